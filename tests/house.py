@@ -46,7 +46,7 @@ PLACES = (
     ),
     (
         "a target",
-        "1: a file in backends/catalogue; a folder more for machinery of its own",
+        "1: its `Backend`, registered in any module; weft's own are a file each in backends/catalogue",
         "test_targets_from_outside",
     ),
     (

@@ -112,6 +112,14 @@ def test_the_index_names_every_page() -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", [README, INDEX.with_name("compile.md")], ids=lambda page: page.name)
+def test_tables_name_every_target(page: Path) -> None:
+    from weft.backends.targets import TARGETS
+
+    rows = re.findall(r"^\| `([\w-]+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*TARGETS} <= {*rows}
+
+
 def _run(page: Path, folder: Path, environment: dict[str, str]) -> None:
     """The page in a process of its own: what it registers stays there."""
     python = str(shutil.which("python", path=environment["PATH"]))

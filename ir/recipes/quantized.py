@@ -7,7 +7,8 @@
 
 There an 8-bit code is two of them: ``q = 16 · (high − 8) + low``, so a row becomes the row of its high halves followed
 by the row of its low halves, and is multiplied by the activations twice over. The zero of 4-bit layouts is always 8,
-which kernels take for granted. Nothing is rounded but the offsets, to f32.
+which kernels take for granted. Nothing is rounded but the offsets, to f32; what a reader stored as a minimum was
+rounded by it, to the dtype of the layout.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from ..errors import WeftError
 from ..types import dtypes
-from ..types.block_layouts import LAYOUTS, BlockLayout, pack_pairs, pack_words
+from ..types.block_layouts import BITS, LAYOUTS, BlockLayout, pack_pairs, pack_words
 from ..types.dtypes import DType
 from .combinators import Concat, Permute, Reshape, Slice, Source, Take
 from .readers import Array, BlockTensorReader, SpilledTensors, TensorReader
@@ -41,7 +42,7 @@ def stored_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
         return f"it is stored as {dtype}, not as {', '.join(LAYOUTS)}"
     if not isinstance(reader.base if isinstance(reader, SpilledTensors) else reader, BlockTensorReader):
         return "its reader returns no blocks"
-    if dtype.bits not in (4, 8):
+    if dtype.bits not in BITS:
         return f"codes of {dtype.bits} bits are taken by no kernel"
     return LAYOUTS[dtype.name]
 

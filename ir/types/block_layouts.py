@@ -5,8 +5,8 @@ A row is cut into groups. A group has a scale, perhaps a minimum, and a code of 
     weight[n, k] = scales[n, g] · (codes[n, k] − 2^{bits−1}) + offsets[n, g],     g = k // group.
 
 A layout is data: a new one is one `BlockLayout`, registered by `add_layout`. Kernels and lowerings never ask for a
-layout by name, they say which bits (4 or 8 today), groups and offsets they take. A zero point z is the minimum
-−scale·z.
+layout by name, they say which groups and offsets they take, of codes of 4 or 8 bits. Those are the bits of an unpacked
+code: a layout with narrower ones in its blocks unpacks them into 8. A zero point z is the minimum −scale·z.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from . import dtypes
 from .dtypes import DType
 
 Array = np.ndarray[Any, Any]
+BITS = (4, 8)  # of codes that `pack_words` and kernels take
 
 
 class Blocks(NamedTuple):

@@ -33,9 +33,11 @@ from weft import (
     Sinusoidal,
     T5Bias,
 )
+from weft.frontends.dsl.blocks import ARRANGEMENTS
 from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, interpret
 from weft.ir.recipes import Normal
+from weft.ir.schema.visible_keys import PATTERNS
 
 LENGTH, DIM, VOCAB = 24, 32, 50
 ROPE = RoPE()
@@ -65,10 +67,9 @@ DECODERS = {
     "multi-query": attends(1, rope=ROPE),
     "window": attends(2, rope=ROPE, window=5),
     "window, first keys": attends(2, rope=ROPE, window=5, keep_first=2),
-    "dilated": attends(2, rope=ROPE, window=8, pattern="dilated", stride=2),
-    "strided": attends(2, rope=ROPE, pattern="strided", stride=4),
-    "fixed": attends(2, rope=ROPE, pattern="fixed", stride=4, summary=2),
-    "chunked": attends(2, rope=ROPE, pattern="chunked", stride=8),
+    **{name: attends(2, rope=ROPE, pattern=name, stride=4) for name in PATTERNS[1:]},
+    "dilated window": attends(2, rope=ROPE, window=8, pattern="dilated", stride=2),
+    "fixed, two summaries": attends(2, rope=ROPE, pattern="fixed", stride=4, summary=2),
     "sinks": attends(2, rope=ROPE, window=6, sinks=True),
     "soft cap": attends(2, rope=ROPE, softcap=2.0),
     "norm of q and k": attends(2, rope=ROPE, qk_norm=RMSNorm()),
@@ -80,10 +81,7 @@ DECODERS = {
     "linear, rope": mixes(LinearAttention(4, ROPE)),
     "relative": mixes(RelativeAttention(4, 3)),
     "layer norm": feeds(GatedMLP(24), norm=LayerNorm()),
-    **{
-        name: feeds(GatedMLP(24), arrangement=name)
-        for name in ("post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
-    },
+    **{name: feeds(GatedMLP(24), arrangement=name) for name in ARRANGEMENTS[1:]},
     "sinusoidal": replace(attends(), positions=Sinusoidal(64)),
     "learned": replace(attends(), positions=LearnedPositions(64)),
     "T5 bias, shared": replace(attends(), position_bias=T5Bias(heads=4)),

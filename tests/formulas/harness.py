@@ -1,4 +1,4 @@
-"""Modules run on random numbers by the interpreter and by ONNX Runtime, for formulas to be held against."""
+"""Modules run on random numbers by the interpreter, ONNX Runtime and PyTorch, for formulas to be held against."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ import onnxruntime as ort
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
+from weft.backends.torch.package.module import build_module
 from weft.frontends.dsl import trace
 from weft.ir import Graph, MemoryReader, TensorType, interpret
 from weft.ir.recipes import Source
 from weft.ir.types import dtypes, sizes
 from weft.passes import legalize
 
+from ..backends.torch.generated import call, tensors
+
 Array = np.ndarray[Any, Any]
 Weights = dict[str, Array]
-RUNNERS = ("interpreter", "onnx", "ort-cpu")
+RUNNERS = ("interpreter", "onnx", "ort-cpu", "torch")
 BATCH = 2
 
 
@@ -76,10 +79,14 @@ def randomize(graph: Graph, rng: np.random.Generator, std: float = 0.5) -> Weigh
 
 
 def run(graph: Graph, feeds: dict[str, Array], runner: str) -> dict[str, Array]:
-    """The outputs of `graph` by name: from its float64 meaning, or from ONNX Runtime after lowering to a target."""
+    """The outputs of `graph` by name: from its float64 meaning, from a generated module, or from ONNX Runtime after
+    lowering to a target."""
     feeds = {name: array for name, array in feeds.items() if name in graph.inputs}
     if runner == "interpreter":
         return interpret(graph, feeds)
+    if runner == "torch":
+        made = call(build_module(graph).eval(), tensors(feeds))
+        return dict(zip(graph.outputs, (tensor.numpy() for tensor in made), strict=True))
     target = TARGETS[runner]
     lowered = graph.clone()
     legalize(lowered, lambda node: refusals(node, target))

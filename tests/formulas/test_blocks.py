@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import MLP, Block, GatedMLP, LayerNorm, RMSNorm, trace
+from weft.frontends.dsl.blocks import ARRANGEMENTS
 from weft.ir import TensorType
 from weft.ir.types import dtypes
 
@@ -121,14 +122,17 @@ def arranged(arrangement: str, kind: str) -> Callable[[Array, Weights], Array]:
         if arrangement == "parallel_norms":
             return x + attn(n(x, "attn_norm"), w) + ffn(n(x, "ffn_norm"), w)
         for name, f in (("attn", attn), ("ffn", ffn)):
-            if arrangement == "pre":
-                x = x + f(n(x, f"{name}_norm"), w)
-            elif arrangement == "post":
-                x = n(x + f(x, w), f"{name}_norm")
-            elif arrangement == "sandwich":
-                x = x + n(f(n(x, f"{name}_norm"), w), f"{name}_post_norm")
-            else:
-                x = x + n(f(x, w), f"{name}_post_norm")
+            match arrangement:
+                case "pre":
+                    x = x + f(n(x, f"{name}_norm"), w)
+                case "post":
+                    x = n(x + f(x, w), f"{name}_norm")
+                case "sandwich":
+                    x = x + n(f(n(x, f"{name}_norm"), w), f"{name}_post_norm")
+                case "post_sublayer":
+                    x = x + n(f(x, w), f"{name}_post_norm")
+                case _:
+                    raise NotImplementedError(f"the formula of {arrangement}")
         return x
 
     return formula
@@ -136,7 +140,7 @@ def arranged(arrangement: str, kind: str) -> Callable[[Array, Weights], Array]:
 
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("kind", NORMS)
-@pytest.mark.parametrize("arrangement", ["pre", "post", "sandwich", "post_sublayer", "parallel", "parallel_norms"])
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 def test_arrangement(arrangement: str, kind: str, runner: str) -> None:
     block = Block(MLP(24, "silu"), GatedMLP(20, "gelu"), NORMS[kind], arrangement)
     check(Row(block, arranged(arrangement, kind)), runner)

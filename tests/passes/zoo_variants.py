@@ -33,7 +33,9 @@ from weft import (
     named,
     param,
 )
+from weft.frontends.dsl.blocks import ARRANGEMENTS
 from weft.ir import Value, ops
+from weft.ir.schema.visible_keys import PATTERNS
 
 VOCAB, DIM, HIDDEN, LENGTH = 37, 30, 23, 19
 ROPE, FEED = RoPE(), GatedMLP(HIDDEN)
@@ -181,15 +183,11 @@ VARIANTS: dict[str, Model] = {
     "rope in every other layer": Decoder(VOCAB, DIM, [LOCAL, Block(Attention(6, 2, 4), FEED)] * 2, context=LENGTH),
     "window": attends(window=3),
     "local and global": Decoder(VOCAB, DIM, [LOCAL, LOCAL, WIDE], context=LENGTH),
-    "dilated": attends(window=4, pattern="dilated", stride=2),
-    "strided": attends(pattern="strided", stride=3),
-    "chunked": attends(pattern="chunked", stride=3),
+    **{name: attends(pattern=name, stride=3) for name in PATTERNS[1:]},
+    "dilated window": attends(window=4, pattern="dilated", stride=2),
     "relative": decoder(RelativeAttention(3, 2, bias=True)),
     # blocks
-    **{
-        name.replace("_", " "): feeds(FEED, arrangement=name)
-        for name in ("post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
-    },
+    **{name.replace("_", " "): feeds(FEED, arrangement=name) for name in ARRANGEMENTS[1:]},
     "parallel, layer norm": feeds(MLP(HIDDEN, bias=True), arrangement="parallel", norm=LayerNorm()),
     "layer norm": decoder(Attention(6, 2, 4, ROPE, **BIASED), GatedMLP(HIDDEN, bias=True), norm=LayerNorm()),
     "layer norm without bias": feeds(FEED, norm=LayerNorm(bias=False)),

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from weft.backends.targets import TARGETS
 from weft.ir.errors import WeftError
 from weft.ir.registry import Alternatives, DeclaredTwice, Registry
 
@@ -142,7 +143,7 @@ def test_a_family_from_outside(weft: Weft, installed: Path) -> None:
 
 def test_targets_from_outside(weft: Weft, installed: Path) -> None:
     rows = {line.split()[0]: line for line in weft("targets").stdout.splitlines() if line}
-    assert [*rows][2:] == ["ort-cpu", "ort-cuda", "onnx", "torch", "onnx-half", "text"]
+    assert [*rows][2:] == [*TARGETS, "onnx-half", "text"]
     assert "--case, --heading" in rows["text"]
     assert "--heading TEXT" in (text := weft("compile", "--help").stdout) and "[lower|upper]" in text
     done = weft("compile", "model.py", "--target", "text", "--heading", "gates", "--case", "upper", "-o", "text")
@@ -196,23 +197,26 @@ import numpy as np
 import weft
 from weft.ir import MemoryReader, interpret
 from weft.ir.recipes import Source
-from weft.ir.types.block_layouts import Blocks
-from weft_extras.q4_64 import Q4_64
+from weft.ir.types.block_layouts import LAYOUTS, Blocks
+import weft_extras.q4_64, weft_extras.q5_64
+
+name, codes_below = sys.argv[1], int(sys.argv[2])
+layout = LAYOUTS[name]
 
 
 class Checkpoint(MemoryReader):
     def dtype(self, key):
-        return Q4_64.dtype
+        return layout.dtype
 
     def shape(self, key):
         rows, groups, _ = self.arrays[key].shape
-        return rows, groups * Q4_64.group
+        return rows, groups * layout.group
 
     def read_blocks(self, key, start, stop):
         return self.arrays[key][start:stop]
 
     def read(self, key, start, stop):
-        return Q4_64.dequantize(Q4_64.unpack(self.read_blocks(key, start, stop)))
+        return layout.dequantize(layout.unpack(self.read_blocks(key, start, stop)))
 
 
 block = weft.Block(weft.Attention(4, rope=weft.RoPE()), weft.GatedMLP(192), weft.RMSNorm())
@@ -222,8 +226,10 @@ for name, param in graph.params.items():
     if param.type.rank == 2 and "embed" not in name:
         rows, width = param.shape
         scales = (10.0 ** rng.uniform(-9, -1, (rows, width // 64))).astype(np.float32)  # f16 ends at 6e-8
-        codes = rng.integers(0, 16, (rows, width // 64, 64)).astype(np.uint8)
-        stored[name] = Q4_64.pack(Blocks(codes, scales))
+        codes = rng.integers(0, codes_below, (rows, width // 64, 64)).astype(np.uint8)
+        zeros = rng.integers(0, codes_below, scales.shape)  # a zero point is the minimum −scale·zero
+        offsets = scales * (2 ** (layout.bits - 1) - zeros) if layout.has_minimum else None
+        stored[name] = layout.pack(Blocks(codes, scales, offsets))
         param.recipe = Source(name)
 graph.reader = Checkpoint(stored)
 ids = rng.integers(0, 97, 24)
@@ -236,12 +242,16 @@ for target, passes in (("ort-cpu", "default, -last-token-logits"), ("torch", "de
 """
 
 
-def test_a_block_layout_from_outside(installed: Path) -> None:
+@pytest.mark.parametrize(("layout", "codes"), [("q4_64", 16), ("q5_64", 32)])
+def test_a_block_layout_from_outside(layout: str, codes: int, installed: Path) -> None:
     """Every kernel and lowering that takes its bits and groups takes it, with scales that f16 does not have."""
-    done = run(installed, "-c", BLOCKS)
+    done = run(installed, "-c", BLOCKS, layout, codes)
     assert done.returncode == 0, done.stderr
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
-    assert [(target, kept) for target, _, kept in lines] == [("ort-cpu", "all None"), ("torch", "all {'q4_64': 15}")]
+    assert [(target, kept) for target, _, kept in lines] == [
+        ("ort-cpu", "all None"),
+        ("torch", f"all {{'{layout}': 15}}"),
+    ]
     assert all(float(error) < 1e-4 for _, error, _ in lines)
 
 

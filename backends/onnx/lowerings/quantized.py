@@ -43,8 +43,8 @@ def _refusal(node: Node, target: Backend) -> str | None:
     layout = _layout(weight)
     if isinstance(layout, str):
         return layout
-    if layout.bits not in (4, 8) or layout.group not in GROUPS:
-        return f"MatMulNBits does not take {layout.bits}-bit codes in groups of {layout.group}"
+    if layout.group not in GROUPS:
+        return f"MatMulNBits does not take codes in groups of {layout.group}"
     return None
 
 

@@ -19,7 +19,6 @@ from weft.ir.types.block_layouts import BlockLayout
 from ...options import KEEP_BLOCKS
 
 NOT_ASKED = ""
-BITS = (4, 8)  # of codes that kernels take, in groups that fill words of 128 bits
 
 
 def kept(weight: Value | None) -> BlockLayout | str:
@@ -39,8 +38,8 @@ def kept(weight: Value | None) -> BlockLayout | str:
     layout = stored_layout(weight.recipe, weight.graph.reader)
     if isinstance(layout, str):
         return layout
-    if layout.bits not in BITS or layout.group % (128 // layout.bits):
-        return f"{layout.bits}-bit codes in groups of {layout.group} are not what kernels take"
+    if layout.group % (128 // layout.bits):
+        return f"groups of {layout.group} codes of {layout.bits} bits do not fill words of 128 bits, which kernels load"
     if embeds(weight) and dense(weight.graph) is None:
         return "no other weight tells the dtype of the model"
     return layout

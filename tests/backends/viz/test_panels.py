@@ -19,15 +19,15 @@ from weft.frontends.api.inspect.counting import inspect
 from weft.ir import Graph
 from weft.ir.ops import rolling
 from weft.ir.ops.softmax_attention import attention as op
+from weft.ir.schema.visible_keys import PATTERNS
 
 KINDS: list[dict[str, Any]] = [
     {},
     {"window": 5},
     {"window": 5, "keep_first": 2},
+    *({"pattern": name, "stride": 3} for name in PATTERNS[1:]),
     {"pattern": "dilated", "window": 9, "stride": 2},
-    {"pattern": "strided", "stride": 4},
     {"pattern": "fixed", "stride": 6, "summary": 2},
-    {"pattern": "chunked", "stride": 5},
 ]
 
 

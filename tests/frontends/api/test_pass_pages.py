@@ -1,6 +1,6 @@
 """The pages of docs/passes say what the docstrings say, and their examples do what the pages show.
 
-After a change that is meant: ``WEFT_GOLDEN=write pytest tests/frontends/api/test_pass_pages.py``, and read the diff.
+After a change that is meant: ``weft passes --write-docs docs/passes``, and read the diff.
 """
 
 from __future__ import annotations
