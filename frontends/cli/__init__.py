@@ -6,6 +6,8 @@ caller would want too: that lives in `weft.frontends.api`.
 
 from __future__ import annotations
 
+import gc
+
 import click
 
 from weft.ir.registry import import_plugin
@@ -103,4 +105,5 @@ for group, commands in COMMANDS.items():
 
 def main() -> None:
     """The entry point; ends the process with the exit status."""
+    gc.set_threshold(50_000, 20, 20)  # most of what a command makes lives until it ends: walks through it free little
     cli.main(prog_name="weft")
