@@ -5,9 +5,9 @@ There is one description of masks by position, `VisibleKeys`; masks by data are 
 (the op's body), on tensors of an ONNX model and on the text of a PyTorch model. So they use only ``-``, ``%``, ``//``,
 ``<``, ``>=``, ``|``, ``&``, `abs` and `equal`.
 
-A new pattern is a name in `Pattern` and a condition in `conditions`; CONTRIBUTING.md lists the checks and words that
-it asks for besides. Three things must hold of it, which tests/ir/test_visible_keys.py checks for every name. A
-condition depends on `query` and `key` both: ONNX Runtime wants a mask with a row for each query. A query sees its own
+A new pattern is a name in `Pattern` and a condition in `conditions`; CONTRIBUTING.md lists the checks and words that it
+asks for besides. Three things must hold of it, which tests/ir/test_visible_keys.py checks for every name. A pattern as
+a whole depends on `query` and `key` both: ONNX Runtime wants a mask with a row for each query. A query sees its own
 position: v-bias-to-o-bias relies on rows that sum to 1. Nothing changes when both positions move by `stride`: pictures
 of receptive fields rely on it, `_earliest` in backends/viz/panels/attention.py. Kernels that skip keys name the
 patterns that they take, and leave others to masks.

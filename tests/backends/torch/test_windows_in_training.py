@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from weft import Decoder
 from weft.backends.torch.package.module import build_module
+from weft.ir.schema.visible_keys import PATTERNS
 
 from ...e2e.random_models import strong
 from ...passes.zoo_variants import BIASED, LOCAL, WIDE, attends
@@ -33,9 +34,8 @@ MODELS = {  # and how many rules of what is seen
     "capped, local and global": (CAPPED, 2),
     "sinks": (attends(window=20, sinks=True, **BIASED), 1),
     "first kept": (attends(window=20, keep_first=2, scale=0.7), 1),
-    "dilated": (attends(window=40, pattern="dilated", stride=2), 1),
-    "strided": (attends(pattern="strided", stride=5), 1),
-    "chunked": (attends(pattern="chunked", stride=30), 1),
+    **{name: (attends(pattern=name, stride=5), 1) for name in PATTERNS[1:]},
+    "dilated window": (attends(window=40, pattern="dilated", stride=2), 1),
 }
 SEQ = 45
 ROUNDED = 32 * torch.finfo(torch.float32).eps  # differences of sums in another order, by layers

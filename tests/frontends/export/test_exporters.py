@@ -14,6 +14,7 @@ from weft.frontends import load_source
 from weft.frontends.api.export import export
 from weft.frontends.cli import cli
 from weft.frontends.dsl import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft.frontends.dsl.blocks import ARRANGEMENTS
 from weft.frontends.export.gguf import keys
 from weft.frontends.export.hf.configs import exported
 from weft.frontends.export.infer_settings import read_settings
@@ -196,6 +197,11 @@ def test_the_plainest_family_is_proposed_first() -> None:
     assert exported() == families.split()
     assert keys.exported(None) == (None, architectures.split())
     assert keys.exported("gemma3_text")[1][:2] == ["gemma3", "llama"]
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_arrangements_are_read_off_a_graph(arrangement: str) -> None:
+    assert read_settings(canonical(decoder(block={"arrangement": arrangement}))).arrangement == arrangement
 
 
 def test_settings_are_read_off_a_graph() -> None:

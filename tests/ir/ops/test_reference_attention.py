@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from weft.ir import ops
+from weft.ir.schema.visible_keys import PATTERNS
 
 B, S, D = 2, 24, 4
 RNG = np.random.default_rng(5)
@@ -84,6 +85,10 @@ MASKS: dict[str, tuple[dict[str, Any], Callable[[int, int], bool]]] = {
     ),
     "chunked": ({"pattern": "chunked", "stride": 7, "causal": True}, lambda i, j: j <= i and j // 7 == i // 7),
 }
+
+
+def test_every_pattern_is_here() -> None:
+    assert {attrs.get("pattern", "dense") for attrs, _ in MASKS.values()} == {*PATTERNS}
 
 
 @pytest.mark.parametrize("name", MASKS)
