@@ -6,7 +6,8 @@ A row is cut into groups. A group has a scale, perhaps a minimum, and a code of 
 
 A layout is data: a new one is one `BlockLayout`, registered by `add_layout`. Kernels and lowerings never ask for a
 layout by name, they say which groups and offsets they take, of codes of 4 or 8 bits. Those are the bits of an unpacked
-code: a layout with narrower ones in its blocks unpacks them into 8. A zero point z is the minimum −scale·z.
+code: a layout with codes of w bits declares the smallest of 4 and 8 that holds them. If it has no minimum, `unpack`
+adds 2^{bits−1} − 2^{w−1}, so that the same code stands for 0. A zero point z is the minimum −scale·z.
 """
 
 from __future__ import annotations

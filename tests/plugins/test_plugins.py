@@ -198,7 +198,7 @@ import weft
 from weft.ir import MemoryReader, interpret
 from weft.ir.recipes import Source
 from weft.ir.types.block_layouts import LAYOUTS, Blocks
-import weft_extras.q4_64, weft_extras.q5_64
+import weft_extras.q3_64, weft_extras.q4_64, weft_extras.q5_64
 
 name, codes_below = sys.argv[1], int(sys.argv[2])
 layout = LAYOUTS[name]
@@ -216,20 +216,26 @@ class Checkpoint(MemoryReader):
         return self.arrays[key][start:stop]
 
     def read(self, key, start, stop):
-        return layout.dequantize(layout.unpack(self.read_blocks(key, start, stop)))
+        return weights[key][start:stop]
 
 
 block = weft.Block(weft.Attention(4, rope=weft.RoPE()), weft.GatedMLP(192), weft.RMSNorm())
 graph, rng = weft.Decoder(97, 64, 2, block, context=64).graph(), np.random.default_rng(0)
-stored = {}
+stored, weights = {}, {}  # `weights` by the formula of the format, without the layout
 for name, param in graph.params.items():
     if param.type.rank == 2 and "embed" not in name:
         rows, width = param.shape
-        scales = (10.0 ** rng.uniform(-9, -1, (rows, width // 64))).astype(np.float32)  # f16 ends at 6e-8
-        codes = rng.integers(0, codes_below, (rows, width // 64, 64)).astype(np.uint8)
-        zeros = rng.integers(0, codes_below, scales.shape)  # a zero point is the minimum −scale·zero
-        offsets = scales * (2 ** (layout.bits - 1) - zeros) if layout.has_minimum else None
-        stored[name] = layout.pack(Blocks(codes, scales, offsets))
+        scales = 10.0 ** rng.uniform(-9, -1, (rows, width // 64))  # f16 ends at 6e-8
+        scales = scales.astype(layout.scale.numpy).astype(np.float32)
+        codes = rng.integers(0, codes_below, (rows, width // 64, 64))
+        middle = np.full(scales.shape, codes_below // 2)
+        zeros = rng.integers(0, codes_below, scales.shape) if layout.has_minimum else middle
+        weights[name] = (scales[..., None] * (codes - zeros[..., None]).astype(np.float32)).reshape(rows, width)
+        half = 2 ** (layout.bits - 1)
+        if layout.has_minimum:  # a zero point is the minimum −scale·zero
+            stored[name] = layout.pack(Blocks(codes.astype(np.uint8), scales, scales * (half - zeros)))
+        else:
+            stored[name] = layout.pack(Blocks((codes - middle[..., None] + half).astype(np.uint8), scales))
         param.recipe = Source(name)
 graph.reader = Checkpoint(stored)
 ids = rng.integers(0, 97, 24)
@@ -242,7 +248,7 @@ for target, passes in (("ort-cpu", "default, -last-token-logits"), ("torch", "de
 """
 
 
-@pytest.mark.parametrize(("layout", "codes"), [("q4_64", 16), ("q5_64", 32)])
+@pytest.mark.parametrize(("layout", "codes"), [("q3_64", 8), ("q4_64", 16), ("q5_64", 32)])
 def test_a_block_layout_from_outside(layout: str, codes: int, installed: Path) -> None:
     """Every kernel and lowering that takes its bits and groups takes it, with scales that f16 does not have."""
     done = run(installed, "-c", BLOCKS, layout, codes)

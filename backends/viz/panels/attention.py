@@ -110,19 +110,19 @@ def _sentences(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
         yield f"{kind.heads} query heads read {kind.kv_heads} key and value heads: {kind.heads // kind.kv_heads} each."
 
 
+SENTENCES: dict[str, str] = {  # about patterns; a test asks for each
+    "dense": "",
+    "dilated": "Every {stride:,}th token only{drawn}.",
+    "strided": "The last {stride:,} tokens, and every {stride:,}th before{drawn} (Child 2019).",
+    "fixed": "Tokens of the same block of {stride:,}{drawn}, and the last {summary:,} of every block (Child 2019).",
+    "chunked": "Tokens of the same block of {stride:,}{drawn}.",
+}
+
+
 def _patterned(kind: Kind, small: Kind) -> Iterator[str]:
     drawn = f" ({small.keys.stride} in the picture)" if small.keys.stride != kind.keys.stride else ""
-    if kind.keys.pattern == "dilated":
-        yield f"Every {kind.keys.stride:,}th token only{drawn}."
-    elif kind.keys.pattern == "strided":
-        yield f"The last {kind.keys.stride:,} tokens, and every {kind.keys.stride:,}th before{drawn} (Child 2019)."
-    elif kind.keys.pattern == "fixed":
-        yield (
-            f"Tokens of the same block of {kind.keys.stride:,}{drawn}, and the last {kind.keys.summary:,} of every "
-            "block (Child 2019)."
-        )
-    elif kind.keys.pattern == "chunked":
-        yield f"Tokens of the same block of {kind.keys.stride:,}{drawn}."
+    if sentence := SENTENCES[kind.keys.pattern]:
+        yield sentence.format(stride=kind.keys.stride, summary=kind.keys.summary, drawn=drawn)
 
 
 def _rolling(small: Kind, kind: Kind) -> dict[str, Any]:

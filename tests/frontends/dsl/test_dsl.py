@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from weft.frontends.dsl import (
     scope,
     trace,
 )
+from weft.frontends.dsl.blocks import ARRANGEMENTS
 from weft.ir import Graph, TensorType, Value, interpret, ops, verify
 from weft.ir.recipes import Full, Normal
 from weft.ir.types import dtypes, sizes
@@ -308,25 +310,23 @@ class Scaled:
         return ops.mul(x, param("w", (x.width,)))
 
 
-@pytest.mark.parametrize(
-    ("arrangement", "formula"),
-    [
-        ("pre", lambda x, n, f, g: (y := x + f(n("attn_norm", x))) + g(n("ffn_norm", y))),
-        ("post", lambda x, n, f, g: n("ffn_norm", (y := n("attn_norm", x + f(x))) + g(y))),
-        (
-            "sandwich",
-            lambda x, n, f, g: (
-                (y := x + n("attn_post_norm", f(n("attn_norm", x)))) + n("ffn_post_norm", g(n("ffn_norm", y)))
-            ),
-        ),
-        ("post_sublayer", lambda x, n, f, g: (y := x + n("attn_post_norm", f(x))) + n("ffn_post_norm", g(y))),
-        ("parallel", lambda x, n, f, g: x + f(n("norm", x)) + g(n("norm", x))),
-        ("parallel_norms", lambda x, n, f, g: x + f(n("attn_norm", x)) + g(n("ffn_norm", x))),
-    ],
-)
-def test_arrangements(arrangement: str, formula: Any, rng: np.random.Generator) -> None:
+# y = f(x) with norms n(name, ·), attention f and feed-forward g
+ARRANGED: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "pre": lambda x, n, f, g: (y := x + f(n("attn_norm", x))) + g(n("ffn_norm", y)),
+    "post": lambda x, n, f, g: n("ffn_norm", (y := n("attn_norm", x + f(x))) + g(y)),
+    "sandwich": lambda x, n, f, g: (
+        (y := x + n("attn_post_norm", f(n("attn_norm", x)))) + n("ffn_post_norm", g(n("ffn_norm", y)))
+    ),
+    "post_sublayer": lambda x, n, f, g: (y := x + n("attn_post_norm", f(x))) + n("ffn_post_norm", g(y)),
+    "parallel": lambda x, n, f, g: x + f(n("norm", x)) + g(n("norm", x)),
+    "parallel_norms": lambda x, n, f, g: x + f(n("attn_norm", x)) + g(n("ffn_norm", x)),
+}
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_arrangements(arrangement: str, rng: np.random.Generator) -> None:
     x, y, p = run(Block(Scaled(), Scaled(), arrangement=arrangement), rng)
-    expected = formula(
+    expected = ARRANGED[arrangement](
         x,
         lambda name, v: rms(v, p[f"{name}.weight"]),
         lambda v: v * p["attn.w"],
