@@ -1,4 +1,4 @@
-"""y_h = W_h x_h per head for up to 8 rows in one kernel: from mixed latents to values (DeepSeek-V2, arXiv 2405.04434).
+"""y_h = W_h x_h per head for up to 64 rows in one kernel: from mixed latents to values (DeepSeek-V2, arXiv 2405.04434).
 
 It is the product of `norm_linear` with another part of x for each head.
 """
@@ -16,17 +16,18 @@ from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, trito
 @jit
 def linear_by_head_kernel(
     x, weight, y, M, N, K, x_row,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid [blocks of BLOCK_N of the N outputs of a head, heads]."""
     start_next(PDL)
     head, heads = tl.program_id(1), tl.num_programs(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = head * N + tl.minimum(n, N - 1)
-    first = first_weights(weight, rows, K, 0, K, BLOCK_K)
+    first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, PDL)
     wait(PDL)
     out = products(
-        first, x + head * K, x_row, weight, None, None, rows, M, K, 0, K, 0.0, "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR
+        first, x + head * K, x_row, weight, None, None, rows, M, K, 0, K, 0.0, "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES
     )  # fmt: skip
     m = tl.arange(0, BLOCK_M)[:, None]
     tl.store(y + m * (heads * N) + head * N + n[None, :], out, mask=(m < M) & (n < N)[None, :])

@@ -1,4 +1,4 @@
-"""y = residual + s·norm(x Wᵀ + b) for up to 8 rows in one kernel: the last step of attention and of a feed-forward.
+"""y = residual + s·norm(x Wᵀ + b) for up to 64 rows in one kernel: the last step of attention and of a feed-forward.
 
 Where W has too few rows to occupy the GPU, its columns are split between blocks, and the last block of a row's adds
 what all of them stored, in their order: the result does not depend on which came last. A norm of the product, which
@@ -64,7 +64,8 @@ def store_normed(
 def linear_residual_kernel(
     x, weight, bias, residual, gain, shift, y, partial, tickets, M, N, K, each, scale, eps,
     NORM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A block computes BLOCK_N outputs of all rows over `each` columns; SPLITS blocks share a row's columns."""
     start_next(PDL)
@@ -72,13 +73,13 @@ def linear_residual_kernel(
     begin, end = split * each, tl.minimum(split * each + each, K)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
-    first = first_weights(weight, rows, K, begin, end, BLOCK_K)
+    first = first_weights(weight, rows, K, begin, end, BLOCK_K, STAGES, PDL)
     wait(PDL)
     m, n = tl.arange(0, BLOCK_M)[:, None], n[None, :]
     at, there = m * N + n, (m < M) & (n < N)
     before = tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
     out = products(
-        first, x, K, weight, None, None, rows, M, K, begin, end, 0.0, "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR
+        first, x, K, weight, None, None, rows, M, K, begin, end, 0.0, "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES
     )  # fmt: skip
     if SPLITS == 1 and NORM == "none":
         if bias is not None:
@@ -143,10 +144,12 @@ reference = partial(linear_residual, kernel=False)
 def columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
     """Between how many blocks the columns of a row are split, and how many columns each takes.
 
-    They are split where there are less than two blocks per multiprocessor, up to four, if each has a step at least.
+    They are split where there are less than two blocks per multiprocessor, up to four, or on tensor cores, whose blocks
+    are larger, up to two, if each has a step at least.
     """
     blocks, steps = -(-outputs // plan.rows), -(-inputs // plan.columns)
-    wanted = -(-4 * gemv.PROCESSORS // blocks) if blocks < 2 * gemv.PROCESSORS else 1
+    most = (2 if plan.stages else 4) * gemv.PROCESSORS
+    wanted = -(-most // blocks) if blocks < 2 * gemv.PROCESSORS else 1
     each = -(-steps // min(wanted, steps))
     return -(-steps // each), each * plan.columns
 

@@ -1,4 +1,4 @@
-"""y = act(norm(x) W_gateᵀ) ⊙ norm(x) W_upᵀ for up to 8 rows in one kernel (GLU variants, arXiv 2002.05202).
+"""y = act(norm(x) W_gateᵀ) ⊙ norm(x) W_upᵀ for up to 64 rows in one kernel (GLU variants, arXiv 2002.05202).
 
 A limit on gate and up, and what is added to up, are those of gpt-oss (model card, arXiv 2508.10925).
 The ungated form, act(norm(x) W_upᵀ), is `norm_linear` with an activation.
@@ -21,7 +21,8 @@ from .shared.rows import linear
 def norm_glu_kernel(
     x, weight, gain, shift, bias, y, M, N, K, eps,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A block computes BLOCK_N / 2 gates of the N and the ups that they gate."""
     start_next(PDL)
@@ -29,7 +30,7 @@ def norm_glu_kernel(
     begin = tl.program_id(0) * HALF
     both = tl.arange(0, BLOCK_N)
     rows = tl.minimum(begin + both % HALF, N - 1) + both // HALF * N  # the gates, then the ups
-    out = affine(x, K, weight, gain, shift, bias, rows, M, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, PDL)
+    out = affine(x, K, weight, gain, shift, bias, rows, M, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, PDL)
     gate, up = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, HALF]), [0, 2, 1]))
     m, n = tl.arange(0, BLOCK_M)[:, None], begin + tl.arange(0, HALF)[None, :]
     tl.store(y + m * N + n, open_gate(gate, up, ACTIVATION, LIMIT, SHIFT), mask=(m < M) & (n < N))

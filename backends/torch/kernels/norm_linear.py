@@ -1,4 +1,4 @@
-"""y = act(norm(x) Wᵀ + b) for up to 8 rows in one kernel: heads, routers, single projections, ungated feed-forwards."""
+"""y = act(norm(x) Wᵀ + b) for up to 64 rows in one kernel: heads, routers, single projections, ungated feed-forwards."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from .shared.rows import linear
 def norm_linear_kernel(
     x, weight, gain, shift, bias, y, M, N, K, x_row, eps,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A block computes BLOCK_N outputs of all rows."""
     start_next(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
-    out = affine(x, x_row, weight, gain, shift, bias, rows, M, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, PDL)
+    out = affine(x, x_row, weight, gain, shift, bias, rows, M, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, PDL)
     m = tl.arange(0, BLOCK_M)
     tl.store(y + m[:, None] * N + n[None, :], activate(out, ACTIVATION), mask=(m[:, None] < M) & (n[None, :] < N))
 

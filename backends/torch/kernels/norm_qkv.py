@@ -37,7 +37,7 @@ def store_head(
         cache = k_cache
         if head >= heads + kv_heads:
             cache = v_cache
-        at = cache + m.to(tl.int64) * stride_b + (head - heads) % kv_heads * stride_h + slot * stride_t
+        at = cache + m.to(tl.int64) * stride_b + ((head - heads) % kv_heads).to(tl.int64) * stride_h + slot * stride_t
     tl.store(at + element(pair, 0, ROTARY, INTERLEAVED), a * c - b * s, mask=there)
     tl.store(at + element(pair, 1, ROTARY, INTERLEAVED), b * c + a * s, mask=there)
 
@@ -74,7 +74,8 @@ def norm_qkv_kernel(
     M, K, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t, eps, head_eps,
     NORM: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr,
     ROLLING: tl.constexpr, HEAD_NORM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A block computes BLOCK_N / 2 pairs of a head: heads of queries first, then of keys, then of values."""
     start_next(PDL)
@@ -83,12 +84,12 @@ def norm_qkv_kernel(
     both = tl.arange(0, BLOCK_N)
     owned = tl.minimum(begin + both % PAIRS, HEAD_DIM // 2 - 1)
     rows = head * HEAD_DIM + element(owned, both // PAIRS, ROTARY, INTERLEAVED)
-    first = first_weights(weight, rows, K, 0, K, BLOCK_K)
+    first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, PDL)
     wait(PDL)
     m, pair = tl.arange(0, BLOCK_M)[:, None], begin + tl.arange(0, PAIRS)[None, :]
     is_value = head >= heads + kv_heads
     c, s = angles(cos, sin, m, pair, M, not is_value, ROTARY) if ROTARY > 0 else (1.0, 0.0)
-    out = products(first, x, K, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR)
+    out = products(first, x, K, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES)
     if bias is not None:
         out += tl.load(bias + rows).to(tl.float32)[None, :]
     a, b = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, PAIRS]), [0, 2, 1]))

@@ -1,10 +1,12 @@
-"""Products of few rows: norm(x) Wᵀ for up to 8 rows x, read from W once, on CUDA cores.
+"""Products of few rows: norm(x) Wᵀ for up to 64 rows x, with W read once; up to 3 of them on CUDA cores.
 
 At batch 1 a linear layer is as fast as its weights arrive. So each block owns a few rows of W and streams them with
 16-byte loads, each thread several at a time, and multiplies in fp32. The norm costs no pass of its own: an RMS norm
 divides by one number per row of x, which is known once the columns have passed and then divides the sums (FlashNorm,
 arXiv 2407.09577); x comes from cache. The first weights are asked for before the kernel that writes x has ended, and
 so weights must not be what a kernel of the same step writes.
+
+From 4 rows on, CUDA cores could not multiply as fast as weights arrive, and tensor cores do: see `dots`.
 """
 
 from __future__ import annotations
@@ -15,35 +17,43 @@ from typing import Any
 import torch
 
 from . import launch
+from .dots import dot_products, prefetch_rows
 from .launch import DTYPES, Variant, jit, options, tl, variant, wait
 from .norm import Norm
 from .operands import gradient_refusal, power_of_2
-from .rows import MOST_ROWS
 
 PROCESSORS = 132  # streaming multiprocessors of an H200
+MOST_ROWS = 64  # of x; for more, products are those of a prefill, and libraries compute them
+DOT_ROWS = 4  # from so many on tensor cores multiply
+STAGED = 96 * 1024  # bytes of shared memory for the tiles of a block: two blocks fit on a multiprocessor
 
 
 @dataclass(frozen=True)
 class Tile:
-    """The work of a block: `rows` of W for `batch` rows of x, `columns` at a time, `vector` of them per load."""
+    """The work of a block: `rows` of W for `batch` rows of x, `columns` at a time, `vector` of them per load.
+
+    `stages` are those of a loop over products on tensor cores, 0 on CUDA cores.
+    """
 
     batch: int
     rows: int
     columns: int
     vector: int
     warps: int
+    stages: int = 0
 
     @property
     def constants(self) -> dict[str, int]:
         """The constants of the kernels that this is."""
-        return {"BLOCK_M": self.batch, "BLOCK_N": self.rows, "BLOCK_K": self.columns, "VECTOR": self.vector}
+        shape = {"BLOCK_M": self.batch, "BLOCK_N": self.rows, "BLOCK_K": self.columns, "VECTOR": self.vector}
+        return {**shape, "STAGES": self.stages}
 
     def within(self, outputs: int) -> Tile:
         """The tile of a block that must not have more rows than a head, which has so many `outputs`."""
         return replace(self, rows=min(self.rows, 1 << (outputs.bit_length() - 1)))
 
     def options(self, x: torch.Tensor) -> dict[str, Any]:
-        """The keywords of a launch on the device of x; loops have no stages, as they ask ahead for what comes next."""
+        """The keywords of a launch on the device of x; other loops have no stages, as they ask ahead themselves."""
         return {**self.constants, **options(x, self.warps, 1)}
 
     def variant(
@@ -59,19 +69,22 @@ class Tile:
         """The Variant of `kernel` for m rows of x; `rows`, `counts` and `more` are as in `launch.variant`."""
         single = {"M": 1} if m == 1 else {}  # which Triton takes as a constant
         given = {**self.constants, **single, **constants}
+        ahead = self.stages == 0  # tensor cores read tiles that are asked for in L2 before
         return variant(
-            kernel, dtype, given, f"M {counts}", rows, **{"warps": self.warps, "stages": 1, "ahead": True, **more}
+            kernel, dtype, given, f"M {counts}", rows, **{"warps": self.warps, "stages": 1, "ahead": ahead, **more}
         )
 
 
 def tile(batch: int, outputs: int, inputs: int, dtype: torch.dtype, least: int = 1) -> Tile:
     """The tile for `batch` rows of x and W [outputs, inputs]; `least` is how many rows of W must go together.
 
-    Warps share the columns: as many as leave few lanes without a column. Each thread has 64 bytes of weights on the way
+    On CUDA cores warps share the columns: as many as leave few lanes without a column. Each thread has 64 bytes of weights on the way
     or more: of four rows or eight, or, where that would leave multiprocessors with less than four blocks, of fewer rows
     and more columns, for up to two rows of x; registers hold no more.
     """
     vector = 16 // dtype.itemsize
+    if batch >= DOT_ROWS:
+        return _dots(power_of_2(batch, 8), outputs, inputs, dtype.itemsize)
     warps = next(w for w in (4, 2, 1) if w == 1 or -inputs % (32 * vector * w) <= inputs // 8)
     rows = next(r for r in (8, 4, 2, 1) if r == least or outputs // r >= (16 if r == 8 else 4) * PROCESSORS)
     rows, wide = (rows, max(1, 4 // rows)) if batch <= 2 else (min(rows, 4), 1)
@@ -79,6 +92,17 @@ def tile(batch: int, outputs: int, inputs: int, dtype: torch.dtype, least: int =
     while wide > 1 and columns < inputs:
         columns, wide = 2 * columns, wide // 2
     return Tile(power_of_2(batch), rows, columns, vector, warps)
+
+
+def _dots(batch: int, outputs: int, inputs: int, size: int) -> Tile:
+    """The tile on tensor cores: so many rows of W that every multiprocessor has a block, but not less than rows of x,
+    which every block reads; a warp for each 16 of them."""
+    least = max(16, min(batch, 64))
+    rows = next(r for r in (64, 32, 16) if r == least or outputs // r >= PROCESSORS)
+    wide = size < 4 and rows == 16 and batch <= 16
+    columns = min({1: 256, 2: 128, 4: 32}[size] * (1 + wide), power_of_2(inputs, 32))
+    stages = max(2, min(4, STAGED // ((rows + batch) * columns * size)))
+    return Tile(batch, rows, columns, 16 // size, rows // 16, stages)
 
 
 def check(x: torch.Tensor, weight: torch.Tensor, norm: Norm, bias: torch.Tensor | None) -> None:
@@ -158,45 +182,61 @@ def weights_at(weight, rows, k, end, K):
 
 
 @jit
-def first_weights(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
-    """Load the first weights of `products` before anything that the kernel ahead writes: [1, BLOCK_N, BLOCK_K]."""
-    return weights_at(weight, rows, begin + tl.arange(0, BLOCK_K)[None, None, :], end, K)
+def first_weights(weight, rows, K, begin, end, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr):
+    """Ask for the first weights of `products` before anything that the kernel ahead writes.
+
+    They are [1, BLOCK_N, BLOCK_K] on CUDA cores. For tensor cores they come to L2, and what is returned says nothing.
+    """
+    if STAGES > 0:
+        if PDL:
+            prefetch_rows(weight, rows, K, begin, end, 2 * BLOCK_K)
+        return 0.0
+    else:  # Triton compiles what follows a `return`
+        return weights_at(weight, rows, begin + tl.arange(0, BLOCK_K)[None, None, :], end, K)
 
 
 @jit
 def products(
     first, x, x_row, weight, gain, shift, rows, M, K, begin, end, eps,
     NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [·, K], columns `begin` to `end`: fp32 [BLOCK_M, BLOCK_N].
 
-    A norm needs all columns. Rows of x are x_row apart; those beyond M repeat the last.
+    A norm needs all columns. Rows of x are x_row apart; those beyond M repeat the last. STAGES says which cores.
     """
-    k = begin + tl.arange(0, BLOCK_K)[None, None, :]
-    m = tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None, None]
-    from_x = x + m * x_row + k
-    from_weight = weight + rows.to(tl.int64)[None, :, None] * K + k
-    mean, rstd = moments(from_x, k, K, eps, BLOCK_M, BLOCK_K) if NORM == "layer" else (0.0, 1.0)
-    total, squares = weighted(first, from_x, gain, shift, k, end, mean, rstd, NORM, VECTOR)
-    for start in range(BLOCK_K, end - begin, BLOCK_K):
-        at = k + start
-        more = tl.load(from_weight + start, mask=at < end, other=0.0, eviction_policy="evict_first")
-        part, part_squares = weighted(more, from_x + start, gain, shift, at, end, mean, rstd, NORM, VECTOR)
-        total += part
-        squares += part_squares
-    y = tl.sum(total, axis=2)
-    return y * tl.rsqrt(tl.sum(squares, axis=2) / K + eps) if NORM == "rms" else y
+    if STAGES > 0:
+        return dot_products(
+            x, x_row, weight, gain, shift, rows, M, K, begin, end, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, STAGES
+        )  # fmt: skip
+    else:
+        k = begin + tl.arange(0, BLOCK_K)[None, None, :]
+        m = tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None, None]
+        from_x = x + m * x_row + k
+        from_weight = weight + rows.to(tl.int64)[None, :, None] * K + k
+        mean, rstd = moments(from_x, k, K, eps, BLOCK_M, BLOCK_K) if NORM == "layer" else (0.0, 1.0)
+        total, squares = weighted(first, from_x, gain, shift, k, end, mean, rstd, NORM, VECTOR)
+        for start in range(BLOCK_K, end - begin, BLOCK_K):
+            at = k + start
+            more = tl.load(from_weight + start, mask=at < end, other=0.0, eviction_policy="evict_first")
+            part, part_squares = weighted(more, from_x + start, gain, shift, at, end, mean, rstd, NORM, VECTOR)
+            total += part
+            squares += part_squares
+        y = tl.sum(total, axis=2)
+        return y * tl.rsqrt(tl.sum(squares, axis=2) / K + eps) if NORM == "rms" else y
 
 
 @jit
 def affine(
     x, x_row, weight, gain, shift, bias, rows, M, K, eps, NORM: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`products` over all K columns, plus bias; it waits for the kernel ahead, with the first weights on their way."""
-    first = first_weights(weight, rows, K, 0, K, BLOCK_K)
+    first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, PDL)
     wait(PDL)
-    out = products(first, x, x_row, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR)
+    out = products(
+        first, x, x_row, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES
+    )  # fmt: skip
     if bias is not None:
         out += tl.load(bias + rows).to(tl.float32)[None, :]
     return out

@@ -23,6 +23,7 @@ except ImportError:  # a CPU-only machine: launchers compute with torch
 
 __all__ = ["INTERPRETED", "Variant", "assumed", "jit", "options", "refusal", "tl", "triton", "uses_torch", "variant"]
 
+INTERPRETER = None if triton is None else tl.constexpr(triton.knobs.runtime.interpret)  # whether kernels see no GPU
 INTERPRETED = False  # tests set it where TRITON_INTERPRET was 1 on import: kernels then run on the CPU, block by block
 OLDEST = (8, 0)  # compute capability with bf16 products
 _assumed: tuple[int, int] | None = None  # what `assumed` says

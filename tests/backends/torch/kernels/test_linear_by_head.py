@@ -16,7 +16,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 @pytest.mark.parametrize(
     ("rows", "heads", "outputs", "inputs", "dtype"),
-    [(1, 3, 7, 9, FP32), (1, 2, 5, 512, BF16), (3, 4, 1, 33, FP16), (8, 2, 6, 130, FP32)],
+    [(1, 3, 7, 9, FP32), (1, 2, 5, 512, BF16), (3, 4, 1, 33, FP16), (8, 2, 6, 130, FP32), (17, 2, 33, 70, BF16)],
 )
 def test_agrees_with_float64(
     device: torch.device, rows: int, heads: int, outputs: int, inputs: int, dtype: torch.dtype
@@ -46,7 +46,7 @@ def test_a_slice_of_wider_rows_is_read_in_place(device: torch.device, monkeypatc
 
 def test_what_is_refused_is_computed_with_torch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "linear_by_head_kernel", None)  # not to be launched
-    x, weight = draw(9, 6, seed=1, dtype=FP32, device=device), draw(4, 3, seed=2, dtype=FP32, device=device)
+    x, weight = draw(65, 6, seed=1, dtype=FP32, device=device), draw(4, 3, seed=2, dtype=FP32, device=device)
     exact = torch.cat([x[:, :3].double() @ weight[:2].double().T, x[:, 3:].double() @ weight[2:].double().T], 1)
     assert_near(linear_by_head(x, weight, 2), exact, torch.full((), 40.0, device=device), 3)
     for wrong, heads in ((weight, 3), (weight[:3], 2), (weight[0], 2)):

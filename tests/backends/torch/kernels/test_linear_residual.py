@@ -21,7 +21,9 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
         (1, 6, 576, BF16, 1, False),
         (1, 6, 4200, BF16, 3, True),
         (3, 5, 1601, FP16, 7, True),
-        (8, 3, 1030, FP32, 9, False),
+        (8, 3, 1030, FP32, 33, False),
+        (17, 70, 520, BF16, 5, True),
+        (64, 33, 300, FP16, 3, False),
     ],
 )
 @pytest.mark.parametrize("kind", ["none", "rms", "layer"])

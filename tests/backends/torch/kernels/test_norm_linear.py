@@ -44,6 +44,20 @@ def test_agrees_with_float64(
     assert_near(reference(x, weight, bias, norm=norm), exact, size, inputs, inner=dtype)
 
 
+@pytest.mark.parametrize("kind", ["none", "rms", "layer"])
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64])
+def test_any_number_of_rows(device: torch.device, rows: int, dtype: torch.dtype, kind: str) -> None:
+    """On both kinds of cores, with more steps than one and sizes that fit no block."""
+    outputs, inputs = 37, 300
+    x = draw(rows, inputs, seed=1, dtype=dtype, device=device) + 1
+    weight, norm = draw(outputs, inputs, seed=2, dtype=dtype, device=device), make_norm(kind, inputs, dtype, device)
+    assert (gemv.tile(rows, outputs, inputs, dtype).stages > 0) == (rows >= gemv.DOT_ROWS)
+    normed = norm64(x, norm)
+    exact, size = normed @ weight.double().T, (normed.abs() + 1) @ weight.double().abs().T
+    assert_near(norm_linear(x, weight, norm=norm, kernel=True), exact, size, inputs, inner=dtype)
+
+
 def test_blocks_of_many_rows_agree(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight rows of W per block, as in a head, and a last block that has fewer."""
     monkeypatch.setattr(gemv, "PROCESSORS", 1)
@@ -88,9 +102,9 @@ def test_a_part_of_wider_rows_is_read_in_place(device: torch.device, monkeypatch
 
 def test_what_is_refused_is_computed_with_torch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "norm_linear_kernel", None)  # not to be launched
-    x, weight = (draw(n, 16, seed=n, dtype=FP32, device=device) for n in (9, 4))
+    x, weight = (draw(n, 16, seed=n, dtype=FP32, device=device) for n in (65, 4))
     refused = [
-        (x, weight, "not 1 to 8 rows"),
+        (x, weight, "not 1 to 64 rows"),
         (x[:1].double(), weight.double(), "torch.float64 is none of bf16, fp16, fp32"),
         (x[:1], weight.clone().requires_grad_(), "a gradient is wanted"),
         (x[:1], weight.T.contiguous().T, "not all is contiguous"),
@@ -98,7 +112,7 @@ def test_what_is_refused_is_computed_with_torch(device: torch.device, monkeypatc
     for given, w, reason in refused:
         assert gemv.refusal(given, w) == reason
         assert_near(norm_linear(given, w).detach(), (given.double() @ w.double().T).detach(), torch.full((), 40.0), 16)
-    assert gemv.refusal(x[:0], weight) == "not 1 to 8 rows"
+    assert gemv.refusal(x[:0], weight) == "not 1 to 64 rows"
     assert norm_linear(x[:0], weight).shape == (0, 4)
     assert gemv.refusal(x[:1], weight.bfloat16()) == "not all is torch.float32 as x is"
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from weft.backends.torch.kernels.norm_qkv import norm_qkv, reference, refusal
+from weft.backends.torch.kernels.shared import gemv
 from weft.backends.torch.kernels.shared.norm import NO_NORM, Norm
 
 from .oracles import assert_near, draw, make_norm, norm64
@@ -100,13 +101,18 @@ CASES = {
     "rolling": Case(batch=4, rolling=True, positions=(5, 6, 13, 600), dtype=FP32),
     "rolling, some stay": Case(batch=5, rolling=True, keep_first=2, positions=(1, 5, 6, 9, 600), dtype=FP32),
     "no such slot": Case(batch=3, positions=(-1, 6, 5), dtype=FP32),
+    "rows for tensor cores": Case(batch=17, inputs=300, head_dim=24, pairs=8, positions=(*range(6), *range(11))),
+    "rows for tensor cores, heads normed": Case(
+        batch=33, inputs=130, heads=3, head_dim=64, pairs=32, head_norm=True, biased=True, positions=(4,) * 33
+    ),
     "rolling, no such slot": Case(batch=2, rolling=True, positions=(-1, 6), dtype=FP32),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_agrees_with_float64(device: torch.device, case: Case) -> None:
-    for compute, inner in ((norm_qkv, FP32), (reference, case.dtype)):
+    exact = FP32 if case.batch < gemv.DOT_ROWS else case.dtype  # tensor cores multiply rounded x ⊙ gain
+    for compute, inner in ((norm_qkv, exact), (reference, case.dtype)):
         given, options = case.arguments(device)
         assert (
             refusal(*given[:4], given[5], **{n: options.get(n, NO_NORM) for n in ("norm", "q_norm", "k_norm")}) is None

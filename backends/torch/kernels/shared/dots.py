@@ -1,0 +1,80 @@
+"""Products of 4 to 64 rows, norm(x) Wᵀ, with W read once: on tensor cores, which take rows of W as the rows of a tile.
+
+A tensor core multiplies 64 rows of W, or 16, by 8 rows of x and more. So the few rows of x are the narrow side, and no
+product is computed for rows that are not there. Tiles of W and x are copied to shared memory `STAGES` − 1 steps ahead
+of the products. A copy cannot be asked for before the kernel ahead has written x, so weights are then asked for in L2.
+
+An RMS norm is a factor per row of x, which divides the sums (FlashNorm, arXiv 2407.09577); its gain is multiplied into
+x, which is rounded to its dtype as by a norm of its own. Products of f32 are of three products of tf32 each.
+"""
+
+from __future__ import annotations
+
+from .launch import INTERPRETER, jit, tl
+
+
+@jit
+def prefetch_rows(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
+    """Ask for columns `begin` to `begin` + BLOCK_K, below `end`, of `rows` [n] of W [·, K] in L2, in lines of 128 bytes."""
+    LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = BLOCK_K // LINE if BLOCK_K > LINE else 1
+    column = tl.minimum(begin + tl.arange(0, LINES) * LINE, end - 1)
+    at = (weight + rows.to(tl.int64)[:, None] * K + column[None, :]).to(tl.int64)
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], tl.int32, is_pure=False, pack=1)
+
+
+@jit
+def operand(x):
+    """x as an operand of a product; Triton's interpreter multiplies 16-bit floats in f32 only."""
+    if INTERPRETER:
+        return x.to(tl.float32)
+    return x
+
+
+@jit
+def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Mean and 1/√(variance + ε) [BLOCK_M, 1] of rows at pointers x, columns k [1, BLOCK_K] onward."""
+    total = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        total += tl.load(x + start, mask=k + start < K, other=0.0).to(tl.float32)
+    mean = tl.sum(total, axis=1)[:, None] / K
+    squares = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        centred = tl.load(x + start, mask=k + start < K, other=0.0).to(tl.float32) - mean
+        squares += tl.where(k + start < K, centred * centred, 0.0)
+    return mean, tl.rsqrt(tl.sum(squares, axis=1)[:, None] / K + eps)
+
+
+@jit
+def dot_products(
+    x, x_row, weight, gain, shift, rows, M, K, begin, end, eps,
+    NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [·, K], columns `begin` to `end`: fp32 [BLOCK_M, BLOCK_N].
+
+    A norm needs all columns. Rows of x are x_row apart; those beyond M repeat the last.
+    """
+    k = begin + tl.arange(0, BLOCK_K)
+    from_x = x + tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None] * x_row + k[None, :]
+    from_weight = weight + rows.to(tl.int64)[:, None] * K + k[None, :]
+    mean, rstd = moments(from_x, k[None, :], K, eps, BLOCK_M, BLOCK_K) if NORM == "layer" else (0.0, 1.0)
+    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    squares = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
+    for start in tl.range(0, end - begin, BLOCK_K, num_stages=STAGES):
+        there = k + start < end
+        w = tl.load(from_weight + start, mask=there[None, :], other=0.0, eviction_policy="evict_first")
+        v = tl.load(from_x + start, mask=there[None, :], other=0.0)
+        if NORM != "none":
+            exact = v.to(tl.float32)
+            if NORM == "rms":
+                squares += exact * exact
+            else:
+                exact = (exact - mean) * rstd
+            if gain is not None:
+                exact *= tl.load(gain + k + start, mask=there, other=0.0).to(tl.float32)[None, :]
+            if shift is not None:
+                exact += tl.load(shift + k + start, mask=there, other=0.0).to(tl.float32)[None, :]
+            v = exact.to(v.dtype)
+        total = tl.dot(operand(w), tl.trans(operand(v)), total, input_precision="tf32x3")
+    y = tl.trans(total)
+    return y * tl.rsqrt(tl.sum(squares, axis=1)[:, None] / K + eps) if NORM == "rms" else y
