@@ -43,6 +43,8 @@ class OnnxFolder:
         if asked and not has_blocks:
             notes.append(f"no weights keep their blocks: {blocks.no_blocks(graph, target)}")
         self.facts: dict[str, Any] = {"prepacked": prepack, "kept_blocks": asked if has_blocks else ""}
+        if has_blocks:
+            self.facts["blocks"] = blocks.summary(graph, target)
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write everything into `folder`; `step` is told the bytes just written."""

@@ -7,6 +7,8 @@ has beyond that enters as a second, thin product with the sums of the activation
 
 from __future__ import annotations
 
+from collections import Counter
+
 import onnx_ir as onnx
 
 from weft.ir import ops
@@ -85,6 +87,13 @@ def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
 def keeps(model: onnx.Model) -> bool:
     """Return whether a product of `model` reads the blocks of the source."""
     return any(node.op_type == MatMulNBits.__name__ for node in model.graph.all_nodes())
+
+
+def summary(graph: Graph, target: Backend) -> dict[str, int]:
+    """Count the weights of `graph` that stay in blocks, by block layout."""
+    linears = (node for node in graph.nodes if node.op is ops.linear and _refusal(node, target) is None)
+    weights = dict.fromkeys(weight for node in linears if isinstance(weight := node.operand("weight"), Param))
+    return dict(Counter(str(stored_layout(weight.recipe, graph.reader)) for weight in weights))
 
 
 def no_blocks(graph: Graph, target: Backend) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from weft.backends.storage.safetensors import DTYPES, INDEX
 from weft.ir.documents import Record, open_regular, parse_json
 from weft.ir.errors import WeftError
-from weft.ir.recipes.readers import Array, TensorReader
+from weft.ir.recipes.readers import Array, BlockTensorReader, TensorReader
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
@@ -165,6 +165,12 @@ class Rerouted(ABC):
         """Rows `start:stop` of axis 0 of tensor `key`: float32, or integers as stored."""
         reader, name = self.find(key)
         return reader.read(name, start, stop)
+
+    def read_blocks(self, key: str, start: int, stop: int) -> Array:
+        """The blocks of rows `start:stop` of a matrix whose dtype is of blocks: its reader returns such."""
+        reader, name = self.find(key)
+        assert isinstance(reader, BlockTensorReader)
+        return reader.read_blocks(name, start, stop)
 
 
 class SafetensorsReader(Rerouted):

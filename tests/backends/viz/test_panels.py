@@ -85,6 +85,15 @@ def test_a_rolling_cache_holds_what_writing_puts_there() -> None:
         assert held == cache[0, :, 0].tolist()
 
 
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_reach_of_a_pattern_without_window_is_that_of_its_mask(pattern: str) -> None:
+    graph, n = model({"pattern": pattern, "stride": 5} if pattern != "dense" else {}), 64
+    reach, (mask,) = told(graph)["attention"]["reach"], seen(graph, n)
+    first = int(np.flatnonzero(mask[-1])[0])
+    back = reach["steps"][0][1] if reach else None
+    assert first < 5 if back is None else back == n - 1 - first
+
+
 @pytest.mark.parametrize(
     "kinds",
     [

@@ -11,10 +11,11 @@ from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 
 from weft.frontends.formats.gguf import GGUFTensors
+from weft.frontends.formats.hf.merging import join_adapters
 from weft.ir import WeftError
 from weft.ir.recipes import Concat, Permute, Recipe, Reshape, Scale, Slice, Source, Take
 from weft.ir.recipes.quantized import Stored, stored_layout
-from weft.ir.recipes.readers import Array, MemoryReader
+from weft.ir.recipes.readers import Array, BlockTensorReader, MemoryReader
 from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.text.parser import parse
 from weft.ir.types.block_layouts import LAYOUTS, BlockLayout
@@ -122,6 +123,12 @@ def test_slices_agree_with_the_whole(reader: GGUFTensors) -> None:
 def test_what_is_not_whole_rows_of_one_layout_is_refused(recipe: Recipe, why: str, reader: GGUFTensors) -> None:
     with pytest.raises(WeftError, match=why):
         Stored(recipe, "codes").shape(reader)
+
+
+def test_blocks_go_through_readers_of_other_readers(reader: GGUFTensors) -> None:
+    joined = join_adapters(reader, [])
+    assert isinstance(joined, BlockTensorReader) and str(stored_layout(Source("a.q4_1"), joined)) == "q4_1"
+    np.testing.assert_array_equal(joined.read_blocks("a.q4_1", 2, 5), reader.read_blocks("a.q4_1", 2, 5))
 
 
 def test_dense_checkpoints_have_no_blocks() -> None:
