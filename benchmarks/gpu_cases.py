@@ -163,22 +163,25 @@ def _quantized(large: bool) -> Iterator[Case]:
         ("gate_up", 4, 32),
         ("gate_up", 8, 32),
     ]
-    for name, bits, group in formats if large else [("out", 4, 32)]:
+    for (name, bits, group), rows in combinations(formats, (1, 8, 32)) if large else [(("out", 4, 32), 1)]:
         out, inner = shapes[name]
         yield Case(
             "quantized_linear",
-            f"8b_{name}_{bits}_bits_by_{group}",
-            partial(inputs.quantized_linear, rows=1, out=out, inner=inner, bits=bits, group=group),
+            f"8b_{name}_{bits}_bits_by_{group}" + (f"_{rows}_rows" if rows > 1 else ""),
+            partial(inputs.quantized_linear, rows=rows, out=out, inner=inner, bits=bits, group=group),
             out * inner * bits // 8 + BF16 * out * inner // group,
             rivals=("dense", *(("int4",) if bits == 4 and large else ())),
-            sweep={"quantized_linear._sizes": _quantized_sizes()},
+            sweep={"quantized_linear._sizes": _quantized_sizes(rows, bits, group)} if large else {},
         )
 
 
-def _quantized_sizes() -> Sequence[Any]:
+def _quantized_sizes(rows: int, bits: int, group: int) -> Sequence[Any]:
     found = []
-    for outputs, warps, loads in combinations((1, 2, 4, 8), (1, 2, 4, 8), (1, 2)):
-        found.append(Fixed(({"BLOCK_M": 1, "BLOCK_N": outputs, "BLOCK_B": 32 * warps * loads}, warps)))
+    for outputs, warps, chunks, stages in combinations((16, 32, 64, 128), (1, 2, 4), (1, 2), (2, 3, 4)):
+        if warps <= outputs // 16:
+            step = chunks * 512 // bits
+            sizes = {"BLOCK_M": max(rows, 8), "BLOCK_N": outputs, "BLOCK_K": step, "GROUP": group}
+            found.append(Fixed(({**sizes, "EVEN": True, "STAGES": stages}, warps)))
     return found
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.backends.torch.kernels.shared.codes import words
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -260,12 +262,13 @@ def ssd_step(
 def quantized_linear(
     draw: Draw, rows: int, out: int, inner: int, bits: int = 4, group: int = 128, offsets: bool = False
 ) -> Inputs:
-    """Weights of 4 or 8 bits: x [rows, inner], codes [out, inner · bits / 32], scales [inner / group, out]."""
-    words = torch.randint(-(1 << 31), 1 << 31, (out, inner * bits // 32), generator=draw.generator, device=draw.device)
+    """Weights of 4 or 8 bits: x [rows, inner], codes [out, words], scales [inner / group, out]."""
+    shape = (out, words(inner, bits))
+    codes = torch.randint(-(1 << 31), 1 << 31, shape, generator=draw.generator, device=draw.device)
     step = inner**-0.5 * 12**0.5 / (1 << bits)  # of codes that spread evenly
     scales = draw.uniform(inner // group, out, low=0.8 * step, high=1.2 * step)
     more = (draw.normal(inner // group, out, scale=step),) if offsets else ()
-    return Inputs((draw.normal(rows, inner), words.int(), scales, *more))
+    return Inputs((draw.normal(rows, inner), codes.int(), scales, *more), {"bits": bits})
 
 
 def conv_step(draw: Draw, batch: int, channels: int, width: int = 4) -> Inputs:

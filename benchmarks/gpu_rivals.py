@@ -132,21 +132,22 @@ def sdpa_causal(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
-def dense(x: Tensor, codes: Any, scales: Tensor, offsets: Tensor | None = None) -> Tensor:
+def dense(x: Tensor, codes: Any, scales: Tensor, offsets: Tensor | None = None, *, bits: int) -> Tensor:
     """The same product with weights of the dtype of x, made once and kept with the codes."""
     from weft.backends.torch.kernels.quantized_linear import dequantize
 
     if not hasattr(codes, "dense"):
-        codes.dense = dequantize(codes, scales, offsets, bits=32 * codes.shape[1] // x.shape[1]).to(x.dtype)
+        codes.dense = dequantize(codes, scales, offsets, bits=bits, width=x.shape[1]).to(x.dtype)
     return F.linear(x, codes.dense)
 
 
-def int4(x: Tensor, codes: Any, scales: Tensor, offsets: Tensor | None = None) -> Tensor:
+def int4(x: Tensor, codes: Any, scales: Tensor, offsets: Tensor | None = None, *, bits: int) -> Tensor:
     """torch's own product with weights of 4 bits, which torchao and gpt-fast use, on weights packed once its way."""
     from weft.backends.torch.kernels.quantized_linear import dequantize
 
     if not hasattr(codes, "tiles"):
-        steps = dequantize(codes, torch.ones_like(scales, dtype=torch.float32), None, bits=4) + 8
+        ones = torch.ones_like(scales, dtype=torch.float32)
+        steps = dequantize(codes, ones, bits=bits, width=x.shape[1]) + 8
         steps = steps.to(torch.uint8)
         codes.tiles = torch.ops.aten._convert_weight_to_int4pack(steps[:, ::2] << 4 | steps[:, 1::2], 8)
         zeros = torch.zeros_like(scales) if offsets is None else offsets

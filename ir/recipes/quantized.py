@@ -69,7 +69,7 @@ def _rows_of(recipe: Recipe) -> tuple[str, ...] | str:
 class Stored(Recipe):
     """One part of the blocks behind the matrix `item` [out, in]; see the module for what the parts mean.
 
-    ``words``: i32 [out, in · bits / 32], see `pack_words`; ``steps``: f32 [out, in / group], the scales; ``offsets``:
+    ``words``: i32 [out, words], see `pack_words`; ``steps``: f32 [out, in / group], the scales; ``offsets``:
     like steps, for layouts that have some. ``codes``: u8 [out, planes · in / 2], two 4-bit codes a byte, the first in
     the low half; ``scales``: f32 [out, planes · in / group]; ``zeros``: u8 [out, planes · in / group / 2], packed like
     codes. `planes` is 2 for 8-bit layouts, 1 for 4-bit ones.
@@ -114,7 +114,7 @@ class _Parts:
             "scales": planes * groups,
             "zeros": -(-planes * groups // 2),
             "offsets": groups,
-            "words": width * layout.bits // 32,
+            "words": -(-width * layout.bits // 512) * 16,
             "steps": groups,
         }
         return (*lead, sizes[self.part])

@@ -50,15 +50,17 @@ def pack_pairs(codes: Array) -> Array:
 
 
 def pack_words(codes: Array, bits: int) -> Array:
-    """Put the codes u8 [rows, groups, group] of `bits` each into words, i32 [rows, groups · group · bits / 32].
+    """Put the codes u8 [rows, groups, group] of `bits` each into words, i32 [rows, words], in chunks of 16 words.
 
-    A group fills R words; code s of word i, its bits from s·bits on, is number s·R + i of the group.
+    A chunk holds tiles of 32 codes, 4 tiles of 4 bits or 2 of 8: codes 2i and 2i + 1 of tile t stand in word i, from
+    bits t · bits and 16 + t · bits on. The last chunk is filled up with zeros.
     """
-    rows, groups, group = codes.shape
-    runs = codes.reshape(rows, groups, 32 // bits, group * bits // 32).astype(np.uint32)
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)[:, None]
-    words: Array = np.bitwise_or.reduce(runs << shifts, axis=2).reshape(rows, -1).view(np.int32)
-    return words
+    flat = codes.reshape(len(codes), -1).astype(np.uint32)
+    flat = np.pad(flat, ((0, 0), (0, -flat.shape[1] % (512 // bits))))
+    tiles = flat.reshape(len(flat), -1, 16 // bits, 16, 2)
+    shifts = np.arange(0, 16, bits, dtype=np.uint32)[:, None, None] + np.array([0, 16], np.uint32)
+    words: Array = np.bitwise_or.reduce(np.bitwise_or.reduce(tiles << shifts, axis=4), axis=2)
+    return words.reshape(len(flat), -1).view(np.int32)
 
 
 def _pack_halves(codes: Array) -> Array:

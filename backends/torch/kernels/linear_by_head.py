@@ -27,7 +27,8 @@ def linear_by_head_kernel(
     first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, PDL)
     wait(PDL)
     out = products(
-        first, x + head * K, x_row, weight, None, None, rows, M, K, 0, K, 0.0, "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES
+        first, x + head * K, x_row, weight, None, None, rows, M, K, 0, K, 0.0,
+        "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES,
     )  # fmt: skip
     m = tl.arange(0, BLOCK_M)[:, None]
     tl.store(y + m * (heads * N) + head * N + n[None, :], out, mask=(m < M) & (n < N)[None, :])

@@ -19,6 +19,8 @@ from .shared.gemv import Tile, fold, tile, weights_at
 from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
 from .shared.operands import gradient_refusal
 
+MOST_TOKENS = 8
+
 
 @jit
 def _open_kernel(
@@ -90,6 +92,8 @@ def _close_kernel(
 
 def refusal(x: torch.Tensor, weights: torch.Tensor, *stacks: torch.Tensor | None) -> str | None:
     """Say why torch computes this instead of the kernels, in a few words; None if they do."""
+    if len(x) > MOST_TOKENS:
+        return f"not 1 to {MOST_TOKENS} rows"
     return gradient_refusal(weights) or gemv.refusal(x, *stacks)
 
 

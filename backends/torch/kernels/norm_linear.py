@@ -1,4 +1,4 @@
-"""y = act(norm(x) Wᵀ + b) for up to 64 rows in one kernel: heads, routers, single projections, ungated feed-forwards."""
+"""y = act(norm(x) Wᵀ + b) for up to 64 rows in one kernel: heads, routers, projections, ungated feed-forwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def norm_linear_kernel(
     start_next(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
-    out = affine(x, x_row, weight, gain, shift, bias, rows, M, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, PDL)
+    out = affine(
+        x, x_row, weight, gain, shift, bias, rows, M, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, PDL
+    )
     m = tl.arange(0, BLOCK_M)
     tl.store(y + m[:, None] * N + n[None, :], activate(out, ACTIVATION), mask=(m[:, None] < M) & (n[None, :] < N))
 

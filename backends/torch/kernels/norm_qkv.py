@@ -89,7 +89,9 @@ def norm_qkv_kernel(
     m, pair = tl.arange(0, BLOCK_M)[:, None], begin + tl.arange(0, PAIRS)[None, :]
     is_value = head >= heads + kv_heads
     c, s = angles(cos, sin, m, pair, M, not is_value, ROTARY) if ROTARY > 0 else (1.0, 0.0)
-    out = products(first, x, K, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES)
+    out = products(
+        first, x, K, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES
+    )
     if bias is not None:
         out += tl.load(bias + rows).to(tl.float32)[None, :]
     a, b = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, PAIRS]), [0, 2, 1]))

@@ -17,6 +17,7 @@ from weft.ir.types import TensorType, dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
 from ...options import KEEP_BLOCKS
+from ..kernels.shared.codes import TILE, words
 
 NOT_ASKED = ""
 
@@ -38,8 +39,8 @@ def kept(weight: Value | None) -> BlockLayout | str:
     layout = stored_layout(weight.recipe, weight.graph.reader)
     if isinstance(layout, str):
         return layout
-    if layout.group % (128 // layout.bits):
-        return f"groups of {layout.group} codes of {layout.bits} bits do not fill words of 128 bits, which kernels load"
+    if layout.group % TILE:
+        return f"groups of {layout.group} codes are not multiples of {TILE}, which kernels multiply at a time"
     if embeds(weight) and dense(weight.graph) is None:
         return "no other weight tells the dtype of the model"
     return layout
@@ -62,7 +63,7 @@ def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
     out, width = weight.type.concrete({})
     stem, groups = weight.name.removesuffix(".weight"), width // layout.group
     parts = {
-        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, width * layout.bits // 32)),
+        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, words(width, layout.bits))),
         "scales": (Permute(Stored(weight.recipe, "steps"), (1, 0)), layout.scale, (groups, out)),
     }
     if layout.has_minimum:

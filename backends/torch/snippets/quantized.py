@@ -13,40 +13,56 @@ from ..kernels.quantized_linear import quantized_linear
 from .tables import restore
 
 
-def widened(codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int) -> Tensor:
-    """Rows of the W of a `Quantized`, f32 [rows, 8/bits, groups, bytes]: one number for each byte of the words, or
-    first those of its lower halves, then those of its upper ones."""
+def widened(codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int, width: int) -> Tensor:
+    """Rows of the W of a `Quantized`, f32 [rows, columns], padded, in the order of the bytes of the words: one number
+    for each, or first those of their lower halves, then those of the upper ones. `in_bytes` gives x this order."""
     packed = codes.view(torch.uint8)
     halves = torch.stack((packed << 4, packed), 1) if bits == 4 else packed[:, None]
-    signed = (halves ^ 128).view(torch.int8) >> (8 - bits)
-    numbers = signed.unflatten(2, (len(scales), -1)).float().mul_(scales.T[:, None, :, None])
-    return numbers if offsets is None else numbers.add_(offsets.T[:, None, :, None])
+    numbers = ((halves ^ 128).view(torch.int8) >> (8 - bits)).unflatten(2, (-1, 16, 2, 2)).float()
+    numbers = numbers.mul_(_of_tiles(scales, bits, width))
+    return (numbers if offsets is None else numbers.add_(_of_tiles(offsets, bits, width))).flatten(1)
+
+
+def _of_tiles(of_groups: Tensor, bits: int, width: int) -> Tensor:
+    """What belongs to groups, [groups, rows], for each number of `widened` [rows, 8/bits, chunks, 1, 1, 2]."""
+    tiles = 16 // bits
+    each = of_groups.T.repeat_interleave(-(-width // (32 * len(of_groups))), 1)
+    return (
+        F.pad(each, (0, -each.shape[1] % tiles))
+        .unflatten(1, (-1, 2, tiles // 2))
+        .permute(0, 3, 1, 2)[:, :, :, None, None]
+    )
+
+
+def in_bytes(x: Tensor, bits: int) -> Tensor:
+    """x [..., in] in the order of `widened`, padded with zeros."""
+    tiles = 16 // bits
+    x = F.pad(x, (0, -x.shape[-1] % (32 * tiles))).unflatten(-1, (-1, 2, tiles // 2, 16, 2))
+    return x.movedim(-3, -5).movedim(-3, -1).flatten(-5)
 
 
 def block_linear(
-    x: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None
+    x: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None, bits: int = 4
 ) -> Tensor:
     """x Wᵀ + b, x [..., in], with the W of a `Quantized`, on a CPU in parts that fit into a cache."""
-    groups, width = len(scales), x.shape[-1]
-    bits = 32 * codes.shape[1] // width
-    x = x.unflatten(-1, (groups, 4, 8 // bits, width // groups * bits // 32)).movedim(-2, -4)
-    x = x.transpose(-1, -2).flatten(-4)  # in the order of `widened`
+    width, x = x.shape[-1], in_bytes(x, bits)
     rows = max(1, (1 << 26 if x.is_cuda else 1 << 19) // width)
     parts = []
     for first in range(0, len(codes), rows):
         part = slice(first, first + rows)
-        weight = widened(codes[part], scales[:, part], None if offsets is None else offsets[:, part], bits)
-        parts.append(F.linear(x, weight.flatten(1).to(x.dtype)))
+        weight = widened(codes[part], scales[:, part], None if offsets is None else offsets[:, part], bits, width)
+        parts.append(F.linear(x, weight.to(x.dtype)))
     y = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
     return y if bias is None else y + bias
 
 
 class Quantized(nn.Module):
     """W [out, in] = scale · (code − 2^{bits−1}) + offset, with a scale, and maybe an offset, for each `group` weights
-    of a row. Buffers: `codes` i32 [out, in·bits/32], `scales` and `offsets` (f32) [in/group, out].
+    of a row. Buffers: `codes` i32 [out, words], `scales` and `offsets` (f32) [in/group, out].
 
-    A group fills R words; code s of word i, its bits from s·bits on, is weight s·R + i. The buffers keep their dtype
-    when the model is cast, and are not trained: gradients only pass through, to what is multiplied and to biases.
+    16 words hold 16/bits tiles of 32 codes: codes 2i and 2i + 1 of tile t stand in word i, from bits t·bits and
+    16 + t·bits on. The buffers keep their dtype when the model is cast, and are not trained: gradients only pass
+    through, to what is multiplied and to biases.
     """
 
     codes: Tensor
@@ -58,15 +74,16 @@ class Quantized(nn.Module):
         self, inputs: int, outputs: int, bits: int, group: int, offsets: bool = False, scales: torch.dtype = torch.half
     ) -> None:
         super().__init__()
-        self.bits, groups = bits, inputs // group
-        self.register_buffer("codes", torch.empty(outputs, inputs * bits // 32, dtype=torch.int32))
+        self.bits, self.width, groups = bits, inputs, inputs // group
+        self.register_buffer("codes", torch.empty(outputs, -(-inputs * bits // 512) * 16, dtype=torch.int32))
         self.register_buffer("scales", torch.empty(groups, outputs, dtype=scales))
         self.register_buffer("offsets", torch.empty(groups, outputs, dtype=torch.float32) if offsets else None)
         self.register_parameter("bias", None)
 
     def linear(self, x: Tensor) -> Tensor:
-        """x Wᵀ + b, of up to 8 rows on a GPU by a kernel that reads the codes."""
-        return quantized_linear(x, self.codes, self.scales, self.offsets, self.bias, otherwise=block_linear)
+        """x Wᵀ + b, of up to 64 rows on a GPU by a kernel that reads the codes."""
+        kept = self.codes, self.scales, self.offsets, self.bias
+        return quantized_linear(x, *kept, bits=self.bits, otherwise=block_linear)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         kept = dict(self.named_buffers())
@@ -95,5 +112,6 @@ class QuantizedEmbedding(Quantized):
     def forward(self, ids: Tensor) -> Tensor:
         n = ids.flatten()
         offsets = None if self.offsets is None else self.offsets[:, n]
-        rows = widened(self.codes[n], self.scales[:, n], offsets, self.bits).unflatten(-1, (-1, 4))
-        return rows.permute(0, 2, 4, 1, 3).reshape(*ids.shape, -1)
+        rows = widened(self.codes[n], self.scales[:, n], offsets, self.bits, self.width)
+        rows = rows.unflatten(1, (8 // self.bits, -1, 16, 2, 2)).permute(0, 2, 5, 1, 3, 4).flatten(1)
+        return rows[:, : self.width].reshape(*ids.shape, -1)

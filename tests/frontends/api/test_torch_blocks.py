@@ -92,10 +92,15 @@ def test_a_folder_holds_the_blocks(kind: Type, tmp_path: Path) -> None:
     done("compile", source, "--target", "torch", "--keep-blocks", "all", "-o", out)
     tensors, bits = load_file(out / "model.safetensors"), BITS[kind]
     weights = VOCAB * DIM + LAYERS * (DIM * DIM * 2 + DIM * DIM + 3 * DIM * FFN)
+
+    def padded(width: int) -> int:
+        return -(-width * bits // 512) * 512 // bits  # to chunks of 16 words
+
+    codes = VOCAB * padded(DIM) + LAYERS * (3 * DIM * padded(DIM) + 2 * FFN * padded(DIM) + DIM * padded(FFN))
     offsets = weights // 32 * 4 if kind == Type.Q4_1 else 0
     norms = 4 * DIM * (2 * LAYERS + 1)
-    assert sum(t.nbytes for t in tensors.values()) == weights * bits // 8 + weights // 32 * 2 + offsets + norms
-    assert tensors["layers.0.attn.q.codes"].shape == (DIM, DIM * bits // 32)
+    assert sum(t.nbytes for t in tensors.values()) == codes * bits // 8 + weights // 32 * 2 + offsets + norms
+    assert tensors["layers.0.attn.q.codes"].shape == (DIM, padded(DIM) * bits // 32)
     facts = json.loads((out / "weft.json").read_text())
     assert (facts["kept_blocks"], facts["blocks"]) == ("all", {kind.name.lower(): 1 + 7 * LAYERS})
     assert f"{weights + DIM * (2 * LAYERS + 1):,} parameters" in (out / "model.py").read_text()

@@ -77,15 +77,17 @@ def test_parts_make_the_dequantized_numbers(kind: str, reader: GGUFTensors) -> N
 def test_words_make_the_dequantized_numbers(kind: str, reader: GGUFTensors) -> None:
     """By the formula of the module, code by code."""
     bits = 8 if kind == "q8_0" else 4
-    run = BLOCK * bits // 32
+    size = 512 // bits  # codes in a chunk of 16 words
     for recipe in recipes(kind):
         words, steps = (Stored(recipe, name).evaluate(reader) for name in ("words", "steps"))
         rows, width = recipe.shape(reader)
-        assert (words.dtype, words.shape, steps.shape) == (np.int32, (rows, width * bits // 32), (rows, width // BLOCK))
+        assert (words.dtype, words.shape) == (np.int32, (rows, -(-width // size) * 16))
+        assert steps.shape == (rows, width // BLOCK)
         np.testing.assert_array_equal(steps, steps.astype(np.float16))
         n, k = np.indices((rows, width))
-        block, (code, word) = k // BLOCK, np.divmod(k % BLOCK, run)
-        codes = (words.astype(np.int64)[n, block * run + word] >> (code * bits)) & ((1 << bits) - 1)
+        block, tile = k // BLOCK, k % size // 32
+        word, place = k // size * 16 + k % 32 // 2, 16 * (k % 2) + tile * bits
+        codes = (words.astype(np.int64)[n, word] >> place) & ((1 << bits) - 1)
         made = steps.astype(np.float64)[n, block] * (codes - (1 << (bits - 1)))
         if kind == "q4_1":
             made += Stored(recipe, "offsets").evaluate(reader)[n, block]

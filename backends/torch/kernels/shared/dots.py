@@ -15,7 +15,7 @@ from .launch import INTERPRETER, jit, tl
 
 @jit
 def prefetch_rows(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
-    """Ask for columns `begin` to `begin` + BLOCK_K, below `end`, of `rows` [n] of W [·, K] in L2, in lines of 128 bytes."""
+    """Ask for columns `begin` to `begin` + BLOCK_K, below `end`, of `rows` [n] of W [·, K] in L2, by 128 bytes."""
     LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = BLOCK_K // LINE if BLOCK_K > LINE else 1
     column = tl.minimum(begin + tl.arange(0, LINES) * LINE, end - 1)

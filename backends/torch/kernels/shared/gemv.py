@@ -78,9 +78,9 @@ class Tile:
 def tile(batch: int, outputs: int, inputs: int, dtype: torch.dtype, least: int = 1) -> Tile:
     """The tile for `batch` rows of x and W [outputs, inputs]; `least` is how many rows of W must go together.
 
-    On CUDA cores warps share the columns: as many as leave few lanes without a column. Each thread has 64 bytes of weights on the way
-    or more: of four rows or eight, or, where that would leave multiprocessors with less than four blocks, of fewer rows
-    and more columns, for up to two rows of x; registers hold no more.
+    On CUDA cores warps share the columns: as many as leave few lanes without a column. Each thread has 64 bytes of
+    weights on the way or more: of four rows or eight, or, where that would leave multiprocessors with less than four
+    blocks, of fewer rows and more columns, for up to two rows of x; registers hold no more.
     """
     vector = 16 // dtype.itemsize
     if batch >= DOT_ROWS:

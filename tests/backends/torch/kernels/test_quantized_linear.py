@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from weft.backends.torch.kernels import quantized_linear as kernel
 from weft.backends.torch.kernels.shared import gemv
+from weft.backends.torch.kernels.shared.codes import unpack
+from weft.ir.types.block_layouts import pack_words
 
 from .close import DTYPES, assert_close, exact, rounded
 
@@ -19,23 +21,24 @@ def _few_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemv, "PROCESSORS", 1)
 
 
-def packed(codes: NDArray[np.int64], bits: int, group: int) -> NDArray[np.int32]:
-    """The words of codes [out, in], bit by bit: code s of word i of a group is its weight s·R + i."""
+def packed(codes: NDArray[np.int64], bits: int) -> NDArray[np.int32]:
+    """The words of codes [out, in], bit by bit: codes 2i and 2i + 1 of tile t of a chunk stand in its word i."""
     out, width = codes.shape
-    words = np.zeros((out, width * bits // 32), np.uint32)
-    run = group * bits // 32
+    words = np.zeros((out, -(-width * bits // 512) * 16), np.uint32)
     for (row, k), code in np.ndenumerate(codes):
-        s, i = divmod(k % group, run)
-        words[row, k // group * run + i] |= np.uint32(code) << np.uint32(s * bits)
+        chunk, within = divmod(k, 512 // bits)
+        tile, place = divmod(within, 32)
+        words[row, 16 * chunk + place // 2] |= np.uint32(code) << np.uint32(16 * (place % 2) + tile * bits)
     return words.view(np.int32)
 
 
-@pytest.mark.parametrize(("bits", "group", "width"), [(4, 32, 96), (4, 128, 128), (8, 16, 48), (8, 96, 96)])
-def test_unpacking(bits: int, group: int, width: int) -> None:
+@pytest.mark.parametrize(("bits", "width"), [(4, 96), (4, 128), (8, 48), (8, 96), (4, 1)])
+def test_unpacking(bits: int, width: int) -> None:
     codes = np.random.default_rng(0).integers(0, 1 << bits, (3, width))
-    words = torch.from_numpy(packed(codes, bits, group))
+    words = torch.from_numpy(packed(codes, bits))
     assert words.dtype == torch.int32
-    assert np.array_equal(kernel.unpack(words, bits, group).numpy(), codes)
+    assert np.array_equal(unpack(words, bits, width).numpy(), codes)
+    assert np.array_equal(pack_words(codes.astype(np.uint8)[:, None], bits), words.numpy())
 
 
 @pytest.mark.parametrize(
@@ -44,9 +47,13 @@ def test_unpacking(bits: int, group: int, width: int) -> None:
         (1, 5, 96, 4, 32),
         (1, 37, 1280, 4, 128),
         (2, 19, 192, 4, 64),
-        (3, 9, 80, 8, 16),
+        (3, 9, 96, 8, 96),
         (8, 6, 256, 8, 256),
         (1, 17, 1200, 8, 1200),
+        (7, 33, 320, 4, 320),
+        (16, 18, 576, 8, 32),
+        (33, 35, 768, 4, 256),
+        (64, 40, 160, 4, 32),
     ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -61,11 +68,11 @@ def test_few_rows(
     scales, offsets = (rounded(rng.normal(size=(width // group, out)), dtype, device) for _ in range(2))
     weight = exact(scales).T.repeat(group, 1) * (codes - (1 << (bits - 1)))
     want = exact(x) @ (weight + exact(offsets).T.repeat(group, 1) if more else weight).T + (exact(bias) if more else 0)
-    words = torch.from_numpy(packed(codes, bits, group)).to(device)
+    words = torch.from_numpy(packed(codes, bits)).to(device)
     given = (x, words, scales, offsets if more else None, bias if more else None)
     assert kernel.refusal(x, words) is None
     for computed in (kernel.quantized_linear, kernel.reference):
-        assert_close(computed(*given), want, terms=width)
+        assert_close(computed(*given, bits=bits), want, terms=width)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -83,17 +90,17 @@ def test_dequantizing_takes_codes_to_numbers(bits: int, group: int | None, dtype
     step = exact(scales).T[..., None]
     base = 0.0 if shifts is None else exact(shifts).T[..., None]
     codes = np.clip(np.rint((weight - base) / step) + half, 0, 2 * half - 1).astype(np.int64).reshape(7, 192)
-    words = torch.from_numpy(packed(codes, bits, size))
-    made = exact(kernel.dequantize(words, scales, shifts, bits=bits)).reshape(weight.shape)
+    words = torch.from_numpy(packed(codes, bits))
+    made = exact(kernel.dequantize(words, scales, shifts, bits=bits, width=192)).reshape(weight.shape)
     assert np.abs(made - (step * (codes.reshape(weight.shape) - half) + base)).max() <= 1e-5  # it computes in f32
     assert (np.abs(made - weight) <= (0.5 + 1e-3 + (1 << bits) * torch.finfo(dtype).eps) * step).all()
 
 
 def test_groups_of_one_number_and_of_zeros() -> None:
-    words = torch.from_numpy(packed(np.array([[8] * 64, [7] * 64]), 4, 32))
+    words = torch.from_numpy(packed(np.array([[8] * 64, [7] * 64]), 4))
     scales = torch.tensor([[0.0, 3.0]] * 2)
     for offsets, want in ((None, -3.0), (torch.full((2, 2), 6.0), 3.0)):
-        made = kernel.dequantize(words, scales, offsets, bits=4)
+        made = kernel.dequantize(words, scales, offsets, bits=4, width=64)
         assert torch.equal(made[1], torch.full((64,), want))
         assert torch.equal(made[0], torch.full((64,), 0.0 if offsets is None else 6.0))
 
@@ -101,7 +108,7 @@ def test_groups_of_one_number_and_of_zeros() -> None:
 def drawn(bits: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """The words and scales of some weights [5, 64] in groups of 32."""
     rng = np.random.default_rng(0)
-    words = torch.from_numpy(packed(rng.integers(0, 1 << bits, (5, 64)), bits, 32))
+    words = torch.from_numpy(packed(rng.integers(0, 1 << bits, (5, 64)), bits))
     return words.to(device), rounded(rng.normal(size=(2, 5)), torch.float32, device)
 
 
@@ -112,19 +119,19 @@ def test_the_blocks_of_gguf_are_taken_as_they_are(device: torch.device) -> None:
     x = rounded(rng.normal(size=(1, 64)), torch.float32, device)
     want = exact(x) @ (low.repeat(32, 1) + scale.repeat(32, 1) * codes).T
     scales, offsets = (rounded(t.T, torch.float32, device).contiguous() for t in (scale, low + 8 * scale))
-    words = torch.from_numpy(packed(codes, 4, 32)).to(device)
-    assert_close(kernel.quantized_linear(x, words, scales, offsets), want, terms=64)
+    words = torch.from_numpy(packed(codes, 4)).to(device)
+    assert_close(kernel.quantized_linear(x, words, scales, offsets, bits=4), want, terms=64)
 
 
 def test_what_torch_computes_instead(device: torch.device) -> None:
     words, scales = drawn(4, device)
     for x, reason in (
-        (torch.ones(9, 64, device=device), "not 1 to 8 rows"),
+        (torch.ones(65, 64, device=device), "not 1 to 64 rows"),
         (torch.ones(1, 64, dtype=torch.float64, device=device), "torch.float64 is none of bf16, fp16, fp32"),
     ):
         assert kernel.refusal(x, words) == reason
-        want = exact(x) @ exact(kernel.dequantize(words, scales, bits=4)).T
-        assert_close(kernel.quantized_linear(x, words, scales), want, terms=64)
+        want = exact(x) @ exact(kernel.dequantize(words, scales, bits=4, width=64)).T
+        assert_close(kernel.quantized_linear(x, words, scales, bits=4), want, terms=64)
     strided = words.repeat_interleave(2, 1)[:, ::2]
     assert kernel.refusal(torch.ones(1, 64, device=device), strided) == "the codes are not contiguous"
 
@@ -133,14 +140,16 @@ def test_wrong_operands(device: torch.device) -> None:
     codes, scales = drawn(8, torch.device("cpu"))
     x = torch.ones(1, 64)
     for computed in (kernel.quantized_linear, kernel.reference):
-        with pytest.raises(ValueError, match=r"codes \[5, 16\] torch.int32 must be int32 \[out, 48·bits/32\]"):
-            computed(x[:, :48], codes, scales)
+        with pytest.raises(ValueError, match=r"codes \[5, 16\] torch.int32 must be int32 \[out, 32\]"):
+            computed(torch.ones(1, 80), codes, scales, bits=8)
         with pytest.raises(ValueError, match=r"scales \[2, 4\] must be \[groups, 5\]"):
-            computed(x, codes, scales[:, :4])
+            computed(x, codes, scales[:, :4], bits=8)
         with pytest.raises(ValueError, match=r"offsets \[1, 5\] differ"):
-            computed(x, codes, scales, scales[:1])
+            computed(x, codes, scales, scales[:1], bits=8)
         with pytest.raises(ValueError, match=r"bias \[4\] must be \[5\]"):
-            computed(x, codes, scales, None, x[0, :4])
+            computed(x, codes, scales, None, x[0, :4], bits=8)
+        with pytest.raises(ValueError, match="codes of 5 bits are not of 4 or 8"):
+            computed(x, codes, scales, bits=5)
 
 
 def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
@@ -148,4 +157,4 @@ def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
     x = torch.ones(1, 64, device=device)
     scales.requires_grad_()
     assert kernel.refusal(x, words, None, scales) == "a gradient is wanted"
-    assert kernel.quantized_linear(x, words, scales).requires_grad
+    assert kernel.quantized_linear(x, words, scales, bits=4).requires_grad

@@ -1,0 +1,171 @@
+"""Products of few rows with W of 4- or 8-bit codes, W read once: on tensor cores, for 1 to 64 rows.
+
+weight = scale · (code − 2^{bits−1}) + offset, codes unsigned, with one scale, and maybe one offset, for each `group`
+consecutive weights of a row. This covers the GGUF layouts q4_0, q4_1 and q8_0 (groups of 32) and AWQ and GPTQ (arXiv
+2306.00978, 2210.17323; groups of 128), a zero point z being the offset scale · (2^{bits−1} − z).
+
+Codes lie in chunks of 16 words of 32 bits, 4 tiles of 32 codes of 4 bits, or 2 tiles of 8 bits, to a chunk. Shift 4·s
+brings tile s of 4 bits into the low nibbles of both halves of each word: word i holds codes 2i and 2i + 1 of the tile,
+which a thread multiplies as two neighbours of one register. Tiles of 8 bits are two planes of 4: the low nibbles of
+tile s at shift 8·s, the high ones at 8·s + 4. So a mask that also sets the exponent makes two numbers of an operand:
+
+    bf16: 0x4300 | code = 128 + code,     fp16: 0x6400 | code = 1024 + code, exactly.
+
+What was added is taken off the sums, as Σ x of the group is known from a product with ones, which offsets need too; or
+of many rows off the numbers.
+Scales and offsets lie as [groups, out]. x of fp32 is the sum of three numbers of bf16, each of which is multiplied.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from .dots import operand
+from .launch import INTERPRETER, jit, tl
+
+WORDS = 16  # in a chunk
+TILE = 32  # codes that a product takes at a time; groups are multiples of it
+
+
+def chunk(bits: int) -> int:
+    """Codes in a chunk."""
+    return WORDS * 32 // bits
+
+
+def words(width: int, bits: int) -> int:
+    """Words of a row of `width` codes; the last chunk is filled up with zeros."""
+    return -(-width // chunk(bits)) * WORDS
+
+
+def unpack(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
+    """The codes [out, width], i32, that are in `packed` [out, words]; the module says how."""
+    shifts = torch.arange(0, 16, bits, device=packed.device)
+    halves = torch.stack([packed & 0xFFFF, (packed >> 16) & 0xFFFF], -1).unflatten(1, (-1, WORDS))
+    tiles = (halves[:, :, None] >> shifts[:, None, None]) & ((1 << bits) - 1)  # [out, chunks, tiles, WORDS, 2]
+    return tiles.flatten(1)[:, :width]
+
+
+@jit
+def two_numbers(words, SHIFT: tl.constexpr, HALF: tl.constexpr, DTYPE: tl.constexpr):
+    """Codes of 4 bits from bit SHIFT on of both halves of words [n, 16], in numbers of DTYPE: [n, 32]."""
+    shifted = words >> SHIFT
+    if INTERPRETER:
+        both = (shifted & 0x000F000F) | HALF * 0x10001
+    elif tl.float16 == DTYPE:  # in assembly, as Triton takes the halves apart for their sake
+        both = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0x000F000F, 0x64006400, 0xEA;", "=r,r", [shifted], tl.int32, is_pure=True, pack=1
+        )
+    else:
+        both = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0x000F000F, 0x43004300, 0xEA;", "=r,r", [shifted], tl.int32, is_pure=True, pack=1
+        )
+    low = both.to(tl.int16).to(DTYPE, bitcast=True)
+    high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+    return tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]])
+
+
+@jit
+def code_products(
+    x, x_row, codes, scales, offsets, gain, rows, M, N, K, begin, end, eps,
+    NORM: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [N, K], columns `begin` to `end`: fp32 [BLOCK_M, BLOCK_N].
+
+    A norm is none or rms, and needs all columns. Rows of x are x_row apart; those beyond M repeat the last. `begin` and
+    BLOCK_K are multiples of a chunk. EVEN says that BLOCK_K divides the columns.
+    """
+    CHUNK: tl.constexpr = 512 // BITS
+    TILES: tl.constexpr = BLOCK_K // 32
+    # After so many tiles a scale is due: at the end of a group, or of the step where groups are longer.
+    DUE: tl.constexpr = TILES if GROUP % BLOCK_K == 0 else GROUP // 32 if BLOCK_K % GROUP == 0 else 1
+    DTYPE: tl.constexpr = tl.float16 if x.dtype.element_ty == tl.float16 else tl.bfloat16
+    HALF: tl.constexpr = 0x6400 if tl.float16 == DTYPE else 0x4300
+    ADDED: tl.constexpr = 1024 if tl.float16 == DTYPE else 128  # to a code by HALF
+    ZERO: tl.constexpr = ADDED + 8 if BITS == 4 else 17 * ADDED + 128
+    CENTRED: tl.constexpr = BLOCK_M >= 32  # from then on sums cost more than to subtract from codes
+    PARTS: tl.constexpr = 3 if x.dtype.element_ty == tl.float32 else 1
+    i, j = tl.arange(0, 16), tl.arange(0, 32)
+    from_words = codes + rows.to(tl.int64)[:, None] * (tl.cdiv(K, CHUNK) * 16) + (begin // CHUNK * 16 + i)[None, :]
+    from_x = x + tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None] * x_row + (begin + j)[None, :]
+    ones = operand(tl.full([BLOCK_N, 32], 1.0, DTYPE))
+    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    squares = tl.zeros([BLOCK_M, 32], tl.float32)
+    for start in tl.range(0, end - begin, BLOCK_K, num_stages=STAGES):
+        low = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        high = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        for c in tl.static_range(BLOCK_K // CHUNK):
+            at_words = from_words + (start // CHUNK + c) * 16
+            if EVEN:
+                some = tl.load(at_words, eviction_policy="evict_first")
+            else:
+                there = (begin + start + c * CHUNK + 0 * i < end)[None, :]
+                some = tl.load(at_words, mask=there, other=0, eviction_policy="evict_first")
+            for t in tl.static_range(CHUNK // 32):
+                k = start + c * CHUNK + t * 32
+                v = tl.load(
+                    from_x + k, mask=None if EVEN else (begin + k + j < end)[None, :], other=None if EVEN else 0.0
+                )
+                if NORM == "rms":
+                    exact = v.to(tl.float32)
+                    squares += exact * exact
+                    if gain is not None:
+                        g = tl.load(gain + begin + k + j, mask=begin + k + j < K, other=0.0).to(tl.float32)
+                        v = (exact * g[None, :]).to(v.dtype)
+                numbers = operand(two_numbers(some, BITS * t, HALF, DTYPE))
+                if CENTRED:
+                    numbers -= ADDED + 8 if BITS == 4 else ADDED
+                if BITS == 8:
+                    upper = operand(two_numbers(some, BITS * t + 4, HALF, DTYPE))
+                    if CENTRED:
+                        upper -= ADDED + 8
+                for part in tl.static_range(PARTS):
+                    rounded = v.to(DTYPE)
+                    turned = tl.trans(operand(rounded))
+                    low = tl.dot(numbers, turned, low)
+                    if BITS == 8:
+                        high = tl.dot(upper, turned, high)
+                    if not CENTRED or offsets is not None:
+                        sums = tl.dot(ones, turned, sums)
+                    if part + 1 < PARTS:
+                        v -= rounded.to(tl.float32)
+                if (c * (CHUNK // 32) + t + 1) % DUE == 0:
+                    row = (begin + k) // GROUP
+                    if not EVEN:
+                        row = tl.minimum(row, (K - 1) // GROUP)
+                    product = low + 16 * high if BITS == 8 else low
+                    if not CENTRED:
+                        product -= ZERO * sums
+                    total += product * tl.load(scales + row * N + rows).to(tl.float32)[:, None]
+                    if offsets is not None:
+                        total += sums * tl.load(offsets + row * N + rows).to(tl.float32)[:, None]
+                    low = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+                    high = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+                    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    y = tl.trans(total)
+    return y * tl.rsqrt(tl.sum(squares, axis=1)[:, None] / K + eps) if NORM == "rms" else y
+
+
+def dequantize(
+    packed: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None, *, bits: int, width: int
+) -> torch.Tensor:
+    """The weights [out, width], f32, of words [out, words] and scales and offsets [groups, out]."""
+    numbers = (unpack(packed, bits, width) - (1 << (bits - 1))).float().unflatten(1, (len(scales), -1))
+    weight = numbers * scales.T.float()[..., None]
+    return (weight if offsets is None else weight + offsets.T.float()[..., None]).flatten(1)
+
+
+def multiplied(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    bits: int,
+) -> torch.Tensor:
+    """x Wᵀ + b with torch, in f32 (f64 for f64)."""
+    weight = dequantize(packed, scales, offsets, bits=bits, width=x.shape[-1])
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
