@@ -119,10 +119,11 @@ def _sizes(rows: int, out: int, width: int, bits: int, group: int) -> tuple[dict
     block_m = power_of_2(rows, 8)
     outputs = 128 if block_m >= 32 else 64 if out // 64 >= gemv.PROCESSORS else 32
     one = chunk(bits)
-    step = one if block_m == 64 or group < 64 and bits == 4 or width % (2 * one) else 2 * one
+    step = one if block_m == 64 or (group < 64 and bits == 4) or width % (2 * one) else 2 * one
     group = group if group % TILE == 0 else -(-group // step) * step  # of all columns, which may be any number
     sizes = {"BLOCK_M": block_m, "BLOCK_N": outputs, "BLOCK_K": step, "GROUP": group, "EVEN": width % step == 0}
-    return {**sizes, "STAGES": 3}, outputs // 32
+    stages = gemv.staged(outputs * step * bits // 8, block_m * step * 2, out // outputs)
+    return {**sizes, "STAGES": stages}, outputs // 32
 
 
 def variants() -> list[Variant]:

@@ -26,6 +26,7 @@ PROCESSORS = 132  # streaming multiprocessors of an H200
 MOST_ROWS = 64  # of x; for more, products are those of a prefill, and libraries compute them
 DOT_ROWS = 4  # from so many on tensor cores multiply
 STAGED = 96 * 1024  # bytes of shared memory for the tiles of a block: two blocks fit on a multiprocessor
+ON_THE_WAY = 40 * 1024  # bytes of weights that a multiprocessor must have asked for, to wait for none: 5 TB/s for 1 µs
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,14 @@ def _dots(batch: int, outputs: int, inputs: int, size: int) -> Tile:
     rows = next(r for r in (64, 32, 16) if r == least or outputs // r >= PROCESSORS)
     wide = size < 4 and rows == 16 and batch <= 16
     columns = min({1: 256, 2: 128, 4: 32}[size] * (1 + wide), power_of_2(inputs, 32))
-    stages = max(2, min(4, STAGED // ((rows + batch) * columns * size)))
+    stages = staged(rows * columns * size, batch * columns * size, outputs // rows)
     return Tile(batch, rows, columns, 16 // size, rows // 16, stages)
+
+
+def staged(weights: int, others: int, blocks: int) -> int:
+    """Return the stages of a loop over tiles of so many bytes of weights and of x, if there are so many blocks."""
+    asked = -(-ON_THE_WAY // (weights * max(1, min(blocks // PROCESSORS, 8)))) + 1
+    return max(2, min(8, max(3, asked), STAGED // (weights + others)))
 
 
 def check(x: torch.Tensor, weight: torch.Tensor, norm: Norm, bias: torch.Tensor | None) -> None:
