@@ -166,22 +166,23 @@ def _quantized(large: bool) -> Iterator[Case]:
     for (name, bits, group), rows in combinations(formats, (1, 8, 32)) if large else [(("out", 4, 32), 1)]:
         out, inner = shapes[name]
         yield Case(
-            "quantized_linear",
+            "norm_linear",
             f"8b_{name}_{bits}_bits_by_{group}" + (f"_{rows}_rows" if rows > 1 else ""),
-            partial(inputs.quantized_linear, rows=rows, out=out, inner=inner, bits=bits, group=group),
+            partial(inputs.coded_linear, rows=rows, out=out, inner=inner, bits=bits, group=group),
             out * inner * bits // 8 + BF16 * out * inner // group,
             rivals=("dense", *(("int4",) if bits == 4 and large else ())),
-            sweep={"quantized_linear._sizes": _quantized_sizes(rows, bits, group)} if large else {},
+            sweep={"norm_linear.tile": _coded_tiles(rows, bits, group)} if large else {},
         )
 
 
-def _quantized_sizes(rows: int, bits: int, group: int) -> Sequence[Any]:
+def _coded_tiles(rows: int, bits: int, group: int) -> Sequence[Any]:
+    from weft.backends.torch.kernels.shared.gemv import Tile
+
     found = []
     for outputs, warps, chunks, stages in combinations((16, 32, 64, 128), (1, 2, 4), (1, 2), (2, 3, 4)):
         if warps <= outputs // 16:
             step = chunks * 512 // bits
-            sizes = {"BLOCK_M": max(rows, 8), "BLOCK_N": outputs, "BLOCK_K": step, "GROUP": group}
-            found.append(Fixed(({**sizes, "EVEN": True, "STAGES": stages}, warps)))
+            found.append(Fixed(Tile(max(rows, 8), outputs, step, 1, warps, stages, bits, group, True)))
     return found
 
 

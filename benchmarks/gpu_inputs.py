@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.backends.torch.kernels.shared.codes import words
+from weft.backends.torch.kernels.shared.codes import Codes, words
 
 
 @dataclass(frozen=True)
@@ -259,16 +259,18 @@ def ssd_step(
     return Inputs((x, delta, a, b, c, draw.normal(heads), past), {**more, "gate": gate}, own)
 
 
-def quantized_linear(
-    draw: Draw, rows: int, out: int, inner: int, bits: int = 4, group: int = 128, offsets: bool = False
-) -> Inputs:
-    """Weights of 4 or 8 bits: x [rows, inner], codes [out, words], scales [inner / group, out]."""
+def coded(draw: Draw, out: int, inner: int, bits: int = 4, group: int = 128, offsets: bool = False) -> Codes:
+    """Weights [out, inner] of 4 or 8 bits."""
     shape = (out, words(inner, bits))
     codes = torch.randint(-(1 << 31), 1 << 31, shape, generator=draw.generator, device=draw.device)
     step = inner**-0.5 * 12**0.5 / (1 << bits)  # of codes that spread evenly
     scales = draw.uniform(inner // group, out, low=0.8 * step, high=1.2 * step)
-    more = (draw.normal(inner // group, out, scale=step),) if offsets else ()
-    return Inputs((draw.normal(rows, inner), codes.int(), scales, *more), {"bits": bits})
+    return Codes(codes.int(), scales, draw.normal(inner // group, out, scale=step) if offsets else None, bits, inner)
+
+
+def coded_linear(draw: Draw, rows: int, out: int, inner: int, **layout: Any) -> Inputs:
+    """x [rows, inner] and weights of few bits, for `norm_linear`."""
+    return Inputs((draw.normal(rows, inner), coded(draw, out, inner, **layout)))
 
 
 def conv_step(draw: Draw, batch: int, channels: int, width: int = 4) -> Inputs:

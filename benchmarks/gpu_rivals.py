@@ -132,29 +132,29 @@ def sdpa_causal(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
-def dense(x: Tensor, codes: Any, scales: Tensor, offsets: Tensor | None = None, *, bits: int) -> Tensor:
+def dense(x: Tensor, weight: Any) -> Tensor:
     """The same product with weights of the dtype of x, made once and kept with the codes."""
-    from weft.backends.torch.kernels.quantized_linear import dequantize
-
-    if not hasattr(codes, "dense"):
-        codes.dense = dequantize(codes, scales, offsets, bits=bits, width=x.shape[1]).to(x.dtype)
-    return F.linear(x, codes.dense)
+    if not hasattr(weight.packed, "dense"):
+        weight.packed.dense = _widened(weight, weight.scales, weight.offsets).to(x.dtype)
+    return F.linear(x, weight.packed.dense)
 
 
-def int4(x: Tensor, codes: Any, scales: Tensor, offsets: Tensor | None = None, *, bits: int) -> Tensor:
+def int4(x: Tensor, weight: Any) -> Tensor:
     """torch's own product with weights of 4 bits, which torchao and gpt-fast use, on weights packed once its way."""
-    from weft.backends.torch.kernels.quantized_linear import dequantize
-
-    if not hasattr(codes, "tiles"):
-        ones = torch.ones_like(scales, dtype=torch.float32)
-        steps = dequantize(codes, ones, bits=bits, width=x.shape[1]) + 8
-        steps = steps.to(torch.uint8)
-        codes.tiles = torch.ops.aten._convert_weight_to_int4pack(steps[:, ::2] << 4 | steps[:, 1::2], 8)
-        zeros = torch.zeros_like(scales) if offsets is None else offsets
-        codes.scales = torch.stack([scales, zeros], -1).to(torch.bfloat16).contiguous()
-    group = x.shape[1] // len(scales)
-    found: Tensor = torch.ops.aten._weight_int4pack_mm(x, codes.tiles, group, codes.scales)
+    kept, scales = weight.packed, weight.scales
+    if not hasattr(kept, "tiles"):
+        steps = (_widened(weight, torch.ones_like(scales, dtype=torch.float32), None) + 8).to(torch.uint8)
+        kept.tiles = torch.ops.aten._convert_weight_to_int4pack(steps[:, ::2] << 4 | steps[:, 1::2], 8)
+        zeros = torch.zeros_like(scales) if weight.offsets is None else weight.offsets
+        kept.scales = torch.stack([scales, zeros], -1).to(torch.bfloat16).contiguous()
+    found: Tensor = torch.ops.aten._weight_int4pack_mm(x, kept.tiles, weight.group, kept.scales)
     return found
+
+
+def _widened(weight: Any, scales: Tensor, offsets: Tensor | None) -> Tensor:
+    from weft.backends.torch.kernels.shared.codes import dequantize
+
+    return dequantize(weight.packed, scales, offsets, bits=weight.bits, width=weight.width)
 
 
 def ssd_chunked(*args: Any, **sizes: Any) -> Any:

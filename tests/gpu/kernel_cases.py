@@ -110,14 +110,20 @@ CASES = {
         (0, 1, 2),
         roundings=2,
     ),
-    "quantized_linear": Odd(
-        "quantized_linear",
-        _odd(inputs.quantized_linear, rows=2, out=21, inner=192, bits=4, group=32, offsets=True),
-        192,
+    "norm_linear 4 bits": Odd(
+        "norm_linear", _odd(inputs.coded_linear, rows=2, out=21, inner=192, bits=4, group=32, offsets=True), 192
     ),
-    "quantized_linear 8 bits": Odd(
-        "quantized_linear", _odd(inputs.quantized_linear, rows=1, out=35, inner=96, bits=8, group=96), 96
-    ),
+    "norm_linear 8 bits": Odd("norm_linear", _odd(inputs.coded_linear, rows=1, out=35, inner=96, bits=8, group=96), 96),
+    **{
+        f"norm_linear {rows} rows": Odd("norm_linear", _odd(inputs.norm_linear, rows=rows, out=70, inner=264), 264)
+        for rows in (4, 8, 16, 32, 64)
+    },
+    **{
+        f"norm_linear 4 bits {rows} rows": Odd(
+            "norm_linear", _odd(inputs.coded_linear, rows=rows, out=70, inner=384), 384
+        )
+        for rows in (4, 8, 16, 32, 64)
+    },
     "latent_decode": Odd(
         "latent_decode",
         _odd(inputs.latent_decode, batch=2, heads=5, rank=48, rope=16, length=130),

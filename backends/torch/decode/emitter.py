@@ -9,9 +9,11 @@ import torch
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.types.block_layouts import BlockLayout
 
 from ..program.emitter import Emitter
 from ..program.positions import query_positions
+from ..program.quantized import kept
 from ..program.statements import TOP, Operand, ParamRef, Statement, Submodule, Var
 from ..program.states import cached_nodes, counts_keys
 from .members import member
@@ -98,10 +100,13 @@ class StepEmitter(Emitter):
 
     # -- what kernels read
 
-    def weight(self, param: Param | None) -> ParamRef | None:
-        """A weight as it is, if there is one."""
+    def weight(self, param: Param | None) -> Operand | None:
+        """A weight as it is, if there is one; or the codes of one that stays in blocks."""
         if param is None:
             return None
+        if isinstance(kept(param), BlockLayout):
+            stem = param.name.removesuffix(".weight")
+            return Submodule(f"{stem}_blocks", f"{{0}}{member(stem.rpartition('.')[2])}.blocks()")
         self.program.weights[param.name] = param
         return ParamRef(param.name, tuple(param.type.concrete({})))
 
@@ -117,7 +122,10 @@ class StepEmitter(Emitter):
         if kind not in ("weight", "bias"):
             return None
         name = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
-        function = "pack" if kind == "weight" else "pack_bias"
+        layouts = {kept(p) for p in params}
+        if len(layouts) > 1 and any(isinstance(layout, BlockLayout) for layout in layouts):
+            return None
+        function = "pack_bias" if kind == "bias" else "pack_blocks" if isinstance(*layouts, BlockLayout) else "pack"
         init = f"{function}({', '.join('{0}' + member(m) for m in modules)})"
         return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
 

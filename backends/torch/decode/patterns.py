@@ -11,11 +11,9 @@ from weft.passes.analysis.feed_forward import activation_name
 from weft.passes.analysis.rotary import rotation_of, unlike
 
 from ..kernels.shared.activation import ACTIVATIONS
-from ..program.quantized import is_kept
 from .gates import ending, maker, single
 
 SKIPPING = {"chunked": "chunk", "dilated": "dilation"}  # patterns that kernels have, and what they call the stride
-QUANTIZED = "weights stay in blocks, which quantized_linear multiplies by"
 
 
 @dataclass(frozen=True)
@@ -90,21 +88,13 @@ def norm_of(value: Value, alone: bool = False) -> NormOf:
 
 
 def is_projection(node: Node) -> bool:
-    """Return whether `node` is a linear map of tokens by weights of its own, stored as numbers, not as blocks."""
+    """Return whether `node` is a linear map of tokens by weights of its own."""
     weights = node.inputs[1:]
     return (
         node.op is ops.linear
         and len(node.output.shape) == 3
         and all(v is None or isinstance(v, Param) for v in weights)
-        and not is_kept(node)
     )
-
-
-def quantized(*values: Value | None) -> bool:
-    """Return whether a linear map with weights in blocks makes one of `values`, split, normed and turned or not."""
-    made = [v.producer for v in values if v is not None and v.producer is not None]
-    passing = (ops.split, ops.reshape, ops.rope, ops.rms_norm)
-    return any(is_kept(n) or (n.op in passing and quantized(n.inputs[0])) for n in made)
 
 
 def projection(value: Value | None) -> Projection | None:
@@ -160,8 +150,6 @@ def self_attention(node: Node) -> SelfAttention | str:
     a = node.attrs
     if node.operand("v") is None:
         return "keys and values are one latent"
-    if quantized(*node.inputs[:3]):
-        return QUANTIZED
     q, k, v = (_heads(node.operand(name)) for name in "qkv")
     if q is None or k is None or v is None or v.rope is not None or v.norm is not None:
         return "queries, keys or values are no projections"
@@ -260,8 +248,6 @@ def kernel_activation(name: str | None) -> str | None:
 
 def gated(node: Node) -> tuple[Projection, Projection] | str:
     """The gate and up projections of the glu `node`; or why no kernel computes them with it."""
-    if quantized(*node.inputs[:2]):
-        return QUANTIZED
     gate, up = part(node.inputs[0]), part(node.inputs[1])
     if gate is None or up is None or not (single(gate.value) and single(up.value) and together((gate, up))):
         return "gate and up are no projections of their own"

@@ -21,8 +21,8 @@ LAUNCHERS = (  # of kernels, each in a file of its name
     *("conv_step", "decode_attention", "latent_decode", "latent_qk", "linear_by_head", "linear_residual"),
     *("moe_decode", "norm_glu", "norm_linear", "norm_qkv", "route", "selective_step", "ssd_step"),
 )
-HELPERS = {"Norm": "shared.norm", "Tickets": "shared.tickets"}
-OWN = {"pack", "pack_bias", "written", "written_latent"}  # parts that steps have, and models have not
+HELPERS = {"Codes": "shared.codes", "Norm": "shared.norm", "Tickets": "shared.tickets"}
+OWN = {"pack", "pack_bias", "pack_blocks", "written", "written_latent"}  # parts that steps have, and models have not
 STEP = ("input_ids", "position_ids", "cache")  # what every step is given
 
 

@@ -17,18 +17,18 @@ from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, trito
 def linear_by_head_kernel(
     x, weight, y, M, N, K, x_row,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid [blocks of BLOCK_N of the N outputs of a head, heads]."""
     start_next(PDL)
     head, heads = tl.program_id(1), tl.num_programs(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = head * N + tl.minimum(n, N - 1)
-    first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, PDL)
+    first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, BITS, PDL)
     wait(PDL)
     out = products(
-        first, x + head * K, x_row, weight, None, None, rows, M, K, 0, K, 0.0,
-        "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES,
+        first, x + head * K, x_row, weight, None, None, None, None, rows, M, heads * N, K, 0, K, 0.0,
+        "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN,
     )  # fmt: skip
     m = tl.arange(0, BLOCK_M)[:, None]
     tl.store(y + m * (heads * N) + head * N + n[None, :], out, mask=(m < M) & (n < N)[None, :])

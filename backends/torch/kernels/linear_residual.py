@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from .shared import gemv
-from .shared.gemv import Tile, check, first_weights, products, refusal, tile
+from .shared.gemv import Tile, Weight, check, first_weights, parts, products, refusal, tile
 from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import power_of_2
@@ -62,10 +62,10 @@ def store_normed(
 
 @jit
 def linear_residual_kernel(
-    x, weight, bias, residual, gain, shift, y, partial, tickets, M, N, K, each, scale, eps,
+    x, weight, scales, offsets, bias, residual, gain, shift, y, partial, tickets, M, N, K, each, scale, eps,
     NORM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A block computes BLOCK_N outputs of all rows over `each` columns; SPLITS blocks share a row's columns."""
     start_next(PDL)
@@ -73,13 +73,14 @@ def linear_residual_kernel(
     begin, end = split * each, tl.minimum(split * each + each, K)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
-    first = first_weights(weight, rows, K, begin, end, BLOCK_K, STAGES, PDL)
+    first = first_weights(weight, rows, K, begin, end, BLOCK_K, STAGES, BITS, PDL)
     wait(PDL)
     m, n = tl.arange(0, BLOCK_M)[:, None], n[None, :]
     at, there = m * N + n, (m < M) & (n < N)
     before = tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
     out = products(
-        first, x, K, weight, None, None, rows, M, K, begin, end, 0.0, "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES
+        first, x, K, weight, scales, offsets, None, None, rows, M, N, K, begin, end, 0.0,
+        "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN,
     )  # fmt: skip
     if SPLITS == 1 and NORM == "none":
         if bias is not None:
@@ -99,7 +100,7 @@ def linear_residual_kernel(
 
 def linear_residual(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     residual: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
@@ -124,7 +125,7 @@ def linear_residual(
         return residual + scale * norm(linear(x, weight, bias))
     N, K = weight.shape
     flat = x.reshape(-1, K).contiguous()
-    M, plan = len(flat), tile(len(flat), N, K, x.dtype)
+    M, plan = len(flat), tile(len(flat), N, K, x.dtype, weight=weight)
     splits, each = columns(N, K, plan)
     y = torch.empty_like(residual)
     partial = None
@@ -132,7 +133,7 @@ def linear_residual(
         partial = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
         tickets = counters(x, N) if tickets is None else tickets
     linear_residual_kernel[(triton.cdiv(N, plan.rows), splits)](
-        flat, weight, bias, residual, norm.gain, norm.shift, y, partial, tickets,
+        flat, *parts(weight), bias, residual, norm.gain, norm.shift, y, partial, tickets,
         M, N, K, each, scale, norm.eps, NORM=norm.kind, SPLITS=splits, BLOCK_H=at_once(N, plan), **plan.options(x),
     )  # fmt: skip
     return y

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from .shared.activation import check_activation, gated, open_gate
-from .shared.gemv import affine, check, refusal, tile
+from .shared.gemv import Weight, affine, check, parts, refusal, tile
 from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
@@ -19,10 +19,10 @@ from .shared.rows import linear
 
 @jit
 def norm_glu_kernel(
-    x, weight, gain, shift, bias, y, M, N, K, eps,
+    x, weight, scales, offsets, gain, shift, bias, y, M, N, K, eps,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A block computes BLOCK_N / 2 gates of the N and the ups that they gate."""
     start_next(PDL)
@@ -30,7 +30,10 @@ def norm_glu_kernel(
     begin = tl.program_id(0) * HALF
     both = tl.arange(0, BLOCK_N)
     rows = tl.minimum(begin + both % HALF, N - 1) + both // HALF * N  # the gates, then the ups
-    out = affine(x, K, weight, gain, shift, bias, rows, M, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, PDL)
+    out = affine(
+        x, K, weight, scales, offsets, gain, shift, bias, rows, M, 2 * N, K, eps,
+        NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN, PDL,
+    )  # fmt: skip
     gate, up = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, HALF]), [0, 2, 1]))
     m, n = tl.arange(0, BLOCK_M)[:, None], begin + tl.arange(0, HALF)[None, :]
     tl.store(y + m * N + n, open_gate(gate, up, ACTIVATION, LIMIT, SHIFT), mask=(m < M) & (n < N))
@@ -38,7 +41,7 @@ def norm_glu_kernel(
 
 def norm_glu(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None = None,
     *,
     norm: Norm = NO_NORM,
@@ -66,9 +69,9 @@ def norm_glu(
     N, K = len(weight) // 2, weight.shape[1]
     flat = x.reshape(-1, K).contiguous()
     y = x.new_empty(*x.shape[:-1], N)
-    plan = tile(len(flat), 2 * N, K, x.dtype, least=2)
+    plan = tile(len(flat), 2 * N, K, x.dtype, 2, weight)
     norm_glu_kernel[(triton.cdiv(N, plan.rows // 2),)](
-        flat, weight, norm.gain, norm.shift, bias, y, len(flat), N, K, norm.eps,
+        flat, *parts(weight), norm.gain, norm.shift, bias, y, len(flat), N, K, norm.eps,
         NORM=norm.kind, ACTIVATION=activation, LIMIT=limit, SHIFT=shift, **plan.options(x),
     )  # fmt: skip
     return y

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from .shared.activation import ACTIVATIONS, activate, check_activation
-from .shared.gemv import affine, check, flat, refusal, tile
+from .shared.gemv import Weight, affine, check, coded, flat, parts, refusal, tile
 from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
@@ -15,25 +15,26 @@ from .shared.rows import linear
 
 @jit
 def norm_linear_kernel(
-    x, weight, gain, shift, bias, y, M, N, K, x_row, eps,
+    x, weight, scales, offsets, gain, shift, bias, y, M, N, K, x_row, eps,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A block computes BLOCK_N outputs of all rows."""
     start_next(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
     out = affine(
-        x, x_row, weight, gain, shift, bias, rows, M, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, PDL
-    )
+        x, x_row, weight, scales, offsets, gain, shift, bias, rows, M, N, K, eps,
+        NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN, PDL,
+    )  # fmt: skip
     m = tl.arange(0, BLOCK_M)
     tl.store(y + m[:, None] * N + n[None, :], activate(out, ACTIVATION), mask=(m[:, None] < M) & (n[None, :] < N))
 
 
 def norm_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None = None,
     *,
     norm: Norm = NO_NORM,
@@ -55,9 +56,9 @@ def norm_linear(
     N, K = weight.shape
     rows = flat(x)
     y = torch.empty(*x.shape[:-1], N, dtype=dtype or x.dtype, device=x.device)
-    plan = tile(len(rows), N, K, x.dtype)
+    plan = tile(len(rows), N, K, x.dtype, weight=weight)
     norm_linear_kernel[(triton.cdiv(N, plan.rows),)](
-        rows, weight, norm.gain, norm.shift, bias, y, len(rows), N, K, rows.stride(0), norm.eps,
+        rows, *parts(weight), norm.gain, norm.shift, bias, y, len(rows), N, K, rows.stride(0), norm.eps,
         NORM=norm.kind, ACTIVATION=activation, **plan.options(x),
     )  # fmt: skip
     return y
@@ -67,14 +68,37 @@ reference = partial(norm_linear, kernel=False)
 
 
 def variants() -> list[Variant]:
-    """Heads of one row and of eight, a LayerNorm, and a router without norm."""
+    """Heads of one row and of more, a LayerNorm, and a router without norm; and products with weights of few bits."""
     return [
         tile(m, n, k, dtype).variant(norm_linear_kernel, m, dtype, "N K x_row", forms, absent=absent)
         for m, n, k, dtype, norm, absent, activation in (
             (1, 128256, 4096, BF16, "rms", "shift bias", "identity"),
-            (8, 128256, 4096, BF16, "rms", "shift bias", "identity"),
+            *((m, 128256, 4096, BF16, "rms", "shift bias", "identity") for m in (4, 8, 16, 32, 64)),
             (4, 2048, 1536, FP16, "layer", "", "gelu"),
             (1, 64, 576, FP32, "none", "gain shift bias", "sigmoid"),
         )
         for forms in [{"NORM": norm, "ACTIVATION": activation}]
-    ]
+    ] + _coded()
+
+
+def _coded() -> list[Variant]:
+    """8 B parameters in 4 bits by groups of 128 and 32, with offsets; 8 bits per channel and as q8_0; several rows; and
+    blocks as GGUF files have them, whose scales are fp16 and offsets fp32, whatever x is."""
+    shipped, stored = [], {"scales": "*fp16", "offsets": "*fp32"}
+    plain = {"NORM": "none", "ACTIVATION": "identity"}
+    for m, n, k, dtype, bits, group, absent, types in (
+        *((m, 28672, 4096, BF16, 4, 128, "offsets bias", {}) for m in (1, 4, 8, 16, 32, 64)),
+        (4, 4096, 4096, BF16, 4, 128, "offsets bias", {}),
+        (1, 4096, 14336, FP16, 4, 32, "", {}),
+        (1, 6144, 4096, BF16, 4, 64, "offsets bias", {}),
+        (8, 2048, 2048, FP16, 8, 32, "offsets bias", {}),
+        (8, 4096, 4096, FP32, 4, 32, "", {}),
+        (1, 4096, 14336, BF16, 8, 14336, "offsets bias", {}),
+        (1, 1536, 576, FP32, 8, 32, "offsets bias", {}),
+        (1, 4096, 4096, BF16, 4, 32, "", stored),
+        (1, 4096, 14336, BF16, 8, 32, "offsets bias", stored),
+    ):
+        types = {"weight": "*i32", **types}
+        plan, absent = coded(m, n, k, bits, group), f"gain shift {absent}"
+        shipped.append(plan.variant(norm_linear_kernel, m, dtype, "N K x_row", plain, absent=absent, types=types))
+    return shipped

@@ -12,7 +12,7 @@ import torch
 
 from .shared import gemv
 from .shared.cached_keys import own_slot, write
-from .shared.gemv import Tile, check, first_weights, products, tile
+from .shared.gemv import Tile, Weight, check, first_weights, parts, products, tile
 from .shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import power_of_2
@@ -70,12 +70,12 @@ def store_normed_head(
 
 @jit
 def norm_qkv_kernel(
-    x, weight, gain, shift, bias, q_gain, k_gain, cos, sin, positions, q, k_cache, v_cache, raw, tickets,
-    M, K, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t, eps, head_eps,
+    x, weight, scales, offsets, gain, shift, bias, q_gain, k_gain, cos, sin, positions, q, k_cache, v_cache, raw,
+    tickets, M, K, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t, eps, head_eps,
     NORM: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr,
     ROLLING: tl.constexpr, HEAD_NORM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A block computes BLOCK_N / 2 pairs of a head: heads of queries first, then of keys, then of values."""
     start_next(PDL)
@@ -84,14 +84,15 @@ def norm_qkv_kernel(
     both = tl.arange(0, BLOCK_N)
     owned = tl.minimum(begin + both % PAIRS, HEAD_DIM // 2 - 1)
     rows = head * HEAD_DIM + element(owned, both // PAIRS, ROTARY, INTERLEAVED)
-    first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, PDL)
+    first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, BITS, PDL)
     wait(PDL)
     m, pair = tl.arange(0, BLOCK_M)[:, None], begin + tl.arange(0, PAIRS)[None, :]
     is_value = head >= heads + kv_heads
     c, s = angles(cos, sin, m, pair, M, not is_value, ROTARY) if ROTARY > 0 else (1.0, 0.0)
     out = products(
-        first, x, K, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES
-    )
+        first, x, K, weight, scales, offsets, gain, shift, rows, M, (heads + 2 * kv_heads) * HEAD_DIM, K, 0, K, eps,
+        NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN,
+    )  # fmt: skip
     if bias is not None:
         out += tl.load(bias + rows).to(tl.float32)[None, :]
     a, b = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, PAIRS]), [0, 2, 1]))
@@ -112,7 +113,7 @@ def norm_qkv_kernel(
 
 def refusal(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -137,7 +138,7 @@ def refusal(
 
 def norm_qkv(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     positions: torch.Tensor,
@@ -193,12 +194,12 @@ def norm_qkv(
             write(cache, new, positions, rolling, keep_first)
         queries: torch.Tensor = q_and_k[:, :heads]
         return queries
-    plan, normed = _tile(batch, len(weight), x.shape[-1], head_dim, x.dtype), q_norm.kind != "none"
+    plan, normed = _tile(batch, weight, x.shape[-1], head_dim, x.dtype), q_norm.kind != "none"
     raw = x.new_empty(batch, heads + kv_heads, head_dim, dtype=torch.float32) if normed else None
     q = x.new_empty(batch, heads, head_dim)
     norm_qkv_kernel[(heads + 2 * kv_heads, triton.cdiv(head_dim, plan.rows))](
-        x.reshape(batch, -1).contiguous(), weight, norm.gain, norm.shift, bias, q_norm.gain, k_norm.gain, cos, sin,
-        positions.contiguous(), q, k_cache, v_cache, raw,
+        x.reshape(batch, -1).contiguous(), *parts(weight), norm.gain, norm.shift, bias, q_norm.gain, k_norm.gain,
+        cos, sin, positions.contiguous(), q, k_cache, v_cache, raw,
         counters(x, heads + kv_heads) if normed and tickets is None else tickets,
         batch, x.shape[-1], heads, kv_heads, capacity, keep_first, *k_cache.stride()[:3], norm.eps, q_norm.eps,
         NORM=norm.kind, **_head(head_dim, 0 if cos is None else 2 * cos.shape[1]), INTERLEAVED=interleaved,
@@ -210,9 +211,10 @@ def norm_qkv(
 reference = partial(norm_qkv, kernel=False)
 
 
-def _tile(batch: int, outputs: int, inputs: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    """The tile of a block, which has no more rows than a head, and both elements of a pair."""
-    return tile(batch, outputs, inputs, dtype, least=2).within(head_dim)
+def _tile(batch: int, weight: Weight | int, inputs: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    """The tile of a block, which has no more rows than a head, and both elements of a pair; `weight`, or its rows."""
+    outputs, given = (weight, None) if isinstance(weight, int) else (len(weight), weight)
+    return tile(batch, outputs, inputs, dtype, 2, given).within(head_dim)
 
 
 def _head(head_dim: int, rotary: int) -> dict[str, int]:

@@ -38,7 +38,8 @@ RESERVED = {  # names that generated methods use themselves
 KERNELS = {  # what parts call of the kernels, by the file it is in
     "learns": "shared.attend",
     "shared_memory": "shared.attend",
-    "quantized_linear": "quantized_linear",
+    "Codes": "shared.codes",
+    "norm_linear": "norm_linear",
     "refusal": "shared.launch",
     "has_window_kernel": "window_attention",
     "window_attention": "window_attention",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..kernels.shared.codes import Codes
+from .quantized import Quantized, block_linear
+
 
 def pack(*linears: nn.Linear) -> Tensor:
     """The weights of `linears`, one under the other; the modules keep views of it, so nothing is held twice."""
@@ -17,3 +20,14 @@ def pack(*linears: nn.Linear) -> Tensor:
 def pack_bias(*linears: nn.Linear) -> Tensor:
     """The biases of `linears`, one behind the other."""
     return torch.cat([linear.bias.detach() for linear in linears])
+
+
+def pack_blocks(*linears: Quantized) -> Codes:
+    """The codes of `linears`, one under the other, of which the modules keep views; scales and offsets stay theirs."""
+    first = linears[0]
+    codes = torch.cat([linear.codes for linear in linears])
+    for linear, own in zip(linears, codes.split([len(linear.codes) for linear in linears]), strict=True):
+        linear.codes = own
+    scales = torch.cat([linear.scales for linear in linears], 1)
+    offsets = [linear.offsets for linear in linears if linear.offsets is not None]
+    return Codes(codes, scales, torch.cat(offsets, 1) if offsets else None, first.bits, first.width, block_linear)

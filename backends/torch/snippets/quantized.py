@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels.quantized_linear import quantized_linear
+from ..kernels.norm_linear import norm_linear
+from ..kernels.shared.codes import Codes
 from .tables import restore
 
 
@@ -80,10 +81,14 @@ class Quantized(nn.Module):
         self.register_buffer("offsets", torch.empty(groups, outputs, dtype=torch.float32) if offsets else None)
         self.register_parameter("bias", None)
 
+    def blocks(self) -> Codes:
+        """W as kernels take it, which read the codes."""
+        offsets = None if self.offsets is None else self.offsets.contiguous()
+        return Codes(self.codes, self.scales.contiguous(), offsets, self.bits, self.width, block_linear)
+
     def linear(self, x: Tensor) -> Tensor:
-        """x Wᵀ + b, of up to 64 rows on a GPU by a kernel that reads the codes."""
-        kept = self.codes, self.scales, self.offsets, self.bias
-        return quantized_linear(x, *kept, bits=self.bits, otherwise=block_linear)
+        """x Wᵀ + b, of up to 64 rows on a GPU by a kernel."""
+        return norm_linear(x, self.blocks(), self.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         kept = dict(self.named_buffers())
@@ -114,4 +119,4 @@ class QuantizedEmbedding(Quantized):
         offsets = None if self.offsets is None else self.offsets[:, n]
         rows = widened(self.codes[n], self.scales[:, n], offsets, self.bits, self.width)
         rows = rows.unflatten(1, (8 // self.bits, -1, 16, 2, 2)).permute(0, 2, 5, 1, 3, 4).flatten(1)
-        return rows[:, : self.width].reshape(*ids.shape, -1)
+        return rows[:, : self.width].contiguous().view(*ids.shape, -1)

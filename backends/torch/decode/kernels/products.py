@@ -10,7 +10,6 @@ from weft.ir.graph import Node, Param, Value
 
 from ...kernels.shared import gemv
 from ...ops.calls import Call
-from ...program.quantized import is_kept
 from ...program.statements import Operand, Statement, Var
 from .. import patterns
 from ..emitter import StepEmitter
@@ -23,11 +22,7 @@ def few_rows(dtype: torch.dtype) -> str | None:
 
 
 def linear(e: StepEmitter, node: Node) -> Var | None:
-    """A linear map, the norm before it included; one by blocks is the model's own, which calls a kernel too."""
-    x = node.inputs[0]
-    if is_kept(node) and x is not None:
-        e.chose("quantized_linear", few_rows)
-        return None
+    """A linear map, the norm before it included."""
     found = patterns.projection(node.output)
     if found is None:
         e.declined("its weights are made by other nodes")

@@ -18,11 +18,15 @@ Scales and offsets lie as [groups, out]. x of fp32 is the sum of three numbers o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch.nn import functional as F
 
-from .dots import operand
-from .launch import INTERPRETER, jit, tl
+from .dots import moments, operand, scaled
+from .launch import INTERPRETER, constant, jit, tl
 
 WORDS = 16  # in a chunk
 TILE = 32  # codes that a product takes at a time; groups are multiples of it
@@ -46,35 +50,48 @@ def unpack(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
     return tiles.flatten(1)[:, :width]
 
 
+@constant
+def assembly(half: int, less: int) -> str:
+    """PTX that makes two numbers of the codes in the low bits of both halves of a word: `half` sets their exponent, and
+    `less` is taken off, if anything. Of Triton's own operations the halves would be taken apart."""
+    two = f"lop3.b32 numbers, $1, 0x000F000F, {half * 0x10001:#x}, 0xEA;"
+    if less == 0:
+        return f"{{ .reg .b32 numbers; {two} mov.b32 $0, numbers; }}"
+    kind, one = ("f16x2", 0x3C003C00) if half == 0x6400 else ("bf16x2", 0x3F803F80)
+    bits, bias = (10, 15) if half == 0x6400 else (7, 127)
+    power = less.bit_length() - 1
+    minus = 0x8000 | (power + bias) << bits | (less - (1 << power)) << bits >> power
+    ones = f"mov.b32 one, {one:#x}; mov.b32 minus, {minus * 0x10001:#x};"
+    return f"{{ .reg .b32 numbers, one, minus; {two} {ones} fma.rn.{kind} $0, numbers, one, minus; }}"
+
+
 @jit
-def two_numbers(words, SHIFT: tl.constexpr, HALF: tl.constexpr, DTYPE: tl.constexpr):
-    """Codes of 4 bits from bit SHIFT on of both halves of words [n, 16], in numbers of DTYPE: [n, 32]."""
+def two_numbers(words, SHIFT: tl.constexpr, HALF: tl.constexpr, LESS: tl.constexpr, DTYPE: tl.constexpr):
+    """Codes of 4 bits from bit SHIFT on of both halves of words [n, 16], in numbers of DTYPE that HALF makes, minus
+    LESS: [n, 32]."""
     shifted = words >> SHIFT
     if INTERPRETER:
         both = (shifted & 0x000F000F) | HALF * 0x10001
-    elif tl.float16 == DTYPE:  # in assembly, as Triton takes the halves apart for their sake
-        both = tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0x000F000F, 0x64006400, 0xEA;", "=r,r", [shifted], tl.int32, is_pure=True, pack=1
-        )
     else:
-        both = tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0x000F000F, 0x43004300, 0xEA;", "=r,r", [shifted], tl.int32, is_pure=True, pack=1
-        )
+        both = tl.inline_asm_elementwise(assembly(HALF, LESS), "=r,r", [shifted], tl.int32, is_pure=True, pack=1)
     low = both.to(tl.int16).to(DTYPE, bitcast=True)
     high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
-    return tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]])
+    numbers = operand(tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]]))
+    if INTERPRETER:
+        numbers -= LESS
+    return numbers
 
 
 @jit
 def code_products(
-    x, x_row, codes, scales, offsets, gain, rows, M, N, K, begin, end, eps,
+    x, x_row, codes, scales, offsets, gain, shift, rows, M, N, K, begin, end, eps,
     NORM: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [N, K], columns `begin` to `end`: fp32 [BLOCK_M, BLOCK_N].
 
-    A norm is none or rms, and needs all columns. Rows of x are x_row apart; those beyond M repeat the last. `begin` and
-    BLOCK_K are multiples of a chunk. EVEN says that BLOCK_K divides the columns.
+    A norm needs all columns. Rows of x are x_row apart; those beyond M repeat the last. `begin` and BLOCK_K are
+    multiples of a chunk. EVEN says that BLOCK_K divides the columns.
     """
     CHUNK: tl.constexpr = 512 // BITS
     TILES: tl.constexpr = BLOCK_K // 32
@@ -85,10 +102,16 @@ def code_products(
     ADDED: tl.constexpr = 1024 if tl.float16 == DTYPE else 128  # to a code by HALF
     ZERO: tl.constexpr = ADDED + 8 if BITS == 4 else 17 * ADDED + 128
     CENTRED: tl.constexpr = BLOCK_M >= 32  # from then on sums cost more than to subtract from codes
+    LESS: tl.constexpr = ADDED + 8 if CENTRED else 0
     PARTS: tl.constexpr = 3 if x.dtype.element_ty == tl.float32 else 1
     i, j = tl.arange(0, 16), tl.arange(0, 32)
     from_words = codes + rows.to(tl.int64)[:, None] * (tl.cdiv(K, CHUNK) * 16) + (begin // CHUNK * 16 + i)[None, :]
     from_x = x + tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None] * x_row + (begin + j)[None, :]
+    columns = tl.arange(0, 256)
+    mean, rstd = (
+        moments(x + tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None] * x_row + columns[None, :], columns[None, :],
+                K, eps, BLOCK_M, 256) if NORM == "layer" else (0.0, 1.0)
+    )  # fmt: skip
     ones = operand(tl.full([BLOCK_N, 32], 1.0, DTYPE))
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     squares = tl.zeros([BLOCK_M, 32], tl.float32)
@@ -108,19 +131,18 @@ def code_products(
                 v = tl.load(
                     from_x + k, mask=None if EVEN else (begin + k + j < end)[None, :], other=None if EVEN else 0.0
                 )
-                if NORM == "rms":
-                    exact = v.to(tl.float32)
-                    squares += exact * exact
-                    if gain is not None:
-                        g = tl.load(gain + begin + k + j, mask=begin + k + j < K, other=0.0).to(tl.float32)
-                        v = (exact * g[None, :]).to(v.dtype)
-                numbers = operand(two_numbers(some, BITS * t, HALF, DTYPE))
-                if CENTRED:
-                    numbers -= ADDED + 8 if BITS == 4 else ADDED
+                if NORM != "none":
+                    exact, there = v.to(tl.float32), begin + k + j < K
+                    if NORM == "rms":
+                        squares += exact * exact
+                    else:
+                        exact = (exact - mean) * rstd
+                    v = scaled(exact, gain, shift, begin + k + j, there).to(v.dtype)
+                    if NORM == "layer":
+                        v = tl.where(there[None, :], v, 0.0)  # codes beyond the columns are not 0 as numbers
+                numbers = two_numbers(some, BITS * t, HALF, LESS - 8 if BITS == 8 and CENTRED else LESS, DTYPE)
                 if BITS == 8:
-                    upper = operand(two_numbers(some, BITS * t + 4, HALF, DTYPE))
-                    if CENTRED:
-                        upper -= ADDED + 8
+                    upper = two_numbers(some, BITS * t + 4, HALF, LESS, DTYPE)
                 for part in tl.static_range(PARTS):
                     rounded = v.to(DTYPE)
                     turned = tl.trans(operand(rounded))
@@ -169,3 +191,63 @@ def multiplied(
     weight = dequantize(packed, scales, offsets, bits=bits, width=x.shape[-1])
     wide = torch.promote_types(x.dtype, torch.float32)
     return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """W [out, width] in codes of `bits`: `packed` i32 [out, words], scales and maybe offsets [groups, out].
+
+    `otherwise` is what torch multiplies with, as `multiplied` does.
+
+    Raises:
+        ValueError: if they do not fit.
+    """
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor | None
+    bits: int
+    width: int
+    otherwise: Callable[..., torch.Tensor] = multiplied
+
+    def __post_init__(self) -> None:
+        bits, width, out = self.bits, self.width, len(self.packed)
+        if bits not in (4, 8):
+            raise ValueError(f"codes of {bits} bits are not of 4 or 8")
+        if self.packed.dtype != torch.int32 or self.packed.shape != (out, words(width, bits)):
+            given = f"codes {[*self.packed.shape]} {self.packed.dtype}"
+            raise ValueError(f"{given} must be int32 [out, {words(width, bits)}] for rows of {width}")
+        groups = len(self.scales)
+        if self.scales.shape[1:] != (out,) or width % groups or (width // groups % TILE and groups > 1):
+            raise ValueError(
+                f"scales {[*self.scales.shape]} must be [groups, {out}], of groups of a multiple of {TILE}"
+            )
+        if self.offsets is not None and self.offsets.shape != self.scales.shape:
+            raise ValueError(f"offsets {[*self.offsets.shape]} differ from scales {[*self.scales.shape]}")
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]."""
+        return len(self), self.width
+
+    @property
+    def ndim(self) -> int:
+        """2, as of a matrix."""
+        return 2
+
+    @property
+    def group(self) -> int:
+        """Weights of a row that share a scale."""
+        return self.width // len(self.scales)
+
+    @property
+    def parts(self) -> tuple[Any, Any, Any]:
+        """What kernels read: codes, scales and offsets."""
+        return self.packed, self.scales, self.offsets
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x Wᵀ + b with torch."""
+        return self.otherwise(x, *self.parts, bias, self.bits)

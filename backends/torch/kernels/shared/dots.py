@@ -46,6 +46,16 @@ def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @jit
+def scaled(x, gain, shift, k, there):
+    """x ⊙ gain + shift of columns k [·], where they are `there` and given; x [m, ·] in fp32."""
+    if gain is not None:
+        x = x * tl.load(gain + k, mask=there, other=0.0).to(tl.float32)[None, :]
+    if shift is not None:
+        x = x + tl.load(shift + k, mask=there, other=0.0).to(tl.float32)[None, :]
+    return x
+
+
+@jit
 def dot_products(
     x, x_row, weight, gain, shift, rows, M, K, begin, end, eps,
     NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
@@ -70,11 +80,7 @@ def dot_products(
                 squares += exact * exact
             else:
                 exact = (exact - mean) * rstd
-            if gain is not None:
-                exact *= tl.load(gain + k + start, mask=there, other=0.0).to(tl.float32)[None, :]
-            if shift is not None:
-                exact += tl.load(shift + k + start, mask=there, other=0.0).to(tl.float32)[None, :]
-            v = exact.to(v.dtype)
+            v = scaled(exact, gain, shift, k + start, there).to(v.dtype)
         total = tl.dot(operand(w), tl.trans(operand(v)), total, input_precision="tf32x3")
     y = tl.trans(total)
     return y * tl.rsqrt(tl.sum(squares, axis=1)[:, None] / K + eps) if NORM == "rms" else y

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from . import launch
+from .codes import TILE, Codes, chunk, code_products
 from .dots import dot_products, prefetch_rows
 from .launch import DTYPES, Variant, jit, options, tl, variant, wait
 from .norm import Norm
@@ -33,7 +34,8 @@ ON_THE_WAY = 40 * 1024  # bytes of weights that a multiprocessor must have asked
 class Tile:
     """The work of a block: `rows` of W for `batch` rows of x, `columns` at a time, `vector` of them per load.
 
-    `stages` are those of a loop over products on tensor cores, 0 on CUDA cores.
+    `stages` are those of a loop over products on tensor cores, 0 on CUDA cores. If W is in codes of `bits` with a scale
+    for each `group`, `even` says that there are no columns beyond steps.
     """
 
     batch: int
@@ -42,12 +44,15 @@ class Tile:
     vector: int
     warps: int
     stages: int = 0
+    bits: int = 0
+    group: int = 0
+    even: bool = False
 
     @property
     def constants(self) -> dict[str, int]:
         """The constants of the kernels that this is."""
         shape = {"BLOCK_M": self.batch, "BLOCK_N": self.rows, "BLOCK_K": self.columns, "VECTOR": self.vector}
-        return {**shape, "STAGES": self.stages}
+        return {**shape, "STAGES": self.stages, "BITS": self.bits, "GROUP": self.group, "EVEN": self.even}
 
     def within(self, outputs: int) -> Tile:
         """The tile of a block that must not have more rows than a head, which has so many `outputs`."""
@@ -65,18 +70,30 @@ class Tile:
         rows: str,
         constants: dict[str, Any],
         counts: str = "",
+        absent: str = "",
         **more: Any,
     ) -> Variant:
         """The Variant of `kernel` for m rows of x; `rows`, `counts` and `more` are as in `launch.variant`."""
         single = {"M": 1} if m == 1 else {}  # which Triton takes as a constant
         given = {**self.constants, **single, **constants}
         ahead = self.stages == 0  # tensor cores read tiles that are asked for in L2 before
-        return variant(
-            kernel, dtype, given, f"M {counts}", rows, **{"warps": self.warps, "stages": 1, "ahead": ahead, **more}
-        )
+        if not self.bits:
+            absent += " scales offsets"
+        fixed = {"warps": self.warps, "stages": 1, "ahead": ahead}
+        return variant(kernel, dtype, given, f"M {counts}", rows, absent, **{**fixed, **more})
 
 
-def tile(batch: int, outputs: int, inputs: int, dtype: torch.dtype, least: int = 1) -> Tile:
+Weight = torch.Tensor | Codes
+
+
+def parts(weight: Weight) -> tuple[Any, Any, Any]:
+    """What kernels read of `weight`: numbers or codes, scales, offsets."""
+    return weight.parts if isinstance(weight, Codes) else (weight, None, None)
+
+
+def tile(
+    batch: int, outputs: int, inputs: int, dtype: torch.dtype, least: int = 1, weight: Weight | None = None
+) -> Tile:
     """The tile for `batch` rows of x and W [outputs, inputs]; `least` is how many rows of W must go together.
 
     On CUDA cores warps share the columns: as many as leave few lanes without a column. Each thread has 64 bytes of
@@ -84,6 +101,8 @@ def tile(batch: int, outputs: int, inputs: int, dtype: torch.dtype, least: int =
     blocks, of fewer rows and more columns, for up to two rows of x; registers hold no more.
     """
     vector = 16 // dtype.itemsize
+    if isinstance(weight, Codes):
+        return coded(batch, outputs, inputs, weight.bits, weight.group)
     if batch >= DOT_ROWS:
         return _dots(power_of_2(batch, 8), outputs, inputs, dtype.itemsize)
     warps = next(w for w in (4, 2, 1) if w == 1 or -inputs % (32 * vector * w) <= inputs // 8)
@@ -106,13 +125,25 @@ def _dots(batch: int, outputs: int, inputs: int, size: int) -> Tile:
     return Tile(batch, rows, columns, 16 // size, rows // 16, stages)
 
 
+def coded(batch: int, outputs: int, inputs: int, bits: int, group: int) -> Tile:
+    """The tile for W in codes: 32 rows of it to a warp, two warps or one, as leave every multiprocessor a block, but
+    four of many rows of x, which all of them read; two chunks at a time, or one where two do not divide the columns, or
+    registers would not hold what groups need."""
+    batch, one = power_of_2(batch, 8), chunk(bits)
+    rows = 128 if batch >= 32 else 64 if outputs // 64 >= PROCESSORS else 32
+    step = one if batch == 64 or (group < 64 and bits == 4) or inputs % (2 * one) else 2 * one
+    group = group if group % TILE == 0 else -(-group // step) * step  # of all columns, which may be any number
+    stages = staged(rows * step * bits // 8, batch * step * 2, outputs // rows)
+    return Tile(batch, rows, step, 1, rows // 32, stages, bits, group, inputs % step == 0)
+
+
 def staged(weights: int, others: int, blocks: int) -> int:
     """Return the stages of a loop over tiles of so many bytes of weights and of x, if there are so many blocks."""
     asked = -(-ON_THE_WAY // (weights * max(1, min(blocks // PROCESSORS, 8)))) + 1
     return max(2, min(8, max(3, asked), STAGED // (weights + others)))
 
 
-def check(x: torch.Tensor, weight: torch.Tensor, norm: Norm, bias: torch.Tensor | None) -> None:
+def check(x: torch.Tensor, weight: Weight, norm: Norm, bias: torch.Tensor | None) -> None:
     """Check that x [..., in], weight [out, in], norm and bias [out] fit.
 
     Raises:
@@ -131,9 +162,10 @@ def flat(x: torch.Tensor) -> torch.Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
+def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
     """Say why these kernels do not take x [..., in] with weights and `others`, in a few words; None if they do."""
-    given = [tensor for tensor in others if tensor is not None]
+    given = [tensor for tensor in others if isinstance(tensor, torch.Tensor)]
+    coded = [part for one in others if isinstance(one, Codes) for part in one.parts if part is not None]
     if reason := launch.refusal(x):
         return reason
     if x.dtype not in DTYPES:
@@ -142,9 +174,9 @@ def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
         return f"not all is {x.dtype} as x is"
     if not 0 < x.numel() <= MOST_ROWS * x.shape[-1]:
         return f"not 1 to {MOST_ROWS} rows"
-    if not all(tensor.is_contiguous() for tensor in given):
+    if not all(tensor.is_contiguous() for tensor in (*given, *coded)):
         return "not all is contiguous"
-    return gradient_refusal(x, *given)
+    return gradient_refusal(x, *given, *coded)
 
 
 @jit
@@ -189,14 +221,21 @@ def weights_at(weight, rows, k, end, K):
 
 
 @jit
-def first_weights(weight, rows, K, begin, end, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr):
+def first_weights(
+    weight, rows, K, begin, end, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr, PDL: tl.constexpr
+):
     """Ask for the first weights of `products` before anything that the kernel ahead writes.
 
     They are [1, BLOCK_N, BLOCK_K] on CUDA cores. For tensor cores they come to L2, and what is returned says nothing.
     """
     if STAGES > 0:
         if PDL:
-            prefetch_rows(weight, rows, K, begin, end, 2 * BLOCK_K)
+            if BITS > 0:
+                CHUNK: tl.constexpr = 512 // BITS
+                words = tl.cdiv(K, CHUNK) * 16
+                prefetch_rows(weight, rows, words, begin // CHUNK * 16, tl.cdiv(end, CHUNK) * 16, BLOCK_K * BITS // 16)
+            else:
+                prefetch_rows(weight, rows, K, begin, end, 2 * BLOCK_K)
         return 0.0
     else:  # Triton compiles what follows a `return`
         return weights_at(weight, rows, begin + tl.arange(0, BLOCK_K)[None, None, :], end, K)
@@ -204,15 +243,21 @@ def first_weights(weight, rows, K, begin, end, BLOCK_K: tl.constexpr, STAGES: tl
 
 @jit
 def products(
-    first, x, x_row, weight, gain, shift, rows, M, K, begin, end, eps,
+    first, x, x_row, weight, scales, offsets, gain, shift, rows, M, N, K, begin, end, eps,
     NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [·, K], columns `begin` to `end`: fp32 [BLOCK_M, BLOCK_N].
+    """norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [N, K], columns `begin` to `end`: fp32 [BLOCK_M, BLOCK_N].
 
-    A norm needs all columns. Rows of x are x_row apart; those beyond M repeat the last. STAGES says which cores.
+    A norm needs all columns. Rows of x are x_row apart; those beyond M repeat the last. STAGES says which cores, BITS
+    whether W is in codes.
     """
-    if STAGES > 0:
+    if BITS > 0:
+        return code_products(
+            x, x_row, weight, scales, offsets, gain, shift, rows, M, N, K, begin, end, eps,
+            NORM, BITS, GROUP, EVEN, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+        )  # fmt: skip
+    elif STAGES > 0:
         return dot_products(
             x, x_row, weight, gain, shift, rows, M, K, begin, end, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, STAGES
         )  # fmt: skip
@@ -235,14 +280,16 @@ def products(
 
 @jit
 def affine(
-    x, x_row, weight, gain, shift, bias, rows, M, K, eps, NORM: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    x, x_row, weight, scales, offsets, gain, shift, bias, rows, M, N, K, eps, NORM: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`products` over all K columns, plus bias; it waits for the kernel ahead, with the first weights on their way."""
-    first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, PDL)
+    first = first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, BITS, PDL)
     wait(PDL)
     out = products(
-        first, x, x_row, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES
+        first, x, x_row, weight, scales, offsets, gain, shift, rows, M, N, K, 0, K, eps,
+        NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN,
     )  # fmt: skip
     if bias is not None:
         out += tl.load(bias + rows).to(tl.float32)[None, :]

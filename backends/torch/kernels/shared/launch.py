@@ -39,6 +39,11 @@ def jit(fn: Callable[..., Any]) -> Any:
     return fn if triton is None else triton.jit(fn)
 
 
+def constant(fn: Callable[..., Any]) -> Any:
+    """A function of constants that kernels call while they are compiled."""
+    return fn if triton is None else triton.constexpr_function(fn)
+
+
 @lru_cache
 def capability(index: int) -> tuple[int, int]:
     """Compute capability of CUDA device `index`."""

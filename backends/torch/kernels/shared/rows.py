@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .codes import Codes
 from .operands import learns
 
 MOST_ROWS = 8  # of x; for more, on a GPU tensor cores are due, and on a CPU blocks of a product
@@ -20,8 +21,10 @@ DTYPES = (torch.float32, torch.bfloat16)
 _packed: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> (its version, the packed form)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor | Codes, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x Wᵀ + b: x [..., in], weight [out, in], bias [out] → [..., out]."""
+    if isinstance(weight, Codes):
+        return weight.linear(x, bias)
     if not _streams(x, weight):
         return F.linear(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from weft.backends.torch.kernels import quantized_linear as kernel
+from weft.backends.torch.kernels import norm_linear as kernel
+from weft.backends.torch.kernels.linear_residual import linear_residual
+from weft.backends.torch.kernels.norm_glu import norm_glu
+from weft.backends.torch.kernels.norm_linear import norm_linear
+from weft.backends.torch.kernels.norm_qkv import norm_qkv
 from weft.backends.torch.kernels.shared import gemv
-from weft.backends.torch.kernels.shared.codes import unpack
+from weft.backends.torch.kernels.shared.codes import Codes, dequantize, unpack
 from weft.ir.types.block_layouts import pack_words
 
 from .close import DTYPES, assert_close, exact, rounded
+from .oracles import FORMULAS, assert_near, draw, make_norm, norm64
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +76,10 @@ def test_few_rows(
     weight = exact(scales).T.repeat(group, 1) * (codes - (1 << (bits - 1)))
     want = exact(x) @ (weight + exact(offsets).T.repeat(group, 1) if more else weight).T + (exact(bias) if more else 0)
     words = torch.from_numpy(packed(codes, bits)).to(device)
-    given = (x, words, scales, offsets if more else None, bias if more else None)
-    assert kernel.refusal(x, words) is None
-    for computed in (kernel.quantized_linear, kernel.reference):
-        assert_close(computed(*given, bits=bits), want, terms=width)
+    given = (x, Codes(words, scales, offsets if more else None, bits, width), bias if more else None)
+    assert kernel.refusal(*given) is None
+    for computed in (kernel.norm_linear, kernel.reference):
+        assert_close(computed(*given), want, terms=width)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -91,7 +98,7 @@ def test_dequantizing_takes_codes_to_numbers(bits: int, group: int | None, dtype
     base = 0.0 if shifts is None else exact(shifts).T[..., None]
     codes = np.clip(np.rint((weight - base) / step) + half, 0, 2 * half - 1).astype(np.int64).reshape(7, 192)
     words = torch.from_numpy(packed(codes, bits))
-    made = exact(kernel.dequantize(words, scales, shifts, bits=bits, width=192)).reshape(weight.shape)
+    made = exact(dequantize(words, scales, shifts, bits=bits, width=192)).reshape(weight.shape)
     assert np.abs(made - (step * (codes.reshape(weight.shape) - half) + base)).max() <= 1e-5  # it computes in f32
     assert (np.abs(made - weight) <= (0.5 + 1e-3 + (1 << bits) * torch.finfo(dtype).eps) * step).all()
 
@@ -100,7 +107,7 @@ def test_groups_of_one_number_and_of_zeros() -> None:
     words = torch.from_numpy(packed(np.array([[8] * 64, [7] * 64]), 4))
     scales = torch.tensor([[0.0, 3.0]] * 2)
     for offsets, want in ((None, -3.0), (torch.full((2, 2), 6.0), 3.0)):
-        made = kernel.dequantize(words, scales, offsets, bits=4, width=64)
+        made = dequantize(words, scales, offsets, bits=4, width=64)
         assert torch.equal(made[1], torch.full((64,), want))
         assert torch.equal(made[0], torch.full((64,), 0.0 if offsets is None else 6.0))
 
@@ -120,41 +127,77 @@ def test_the_blocks_of_gguf_are_taken_as_they_are(device: torch.device) -> None:
     want = exact(x) @ (low.repeat(32, 1) + scale.repeat(32, 1) * codes).T
     scales, offsets = (rounded(t.T, torch.float32, device).contiguous() for t in (scale, low + 8 * scale))
     words = torch.from_numpy(packed(codes, 4)).to(device)
-    assert_close(kernel.quantized_linear(x, words, scales, offsets, bits=4), want, terms=64)
+    assert_close(kernel.norm_linear(x, Codes(words, scales, offsets, 4, 64)), want, terms=64)
 
 
 def test_what_torch_computes_instead(device: torch.device) -> None:
     words, scales = drawn(4, device)
+    weight = Codes(words, scales, None, 4, 64)
     for x, reason in (
         (torch.ones(65, 64, device=device), "not 1 to 64 rows"),
         (torch.ones(1, 64, dtype=torch.float64, device=device), "torch.float64 is none of bf16, fp16, fp32"),
     ):
-        assert kernel.refusal(x, words) == reason
-        want = exact(x) @ exact(kernel.dequantize(words, scales, bits=4, width=64)).T
-        assert_close(kernel.quantized_linear(x, words, scales, bits=4), want, terms=64)
-    strided = words.repeat_interleave(2, 1)[:, ::2]
-    assert kernel.refusal(torch.ones(1, 64, device=device), strided) == "the codes are not contiguous"
+        assert kernel.refusal(x, weight) == reason
+        want = exact(x) @ exact(dequantize(words, scales, bits=4, width=64)).T
+        assert_close(kernel.norm_linear(x, weight), want, terms=64)
+    strided = Codes(words.repeat_interleave(2, 1)[:, ::2], scales, None, 4, 64)
+    assert kernel.refusal(torch.ones(1, 64, device=device), strided) == "not all is contiguous"
 
 
-def test_wrong_operands(device: torch.device) -> None:
+def test_wrong_operands() -> None:
     codes, scales = drawn(8, torch.device("cpu"))
-    x = torch.ones(1, 64)
-    for computed in (kernel.quantized_linear, kernel.reference):
-        with pytest.raises(ValueError, match=r"codes \[5, 16\] torch.int32 must be int32 \[out, 32\]"):
-            computed(torch.ones(1, 80), codes, scales, bits=8)
-        with pytest.raises(ValueError, match=r"scales \[2, 4\] must be \[groups, 5\]"):
-            computed(x, codes, scales[:, :4], bits=8)
-        with pytest.raises(ValueError, match=r"offsets \[1, 5\] differ"):
-            computed(x, codes, scales, scales[:1], bits=8)
-        with pytest.raises(ValueError, match=r"bias \[4\] must be \[5\]"):
-            computed(x, codes, scales, None, x[0, :4], bits=8)
-        with pytest.raises(ValueError, match="codes of 5 bits are not of 4 or 8"):
-            computed(x, codes, scales, bits=5)
+    for changed, words in (
+        ({"width": 80}, r"codes \[5, 16\] torch.int32 must be int32 \[out, 32\] for rows of 80"),
+        ({"scales": scales[:, :4]}, r"scales \[2, 4\] must be \[groups, 5\]"),
+        ({"offsets": scales[:1]}, r"offsets \[1, 5\] differ"),
+        ({"bits": 5}, "codes of 5 bits are not of 4 or 8"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Codes(**{"packed": codes, "scales": scales, "offsets": None, "bits": 8, "width": 64, **changed})
+    with pytest.raises(ValueError, match=r"x \[1, 32\] does not fit weight \[5, 64\]"):
+        kernel.norm_linear(torch.ones(1, 32), Codes(codes, scales, None, 8, 64))
 
 
 def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
     words, scales = drawn(4, device)
+    weight = Codes(words, scales.requires_grad_(), None, 4, 64)
     x = torch.ones(1, 64, device=device)
-    scales.requires_grad_()
-    assert kernel.refusal(x, words, None, scales) == "a gradient is wanted"
-    assert kernel.quantized_linear(x, words, scales, bits=4).requires_grad
+    assert kernel.refusal(x, weight) == "a gradient is wanted"
+    assert kernel.norm_linear(x, weight).requires_grad
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "bits", "group"), [(1, 4, 32), (3, 8, 96), (33, 4, 96)])
+def test_the_fusions(device: torch.device, rows: int, bits: int, group: int, dtype: torch.dtype, kind: str) -> None:
+    """Every kernel that takes weights takes codes: against the same with the numbers that they stand for."""
+    rng, width, out = np.random.default_rng(0), 96, 64
+    words = torch.from_numpy(packed(rng.integers(0, 1 << bits, (out, width)), bits)).to(device)
+    scales = rounded(rng.uniform(0.2, 1, (width // group, out)) / (1 << bits), torch.float16, device)
+    offsets = rounded(rng.normal(size=(width // group, out)) / 8, torch.float32, device)
+    codes = Codes(words, scales, offsets, bits, width)
+    plain = dequantize(words, scales, offsets, bits=bits, width=width).double()
+    x = draw(rows, width, seed=1, dtype=dtype, device=device)
+    norm = make_norm(kind, width, dtype, device)
+    normed = norm64(x, norm)
+    size = (normed.abs() + 1) @ plain.abs().T + 1
+    near = partial(assert_near, reduced=width, inner=dtype)
+    gate, up = (normed @ plain.T).chunk(2, -1)
+    gate_size, up_size = size.chunk(2, -1)
+    near(norm_linear(x, codes, norm=norm, kernel=True), normed @ plain.T, size)
+    near(norm_glu(x, codes, norm=norm, kernel=True), FORMULAS["silu"](gate) * up, 4 * gate_size * up_size)
+    residual = draw(rows, out, seed=2, dtype=dtype, device=device)
+    product = x.double() @ plain.T
+    near(
+        linear_residual(x, codes, residual, kernel=True),
+        residual.double() + product,
+        size + x.double().abs() @ plain.abs().T,
+    )
+    k, v = (torch.zeros(rows, 1, 4, 16, dtype=dtype, device=device) for _ in range(2))
+    at = torch.full((rows, 1), 2, device=device)
+    q = norm_qkv(x, codes, k, v, at, norm=norm, kernel=True)
+    want = (normed @ plain.T).view(rows, 4, 16)
+    sizes = size.view(rows, 4, 16)
+    near(q, want[:, :2], sizes[:, :2])
+    near(k[:, :, 2], want[:, 2:3], sizes[:, 2:3])
+    near(v[:, :, 2], want[:, 3:], sizes[:, 3:])
