@@ -8,6 +8,7 @@ sandwich norms have (arXiv 2105.13290), needs all outputs; the last block of all
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -161,7 +162,7 @@ def at_once(outputs: int, plan: Tile) -> int:
 
 
 def variants() -> list[Variant]:
-    """Output and down projections of 8 B and of 135 M parameters, eight rows, a narrow one that is split, norms."""
+    """Output and down projections of 8 B and of 135 M parameters, more rows, one that is split, norms, 4 bits."""
     shipped = []
     for m, n, k, dtype, norm, absent in (
         (1, 4096, 14336, BF16, "none", "gain shift bias"),
@@ -170,10 +171,17 @@ def variants() -> list[Variant]:
         (1, 256, 14336, FP32, "none", "gain shift bias"),
         (1, 2304, 9216, BF16, "rms", "shift bias"),
         (4, 256, 4096, BF16, "layer", ""),
+        (8, 4096, 14336, BF16, "none", "gain shift bias"),
+        (64, 4096, 14336, BF16, "none", "gain shift bias"),
     ):
         plan = tile(m, n, k, dtype)
         splits, _ = columns(n, k, plan)
         forms = {"NORM": norm, "SPLITS": splits, "BLOCK_H": at_once(n, plan)}
         absent += " partial tickets" * (splits == 1 and norm == "none")
         shipped.append(plan.variant(linear_residual_kernel, m, dtype, "N K each", forms, absent=absent))
+    for m in (1, 8, 32):
+        plan, absent = gemv.coded(m, 4096, 14336, 4, 128), "offsets gain shift bias"
+        forms = {"NORM": "none", "SPLITS": columns(4096, 14336, plan)[0], "BLOCK_H": at_once(4096, plan)}
+        more: dict[str, Any] = {"absent": absent, "types": gemv.CODES}
+        shipped.append(plan.variant(linear_residual_kernel, m, BF16, "N K each", forms, **more))
     return shipped

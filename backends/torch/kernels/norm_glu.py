@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from .shared.activation import check_activation, gated, open_gate
-from .shared.gemv import Weight, affine, check, parts, refusal, tile
+from .shared.gemv import CODES, Weight, affine, check, coded, parts, refusal, tile
 from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
@@ -81,7 +81,8 @@ reference = partial(norm_glu, kernel=False)
 
 
 def variants() -> list[Variant]:
-    """SwiGLU of 8 B and of 135 M parameters, four rows of a GEGLU with LayerNorm, eight rows in fp32, a limited one."""
+    """SwiGLU of 8 B and of 135 M parameters, four rows of a GEGLU with LayerNorm, eight rows in fp32, a limited one;
+    more rows; and 4 bits."""
     return [
         tile(m, 2 * n, k, dtype, least=2).variant(norm_glu_kernel, m, dtype, "N K", forms, absent=absent)
         for m, n, k, dtype, norm, activation, limit, shift, absent in (
@@ -90,6 +91,12 @@ def variants() -> list[Variant]:
             (4, 6144, 2048, FP16, "layer", "gelu_tanh", None, 0.0, ""),
             (8, 14336, 4096, FP32, "rms", "silu", None, 0.0, "shift bias"),
             (1, 2880, 2880, BF16, "rms", "gelu_quick", 7.0, 1.0, "shift bias"),
+            *((m, 14336, 4096, BF16, "rms", "silu", None, 0.0, "shift bias") for m in (8, 64)),
         )
         for forms in [{"NORM": norm, "ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}]
+    ] + [
+        coded(m, 28672, 4096, 4, 128).variant(norm_glu_kernel, m, BF16, "N K", forms, absent=absent, types=CODES)
+        for m in (1, 8, 16, 32)
+        for forms in [{"NORM": "rms", "ACTIVATION": "silu", "LIMIT": None, "SHIFT": 0.0}]
+        for absent in ["offsets shift bias"]
     ]

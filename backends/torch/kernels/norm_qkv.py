@@ -223,7 +223,7 @@ def _head(head_dim: int, rotary: int) -> dict[str, int]:
 
 
 def variants() -> list[Variant]:
-    """Llama and Qwen 3 of 8 B, eight rows, LayerNorm with biases and partial rotary, and a small model in fp32."""
+    """Llama and Qwen 3 of 8 B, more rows, LayerNorm with biases and partial rotary, a small model in fp32, 4 bits."""
     shipped = []
     for m, heads, kv_heads, head_dim, k, dtype, rotary, more in (
         (1, 32, 8, 128, 4096, BF16, 128, {}),
@@ -231,11 +231,17 @@ def variants() -> list[Variant]:
         (8, 32, 8, 128, 4096, BF16, 128, {"HEAD_NORM": True}),
         (4, 32, 32, 80, 2560, FP16, 32, {"NORM": "layer", "INTERLEAVED": True}),
         (1, 9, 3, 64, 576, FP32, 64, {"ROLLING": True}),
+        (64, 32, 8, 128, 4096, BF16, 128, {}),
+        (1, 32, 8, 128, 4096, BF16, 128, {"BITS": 4}),
+        (16, 32, 8, 128, 4096, BF16, 128, {"BITS": 4}),
     ):
         forms = {"NORM": "rms", "HEAD_NORM": False, "INTERLEAVED": False, "ROLLING": False, **more}
         absent = " shift bias" * (forms["NORM"] == "rms") + " q_gain k_gain raw tickets" * (not forms["HEAD_NORM"])
-        plan = _tile(m, (heads + 2 * kv_heads) * head_dim, k, head_dim, dtype)
+        outputs = (heads + 2 * kv_heads) * head_dim
+        plan, types = _tile(m, outputs, k, head_dim, dtype), {}
+        if forms.pop("BITS", 0):
+            plan, types, absent = gemv.coded(m, outputs, k, 4, 128), gemv.CODES, f"{absent} offsets"
         strides, counts = "K stride_b stride_h stride_t", "heads kv_heads capacity keep"
         forms |= _head(head_dim, rotary)
-        shipped.append(plan.variant(norm_qkv_kernel, m, dtype, strides, forms, counts, absent=absent))
+        shipped.append(plan.variant(norm_qkv_kernel, m, dtype, strides, forms, counts, absent, types=types))
     return shipped

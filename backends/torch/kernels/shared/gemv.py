@@ -84,6 +84,7 @@ class Tile:
 
 
 Weight = torch.Tensor | Codes
+CODES = {"weight": "*i32", "scales": "*fp16", "offsets": "*fp32"}  # their types, where they come from a checkpoint
 
 
 def parts(weight: Weight) -> tuple[Any, Any, Any]:

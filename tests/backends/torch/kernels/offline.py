@@ -1,8 +1,12 @@
 """Compiles what kernels ship for an H200 that is not there, and prints as JSON what the machine code is like.
 
 A script of its own, because Triton must be imported without TRITON_INTERPRET: `python offline.py 0 2` is the first
-half. offline.json keeps the facts of every variant with a hash of all that decides about its machine code; a variant
-is compiled where its hash is another one. `python offline.py --write` compiles them all and writes the file.
+half. offline-VERSION.json, one for each version of Triton that kernels are for, keeps the facts of every variant with a
+hash of all that decides about its machine code; a variant is compiled where its hash is another one. `python offline.py
+--write` compiles them all, with the Triton that Python finds, and writes the file and the table offline.md.
+
+Of a loop that streams weights the facts tell what issuing its instructions takes, as a share of the time in which an
+H200 reads the weights: 4 instructions a clock, and 18.6 bytes (4.3 TB/s over 132 multiprocessors at 1.755 GHz).
 """
 
 from __future__ import annotations
@@ -27,8 +31,10 @@ from weft.backends.torch.kernels.shared.launch import Variant
 from weft.backends.torch.package.export import kernel_files
 
 TARGET = GPUTarget("cuda", 90, 32)
-RECORD = Path(__file__).with_suffix(".json")
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+HERE = Path(__file__).parent
+VERSIONS = ("3.6.0", "3.9.0")  # that of torch 2.11 for CUDA 13, and that of the tests
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+ISSUED, READ = 4, 18.6  # instructions and bytes per clock and multiprocessor
 VECTOR_LOADS = re.compile(r"ld\.global\S*\.(v4\.[bfsu]32|v2\.[bfsu]64)|cp\.async\.c[ag]\S* .*, 0x10\b|cp\.async\.bulk")
 
 
@@ -72,9 +78,8 @@ def facts(variant: Variant) -> dict[str, Any]:
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(asm["cubin"])
         file.flush()
-        usage = subprocess.run(
-            [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        usage = _told("cuobjdump", "--dump-resource-usage", file.name)
+        code = _told("nvdisasm", "-c", file.name)
     loads, wait = [found.start() for found in VECTOR_LOADS.finditer(asm["ptx"])], asm["ptx"].find("griddepcontrol.wait")
     resources = {key.lower(): int(value) for key, value in re.findall(r"(REG|STACK|LOCAL|SHARED):(\d+)", usage)}
     return {
@@ -84,7 +89,37 @@ def facts(variant: Variant) -> dict[str, Any]:
         "waits": asm["ptx"].count("griddepcontrol.wait"),
         "launches_dependents": asm["ptx"].count("griddepcontrol.launch_dependents"),
         "wants": {"vectors": variant.vectors, "pdl": variant.pdl, "ahead": variant.ahead},
+        **streamed(variant, instructions(code)),
     }
+
+
+def _told(tool: str, *arguments: str) -> str:
+    return subprocess.run([TOOLS / tool, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def instructions(code: str) -> int:
+    """Count the instructions of the longest loop in disassembled machine code."""
+    labels: dict[str, int] = {}
+    count = longest = 0
+    for line in code.splitlines():
+        if found := re.match(r"(\.L\w+):", line):
+            labels[found[1]] = count
+        elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            count += 1
+            if (jump := re.search(r"BRA.*`\((\.L\w+)\)", found[1])) and jump[1] in labels:
+                longest = max(longest, count - labels[jump[1]])
+    return longest
+
+
+def streamed(variant: Variant, count: int) -> dict[str, Any]:
+    """The `instructions` of a step of the loop over weights, per warp, the weight `bytes` that it reads, and their
+    `issue` as a share of memory time; nothing of kernels that stream no weights."""
+    c = variant.constants
+    if "weight" not in variant.types or "BLOCK_K" not in c:
+        return {}
+    bits = c.get("BITS") or 8 * {"*bf16": 2, "*fp16": 2, "*fp32": 4}[variant.types["weight"]]
+    read = c["BLOCK_N"] * c["BLOCK_K"] * bits // 8
+    return {"instructions": count, "bytes": read, "issue": round(count * variant.warps / ISSUED * READ / read, 2)}
 
 
 def shipped() -> dict[str, Variant]:
@@ -99,7 +134,7 @@ def shipped() -> dict[str, Variant]:
     return found
 
 
-def fingerprint(variant: Variant) -> str:
+def fingerprint(variant: Variant, version: str = triton.__version__) -> str:
     """Hash what the machine code of `variant` follows from: the kernel's file and all kernel files that it imports,
     without comments on lines of their own, the variant, the target and the version of Triton."""
     module = variant.kernel.__module__.removeprefix(f"{kernels.__name__}.")
@@ -108,35 +143,70 @@ def fingerprint(variant: Variant) -> str:
     code = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
     chosen = [variant.kernel.__name__, sorted(variant.types.items()), sorted(map(repr, variant.constants.items()))]
     chosen += [sorted(variant.divisible), variant.warps, variant.stages, variant.pdl]
-    return hashlib.sha256(repr([triton.__version__, TARGET, code, chosen]).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr([version, TARGET.arch, code, chosen]).encode()).hexdigest()[:16]
+
+
+def record(version: str) -> dict[str, Any]:
+    """The facts of all variants by label, with their hashes, under a version of Triton."""
+    path = HERE / f"offline-{version.rpartition('.')[0]}.json"
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return found
 
 
 def main(part: int, parts: int) -> None:
-    """Print the facts of every `parts`-th variant, from `part` on; what offline.json knows of them; whether it is old.
+    """Print the version, label and facts of every `parts`-th variant, from `part` on; what is recorded of them; whether
+    that is old.
 
-    The first of them, and all where WEFT_TESTS is ``all``, are compiled whatever is known of them.
+    Under this version of Triton the first of them, and all where WEFT_TESTS is ``all``, are compiled whatever is known.
     """
-    record = json.loads(RECORD.read_text("utf-8"))
     found = []
-    for i, (name, variant) in enumerate(list(shipped().items())[part::parts]):
-        hashed, known = record["variants"].get(name, ("", None))
-        if changed := hashed != fingerprint(variant):
-            known = None
-        again = known is None or i == 0 or os.environ.get("WEFT_TESTS") == "all"
-        old = changed and record["triton"] == triton.__version__
-        found.append((name, facts(variant) if again else known, known, old))
+    for version in dict.fromkeys((*VERSIONS, triton.__version__)):
+        records, here = record(version), version == triton.__version__
+        for i, (name, variant) in enumerate(list(shipped().items())[part::parts]):
+            hashed, known = records.get(name, ("", None))
+            old = version in VERSIONS and hashed != fingerprint(variant, version)
+            again = here and (old or known is None or i == 0 or os.environ.get("WEFT_TESTS") == "all")
+            found.append((f"{name} under Triton {version}", facts(variant) if again else known, known, old))
     json.dump(found, sys.stdout, indent=1)
 
 
 def write() -> None:
-    """Compile every variant, and write its facts to offline.json."""
-    lines = [
-        f"{json.dumps(name)}: {json.dumps([fingerprint(variant), facts(variant)])}"
-        for name, variant in shipped().items()
-    ]
-    head, body = f'{{"triton": {json.dumps(triton.__version__)}, "variants": {{', ",\n".join(lines)
-    RECORD.write_text(f"{head}\n{body}\n}}}}\n", encoding="utf-8")
+    """Compile every variant, and write its facts."""
+    made = {name: [fingerprint(variant), facts(variant)] for name, variant in shipped().items()}
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(known)}" for name, known in made.items())
+    path = HERE / f"offline-{triton.__version__.rpartition('.')[0]}.json"
+    path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    (HERE / "offline.md").write_text(table(), encoding="utf-8")
 
+
+def table() -> str:
+    """The loops over weights of all versions as a page."""
+    records = {version: record(version) for version in VERSIONS}
+    head = ["kernel", "weights", "rows of x", *(f"{what}, {v}" for v in VERSIONS for what in TOLD)]
+    lines = [
+        "# Loops over weights",
+        "",
+        "What the offline check (`offline.py --write`) found for an H200, by version of Triton: registers of a thread,",
+        "instructions of a warp per byte of weights, and the time in which they are issued as a share of the time in",
+        "which the bytes arrive from memory; below 1, memory is the limit. Up to 8 rows of x share a kernel from 4 on,",
+        "or with codes from 1 on. Counted is the longest loop, which may be that of a norm behind a product.",
+        "",
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+    ]
+    for name, variant in shipped().items():
+        known = [records[version].get(name, ("", {}))[1] for version in VERSIONS]
+        if all("issue" in facts for facts in known):
+            c = variant.constants
+            weights = f"{c['BITS']} bits by {c['GROUP']}" if c.get("BITS") else variant.types["weight"].lstrip("*")
+            tile = f"{c.get('NORM', 'none')} norm, {c['BLOCK_N']} × {c['BLOCK_K']}"
+            numbers = [n for f in known for n in (f["reg"], f"{f['instructions'] / f['bytes']:.3f}", f["issue"])]
+            cells = (f"{variant.kernel.__name__} ({tile})", weights, c["BLOCK_M"], *numbers)
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+TOLD = ("registers", "instructions per byte", "share of memory time")
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:

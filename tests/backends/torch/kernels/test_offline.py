@@ -13,9 +13,17 @@ import pytest
 PARTS = 2  # processes that share the variants, one per test and so one per test worker
 
 
+def most_issued(label: str) -> float:
+    """Return the largest share of memory time that issuing instructions may take."""
+    if "BITS=" in label:
+        return 1.1 if "GROUP=32" in label else 0.9
+    return 0.6 if "NORM=layer" in label else 0.5
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_what_ships_compiles_to_good_machine_code(part: int, pytestconfig: pytest.Config, tmp_path: Path) -> None:
-    """Only variants whose hash is not that of offline.json are compiled, and one that must be as recorded there."""
+    """Only variants whose hash is not the recorded one are compiled, and one that must be as recorded; what is recorded
+    under the other version of Triton is held to the same, and to the code of today by its hash."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     kept = pytestconfig.cache.mkdir("triton") if pytestconfig.cache else tmp_path
     done = subprocess.run(
@@ -30,8 +38,8 @@ def test_what_ships_compiles_to_good_machine_code(part: int, pytestconfig: pytes
     assert found
     wrong = []
     for label, facts, known, old in found:
-        assert not old, f"{label} has changed: run `python tests/backends/torch/kernels/offline.py --write`"
-        assert known in (None, facts), f"{label} compiles to something else than offline.json says: {facts}"
+        assert not old, f"{label} has changed: run `python tests/backends/torch/kernels/offline.py --write` there"
+        assert known in (None, facts), f"{label} compiles to something else than is recorded: {facts}"
         wants = facts["wants"]
         good = {
             "spills": facts["stack"] == facts["local"] == 0,
@@ -39,5 +47,7 @@ def test_what_ships_compiles_to_good_machine_code(part: int, pytestconfig: pytes
             "dependent launch": (facts["waits"] > 0 and facts["launches_dependents"] > 0) or not wants["pdl"],
             "loads before the wait": facts["loads_ahead"] > 0 or not wants["ahead"],
         }
+        if "issue" in facts and " *bf16 " in label and ("NORM=none" in label or "linear_residual" not in label):
+            good["issue of instructions"] = facts["issue"] <= most_issued(label)
         wrong += [f"{label}: {what}: {facts}" for what, ok in good.items() if not ok]
     assert not wrong, "\n".join(wrong)
