@@ -101,7 +101,7 @@ def code_products(
     HALF: tl.constexpr = 0x6400 if tl.float16 == DTYPE else 0x4300
     ADDED: tl.constexpr = 1024 if tl.float16 == DTYPE else 128  # to a code by HALF
     ZERO: tl.constexpr = ADDED + 8 if BITS == 4 else 17 * ADDED + 128
-    CENTRED: tl.constexpr = BLOCK_M >= 32  # from then on sums cost more than to subtract from codes
+    CENTRED: tl.constexpr = BLOCK_M >= 16  # from then on sums cost more than to subtract from codes
     LESS: tl.constexpr = ADDED + 8 if CENTRED else 0
     PARTS: tl.constexpr = 3 if x.dtype.element_ty == tl.float32 else 1
     i, j = tl.arange(0, 16), tl.arange(0, 32)

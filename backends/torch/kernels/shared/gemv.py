@@ -131,7 +131,8 @@ def coded(batch: int, outputs: int, inputs: int, bits: int, group: int) -> Tile:
     four of many rows of x, which all of them read; two chunks at a time, or one where two do not divide the columns, or
     registers would not hold what groups need."""
     batch, one = power_of_2(batch, 8), chunk(bits)
-    rows = 128 if batch >= 32 else 64 if outputs // 64 >= PROCESSORS else 32
+    wide = batch >= 32 or (batch == 16 and outputs // 128 >= PROCESSORS)
+    rows = 128 if wide else 64 if batch == 16 or outputs // 64 >= PROCESSORS else 32
     step = one if batch == 64 or (group < 64 and bits == 4) or inputs % (2 * one) else 2 * one
     group = group if group % TILE == 0 else -(-group // step) * step  # of all columns, which may be any number
     stages = staged(rows * step * bits // 8, batch * step * 2, outputs // rows)
