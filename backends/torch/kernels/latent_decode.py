@@ -68,7 +68,7 @@ def latent_kernel(
     for start in tl.range(split * share, end, KEYS, disable_licm=LEAN):
         i = start + n
         _, slot = slots(i, kept, first, KEEP, RING)
-        key = cache + slot[:, None] * (RANK + ROPE)
+        key = cache + slot.to(tl.int64)[:, None] * (RANK + ROPE)
         latent_there = (i < end)[:, None] if RANK == RANK_PADDED else (i < end)[:, None] & (c < RANK)[None, :]
         rope_there = (i < end)[:, None] if ROPE == ROPE_PADDED else (i < end)[:, None] & (p < ROPE)[None, :]
         latent = tl.load(key + c[None, :], latent_there, other=0.0)

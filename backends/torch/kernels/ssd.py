@@ -1,7 +1,7 @@
 """The recurrence of Mamba-2 (Dao & Gu 2024, arXiv 2405.21060), for prompts; `ssd_step` takes one token.
 
 h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_tᵀ and y_t = h_tᵀ C_t + D x_t per head, A, D scalars, the state h [states, p] in
-f32. A prompt is cut into chunks, each gone through in blocks of 64 tokens, in three kernels: the state that every chunk
+f32. A prompt is cut into chunks, each gone through in blocks of 64 tokens, or 32 of f32, in three kernels: the state that every chunk
 ends in if it starts from zero (products of matrices); the states that the chunks do start from (a running sum, one
 term a chunk); and y, which in a block is C times the state at its start plus the masked products C Bᵀ within it. The
 state at the start of a block is never formed: C times it is C h for the chunk's start, and block by block up to here it
@@ -19,8 +19,7 @@ from .shared import operands
 from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
 from .shared.operands import contiguous, power_of_2, rows
 
-TOKENS = 64  # of a block
-CHUNK = 4  # blocks: longer chunks write fewer states, shorter ones have more programs
+CHUNK = 256  # tokens: longer chunks write fewer states, shorter ones have more programs
 MOST_STATES, MOST_WIDTH = 256, 128
 
 
@@ -196,10 +195,11 @@ def check(
 def _sizes(dtype: torch.dtype, states: int, width: int) -> tuple[dict[str, int], dict[str, int], int, int]:
     """Constants and warps of `_end_kernel` and of `_scan_kernel`: what fits in registers."""
     wide = dtype == torch.float32
+    tokens = 32 if wide else 64
     block_n, block_p = (power_of_2(n, 16) for n in (states, width))
-    both = {"STATES": states, "WIDTH": width, "CHUNK": CHUNK, "TOKENS": TOKENS, "BLOCK_N": block_n}
+    both = {"STATES": states, "WIDTH": width, "CHUNK": CHUNK // tokens, "TOKENS": tokens, "BLOCK_N": block_n}
     end = {**both, "BLOCK_P": max(16, min(block_p, 8192 // block_n))}
-    scan = {**both, "BLOCK_P": block_p, "BLOCK_K": min(block_n, 32 if wide else 64)}
+    scan = {**both, "BLOCK_P": block_p, "BLOCK_K": min(block_n, tokens)}
     return end, scan, 8 if wide else 4, 8 if wide or block_n * block_p > 8192 else 4
 
 
@@ -244,7 +244,7 @@ def ssd(
     batch, seq, _ = x.shape
     x, delta, b, c = (rows(t) for t in (x, delta, b, c))
     a, d, past = a.contiguous(), contiguous(d), contiguous(past)
-    parts = triton.cdiv(seq, TOKENS * CHUNK)
+    parts = triton.cdiv(seq, CHUNK)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     present = None if past is None else torch.empty_like(past)
     starts = torch.empty(batch, parts, heads, states, width, dtype=torch.float32, device=x.device)
@@ -258,7 +258,7 @@ def ssd(
     _start_kernel[(triton.cdiv(states * width, 1024), heads, batch)](
         starts, sums, past, present, parts, SIZE=states * width, BLOCK=1024, **options(x)
     )
-    _scan_kernel[(heads, triton.cdiv(seq, TOKENS), batch)](
+    _scan_kernel[(heads, triton.cdiv(seq, scan["TOKENS"]), batch)](
         x, delta, a, b, c, d, starts, y, seq, *strides, c.stride(1), **scan, **more, **options(x, scan_warps, stages=2)
     )
     return y if present is None else (y, present)

@@ -198,7 +198,7 @@ def _tile(wide: int, window: int, size: int, room: int) -> Tile:
     Short windows take small tiles, since tiles on the edges are computed in whole.
     """
     if size == 4:
-        tiles = [Tile(64, 32, 4, 3)] if wide <= 64 else [Tile(32, 32, 8, 3)]
+        tiles = [Tile(64, 32, 4, 3)] if wide <= 64 else [Tile(16, 32, 4, 3)]
     else:
         large = [Tile(128, 128, 8, 3)] if wide <= 128 and window >= 1024 else []
         tiles = [*large, *(Tile(128, keys, 8, stages) for keys in (64, 32) for stages in (3, 2)), Tile(64, 32, 4, 2)]

@@ -60,7 +60,7 @@ def prefetch(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.const
     LINE: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = PADDED // LINE if PADDED > LINE else 1
     column = tl.minimum(tl.arange(0, LINES) * LINE, WIDTH - 1)
-    slot = tl.minimum(tl.maximum(slot, 0), capacity - 1)
+    slot = tl.minimum(tl.maximum(slot, 0), capacity - 1).to(tl.int64)
     at = (rows + slot[:, None] * stride + column[None, :]).to(tl.int64)
     tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], tl.int32, is_pure=False, pack=1)
 

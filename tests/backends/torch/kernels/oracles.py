@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -32,6 +33,20 @@ def draw(*shape: int, seed: int, dtype: torch.dtype, device: torch.device, scale
     """Normal numbers, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype).to(device)
+
+
+def far_caches(file: Path, shape: tuple[int, int, int], axis: int, device: torch.device) -> list[torch.Tensor]:
+    """Two caches [1, *shape] of bf16 zeros whose last index of `axis` lies 2³¹ numbers behind the first. On a CPU they
+    are in a `file` with holes, which takes no room."""
+    near = math.prod(shape)
+    size, strides = 2**31 + 2 * near, [near, shape[1] * shape[2], shape[2], 1]
+    strides[axis] = -(-(2**31) // (shape[axis - 1] - 1) // 16) * 16
+    size += 16 * shape[axis - 1]
+    if device.type == "cpu":
+        numbers = torch.from_file(str(file), shared=True, size=size, dtype=torch.bfloat16)
+    else:
+        numbers = torch.zeros(size, dtype=torch.bfloat16, device=device)
+    return [numbers.as_strided((1, *shape), strides, at) for at in (0, near)]
 
 
 def make_norm(kind: str, width: int, dtype: torch.dtype, device: torch.device) -> Norm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from weft.backends.torch.kernels.shared import split_keys
 from weft.ir import ops
 
 from .cached_text import Text, bound
+from .oracles import draw, far_caches
 
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -188,3 +190,14 @@ def test_a_rolling_cache_shorter_than_its_window_shows_what_it_holds(device: tor
         short = decode_attention(q, k, v, at, window=64, keep_first=2, rolling=True)
         torch.testing.assert_close(short, decode_attention(q, k, v, at, window=8, keep_first=2, rolling=True))
         torch.testing.assert_close(short, reference(q, k, v, at, window=64, keep_first=2, rolling=True))
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_caches_may_be_larger_than_32_bits_count(device: torch.device, tmp_path: Path, axis: int) -> None:
+    q = draw(1, 6, 16, seed=1, dtype=B16, device=device)
+    near = [draw(1, 3, 5, 16, seed=seed, dtype=B16, device=device) for seed in (2, 3)]
+    far = far_caches(tmp_path / "cache", (3, 5, 16), axis, device)
+    for cache, values in zip(far, near, strict=True):
+        cache.copy_(values)
+    positions = torch.tensor([4], device=device)
+    assert torch.equal(decode_attention(q, *far, positions), decode_attention(q, *near, positions))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from weft.backends.torch.kernels.norm_qkv import norm_qkv, reference, refusal
 from weft.backends.torch.kernels.shared import gemv
 from weft.backends.torch.kernels.shared.norm import NO_NORM, Norm
 
-from .oracles import assert_near, draw, make_norm, norm64
+from .oracles import assert_near, draw, far_caches, make_norm, norm64
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -141,6 +142,17 @@ def test_caches_may_be_rows_of_larger_ones(device: torch.device) -> None:
     for cache, strided in zip(given[2:4], larger, strict=True):
         assert torch.equal(strided[1, :, 1], cache[0, :, 1])
         assert torch.equal(strided[2, :, 2], cache[1, :, 2])
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_caches_may_be_larger_than_32_bits_count(device: torch.device, tmp_path: Path, axis: int) -> None:
+    case = Case(kv_heads=3, capacity=3, positions=(2,))
+    given, options = case.arguments(device)
+    far = far_caches(tmp_path / "cache", (3, 3, 8), axis, device)
+    q = norm_qkv(*given, **options)
+    assert torch.equal(q, norm_qkv(*given[:2], *far, *given[4:], **options))
+    for cache, near in zip(far, given[2:4], strict=True):
+        assert torch.equal(cache[:, :, 2], near[:, :, 2])
 
 
 def test_counters_are_back_at_zero(device: torch.device) -> None:
