@@ -47,7 +47,8 @@ def unpack(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
     shifts = torch.arange(0, 16, bits, device=packed.device)
     halves = torch.stack([packed & 0xFFFF, (packed >> 16) & 0xFFFF], -1).unflatten(1, (-1, WORDS))
     tiles = (halves[:, :, None] >> shifts[:, None, None]) & ((1 << bits) - 1)  # [out, chunks, tiles, WORDS, 2]
-    return tiles.flatten(1)[:, :width]
+    codes: torch.Tensor = tiles.flatten(1)[:, :width]
+    return codes
 
 
 @constant
@@ -175,7 +176,7 @@ def dequantize(
 ) -> torch.Tensor:
     """The weights [out, width], f32, of words [out, words] and scales and offsets [groups, out]."""
     numbers = (unpack(packed, bits, width) - (1 << (bits - 1))).float().unflatten(1, (len(scales), -1))
-    weight = numbers * scales.T.float()[..., None]
+    weight: torch.Tensor = numbers * scales.T.float()[..., None]
     return (weight if offsets is None else weight + offsets.T.float()[..., None]).flatten(1)
 
 
@@ -245,7 +246,7 @@ class Codes:
 
     @property
     def parts(self) -> tuple[Any, Any, Any]:
-        """What kernels read: codes, scales and offsets."""
+        """Codes, scales and offsets: what kernels read."""
         return self.packed, self.scales, self.offsets
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -88,7 +88,7 @@ CODES = {"weight": "*i32", "scales": "*fp16", "offsets": "*fp32"}  # their types
 
 
 def parts(weight: Weight) -> tuple[Any, Any, Any]:
-    """What kernels read of `weight`: numbers or codes, scales, offsets."""
+    """Numbers or codes, scales, offsets: what kernels read of `weight`."""
     return weight.parts if isinstance(weight, Codes) else (weight, None, None)
 
 
