@@ -47,11 +47,11 @@ def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @jit
 def scaled(x, gain, shift, k, there):
-    """x ⊙ gain + shift of columns k [·], where they are `there` and given; x [m, ·] in fp32."""
+    """x ⊙ gain + shift of columns k [·], where they are `there` and given, all if None; x [m, ·] in fp32."""
     if gain is not None:
-        x = x * tl.load(gain + k, mask=there, other=0.0).to(tl.float32)[None, :]
+        x = x * tl.load(gain + k, mask=there, other=None if there is None else 0.0).to(tl.float32)[None, :]
     if shift is not None:
-        x = x + tl.load(shift + k, mask=there, other=0.0).to(tl.float32)[None, :]
+        x = x + tl.load(shift + k, mask=there, other=None if there is None else 0.0).to(tl.float32)[None, :]
     return x
 
 

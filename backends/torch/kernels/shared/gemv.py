@@ -130,10 +130,11 @@ def coded(batch: int, outputs: int, inputs: int, bits: int, group: int) -> Tile:
     """The tile for W in codes: 32 rows of it to a warp, two warps or one, as leave every multiprocessor a block, but
     four of many rows of x, which all of them read; two chunks at a time, or one where two do not divide the columns, or
     registers would not hold what groups need."""
-    batch, one = power_of_2(batch, 8), chunk(bits)
+    many = group < 64 and bits == 4  # scales, whose registers one row alone would not leave
+    batch, one = 1 if batch == 1 and not many else power_of_2(batch, 8), chunk(bits)
     wide = batch >= 32 or (batch == 16 and outputs // 128 >= PROCESSORS)
     rows = 128 if wide else 64 if batch == 16 or outputs // 64 >= PROCESSORS else 32
-    step = one if batch == 64 or (group < 64 and bits == 4) or inputs % (2 * one) else 2 * one
+    step = one if batch == 64 or many or inputs % (2 * one) else 2 * one
     group = group if group % TILE == 0 else -(-group // step) * step  # of all columns, which may be any number
     stages = staged(rows * step * bits // 8, batch * step * 2, outputs // rows)
     return Tile(batch, rows, step, 1, rows // 32, stages, bits, group, inputs % step == 0)
@@ -142,7 +143,7 @@ def coded(batch: int, outputs: int, inputs: int, bits: int, group: int) -> Tile:
 def staged(weights: int, others: int, blocks: int) -> int:
     """Return the stages of a loop over tiles of so many bytes of weights and of x, if there are so many blocks."""
     asked = -(-ON_THE_WAY // (weights * max(1, min(blocks // PROCESSORS, 8)))) + 1
-    return max(2, min(8, max(3, asked), STAGED // (weights + others)))
+    return max(2, min(6, max(3, asked), STAGED // (weights + others)))
 
 
 def check(x: torch.Tensor, weight: Weight, norm: Norm, bias: torch.Tensor | None) -> None:
