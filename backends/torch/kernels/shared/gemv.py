@@ -26,7 +26,7 @@ from .operands import gradient_refusal, power_of_2
 PROCESSORS = 132  # streaming multiprocessors of an H200
 MOST_ROWS = 64  # of x; for more, products are those of a prefill, and libraries compute them
 DOT_ROWS = 4  # from so many on tensor cores multiply
-STAGED = 96 * 1024  # bytes of shared memory for the tiles of a block: two blocks fit on a multiprocessor
+STAGED = 108 * 1024  # bytes of shared memory for the tiles of a block: two blocks fit on a multiprocessor
 ON_THE_WAY = 40 * 1024  # bytes of weights that a multiprocessor must have asked for, to wait for none: 5 TB/s for 1 µs
 
 
@@ -261,9 +261,12 @@ def products(
             NORM, BITS, GROUP, EVEN, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
         )  # fmt: skip
     elif STAGES > 0:
-        return dot_products(
-            x, x_row, weight, gain, shift, rows, M, K, begin, end, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, STAGES
+        x_rows = x + tl.minimum(tl.arange(0, BLOCK_M), M - 1) * x_row
+        rows = weight + rows.to(tl.int64) * K
+        out, _ = dot_products(
+            x_rows, rows, None, gain, shift, K, begin, end, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, STAGES
         )  # fmt: skip
+        return out
     else:
         k = begin + tl.arange(0, BLOCK_K)[None, None, :]
         m = tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None, None]
