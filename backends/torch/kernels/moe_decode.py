@@ -2,8 +2,9 @@
 
 Up to three tokens are products of single rows: each choice's weights are streamed, on CUDA cores, in two kernels: gate,
 up and activation of every (token, choice) to a scratch buffer; then the down projections, weighted and summed over the
-choices in their order, so that a result never depends on timing. For more tokens see `moe_grouped`. The first kernel lets the second start only once it knows the choices itself, so the second may read them, and ask for
-its first weights, before the first has ended.
+choices in their order, so that a result never depends on timing. For more tokens see `moe_grouped`. The first kernel
+lets the second start only once it knows the choices itself, so the second may read them, and ask for its first weights,
+before the first has ended.
 """
 
 from __future__ import annotations
@@ -159,19 +160,18 @@ def moe_decode(
 
         for expert in range(experts) if chosen.is_cuda else chosen.unique().tolist():
             share = (weights * (chosen == expert)).sum(1).to(wide)
-            row = slice(None) if chosen.is_cuda else share.nonzero()[:, 0]
+            row = torch.arange(len(x), device=x.device) if chosen.is_cuda else share.nonzero()[:, 0]
             inner = project(x[row].to(wide), up, up_bias, expert)
             if gate is None:
                 inner = ACTIVATIONS[activation](inner)
             else:
                 inner = gated(project(x[row].to(wide), gate, gate_bias, expert), inner, activation, limit, shift)
-            added = share[row, None] * project(inner, down, down_bias, expert)
-            total = total + added if chosen.is_cuda else total.index_add(0, row, added)
+            total = total.index_add(0, row, share[row, None] * project(inner, down, down_bias, expert))
         return total.to(x.dtype)
     tokens, choices = chosen.shape
     x, chosen, weights = x.contiguous(), chosen.contiguous(), weights.contiguous()
     if tokens >= DOT_ROWS:
-        return moe_grouped.moe_grouped(
+        return moe_grouped.grouped(
             x, chosen, weights, up, down, gate, up_bias, down_bias, gate_bias, residual, norm, activation, limit, shift,
             tickets,
         )  # fmt: skip

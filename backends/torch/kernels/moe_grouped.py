@@ -24,6 +24,7 @@ from .shared.norm import Norm
 from .shared.operands import power_of_2
 from .shared.tickets import counters, is_last
 
+LEAST_ROWS = 32  # of a stack that a block multiplies; as many outputs at least have one counter
 ADDED = 4096  # numbers that the last block adds up at a time
 MOST_TOKENS = 512
 
@@ -74,7 +75,7 @@ def grouped_close_kernel(
     expert, n = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = expert.to(tl.int64) * N + tl.minimum(n, N - 1)
     count = count_of(chosen, expert, slots, AT_ONCE)
-    if PDL:
+    if PDL:  # noqa: SIM102 - decided when it is compiled
         if count > 0:
             prefetch_rows(down, row, K, 0, K, 2 * BLOCK_K)
     wait(PDL)
@@ -105,7 +106,7 @@ def grouped_close_kernel(
             tl.store(y + at, total.to(y.dtype.element_ty), mask=there)
 
 
-def moe_grouped(
+def grouped(
     x: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
@@ -151,7 +152,7 @@ def _shapes(
     asked = min(experts, tokens * choices)
 
     def shape(outputs: int, inputs: int, stacks: int = 1) -> dict[str, int]:
-        wide = 64 if asked * outputs >= 64 * PROCESSORS else 32
+        wide = 2 * LEAST_ROWS if asked * outputs >= 2 * LEAST_ROWS * PROCESSORS else LEAST_ROWS
         columns = min({1: 256, 2: 128, 4: 32}[dtype.itemsize], power_of_2(inputs, 32))
         weights, numbers = stacks * wide * columns * dtype.itemsize, rows * columns * dtype.itemsize
         stages = staged(weights, numbers, asked * outputs // wide)

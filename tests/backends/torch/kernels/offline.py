@@ -115,9 +115,9 @@ def instructions(code: str) -> int:
 
 def streamed(variant: Variant, count: int) -> dict[str, Any]:
     """The `instructions` of a step of the loop over weights, per warp, the weight `bytes` that it reads, and their
-    `issue` as a share of memory time; nothing of kernels that stream no weights."""
+    `issue` as a share of memory time; nothing of kernels whose longest loop streams no weights."""
     c = variant.constants
-    if "weight" not in variant.types or "BLOCK_K" not in c:
+    if "weight" not in variant.types or "BLOCK_K" not in c or "CHOICES" in c:
         return {}
     bits = c.get("BITS") or 8 * {"*bf16": 2, "*fp16": 2, "*fp32": 4}[variant.types["weight"]]
     read = c["BLOCK_N"] * c["BLOCK_K"] * bits // 8
