@@ -16,7 +16,7 @@ from ..program.states import cached_nodes
 from . import patterns, tables
 from .emitter import Choice, StepEmitter
 from .gates import single
-from .kernels import attention, mixtures, products, recurrences
+from .kernels import attention, beginning, mixtures, products, recurrences
 
 Fused = Callable[[StepEmitter, Node], "Var | None"]
 
@@ -74,7 +74,8 @@ def _step(model: Lowered, moves: bool) -> Step:
     emit(emitter, model.legal, FUSED)
     program = emitter.program
     program.outputs = {"logits": emitter[model.legal.outputs["logits"]]}
-    program.statements = emitter.ended(products.side_by_side(emitter, needed(program)))
+    statements = beginning.with_angles(products.side_by_side(emitter, needed(program)))
+    program.statements = emitter.ended(statements)
     tables.made_once(program, emitter.most_tickets)
     made_by = {s.node for s in program.statements}
     # Choices for statements that nothing needed in the end are dropped with them.
@@ -96,7 +97,9 @@ def _norm(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _sum(e: StepEmitter, node: Node) -> Var | None:
-    """A sum of what projections and experts add to a residual stream."""
+    """A sum of what projections and experts add to a residual stream; or of embeddings."""
+    if (made := beginning.begins(e, node)) is not None:
+        return made
     values = patterns.terms(node) or []
     added = {v: a for v in values if (a := patterns.added(v)) is not None}
     mixed = {v: m for v in values if isinstance(m := patterns.mixture(v), patterns.Mixture) and single(v)}
@@ -123,6 +126,7 @@ def _sum(e: StepEmitter, node: Node) -> Var | None:
 FUSED: dict[Op, Fused] = {
     **dict.fromkeys((ops.attention, ops.relative_attention), attention.attention),
     ops.add: _sum,
+    **dict.fromkeys((ops.embedding, ops.affine), beginning.begins),
     ops.moe: mixtures.mixture,
     ops.mul: recurrences.ended,
     ops.glu: products.gated,
