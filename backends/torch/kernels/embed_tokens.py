@@ -44,13 +44,11 @@ def embed_kernel(
     position = tl.load(positions + row)
     if tl.program_id(0) < tl.cdiv(D, BLOCK):
         n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        token = tl.load(ids + row)
-        known = (n < D) & (token >= 0) & (token < vocab)
-        out = tl.load(weight + token * D + n, mask=known, other=0.0).to(tl.float32) * scale
+        token = tl.minimum(tl.maximum(tl.load(ids + row), 0), vocab - 1)
+        out = tl.load(weight + token * D + n, mask=n < D, other=0.0).to(tl.float32) * scale
         if table is not None:
-            at = position + offset
-            known = (n < D) & (at >= 0) & (at < length)
-            out += tl.load(table + at * D + n, mask=known, other=0.0).to(tl.float32)
+            at = tl.minimum(tl.maximum(position + offset, 0), length - 1)
+            out += tl.load(table + at * D + n, mask=n < D, other=0.0).to(tl.float32)
         tl.store(x + row * D + n, out.to(x.dtype.element_ty), mask=n < D)
     else:
         if frequencies is not None:

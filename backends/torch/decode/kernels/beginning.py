@@ -62,7 +62,9 @@ def _learned(value: Value | None) -> tuple[Param, int] | None:
 def begins(e: StepEmitter, node: Node) -> Var | None:
     """The embeddings that `node` is the last node of."""
     found = embedded(node.output, alone=True)
-    if found is None or (single(node.output) and any(embedded(v, alone=True) for user in node.output.users for v in user.outputs)):
+    if found is None or (
+        single(node.output) and any(embedded(v, alone=True) for user in node.output.users for v in user.outputs)
+    ):
         return None
     call = Call("embed_tokens").give(node.graph.inputs["input_ids"], found.weight, e.positions)
     call.set("scale", float(found.scale), default=1.0).named(table=found.table).set("offset", found.offset, default=0)
