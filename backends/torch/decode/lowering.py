@@ -23,11 +23,15 @@ Fused = Callable[[StepEmitter, Node], "Var | None"]
 
 @dataclass
 class Step:
-    """The program of a decode step, as classes in `method`; `choices` tells of nodes with a kernel or a reason."""
+    """The program of a decode step, as classes in `method`; `choices` tells of nodes with a kernel or a reason.
+
+    `any_length`: nothing depends on how many tokens there were, other than the positions that it is given.
+    """
 
     program: Program
     method: Method
     choices: list[Choice]
+    any_length: bool
 
 
 def refusal(graph: Graph) -> str | None:
@@ -80,7 +84,8 @@ def _step(model: Lowered, moves: bool) -> Step:
     made_by = {s.node for s in program.statements}
     # Choices for statements that nothing needed in the end are dropped with them.
     choices = [choice for choice in emitter.choices if choice.node in made_by]
-    return Step(program, structure(program, borrows=True), choices)
+    any_length = not any(emitter.start in s.operands for s in program.statements)
+    return Step(program, structure(program, borrows=True), choices, any_length)
 
 
 def _norm(e: StepEmitter, node: Node) -> Var | None:

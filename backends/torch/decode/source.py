@@ -49,6 +49,7 @@ def write_step(lowered: Lowered, model: str = "model", package: str = "kernels")
     writer = _StepWriter(step.program)
     writer.write(step.method)
     given: dict[str, Any] = {"name": lowered.graph.name, "model": model, "classes": list(writer.classes.values())}
+    given["any_length"] = step.any_length
     # Rendered once without imports and parts, to learn which of them the classes use.
     used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
     own = used_snippets(used & OWN)

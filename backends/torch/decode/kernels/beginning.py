@@ -39,8 +39,8 @@ def embedded(value: Value | None, alone: bool = False) -> Embedded | None:
         inner = embedded(node.inputs[0])
         return None if inner is None or inner.table else replace(inner, scale=inner.scale * node.attrs["by"])
     if (node := maker(value, ops.add)) is not None:
-        for tokens, positions in (node.inputs[:2], node.inputs[1::-1]):
-            inner, learned = embedded(tokens), _learned(positions)
+        for one, other in (node.inputs[:2], node.inputs[1::-1]):
+            inner, learned = embedded(one), _learned(other)
             if inner is not None and not inner.table and learned is not None:
                 return replace(inner, table=learned[0], offset=learned[1])
     return None
