@@ -78,9 +78,9 @@ def _lowered(graph: Graph, target: Backend, length: int, notes: list[str], trace
         _leave_out_losses(graph, notes)
         parts[export.ENCODER], parts[export.MODEL] = split_encoder(graph)
     for part in parts.values():
-        target.legalize(part, trace)
         if any(experts.wrong_choices(node, target) for node in part.nodes):
             notes.append(f"{experts.WRONG_CHOICES}, so it is left out: with --dtype f16 experts are faster")
+        target.legalize(part, trace)
     # Position tables of the encoder must cover the longest source, which may be longer than any answer.
     lengths = {export.ENCODER: max_source(graph, length)}
     return {name: export.build(part, target, lengths.get(name, length)) for name, part in parts.items()}
