@@ -201,3 +201,10 @@ def test_caches_may_be_larger_than_32_bits_count(device: torch.device, tmp_path:
         cache.copy_(values)
     positions = torch.tensor([4], device=device)
     assert torch.equal(decode_attention(q, *far, positions), decode_attention(q, *near, positions))
+
+
+@pytest.mark.parametrize(("groups", "splits"), [(1, 256), (8, 32), (64, 5), (128, 3), (256, 1), (1000, 1)])
+def test_programs_are_resident_together_on_an_h200(groups: int, splits: int) -> None:
+    """Two for each of 132 multiprocessors, or as many more as there are groups; three of them run at once."""
+    assert split_keys.shared_by(groups, 132) == splits
+    assert groups * splits <= max(3 * 132, groups)
