@@ -14,6 +14,8 @@ from .rows import BatchContext
 C = TypeVar("C", bound=BatchContext)
 # Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are used again.
 STEP = {"cpu": 256, "cuda": 1024}
+# Tokens of a prompt in a call: on a GPU as many as keep it busy, and attention of a first call needs no mask there.
+CHUNK = {"cpu": 512, "cuda": 8192}
 
 
 class Decoder(ABC, Generic[C]):
@@ -27,6 +29,7 @@ class Decoder(ABC, Generic[C]):
 
     def __init__(self, device: str, vocab: int, max_length: int, start: int | None = None, max_source: int = 0) -> None:
         self.device_type, self.vocab, self.max_length = device, vocab, max_length
+        self.chunk = CHUNK[device]
         self.start = None if start is None else (start,)
         self.max_prompt = max_length if start is None else max_source
         self._spare: C | None = None

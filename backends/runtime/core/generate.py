@@ -88,7 +88,7 @@ class Generator:
         *,
         max_tokens: int | None = 256,
         stop: str | Sequence[str] = (),
-        chunk: int = 512,
+        chunk: int | None = None,
         beams: int = 1,
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
@@ -97,10 +97,11 @@ class Generator:
     ) -> list[Result]:
         """Continue a prompt, or a batch of them: text, or token ids; one result for each.
 
-        A row ends with one of the model's stop tokens, before one of the `stop` strings, after `max_tokens` tokens
-        (None: no such bound), or where the model's maximum length is reached. Prompts are read `chunk` tokens at a
-        time. `sampling` are the fields of `Sampling`; the default is greedy. With `beams` above 1 the likeliest texts
-        are searched, as `Beams` says, and the `returned` best of each prompt returned, best first, with their scores.
+        A row ends with one of the model's stop tokens, before one of the `stop` strings, after `max_tokens`
+        tokens (None: no such bound), or where the model's maximum length is reached. Prompts are read `chunk`
+        tokens at a time, by default 512 on a CPU and 8192 on a GPU. `sampling` are the fields of `Sampling`;
+        the default is greedy. With `beams` above 1 the likeliest texts are searched, as `Beams` says, and the
+        `returned` best of each prompt returned, best first, with their scores.
 
         Raises WeftError on an empty prompt, one longer than the model's maximum, tokens outside the vocabulary,
         arguments outside their range, and text where there is no tokenizer.
@@ -112,8 +113,8 @@ class Generator:
         if beams > 1:
             if sampling or stop:
                 raise WeftError(f"beams is {beams}: a beam search takes neither stop strings nor sampling options")
-            return self._search(batch, max_tokens, chunk, how)
-        rows, run = self._start(batch, max_tokens, stop, chunk, Sampling(**sampling))
+            return self._search(batch, max_tokens, self._chunk(chunk), how)
+        rows, run = self._start(batch, max_tokens, stop, self._chunk(chunk), Sampling(**sampling))
         for _ in run:
             pass
         return [row.result for row in rows]
@@ -124,7 +125,7 @@ class Generator:
         *,
         max_tokens: int | None = 256,
         stop: str | Sequence[str] = (),
-        chunk: int = 512,
+        chunk: int | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Stream:
         """Continue one prompt, as `generate` does, piece by piece: the pieces joined are the text it returns.
@@ -135,10 +136,10 @@ class Generator:
         if not isinstance(prompt, str) and not is_ids(prompt):
             raise WeftError("stream takes one prompt, a text or a list of token ids; use generate for a batch")
         _ = self.tokenizer  # without one there is no text to stream: say so now
-        (row,), run = self._start([prompt], max_tokens, stop, chunk, Sampling(**sampling))
+        (row,), run = self._start([prompt], max_tokens, stop, self._chunk(chunk), Sampling(**sampling))
         return Stream(row.result, (piece for _ in run if (piece := row.take())))
 
-    def logits(self, ids: Sequence[int], chunk: int = 512) -> Floats:
+    def logits(self, ids: Sequence[int], chunk: int | None = None) -> Floats:
         """The logits of a sequence of token ids, float32.
 
         [len(ids), vocab] when the model was compiled to return all of them; otherwise a row for the last token of each
@@ -147,7 +148,7 @@ class Generator:
         if self.decoder.start is not None:
             raise WeftError("the logits of an encoder-decoder depend on a source too: generate its answers instead")
         ids = self._encode(ids)
-        check_count("chunk", chunk)
+        chunk = self._chunk(chunk)
         with self.decoder.context(1, len(ids)) as context:
             context.reset()
             return np.concatenate([context.extend(part) for part in parts(ids, chunk)])
@@ -160,13 +161,13 @@ class Generator:
             raise WeftError(f"stop is {stop!r}, but it must be a text, or several, none of them empty")
         tokenizer = self.tokenizer if self._has_text or stops else None
         rows = []
-        for at, (prompt, limit) in enumerate(self._limits(batch, max_tokens, chunk)):
+        for at, (prompt, limit) in enumerate(self._limits(batch, max_tokens)):
             sampler = Sampler(sampling, self.decoder.start or prompt, at)
             rows.append(_Row(prompt, limit, self.stop_ids, sampler, self.forced, tokenizer, stops))
         return rows, self._run(rows, chunk)
 
     def _search(self, batch: Sequence[Any], max_tokens: int | None, chunk: int, how: Beams) -> list[Result]:
-        known = self._limits(batch, max_tokens, chunk)
+        known = self._limits(batch, max_tokens)
         searches = [BeamSearch(how, limit, self.stop_ids, self.forced) for _, limit in known]
         timings = Timings(prompt_tokens=sum(len(prompt) for prompt, _ in known))
         search(self.decoder, [prompt for prompt, _ in known], self._most(known), searches, chunk, timings)
@@ -178,13 +179,19 @@ class Generator:
                 results.append(Result(prompt, tokens, text, "stop" if ended else "length", score, timings))
         return results
 
+    def _chunk(self, asked: int | None) -> int:
+        """Return how many tokens are read at a time."""
+        if asked is None:
+            return self.decoder.chunk
+        check_count("chunk", asked)
+        return asked
+
     @property
     def _has_text(self) -> bool:
         return self.folder is not None and (self.folder / "tokenizer.json").is_file()
 
-    def _limits(self, batch: Sequence[Any], max_tokens: int | None, chunk: int) -> list[tuple[list[int], int]]:
+    def _limits(self, batch: Sequence[Any], max_tokens: int | None) -> list[tuple[list[int], int]]:
         """The tokens of each prompt, and how many may follow."""
-        check_count("chunk", chunk)
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
         results = []
