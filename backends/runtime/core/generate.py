@@ -21,6 +21,7 @@ from .decoder import Decoder
 from .results import Result, Timings
 from .rows import BatchContext, parts
 from .sampling import Forced, Sampler, Sampling, SamplingOptions, check_count
+from .speculation import Drafts, Speculation
 
 
 class Stream(Iterator[str]):
@@ -89,6 +90,9 @@ class Generator:
         max_tokens: int | None = 256,
         stop: str | Sequence[str] = (),
         chunk: int | None = None,
+        prompt_lookup_num_tokens: int = 0,
+        assistant: Generator | None = None,
+        num_assistant_tokens: int = 5,
         beams: int = 1,
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
@@ -114,7 +118,8 @@ class Generator:
             if sampling or stop:
                 raise WeftError(f"beams is {beams}: a beam search takes neither stop strings nor sampling options")
             return self._search(batch, max_tokens, self._chunk(chunk), how)
-        rows, run = self._start(batch, max_tokens, stop, self._chunk(chunk), Sampling(**sampling))
+        drafts = self._speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
+        rows, run = self._start(batch, max_tokens, stop, self._chunk(chunk), Sampling(**sampling), drafts)
         for _ in run:
             pass
         return [row.result for row in rows]
@@ -126,6 +131,9 @@ class Generator:
         max_tokens: int | None = 256,
         stop: str | Sequence[str] = (),
         chunk: int | None = None,
+        prompt_lookup_num_tokens: int = 0,
+        assistant: Generator | None = None,
+        num_assistant_tokens: int = 5,
         **sampling: Unpack[SamplingOptions],
     ) -> Stream:
         """Continue one prompt, as `generate` does, piece by piece: the pieces joined are the text it returns.
@@ -136,7 +144,8 @@ class Generator:
         if not isinstance(prompt, str) and not is_ids(prompt):
             raise WeftError("stream takes one prompt, a text or a list of token ids; use generate for a batch")
         _ = self.tokenizer  # without one there is no text to stream: say so now
-        (row,), run = self._start([prompt], max_tokens, stop, self._chunk(chunk), Sampling(**sampling))
+        drafts = self._speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
+        (row,), run = self._start([prompt], max_tokens, stop, self._chunk(chunk), Sampling(**sampling), drafts)
         return Stream(row.result, (piece for _ in run if (piece := row.take())))
 
     def logits(self, ids: Sequence[int], chunk: int | None = None) -> Floats:
@@ -154,7 +163,13 @@ class Generator:
             return np.concatenate([context.extend(part) for part in parts(ids, chunk)])
 
     def _start(
-        self, batch: Sequence[Any], max_tokens: int | None, stop: str | Sequence[str], chunk: int, sampling: Sampling
+        self,
+        batch: Sequence[Any],
+        max_tokens: int | None,
+        stop: str | Sequence[str],
+        chunk: int,
+        sampling: Sampling,
+        speculation: Speculation,
     ) -> tuple[list[_Row], Iterator[None]]:
         stops = [stop] if isinstance(stop, str) else list(stop)
         if not all(isinstance(s, str) and s for s in stops):
@@ -164,7 +179,7 @@ class Generator:
         for at, (prompt, limit) in enumerate(self._limits(batch, max_tokens)):
             sampler = Sampler(sampling, self.decoder.start or prompt, at)
             rows.append(_Row(prompt, limit, self.stop_ids, sampler, self.forced, tokenizer, stops))
-        return rows, self._run(rows, chunk)
+        return rows, self._run(rows, chunk, speculation)
 
     def _search(self, batch: Sequence[Any], max_tokens: int | None, chunk: int, how: Beams) -> list[Result]:
         known = self._limits(batch, max_tokens)
@@ -178,6 +193,13 @@ class Generator:
                 text = self.tokenizer.decode(tokens[:-1] if ended else tokens) if self._has_text else ""
                 results.append(Result(prompt, tokens, text, "stop" if ended else "length", score, timings))
         return results
+
+    def _speculation(self, lookup: int, assistant: Generator | None, most: int) -> Speculation:
+        """What drafts tokens; refused where this model cannot verify them."""
+        speculation = Speculation(lookup, None if assistant is None else assistant.decoder, most)
+        if speculation:
+            speculation.check(self.decoder)
+        return speculation
 
     def _chunk(self, asked: int | None) -> int:
         """Return how many tokens are read at a time."""
@@ -221,7 +243,7 @@ class Generator:
         with self.decoder.context(len(prompts), most) as context:
             yield context, 0
 
-    def _run(self, rows: list[_Row], chunk: int) -> Iterator[None]:
+    def _run(self, rows: list[_Row], chunk: int, speculation: Speculation) -> Iterator[None]:
         """Drive all rows to their end, pausing after each token."""
         timings = Timings(prompt_tokens=sum(len(row.result.prompt) for row in rows))
         for row in rows:
@@ -238,15 +260,50 @@ class Generator:
             timings.prefill_seconds = perf_counter() - start
             yield
             # Forced tokens replace logits on the host, so the host must draw, too.
-            draw = None if self.forced != Forced() else context.drawing([row.sampler for row in rows])
+            host = self.forced != Forced() or speculation
+            draw = None if host else context.drawing([row.sampler for row in rows])
+            drafts = [speculation.drafts(context.capacity) for _ in rows] if speculation else []
             while active.any():
                 start = perf_counter()
-                if draw is None:
+                if speculation:
+                    self._verify(context, rows, drafts, tokens, active)
+                elif draw is None:
                     timings.decoded_tokens += _advance(rows, _Row.push, context.step(tokens, active), tokens, active)
                 else:
                     timings.decoded_tokens += _advance(rows, _Row.add, draw(tokens, active), tokens, active)
                 timings.decode_seconds += perf_counter() - start
                 yield
+
+    def _verify(
+        self, context: BatchContext, rows: list[_Row], drafts: list[Drafts], tokens: Ints, active: Bools
+    ) -> None:
+        """Draw tokens of the active rows up to the first that was not drafted, by one call of the model."""
+        timings, starts = rows[0].result.timings, context.lengths.copy()
+        given: list[list[int]] = [[] for _ in rows]
+        for at in np.flatnonzero(active).tolist():
+            row = rows[at]
+            # The last token drawn is never fed back, and the token at hand takes a place itself.
+            room = min(row.limit - len(row.result.tokens), context.capacity - int(starts[at])) - 1
+            text = [*(self.decoder.start or row.result.prompt), *row.result.tokens]
+            given[at] = [int(tokens[at]), *drafts[at].propose(text, room)]
+        if max(map(len, given)) == 1:
+            timings.decoded_tokens += _advance(rows, _Row.push, context.step(tokens, active), tokens, active)
+            return
+        logits = context.extend_all(given)
+        for at in np.flatnonzero(active).tolist():
+            row, drafted, count = rows[at], given[at][1:], 0
+            for scores, draft in zip(logits[at], [*drafted, None], strict=True):
+                count += 1
+                tokens[at] = row.push(scores)
+                if row.result.finish is not None or tokens[at] != draft:
+                    break
+            drafts[at].verified(len(drafted), count - 1)
+            timings.drafted_tokens += len(drafted)
+            timings.accepted_tokens += count - 1
+            timings.decoded_tokens += count
+            starts[at] += count
+            active[at] = row.result.finish is None
+        context.rewind(starts)
 
 
 class Conversation(Generator):

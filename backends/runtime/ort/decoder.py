@@ -77,14 +77,10 @@ class OrtDecoder(Decoder["OrtContext"]):
         self.every_position = middle != 1
         if isinstance(width, int) and width != vocab:
             raise WeftError(f"{name}: its logits are {width} wide, but the vocabulary is said to hold {vocab} tokens")
-        self.padded = self.rewinds and not compares  # rows of a call may differ in length
+        self.rewinds = all(state.growth.rewinds for state in self.states)
+        self.padded = self.rewinds and not compares
         # Contexts share the session, whose captured graphs are told apart by number only.
         self.graph_ids = itertools.count(1)
-
-    @property
-    def rewinds(self) -> bool:
-        """Return whether rows can drop tokens: impossible once states or rolling caches have lost some."""
-        return all(state.growth.rewinds for state in self.states)
 
     def new_context(self, batch: int, capacity: int) -> OrtContext:
         """Allocate caches for `batch` rows of `capacity` tokens each."""
@@ -157,10 +153,11 @@ class OrtContext(BatchContext):
     def _clear(self) -> None:
         self._memory.clear()
 
-    def _cut(self, length: int) -> None:
-        super()._cut(length)
+    def _cut(self, lengths: Ints | int) -> None:
+        super()._cut(lengths)
         if "attention_mask" in self._inputs:
-            self._inputs["attention_mask"].host[:, length:] = 0
+            mask = self._inputs["attention_mask"].host
+            mask[np.arange(mask.shape[1]) >= self.lengths[:, None]] = 0
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         model = self.model
