@@ -105,7 +105,10 @@ class Generator:
         tokens (None: no such bound), or where the model's maximum length is reached. Prompts are read `chunk`
         tokens at a time, by default 512 on a CPU and 8192 on a GPU. `sampling` are the fields of `Sampling`;
         the default is greedy. With `beams` above 1 the likeliest texts are searched, as `Beams` says, and the
-        `returned` best of each prompt returned, best first, with their scores.
+        `returned` best of each prompt returned, best first, with their scores. Tokens may be drafted, up to
+        `prompt_lookup_num_tokens` at a time from the text so far, or `num_assistant_tokens` by the model
+        `assistant`, a smaller one of the same vocabulary: as many as prove right come by one call of the model,
+        and the tokens are those that come without drafts (see `speculation`).
 
         Raises WeftError on an empty prompt, one longer than the model's maximum, tokens outside the vocabulary,
         arguments outside their range, and text where there is no tokenizer.
@@ -117,6 +120,8 @@ class Generator:
         if beams > 1:
             if sampling or stop:
                 raise WeftError(f"beams is {beams}: a beam search takes neither stop strings nor sampling options")
+            if prompt_lookup_num_tokens or assistant is not None:
+                raise WeftError(f"beams is {beams}: a beam search drafts no tokens")
             return self._search(batch, max_tokens, self._chunk(chunk), how)
         drafts = self._speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
         rows, run = self._start(batch, max_tokens, stop, self._chunk(chunk), Sampling(**sampling), drafts)
@@ -283,7 +288,7 @@ class Generator:
         for at in np.flatnonzero(active).tolist():
             row = rows[at]
             # The last token drawn is never fed back, and the token at hand takes a place itself.
-            room = min(row.limit - len(row.result.tokens), context.capacity - int(starts[at])) - 1
+            room = min(row.limit - len(row.result.tokens), context.capacity - int(starts.max())) - 1
             text = [*(self.decoder.start or row.result.prompt), *row.result.tokens]
             given[at] = [int(tokens[at]), *drafts[at].propose(text, room)]
         if max(map(len, given)) == 1:

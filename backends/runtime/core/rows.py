@@ -97,16 +97,16 @@ class BatchContext(ABC):
         return float32(logits, np.empty(logits.shape, np.float32))
 
     def extend_all(self, given: Sequence[Sequence[int]]) -> list[Floats]:
-        """Append its part to every row in one run: the logits of all its tokens, [len(part), vocab] for each.
+        """Append its part to every row: the logits of all its tokens, [len(part), vocab] for each.
 
-        A row whose part is empty repeats its last token. Only for models that give logits of every position, in rows
-        that can be padded and rewound.
+        A row whose part is empty stays as it is. Only for models that give logits of every position, in rows that can
+        be padded and rewound. The longest part must fit behind the longest row.
         """
         resting = np.array([not part for part in given])
-        self.lengths[resting] -= 1
+        self.lengths[resting] -= 1  # their last token is repeated
         parts = [part or [int(self._ids[row, self.lengths[row]])] for row, part in enumerate(given)]
         logits = self._extend(0, parts, every=True)
-        return [np.array(logits[row, : len(part)], np.float32) for row, part in enumerate(parts)]
+        return [np.array(logits[row, : len(part)], np.float32) for row, part in enumerate(given)]
 
     def rewind(self, lengths: Ints | int) -> None:
         """Every row with its first `lengths` tokens only, one at least."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from weft.ir.errors import WeftError
 
 from ...facts import Carried
-from ..arrays import Ints, float32
+from ..arrays import Floats, Ints, float32
 from ..carried import by_name
 from ..core.decoder import Decoder
 from ..core.rows import BatchContext
@@ -158,6 +158,14 @@ class OrtContext(BatchContext):
         if "attention_mask" in self._inputs:
             mask = self._inputs["attention_mask"].host
             mask[np.arange(mask.shape[1]) >= self.lengths[:, None]] = 0
+
+    def extend_all(self, given: Sequence[Sequence[int]]) -> list[Floats]:
+        # Row by row: GroupQueryAttention takes several tokens behind others for a single row only.
+        found = [np.empty((0, self.model.vocab), np.float32) for _ in given]
+        for row, part in enumerate(given):
+            if part:
+                found[row] = np.array(self._extend(row, [part], every=True)[0], np.float32)
+        return found
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         model = self.model
