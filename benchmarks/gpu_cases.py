@@ -93,6 +93,8 @@ def _products(name: str, shape: Shape) -> Iterator[Case]:
     yield Case("linear_residual", f"{name}_out", out, size["out"], rivals=rivals, sweep=_tiles("linear_residual"))
     yield Case("norm_glu", name, glu, size["gate_up"], rivals=rivals, sweep=_tiles("norm_glu", (2, 4, 8)))
     yield Case("linear_residual", f"{name}_down", down, size["down"], rivals=rivals, sweep=_tiles("linear_residual"))
+    start = partial(inputs.embed_tokens, batch=1, vocab=vocab, dim=dim, pairs=shape.head_dim // 2)
+    yield Case("embed_tokens", name, start, BF16 * dim, rivals=("compiled",))
     yield Case("norm_linear", f"{name}_head", head, BF16 * vocab * dim, rivals=rivals, sweep=_tiles("norm_linear"))
 
 

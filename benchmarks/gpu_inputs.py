@@ -206,6 +206,13 @@ def route(draw: Draw, tokens: int, experts: int, k: int, scoring: str = "softmax
     return Inputs((draw.normal(tokens, experts), bias), {"k": k, "scoring": scoring})
 
 
+def embed_tokens(draw: Draw, batch: int, vocab: int, dim: int, pairs: int) -> Inputs:
+    """A token for each row, its embedding and the angles of its position: weight [vocab, dim]."""
+    ids = torch.randint(vocab, (batch, 1), generator=draw.generator, device=draw.device)
+    frequencies = 10_000.0 ** -(torch.arange(pairs, dtype=torch.float64, device=draw.device) / pairs)
+    return Inputs((ids, draw.weight(vocab, dim), draw.positions(batch, 1023), (frequencies, 1.0)), {})
+
+
 def norm_route(draw: Draw, tokens: int, experts: int, k: int, dim: int, scoring: str = "softmax") -> Inputs:
     """A router of normed tokens: x [tokens, dim], weight [experts, dim]; logits are so far apart that no rounding
     changes the choice."""

@@ -1,4 +1,4 @@
-"""What a decode step begins with, in one kernel: embeddings of tokens and positions, and the angles of rotations.
+"""The beginning of a decode step in one kernel: embeddings of tokens and positions, and the angles of rotations.
 
 Angles are position · frequency in f64, of which whole quarter turns are taken off, so that they are right at any length
 (RoPE, arXiv 2104.09864); what is left is at most π/4, where short polynomials give sine and cosine to the precision of

@@ -1,4 +1,4 @@
-"""What a decode step launches on a GPU: on meta tensors, where nothing is computed, and nothing can be waited for."""
+"""Launches of a decode step on a GPU: on meta tensors, where nothing is computed, and nothing can be waited for."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 
 def counted(launches: Launches, model: Decoder, batch: int) -> Counter[str]:
-    """What the second step of `model` launches; the first makes what is kept."""
+    """Count what the second step of `model` launches; the first makes what is kept."""
     graph = model.graph()
     module: Any = build_module(graph).to("meta", torch.bfloat16).eval()
     step, cache = build_step(graph, module), module.new_cache(batch, 16)

@@ -1,17 +1,20 @@
-"""What a decode step begins with: embeddings of tokens and positions, and with them the angles of rotations."""
+"""The beginning of a decode step: embeddings of tokens and positions, and with them the angles of rotations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import torch
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
+from weft.ir.types.block_layouts import BlockLayout
 
 from ...kernels import embed_tokens
 from ...ops.calls import Call
+from ...program.quantized import kept
 from ...program.statements import TOP, Statement, Var
 from ..emitter import StepEmitter
 from ..gates import maker, single
@@ -34,7 +37,7 @@ def embedded(value: Value | None, alone: bool = False) -> Embedded | None:
     if (node := maker(value, ops.embedding)) is not None:
         ids, weight = node.inputs[:2]
         tokens = ids is not None and ids is node.graph.inputs.get("input_ids")
-        return Embedded(weight) if tokens and isinstance(weight, Param) else None
+        return Embedded(weight) if tokens and _whole(weight) else None
     if (node := maker(value, ops.affine)) is not None and node.attrs["plus"] == 0:
         inner = embedded(node.inputs[0])
         return None if inner is None or inner.table else replace(inner, scale=inner.scale * node.attrs["by"])
@@ -56,7 +59,12 @@ def _learned(value: Value | None) -> tuple[Param, int] | None:
     if moved is not None and moved.attrs["by"] == 1 and moved.attrs["plus"] == int(moved.attrs["plus"]):
         ids, offset = moved.inputs[0], int(moved.attrs["plus"])
     counted = ids is not None and ids is node.graph.inputs.get("position_ids")
-    return (table, offset) if counted and isinstance(table, Param) and len(table.shape) == 2 else None
+    return (table, offset) if counted and _whole(table) and len(table.shape) == 2 else None
+
+
+def _whole(weight: Value | None) -> TypeGuard[Param]:
+    """Return whether `weight` is a parameter whose numbers are held, not blocks."""
+    return isinstance(weight, Param) and not isinstance(kept(weight), BlockLayout)
 
 
 def begins(e: StepEmitter, node: Node) -> Var | None:

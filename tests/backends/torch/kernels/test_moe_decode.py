@@ -39,7 +39,7 @@ class Case(NamedTuple):
     norm: Norm = NO_NORM
 
     def computed(self, moe: Callable[..., torch.Tensor], **options: Any) -> torch.Tensor:
-        """What `moe` makes of it."""
+        """Return what `moe` makes of it."""
         return moe(*self[:-1], norm=self.norm, **options)
 
 
