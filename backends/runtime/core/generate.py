@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -13,15 +13,16 @@ import numpy as np
 
 from weft.ir.errors import WeftError
 
-from ..arrays import Bools, Floats, Ints
+from ..arrays import Floats
 from ..text.chat import ChatTemplate, Message
-from ..text.tokenizer import GrowingText, Prompt, StopStrings, Tokenizer, check_ids, is_ids, prompts_of
+from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, prompts_of
+from .answers import Answer, advance, verify
 from .beams import Beams, BeamSearch, EarlyStopping, search
 from .decoder import Decoder
 from .results import Result, Timings
 from .rows import BatchContext, parts
 from .sampling import Forced, Sampler, Sampling, SamplingOptions, check_count
-from .speculation import Drafts, Speculation
+from .speculation import Speculation
 
 
 class Stream(Iterator[str]):
@@ -175,15 +176,16 @@ class Generator:
         chunk: int,
         sampling: Sampling,
         speculation: Speculation,
-    ) -> tuple[list[_Row], Iterator[None]]:
+    ) -> tuple[list[Answer], Iterator[None]]:
         stops = [stop] if isinstance(stop, str) else list(stop)
         if not all(isinstance(s, str) and s for s in stops):
             raise WeftError(f"stop is {stop!r}, but it must be a text, or several, none of them empty")
         tokenizer = self.tokenizer if self._has_text or stops else None
         rows = []
         for at, (prompt, limit) in enumerate(self._limits(batch, max_tokens)):
-            sampler = Sampler(sampling, self.decoder.start or prompt, at)
-            rows.append(_Row(prompt, limit, self.stop_ids, sampler, self.forced, tokenizer, stops))
+            begin = self.decoder.start or prompt
+            sampler = Sampler(sampling, begin, at)
+            rows.append(Answer(prompt, begin, limit, self.stop_ids, sampler, self.forced, tokenizer, stops))
         return rows, self._run(rows, chunk, speculation)
 
     def _search(self, batch: Sequence[Any], max_tokens: int | None, chunk: int, how: Beams) -> list[Result]:
@@ -200,7 +202,7 @@ class Generator:
         return results
 
     def _speculation(self, lookup: int, assistant: Generator | None, most: int) -> Speculation:
-        """What drafts tokens; refused where this model cannot verify them."""
+        """The source of drafts; refused where this model cannot verify them."""
         speculation = Speculation(lookup, None if assistant is None else assistant.decoder, most)
         if speculation:
             speculation.check(self.decoder)
@@ -248,7 +250,7 @@ class Generator:
         with self.decoder.context(len(prompts), most) as context:
             yield context, 0
 
-    def _run(self, rows: list[_Row], chunk: int, speculation: Speculation) -> Iterator[None]:
+    def _run(self, rows: list[Answer], chunk: int, speculation: Speculation) -> Iterator[None]:
         """Drive all rows to their end, pausing after each token."""
         timings = Timings(prompt_tokens=sum(len(row.result.prompt) for row in rows))
         for row in rows:
@@ -261,7 +263,7 @@ class Generator:
             timings.cache_bytes = context.cache_bytes
             timings.prompt_tokens -= keep
             start = perf_counter()
-            _advance(rows, _Row.push, context.prefill(prompts, chunk, keep), tokens, active)
+            advance(rows, Answer.push, context.prefill(prompts, chunk, keep), tokens, active)
             timings.prefill_seconds = perf_counter() - start
             yield
             # Forced tokens replace logits on the host, so the host must draw, too.
@@ -271,44 +273,13 @@ class Generator:
             while active.any():
                 start = perf_counter()
                 if speculation:
-                    self._verify(context, rows, drafts, tokens, active)
+                    verify(context, rows, drafts, tokens, active)
                 elif draw is None:
-                    timings.decoded_tokens += _advance(rows, _Row.push, context.step(tokens, active), tokens, active)
+                    timings.decoded_tokens += advance(rows, Answer.push, context.step(tokens, active), tokens, active)
                 else:
-                    timings.decoded_tokens += _advance(rows, _Row.add, draw(tokens, active), tokens, active)
+                    timings.decoded_tokens += advance(rows, Answer.add, draw(tokens, active), tokens, active)
                 timings.decode_seconds += perf_counter() - start
                 yield
-
-    def _verify(
-        self, context: BatchContext, rows: list[_Row], drafts: list[Drafts], tokens: Ints, active: Bools
-    ) -> None:
-        """Draw tokens of the active rows up to the first that was not drafted, by one call of the model."""
-        timings, starts = rows[0].result.timings, context.lengths.copy()
-        given: list[list[int]] = [[] for _ in rows]
-        for at in np.flatnonzero(active).tolist():
-            row = rows[at]
-            # The last token drawn is never fed back, and the token at hand takes a place itself.
-            room = min(row.limit - len(row.result.tokens), context.capacity - int(starts.max())) - 1
-            text = [*(self.decoder.start or row.result.prompt), *row.result.tokens]
-            given[at] = [int(tokens[at]), *drafts[at].propose(text, room)]
-        if max(map(len, given)) == 1:
-            timings.decoded_tokens += _advance(rows, _Row.push, context.step(tokens, active), tokens, active)
-            return
-        logits = context.extend_all(given)
-        for at in np.flatnonzero(active).tolist():
-            row, drafted, count = rows[at], given[at][1:], 0
-            for scores, draft in zip(logits[at], [*drafted, None], strict=True):
-                count += 1
-                tokens[at] = row.push(scores)
-                if row.result.finish is not None or tokens[at] != draft:
-                    break
-            drafts[at].verified(len(drafted), count - 1)
-            timings.drafted_tokens += len(drafted)
-            timings.accepted_tokens += count - 1
-            timings.decoded_tokens += count
-            starts[at] += count
-            active[at] = row.result.finish is None
-        context.rewind(starts)
 
 
 class Conversation(Generator):
@@ -378,65 +349,3 @@ class Conversation(Generator):
             self._lease.close()
             self._lease, self._context = lease, context
         yield self._context, self._context.held(prompts[0])
-
-
-class _Row:
-    """One prompt on its way: what is drawn, said and held back."""
-
-    def __init__(
-        self,
-        prompt: list[int],
-        limit: int,
-        stop_ids: frozenset[int],
-        sampler: Sampler,
-        forced: Forced,
-        tokenizer: Tokenizer | None,
-        stops: Sequence[str],
-    ) -> None:
-        self.result, self.limit = Result(prompt), limit
-        self._stop_ids, self.sampler, self._forced = stop_ids, sampler, forced
-        self._growing = GrowingText(tokenizer) if tokenizer else None
-        self._stops = StopStrings(stops)
-        self._taken = 0
-
-    def push(self, logits: Floats) -> int:
-        """Draw the next token and add it to the result."""
-        return self.add(self.sampler(self._forced(logits, len(self.result.tokens), self.limit)))
-
-    def add(self, drawn: int | np.int64) -> int:
-        """Add the next token to the result."""
-        result, token = self.result, int(drawn)
-        result.tokens.append(token)
-        if token in self._stop_ids:
-            result.finish = "stop"
-        else:
-            if self._growing:
-                result.text += self._stops.push(self._growing.push(token))
-            if self._stops.found:
-                result.finish = "stop_string"
-            elif len(result.tokens) == self.limit:
-                result.finish = "length"
-        if self._growing and result.finish in ("stop", "length"):
-            result.text += self._stops.push(self._growing.flush()) + self._stops.flush()
-            # The text that was held back may complete a stop string.
-            if self._stops.found:
-                result.finish = "stop_string"
-        return token
-
-    def take(self) -> str:
-        """The text that came since the last call."""
-        piece = self.result.text[self._taken :]
-        self._taken += len(piece)
-        return piece
-
-
-def _advance(
-    rows: Sequence[_Row], add: Callable[[_Row, Any], int], given: Floats | Ints, tokens: Ints, active: Bools
-) -> int:
-    """Let every active row `add` what is `given` for it, its next token or the logits of that, and note the token in
-    `tokens`; the rows that end leave `active`. How many tokens came."""
-    going = np.flatnonzero(active).tolist()
-    for at in going:
-        tokens[at] = add(rows[at], given[at])
-        active[at] = rows[at].result.finish is None
-    return len(going)
