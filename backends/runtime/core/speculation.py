@@ -78,8 +78,8 @@ class Assistant(Drafter):
 
 @dataclass(frozen=True)
 class Speculation:
-    """The source of drafts: the text itself, up to `prompt_lookup_num_tokens` at a time, or the model `assistant`, up to
-    `num_assistant_tokens`.
+    """The source of drafts: the text itself, up to `prompt_lookup_num_tokens` at a time, or the model `assistant`, up
+    to `num_assistant_tokens`.
 
     Raises WeftError on a number outside its range.
     """
