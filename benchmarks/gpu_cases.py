@@ -16,6 +16,12 @@ from gpu_inputs import Draw, Inputs
 from gpu_models import LLAMA_1B, LLAMA_8B, TINY, Shape
 
 BF16 = 2  # bytes
+WAYS: dict[str, dict[str, float]] = {  # of choosing a token
+    "greedy": {},
+    "all": {"temperature": 0.8},
+    "top_k": {"temperature": 0.8, "top_k": 50},
+    "top_p": {"temperature": 0.8, "top_p": 0.95},
+}
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,9 @@ def _products(name: str, shape: Shape) -> Iterator[Case]:
     start = partial(inputs.embed_tokens, batch=1, vocab=vocab, dim=dim, pairs=shape.head_dim // 2)
     yield Case("embed_tokens", name, start, BF16 * dim, rivals=("compiled",))
     yield Case("norm_linear", f"{name}_head", head, BF16 * vocab * dim, rivals=rivals, sweep=_tiles("norm_linear"))
+    for choice, way in WAYS.items():
+        choose = partial(inputs.choose_tokens, batch=1, vocab=vocab, **way)
+        yield Case("choose_tokens", f"{name}_{choice}", choose, BF16 * vocab, rivals=("compiled",))
 
 
 def _attention(large: bool) -> Iterator[Case]:

@@ -213,6 +213,13 @@ def embed_tokens(draw: Draw, batch: int, vocab: int, dim: int, pairs: int) -> In
     return Inputs((ids, draw.weight(vocab, dim), draw.positions(batch, 1023), (frequencies, 1.0)), {})
 
 
+def choose_tokens(draw: Draw, batch: int, vocab: int, **way: float) -> Inputs:
+    """Logits [batch, vocab] with a standard deviation of 3; every row draws by the same number again and again."""
+    numbers = torch.linspace(0.1, 0.9, batch, dtype=torch.float64, device=draw.device)[:, None].expand(batch, 64)
+    spent = torch.zeros(batch, 1, dtype=torch.int64, device=draw.device)
+    return Inputs((draw.normal(batch, vocab, scale=3.0), numbers.contiguous(), spent), way)
+
+
 def norm_route(draw: Draw, tokens: int, experts: int, k: int, dim: int, scoring: str = "softmax") -> Inputs:
     """A router of normed tokens: x [tokens, dim], weight [experts, dim]; logits are so far apart that no rounding
     changes the choice."""

@@ -169,6 +169,16 @@ CASES = {
     "embed_tokens": Odd(
         "embed_tokens", _odd(inputs.embed_tokens, batch=3, vocab=50, dim=600, pairs=20), 1, (0, 2), roundings=0
     ),
+    "choose_tokens": Odd("choose_tokens", _odd(inputs.choose_tokens, batch=3, vocab=5003), 1, roundings=0),
+    "choose_tokens from all": Odd(
+        "choose_tokens", _odd(inputs.choose_tokens, batch=3, vocab=5003, temperature=0.8), 1, roundings=0
+    ),
+    "choose_tokens filtered": Odd(
+        "choose_tokens",
+        _odd(inputs.choose_tokens, batch=2, vocab=40_001, temperature=1.5, top_k=60, top_p=0.9, min_p=0.01),
+        1,
+        roundings=0,
+    ),
     "norm_route": Odd("norm_route", _odd(inputs.norm_route, tokens=3, experts=21, k=4, dim=136), 136),
     "route": Odd("route", _odd(inputs.route, tokens=3, experts=21, k=4, scoring="sigmoid", biased=True), 21),
     "conv_step": Odd("conv_step", _odd(inputs.conv_step, batch=2, channels=150), 4, (0, 3)),

@@ -15,6 +15,7 @@ from weft.ir.errors import WeftError
 from ..arrays import Floats, Ints
 
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+NEAR = 80.0  # a token whose score is further below the largest does not count as one that can follow
 _FAR = 1e30  # scores whose differences might overflow
 
 
@@ -136,7 +137,7 @@ class Sampler:
             ids = np.flatnonzero(scores >= np.partition(scores, -s.top_k)[-s.top_k])
             scores = scores[ids]
         if s.top_p < 1:
-            keep = _nucleus(_softmax(scores), s.top_p)
+            keep = _nucleus(scores, s.top_p)
             ids, scores = ids[keep], scores[keep]
         if s.min_p > 0:
             p = _softmax(scores)
@@ -146,7 +147,7 @@ class Sampler:
 
     def _draw(self, ids: Ints, scores: Floats) -> int:
         p = _softmax(scores)
-        if np.count_nonzero(p) == 1:  # no number is spent where only one token can follow
+        if np.count_nonzero(scores > scores.max() - NEAR) == 1:  # no number is spent where only one token can follow
             return int(ids[p.argmax()])
         # f64: in a vocabulary of 100,000 an f32 sum would swallow small probabilities. Rounded, they do not sum to 1.
         total = np.cumsum(p, dtype=np.float64)
@@ -195,16 +196,16 @@ def _softmax(scores: Floats) -> Floats:
     return p
 
 
-def _nucleus(p: Floats, top_p: float) -> Ints:
+def _nucleus(scores: Floats, top_p: float) -> Ints:
     """Return the indices of the most likely tokens that together reach `top_p`; the one that crosses it is kept.
 
-    Only tokens of at least (1 - top_p) / size are sorted: the others together stay below 1 - top_p, so none is kept.
+    Of equals the first are kept. Only tokens of at least (1 - top_p) / size are sorted: the others together stay below
+    1 - top_p, so none is kept.
     """
-    rest = 1 - top_p
+    p = _softmax(scores)
     # The likeliest token always stays, whatever rounding makes of the bound.
-    few = np.flatnonzero(p >= min(rest / p.size, p.max()))
-    rising = few[np.argsort(p[few])]
-    below = p.sum(dtype=np.float64) - p[few].sum(dtype=np.float64)
-    keep = below + np.cumsum(p[rising], dtype=np.float64) > rest
-    keep[-1:] = True
-    return np.sort(rising[keep])
+    few = np.flatnonzero(p >= min((1 - top_p) / p.size, p.max()))
+    falling = few[np.argsort(-scores[few], kind="stable")]
+    above = np.cumsum(p[falling], dtype=np.float64) - p[falling]
+    keep = above < max(top_p, _TINY) * p.sum(dtype=np.float64)
+    return np.sort(falling[keep])

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...torch.package.shipped.sampling import filtered
+from ...torch.kernels.choose_tokens import TICKETS, choose_tokens
+from ...torch.kernels.shared.tickets import Tickets
 from ..core.sampling import Sampler, Sampling
 
 
@@ -28,6 +29,7 @@ class Draws:
         self.sampling = sampling
         self._uniforms = torch.zeros(batch, most, dtype=torch.float64, device=device)
         self._spent = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        self._tickets = Tickets(TICKETS)
 
     def refill(self, samplers: Sequence[Sampler]) -> None:
         """Draw by the numbers of `samplers` from now on."""
@@ -41,18 +43,18 @@ class Draws:
         """Tensors that a draw changes."""
         return [self._spent]
 
-    def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The next tokens [batch] after `logits` [batch, vocab] float32, −1 where those are not numbers; and the
-        largest of each row."""
-        best, token = logits.max(-1)
+    def __call__(self, logits: Tensor, begun: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """The next tokens [batch] after `logits` [batch, vocab]; `begun` is what the next step reads, as
+        `choose_tokens` says."""
         s = self.sampling
-        if s.temperature > 0:
-            p = filtered(logits, s.temperature, s.top_k, s.top_p, s.min_p).softmax(-1)
-            total = p.cumsum(-1, dtype=torch.float64)
-            u = self._uniforms.gather(1, self._spent)
-            # Sums in f64, as in the sampler on the host, so that both draw alike; rounded, they do not end at 1.
-            at = torch.searchsorted(total, u * total[:, -1:], right=True)
-            last = torch.searchsorted(total, total[:, -1:].contiguous())  # of those that can be drawn
-            token = torch.minimum(at, last)[:, 0]
-            self._spent += (p > 0).sum(-1, keepdim=True) > 1
-        return torch.where(best.isfinite(), token, -1), best
+        return choose_tokens(
+            logits,
+            self._uniforms,
+            self._spent,
+            temperature=s.temperature,
+            top_k=s.top_k,
+            top_p=s.top_p,
+            min_p=s.min_p,
+            begun=begun,
+            tickets=self._tickets(logits),
+        )

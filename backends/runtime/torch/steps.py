@@ -7,10 +7,12 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import Floats, Ints
+from ...torch.kernels.choose_tokens import WRONG
+from ..arrays import Ints
 from ..core.sampling import check_logits
 from .caches import is_cross, layers, mutable, tensors
 from .draws import Draws
@@ -24,25 +26,23 @@ class Waits(Exception):
 
 
 class Landing:
-    """Memory of the host for what a step of `batch` rows brings: its tokens, and the largest logit of each row."""
+    """Memory of the host for the tokens that a step of `batch` rows brings."""
 
     def __init__(self, batch: int, cuda: bool) -> None:
         self.tokens = torch.zeros(batch, dtype=torch.int64, pin_memory=cuda)
-        self.largest = torch.zeros(batch, dtype=torch.float32, pin_memory=cuda)
         self.event = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]  # as torch has it
 
-    def expect(self, tokens: Tensor, largest: Tensor) -> None:
-        """Have `tokens` and `largest` brought here, behind what the device does."""
+    def expect(self, tokens: Tensor) -> None:
+        """Have `tokens` brought here, behind what the device does."""
         self.tokens.copy_(tokens, non_blocking=True)
-        self.largest.copy_(largest, non_blocking=True)
         if self.event is not None:
             self.event.record()
 
-    def arrived(self) -> tuple[Ints, Floats]:
-        """Wait for what is expected: copies."""
+    def arrived(self) -> Ints:
+        """Wait for what is expected: a copy."""
         if self.event is not None:
             self.event.synchronize()
-        return self.tokens.numpy().copy(), self.largest.numpy().copy()
+        return self.tokens.numpy().copy()
 
 
 class Steps:
@@ -71,23 +71,19 @@ class Steps:
 
     def logits(self, keys: int) -> Tensor:
         """The logits [batch, vocab] after a step that sees at most `keys` keys, float32; valid until the next."""
-        logits: Tensor = self._run(("logits",), keys, self._logits, [])
+        logits: Tensor = self._run(("logits",), keys, lambda: self._logits().float(), [])
         return logits
 
     def launch(self, draws: Draws, keys: int) -> None:
         """Begin a step that draws tokens, which active rows read at the next step; at most two are under way."""
 
-        def body() -> tuple[Tensor, Tensor]:
-            logits = self._logits()
-            tokens, largest = draws(logits)
-            self.ids.copy_(torch.where(self.active, tokens[:, None].clamp(min=0), self.ids))
-            self.positions.add_(self.active)
-            return tokens, largest
+        def body() -> Tensor:
+            return draws(self._logits(), (self.ids, self.positions, self.active))
 
         changed = [self.ids, self.positions, *draws.mutable]
-        made = self._run(("drawn", draws), keys, body, changed)
+        tokens = self._run(("drawn", draws), keys, body, changed)
         landing = next(one for one in self._landing if one not in self._begun)
-        landing.expect(*made)
+        landing.expect(tokens)
         self._begun.append(landing)
 
     def drop(self) -> None:
@@ -96,13 +92,13 @@ class Steps:
 
     def drawn(self, rows: Ints) -> Ints:
         """The tokens [batch] of the first step under way. Raises WeftError if logits of `rows` are no numbers."""
-        tokens, largest = self._begun.pop(0).arrived()
-        if tokens[rows].min() < 0:
-            check_logits(largest[rows])
+        tokens = self._begun.pop(0).arrived()
+        if (worst := int(tokens[rows].min())) < 0:
+            check_logits(np.float32(WRONG[-1 - worst]))
         return tokens
 
     def _logits(self) -> Tensor:
-        return self._step(self.ids, self.positions, self._cache)[:, -1].float()
+        return self._step(self.ids, self.positions, self._cache)[:, -1]
 
     def _run(self, what: tuple[Hashable, ...], keys: int, body: Callable[[], Any], changed: Sequence[Tensor]) -> Any:
         if not self._cuda:

@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from weft import MLA, ALiBi, GatedMLP, LayerNorm, Mamba, Mamba2, MoE, RMSNorm, RoPE
+from weft.backends.runtime.core.sampling import Sampling
+from weft.backends.runtime.torch.draws import Draws
 from weft.backends.torch.decode.source import LAUNCHERS
 from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.package.module import build_module, build_step
@@ -79,7 +81,7 @@ class Recorded:
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     counting = Launches()
     monkeypatch.setattr(launch, "INTERPRETED", True)  # kernels are taken
-    for name in (*LAUNCHERS, "moe_grouped", "shared.split_keys"):
+    for name in (*LAUNCHERS, "choose_tokens", "moe_grouped", "shared.split_keys"):
         file = importlib.import_module(f"weft.backends.torch.kernels.{name}")
         for attribute, value in vars(file).copy().items():
             if attribute.endswith("_kernel") and hasattr(value, "arg_names"):
@@ -112,3 +114,21 @@ def test_a_step_launches_little_and_waits_for_nothing(launches: Launches, name: 
     assert sum(layer.values()) <= most, layer
     assert sum((one - layer).values()) <= OUTSIDE, one - layer
     assert all(found.endswith("_kernel") for found in two), two
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize(
+    ("way", "most"), [({}, 1), ({"temperature": 0.7}, 1), ({"temperature": 0.7, "top_k": 50, "top_p": 0.9}, 2)]
+)
+def test_choosing_tokens_launches_little_more(launches: Launches, way: Any, most: int, batch: int) -> None:
+    """It also begins the next step, which no operator of torch does."""
+    device = torch.device("meta")
+    draws = Draws(Sampling(**way), batch, 16, device)
+    logits = torch.zeros(batch, 5000, dtype=torch.bfloat16, device=device)
+    begun = (*torch.zeros(2, batch, 1, dtype=torch.int64, device=device), logits[:, :1] > 0)
+    draws(logits, begun)
+    launches.found.clear()
+    with launches:
+        draws(logits, begun)
+    found = +launches.found
+    assert sum(found.values()) <= most and all(name.endswith("_kernel") for name in found), found

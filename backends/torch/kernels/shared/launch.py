@@ -44,6 +44,11 @@ def constant(fn: Callable[..., Any]) -> Any:
     return fn if triton is None else triton.constexpr_function(fn)
 
 
+def fixed(number: float) -> Any:
+    """A number at the top of a file that kernels know while they are compiled."""
+    return number if triton is None else tl.constexpr(number)
+
+
 @lru_cache
 def capability(index: int) -> tuple[int, int]:
     """Compute capability of CUDA device `index`."""

@@ -17,8 +17,8 @@ def filtered(
     """Scores [batch, vocab] of `logits`: divided by `temperature`, minus infinity but for those that may be drawn.
 
     Those are the `top_k` likeliest (0: all), of them the likeliest that together reach probability `top_p` (Holtzman et
-    al. 2019, arXiv 1904.09751), and of them those at least `min_p` times as likely as the likeliest one (Nguyen et al.
-    2024, arXiv 2407.01082). The limit of low temperatures is the likeliest token.
+    al. 2019, arXiv 1904.09751; of equals the first), and of them those at least `min_p` times as likely as the
+    likeliest one (Nguyen et al. 2024, arXiv 2407.01082). The limit of low temperatures is the likeliest token.
     """
     scores, divisor = logits.float(), min(max(temperature, TINY), HUGE)
     largest = scores.amax(-1, keepdim=True)
@@ -27,7 +27,7 @@ def filtered(
     if 0 < top_k < scores.shape[-1]:
         scores = scores.masked_fill(scores < scores.topk(top_k).values[:, -1:], -math.inf)
     if top_p < 1:
-        ordered, order = scores.sort(descending=True)
+        ordered, order = scores.sort(descending=True, stable=True)
         p = ordered.softmax(-1)
         beyond = p.cumsum(-1) - p >= max(top_p, TINY)
         scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -math.inf)

@@ -1,0 +1,364 @@
+"""Choosing the next token of every row where its logits are: the likeliest, or one drawn among those that filters keep.
+
+`scan_kernel` finds the largest logit, and alone takes it or draws from all tokens; where there are filters, it finds a
+bound below which none is kept, and `keep_kernel` gathers the few tokens above and draws one of them. Nothing is sorted
+(see `thresholds`). In both the last program of a row to end chooses. Filters are top-k, top-p (Holtzman et al. 2019,
+arXiv 1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in this order; top-k keeps all that are as likely as
+the last it keeps, top-p the first of them that are needed.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+
+from .shared import operands
+from .shared.launch import (
+    BF16,
+    FP16,
+    FP32,
+    Variant,
+    jit,
+    options,
+    start_next,
+    tl,
+    triton,
+    uses_torch,
+    variant,
+    wait,
+)
+from .shared.thresholds import LOWEST, NEAR, TOKENS, number_of, search, total, weights
+from .shared.tickets import counters, is_last
+
+BLOCK = 2048  # logits of a program
+PARTS = 16  # into which it cuts them to find a bound on the k-th largest
+CHUNK = 512  # candidates that the last program weighs at a time
+TICKETS = 3  # counters of a row
+WRONG = (math.nan, math.inf, -math.inf)  # largest logits that are no numbers, for which the tokens -1, -2, -3 stand
+TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+
+
+@jit
+def uniform(uniforms, spent, row, most, number):
+    """The number that a row draws by, next time another one if more than one token could follow."""
+    at = tl.load(spent + row)
+    if number > 1:
+        tl.store(spent + row, at + 1)
+    return tl.load(uniforms + row * most + tl.minimum(at, most - 1))
+
+
+@jit
+def told(token, largest, row, chosen, ids, positions, active):
+    """Store the token of a row, or what stands for a largest logit that is no number; and begin the next step by it."""
+    finite = tl.abs(largest) < float("inf")
+    wrong = tl.where(largest != largest, -1, tl.where(largest > 0, -2, -3))
+    tl.store(chosen + row, tl.where(finite, token, wrong).to(tl.int64))
+    if ids is not None:  # noqa: SIM102 # a constant
+        if tl.load(active + row) != 0:
+            tl.store(ids + row, tl.where(finite, token, 0).to(tl.int64))
+            tl.store(positions + row, tl.load(positions + row) + 1)
+
+
+@jit
+def bounded(parts, number, largest, temperature, whole, vocab, top_k, top_p, min_p, CHUNK: tl.constexpr):
+    """A bound on the logits that filters keep, from the largest of each part of a row."""
+    bound = tl.full([], float("-inf"), tl.float32)
+    if top_k > 0:
+        if top_k <= number:
+            found, _ = search(parts, None, number, largest, temperature, LOWEST, 0, 0.0, top_k, False, True, CHUNK)
+            bound = number_of(found)
+    else:
+        # Tokens of less than (1 - top_p) / vocab are together less than 1 - top_p, so none of them is kept.
+        rest = tl.maximum((1.0 - top_p) / vocab * whole.to(tl.float32), min_p)
+        bound = largest + temperature * (tl.log(tl.minimum(rest, 1.0)) - 0.01) - tl.abs(largest) * 1e-6
+    return bound
+
+
+@jit
+def first_beyond(n, weight, aim, end):
+    """The first n where the sum of weights exceeds `aim`, or the last that has weight; its weight, and all up to it."""
+    after = tl.cumsum(weight, axis=0)
+    found = tl.min(tl.where(after > aim, n, end), axis=0)
+    found = tl.minimum(found, tl.max(tl.where(weight > 0, n, 0), axis=0))
+    return found, tl.sum(tl.where(n == found, weight, 0.0), axis=0), tl.sum(tl.where(n == found, after, 0.0), axis=0)
+
+
+@jit
+def end_scan(
+    logits, uniforms, spent, parts, firsts, tops, sums, numbers, bounds, totals, row, blocks, vocab, most,
+    temperature, top_k, top_p, min_p, DRAW: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, PLACES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The token of a row, unless there are filters, and its largest logit, by what all its programs have stored."""
+    i = tl.arange(0, PLACES)
+    at = row * blocks + i
+    top = tl.load(tops + at, mask=i < blocks, other=float("-inf"), cache_modifier=".cg")
+    largest = tl.max(top, axis=0)
+    first = tl.load(firsts + at, mask=i < blocks, other=0, cache_modifier=".cg")
+    token = tl.min(tl.where(top == largest, first, vocab), axis=0)
+    wrong = tl.max((top != top).to(tl.int32), axis=0)
+    largest = tl.where(wrong > 0, float("nan"), largest)
+    if DRAW:
+        finite = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
+        share = weights(top, finite, temperature)
+        weight = tl.load(sums + at, mask=i < blocks, other=0.0, cache_modifier=".cg") * share.to(tl.float64)
+        whole = tl.sum(weight, axis=0)
+        if FILTER:
+            parts += row * blocks * PARTS
+            bound = bounded(parts, blocks * PARTS, finite, temperature, whole, vocab, top_k, top_p, min_p, CHUNK)
+            tl.store(bounds + row, bound)
+            tl.store(totals + row, whole)
+        else:
+            number = tl.load(numbers + at, mask=i < blocks, other=0, cache_modifier=".cg")
+            alone = tl.sum(((share >= NEAR) & (i < blocks)).to(tl.int32), axis=0) == 1
+            number = tl.where(alone, tl.max(tl.where(top == finite, number, 0), axis=0), 2)
+            aim = uniform(uniforms, spent, row, most, number) * whole
+            block, here, after = first_beyond(i, weight, aim, PLACES)
+            n = block * BLOCK + tl.arange(0, BLOCK)
+            x = tl.load(logits + n, mask=n < vocab, other=float("-inf")).to(tl.float32)
+            weight_here = tl.where(n < vocab, weights(x, finite, temperature), 0.0).to(tl.float64)
+            # The weight of a block was summed in f32: its share of that is aimed at.
+            ratio = tl.sum(weight_here, axis=0).to(tl.float32) / tl.maximum(here.to(tl.float32), 1e-30)
+            aim_here = (aim - (after - here)) * ratio
+            token, _, _ = first_beyond(n, weight_here, aim_here, vocab)
+    return token, largest
+
+
+@jit
+def scan_kernel(
+    logits, row_stride, uniforms, spent, chosen, ids, positions, active, tickets, parts, firsts, tops, sums, numbers,
+    bounds, totals, vocab, most, temperature, top_k, top_p, min_p,
+    DRAW: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PLACES: tl.constexpr,
+    CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid [blocks, rows]: BLOCK logits; the last program of a row chooses, or bounds what `keep_kernel` keeps."""
+    start_next(PDL)
+    wait(PDL)
+    block, row, blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    logits += row * row_stride
+    WIDTH: tl.constexpr = BLOCK // PARTS
+    n = block * BLOCK + tl.arange(0, PARTS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    x = tl.load(logits + n, mask=n < vocab, other=float("-inf")).to(tl.float32)
+    by_part = tl.max(x, axis=1)
+    top = tl.max(by_part, axis=0)
+    first = tl.min(tl.min(tl.where(x == top, n, vocab), axis=1), axis=0)
+    wrong = tl.max(tl.max(tl.where(x != x, 1.0, 0.0), axis=1), axis=0)
+    at = row * blocks + block
+    tl.store(tops + at, tl.where(wrong > 0, float("nan"), top))
+    tl.store(firsts + at, first)
+    if DRAW:
+        weight = weights(x, tl.where(tl.abs(top) < float("inf"), top, 0.0), temperature)
+        tl.store(sums + at, tl.sum(tl.sum(weight, axis=1), axis=0).to(tl.float64))
+        tl.store(numbers + at, tl.sum(tl.sum(tl.where(weight >= NEAR, 1.0, 0.0), axis=1), axis=0).to(tl.int32))
+        if FILTER:
+            tl.store(parts + at * PARTS + tl.arange(0, PARTS), by_part)
+    if is_last(tickets + row, blocks):
+        token, largest = end_scan(
+            logits, uniforms, spent, parts, firsts, tops, sums, numbers, bounds, totals, row, blocks, vocab, most,
+            temperature, top_k, top_p, min_p, DRAW, FILTER, BLOCK, PARTS, PLACES, CHUNK,
+        )  # fmt: skip
+        if FILTER:
+            tl.store(tops + row * blocks, largest)  # of all blocks
+        else:
+            told(token, largest, row, chosen, ids, positions, active)
+
+
+@jit
+def end_keep(
+    values, tokens, count, uniforms, spent, largest, whole, row, vocab, most, temperature, top_k, top_p, min_p,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The token of a row, drawn among `count` gathered ones."""
+    least, last = tl.full([], LOWEST, tl.int64), tl.zeros([], tl.int64) + vocab
+    if top_k > 0:
+        least, _ = search(values, tokens, count, largest, temperature, least, last, 0.0, top_k, False, True, CHUNK)
+        whole, _, _ = total(values, tokens, count, largest, temperature, least, last, 0.0, CHUNK)
+    if top_p < 1:
+        aim = whole * top_p * (1 - 2.0**-23)  # top_p is rounded
+        found, above = search(values, tokens, count, largest, temperature, least, last, 0.0, aim, False, False, CHUNK)
+        if found > -(1 << 32):
+            least = found
+            needed = (aim - above) / weights(number_of(found), largest, temperature).to(tl.float64)
+            needed = tl.ceil(needed) - 1
+            at, _ = search(values, tokens, count, largest, temperature, least, last, 0.0, needed, True, True, CHUNK)
+            last = -at
+    weight, number, end = total(values, tokens, count, largest, temperature, least, last, min_p, CHUNK)
+    goal = uniform(uniforms, spent, row, most, number) * weight
+    key, _ = search(values, tokens, count, largest, temperature, least, last, min_p, goal, True, False, CHUNK)
+    return tl.minimum(-key, end)
+
+
+@jit
+def keep_kernel(
+    logits, row_stride, uniforms, spent, chosen, ids, positions, active, tickets, values, tokens, tops, bounds, totals,
+    vocab, most, rows, temperature, top_k, top_p, min_p,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid [blocks, rows]: those of BLOCK logits that the bound leaves; the last program of a row draws one of them."""
+    start_next(PDL)
+    wait(PDL)
+    block, row, blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    gathered = tickets + 2 * rows + row  # counts what is gathered of a row
+    values += row * vocab
+    tokens += row * vocab
+    n = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * row_stride + n, mask=n < vocab, other=float("-inf")).to(tl.float32)
+    keep = (x >= tl.load(bounds + row)) & (n < vocab)
+    place = tl.cumsum(keep.to(tl.int32), axis=0) - 1
+    number = tl.sum(keep.to(tl.int32), axis=0)
+    if number > 0:
+        place += tl.atomic_add(gathered, number, sem="relaxed", scope="gpu")
+        tl.store(values + place, x, mask=keep)
+        tl.store(tokens + place, n, mask=keep)
+    if is_last(tickets + rows + row, blocks):
+        count = tl.load(gathered, cache_modifier=".cg")
+        tl.store(gathered, 0)
+        largest, whole = tl.load(tops + row * blocks), tl.load(totals + row)
+        finite = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
+        token = end_keep(
+            values, tokens, count, uniforms, spent, finite, whole, row, vocab, most, temperature, top_k, top_p, min_p,
+            CHUNK,
+        )  # fmt: skip
+        told(token, largest, row, chosen, ids, positions, active)
+
+
+def refusal(logits: torch.Tensor) -> str | None:
+    """Say why torch computes this instead of the kernels, in a few words; None if the kernels do."""
+    if logits.shape[-1] > TOKENS:
+        return f"more than {TOKENS} tokens"
+    return operands.refusal(logits)
+
+
+def choose_tokens(
+    logits: torch.Tensor,
+    uniforms: torch.Tensor | None = None,
+    spent: torch.Tensor | None = None,
+    *,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    begun: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    tickets: torch.Tensor | None = None,
+    kernel: bool | None = None,
+) -> torch.Tensor:
+    """The token that follows each row, i64 [batch]; of a row whose largest logit is WRONG[i], -1 - i.
+
+    logits [batch, vocab]. At `temperature` 0 the likeliest token, the first of equals. At others one of those that the
+    filters keep, by uniforms f64 [batch, most]: the first token whose cumulative probability exceeds the number of its
+    row at spent i64 [batch, 1], which is counted up unless only one token can follow. `begun`, ids i64, positions i64
+    and active bool, each [batch, 1], is what the next step reads: active rows get their token, or 0 for one below 0,
+    and their next position. `tickets`: see `tickets.counters`, TICKETS for a row. `kernel`: see `uses_torch`.
+
+    Raises:
+        ValueError: the shapes do not fit, or there are no numbers to draw by.
+    """
+    if logits.ndim != 2:
+        raise ValueError(f"logits {[*logits.shape]} must be [batch, vocab]")
+    batch, vocab = logits.shape
+    drawn = temperature > 0
+    if drawn and (uniforms is None or spent is None or len(uniforms) != batch or spent.shape != (batch, 1)):
+        raise ValueError(f"to draw for {batch} rows takes as many rows of numbers and counts of those that are spent")
+    top_k, divisor = (top_k if top_k < vocab else 0), min(max(temperature, TINY), HUGE)
+    filters = drawn and (top_k > 0 or top_p < 1 or min_p > 0)
+    if uses_torch(kernel, refusal, logits):
+        return _by_sorting(logits, uniforms, spent, drawn, divisor, top_k, top_p, min_p, begun)
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    blocks = triton.cdiv(vocab, BLOCK)
+    tickets = counters(logits, TICKETS * batch) if tickets is None else tickets
+    chosen = torch.empty(batch, dtype=torch.int64, device=logits.device)
+    new = partial(torch.empty, device=logits.device)
+    parts = new(batch, blocks * PARTS if filters else 1, dtype=torch.float32)
+    tops, firsts = new(batch, blocks, dtype=torch.float32), new(batch, blocks, dtype=torch.int32)
+    sums, numbers = new(batch, blocks, dtype=torch.float64), new(batch, blocks, dtype=torch.int32)
+    bounds, totals = new(batch, dtype=torch.float32), new(batch, dtype=torch.float64)
+    most = 1 if uniforms is None else uniforms.shape[1]
+    steps = begun or (None, None, None)
+    how = (divisor, float(top_k), max(top_p, TINY), min_p)
+    scan_kernel[(blocks, batch)](
+        logits, logits.stride(0), uniforms, spent, chosen, *steps, tickets, parts, firsts, tops, sums, numbers, bounds,
+        totals, vocab, most, *how, DRAW=drawn, FILTER=filters, BLOCK=BLOCK, PARTS=PARTS,
+        PLACES=triton.next_power_of_2(blocks), CHUNK=CHUNK, **options(logits),
+    )  # fmt: skip
+    if filters:
+        values, tokens = new(batch, vocab, dtype=torch.float32), new(batch, vocab, dtype=torch.int32)
+        keep_kernel[(blocks, batch)](
+            logits, logits.stride(0), uniforms, spent, chosen, *steps, tickets, values, tokens, tops, bounds, totals,
+            vocab, most, batch, *how, BLOCK=BLOCK, CHUNK=CHUNK, **options(logits),
+        )  # fmt: skip
+    return chosen
+
+
+reference = partial(choose_tokens, kernel=False)
+
+
+def _by_sorting(
+    logits: torch.Tensor,
+    uniforms: torch.Tensor | None,
+    spent: torch.Tensor | None,
+    drawn: bool,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    begun: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """The same with torch, which sorts all tokens."""
+    largest, token = logits.float().max(-1, keepdim=True)
+    if drawn:
+        assert uniforms is not None and spent is not None
+        scores = (logits.float() - largest) / temperature
+        falling, order = scores.sort(dim=-1, descending=True, stable=True)
+        weight = falling.exp()
+        if top_k > 0:
+            weight = weight.masked_fill(falling < falling[:, top_k - 1 : top_k], 0)
+        if top_p < 1:
+            above = weight.cumsum(-1, dtype=torch.float64) - weight
+            weight = weight.masked_fill(
+                above >= max(top_p, TINY) * weight.sum(-1, keepdim=True, dtype=torch.float64), 0
+            )
+        weight = weight.masked_fill(weight < min_p, 0)
+        near = (weight > 0) & (falling > -80)
+        sums = torch.zeros_like(weight).scatter(-1, order, weight).cumsum(-1, dtype=torch.float64)
+        aim = uniforms.gather(1, spent.clamp(max=uniforms.shape[1] - 1)) * sums[:, -1:]
+        last = torch.searchsorted(sums, sums[:, -1:].contiguous())  # of those that can be drawn: rounding may lead on
+        token = torch.minimum(torch.searchsorted(sums, aim, right=True), last)
+        spent += near.sum(-1, keepdim=True) > 1
+    wrong = torch.where(largest.isnan(), -1, torch.where(largest > 0, -2, -3))
+    token = torch.where(largest.isfinite(), token, wrong)
+    if begun is not None:
+        ids, positions, active = begun
+        ids.copy_(torch.where(active, token.clamp(min=0), ids))
+        positions.add_(active)
+    return token[:, 0]
+
+
+def variants() -> list[Variant]:
+    """Llama-3's vocabulary by every way to choose, Gemma's and GPT-2's. Doubles, and rows of any length: no vectors."""
+    types = {
+        **dict.fromkeys(("uniforms", "sums", "totals"), "*fp64"),
+        **dict.fromkeys(("spent", "chosen", "ids"), "*i64"),
+        **dict.fromkeys(("parts", "tops", "bounds", "values"), "*fp32"),
+        **dict.fromkeys(("firsts", "numbers", "tokens"), "*i32"),
+        **dict.fromkeys(("temperature", "top_k", "top_p", "min_p"), "fp32"),
+        "active": "*i1",
+    }
+    found = []
+    for dtype, vocab, draw, filters in (
+        (BF16, 128_256, False, False),
+        (BF16, 128_256, True, False),
+        (BF16, 128_256, True, True),
+        (FP32, 262_144, True, True),
+        (FP16, 50_257, True, True),
+    ):
+        sizes = {"BLOCK": BLOCK, "PARTS": PARTS, "CHUNK": CHUNK, "DRAW": draw, "FILTER": filters}
+        sizes["PLACES"] = 1 << (-(-vocab // BLOCK) - 1).bit_length()
+        absent = "" if draw else "uniforms spent"
+        kernels = [scan_kernel, keep_kernel] if filters else [scan_kernel]
+        found += [
+            variant(kernel, dtype, sizes, "vocab most rows", "row_stride", absent, types, vectors=False)
+            for kernel in kernels
+        ]
+    return found
