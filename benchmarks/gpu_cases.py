@@ -93,6 +93,8 @@ def _products(name: str, shape: Shape) -> Iterator[Case]:
     yield Case("linear_residual", f"{name}_out", out, size["out"], rivals=rivals, sweep=_tiles("linear_residual"))
     yield Case("norm_glu", name, glu, size["gate_up"], rivals=rivals, sweep=_tiles("norm_glu", (2, 4, 8)))
     yield Case("linear_residual", f"{name}_down", down, size["down"], rivals=rivals, sweep=_tiles("linear_residual"))
+    start = partial(inputs.embed_tokens, batch=1, vocab=vocab, dim=dim, pairs=shape.head_dim // 2)
+    yield Case("embed_tokens", name, start, BF16 * dim, rivals=("compiled",))
     yield Case("norm_linear", f"{name}_head", head, BF16 * vocab * dim, rivals=rivals, sweep=_tiles("norm_linear"))
 
 
@@ -213,17 +215,20 @@ def _experts(large: bool) -> Iterator[Case]:
     """One token at its experts: Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-20b; and the choice among them."""
     sizes = {"mixtral": (8, 2, 14_336, 4096), "qwen3_30b": (128, 8, 768, 2048), "gpt_oss_20b": (32, 4, 2880, 2880)}
     for name, (experts, k, hidden, dim) in sizes.items() if large else [("tiny", (4, 2, 64, 64))]:
-        yield Case(
-            "moe_decode",
-            name,
-            partial(inputs.moe_decode, tokens=1, experts=experts, k=k, hidden=hidden, dim=dim),
-            BF16 * k * 3 * hidden * dim,
-            rivals=("experts_batched", "experts_grouped", "experts_eager", "experts_compiled"),
-            sweep=_tiles("moe_decode"),
-        )
-        yield Case(
-            "route", name, partial(inputs.route, tokens=1, experts=experts, k=k), BF16 * experts, rivals=("compiled",)
-        )
+        for tokens in (1, 8, 32) if large else (1, 4):
+            asked = experts * (1 - (1 - k / experts) ** tokens)  # experts that some token asks, on average
+            yield Case(
+                "moe_decode",
+                name if tokens == 1 else f"{name}_{tokens}_tokens",
+                partial(inputs.moe_decode, tokens=tokens, experts=experts, k=k, hidden=hidden, dim=dim),
+                int(BF16 * asked * 3 * hidden * dim),
+                rivals=("experts_batched", "experts_grouped", "experts_eager", "experts_compiled"),
+                sweep=_tiles("moe_decode") if tokens == 1 else {},
+            )
+        router = partial(inputs.norm_route, tokens=1, experts=experts, k=k, dim=dim)
+        yield Case("norm_route", name, router, BF16 * experts * dim, rivals=("compiled",))
+        choice = partial(inputs.route, tokens=1, experts=experts, k=k)
+        yield Case("route", name, choice, BF16 * experts, rivals=("compiled",))
 
 
 def _recurrences(large: bool) -> Iterator[Case]:

@@ -206,6 +206,22 @@ def route(draw: Draw, tokens: int, experts: int, k: int, scoring: str = "softmax
     return Inputs((draw.normal(tokens, experts), bias), {"k": k, "scoring": scoring})
 
 
+def embed_tokens(draw: Draw, batch: int, vocab: int, dim: int, pairs: int) -> Inputs:
+    """A token for each row, its embedding and the angles of its position: weight [vocab, dim]."""
+    ids = torch.randint(vocab, (batch, 1), generator=draw.generator, device=draw.device)
+    frequencies = 10_000.0 ** -(torch.arange(pairs, dtype=torch.float64, device=draw.device) / pairs)
+    return Inputs((ids, draw.weight(vocab, dim), draw.positions(batch, 1023), (frequencies, 1.0)), {})
+
+
+def norm_route(draw: Draw, tokens: int, experts: int, k: int, dim: int, scoring: str = "softmax") -> Inputs:
+    """A router of normed tokens: x [tokens, dim], weight [experts, dim]; logits are so far apart that no rounding
+    changes the choice."""
+    along, turned = draw.normal(dim), draw.normal(tokens, 1).sign()
+    levels = torch.rand(experts, generator=draw.generator, device=draw.device).argsort() / 4
+    weight = (levels[:, None] * along.float() / dim).to(along.dtype)
+    return Inputs((along * turned, weight), {"k": k, "norm": norm(draw, dim, "rms"), "scoring": scoring})
+
+
 def selective_scan(draw: Draw, batch: int, seq: int, channels: int, states: int, past: bool = False) -> Inputs:
     """Mamba over a prompt: x, delta [batch, seq, channels], a [channels, states], b, c [batch, seq, states]."""
     x, (b, c) = draw.normal(batch, seq, channels), (draw.normal(batch, seq, states) for _ in range(2))

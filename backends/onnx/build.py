@@ -16,6 +16,7 @@ from weft.passes.encoder_decoder import split_encoder
 from ..options import KEEP_BLOCKS
 from ..targets import Backend
 from . import cuda, export, genai
+from .lowerings import experts
 from .lowerings import quantized as blocks
 
 
@@ -77,6 +78,8 @@ def _lowered(graph: Graph, target: Backend, length: int, notes: list[str], trace
         _leave_out_losses(graph, notes)
         parts[export.ENCODER], parts[export.MODEL] = split_encoder(graph)
     for part in parts.values():
+        if any(experts.wrong_choices(node, target) for node in part.nodes):
+            notes.append(f"{experts.WRONG_CHOICES}, so it is left out: with --dtype f16 experts are faster")
         target.legalize(part, trace)
     # Position tables of the encoder must cover the longest source, which may be longer than any answer.
     lengths = {export.ENCODER: max_source(graph, length)}

@@ -20,7 +20,7 @@ from .options import TargetOption, adapter_option, device_option
 from .shown import echo, note, printable, progress
 
 if TYPE_CHECKING:
-    from weft.backends.runtime.core.generate import Conversation, Stream
+    from weft.backends.runtime.core.generate import Conversation, Generator, Stream
     from weft.backends.runtime.core.results import Result
     from weft.backends.runtime.ort.encoder import Encoder
 
@@ -48,6 +48,13 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
 @click.option("--repetition-penalty", type=float, help="Above 1: lower the probability of tokens that occurred before.")
 @click.option("--beams", type=click.IntRange(1), default=1, help="Beam search with this many beams.")
 @click.option("--seed", type=int, help="Seed of the sampling.")
+@click.option(
+    "--prompt-lookup",
+    "prompt_lookup_num_tokens",
+    type=click.IntRange(1),
+    help="Draft up to this many tokens at a time from the text so far, and verify them in one call.",
+)
+@click.option("--assistant", help="A compiled folder of a smaller model that drafts tokens.")
 @click.option("--stop", multiple=True, help="Stop before this text; may be given several times.")
 @click.option(
     "--pooling",
@@ -73,6 +80,7 @@ def run_command(
     chat: bool,
     system: str | None,
     beams: int,
+    assistant: str | None,
     pooling: str | None,
     normalize: bool | None,
     device: str,
@@ -95,6 +103,7 @@ def run_command(
       weft run out/ --chat --prompt "What is the capital of France?" --temperature 0.7 --top-p 0.9 --seed 1
       echo "The sky is" | weft run model.gguf --stop "."
       weft run out/ --prompt "The sky is" --beams 4              beam search
+      weft run out/ --chat --prompt-lookup 8                     faster where answers repeat the prompt
       weft run model.py --ids 1,15,7 --max-tokens 8              a model without a tokenizer
       weft run model.gguf --target torch --chat                  with PyTorch even if ONNX Runtime is installed
     """
@@ -118,7 +127,9 @@ def run_command(
     if options.keys() & {"top_k", "top_p", "min_p"}:
         options.setdefault("temperature", 1.0)
 
-    with _opened(source, device, threads, target, adapters, text=ids is None, trust=trust, check=check) as model:
+    drafts = assistant is not None or "prompt_lookup_num_tokens" in options
+    how = {"text": ids is None, "trust": trust, "check": check, "verifies": drafts}
+    with _opened(source, device, threads, target, adapters, **how) as model:
         if isinstance(model, Encoder):
             _embed(
                 model, prompt if ids is None else ids, chat or beams > 1, source, pooling=pooling, normalize=normalize
@@ -126,6 +137,8 @@ def run_command(
             return
         if (pooling, normalize) != (None, None):
             raise WeftError(f"{source} is not an encoder: --pooling and --normalize apply to encoders only")
+        if assistant is not None:
+            options["assistant"] = _assistant(assistant, device, threads, trust)
         before = [] if system is None else [{"role": "system", "content": system}]
         if talk:
             _talk(model.conversation(before), options)
@@ -151,8 +164,10 @@ def _opened(
     text: bool,
     trust: bool,
     check: bool,
+    verifies: bool,
 ) -> Iterator[Any]:
-    """The model in a compiled folder, or of a source compiled while the block runs; `text` needs a tokenizer."""
+    """The model in a compiled folder, or of a source compiled while the block runs; `text` needs a tokenizer, and what
+    `verifies` drafts the logits of all tokens."""
     from weft.backends.runtime import load
     from weft.backends.runtime.device import place_for
     from weft.backends.runtime.folder import GENAI, MANIFEST
@@ -181,8 +196,20 @@ def _opened(
         note(f"compiling {source} with {place} for this run; keep the result with `{keep}`")
         folder = scratch / "model"
         with progress(f"reading {source}") as step:
-            tell_random(compile(model, folder, target=place.target, dtype=place.dtype, progress=step))
+            passes = "default,-last-token-logits" if verifies and place.target != "torch" else "default"
+            tell_random(compile(model, folder, target=place.target, dtype=place.dtype, passes=passes, progress=step))
         yield load(folder, place.device, threads, trust=True)  # what weft has just written
+
+
+def _assistant(folder: str, device: str, threads: int | None, trust: bool) -> Generator:
+    """The model in the compiled `folder`, which drafts tokens."""
+    from weft.backends.runtime import load
+    from weft.backends.runtime.core import generate
+
+    model = load(folder, device, threads, trust=trust)
+    if not isinstance(model, generate.Generator):
+        raise WeftError(f"{folder} is an encoder: an assistant must be a decoder")
+    return model
 
 
 def _embed(model: Encoder, prompt: str | list[int] | None, answer: bool, source: str, **options: Any) -> None:
@@ -209,7 +236,8 @@ def timing(result: Result) -> str:
     read = f"{t.prompt_tokens} prompt tokens in {t.prefill_seconds:.2f} s ({t.prefill_rate:.1f}/s)"
     count = len(result.tokens)
     rest = f", then {count} token{'s' if count != 1 else ''}" if count else ""
-    return f"weft: {read}{rest}" + (f" at {t.decode_rate:.1f}/s" if t.decoded_tokens else "")
+    drafted = f", {t.accepted_tokens} of {t.drafted_tokens} drafted tokens right" if t.drafted_tokens else ""
+    return f"weft: {read}{rest}" + (f" at {t.decode_rate:.1f}/s" if t.decoded_tokens else "") + drafted
 
 
 def _talk(conversation: Conversation, options: dict[str, Any]) -> None:

@@ -159,6 +159,17 @@ CASES = {
         (0, 1, 2),
         2,
     ),
+    "moe_decode in groups": Odd(
+        "moe_decode",
+        _odd(inputs.moe_decode, tokens=21, experts=5, k=2, hidden=72, dim=136),
+        136,
+        roundings=2,
+        late=(0, 1, 2),
+    ),
+    "embed_tokens": Odd(
+        "embed_tokens", _odd(inputs.embed_tokens, batch=3, vocab=50, dim=600, pairs=20), 1, (0, 2), roundings=0
+    ),
+    "norm_route": Odd("norm_route", _odd(inputs.norm_route, tokens=3, experts=21, k=4, dim=136), 136),
     "route": Odd("route", _odd(inputs.route, tokens=3, experts=21, k=4, scoring="sigmoid", biased=True), 21),
     "conv_step": Odd("conv_step", _odd(inputs.conv_step, batch=2, channels=150), 4, (0, 3)),
     "selective_scan": Odd(

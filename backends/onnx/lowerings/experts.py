@@ -17,7 +17,7 @@ import onnx_ir as onnx
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes import Concat, Full, Permute, Recipe, Reshape
-from weft.ir.types import sizes
+from weft.ir.types import dtypes, sizes
 from weft.ir.types.dtypes import DType
 
 from ...targets import Backend
@@ -95,8 +95,19 @@ def TopKTokens(e: Emitter, node: Node) -> Out:
 _KERNEL = {"relu": "relu", "gelu_tanh": "gelu", "silu": "silu", "identity": "identity"}
 
 
+# Mended by onnxruntime's pull request 32659 of September 2026, which no release is known to have.
+WRONG_CHOICES = "the CUDA kernel for experts in ONNX Runtime reads bf16 logits of a router as f32"
+
+
+def wrong_choices(node: Node, target: Backend) -> bool:
+    """Return whether the kernel would ask wrong experts."""
+    return node.op is ops.moe and target.device == "cuda" and node.output.type.dtype == dtypes.bf16
+
+
 def _kernel_refusal(node: Node, target: Backend) -> str | None:
     name, gate, up = node.attrs["activation"], node.operand("gate"), node.operand("up")
+    if wrong_choices(node, target):
+        return WRONG_CHOICES
     if gate is None:
         return None if name in _KERNEL else f"the kernel has no {name}"
     if slope(name) is None:

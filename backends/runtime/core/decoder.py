@@ -14,19 +14,26 @@ from .rows import BatchContext
 C = TypeVar("C", bound=BatchContext)
 # Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are used again.
 STEP = {"cpu": 256, "cuda": 1024}
+# Tokens of a prompt in a call: on a GPU as many as keep it busy, and attention of a first call needs no mask there.
+CHUNK = {"cpu": 512, "cuda": 8192}
 
 
 class Decoder(ABC, Generic[C]):
     """A language model that keeps caches on `device`, cpu or cuda.
 
-    Every row begins with `start` if prompts are sources; None if a row begins with its prompt. `max_prompt` is the most
-    tokens of a prompt. `every_position`: it gives the logits of all tokens of a call, rather than of the last.
+    Every row begins with `start` if prompts are sources; None if a row begins with its prompt. `max_prompt` is the
+    most tokens of a prompt. `every_position`: it gives the logits of all tokens of a call, rather than of the last;
+    `padded`: rows of a call may differ in length; `rewinds`: rows can drop tokens, which is impossible once states
+    or rolling caches have lost some.
     """
 
     every_position: bool
+    padded: bool
+    rewinds: bool
 
     def __init__(self, device: str, vocab: int, max_length: int, start: int | None = None, max_source: int = 0) -> None:
         self.device_type, self.vocab, self.max_length = device, vocab, max_length
+        self.chunk = CHUNK[device]
         self.start = None if start is None else (start,)
         self.max_prompt = max_length if start is None else max_source
         self._spare: C | None = None

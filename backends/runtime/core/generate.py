@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +13,16 @@ import numpy as np
 
 from weft.ir.errors import WeftError
 
-from ..arrays import Bools, Floats, Ints
+from ..arrays import Floats
 from ..text.chat import ChatTemplate, Message
-from ..text.tokenizer import GrowingText, Prompt, StopStrings, Tokenizer, check_ids, is_ids, prompts_of
+from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, prompts_of
+from .answers import Answer, advance, verify
 from .beams import Beams, BeamSearch, EarlyStopping, search
 from .decoder import Decoder
 from .results import Result, Timings
 from .rows import BatchContext, parts
 from .sampling import Forced, Sampler, Sampling, SamplingOptions, check_count
+from .speculation import Speculation
 
 
 class Stream(Iterator[str]):
@@ -88,7 +90,10 @@ class Generator:
         *,
         max_tokens: int | None = 256,
         stop: str | Sequence[str] = (),
-        chunk: int = 512,
+        chunk: int | None = None,
+        prompt_lookup_num_tokens: int = 0,
+        assistant: Generator | None = None,
+        num_assistant_tokens: int = 5,
         beams: int = 1,
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
@@ -97,10 +102,14 @@ class Generator:
     ) -> list[Result]:
         """Continue a prompt, or a batch of them: text, or token ids; one result for each.
 
-        A row ends with one of the model's stop tokens, before one of the `stop` strings, after `max_tokens` tokens
-        (None: no such bound), or where the model's maximum length is reached. Prompts are read `chunk` tokens at a
-        time. `sampling` are the fields of `Sampling`; the default is greedy. With `beams` above 1 the likeliest texts
-        are searched, as `Beams` says, and the `returned` best of each prompt returned, best first, with their scores.
+        A row ends with one of the model's stop tokens, before one of the `stop` strings, after `max_tokens`
+        tokens (None: no such bound), or where the model's maximum length is reached. Prompts are read `chunk`
+        tokens at a time, by default 512 on a CPU and 8192 on a GPU. `sampling` are the fields of `Sampling`;
+        the default is greedy. With `beams` above 1 the likeliest texts are searched, as `Beams` says, and the
+        `returned` best of each prompt returned, best first, with their scores. Tokens may be drafted, up to
+        `prompt_lookup_num_tokens` at a time from the text so far, or `num_assistant_tokens` by the model
+        `assistant`, a smaller one of the same vocabulary: as many as prove right come by one call of the model,
+        and the tokens are those that come without drafts (see `speculation`).
 
         Raises WeftError on an empty prompt, one longer than the model's maximum, tokens outside the vocabulary,
         arguments outside their range, and text where there is no tokenizer.
@@ -112,8 +121,11 @@ class Generator:
         if beams > 1:
             if sampling or stop:
                 raise WeftError(f"beams is {beams}: a beam search takes neither stop strings nor sampling options")
-            return self._search(batch, max_tokens, chunk, how)
-        rows, run = self._start(batch, max_tokens, stop, chunk, Sampling(**sampling))
+            if prompt_lookup_num_tokens or assistant is not None:
+                raise WeftError(f"beams is {beams}: a beam search drafts no tokens")
+            return self._search(batch, max_tokens, self._chunk(chunk), how)
+        drafts = self._speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
+        rows, run = self._start(batch, max_tokens, stop, self._chunk(chunk), Sampling(**sampling), drafts)
         for _ in run:
             pass
         return [row.result for row in rows]
@@ -124,7 +136,10 @@ class Generator:
         *,
         max_tokens: int | None = 256,
         stop: str | Sequence[str] = (),
-        chunk: int = 512,
+        chunk: int | None = None,
+        prompt_lookup_num_tokens: int = 0,
+        assistant: Generator | None = None,
+        num_assistant_tokens: int = 5,
         **sampling: Unpack[SamplingOptions],
     ) -> Stream:
         """Continue one prompt, as `generate` does, piece by piece: the pieces joined are the text it returns.
@@ -135,10 +150,11 @@ class Generator:
         if not isinstance(prompt, str) and not is_ids(prompt):
             raise WeftError("stream takes one prompt, a text or a list of token ids; use generate for a batch")
         _ = self.tokenizer  # without one there is no text to stream: say so now
-        (row,), run = self._start([prompt], max_tokens, stop, chunk, Sampling(**sampling))
+        drafts = self._speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
+        (row,), run = self._start([prompt], max_tokens, stop, self._chunk(chunk), Sampling(**sampling), drafts)
         return Stream(row.result, (piece for _ in run if (piece := row.take())))
 
-    def logits(self, ids: Sequence[int], chunk: int = 512) -> Floats:
+    def logits(self, ids: Sequence[int], chunk: int | None = None) -> Floats:
         """The logits of a sequence of token ids, float32.
 
         [len(ids), vocab] when the model was compiled to return all of them; otherwise a row for the last token of each
@@ -147,26 +163,33 @@ class Generator:
         if self.decoder.start is not None:
             raise WeftError("the logits of an encoder-decoder depend on a source too: generate its answers instead")
         ids = self._encode(ids)
-        check_count("chunk", chunk)
+        chunk = self._chunk(chunk)
         with self.decoder.context(1, len(ids)) as context:
             context.reset()
             return np.concatenate([context.extend(part) for part in parts(ids, chunk)])
 
     def _start(
-        self, batch: Sequence[Any], max_tokens: int | None, stop: str | Sequence[str], chunk: int, sampling: Sampling
-    ) -> tuple[list[_Row], Iterator[None]]:
+        self,
+        batch: Sequence[Any],
+        max_tokens: int | None,
+        stop: str | Sequence[str],
+        chunk: int,
+        sampling: Sampling,
+        speculation: Speculation,
+    ) -> tuple[list[Answer], Iterator[None]]:
         stops = [stop] if isinstance(stop, str) else list(stop)
         if not all(isinstance(s, str) and s for s in stops):
             raise WeftError(f"stop is {stop!r}, but it must be a text, or several, none of them empty")
         tokenizer = self.tokenizer if self._has_text or stops else None
         rows = []
-        for at, (prompt, limit) in enumerate(self._limits(batch, max_tokens, chunk)):
-            sampler = Sampler(sampling, self.decoder.start or prompt, at)
-            rows.append(_Row(prompt, limit, self.stop_ids, sampler, self.forced, tokenizer, stops))
-        return rows, self._run(rows, chunk)
+        for at, (prompt, limit) in enumerate(self._limits(batch, max_tokens)):
+            begin = self.decoder.start or prompt
+            sampler = Sampler(sampling, begin, at)
+            rows.append(Answer(prompt, begin, limit, self.stop_ids, sampler, self.forced, tokenizer, stops))
+        return rows, self._run(rows, chunk, speculation)
 
     def _search(self, batch: Sequence[Any], max_tokens: int | None, chunk: int, how: Beams) -> list[Result]:
-        known = self._limits(batch, max_tokens, chunk)
+        known = self._limits(batch, max_tokens)
         searches = [BeamSearch(how, limit, self.stop_ids, self.forced) for _, limit in known]
         timings = Timings(prompt_tokens=sum(len(prompt) for prompt, _ in known))
         search(self.decoder, [prompt for prompt, _ in known], self._most(known), searches, chunk, timings)
@@ -178,13 +201,26 @@ class Generator:
                 results.append(Result(prompt, tokens, text, "stop" if ended else "length", score, timings))
         return results
 
+    def _speculation(self, lookup: int, assistant: Generator | None, most: int) -> Speculation:
+        """The source of drafts; refused where this model cannot verify them."""
+        speculation = Speculation(lookup, None if assistant is None else assistant.decoder, most)
+        if speculation:
+            speculation.check(self.decoder)
+        return speculation
+
+    def _chunk(self, asked: int | None) -> int:
+        """Return how many tokens are read at a time."""
+        if asked is None:
+            return self.decoder.chunk
+        check_count("chunk", asked)
+        return asked
+
     @property
     def _has_text(self) -> bool:
         return self.folder is not None and (self.folder / "tokenizer.json").is_file()
 
-    def _limits(self, batch: Sequence[Any], max_tokens: int | None, chunk: int) -> list[tuple[list[int], int]]:
+    def _limits(self, batch: Sequence[Any], max_tokens: int | None) -> list[tuple[list[int], int]]:
         """The tokens of each prompt, and how many may follow."""
-        check_count("chunk", chunk)
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
         results = []
@@ -214,7 +250,7 @@ class Generator:
         with self.decoder.context(len(prompts), most) as context:
             yield context, 0
 
-    def _run(self, rows: list[_Row], chunk: int) -> Iterator[None]:
+    def _run(self, rows: list[Answer], chunk: int, speculation: Speculation) -> Iterator[None]:
         """Drive all rows to their end, pausing after each token."""
         timings = Timings(prompt_tokens=sum(len(row.result.prompt) for row in rows))
         for row in rows:
@@ -227,17 +263,21 @@ class Generator:
             timings.cache_bytes = context.cache_bytes
             timings.prompt_tokens -= keep
             start = perf_counter()
-            _advance(rows, _Row.push, context.prefill(prompts, chunk, keep), tokens, active)
+            advance(rows, Answer.push, context.prefill(prompts, chunk, keep), tokens, active)
             timings.prefill_seconds = perf_counter() - start
             yield
             # Forced tokens replace logits on the host, so the host must draw, too.
-            draw = None if self.forced != Forced() else context.drawing([row.sampler for row in rows])
+            host = self.forced != Forced() or speculation
+            draw = None if host else context.drawing([row.sampler for row in rows])
+            drafts = [speculation.drafts(context.capacity) for _ in rows] if speculation else []
             while active.any():
                 start = perf_counter()
-                if draw is None:
-                    timings.decoded_tokens += _advance(rows, _Row.push, context.step(tokens, active), tokens, active)
+                if speculation:
+                    verify(context, rows, drafts, tokens, active)
+                elif draw is None:
+                    timings.decoded_tokens += advance(rows, Answer.push, context.step(tokens, active), tokens, active)
                 else:
-                    timings.decoded_tokens += _advance(rows, _Row.add, draw(tokens, active), tokens, active)
+                    timings.decoded_tokens += advance(rows, Answer.add, draw(tokens, active), tokens, active)
                 timings.decode_seconds += perf_counter() - start
                 yield
 
@@ -309,65 +349,3 @@ class Conversation(Generator):
             self._lease.close()
             self._lease, self._context = lease, context
         yield self._context, self._context.held(prompts[0])
-
-
-class _Row:
-    """One prompt on its way: what is drawn, said and held back."""
-
-    def __init__(
-        self,
-        prompt: list[int],
-        limit: int,
-        stop_ids: frozenset[int],
-        sampler: Sampler,
-        forced: Forced,
-        tokenizer: Tokenizer | None,
-        stops: Sequence[str],
-    ) -> None:
-        self.result, self.limit = Result(prompt), limit
-        self._stop_ids, self.sampler, self._forced = stop_ids, sampler, forced
-        self._growing = GrowingText(tokenizer) if tokenizer else None
-        self._stops = StopStrings(stops)
-        self._taken = 0
-
-    def push(self, logits: Floats) -> int:
-        """Draw the next token and add it to the result."""
-        return self.add(self.sampler(self._forced(logits, len(self.result.tokens), self.limit)))
-
-    def add(self, drawn: int | np.int64) -> int:
-        """Add the next token to the result."""
-        result, token = self.result, int(drawn)
-        result.tokens.append(token)
-        if token in self._stop_ids:
-            result.finish = "stop"
-        else:
-            if self._growing:
-                result.text += self._stops.push(self._growing.push(token))
-            if self._stops.found:
-                result.finish = "stop_string"
-            elif len(result.tokens) == self.limit:
-                result.finish = "length"
-        if self._growing and result.finish in ("stop", "length"):
-            result.text += self._stops.push(self._growing.flush()) + self._stops.flush()
-            # The text that was held back may complete a stop string.
-            if self._stops.found:
-                result.finish = "stop_string"
-        return token
-
-    def take(self) -> str:
-        """The text that came since the last call."""
-        piece = self.result.text[self._taken :]
-        self._taken += len(piece)
-        return piece
-
-
-def _advance(
-    rows: Sequence[_Row], add: Callable[[_Row, Any], int], given: Floats | Ints, tokens: Ints, active: Bools
-) -> int:
-    """Let every active row `add` what is `given` for it, its next token or the logits of that, and note the token in
-    `tokens`; the rows that end leave `active`. How many tokens came."""
-    going = np.flatnonzero(active).tolist()
-    for at in going:
-        tokens[at] = add(rows[at], given[at])
-        active[at] = rows[at].result.finish is None
-    return len(going)

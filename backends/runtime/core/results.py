@@ -16,6 +16,8 @@ class Timings:
     prefill_seconds: float = 0.0
     decoded_tokens: int = 0  # those after the first of each row
     decode_seconds: float = 0.0
+    drafted_tokens: int = 0  # of speculative decoding, and those of them that were right
+    accepted_tokens: int = 0
     cache_bytes: int = 0  # allocated for caches and states
 
     @property

@@ -96,6 +96,23 @@ class BatchContext(ABC):
         logits: NDArray[Any] = self._extend(0, [tokens], every=True)[0]
         return float32(logits, np.empty(logits.shape, np.float32))
 
+    def extend_all(self, given: Sequence[Sequence[int]]) -> list[Floats]:
+        """Append its part to every row: the logits of all its tokens, [len(part), vocab] for each.
+
+        A row whose part is empty stays as it is. Only for models that give logits of every position, in rows that can
+        be padded and rewound. The longest part must fit behind the longest row.
+        """
+        resting = np.array([not part for part in given])
+        self.lengths[resting] -= 1  # their last token is repeated
+        parts = [part or [int(self._ids[row, self.lengths[row]])] for row, part in enumerate(given)]
+        logits = self._extend(0, parts, every=True)
+        return [np.array(logits[row, : len(part)], np.float32) for row, part in enumerate(given)]
+
+    def rewind(self, lengths: Ints | int) -> None:
+        """Every row with its first `lengths` tokens only, one at least."""
+        self._cut(lengths)
+        self._end([self._ids[row, :length].tolist() for row, length in enumerate(self.lengths)])
+
     def step(self, tokens: Sequence[int] | Ints, active: Bools | None = None) -> Floats:
         """Append a token to every row where `active`, all by default: the logits after it, [batch, vocab].
 
@@ -159,9 +176,9 @@ class BatchContext(ABC):
     def _clear(self) -> None:
         """Let what is carried from call to call be as at the start of a text."""
 
-    def _cut(self, length: int) -> None:
-        """Every row with its first `length` tokens only."""
-        self.lengths[:] = length
+    def _cut(self, lengths: Ints | int) -> None:
+        """Every row with its first `lengths` tokens only."""
+        self.lengths[:] = lengths
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """Return the tokens that the rows begin with for these prompts, after encoding prompts that are sources."""

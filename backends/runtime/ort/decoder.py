@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from weft.ir.errors import WeftError
 
 from ...facts import Carried
-from ..arrays import Ints, float32
+from ..arrays import Floats, Ints, float32
 from ..carried import by_name
 from ..core.decoder import Decoder
 from ..core.rows import BatchContext
@@ -77,14 +77,10 @@ class OrtDecoder(Decoder["OrtContext"]):
         self.every_position = middle != 1
         if isinstance(width, int) and width != vocab:
             raise WeftError(f"{name}: its logits are {width} wide, but the vocabulary is said to hold {vocab} tokens")
-        self.padded = self.rewinds and not compares  # rows of a call may differ in length
+        self.rewinds = all(state.growth.rewinds for state in self.states)
+        self.padded = self.rewinds and not compares
         # Contexts share the session, whose captured graphs are told apart by number only.
         self.graph_ids = itertools.count(1)
-
-    @property
-    def rewinds(self) -> bool:
-        """Return whether rows can drop tokens: impossible once states or rolling caches have lost some."""
-        return all(state.growth.rewinds for state in self.states)
 
     def new_context(self, batch: int, capacity: int) -> OrtContext:
         """Allocate caches for `batch` rows of `capacity` tokens each."""
@@ -157,10 +153,19 @@ class OrtContext(BatchContext):
     def _clear(self) -> None:
         self._memory.clear()
 
-    def _cut(self, length: int) -> None:
-        super()._cut(length)
+    def _cut(self, lengths: Ints | int) -> None:
+        super()._cut(lengths)
         if "attention_mask" in self._inputs:
-            self._inputs["attention_mask"].host[:, length:] = 0
+            mask = self._inputs["attention_mask"].host
+            mask[np.arange(mask.shape[1]) >= self.lengths[:, None]] = 0
+
+    def extend_all(self, given: Sequence[Sequence[int]]) -> list[Floats]:
+        # Row by row: GroupQueryAttention takes several tokens behind others for a single row only.
+        found = [np.empty((0, self.model.vocab), np.float32) for _ in given]
+        for row, part in enumerate(given):
+            if part:
+                found[row] = np.array(self._extend(row, [part], every=True)[0], np.float32)
+        return found
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         model = self.model

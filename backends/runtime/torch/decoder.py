@@ -91,7 +91,8 @@ class TorchContext(BatchContext):
         what = f"no memory for the caches of {batch} rows of {capacity} tokens"
         with failures(model.name, f"{what}: use a smaller batch or fewer tokens"):
             self._cache = caches.new_cache(model.model, batch, capacity)
-            self._steps = Steps(model.step, self._cache, batch, model.device)
+            once = getattr(model.step, "captured_once", None)
+            self._steps = Steps(model.step, self._cache, batch, model.device, once is not None and once(batch))
         self._scores = np.zeros((batch, model.vocab), np.float32)
         self._last = np.zeros((2, batch), np.int64)  # token and position of each row's last step
         self._of: Ints = np.arange(batch)  # the source that each row reads
@@ -119,7 +120,8 @@ class TorchContext(BatchContext):
         return self._draw
 
     def _draw(self, tokens: Ints, active: Bools) -> Ints:
-        """A step whose tokens the device draws; the next one begins before the host has looked at them.
+        """A step whose tokens the device draws; the next one begins before the host has seen them, so that the device
+        never waits for it.
 
         Rows that turn out to have ended then leave a key behind that nobody sees; where that would be a state, a step
         begins when it is asked for.
@@ -129,12 +131,18 @@ class TorchContext(BatchContext):
         self._whole = False
         with failures(self.model.name), torch.inference_mode():
             if not self._ahead:
+                self._steps.drop()
                 self._launch(rows, tokens, active)
+            ahead = self._rewinds and int(self.lengths[rows].max()) + 1 < self.capacity
+            # Else a row has ended since the step under way began.
+            same = self._following is not None and np.array_equal(self._following, active)
+            if ahead and same:
+                assert self._draws is not None
+                self._steps.launch(self._draws, min(self._keys() + 1, self.capacity))
             drawn = self._steps.drawn(rows)
             self._note(rows, tokens[rows])
             self._append(rows, tokens[rows])
-            ahead = self._rewinds and int(self.lengths[rows].max()) < self.capacity
-            if ahead:
+            if ahead and not same:
                 self._launch(rows, drawn, active)
         self._ahead, self._whole = ahead, True
         return drawn

@@ -41,8 +41,9 @@ class Draws:
         """Tensors that a draw changes."""
         return [self._spent]
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """The next tokens [batch] after `logits` [batch, vocab] float32; −1 where those are not numbers."""
+    def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The next tokens [batch] after `logits` [batch, vocab] float32, −1 where those are not numbers; and the
+        largest of each row."""
         best, token = logits.max(-1)
         s = self.sampling
         if s.temperature > 0:
@@ -54,4 +55,4 @@ class Draws:
             last = torch.searchsorted(total, total[:, -1:].contiguous())  # of those that can be drawn
             token = torch.minimum(at, last)[:, 0]
             self._spent += (p > 0).sum(-1, keepdim=True) > 1
-        return torch.where(best.isfinite(), token, -1)
+        return torch.where(best.isfinite(), token, -1), best

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arrays import Ints
+from ..arrays import Floats, Ints
 from ..core.sampling import check_logits
 from .caches import is_cross, layers, mutable, tensors
 from .draws import Draws
@@ -23,20 +23,43 @@ class Waits(Exception):
     """A step that waits for the device, which a graph cannot hold."""
 
 
+class Landing:
+    """Memory of the host for what a step of `batch` rows brings: its tokens, and the largest logit of each row."""
+
+    def __init__(self, batch: int, cuda: bool) -> None:
+        self.tokens = torch.zeros(batch, dtype=torch.int64, pin_memory=cuda)
+        self.largest = torch.zeros(batch, dtype=torch.float32, pin_memory=cuda)
+        self.event = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]  # as torch has it
+
+    def expect(self, tokens: Tensor, largest: Tensor) -> None:
+        """Have `tokens` and `largest` brought here, behind what the device does."""
+        self.tokens.copy_(tokens, non_blocking=True)
+        self.largest.copy_(largest, non_blocking=True)
+        if self.event is not None:
+            self.event.record()
+
+    def arrived(self) -> tuple[Ints, Floats]:
+        """Wait for what is expected: copies."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.tokens.numpy().copy(), self.largest.numpy().copy()
+
+
 class Steps:
     """The step of a batch with `cache`; `ids`, `positions` and `active` [batch] are what it reads.
 
-    A step is captured once for each bound on the keys that it may see, powers of two, and anew for other sources.
-    Without CUDA, and where a step waits for the device, the same code runs as it is.
+    A step for `any_length` is captured once, another one for each bound on the keys that it may see, powers of two; and
+    anew for other sources. Without CUDA, and where a step waits for the device, the same code runs as it is.
     """
 
-    def __init__(self, step: Step, cache: Any, batch: int, device: torch.device) -> None:
+    def __init__(self, step: Step, cache: Any, batch: int, device: torch.device, any_length: bool = False) -> None:
         self._step, self._cache, self._cuda = step, cache, device.type == "cuda"
+        self._any_length = any_length
         self.ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         self.positions = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         self.active = torch.ones(batch, 1, dtype=torch.bool, device=device)
-        self._tokens = torch.zeros(batch, dtype=torch.int64, pin_memory=self._cuda)  # on the host
-        self._ready = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]  # as torch has it
+        self._landing = [Landing(batch, self._cuda) for _ in range(2)]  # a step may begin before the one ahead is read
+        self._begun: list[Landing] = []  # what `drawn` reads next
         self._crossing = [layer for layer in layers(cache) if is_cross(layer)]
         self._sources: Any = None  # where they are that the captured steps read
         self.forget()
@@ -44,7 +67,6 @@ class Steps:
     def forget(self) -> None:
         """Let go of what was captured, and of its memory: a pool that has lost its graphs takes no new ones."""
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any] | None] = {}
-        self._made: Any = None  # the logits of the step begun last
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
     def logits(self, keys: int) -> Tensor:
@@ -53,28 +75,30 @@ class Steps:
         return logits
 
     def launch(self, draws: Draws, keys: int) -> None:
-        """Begin a step that draws tokens, which active rows read at the next step."""
+        """Begin a step that draws tokens, which active rows read at the next step; at most two are under way."""
 
         def body() -> tuple[Tensor, Tensor]:
             logits = self._logits()
-            tokens = draws(logits)
-            self.ids.copy_(torch.where(self.active, tokens[:, None], self.ids))
+            tokens, largest = draws(logits)
+            self.ids.copy_(torch.where(self.active, tokens[:, None].clamp(min=0), self.ids))
             self.positions.add_(self.active)
-            return logits, tokens
+            return tokens, largest
 
         changed = [self.ids, self.positions, *draws.mutable]
-        self._made, tokens = self._run(("drawn", draws), keys, body, changed)
-        self._tokens.copy_(tokens, non_blocking=True)
-        if self._ready is not None:
-            self._ready.record()
+        made = self._run(("drawn", draws), keys, body, changed)
+        landing = next(one for one in self._landing if one not in self._begun)
+        landing.expect(*made)
+        self._begun.append(landing)
+
+    def drop(self) -> None:
+        """Forget the steps under way: what they draw is not read."""
+        self._begun.clear()
 
     def drawn(self, rows: Ints) -> Ints:
-        """The tokens [batch] that the step begun last draws. Raises WeftError if logits of `rows` are no numbers."""
-        if self._ready is not None:
-            self._ready.synchronize()
-        tokens: Ints = self._tokens.numpy().copy()
+        """The tokens [batch] of the first step under way. Raises WeftError if logits of `rows` are no numbers."""
+        tokens, largest = self._begun.pop(0).arrived()
         if tokens[rows].min() < 0:
-            check_logits(self._made.max(-1).values.cpu().numpy()[rows])
+            check_logits(largest[rows])
         return tokens
 
     def _logits(self) -> Tensor:
@@ -85,7 +109,9 @@ class Steps:
             self._cache.length = keys - 1
             return body()
         # Powers of two: few captures, and above SMALLEST none reads more than twice the keys that there are.
-        bound = min(max(SMALLEST, 1 << (keys - 1).bit_length()), self._cache.capacity)
+        bound = self._cache.capacity
+        if not self._any_length:
+            bound = min(max(SMALLEST, 1 << (keys - 1).bit_length()), bound)
         sources = [(t.data_ptr(), t.shape) for layer in self._crossing for t in tensors(layer)]
         if sources != self._sources:
             self.forget()

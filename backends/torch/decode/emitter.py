@@ -123,9 +123,10 @@ class StepEmitter(Emitter):
             return None
         name = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
         layouts = {kept(p) for p in params}
-        if len(layouts) > 1 and any(isinstance(layout, BlockLayout) for layout in layouts):
+        blocks = any(isinstance(layout, BlockLayout) for layout in layouts)
+        if blocks and len(layouts) > 1:
             return None
-        function = "pack_bias" if kind == "bias" else "pack_blocks" if isinstance(*layouts, BlockLayout) else "pack"
+        function = "pack_bias" if kind == "bias" else "pack_blocks" if blocks else "pack"
         init = f"{function}({', '.join('{0}' + member(m) for m in modules)})"
         return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
 

@@ -16,18 +16,22 @@ from ..program.states import cached_nodes
 from . import patterns, tables
 from .emitter import Choice, StepEmitter
 from .gates import single
-from .kernels import attention, mixtures, products, recurrences
+from .kernels import attention, beginning, mixtures, products, recurrences
 
 Fused = Callable[[StepEmitter, Node], "Var | None"]
 
 
 @dataclass
 class Step:
-    """The program of a decode step, as classes in `method`; `choices` tells of nodes with a kernel or a reason."""
+    """The program of a decode step, as classes in `method`; `choices` tells of nodes with a kernel or a reason.
+
+    `any_length`: nothing depends on how many tokens there were, other than the positions that it is given.
+    """
 
     program: Program
     method: Method
     choices: list[Choice]
+    any_length: bool
 
 
 def refusal(graph: Graph) -> str | None:
@@ -74,12 +78,14 @@ def _step(model: Lowered, moves: bool) -> Step:
     emit(emitter, model.legal, FUSED)
     program = emitter.program
     program.outputs = {"logits": emitter[model.legal.outputs["logits"]]}
-    program.statements = emitter.ended(products.side_by_side(emitter, needed(program)))
+    statements = beginning.with_angles(products.side_by_side(emitter, needed(program)))
+    program.statements = emitter.ended(statements)
     tables.made_once(program, emitter.most_tickets)
     made_by = {s.node for s in program.statements}
     # Choices for statements that nothing needed in the end are dropped with them.
     choices = [choice for choice in emitter.choices if choice.node in made_by]
-    return Step(program, structure(program, borrows=True), choices)
+    any_length = not any(emitter.start in s.operands for s in program.statements)
+    return Step(program, structure(program, borrows=True), choices, any_length)
 
 
 def _norm(e: StepEmitter, node: Node) -> Var | None:
@@ -96,7 +102,9 @@ def _norm(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _sum(e: StepEmitter, node: Node) -> Var | None:
-    """A sum of what projections and experts add to a residual stream."""
+    """A sum of what projections and experts add to a residual stream; or of embeddings."""
+    if (made := beginning.begins(e, node)) is not None:
+        return made
     values = patterns.terms(node) or []
     added = {v: a for v in values if (a := patterns.added(v)) is not None}
     mixed = {v: m for v in values if isinstance(m := patterns.mixture(v), patterns.Mixture) and single(v)}
@@ -123,6 +131,7 @@ def _sum(e: StepEmitter, node: Node) -> Var | None:
 FUSED: dict[Op, Fused] = {
     **dict.fromkeys((ops.attention, ops.relative_attention), attention.attention),
     ops.add: _sum,
+    **dict.fromkeys((ops.embedding, ops.affine), beginning.begins),
     ops.moe: mixtures.mixture,
     ops.mul: recurrences.ended,
     ops.glu: products.gated,

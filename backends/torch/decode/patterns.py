@@ -64,10 +64,13 @@ class Added:
 
 @dataclass(frozen=True)
 class Mixture:
-    """scale · the mixture of experts `node`, whose weights come from the router `route`."""
+    """scale · the mixture of experts `node` of `source`, whose weights come from the router `route`; its logits are the
+    projection `router`, if they are one that only it reads."""
 
     node: Node
+    source: NormOf
     route: Node
+    router: Projection | None
     scale: float = 1.0
 
 
@@ -83,8 +86,15 @@ def norm_of(value: Value, alone: bool = False) -> NormOf:
     if node is None or not is_norm(node) or len(value.shape) != 3 or ending(node) is not None:
         return NormOf(value)
     x = node.inputs[0]
-    fits = alone or (not value.is_output and all(is_projection(reader) for reader in value.users))
+    readers = value.users
+    fits = alone or (not value.is_output and all(is_projection(r) or _mixes(r, value) for r in readers))
     return NormOf(x, node) if x is not None and fits else NormOf(value)
+
+
+def _mixes(node: Node, value: Value) -> bool:
+    """Return whether `node` is a mixture of experts of `value` that kernels compute."""
+    experts = node.op is ops.moe and sum(v is value for v in node.inputs) == 1 and node.operand("x") is value
+    return experts and not isinstance(_route(node), str)
 
 
 def is_projection(node: Node) -> bool:
@@ -226,18 +236,26 @@ def mixture(value: Value) -> Mixture | str | None:
     inner, scale = _scaled(value) if single(value) else (value, 1.0)
     if (node := maker(inner, ops.moe)) is None:
         return None
+    route = _route(node)
+    if isinstance(route, str):
+        return route
+    logits = route.required("logits")
+    assert isinstance(logits, Value)
+    router = projection(logits) if single(logits) else None
+    return Mixture(node, norm_of(node.required("x")), route, router, scale)
+
+
+def _route(node: Node) -> Node | str:
+    """The router's choice that weighs the experts of the mixture `node`; or why no kernels compute that."""
     combine = node.operand("combine")
     route = maker(combine, ops.route)
     if combine is None or route is None or not single(combine):
         return "what weighs the experts is no router's choice alone"
-    experts = combine.shape[-1]
-    if (node.attrs["active"] or experts) != route.attrs["k"]:
+    if (node.attrs["active"] or combine.shape[-1]) != route.attrs["k"]:
         return "not as many experts answer as the router chooses"
     if kernel_activation(node.attrs["activation"]) is None:
         return f"the activation is {node.attrs['activation']}"
-    if len(inner.shape) != 3:
-        return "tokens are not [batch, seq, width]"
-    return Mixture(node, route, scale)
+    return "tokens are not [batch, seq, width]" if len(node.output.shape) != 3 else route
 
 
 def kernel_activation(name: str | None) -> str | None:

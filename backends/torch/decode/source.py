@@ -18,8 +18,16 @@ from .lowering import lower_step
 from .members import attributes, constructor
 
 LAUNCHERS = (  # of kernels, each in a file of its name
-    *("conv_step", "decode_attention", "latent_decode", "latent_qk", "linear_by_head", "linear_residual"),
-    *("moe_decode", "norm_glu", "norm_linear", "norm_qkv", "route", "selective_step", "ssd_step"),
+    *(
+        "conv_step",
+        "decode_attention",
+        "embed_tokens",
+        "latent_decode",
+        "latent_qk",
+        "linear_by_head",
+        "linear_residual",
+    ),
+    *("moe_decode", "norm_glu", "norm_linear", "norm_qkv", "norm_route", "route", "selective_step", "ssd_step"),
 )
 HELPERS = {"Codes": "shared.codes", "Norm": "shared.norm", "Tickets": "shared.tickets"}
 OWN = {"pack", "pack_bias", "pack_blocks", "written", "written_latent"}  # parts that steps have, and models have not
@@ -41,6 +49,7 @@ def write_step(lowered: Lowered, model: str = "model", package: str = "kernels")
     writer = _StepWriter(step.program)
     writer.write(step.method)
     given: dict[str, Any] = {"name": lowered.graph.name, "model": model, "classes": list(writer.classes.values())}
+    given["any_length"] = step.any_length
     # Rendered once without imports and parts, to learn which of them the classes use.
     used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
     own = used_snippets(used & OWN)

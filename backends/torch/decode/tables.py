@@ -23,14 +23,16 @@ def made_once(program: Program, tickets: int) -> None:
     kept = []
     for s in program.statements:
         text = _text(s, tokens, found)
-        # What inner classes read is handed to them in the call, so it stays a value of the step.
-        inside = len(s.results) == 1 and readers.get(s.results[0], {TOP}) == {TOP}
-        if text is None or not inside or s.results[0] in program.outputs.values():
+        if text is None or len(s.results) != 1 or s.results[0] in program.outputs.values():
             kept.append(s)
-        else:
-            taken = sum(leaf.path.startswith(f"{s.results[0].name}.table") for leaf in found.values())
-            init = text.replace("{", "{{").replace("}", "}}")  # which has no places
-            found[s.results[0]] = Submodule(f"{s.results[0].name}.table{taken or ''}", init)
+            continue
+        taken = sum(leaf.path.startswith(f"{s.results[0].name}.table") for leaf in found.values())
+        init = text.replace("{", "{{").replace("}", "}}")  # which has no places
+        held = Submodule(f"{s.results[0].name}.table{taken or ''}", init)
+        if readers.get(s.results[0], {TOP}) == {TOP}:
+            found[s.results[0]] = held
+        else:  # what inner classes read is handed to them in the call
+            kept.append(replace(s, text="{0}", operands=(held,)))
     program.statements = [replace(s, operands=tuple(found.get(o, o) for o in s.operands)) for s in kept]
 
 

@@ -81,9 +81,9 @@ def decode_kernel(
     for start in tl.range(split * share, end, KEYS):
         i = start + n
         at, slot = slots(i, kept, first, KEEP, RING, STEP)
-        slot = slot.to(tl.int64)
-        key = tl.load(k + slot[:, None] * k_slot + d[None, :], (i < end)[:, None] & (d < D)[None, :], other=0.0)
-        value = tl.load(v + slot[:, None] * v_slot + dv[None, :], (i < end)[:, None] & (dv < DV)[None, :], other=0.0)
+        row = slot.to(tl.int64)[:, None]
+        key = tl.load(k + row * k_slot + d[None, :], (i < end)[:, None] & (d < D)[None, :], other=0.0)
+        value = tl.load(v + row * v_slot + dv[None, :], (i < end)[:, None] & (dv < DV)[None, :], other=0.0)
         if INTERP:
             key, value = key.to(tl.float32), value.to(tl.float32)
         score = scaled(tl.dot(query, tl.trans(key), input_precision="tf32x3"), scale, SOFTCAP)

@@ -1,10 +1,10 @@
-"""A mixture of experts for up to 8 tokens, as products of single rows (Shazeer 2017, arXiv 1701.06538).
+"""A norm and a mixture of experts for up to 512 tokens (Shazeer 2017, arXiv 1701.06538).
 
-The chosen experts' weights are streamed once, on CUDA cores, in two kernels: gate, up and activation of every (token,
-choice) to a scratch buffer; then the down projections, weighted and summed over the choices in their order, so that a
-result never depends on timing. Tokens that ask the same expert are neighbours in the grid and find its weights in L2.
-The first kernel lets the second start only once it knows the choices itself, so the second may read them, and ask for
-its first weights, before the first has ended.
+Up to three tokens are products of single rows: each choice's weights are streamed, on CUDA cores, in two kernels: gate,
+up and activation of every (token, choice) to a scratch buffer; then the down projections, weighted and summed over the
+choices in their order, so that a result never depends on timing. For more tokens see `moe_grouped`. The first kernel
+lets the second start only once it knows the choices itself, so the second may read them, and ask for its first weights,
+before the first has ended.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from functools import partial
 
 import torch
 
+from . import moe_grouped
 from .shared import gemv
 from .shared.activation import ACTIVATIONS, activate, check_activation, gated, open_gate
-from .shared.gemv import Tile, fold, tile, weights_at
+from .shared.gemv import DOT_ROWS, Tile, fold, moments, tile, weights_at
 from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
+from .shared.norm import NO_NORM, Norm
 from .shared.operands import gradient_refusal
-
-MOST_TOKENS = 8
 
 
 @jit
 def _open_kernel(
-    x, chosen, up, gate, up_bias, gate_bias, opened, H, K, CHOICES: tl.constexpr, ACTIVATION: tl.constexpr,
-    LIMIT: tl.constexpr, SHIFT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr,
-    PDL: tl.constexpr,
+    x, chosen, up, gate, up_bias, gate_bias, gain, shift, opened, H, K, eps,
+    NORM: tl.constexpr, CHOICES: tl.constexpr, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N of the H hidden numbers of one choice of one token; x [tokens, K], up and gate [experts, H, K]."""
     wait(PDL)
@@ -34,6 +34,8 @@ def _open_kernel(
     slot, n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.load(chosen + slot).to(tl.int64) * H + tl.minimum(n, H - 1)
     k, from_x = tl.arange(0, BLOCK_K)[None, None, :], x + (slot // CHOICES).to(tl.int64) * K
+    mean, rstd = moments(from_x + k, k, K, eps, 1, BLOCK_K) if NORM == "layer" else (0.0, 1.0)
+    squares = tl.zeros([1, 1, BLOCK_K // VECTOR], tl.float32)
     ups = tl.zeros([1, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
     gates = tl.zeros([1, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
     for start in range(0, K, BLOCK_K):
@@ -42,14 +44,23 @@ def _open_kernel(
         if gate is not None:
             others = weights_at(gate, row, at, K, K)
         v = tl.load(from_x + at, mask=at < K, other=0.0).to(tl.float32)
+        if NORM == "rms":
+            squares += fold(v * v, VECTOR)
+        if NORM == "layer":
+            v = (v - mean) * rstd
+        if gain is not None:
+            v *= tl.load(gain + at, mask=at < K, other=0.0).to(tl.float32)
+        if shift is not None:
+            v += tl.load(shift + at, mask=at < K, other=0.0).to(tl.float32)
         ups += fold(some.to(tl.float32) * v, VECTOR)
         if gate is not None:
             gates += fold(others.to(tl.float32) * v, VECTOR)
-    hidden = tl.sum(tl.sum(ups, axis=2), axis=0)
+    whole = tl.rsqrt(tl.sum(tl.sum(squares, axis=2), axis=0) / K + eps) if NORM == "rms" else 1.0
+    hidden = tl.sum(tl.sum(ups, axis=2), axis=0) * whole
     if up_bias is not None:
         hidden += tl.load(up_bias + row).to(tl.float32)
     if gate is not None:
-        opening = tl.sum(tl.sum(gates, axis=2), axis=0)
+        opening = tl.sum(tl.sum(gates, axis=2), axis=0) * whole
         if gate_bias is not None:
             opening += tl.load(gate_bias + row).to(tl.float32)
         hidden = open_gate(opening, hidden, ACTIVATION, LIMIT, SHIFT)
@@ -92,9 +103,9 @@ def _close_kernel(
 
 def refusal(x: torch.Tensor, weights: torch.Tensor, *stacks: torch.Tensor | None) -> str | None:
     """Say why torch computes this instead of the kernels, in a few words; None if they do."""
-    if len(x) > MOST_TOKENS:
-        return f"not 1 to {MOST_TOKENS} rows"
-    return gradient_refusal(weights) or gemv.refusal(x, *stacks)
+    if not 0 < len(x) <= moe_grouped.MOST_TOKENS:
+        return f"not 1 to {moe_grouped.MOST_TOKENS} rows"
+    return gradient_refusal(weights) or gemv.refusal(x[:1], *stacks)
 
 
 def moe_decode(
@@ -109,17 +120,21 @@ def moe_decode(
     gate_bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     *,
+    norm: Norm = NO_NORM,
     activation: str = "silu",
     limit: float | None = None,
     shift: float = 0.0,
+    tickets: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """residual + Σ_j weights_j · E_e(x), e = chosen_j, E(x) = down(act(gate(x)) ⊙ (up(x) + shift)) or down(act(up(x))).
+    """residual + Σ_j weights_j · E_e(n), e = chosen_j, n = norm(x), E(n) = down(act(gate(n)) ⊙ (up(n) + shift)) or
+    down(act(up(n))).
 
     x and residual [tokens, in], chosen i32 or i64 and weights [tokens, k], up and gate [experts, hidden, in], down
-    [experts, in, hidden], biases [experts, hidden or in] → like x. With `limit`, gate(x) is first capped at it, up(x)
-    clipped to ±limit. Sums are fp32; the hidden numbers and the result are rounded to the dtype of x. `kernel`: see
-    `uses_torch`; torch goes expert by expert.
+    [experts, in, hidden], biases [experts, hidden or in] → like x. With `limit`, gate(n) is first capped at it, up(n)
+    clipped to ±limit. Sums are fp32; the hidden numbers and the result are rounded to the dtype of x. `tickets`: as in
+    `linear_residual`. `kernel`: see `uses_torch`; torch goes expert by expert, on CUDA through all experts, as which of
+    them are chosen the host does not know.
 
     Raises:
         ValueError: the shapes do not fit, or the activation is unknown.
@@ -132,31 +147,39 @@ def moe_decode(
     if chosen.ndim != 2 or len(chosen) != len(x) or chosen.shape != weights.shape:
         raise ValueError(f"chosen {[*chosen.shape]} and weights {[*weights.shape]} must be [{len(x)}, k]")
     check_activation(activation)
-    if uses_torch(kernel, refusal, x, weights, up, down, gate, up_bias, down_bias, gate_bias, residual):
+    norm.check(dim)
+    more = up_bias, down_bias, gate_bias, residual, norm.gain, norm.shift
+    if uses_torch(kernel, refusal, x, weights, up, down, gate, *more):
         wide = torch.promote_types(x.dtype, torch.float32)
         total = x.new_zeros(x.shape, dtype=wide) if residual is None else residual.to(wide)
+        x = norm(x)
 
         def project(v: torch.Tensor, stack: torch.Tensor, bias: torch.Tensor | None, expert: int) -> torch.Tensor:
             y = v @ stack[expert].to(wide).T
             return y if bias is None else y + bias[expert].to(wide)
 
-        for expert in chosen.unique().tolist():
-            row, choice = torch.where(chosen == expert)
+        for expert in range(experts) if chosen.is_cuda else chosen.unique().tolist():
+            share = (weights * (chosen == expert)).sum(1).to(wide)
+            row = torch.arange(len(x), device=x.device) if chosen.is_cuda else share.nonzero()[:, 0]
             inner = project(x[row].to(wide), up, up_bias, expert)
             if gate is None:
                 inner = ACTIVATIONS[activation](inner)
             else:
                 inner = gated(project(x[row].to(wide), gate, gate_bias, expert), inner, activation, limit, shift)
-            share = weights[row, choice, None].to(wide)
-            total = total.index_add(0, row, share * project(inner, down, down_bias, expert))
+            total = total.index_add(0, row, share[row, None] * project(inner, down, down_bias, expert))
         return total.to(x.dtype)
     tokens, choices = chosen.shape
     x, chosen, weights = x.contiguous(), chosen.contiguous(), weights.contiguous()
+    if tokens >= DOT_ROWS:
+        return moe_grouped.grouped(
+            x, chosen, weights, up, down, gate, up_bias, down_bias, gate_bias, residual, norm, activation, limit, shift,
+            tickets,
+        )  # fmt: skip
     opened, y = x.new_empty(tokens * choices, hidden), torch.empty_like(x)
     opens, closes = _tiles(tokens, choices, hidden, dim, x.dtype)
     _open_kernel[(tokens * choices, triton.cdiv(hidden, opens.rows))](
-        x, chosen, up, gate, up_bias, gate_bias, opened, hidden, dim,
-        CHOICES=choices, ACTIVATION=activation, LIMIT=limit, SHIFT=shift, **_constants(opens),
+        x, chosen, up, gate, up_bias, gate_bias, norm.gain, norm.shift, opened, hidden, dim, norm.eps,
+        NORM=norm.kind, CHOICES=choices, ACTIVATION=activation, LIMIT=limit, SHIFT=shift, **_constants(opens),
         **options(x, opens.warps, 1),
     )  # fmt: skip
     _close_kernel[(tokens, triton.cdiv(dim, closes.rows))](
@@ -181,13 +204,13 @@ def _constants(plan: Tile) -> dict[str, int]:
 def variants() -> list[Variant]:
     """Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-20b with its biases, one that is small and ungated in fp32."""
     shipped, biases = [], "up_bias gate_bias down_bias"
-    for tokens, choices, hidden, dim, dtype, activation, limit, shift, absent in (
-        (1, 2, 14336, 4096, BF16, "silu", None, 0.0, biases),
-        (8, 8, 768, 2048, FP16, "silu", None, 0.0, biases),
-        (1, 4, 2880, 2880, BF16, "gelu_quick", 7.0, 1.0, ""),
-        (2, 2, 1536, 576, FP32, "relu", None, 0.0, f"gate {biases}"),
+    for tokens, choices, hidden, dim, dtype, norm, activation, limit, added, absent in (
+        (1, 2, 14336, 4096, BF16, "rms", "silu", None, 0.0, f"shift {biases}"),
+        (3, 8, 768, 2048, FP16, "rms", "silu", None, 0.0, f"shift {biases}"),
+        (1, 4, 2880, 2880, BF16, "rms", "gelu_quick", 7.0, 1.0, "shift"),
+        (2, 2, 1536, 576, FP32, "layer", "relu", None, 0.0, f"gate {biases}"),
     ):
-        forms = {"CHOICES": choices, "ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}
+        forms = {"NORM": norm, "CHOICES": choices, "ACTIVATION": activation, "LIMIT": limit, "SHIFT": added}
         types, tiles = {"chosen": "*i64", "weights": "*fp32"}, _tiles(tokens, choices, hidden, dim, dtype)
         for kernel, plan, rows in zip((_open_kernel, _close_kernel), tiles, ("H K", "N K"), strict=True):
             constants, launch = _constants(plan) | forms, {"warps": plan.warps, "stages": 1}

@@ -1,9 +1,4 @@
-"""A router's choice of experts in one kernel: score, the k largest, their weights (Shazeer 2017, arXiv 1701.06538).
-
-A warp takes a token, holds the scores of all experts in registers and finds the largest k times over. Weights are
-softmax or sigmoid scores; a bias may decide the choice without being part of a weight (DeepSeek-V3, arXiv 2412.19437).
-Groups of experts may compete first (DeepSeek-V2, arXiv 2405.04434): the best are found in the same way.
-"""
+"""A router's choice of experts in one kernel (Shazeer 2017, arXiv 1701.06538): a warp takes a token. See `choice`."""
 
 from __future__ import annotations
 
@@ -11,70 +6,36 @@ from functools import partial
 
 import torch
 
-from .shared import operands
-from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
-
-MOST_EXPERTS = 512
-MOST_CHOICES = 16
+from .shared import choice, operands
+from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, uses_torch, variant, wait
 
 
 @jit
-def _of_best_groups(ranked, OPEN: tl.constexpr, TOP2: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr):
-    """`ranked` [SLOTS · WIDE], −∞ in all but the OPEN groups of WIDE with the largest maxima, or sums of two."""
-    members = tl.reshape(ranked, [SLOTS, WIDE])
-    best = tl.max(members, axis=1)
-    if TOP2:
-        first = tl.arange(0, WIDE)[None, :] == tl.argmax(members, axis=1)[:, None]
-        best += tl.max(tl.where(first, float("-inf"), members), axis=1)
-    group, there = tl.arange(0, SLOTS), tl.zeros((SLOTS,), tl.int1)
-    for _ in tl.static_range(OPEN):
-        chosen = group == tl.argmax(best, axis=0)  # the first of equals
-        there, best = there | chosen, tl.where(chosen, float("-inf"), best)
-    return tl.reshape(tl.where(there[:, None], members, float("-inf")), [SLOTS * WIDE])
-
-
-@jit
-def _route_kernel(
+def route_kernel(
     logits, bias, chosen, weights, row_stride, scale, EXPERTS: tl.constexpr, CHOICES: tl.constexpr,
     SIGMOID: tl.constexpr, RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, OPEN: tl.constexpr, TOP2: tl.constexpr,
     GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Experts stand in GROUP_SLOTS · WIDE places, those of a group in WIDE of them."""
+    """One token."""
     start_next(PDL)
-    MEMBERS: tl.constexpr = EXPERTS // GROUPS
-    token, slot, place = tl.program_id(0), tl.arange(0, SLOTS), tl.arange(0, GROUP_SLOTS * WIDE)
-    e = place // WIDE * MEMBERS + place % WIDE
-    there = (place % WIDE < MEMBERS) & (place // WIDE < GROUPS)
-    push = tl.zeros((GROUP_SLOTS * WIDE,), tl.float32)
+    token, slot = tl.program_id(0) + tl.arange(0, 1)[:, None], tl.arange(0, SLOTS)[None, :]
+    expert, there = choice.places(EXPERTS, GROUPS, GROUP_SLOTS, WIDE)
+    push = tl.zeros([GROUP_SLOTS * WIDE], tl.float32)
     if bias is not None:
-        push = tl.load(bias + e, mask=there, other=0.0).to(tl.float32)
+        push = tl.load(bias + expert, mask=there, other=0.0).to(tl.float32)
     wait(PDL)
-    x = tl.load(logits + token.to(tl.int64) * row_stride + e, mask=there, other=float("-inf")).to(tl.float32)
-    if SIGMOID:
-        scores = tl.sigmoid(x)
-    else:
-        scores = tl.exp(x - tl.max(x, axis=0))
-        scores /= tl.sum(scores, axis=0)
-    ranked = tl.where(there, scores + push, float("-inf"))
-    if GROUPS > 1:
-        ranked = _of_best_groups(ranked, OPEN, TOP2, GROUP_SLOTS, WIDE)
-    experts, kept = tl.zeros((SLOTS,), tl.int32), tl.zeros((SLOTS,), tl.float32)
-    for choice in tl.static_range(CHOICES):
-        best = place == tl.argmax(ranked, axis=0)  # the first of equals
-        experts = tl.where(slot == choice, tl.sum(tl.where(best, e, 0), axis=0), experts)
-        kept = tl.where(slot == choice, tl.sum(tl.where(best, scores, 0.0), axis=0), kept)
-        ranked = tl.where(best, float("-inf"), ranked)
-    if RENORMALIZE:
-        kept /= tl.sum(kept, axis=0)
+    at = logits + token.to(tl.int64) * row_stride + expert[None, :]
+    x = tl.load(at, mask=there[None, :], other=float("-inf")).to(tl.float32)
+    experts, kept = choice.choose(
+        x, push, expert, there, scale, CHOICES, SIGMOID, RENORMALIZE, GROUPS, OPEN, TOP2, GROUP_SLOTS, WIDE, SLOTS
+    )  # fmt: skip
     tl.store(chosen + token * CHOICES + slot, experts, mask=slot < CHOICES)
-    tl.store(weights + token * CHOICES + slot, kept * scale, mask=slot < CHOICES)
+    tl.store(weights + token * CHOICES + slot, kept, mask=slot < CHOICES)
 
 
 def refusal(logits: torch.Tensor, k: int) -> str | None:
     """Say why torch computes this instead of the kernel, in a few words; None if the kernel does."""
-    if logits.shape[-1] > MOST_EXPERTS or k > MOST_CHOICES:
-        return f"more than {MOST_EXPERTS} experts or {MOST_CHOICES} choices"
-    return operands.refusal(logits)
+    return choice.refusal(logits.shape[-1], k) or operands.refusal(logits)
 
 
 def _largest(x: torch.Tensor, k: int) -> torch.Tensor:
@@ -105,23 +66,12 @@ def route(
     Raises:
         ValueError: the shapes do not fit, or the scoring is unknown.
     """
+    if logits.ndim != 2:
+        raise ValueError(f"logits {[*logits.shape]} must be [tokens, experts]")
     experts = logits.shape[-1]
-    if experts % groups or not 1 <= top_groups <= groups:
-        raise ValueError(
-            f"{experts} experts do not fall into groups={groups}, of which top_groups={top_groups} are best"
-        )
-    if logits.ndim != 2 or not 1 <= k <= experts // groups * top_groups:
-        raise ValueError(
-            f"logits {[*logits.shape]} must be [tokens, experts], with at least k={k} experts to choose from"
-        )
+    choice.check(experts, k, scoring, groups, top_groups, group_score)
     if bias is not None and bias.shape != (experts,):
         raise ValueError(f"bias {[*bias.shape]} must be [{experts}]")
-    if scoring not in ("softmax", "sigmoid"):
-        raise ValueError(f"scoring={scoring!r} is not softmax or sigmoid")
-    if group_score not in ("max", "top2"):
-        raise ValueError(f"group_score={group_score!r} is not max or top2")
-    if groups > 1 and group_score == "top2" and experts < 2 * groups:
-        raise ValueError("group_score='top2' needs two experts per group")
     if uses_torch(kernel, refusal, logits, k):
         x = logits.to(torch.promote_types(logits.dtype, torch.float32))
         scores = torch.sigmoid(x) if scoring == "sigmoid" else torch.softmax(x, -1)
@@ -139,9 +89,9 @@ def route(
     tokens = len(logits)
     chosen = torch.empty(tokens, k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(tokens, k, dtype=torch.float32, device=logits.device)
-    _route_kernel[(tokens,)](
-        logits, bias, chosen, weights, logits.stride(0), scale, EXPERTS=experts, CHOICES=k,
-        SIGMOID=scoring == "sigmoid", RENORMALIZE=renormalize, **_blocks(experts, k, groups, top_groups, group_score),
+    route_kernel[(tokens,)](
+        logits, bias, chosen, weights, logits.stride(0), scale,
+        **choice.constants(experts, k, scoring, renormalize, groups, top_groups, group_score),
         **options(logits, warps=1),
     )  # fmt: skip
     return chosen, weights
@@ -150,29 +100,21 @@ def route(
 reference = partial(route, kernel=False)
 
 
-def _blocks(experts: int, k: int, groups: int, top_groups: int, group_score: str) -> dict[str, int | bool]:
-    """Constants of the kernel; powers of 2 filled up come to less than twice two for as many experts as there are."""
-    sizes = {"GROUP_SLOTS": groups, "WIDE": experts // groups, "SLOTS": k}
-    rest = {"GROUPS": groups, "OPEN": top_groups, "TOP2": group_score == "top2"}
-    return {**{name: triton.next_power_of_2(size) for name, size in sizes.items()}, **rest}
-
-
 def variants() -> list[Variant]:
     """Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-120b, as many experts as there may be with a bias; DeepSeek-V3, V2, and
     groups that fill the most places. A few loads: no vectors."""
     found = []
-    for dtype, bias, experts, k, sigmoid, groups in (
-        (BF16, False, 8, 2, False, (1, 1, "max")),
-        (FP32, False, 128, 8, False, (1, 1, "max")),
-        (FP16, False, 128, 4, False, (1, 1, "max")),
-        (FP32, True, 512, 16, True, (1, 1, "max")),
-        (BF16, True, 256, 8, True, (8, 4, "top2")),
-        (BF16, False, 160, 6, False, (8, 3, "max")),
-        (FP32, True, 495, 16, True, (33, 32, "top2")),
+    for dtype, bias, experts, k, scoring, groups in (
+        (BF16, False, 8, 2, "softmax", (1, 1, "max")),
+        (FP32, False, 128, 8, "softmax", (1, 1, "max")),
+        (FP16, False, 128, 4, "softmax", (1, 1, "max")),
+        (FP32, True, 512, 16, "sigmoid", (1, 1, "max")),
+        (BF16, True, 256, 8, "sigmoid", (8, 4, "top2")),
+        (BF16, False, 160, 6, "softmax", (8, 3, "max")),
+        (FP32, True, 495, 16, "sigmoid", (33, 32, "top2")),
     ):
-        sizes = {"EXPERTS": experts, "CHOICES": k, "SIGMOID": sigmoid, "RENORMALIZE": True}
-        sizes |= _blocks(experts, k, *groups)
+        sizes = choice.constants(experts, k, scoring, True, *groups)
         types = {"chosen": "*i32", "weights": "*fp32", "bias": "*fp32"}
         absent = "" if bias else "bias"
-        found.append(variant(_route_kernel, dtype, sizes, "row_stride", "", absent, types, warps=1, vectors=False))
+        found.append(variant(route_kernel, dtype, sizes, "row_stride", "", absent, types, warps=1, vectors=False))
     return found

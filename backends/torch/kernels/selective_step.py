@@ -19,7 +19,7 @@ from .shared.gemv import PROCESSORS
 from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import check_step, contiguous, power_of_2, row_stride, side_by_side
-from .shared.recurrence import advance, silu_gated, softplus
+from .shared.recurrence import advance, rates, silu_gated, softplus
 from .shared.rows import linear
 
 CHANNELS = 32  # of a block, half of that where they make too few blocks
@@ -65,7 +65,7 @@ def projected(first, step, weight, gain, channel, mine, eps, RANK: tl.constexpr,
 def selective_step_kernel(
     x, delta, a, b, c, d, weight, bias, gate, gain, b_gain, c_gain, past, y, present,
     x_row, delta_row, b_row, c_row, gate_row, eps, b_eps, c_eps,
-    CHANNELS: tl.constexpr, STATES: tl.constexpr, RANK: tl.constexpr, SOFTPLUS: tl.constexpr,
+    CHANNELS: tl.constexpr, STATES: tl.constexpr, RANK: tl.constexpr, SOFTPLUS: tl.constexpr, LOG_A: tl.constexpr,
     NORM: tl.constexpr, B_NORM: tl.constexpr, C_NORM: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -80,6 +80,8 @@ def selective_step_kernel(
             weight + channel[:, None] * RANK + r[None, :], mask=mine[:, None] & (r < RANK)[None, :], other=0.0
         )
     rate = tl.load(a + channel[None, :] * STATES + n[:, None], mask=both, other=0.0).to(tl.float32)
+    if LOG_A:
+        rate = -tl.exp(rate)
     skip, offset = tl.zeros((BLOCK_C,), tl.float32), tl.zeros((BLOCK_C,), tl.float32)
     if d is not None:
         skip = tl.load(d + channel, mask=mine, other=0.0).to(tl.float32)
@@ -117,6 +119,7 @@ def selective_step(
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     softplus: bool = False,
+    log_a: bool = False,
     gate: torch.Tensor | None = None,
     norm: Norm = NO_NORM,
     b_norm: Norm = NO_NORM,
@@ -127,9 +130,9 @@ def selective_step(
 
     x and gate [batch, channels], a [channels, states] (negative), b, c [batch, states], d [channels], past [batch,
     states, channels] → y like x, and h. Δ is `delta` [batch, channels], plus `bias` [channels]; or, with `weight`
-    [channels, rank], norm(delta) Wᵀ + bias of delta [batch, rank]; its softplus, if that is wanted. B and C are normed
-    by `b_norm` and `c_norm`. What has a row for each text may be a slice of a projection. h is written to `present`,
-    which may be `past` itself (in place), or to a new tensor. `kernel`: see `uses_torch`.
+    [channels, rank], norm(delta) Wᵀ + bias of delta [batch, rank]; its softplus, if that is wanted. With `log_a`, A is
+    −exp(a). B and C are normed by `b_norm` and `c_norm`. What has a row for each text may be a slice of a projection. h
+    is written to `present`, which may be `past` itself (in place), or to a new tensor. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: the shapes do not fit, a norm is no RMS norm, or a state is not contiguous.
@@ -152,7 +155,7 @@ def selective_step(
         elif bias is not None:
             delta = delta + bias
         delta = F.softplus(delta) if softplus else delta
-        b, c = b_norm(b), c_norm(c)
+        a, b, c = rates(a) if log_a else a, b_norm(b), c_norm(c)
         y, after = selective_scan.reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past)
         y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
         return y, after if present is None else present.copy_(after)
@@ -166,7 +169,7 @@ def selective_step(
     selective_step_kernel[(triton.cdiv(channels, sizes["BLOCK_C"]), batch)](
         x, delta, a.contiguous(), b, c, d, weight, bias, gate, *gains, past, y, present,
         x.stride(0), delta.stride(0), b.stride(0), c.stride(0), row_stride(gate), norm.eps, b_norm.eps, c_norm.eps,
-        SOFTPLUS=softplus, **kinds, **sizes, **options(x, WARPS),
+        SOFTPLUS=softplus, LOG_A=log_a, **kinds, **sizes, **options(x, WARPS),
     )  # fmt: skip
     return y, present
 
@@ -191,7 +194,7 @@ def variants() -> list[Variant]:
         (BF16, 16384, 16, 512, "rms", ""),
         (BF16, 1024, 64, 0, "none", f"weight bias gate{gains}"),
     ):
-        forms = {"SOFTPLUS": rank > 0, "NORM": norm, "B_NORM": norm, "C_NORM": norm}
+        forms = {"SOFTPLUS": rank > 0, "LOG_A": rank > 0, "NORM": norm, "B_NORM": norm, "C_NORM": norm}
         constants, strides = _sizes(channels, states, rank) | forms, "x_row delta_row b_row c_row gate_row"
         types, launch = {"a": "*fp32"}, {"warps": WARPS, "ahead": rank > 0}
         shipped.append(variant(selective_step_kernel, dtype, constants, "", strides, absent, types, **launch))

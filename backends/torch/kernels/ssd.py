@@ -1,12 +1,12 @@
 """The recurrence of Mamba-2 (Dao & Gu 2024, arXiv 2405.21060), for prompts; `ssd_step` takes one token.
 
 h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_tᵀ and y_t = h_tᵀ C_t + D x_t per head, A, D scalars, the state h [states, p] in
-f32. A prompt is cut into chunks, each gone through in blocks of 64 tokens, or 32 of f32, in three kernels: the state that every chunk
-ends in if it starts from zero (products of matrices); the states that the chunks do start from (a running sum, one
-term a chunk); and y, which in a block is C times the state at its start plus the masked products C Bᵀ within it. The
-state at the start of a block is never formed: C times it is C h for the chunk's start, and block by block up to here it
-decays by one scalar and gains (C Bᵀ) x with every token's decay folded into x. Exponentials of matrices are left only
-within a block.
+f32. A prompt is cut into chunks, each gone through in blocks of 64 tokens, or 32 of f32, in three kernels: the state
+that every chunk ends in if it starts from zero (products of matrices); the states that the chunks do start from (a
+running sum, one term a chunk); and y, which in a block is C times the state at its start plus the masked products C Bᵀ
+within it. The state at the start of a block is never formed: C times it is C h for the chunk's start, and block by
+block up to here it decays by one scalar and gains (C Bᵀ) x with every token's decay folded into x. Exponentials of
+matrices are left only within a block.
 """
 
 from __future__ import annotations

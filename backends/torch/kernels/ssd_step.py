@@ -16,7 +16,7 @@ from . import ssd
 from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import check_step, contiguous, power_of_2, row_stride, side_by_side
-from .shared.recurrence import advance, silu_gated, softplus
+from .shared.recurrence import advance, rates, silu_gated, softplus
 from .shared.tickets import counters, is_last
 from .ssd import refusal
 
@@ -46,7 +46,7 @@ def store_normed(raw, gain, y, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 def ssd_step_kernel(
     x, delta, a, b, c, d, bias, gate, gain, past, y, present, raw, tickets,
     x_row, delta_row, b_row, c_row, gate_row, eps,
-    STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, SOFTPLUS: tl.constexpr,
+    STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, SOFTPLUS: tl.constexpr, LOG_A: tl.constexpr,
     NORM: tl.constexpr, NORMED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -57,6 +57,8 @@ def ssd_step_kernel(
     known, wide = n < STATES, p < WIDTH
     both = known[:, None] & wide[None, :]
     rate, skip, offset = tl.load(a + head).to(tl.float32), 0.0, 0.0
+    if LOG_A:
+        rate = -tl.exp(rate)
     if d is not None:
         skip = tl.load(d + head).to(tl.float32)
     if bias is not None:
@@ -102,6 +104,7 @@ def ssd_step(
     groups: int = 1,
     bias: torch.Tensor | None = None,
     softplus: bool = False,
+    log_a: bool = False,
     gate: torch.Tensor | None = None,
     norm: Norm = NO_NORM,
     norm_groups: int = 1,
@@ -111,10 +114,10 @@ def ssd_step(
     """norm((hᵀ C + D x) ⊙ silu(gate)) of one token and the new state h = exp(Δ A) h + Δ B xᵀ per head.
 
     x and gate [batch, heads·p], delta [batch, heads], a (negative), d and `bias` [heads], b, c [batch, groups·states],
-    past [batch, heads, states, p] → y like x, and h. Δ is delta + bias, or the softplus of that. An RMS norm is one of
-    each of `norm_groups` parts of y, its gain [heads·p]. What has a row for each text may be a slice of a projection.
-    h is written to `present`, which may be `past` itself (in place), or to a new tensor. `tickets`: as in
-    `linear_residual`, batch·norm_groups are enough. `kernel`: see `uses_torch`.
+    past [batch, heads, states, p] → y like x, and h. Δ is delta + bias, or the softplus of that; with `log_a`, A is
+    −exp(a). An RMS norm is one of each of `norm_groups` parts of y, its gain [heads·p]. What has a row for each text
+    may be a slice of a projection. h is written to `present`, which may be `past` itself (in place), or to a new
+    tensor. `tickets`: as in `linear_residual`, batch·norm_groups are enough. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: the shapes do not fit, the norm is no RMS norm, or a state is not contiguous.
@@ -130,6 +133,7 @@ def ssd_step(
     if uses_torch(kernel, refusal, *operands, heads=heads, groups=groups):
         delta = delta if bias is None else delta + bias
         delta = F.softplus(delta) if softplus else delta
+        a = rates(a) if log_a else a
         x, delta, b, c = (t[:, None] for t in (x, delta, b, c))
         y, after = ssd.reference(x, delta, a, b, c, d, past, heads=heads, groups=groups)
         y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
@@ -148,7 +152,8 @@ def ssd_step(
     ssd_step_kernel[(triton.cdiv(width, WIDTH), heads, len(x))](
         x, delta, a, b, c, d, contiguous(bias), gate, contiguous(norm.gain), past, y, present, raw, tickets,
         x.stride(0), delta.stride(0), b.stride(0), c.stride(0), row_stride(gate), norm.eps,
-        SOFTPLUS=softplus, NORM=norm.kind, **_sizes(heads, states, width, groups, norm_groups), **options(x, WARPS),
+        SOFTPLUS=softplus, LOG_A=log_a, NORM=norm.kind, **_sizes(heads, states, width, groups, norm_groups),
+        **options(x, WARPS),
     )  # fmt: skip
     return y, present
 
@@ -173,7 +178,7 @@ def variants() -> list[Variant]:
         (BF16, 32, 256, 128, 1, 1, "none", "gain raw tickets"),
         (FP32, 32, 256, 64, 1, 1, "none", "gain raw tickets"),
     ):
-        constants = _sizes(heads, states, width, groups, norm_groups) | {"SOFTPLUS": True, "NORM": norm}
+        constants = _sizes(heads, states, width, groups, norm_groups) | {"SOFTPLUS": True, "LOG_A": True, "NORM": norm}
         strides, types = "x_row b_row c_row gate_row", {"a": "*fp32"}
         shipped.append(variant(ssd_step_kernel, dtype, constants, "delta_row", strides, absent, types, warps=WARPS))
     return shipped

@@ -25,7 +25,7 @@ def widened(codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int, wi
 
 
 def _of_tiles(of_groups: Tensor, bits: int, width: int) -> Tensor:
-    """What belongs to groups, [groups, rows], for each number of `widened` [rows, 8/bits, chunks, 1, 1, 2]."""
+    """Scales or offsets of groups, [groups, rows], for each number of `widened` [rows, 8/bits, chunks, 1, 1, 2]."""
     tiles = 16 // bits
     each = of_groups.T.repeat_interleave(-(-width // (32 * len(of_groups))), 1)
     return (

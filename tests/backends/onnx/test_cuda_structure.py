@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx_ir
 import onnxruntime as ort
 import pytest
 
+import weft
 from weft.backends.onnx.cuda import cuda_problems, widen
 from weft.backends.onnx.cuda_kernels import KERNELS
 from weft.backends.onnx.export import Built, build, in_memory
@@ -185,3 +187,11 @@ def test_table_is_consistent() -> None:
         assert {v for v in kernel.types if v not in {u.rstrip("*") for u in used}} == set(), name
         assert all(t in dtypes.ALL for ts in kernel.types.values() for t in ts), name
         assert domain in ("", "com.microsoft")
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_kernel_that_asks_wrong_experts_is_left_out_and_said(dtype: str, tmp_path: Path) -> None:
+    report = weft.compile(MODELS["experts"].graph(), tmp_path / "out", target="ort-cuda", dtype=dtype)
+    assert any("reads bf16 logits of a router as f32" in note for note in report.notes) == (dtype == "bf16")
+    model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
+    assert ("MoE" in {node.op_type for node in model.graph.node}) == (dtype == "f16")

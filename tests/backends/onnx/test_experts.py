@@ -261,7 +261,8 @@ def test_layers_can_be_captured_on_cuda(name: str, activation: str, dtype: str) 
     layer.moe(combine, activation=activation)
     built = layer.build("ort-cuda")
     assert cuda_problems(built.model) == []
-    assert kinds(built)["MoE"] == (activation == "silu")
+    # Of bf16 logits the CUDA kernel of ONNX Runtime 1.30 makes other choices.
+    assert kinds(built)["MoE"] == (activation == "silu" and dtype == "f16")
 
 
 def stacked(part: str, experts: int, out: int, width: int) -> Recipe:

@@ -28,7 +28,7 @@ class Scripted:
     def __init__(self, *scripts: Sequence[int], max_length: int = 1000) -> None:
         self.scripts, self.vocab, self.max_length = scripts, 300, max_length
         self.capacity, self.lengths = max_length, np.zeros(len(scripts), np.int64)
-        self.max_prompt, self.start, self.cache_bytes = max_length, None, 0
+        self.max_prompt, self.start, self.cache_bytes, self.chunk = max_length, None, 0, 512
         self.said: list[list[int]] = []
 
     @contextmanager

@@ -37,8 +37,8 @@ def test_layers_that_are_alike_are_told_once() -> None:
 def test_kernels_say_themselves_what_they_do_not_take() -> None:
     many = feeds(MoE(20, 7, 17)).graph()
     assert told(many, "add").splitlines()[1:] == [
-        "layers.0.ffn_residual (add × 2): torch, as route: more than 512 experts or 16 choices",
-        "layers.0.ffn_residual (add × 2): moe_decode with addition",
+        "layers.0.ffn_residual (add × 2): torch, as norm_route: more than 512 experts or 16 choices",
+        "layers.0.ffn_residual (add × 2): moe_decode with norm, addition",
     ]
     odd = decoder(Attention(3, 1, 7)).graph()
     assert "torch, as norm_qkv: an odd number of elements per head" in told(odd, "attention")
@@ -109,8 +109,8 @@ def test_limited_gates_groups_of_experts_and_patterns_have_kernels() -> None:
         told(graph_of("variant/clamped gate"), "glu") == "layers.0.ffn.glu (glu × 2): norm_glu with norm, gate and up"
     )
     assert told(graph_of("variant/experts in groups"), "add").splitlines()[1:] == [
-        "layers.0.ffn_residual (add × 2): route",
-        "layers.0.ffn_residual (add × 2): moe_decode with addition",
+        "layers.0.ffn_residual (add × 2): norm_route with norm and router",
+        "layers.0.ffn_residual (add × 2): moe_decode with norm, addition",
     ]
 
 

@@ -38,11 +38,11 @@ MODELS = {  # and the kernels of each
     "ALiBi": (attends(rope=None, bias=ALiBi()), "norm_qkv decode_attention"),
     "experts": (
         feeds(MoE(4, 7, 2, "swish(1.702)", bias=True, limit=7.0, shift=1.0, shared=GatedMLP(5))),
-        "route moe_decode norm_glu linear_residual",
+        "norm_route moe_decode norm_glu linear_residual",
     ),
     "groups of experts": (
         feeds(MoE(6, 7, 3, scoring="sigmoid", correction=True, groups=3, top_groups=2, scale=2.5)),
-        "route moe_decode",
+        "norm_route moe_decode",
     ),
     "limited gate": (feeds(GatedMLP(HIDDEN, "swish(1.702)", bias=True, limit=0.5)), "norm_glu"),
     "latent": (decoder(MLA(3, 9, 5, 4, 7, RoPE(interleaved=True))), "latent_decode latent_qk linear_by_head"),

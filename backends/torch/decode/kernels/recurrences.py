@@ -81,12 +81,16 @@ def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
     if e.around(*(o for g in given.values() for o in _weights(e, g))) != e.scope:
         given = {name: Given(node.required(name)) for name in BY_TOKEN}
     call = Call(KERNELS[node.op])
+    log_a = _exponent(node.required("a"))
     for operand in node.op.operands[:6]:
-        if operand.name in given:
+        if operand.name == "a" and log_a is not None:
+            call.give(log_a)
+        elif operand.name in given:
             call.give(f"{call.place(given[operand.name].value)}[:, 0]")
         else:
             call.give(node.operand(operand.name))
     _prepare(e, _in_place(call, node), given)
+    call.set("log_a", log_a is not None, default=False)
     if node.op is ops.ssd:
         call.set("heads", node.attrs["heads"]).set("groups", node.attrs["groups"])
     if found.gate is not None:
@@ -95,6 +99,13 @@ def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
         call.named(norm=norm, tickets=e.tickets(found.groups)).set("norm_groups", found.groups, default=1)
     e.chose(KERNELS[node.op], lambda dtype: _refusal(node, dtype), parts=", ".join(_parts(given, found)))
     return call.emit(e, "[0][:, None]", name=name)
+
+
+def _exponent(a: Value) -> Param | None:
+    """The parameter that `a` is −exp of."""
+    inner = maker(a, ops.neg)
+    made = maker(inner.inputs[0], ops.exp) if inner is not None else None
+    return made.inputs[0] if made is not None and isinstance(made.inputs[0], Param) else None
 
 
 def _operands(node: Node) -> dict[str, Given]:

@@ -47,7 +47,8 @@ def unpack(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
     shifts = torch.arange(0, 16, bits, device=packed.device)
     halves = torch.stack([packed & 0xFFFF, (packed >> 16) & 0xFFFF], -1).unflatten(1, (-1, WORDS))
     tiles = (halves[:, :, None] >> shifts[:, None, None]) & ((1 << bits) - 1)  # [out, chunks, tiles, WORDS, 2]
-    return tiles.flatten(1)[:, :width]
+    codes: torch.Tensor = tiles.flatten(1)[:, :width]
+    return codes
 
 
 @constant
@@ -103,6 +104,7 @@ def code_products(
     ZERO: tl.constexpr = ADDED + 8 if BITS == 4 else 17 * ADDED + 128
     CENTRED: tl.constexpr = BLOCK_M >= 16  # from then on sums cost more than to subtract from codes
     LESS: tl.constexpr = ADDED + 8 if CENTRED else 0
+    COLUMNS: tl.constexpr = BLOCK_M if BLOCK_M >= 8 else 8  # one row of x is multiplied eight times over
     PARTS: tl.constexpr = 3 if x.dtype.element_ty == tl.float32 else 1
     i, j = tl.arange(0, 16), tl.arange(0, 32)
     from_words = codes + rows.to(tl.int64)[:, None] * (tl.cdiv(K, CHUNK) * 16) + (begin // CHUNK * 16 + i)[None, :]
@@ -113,12 +115,12 @@ def code_products(
                 K, eps, BLOCK_M, 256) if NORM == "layer" else (0.0, 1.0)
     )  # fmt: skip
     ones = operand(tl.full([BLOCK_N, 32], 1.0, DTYPE))
-    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
     squares = tl.zeros([BLOCK_M, 32], tl.float32)
     for start in tl.range(0, end - begin, BLOCK_K, num_stages=STAGES):
-        low = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        high = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        low = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
+        high = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
+        sums = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
         for c in tl.static_range(BLOCK_K // CHUNK):
             at_words = from_words + (start // CHUNK + c) * 16
             if EVEN:
@@ -137,7 +139,7 @@ def code_products(
                         squares += exact * exact
                     else:
                         exact = (exact - mean) * rstd
-                    v = scaled(exact, gain, shift, begin + k + j, there).to(v.dtype)
+                    v = scaled(exact, gain, shift, begin + k + j, None if EVEN else there).to(v.dtype)
                     if NORM == "layer":
                         v = tl.where(there[None, :], v, 0.0)  # codes beyond the columns are not 0 as numbers
                 numbers = two_numbers(some, BITS * t, HALF, LESS - 8 if BITS == 8 and CENTRED else LESS, DTYPE)
@@ -145,7 +147,7 @@ def code_products(
                     upper = two_numbers(some, BITS * t + 4, HALF, LESS, DTYPE)
                 for part in tl.static_range(PARTS):
                     rounded = v.to(DTYPE)
-                    turned = tl.trans(operand(rounded))
+                    turned = tl.trans(tl.broadcast_to(operand(rounded), [COLUMNS, 32]))
                     low = tl.dot(numbers, turned, low)
                     if BITS == 8:
                         high = tl.dot(upper, turned, high)
@@ -163,10 +165,10 @@ def code_products(
                     total += product * tl.load(scales + row * N + rows).to(tl.float32)[:, None]
                     if offsets is not None:
                         total += sums * tl.load(offsets + row * N + rows).to(tl.float32)[:, None]
-                    low = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-                    high = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-                    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    y = tl.trans(total)
+                    low = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
+                    high = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
+                    sums = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
+    y = tl.max(total, axis=1)[None, :] if BLOCK_M == 1 else tl.trans(total)
     return y * tl.rsqrt(tl.sum(squares, axis=1)[:, None] / K + eps) if NORM == "rms" else y
 
 
@@ -175,7 +177,7 @@ def dequantize(
 ) -> torch.Tensor:
     """The weights [out, width], f32, of words [out, words] and scales and offsets [groups, out]."""
     numbers = (unpack(packed, bits, width) - (1 << (bits - 1))).float().unflatten(1, (len(scales), -1))
-    weight = numbers * scales.T.float()[..., None]
+    weight: torch.Tensor = numbers * scales.T.float()[..., None]
     return (weight if offsets is None else weight + offsets.T.float()[..., None]).flatten(1)
 
 
@@ -245,7 +247,7 @@ class Codes:
 
     @property
     def parts(self) -> tuple[Any, Any, Any]:
-        """What kernels read: codes, scales and offsets."""
+        """Codes, scales and offsets: what kernels read."""
         return self.packed, self.scales, self.offsets
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -47,32 +47,34 @@ def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @jit
 def scaled(x, gain, shift, k, there):
-    """x ⊙ gain + shift of columns k [·], where they are `there` and given; x [m, ·] in fp32."""
+    """x ⊙ gain + shift of columns k [·], where they are `there` and given, all if None; x [m, ·] in fp32."""
     if gain is not None:
-        x = x * tl.load(gain + k, mask=there, other=0.0).to(tl.float32)[None, :]
+        x = x * tl.load(gain + k, mask=there, other=None if there is None else 0.0).to(tl.float32)[None, :]
     if shift is not None:
-        x = x + tl.load(shift + k, mask=there, other=0.0).to(tl.float32)[None, :]
+        x = x + tl.load(shift + k, mask=there, other=None if there is None else 0.0).to(tl.float32)[None, :]
     return x
 
 
 @jit
 def dot_products(
-    x, x_row, weight, gain, shift, rows, M, K, begin, end, eps,
+    x, weight, other, gain, shift, K, begin, end, eps,
     NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [·, K], columns `begin` to `end`: fp32 [BLOCK_M, BLOCK_N].
-
-    A norm needs all columns. Rows of x are x_row apart; those beyond M repeat the last.
-    """
+    """norm(x) Wᵀ of the K columns from `begin` to `end` of rows at the pointers x [BLOCK_M] and weight [BLOCK_N]: fp32
+    [BLOCK_M, BLOCK_N]; and the same with the rows at `other`, if given. A norm needs all columns."""
     k = begin + tl.arange(0, BLOCK_K)
-    from_x = x + tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None] * x_row + k[None, :]
-    from_weight = weight + rows.to(tl.int64)[:, None] * K + k[None, :]
+    from_x, from_weight = x[:, None] + k[None, :], weight[:, None] + k[None, :]
+    if other is not None:
+        from_other = other[:, None] + k[None, :]
     mean, rstd = moments(from_x, k[None, :], K, eps, BLOCK_M, BLOCK_K) if NORM == "layer" else (0.0, 1.0)
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    others = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     squares = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
     for start in tl.range(0, end - begin, BLOCK_K, num_stages=STAGES):
         there = k + start < end
         w = tl.load(from_weight + start, mask=there[None, :], other=0.0, eviction_policy="evict_first")
+        if other is not None:
+            w_other = tl.load(from_other + start, mask=there[None, :], other=0.0, eviction_policy="evict_first")
         v = tl.load(from_x + start, mask=there[None, :], other=0.0)
         if NORM != "none":
             exact = v.to(tl.float32)
@@ -82,5 +84,7 @@ def dot_products(
                 exact = (exact - mean) * rstd
             v = scaled(exact, gain, shift, k + start, there).to(v.dtype)
         total = tl.dot(operand(w), tl.trans(operand(v)), total, input_precision="tf32x3")
-    y = tl.trans(total)
-    return y * tl.rsqrt(tl.sum(squares, axis=1)[:, None] / K + eps) if NORM == "rms" else y
+        if other is not None:
+            others = tl.dot(operand(w_other), tl.trans(operand(v)), others, input_precision="tf32x3")
+    share = tl.rsqrt(tl.sum(squares, axis=1)[:, None] / K + eps) if NORM == "rms" else 1.0
+    return tl.trans(total) * share, tl.trans(others) * share

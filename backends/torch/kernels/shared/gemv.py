@@ -26,7 +26,7 @@ from .operands import gradient_refusal, power_of_2
 PROCESSORS = 132  # streaming multiprocessors of an H200
 MOST_ROWS = 64  # of x; for more, products are those of a prefill, and libraries compute them
 DOT_ROWS = 4  # from so many on tensor cores multiply
-STAGED = 96 * 1024  # bytes of shared memory for the tiles of a block: two blocks fit on a multiprocessor
+STAGED = 108 * 1024  # bytes of shared memory for the tiles of a block: two blocks fit on a multiprocessor
 ON_THE_WAY = 40 * 1024  # bytes of weights that a multiprocessor must have asked for, to wait for none: 5 TB/s for 1 µs
 
 
@@ -88,7 +88,7 @@ CODES = {"weight": "*i32", "scales": "*fp16", "offsets": "*fp32"}  # their types
 
 
 def parts(weight: Weight) -> tuple[Any, Any, Any]:
-    """What kernels read of `weight`: numbers or codes, scales, offsets."""
+    """Numbers or codes, scales, offsets: what kernels read of `weight`."""
     return weight.parts if isinstance(weight, Codes) else (weight, None, None)
 
 
@@ -130,10 +130,11 @@ def coded(batch: int, outputs: int, inputs: int, bits: int, group: int) -> Tile:
     """The tile for W in codes: 32 rows of it to a warp, two warps or one, as leave every multiprocessor a block, but
     four of many rows of x, which all of them read; two chunks at a time, or one where two do not divide the columns, or
     registers would not hold what groups need."""
-    batch, one = power_of_2(batch, 8), chunk(bits)
+    many = group < 64 and bits == 4  # scales, whose registers one row alone would not leave
+    batch, one = 1 if batch == 1 and not many else power_of_2(batch, 8), chunk(bits)
     wide = batch >= 32 or (batch == 16 and outputs // 128 >= PROCESSORS)
     rows = 128 if wide else 64 if batch == 16 or outputs // 64 >= PROCESSORS else 32
-    step = one if batch == 64 or (group < 64 and bits == 4) or inputs % (2 * one) else 2 * one
+    step = one if batch == 64 or many or inputs % (2 * one) else 2 * one
     group = group if group % TILE == 0 else -(-group // step) * step  # of all columns, which may be any number
     stages = staged(rows * step * bits // 8, batch * step * 2, outputs // rows)
     return Tile(batch, rows, step, 1, rows // 32, stages, bits, group, inputs % step == 0)
@@ -142,7 +143,7 @@ def coded(batch: int, outputs: int, inputs: int, bits: int, group: int) -> Tile:
 def staged(weights: int, others: int, blocks: int) -> int:
     """Return the stages of a loop over tiles of so many bytes of weights and of x, if there are so many blocks."""
     asked = -(-ON_THE_WAY // (weights * max(1, min(blocks // PROCESSORS, 8)))) + 1
-    return max(2, min(8, max(3, asked), STAGED // (weights + others)))
+    return max(2, min(6, max(3, asked), STAGED // (weights + others)))
 
 
 def check(x: torch.Tensor, weight: Weight, norm: Norm, bias: torch.Tensor | None) -> None:
@@ -260,9 +261,12 @@ def products(
             NORM, BITS, GROUP, EVEN, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
         )  # fmt: skip
     elif STAGES > 0:
-        return dot_products(
-            x, x_row, weight, gain, shift, rows, M, K, begin, end, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, STAGES
+        x_rows = x + tl.minimum(tl.arange(0, BLOCK_M), M - 1) * x_row
+        rows = weight + rows.to(tl.int64) * K
+        out, _ = dot_products(
+            x_rows, rows, None, gain, shift, K, begin, end, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, STAGES
         )  # fmt: skip
+        return out
     else:
         k = begin + tl.arange(0, BLOCK_K)[None, None, :]
         m = tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None, None]

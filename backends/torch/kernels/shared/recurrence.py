@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
 from .launch import jit, tl
+
+
+def rates(a_log: torch.Tensor) -> torch.Tensor:
+    """A = −exp(a_log), with torch."""
+    return -a_log.exp()
 
 
 @jit

@@ -18,10 +18,11 @@ from .operands import power_of_2
 from .tickets import counters, is_last
 
 MOST = 256  # splits
-PROGRAMS = 2  # per multiprocessor at the least: loads of one pass the time of another's arithmetic
+PROGRAMS = 2  # per multiprocessor, where they fit: loads of one pass the time of another's arithmetic
+RESIDENT = 3  # programs that a multiprocessor runs at once
 INTERPRETED = 3  # multiprocessors of the device that the interpreter plays
 INSIDE = 128 * 1024  # bytes of partial sums that one program merges in the time of a launch
-MERGED = 4096  # numbers that a program merges at a time: 32 registers of each of 128 threads
+MERGED = 8192  # numbers that a program merges at a time: 64 registers of each of 128 threads
 
 
 @jit
@@ -142,14 +143,23 @@ def merge_kernel(
 
 def merging(rows: int, width: int) -> dict[str, int]:
     """Return how the last program merges `rows` rows of `width` columns (powers of 2): columns and splits at a time."""
-    columns = min(width, max(32, MERGED // rows // 8))
+    columns = min(width, max(32, MERGED // rows // 16))
     return {"MERGE_ROWS": rows, "MERGE_COLUMNS": columns, "MERGE_STEP": max(1, MERGED // (rows * columns))}
 
 
 def count(x: torch.Tensor, groups: int, most: int) -> int:
     """Into how many parts keys are split, at most `most`, if one part takes `groups` programs on the device of x."""
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED
-    return max(1, min(-(-PROGRAMS * processors // groups), most, MOST))
+    return max(1, min(shared_by(groups, processors), most, MOST))
+
+
+def shared_by(groups: int, processors: int) -> int:
+    """Return how many programs share a group's keys, so that each of `processors` has two programs or more, but none
+    waits for another one to end; of many, a multiple of 16, which are merged at a time."""
+    splits = -(-PROGRAMS * processors // groups)
+    if splits > 1 and groups * splits > RESIDENT * processors and groups * (splits - 1) >= processors:
+        splits -= 1
+    return splits if splits < 16 else splits // 16 * 16
 
 
 def launch(
@@ -188,7 +198,7 @@ def launch(
 
 def _merge_shape(group: int, taken: int, width: int) -> dict[str, int]:
     columns = min(128, power_of_2(width))
-    return {"GROUP": group, "TAKEN": taken, "WIDTH": width, "COLUMNS": columns, "STEP": 2 * MERGED // columns}
+    return {"GROUP": group, "TAKEN": taken, "WIDTH": width, "COLUMNS": columns, "STEP": MERGED // columns}
 
 
 def variants() -> list[Variant]:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 FOLDER = Path(__file__).resolve().parent
 OLDEST = (2, 11)  # as weft itself asks for
-FEW = 8  # texts at once that the kernels of a step are made for
+FEW = 8  # texts at once that a decode.py is faster for on a CPU
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _FACTS = {"kind": str, "vocab": int, "max_length": int}  # what scripts need of weft.json
 _KINDS = {  # of safetensors
@@ -73,11 +73,23 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
     return model.eval()
 
 
-def stepper(model: nn.Module, folder: Path = FOLDER) -> Callable[[Tensor, Tensor, Any], Tensor]:
-    """Return a function from ids and positions [batch, 1] and the cache to the logits [batch, 1, vocab].
+class Stepper:
+    """A function from ids and positions [batch, 1] and the cache to the logits [batch, 1, vocab]: `few`, if there is
+    one, of up to `most` texts, else `whole`."""
 
-    For a few texts the decode.py of `folder`, where that is there and of use; else `model` itself.
-    """
+    def __init__(self, whole: Callable[..., Tensor], few: Any = None, most: int = 0) -> None:
+        self.whole, self.few, self.most = whole, few, most
+
+    def __call__(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        return (self.few if len(ids) <= self.most else self.whole)(ids, positions, cache)
+
+    def captured_once(self, batch: int) -> bool:
+        """Return whether steps of `batch` texts launch the same however long the texts are."""
+        return batch <= self.most and getattr(self.few, "any_length", False)
+
+
+def stepper(model: nn.Module, folder: Path = FOLDER) -> Stepper:
+    """The step of `model`: the decode.py of `folder`, where that is there and of use, or `model` itself."""
     takes = inspect.signature(model.forward).parameters
 
     def whole(ids: Tensor, positions: Tensor, cache: Any) -> Any:
@@ -85,9 +97,9 @@ def stepper(model: nn.Module, folder: Path = FOLDER) -> Callable[[Tensor, Tensor
         return model(input_ids=ids, **at, cache=cache)
 
     if not (folder / "decode.py").is_file() or not _is_of_use(model, folder):
-        return whole
-    few = _imported("decode", folder).Step(model)
-    return lambda ids, positions, cache: (few if len(ids) <= FEW else whole)(ids, positions, cache)
+        return Stepper(whole)
+    most = sys.maxsize if next(model.parameters()).is_cuda else FEW
+    return Stepper(whole, _imported("decode", folder).Step(model), most)
 
 
 def _is_of_use(model: nn.Module, folder: Path) -> bool:

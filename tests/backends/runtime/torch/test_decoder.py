@@ -185,21 +185,46 @@ def replayed(body: Any, changed: Any, pool: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("draws", [False, True])
-def test_steps_are_captured_once_for_each_bound(
-    folder: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch, draws: bool
+@pytest.mark.parametrize("kernels", [False, True])
+def test_steps_are_captured_once_or_for_each_bound(
+    folder: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch, draws: bool, kernels: bool
 ) -> None:
+    """Steps of kernels read on the device how long texts are; those of the module are cut to bounds."""
     captured: list[Any] = []
     monkeypatch.setattr(torch_steps, "SMALLEST", 8)
     monkeypatch.setattr(torch_steps, "capture", lambda *given: captured.append(given) or replayed(*given))
     model = opened(folder, draws=draws)
+    decoder: Any = model.decoder
+    if not kernels:
+        decoder.step = decoder._plain_step
     context: Any
     with model.decoder.context(len(PROMPTS), 40) as context:
         context._steps._cuda = True
     results = model.generate(PROMPTS, max_tokens=20)
     assert_greedy(graph, results, 20)  # 21 + 19 tokens of the longest row: bounds of 32 and 64 keys
-    assert len(captured) == 2
+    times = 1 if kernels else 2
+    assert len(captured) == times
     assert tokens(model.generate(PROMPTS, max_tokens=20)) == tokens(results)
-    assert len(captured) == 2
+    assert len(captured) == times
+
+
+def test_the_next_step_begins_before_the_last_is_read(
+    folder: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a row has ended, or what is kept are states."""
+    happened: list[str] = []
+    for name in ("launch", "drawn"):
+        whole = getattr(torch_steps.Steps, name)
+        monkeypatch.setattr(
+            torch_steps.Steps, name, lambda *given, whole=whole, name=name: happened.append(name) or whole(*given)
+        )
+    model = opened(folder, draws=True)
+    results = model.generate(PROMPTS[:1], max_tokens=6)
+    assert_greedy(graph, results, 6)
+    steps = 1 + happened.count("drawn")  # the prompt draws the first
+    assert steps == 6
+    ahead = ["launch", *["launch", "drawn"] * 5] if model.decoder.rewinds else ["launch", "drawn"] * 5
+    assert happened == ahead
 
 
 def test_steps_that_wait_for_the_device_are_launched(

@@ -11,6 +11,7 @@ H200 reads the weights: 4 instructions a clock, and 18.6 bytes (4.3 TB/s over 13
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import json
@@ -18,6 +19,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -113,9 +115,9 @@ def instructions(code: str) -> int:
 
 def streamed(variant: Variant, count: int) -> dict[str, Any]:
     """The `instructions` of a step of the loop over weights, per warp, the weight `bytes` that it reads, and their
-    `issue` as a share of memory time; nothing of kernels that stream no weights."""
+    `issue` as a share of memory time; nothing of kernels whose longest loop streams no weights."""
     c = variant.constants
-    if "weight" not in variant.types or "BLOCK_K" not in c:
+    if "weight" not in variant.types or "BLOCK_K" not in c or "CHOICES" in c:
         return {}
     bits = c.get("BITS") or 8 * {"*bf16": 2, "*fp16": 2, "*fp32": 4}[variant.types["weight"]]
     read = c["BLOCK_N"] * c["BLOCK_K"] * bits // 8
@@ -136,14 +138,25 @@ def shipped() -> dict[str, Variant]:
 
 def fingerprint(variant: Variant, version: str = triton.__version__) -> str:
     """Hash what the machine code of `variant` follows from: the kernel's file and all kernel files that it imports,
-    without comments on lines of their own, the variant, the target and the version of Triton."""
+    without docstrings and comments on lines of their own, the variant, the target and the version of Triton."""
     module = variant.kernel.__module__.removeprefix(f"{kernels.__name__}.")
     folder = Path(kernels.__path__[0])
-    lines = (line for name in kernel_files([module]) for line in (folder / name).read_text("utf-8").splitlines())
-    code = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    code = [line for name in kernel_files([module]) for line in code_of(folder / name)]
     chosen = [variant.kernel.__name__, sorted(variant.types.items()), sorted(map(repr, variant.constants.items()))]
     chosen += [sorted(variant.divisible), variant.warps, variant.stages, variant.pdl]
     return hashlib.sha256(repr([version, TARGET.arch, code, chosen]).encode()).hexdigest()[:16]
+
+
+@cache
+def code_of(file: Path) -> list[str]:
+    """The lines of a file of Python, without those of docstrings, comments and nothing."""
+    text = file.read_text("utf-8")
+    told: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            told |= {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    lines = enumerate(text.splitlines(), 1)
+    return [line for i, line in lines if i not in told and line.strip() and not line.lstrip().startswith("#")]
 
 
 def record(version: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 
 from weft.backends.torch.kernels import moe_decode as kernel
 from weft.backends.torch.kernels.shared import gemv
+from weft.backends.torch.kernels.shared.norm import NO_NORM, Norm
 from weft.ir.ops.experts import moe as op
 
 from .close import DTYPES, assert_close, exact, rounded
+from .oracles import make_norm, norm64
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +36,11 @@ class Case(NamedTuple):
     down_bias: torch.Tensor | None = None
     gate_bias: torch.Tensor | None = None
     residual: torch.Tensor | None = None
+    norm: Norm = NO_NORM
+
+    def computed(self, moe: Callable[..., torch.Tensor], **options: Any) -> torch.Tensor:
+        """Return what `moe` makes of it."""
+        return moe(*self[:-1], norm=self.norm, **options)
 
 
 class Shape(NamedTuple):
@@ -70,7 +78,8 @@ def silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
 def summed(case: Case) -> NDArray[np.float64]:
     """residual + Σ_j w_j E_j(x) with silu, one token and one choice after the other."""
     x, weights, up, down = (exact(t) for t in (case.x, case.weights, case.up, case.down))
-    y = np.zeros_like(x) if case.residual is None else exact(case.residual)
+    x, added = norm64(case.x, case.norm).numpy(), x
+    y = np.zeros_like(added) if case.residual is None else exact(case.residual)
     for (token, choice), e in np.ndenumerate(case.chosen.cpu().numpy()):
         hidden = up[e] @ x[token] + (0 if case.up_bias is None else exact(case.up_bias)[e])
         if case.gate is not None:
@@ -85,28 +94,50 @@ def summed(case: Case) -> NDArray[np.float64]:
 
 def assert_summed(y: torch.Tensor, given: Case) -> None:
     terms = given.up.shape[2] + given.up.shape[1] * given.chosen.shape[1]
-    assert_close(y, summed(given), terms, inner=(1, given.x.dtype))  # the hidden numbers are rounded
+    normed = given.norm.kind != "none"  # which is rounded, as hidden numbers are
+    assert_close(y, summed(given), terms, inner=(1 + normed, given.x.dtype))
 
 
-SHAPES = [Shape(1, 2, 4, 40, 24), Shape(2, 2, 5, 9, 270), Shape(2, 1, 3, 290, 17)]
+NORMS = ("none", "rms", "layer")
+SHAPES = [
+    *(Shape(1, 2, 4, 40, 24), Shape(2, 2, 5, 9, 270), Shape(2, 1, 3, 290, 17)),  # rows by themselves
+    *(Shape(4, 2, 3, 40, 48), Shape(7, 1, 6, 33, 70), Shape(33, 2, 3, 24, 40), Shape(70, 3, 4, 20, 36)),  # in groups
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("gated", [False, True])
-def test_few_tokens(device: torch.device, shape: Shape, gated: bool, dtype: torch.dtype) -> None:
+def test_tokens(device: torch.device, shape: Shape, gated: bool, dtype: torch.dtype) -> None:
     given = case(shape, dtype, device, gated, biased=shape.tokens > 1, more=shape.choices == 1)
+    given = given._replace(norm=make_norm(NORMS[shape.tokens % 3], shape.dim, dtype, device))
     assert kernel.refusal(given.x, given.weights, given.up, given.down) is None
-    assert_summed(kernel.moe_decode(*given), given)
-    assert_summed(kernel.reference(*given), given)
+    assert_summed(given.computed(kernel.moe_decode), given)
+    assert_summed(given.computed(kernel.reference), given)
+
+
+def test_one_expert_takes_more_rows_than_a_block(device: torch.device) -> None:
+    given = case(Shape(45, 2, 24, 16, 20), torch.float32, device, biased=True, more=True)
+    chosen = torch.tensor([3, 17], device=device).repeat(45, 1)
+    chosen[7] = torch.tensor([5, 3])
+    given = given._replace(chosen=chosen)
+    assert_summed(given.computed(kernel.moe_decode), given)
+
+
+def test_counters_are_back_at_zero(device: torch.device) -> None:
+    given = case(Shape(5, 2, 3, 40, 70), torch.bfloat16, device)
+    tickets = torch.zeros(9, dtype=torch.int32, device=device)
+    first = given.computed(kernel.moe_decode, tickets=tickets)
+    assert not tickets.any()
+    assert torch.equal(first, given.computed(kernel.moe_decode, tickets=tickets))
 
 
 def test_choices_of_32_bits_and_tokens_that_ask_the_same(device: torch.device) -> None:
     given = case(Shape(4, 2, 3, 16, 16), torch.float32, device, biased=True)
     chosen = torch.tensor([[2, 0], [2, 0], [0, 2], [2, 1]], dtype=torch.int32, device=device)
     given = given._replace(chosen=chosen)
-    assert_summed(kernel.moe_decode(*given), given)
-    assert_summed(kernel.reference(*given), given)
+    assert_summed(given.computed(kernel.moe_decode), given)
+    assert_summed(given.computed(kernel.reference), given)
 
 
 @pytest.mark.parametrize(
@@ -120,19 +151,20 @@ def test_choices_of_32_bits_and_tokens_that_ask_the_same(device: torch.device) -
 def test_the_op_agrees(device: torch.device, ours: str, attrs: dict[str, Any]) -> None:
     given = case(Shape(2, 2, 4, 20, 12), torch.float32, device, biased=True)
     combine = torch.zeros(2, 4, device=device).scatter(1, given.chosen, given.weights)
-    want = op.reference(exact(given.x), exact(combine), *(exact(t) for t in given[3:9] if t is not None), **attrs)
+    stacks = (exact(t) for t in given[3:9] if isinstance(t, torch.Tensor))
+    want = op.reference(exact(given.x), exact(combine), *stacks, **attrs)
     for computed in (kernel.moe_decode, kernel.reference):
-        y = computed(*given, **{**attrs, "activation": ours})
+        y = given.computed(computed, **{**attrs, "activation": ours})
         assert_close(y, want, terms=52)
 
 
 def test_what_torch_computes_instead(device: torch.device) -> None:
-    given = case(Shape(9, 2, 4, 10, 6), torch.bfloat16, device)
-    assert kernel.refusal(given.x, given.weights, given.up, given.down) == "not 1 to 8 rows"
-    assert_summed(kernel.moe_decode(*given), given)
+    given = case(Shape(513, 2, 4, 10, 6), torch.bfloat16, device)
+    assert kernel.refusal(given.x, given.weights, given.up, given.down) == "not 1 to 512 rows"
+    assert_summed(given.computed(kernel.moe_decode), given)
     given = case(SHAPES[0], torch.float64, device)
     assert kernel.refusal(given.x, given.weights, given.up, given.down) == "torch.float64 is none of bf16, fp16, fp32"
-    assert_summed(kernel.moe_decode(*given), given)
+    assert_summed(given.computed(kernel.moe_decode), given)
 
 
 def test_wrong_operands(device: torch.device) -> None:
@@ -143,13 +175,13 @@ def test_wrong_operands(device: torch.device) -> None:
         (given._replace(weights=given.weights[:, 1:]), r"chosen \[1, 2\] and weights \[1, 1\] must be \[1, k\]"),
     ):
         with pytest.raises(ValueError, match=words):
-            kernel.moe_decode(*changed)
+            changed.computed(kernel.moe_decode)
     with pytest.raises(ValueError, match="activation 'soft' is none of identity"):
-        kernel.moe_decode(*given, activation="soft")
+        given.computed(kernel.moe_decode, activation="soft")
 
 
 def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
     given = case(SHAPES[0], torch.float32, device)
     given.weights.requires_grad_()
     assert kernel.refusal(given.x, given.weights, given.up, given.down) == "a gradient is wanted"
-    assert kernel.moe_decode(*given).requires_grad
+    assert given.computed(kernel.moe_decode).requires_grad

@@ -39,6 +39,7 @@ def formula(given: dict[str, Any], more: dict[str, Any]) -> tuple[NDArray[np.flo
     batch, heads, share = len(x), more["heads"], more["heads"] // more["groups"]
     delta = delta + exact(more["bias"]) if "bias" in more else delta
     delta = np.logaddexp(0, delta) if more.get("softplus") else delta
+    a = -np.exp(a) if more.get("log_a") else a
     x = x.reshape(batch, heads, -1)
     b, c = (t.reshape(batch, more["groups"], -1).repeat(share, 1) for t in (b, c))
     state = np.exp(delta * a)[..., None, None] * past + np.einsum("bh,bhn,bhp->bhnp", delta, b, x)
@@ -62,6 +63,8 @@ def test_a_token(
     device: torch.device, shape: tuple[int, int, int, int, int], norm_groups: int, dtype: torch.dtype
 ) -> None:
     given, more = case(*shape, dtype, device)
+    if shape[0] == 2:
+        given["a"], more["log_a"] = (-given["a"]).log(), True
     if norm_groups:
         gain = rounded(np.random.default_rng(1).normal(size=given["x"].shape[1]), dtype, device)
         more |= {"norm": Norm("rms", gain, eps=0.1), "norm_groups": norm_groups}

@@ -1,0 +1,110 @@
+"""Answers on their way: what is drawn, said and held back for each prompt, token by token or with drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Bools, Floats, Ints
+from ..text.tokenizer import GrowingText, StopStrings, Tokenizer
+from .results import Result
+from .rows import BatchContext
+from .sampling import Forced, Sampler
+from .speculation import Drafts
+
+
+class Answer:
+    """The answer to one prompt, of at most `limit` tokens; its row begins with the tokens `begin`."""
+
+    def __init__(
+        self,
+        prompt: list[int],
+        begin: Sequence[int],
+        limit: int,
+        stop_ids: frozenset[int],
+        sampler: Sampler,
+        forced: Forced,
+        tokenizer: Tokenizer | None,
+        stops: Sequence[str],
+    ) -> None:
+        self.result, self.begin, self.limit = Result(prompt), begin, limit
+        self._stop_ids, self.sampler, self._forced = stop_ids, sampler, forced
+        self._growing = GrowingText(tokenizer) if tokenizer else None
+        self._stops = StopStrings(stops)
+        self._taken = 0
+
+    def push(self, logits: Floats) -> int:
+        """Draw the next token and add it to the result."""
+        return self.add(self.sampler(self._forced(logits, len(self.result.tokens), self.limit)))
+
+    def add(self, drawn: int | np.int64) -> int:
+        """Add the next token to the result."""
+        result, token = self.result, int(drawn)
+        result.tokens.append(token)
+        if token in self._stop_ids:
+            result.finish = "stop"
+        else:
+            if self._growing:
+                result.text += self._stops.push(self._growing.push(token))
+            if self._stops.found:
+                result.finish = "stop_string"
+            elif len(result.tokens) == self.limit:
+                result.finish = "length"
+        if self._growing and result.finish in ("stop", "length"):
+            result.text += self._stops.push(self._growing.flush()) + self._stops.flush()
+            # The text that was held back may complete a stop string.
+            if self._stops.found:
+                result.finish = "stop_string"
+        return token
+
+    def take(self) -> str:
+        """The text that came since the last call."""
+        piece = self.result.text[self._taken :]
+        self._taken += len(piece)
+        return piece
+
+
+def advance(
+    rows: Sequence[Answer], add: Callable[[Answer, Any], int], given: Floats | Ints, tokens: Ints, active: Bools
+) -> int:
+    """Let every active row `add` what is `given` for it, its next token or the logits of that, and note the token in
+    `tokens`; the rows that end leave `active`. How many tokens came."""
+    going = np.flatnonzero(active).tolist()
+    for at in going:
+        tokens[at] = add(rows[at], given[at])
+        active[at] = rows[at].result.finish is None
+    return len(going)
+
+
+def verify(
+    context: BatchContext, answers: Sequence[Answer], drafts: Sequence[Drafts], tokens: Ints, active: Bools
+) -> None:
+    """Draw tokens of the active rows up to the first that was not drafted, by one call of the model; `tokens` and
+    `active` as in `advance`."""
+    timings, starts = answers[0].result.timings, context.lengths.copy()
+    given: list[list[int]] = [[] for _ in answers]
+    for at in np.flatnonzero(active).tolist():
+        answer = answers[at]
+        # The last token drawn is never fed back, and the token at hand takes a place itself.
+        room = min(answer.limit - len(answer.result.tokens), context.capacity - int(starts.max())) - 1
+        given[at] = [int(tokens[at]), *drafts[at].propose([*answer.begin, *answer.result.tokens], room)]
+    if max(map(len, given)) == 1:
+        timings.decoded_tokens += advance(answers, Answer.push, context.step(tokens, active), tokens, active)
+        return
+    logits = context.extend_all(given)
+    for at in np.flatnonzero(active).tolist():
+        answer, drafted, count = answers[at], given[at][1:], 0
+        for scores, draft in zip(logits[at], [*drafted, None], strict=True):
+            count += 1
+            tokens[at] = answer.push(scores)
+            if answer.result.finish is not None or tokens[at] != draft:
+                break
+        drafts[at].verified(len(drafted), count - 1)
+        timings.drafted_tokens += len(drafted)
+        timings.accepted_tokens += count - 1
+        timings.decoded_tokens += count
+        starts[at] += count
+        active[at] = answer.result.finish is None
+    context.rewind(starts)

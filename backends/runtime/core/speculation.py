@@ -1,0 +1,144 @@
+"""Speculative decoding (Leviathan et al. 2023, arXiv 2211.17192): one call of the model verifies drafted tokens.
+
+The drafts here are certain of their tokens. For such a draft the rule of speculative sampling, which accepts a token x
+with probability p(x) and else draws from p without x, is: draw from p, and accept x if that is what was drawn. So every
+position is drawn as ever, from the model's own logits and by the same number of the same sampler, and the tokens are
+those that would have come without drafts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.ir.errors import WeftError
+
+from .decoder import Decoder
+from .rows import parts
+from .sampling import check_count
+
+LONGEST, SHORTEST = 4, 2  # tokens that must have occurred before
+
+
+class Drafter(ABC):
+    """Guesses how one text goes on."""
+
+    @abstractmethod
+    def propose(self, text: Sequence[int], most: int) -> list[int]:
+        """At most `most` tokens that may follow `text`, which continues that of the last call."""
+
+
+class PromptLookup(Drafter):
+    """The tokens that followed the last tokens of the text where these occurred last (Saxena 2023, prompt look-up
+    decoding). The longest of the n-grams that did occur decides."""
+
+    def __init__(self) -> None:
+        self._follows: dict[tuple[int, ...], int] = {}  # where an n-gram ended last
+        self._known = 0
+
+    def propose(self, text: Sequence[int], most: int) -> list[int]:
+        for end in range(max(self._known, SHORTEST), len(text)):
+            for n in range(SHORTEST, min(LONGEST, end) + 1):
+                self._follows[tuple(text[end - n : end])] = end
+        self._known = len(text)
+        for n in range(min(LONGEST, len(text)), SHORTEST - 1, -1):
+            if (at := self._follows.get(tuple(text[-n:]))) is not None:
+                return _continued(text, at, most)
+        return []
+
+
+def _continued(text: Sequence[int], at: int, most: int) -> list[int]:
+    """`most` tokens of `text` from `at` on, which begin anew behind its end."""
+    period = len(text) - at
+    return [text[at + i % period] for i in range(most)]
+
+
+class Assistant(Drafter):
+    """The greedy continuation by a smaller model of the same vocabulary."""
+
+    def __init__(self, decoder: Decoder[Any], capacity: int) -> None:
+        self._context = decoder.new_context(1, min(capacity, decoder.max_length))
+        self._chunk = decoder.chunk
+
+    def propose(self, text: Sequence[int], most: int) -> list[int]:
+        context = self._context
+        room = context.capacity - len(text)
+        if room < 1:
+            return []
+        context.rewind(keep) if (keep := context.held(text)) else context.reset()
+        for part in parts(text[keep:], self._chunk):
+            scores = context.extend(part)[-1]
+        drafted = [int(scores.argmax())]
+        while len(drafted) < min(most, room):
+            drafted.append(int(context.step(drafted[-1:])[0].argmax()))
+        return drafted
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """The source of drafts: the text itself, up to `prompt_lookup_num_tokens` at a time, or the model `assistant`, up
+    to `num_assistant_tokens`.
+
+    Raises WeftError on a number outside its range.
+    """
+
+    prompt_lookup_num_tokens: int = 0
+    assistant: Decoder[Any] | None = None
+    num_assistant_tokens: int = 5
+
+    def __post_init__(self) -> None:
+        if self.prompt_lookup_num_tokens != 0:
+            check_count("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens)
+        check_count("num_assistant_tokens", self.num_assistant_tokens)
+        if self.prompt_lookup_num_tokens and self.assistant is not None:
+            raise WeftError("tokens are drafted by prompt look-up or by an assistant: give one of them")
+
+    def __bool__(self) -> bool:
+        return self.prompt_lookup_num_tokens > 0 or self.assistant is not None
+
+    def check(self, decoder: Decoder[Any]) -> None:
+        """Raises WeftError unless `decoder` can verify drafts, and the assistant make them."""
+        if not decoder.rewinds or not decoder.padded:
+            why = "its tokens compete" if decoder.rewinds else "states and rolling caches cannot drop tokens again"
+            raise WeftError(f"the model cannot verify drafted tokens: {why}")
+        if not decoder.every_position:
+            raise WeftError(
+                "the model gives the logits of the last token alone, so it cannot verify drafted tokens: "
+                'compile it with --passes "default,-last-token-logits"'
+            )
+        if self.assistant is None:
+            return
+        if self.assistant.vocab != decoder.vocab:
+            raise WeftError(
+                f"the assistant has {self.assistant.vocab} tokens, but the model has {decoder.vocab}: it must be one "
+                "of the same vocabulary"
+            )
+        if not self.assistant.rewinds or self.assistant.start is not None:
+            raise WeftError(
+                "the assistant must be a decoder that can drop tokens: one without states and rolling caches"
+            )
+
+    def drafts(self, capacity: int) -> Drafts:
+        """The drafts of a row of at most `capacity` tokens."""
+        if self.assistant is None:
+            return Drafts(PromptLookup(), self.prompt_lookup_num_tokens)
+        return Drafts(Assistant(self.assistant, capacity), self.num_assistant_tokens)
+
+
+class Drafts:
+    """The drafts of one row: as many tokens as lately were right, and twice as many where all of them were."""
+
+    def __init__(self, drafter: Drafter, most: int) -> None:
+        self._drafter, self._most, self._count = drafter, most, most
+
+    def propose(self, text: Sequence[int], room: int) -> list[int]:
+        """Tokens that may follow `text`, at most `room`."""
+        count = min(self._count, room)
+        return self._drafter.propose(text, count) if count > 0 else []
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """Note how many of the drafted tokens were right."""
+        if drafted:
+            self._count = min(self._most, 2 * accepted if accepted == drafted else accepted + 1)

@@ -1,0 +1,140 @@
+"""A norm, a router's product and its choice of experts in one kernel, for up to 64 tokens (arXiv 1701.06538).
+
+Blocks compute the logits of a few experts each; the last of them chooses for all tokens. See `gemv` and `choice`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from . import route as routing
+from .shared import choice, gemv
+from .shared.gemv import Tile, Weight, affine, check, flat, parts, tile
+from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch
+from .shared.norm import NO_NORM, Norm
+from .shared.rows import linear
+from .shared.tickets import counters, is_last
+
+AT_ONCE = 1024  # logits that each warp of the last block has in registers
+
+
+@jit
+def norm_route_kernel(
+    x, weight, scales, offsets, gain, shift, bias, correction, logits, chosen, weights, tickets, M, N, K, x_row, eps,
+    scale, NORM: tl.constexpr, EXPERTS: tl.constexpr, CHOICES: tl.constexpr, SIGMOID: tl.constexpr,
+    RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, OPEN: tl.constexpr, TOP2: tl.constexpr,
+    GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A block computes BLOCK_N of the N logits of all M tokens; the last one chooses, ROWS tokens at a time."""
+    start_next(PDL)
+    m, n = tl.arange(0, BLOCK_M)[:, None], tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.minimum(n, N - 1)
+    out = affine(
+        x, x_row, weight, scales, offsets, gain, shift, bias, rows, M, N, K, eps,
+        NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN, PDL,
+    )  # fmt: skip
+    tl.store(logits + m * N + n[None, :], out, mask=(m < M) & (n[None, :] < N))
+    if is_last(tickets, tl.num_programs(0)):
+        slot = tl.arange(0, SLOTS)[None, :]
+        expert, there = choice.places(EXPERTS, GROUPS, GROUP_SLOTS, WIDE)
+        push = tl.zeros([GROUP_SLOTS * WIDE], tl.float32)
+        if correction is not None:
+            push = tl.load(correction + expert, mask=there, other=0.0).to(tl.float32)
+        for first in range(0, M, ROWS):
+            token = first + tl.arange(0, ROWS)[:, None]
+            known = (token < M) & there[None, :]
+            of_token = tl.load(logits + token * N + expert[None, :], mask=known, other=0.0, cache_modifier=".cg")
+            experts, kept = choice.choose(
+                tl.where(there[None, :], of_token, float("-inf")), push, expert, there, scale,
+                CHOICES, SIGMOID, RENORMALIZE, GROUPS, OPEN, TOP2, GROUP_SLOTS, WIDE, SLOTS,
+            )  # fmt: skip
+            at, mine = token * CHOICES + slot, (token < M) & (slot < CHOICES)
+            tl.store(chosen + at, experts, mask=mine)
+            tl.store(weights + at, kept, mask=mine)
+
+
+def refusal(x: torch.Tensor, weight: Weight, k: int, *others: torch.Tensor | None) -> str | None:
+    """Say why torch computes this instead of the kernel, in a few words; None if the kernel does."""
+    return choice.refusal(weight.shape[0], k) or gemv.refusal(x, weight, *others)
+
+
+def norm_route(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None = None,
+    correction: torch.Tensor | None = None,
+    *,
+    k: int,
+    norm: Norm = NO_NORM,
+    scoring: str = "softmax",
+    renormalize: bool = True,
+    scale: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
+    group_score: str = "top2",
+    tickets: torch.Tensor | None = None,
+    kernel: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`route` of the logits norm(x) Wᵀ + b: x [tokens, in], weight [experts, in], bias [experts] → chosen i32 and
+    weights f32 [tokens, k].
+
+    `correction` [experts] is added to scores to choose by. Logits are fp32 and not rounded. `tickets`: as in
+    `linear_residual`. `kernel`: see `uses_torch`.
+
+    Raises:
+        ValueError: the shapes do not fit, or the norm or scoring is unknown.
+    """
+    check(x, weight, norm, bias)
+    experts = weight.shape[0]
+    how: dict[str, Any] = {"scoring": scoring, "groups": groups, "top_groups": top_groups, "group_score": group_score}
+    choice.check(experts, k, **how)
+    if correction is not None and correction.shape != (experts,):
+        raise ValueError(f"correction {[*correction.shape]} must be [{experts}]")
+    if uses_torch(kernel, refusal, x, weight, k, norm.gain, norm.shift, bias):
+        logits = linear(norm(x), weight, bias)
+        return routing.route(logits, correction, k=k, renormalize=renormalize, scale=scale, kernel=False, **how)
+    rows = flat(x)
+    tokens = len(rows)
+    logits = torch.empty(tokens, experts, dtype=torch.float32, device=x.device)
+    chosen = torch.empty(tokens, k, dtype=torch.int32, device=x.device)
+    weights = torch.empty(tokens, k, dtype=torch.float32, device=x.device)
+    plan = tile(tokens, experts, rows.shape[1], x.dtype, weight=weight)
+    norm_route_kernel[(triton.cdiv(experts, plan.rows),)](
+        rows, *parts(weight), norm.gain, norm.shift, bias, correction, logits, chosen, weights,
+        counters(x, 1) if tickets is None else tickets, tokens, experts, rows.shape[1], rows.stride(0), norm.eps, scale,
+        NORM=norm.kind, **_constants(choice.constants(experts, k, renormalize=renormalize, **how), plan),
+        **plan.options(x),
+    )  # fmt: skip
+    return chosen, weights
+
+
+reference = partial(norm_route, kernel=False)
+
+
+def _constants(sizes: dict[str, Any], plan: Tile) -> dict[str, Any]:
+    return {**sizes, "ROWS": max(1, min(plan.batch, AT_ONCE * plan.warps // (sizes["GROUP_SLOTS"] * sizes["WIDE"])))}
+
+
+def variants() -> list[Variant]:
+    """Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-120b with its bias, DeepSeek-V3 in groups, a LayerNorm."""
+    shipped = []
+    types = {"correction": "*fp32", "logits": "*fp32", "chosen": "*i32", "weights": "*fp32"}
+    for m, experts, k, width, dtype, norm, scoring, groups, absent in (
+        (1, 8, 2, 4096, BF16, "rms", "softmax", (1, 1, "max"), "shift bias correction"),
+        (1, 128, 8, 2048, BF16, "rms", "softmax", (1, 1, "max"), "shift bias correction"),
+        (32, 128, 8, 2048, BF16, "rms", "softmax", (1, 1, "max"), "shift bias correction"),
+        (8, 128, 4, 2880, FP16, "rms", "softmax", (1, 1, "max"), "shift correction"),
+        (1, 256, 8, 7168, BF16, "rms", "sigmoid", (8, 4, "top2"), "shift bias"),
+        (64, 256, 8, 7168, BF16, "rms", "sigmoid", (8, 4, "top2"), "shift bias"),
+        (2, 64, 6, 2048, FP32, "layer", "softmax", (1, 1, "max"), "bias correction"),
+    ):
+        plan = tile(m, experts, width, dtype)
+        forms = {"NORM": norm, **_constants(choice.constants(experts, k, scoring, True, *groups), plan)}
+        more: dict[str, Any] = {"absent": absent, "types": types}
+        shipped.append(plan.variant(norm_route_kernel, m, dtype, "N K x_row", forms, **more))
+    return shipped

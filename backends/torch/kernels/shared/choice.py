@@ -1,0 +1,106 @@
+"""The choice of experts from a router's logits, in registers: score, the k largest, their weights (arXiv 1701.06538).
+
+The scores of all experts of a token are in registers, and the largest is found k times over. Weights are softmax or
+sigmoid scores; a bias may decide the choice without being part of a weight (DeepSeek-V3, arXiv 2412.19437). Groups of
+experts may compete first (DeepSeek-V2, arXiv 2405.04434): the best are found in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .launch import jit, tl
+from .operands import power_of_2
+
+MOST_EXPERTS = 512
+MOST_CHOICES = 16
+
+
+@jit
+def places(EXPERTS: tl.constexpr, GROUPS: tl.constexpr, GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr):
+    """Return the expert in each of GROUP_SLOTS · WIDE places, of which a group has WIDE, and whether there is one."""
+    MEMBERS: tl.constexpr = EXPERTS // GROUPS
+    place = tl.arange(0, GROUP_SLOTS * WIDE)
+    return place // WIDE * MEMBERS + place % WIDE, (place % WIDE < MEMBERS) & (place // WIDE < GROUPS)
+
+
+@jit
+def _of_best_groups(ranked, OPEN: tl.constexpr, TOP2: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr):
+    """`ranked` [rows, SLOTS · WIDE], −∞ in all but the OPEN groups of WIDE with the largest maxima, or sums of two."""
+    ROWS: tl.constexpr = ranked.shape[0]
+    members = tl.reshape(ranked, [ROWS, SLOTS, WIDE])
+    best = tl.max(members, axis=2)
+    if TOP2:
+        first = tl.arange(0, WIDE)[None, None, :] == tl.argmax(members, axis=2)[:, :, None]
+        best += tl.max(tl.where(first, float("-inf"), members), axis=2)
+    group, there = tl.arange(0, SLOTS)[None, :], tl.zeros([ROWS, SLOTS], tl.int1)
+    for _ in tl.static_range(OPEN):
+        chosen = group == tl.argmax(best, axis=1)[:, None]  # the first of equals
+        there, best = there | chosen, tl.where(chosen, float("-inf"), best)
+    return tl.reshape(tl.where(there[:, :, None], members, float("-inf")), [ROWS, SLOTS * WIDE])
+
+
+@jit
+def choose(
+    logits, push, expert, there, scale, CHOICES: tl.constexpr, SIGMOID: tl.constexpr, RENORMALIZE: tl.constexpr,
+    GROUPS: tl.constexpr, OPEN: tl.constexpr, TOP2: tl.constexpr, GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr,
+    SLOTS: tl.constexpr,
+):  # fmt: skip
+    """The CHOICES experts i32 and weights f32 [rows, SLOTS] of logits f32 [rows, places], −∞ where no expert is
+    `there`; `push` [places] is added to scores to choose by."""
+    ROWS: tl.constexpr = logits.shape[0]
+    place, slot = tl.arange(0, GROUP_SLOTS * WIDE)[None, :], tl.arange(0, SLOTS)[None, :]
+    if SIGMOID:
+        scores = tl.sigmoid(logits)
+    else:
+        scores = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+        scores /= tl.sum(scores, axis=1)[:, None]
+    ranked = tl.where(there[None, :], scores + push[None, :], float("-inf"))
+    if GROUPS > 1:
+        ranked = _of_best_groups(ranked, OPEN, TOP2, GROUP_SLOTS, WIDE)
+    experts, kept = tl.zeros([ROWS, SLOTS], tl.int32), tl.zeros([ROWS, SLOTS], tl.float32)
+    for choice in tl.static_range(CHOICES):
+        best = place == tl.argmax(ranked, axis=1)[:, None]  # the first of equals
+        number = tl.sum(tl.where(best, expert[None, :], 0), axis=1)[:, None]
+        experts = tl.where(slot == choice, number, experts)
+        kept = tl.where(slot == choice, tl.sum(tl.where(best, scores, 0.0), axis=1)[:, None], kept)
+        ranked = tl.where(best, float("-inf"), ranked)
+    if RENORMALIZE:
+        kept /= tl.sum(kept, axis=1)[:, None]
+    return experts, kept * scale
+
+
+def refusal(experts: int, k: int) -> str | None:
+    """Say why kernels do not choose `k` of so many `experts`, in a few words; None if they do."""
+    fits = experts <= MOST_EXPERTS and k <= MOST_CHOICES
+    return None if fits else f"more than {MOST_EXPERTS} experts or {MOST_CHOICES} choices"
+
+
+def check(experts: int, k: int, scoring: str, groups: int, top_groups: int, group_score: str) -> None:
+    """Check that a choice of `k` of so many `experts` is one.
+
+    Raises:
+        ValueError: if it is not, or the scoring is unknown.
+    """
+    if experts % groups or not 1 <= top_groups <= groups:
+        raise ValueError(
+            f"{experts} experts do not fall into groups={groups}, of which top_groups={top_groups} are best"
+        )
+    if not 1 <= k <= experts // groups * top_groups:
+        raise ValueError(f"k={k} experts cannot be chosen from {experts // groups * top_groups}")
+    if scoring not in ("softmax", "sigmoid"):
+        raise ValueError(f"scoring={scoring!r} is not softmax or sigmoid")
+    if group_score not in ("max", "top2"):
+        raise ValueError(f"group_score={group_score!r} is not max or top2")
+    if groups > 1 and group_score == "top2" and experts < 2 * groups:
+        raise ValueError("group_score='top2' needs two experts per group")
+
+
+def constants(
+    experts: int, k: int, scoring: str, renormalize: bool, groups: int, top_groups: int, group_score: str
+) -> dict[str, Any]:
+    """The constants of `choose` and `places`; powers of 2 filled up come to less than twice two for as many experts as
+    there are."""
+    sizes = {"GROUP_SLOTS": power_of_2(groups), "WIDE": power_of_2(experts // groups), "SLOTS": power_of_2(k)}
+    how = {"SIGMOID": scoring == "sigmoid", "RENORMALIZE": renormalize, "TOP2": group_score == "top2"}
+    return {"EXPERTS": experts, "CHOICES": k, "GROUPS": groups, "OPEN": top_groups, **how, **sizes}

@@ -1,0 +1,35 @@
+"""Tokens of an expert, found by every block for itself: nothing is sorted, counted or waited for between kernels.
+
+A router leaves `chosen` [slots], slot s being choice s mod k of token ⌊s / k⌋. A block of expert e reads all of it and
+finds the slots that chose e, as many at a time as it multiplies.
+"""
+
+from __future__ import annotations
+
+from .launch import jit, tl
+
+AT_ONCE = 128  # slots that a block compares at a time
+
+
+@jit
+def count_of(chosen, expert, slots, AT_ONCE: tl.constexpr):
+    """Return how many of the first `slots` of `chosen` are `expert`."""
+    s = tl.arange(0, AT_ONCE)
+    found = tl.zeros([AT_ONCE], tl.int32)
+    for start in range(0, slots, AT_ONCE):
+        found += (tl.load(chosen + start + s, mask=start + s < slots, other=-1) == expert).to(tl.int32)
+    return tl.sum(found, axis=0)
+
+
+@jit
+def slots_of(chosen, expert, slots, first, ROWS: tl.constexpr, AT_ONCE: tl.constexpr):
+    """The slots of `chosen` that are `expert`, from number `first` of them on, i32 [ROWS]; behind the last: −1."""
+    s, wanted = tl.arange(0, AT_ONCE), first + tl.arange(0, ROWS)
+    found, before = tl.zeros([ROWS], tl.int32), 0
+    for start in range(0, slots, AT_ONCE):
+        mine = (tl.load(chosen + start + s, mask=start + s < slots, other=-1) == expert).to(tl.int32)
+        number = before + tl.cumsum(mine, axis=0) - 1
+        here = (mine > 0)[None, :] & (number[None, :] == wanted[:, None])
+        found += tl.sum(tl.where(here, start + s[None, :] + 1, 0), axis=1)
+        before += tl.sum(mine, axis=0)
+    return found - 1
