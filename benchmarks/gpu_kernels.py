@@ -1,25 +1,25 @@
 """Every kernel at shapes of real models: its time, beside plain torch, its peers, and what the card allows.
 
-A case says which bytes must move and how many operations there are; `of_copy` and `of_read` are those bytes over the
+A case says which bytes must move and how many operations there are. `of_copy` and `of_read` are those bytes over the
 time, divided by what copying and reading reach in this run, `of_product` the operations by what a bf16 product reaches.
 Before it is timed, a kernel's result is compared with its reference's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import product as combinations
 from types import ModuleType
 from typing import Any
 
 import torch
 from gpu_cases import Case, cases
+from gpu_clock import Call, Clock, cycled, microseconds
+from gpu_pool import Work
 from gpu_rivals import rival
-from gpu_run import Run, Work, cycled, microseconds
 from torch import Tensor
 
 CALLS = 32  # of a kernel in one CUDA graph, at least
@@ -38,34 +38,10 @@ def module(name: str) -> ModuleType:
     return import_module(f"{package}.shared.{name}" if shared else f"{package}.{name}")
 
 
-@contextmanager
-def configured(kernel: ModuleType, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The launcher's keywords of an alternative, while its other settings hold.
-
-    "file.NAME" is a constant of a kernel file, "warps" and "stages" are those of the launch, any other name is a
-    keyword of the launcher.
-    """
-    keywords, undo = {}, list[Callable[[], None]]()
-    launch = {name: settings[name] for name in ("warps", "stages") if name in settings}
-
-    def put(where: ModuleType, name: str, value: Any) -> None:
-        undo.append(partial(setattr, where, name, getattr(where, name)))
-        setattr(where, name, value)
-
-    for name, value in settings.items():
-        if "." in name:
-            file, _, constant = name.partition(".")
-            put(module(file), constant, value)
-        elif name not in launch:
-            keywords[name] = value
-    if launch:
-        options = kernel.options
-        put(kernel, "options", lambda x, *_, **__: options(x, **launch))
-    try:
-        yield keywords
-    finally:
-        for back in reversed(undo):
-            back()
+def functions(case: Case) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The launcher of a case and its reference."""
+    kernel = module(case.kernel)
+    return getattr(kernel, case.kernel), kernel.reference
 
 
 def error(got: Any, want: Any) -> float:
@@ -82,100 +58,70 @@ def _tensors(found: Any) -> list[Tensor]:
     return [found] if isinstance(found, Tensor) else [t for part in found if part is not None for t in _tensors(part)]
 
 
-def timed(run: Run, works: Sequence[Work], least: float = 2e-3) -> dict[str, Any]:
+def timed(clock: Clock, calls: Sequence[Call], least: float = 2e-3) -> dict[str, Any]:
     """Microseconds of a call: in a CUDA graph of many, or by itself where it is long or waits for the device."""
-    works[0]()  # compiles
-    if run.clock.once(works[0]) < LONG:
+    if clock.once(calls[0]) < LONG:
         try:
-            return {"us": microseconds(run.clock.graph(cycled(works, CALLS if run.cuda else 1), least))}
+            return {"us": microseconds(clock.graph(cycled(calls, CALLS if clock.cuda else 1), least))}
         except RuntimeError:  # it cannot be captured
-            run.clock.wait()
-    return {"us": microseconds(run.clock.calls(works[-1])), "timed": "by itself"}
-
-
-def ratios(run: Run, case: Case, seconds: float) -> dict[str, Any]:
-    """What a time is of what the card can do."""
-    found: dict[str, Any] = {}
-    if case.size:
-        rate = case.size / seconds / 1e9
-        found = {
-            "gb_per_s": round(rate, 1),
-            "of_copy": run.share(rate, "copy", "gb_per_s"),
-            "of_read": run.share(rate, "read", "gb_per_s"),
-        }
-    if case.flops:
-        rate = case.flops / seconds / 1e12
-        found |= {"tflop_per_s": round(rate, 1), "of_product": run.share(rate, "product", "tflop_per_s")}
-    return found
-
-
-def measured(run: Run, case: Case) -> dict[str, Any]:
-    """The kernel, its reference, and its peers on the same inputs."""
-    kernel = module(case.kernel)
-    launcher, reference = functions(kernel, case)
-    fresh = partial(case.checked, run.device)
-    want = fresh().wide().call(reference)
-    wrong = error(fresh().launch(launcher), want)
-    sets = run.clock.rotation(partial(case.make, run.device), case.size)
-    found = timed(run, [partial(inputs.launch, launcher) for inputs in sets])
-    found |= {
-        "relative_error": float(f"{wrong:.3g}"),
-        "bytes": case.size,
-        "flops": case.flops,
-        **ratios(run, case, found["us"]["median"] / 1e6),
-    }
-    peers = (*(() if case.small else ("reference",)), *case.rivals)
-    for name in () if run.quick else peers:
-        other = reference if name == "reference" else rival(name, reference)
-        found[name] = versus(run, [partial(inputs.call, other) for inputs in sets], partial(fresh().call, other), want)
-    best = [found[name]["us"]["median"] for name in peers if found.get(name, {}).get("relative_error", 1) < SAME]
-    return found | ({"speedup": round(min(best) / found["us"]["median"], 3)} if best else {})
-
-
-def functions(kernel: ModuleType, case: Case) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The launcher of a case and its reference."""
-    return getattr(kernel, case.kernel), kernel.reference
-
-
-def versus(run: Run, works: Sequence[Work], once: Work, want: Any) -> dict[str, Any]:
-    """A peer's time, and how far it is from the reference."""
-    try:
-        return {"relative_error": float(f"{error(once(), want):.3g}"), **timed(run, works)}
-    except Exception as failure:  # a peer that has nothing for this case: said in the result
-        return {"error": f"{type(failure).__name__}: {failure}"[:300]}
-
-
-def swept(run: Run, case: Case) -> dict[str, Any]:
-    """Microseconds of every combination of the settings that the case offers, and the best of them."""
-    kernel = module(case.kernel)
-    launcher, _ = functions(kernel, case)
-    sets = run.clock.rotation(partial(case.make, run.device), case.size)
-    times: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    for values in [(), *combinations(*case.sweep.values())]:  # none: as it ships
-        settings = dict(zip(case.sweep, values, strict=False))
-        label = " ".join(f"{name}={value}" for name, value in settings.items()) or "as it ships"
-        if run.cuda and run.left() < 5:
-            failed[label] = "not run"
-            continue
-        try:
-            with configured(kernel, settings) as keywords:
-                works = [partial(inputs.launch, launcher, **keywords) for inputs in sets]
-                times[label] = timed(run, works, 1e-3)["us"]["median"]
-        except Exception as failure:  # does not compile, or does not fit: said in the result
-            failed[label] = f"{type(failure).__name__}: {failure}"[:120]
-    best = min(times, key=lambda label: times[label])
-    return {"best": best, "best_us": times[best], "us": times.get("as it ships"), "all_us": times, "failed": failed}
+            clock.wait()
+    return {"us": microseconds(clock.calls(calls[-1])), "timed": "by itself"}
 
 
 @torch.no_grad()
-def kernels(run: Run) -> None:
-    """Every case of every kernel, or with --sweep its configurations."""
-    stage = "sweep" if run.args.sweep else "kernels"
-    run.begin(stage)
-    for case in cases(run.cuda):
-        name = f"{case.kernel}.{case.name}"
-        if stage == "kernels":
-            run.measure(stage, name, partial(measured, run, case), 3 if run.quick else 12)
-        elif case.sweep:
-            run.measure(stage, name, partial(swept, run, case), 10)
+def prepared(args: Namespace, case: Case) -> Callable[[], dict[str, Any]]:
+    """Compile the kernel and its peers, compare all with the reference, and return what times them."""
+    clock = Clock(args.device)
+    launcher, reference = functions(case)
+    fresh = partial(case.checked, args.device)
+    want = fresh().wide().call(reference)
+    found: dict[str, Any] = {"relative_error": _rounded(error(fresh().launch(launcher), want)), "bytes": case.size}
+    sets = clock.rotation(partial(case.make, args.device), case.size)
+    contenders: dict[str, list[Call]] = {}
+    for name in () if args.quick else (*(() if case.small else ("reference",)), *case.rivals):
+        other = reference if name == "reference" else rival(name, reference, tuned=args.slow)
+        try:
+            found[name] = {"relative_error": _rounded(error(fresh().call(other), want))}
+            contenders[name] = [partial(inputs.call, other) for inputs in sets]
+            contenders[name][0]()  # compiles
+        except Exception as failure:  # a peer that has nothing for this case: said in the result
+            found[name] = {"error": f"{type(failure).__name__}: {failure}"[:300]}
+            contenders.pop(name, None)
+    own = [partial(inputs.launch, launcher) for inputs in sets]
+    own[0]()
+    del want
+    return partial(_timed_beside, clock, case, found, own, contenders)
+
+
+@torch.no_grad()
+def _timed_beside(
+    clock: Clock, case: Case, found: dict[str, Any], own: Sequence[Call], contenders: dict[str, list[Call]]
+) -> dict[str, Any]:
+    found |= timed(clock, own)
+    seconds = found["us"]["median"] / 1e6
+    if case.size:
+        found["gb_per_s"] = round(case.size / seconds / 1e9, 1)
+    if case.flops:
+        found["tflop_per_s"] = round(case.flops / seconds / 1e12, 1)
+    best = []
+    for name, calls in contenders.items():
+        try:
+            found[name] |= timed(clock, calls)
+        except RuntimeError as failure:
+            found[name]["error"] = f"{type(failure).__name__}: {failure}"[:300]
+        else:
+            best += [found[name]["us"]["median"]] * (found[name]["relative_error"] < SAME)
+    return found | ({"speedup": round(min(best) / found["us"]["median"], 3)} if best else {})
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.3g}")
+
+
+def works(args: Namespace) -> Iterator[Work]:
+    """Every case of every kernel."""
+    for case in cases(args.device == "cuda"):
+        alone = 0.5 * (2 + len(case.rivals)) + (4 if case.small else 0)
+        seconds = 5 + 6 * len(case.rivals) * (1 + 2 * args.slow)
+        memory = 3 + 3 * max(case.size, 2 << 27) / 2**30
+        yield Work(f"{case.kernel}.{case.name}", partial(prepared, args, case), seconds, alone, memory)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product as combinations
 from typing import Any
 
 import torch
-from gpu_run import Clock, Run, captured, cycled, microseconds
+from gpu_clock import Clock, captured, cycled, microseconds
+from gpu_pool import Work
 from machine import spread
 from torch import Tensor
 
@@ -19,6 +23,7 @@ except ImportError:
 
 BLOCK = 8192  # elements of a tile of the reading kernel: 16 bytes for each of 256 threads, eight times
 CHAIN = 256  # kernels of a chain
+BRIEF = ("read", "copy", "product")  # limits that results are shares of
 
 
 def _jit(fn: Any) -> Any:
@@ -136,21 +141,21 @@ def host_cost(clock: Clock, count: int) -> dict[str, Any]:
     return found
 
 
-def limits(run: Run) -> None:
-    """Every limit; `read`, `copy` and `product` are what the other stages divide by."""
-    run.begin("limits")
-    clock, quick = run.clock, run.quick
-    size = (4 if quick else 16) << 30 if run.cuda else 1 << 22
-    side = 8192 if run.cuda else 128
-    run.measure("limits", "read", partial(reading, clock, size))
-    run.measure("limits", "copy", partial(copying, clock, size))
-    run.measure("limits", "product", partial(product, clock, side, torch.bfloat16))
-    if quick or "limits" not in run.args.stages:
-        return
-    run.measure("limits", "product_f16", partial(product, clock, side, torch.float16))
-    for kernel in ("empty", "small"):
-        for programs in (1, 132, 1056) if run.cuda else (1,):
-            for pdl in (False, True):
-                name = f"chain_{kernel}_{programs}{'_pdl' if pdl else ''}"
-                run.measure("limits", name, partial(chain, clock, kernel, programs, pdl))
-    run.measure("limits", "host", partial(host_cost, clock, 200))
+def works(args: Namespace) -> Iterator[Work]:
+    """Every limit; those of BRIEF are what other stages divide by."""
+    large = args.device == "cuda"
+    size = (2 if args.quick else 8) << 30 if large else 1 << 22
+    side = 8192 if large else 128
+
+    def limit(name: str, measure: Callable[..., dict[str, Any]], *sizes: Any) -> Work:
+        return Work(
+            name, lambda: lambda: measure(Clock(args.device), *sizes), alone=2, memory=17 if size in sizes else 2
+        )
+
+    yield limit("read", reading, size)
+    yield limit("copy", copying, size)
+    yield limit("product", product, side, torch.bfloat16)
+    yield limit("product_f16", product, side, torch.float16)
+    for kernel, programs, pdl in combinations(("empty", "small"), (1, 132, 1056) if large else (1,), (False, True)):
+        yield limit(f"chain_{kernel}_{programs}{'_pdl' if pdl else ''}", chain, kernel, programs, pdl)
+    yield limit("host", host_cost, 200)

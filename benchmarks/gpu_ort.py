@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_clock import Clock
 from gpu_models import SHAPES, architecture
-from gpu_run import Clock, Run
+from gpu_pool import Work
 from machine import spread
 
 WARM = 8  # steps before the clock starts; ONNX Runtime captures during the first two
@@ -122,23 +124,22 @@ def step_bytes(folder: Path, batch: int, length: int) -> int:
     return int(total)
 
 
-def one_dtype(run: Run, folder: Path) -> dict[str, Any]:
+def measured(args: Namespace, folder: Path) -> dict[str, Any]:
     """Agreement, prefill and decode with and without CUDA graphs."""
-    args = run.args
     result: dict[str, Any] = {}
     tokens: dict[tuple[bool, int], np.ndarray] = {}
-    for graphs in (False, True) if args.device == "cuda" else (False,):
+    length, cuda = args.prompts[0], args.device == "cuda"
+    for graphs in (False, True) if cuda else (False,):
         model = opened(folder, args.device, graphs)
         found: dict[str, Any] = {}
         if not graphs:
-            for length in args.prompts:
-                found[f"prefill_{length}_tokens_per_s"] = spread(prefill(model, length, args.rounds), 1)
+            for seq in args.prompts:
+                found[f"prefill_{seq}_tokens_per_s"] = spread(prefill(model, seq, args.rounds), 1)
         for batch in args.batches:
-            length = args.prompts[0]
             rounds = [decode(model, batch, length, args.steps) for _ in range(args.rounds)]
             tokens[graphs, batch] = rounds[0][0]
             runtime = [t for _, times in rounds for t in times]
-            alone = device_steps(model, batch, length, 32 if args.device == "cuda" else 4, args.rounds)
+            alone = device_steps(model, batch, length, 32 if cuda else 4, args.rounds)
             size = step_bytes(folder, batch, length)
             middle = statistics.median(alone)
             found[f"decode_batch_{batch}"] = {
@@ -146,13 +147,12 @@ def one_dtype(run: Run, folder: Path) -> dict[str, Any]:
                 "step_us": spread([t * 1e6 for t in runtime], 1),
                 "device_step_us": spread([t * 1e6 for t in alone], 1),
                 "device_tokens_per_s": round(batch / middle, 1),
-                "step_bytes": size,
+                "bytes": size,
                 "device_gb_per_s": round(size / middle / 1e9, 1),
-                "fraction_of_read_rate": run.share(size / middle / 1e9, "read", "gb_per_s"),
             }
         result["cuda_graphs" if graphs else "no_graphs"] = found
         del model
-    if args.device == "cuda":
+    if cuda:
         same = {str(b): bool((tokens[True, b] == tokens[False, b]).all()) for b in args.batches}
         result["tokens_with_graphs_equal_without"] = same
     return result
@@ -170,29 +170,30 @@ def reference_error(folder: Path, reference: Path, device: str) -> float:
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
-def ort(run: Run) -> None:
-    """Every dtype of --dtypes, for --model: compiled once each into a temporary folder."""
+def prepared(args: Namespace, dtype: str) -> Callable[[], dict[str, Any]]:
+    """Compile --model into a folder, and return what measures it.
+
+    Raises:
+        RuntimeError: if ONNX Runtime is without CUDA.
+    """
     import weft
     from weft.backends.runtime.ort.session import CUDA, onnxruntime
 
-    args = run.args
-    run.begin("ort")
-    run.results["ort"] |= {"model": args.model, "onnxruntime": onnxruntime().__version__}
-    if run.cuda and CUDA not in onnxruntime().get_available_providers():
-        run.measure("ort", "provider", lambda: {"error": f"onnxruntime {onnxruntime().__version__} is without CUDA"})
-        return
+    version = onnxruntime().__version__
+    if args.device == "cuda" and CUDA not in onnxruntime().get_available_providers():
+        raise RuntimeError(f"onnxruntime {version} is without CUDA")
     source = architecture(SHAPES[args.model]) if args.model in SHAPES else args.model
-    length = max(args.prompts) + args.steps
+    length, folder = max(args.prompts) + args.steps, Path(args.scratch) / "ort"
+    weft.compile(source, folder / dtype, target="ort-cuda", dtype=dtype, max_length=length)
+    found: dict[str, Any] = {"model": args.model, "onnxruntime": version}
+    if args.reference:
+        weft.compile(source, folder / f"f32_for_{dtype}", target="ort-cpu", max_length=length)
+        error = reference_error(folder / dtype, folder / f"f32_for_{dtype}", args.device)
+        found["relative_error_of_logits"] = error
+    return lambda: {**found, **measured(args, folder / dtype)}
 
-    def work(dtype: str, folder: Path) -> dict[str, Any]:
-        weft.compile(source, folder / dtype, target="ort-cuda", dtype=dtype, max_length=length)
-        found: dict[str, Any] = {}
-        if args.reference:
-            if not (folder / "f32").exists():
-                weft.compile(source, folder / "f32", target="ort-cpu", max_length=length)
-            found["relative_error_of_logits"] = reference_error(folder / dtype, folder / "f32", run.device)
-        return found | one_dtype(run, folder / dtype)
 
-    with tempfile.TemporaryDirectory(prefix="weft-gpu-") as temporary:
-        for dtype in args.dtypes if run.cuda else ["f16"]:
-            run.measure("ort", dtype, partial(work, dtype, Path(temporary)), 90)
+def works(args: Namespace) -> Iterator[Work]:
+    """The dtypes that ONNX Runtime has on the device."""
+    for dtype in ("f16", "bf16") if args.device == "cuda" else ("f16",):
+        yield Work(dtype, partial(prepared, args, dtype), 60, 60, 16)

@@ -1,16 +1,17 @@
-"""weft's side of the comparison: generated modules on the weights of a Hugging Face model, and its kernels by hand."""
+"""weft's side of the comparison: generated modules, their decode steps and the runtime around them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from gpu_chain import Chain
-from gpu_models import Shape, architecture
+from gpu_clock import captured
+from gpu_models import Shape, architecture, randomize
 from gpu_peers import Contender
-from gpu_run import captured
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -28,8 +29,32 @@ NAMES = {
 }
 
 
-def generated(model: Any) -> tuple[Graph, nn.Module]:
-    """The graph of the architecture of `model`, and the module that weft writes for it, on the weights of `model`."""
+@dataclass(frozen=True)
+class Codes:
+    """A reader of weights that are stored in blocks of 4 bits: what they are, not the numbers, which are drawn."""
+
+    shapes: dict[str, tuple[int, ...]]
+    path: Path = Path("codes")
+
+    def keys(self) -> Any:
+        return self.shapes
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self.shapes[key]
+
+    def dtype(self, _: str) -> Any:
+        from weft.ir.types import dtypes
+
+        return dtypes.q4_0
+
+    def read(self, *_: Any) -> Any:
+        raise TypeError("these weights are drawn where they are used")
+
+    read_blocks = read
+
+
+def generated(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16, model: Any = None) -> tuple[Graph, Any]:
+    """The graph of this shape and the module that weft writes for it: with random weights, or with those of `model`."""
     from weft.backends.targets import TARGETS
     from weft.backends.torch import kernels
     from weft.backends.torch.codegen.source import write_source
@@ -38,13 +63,37 @@ def generated(model: Any) -> tuple[Graph, nn.Module]:
     from weft.frontends.api.source.sources import load_source
     from weft.passes import run_passes
 
-    graph = load_source(architecture(_shape(model))).graph
+    graph = load_source(architecture(shape)).graph
     graph = run_passes(graph, TARGETS["torch"].pipeline(graph, "f32"))
+    if shape.bits == 4:
+        _store_codes(graph)
     with torch.device("meta"):
         module: nn.Module = run_source(write_source(lower(graph), kernels.__name__).text).Model()
-    theirs = model.state_dict()
-    load(module, {key: theirs[_theirs(key)] for key in module.state_dict()})
+    theirs = {} if model is None else model.state_dict()
+    weights = {}
+    for number, (key, value) in enumerate(module.state_dict().items()):
+        if model is None:
+            whole = value.dtype in (torch.int32, torch.float16)  # codes and scales keep their dtype
+            weights[key] = torch.empty(value.shape, dtype=value.dtype if whole else dtype, device=device)
+            randomize(weights[key], key, number)
+        else:
+            weights[key] = theirs[_theirs(key)]
+    load(module, weights)
     return graph, module.eval().requires_grad_(False)
+
+
+def _store_codes(graph: Graph) -> None:
+    """Let all linear maps of the graph have weights that a checkpoint stores in blocks of 4 bits, to be kept so."""
+    from weft.backends.targets import TARGETS
+    from weft.ir import ops
+    from weft.ir.graph import Param
+    from weft.ir.recipes.combinators import Source
+
+    weights = {w.name: w for node in graph.nodes if node.op is ops.linear and isinstance(w := node.inputs[1], Param)}
+    for name, weight in weights.items():
+        weight.recipe = Source(name)
+    graph.reader = Codes({name: weight.type.concrete({}) for name, weight in weights.items()})
+    TARGETS["torch"].choose({"keep_blocks": "all"}).mark(graph)
 
 
 def _theirs(key: str) -> str:
@@ -53,41 +102,29 @@ def _theirs(key: str) -> str:
     return f"model.{name}" if name.startswith("layers.") else name
 
 
-def _shape(model: Any) -> Shape:
-    config = model.config
-    return Shape(
-        config.vocab_size,
-        config.hidden_size,
-        config.num_hidden_layers,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.intermediate_size,
-        config.tie_word_embeddings,
-        config.rope_parameters["factor"],
-        config.max_position_embeddings,
-    )
-
-
 class Module:
-    """The generated module as it is, call by call with its cache of `capacity` tokens."""
+    """The generated module as it is, call by call with its cache of `capacity` tokens for each text of a batch."""
 
-    def __init__(self, model: Any, capacity: int) -> None:
-        self.module: Any
-        self.graph, self.module = generated(model)
-        self.cache = self.module.new_cache(1, capacity)
-        self.token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-        self.first = torch.empty(0)
+    def __init__(self, shape: Shape, device: str, batch: int, capacity: int, model: Any = None) -> None:
+        self.graph, self.module = generated(shape, device, model=model)
+        self.vocab, self.device = shape.vocab, device
+        self.cache = self.module.new_cache(batch, capacity)
+        self.token = torch.zeros(batch, 1, dtype=torch.long, device=device)
+        self.first = torch.empty(0)  # logits after the prompt
+        self.known: Tensor | None = None  # the prompt that is in the cache
 
     @torch.no_grad()
     def start(self, ids: Tensor) -> None:
-        self.cache.length = 0
-        last = torch.full((len(ids),), ids.shape[1] - 1, device=ids.device)
-        self.first = self.module(ids, cache=self.cache, last=last)[:, -1]
+        if self.known is not ids:  # else its keys and values are still there
+            self.cache.length = 0
+            last = torch.full((len(ids),), ids.shape[1] - 1, device=ids.device)
+            self.first, self.known = self.module(ids, cache=self.cache, last=last)[:, -1], ids
+        self.cache.length = ids.shape[1]
         self.token.copy_(self.first.argmax(-1, keepdim=True))
 
     @torch.no_grad()
     def logits(self) -> Tensor:
-        """Those [1, vocab] after `token`, which from then on is in the cache."""
+        """Those [batch, vocab] after `token`, which from then on is in the cache."""
         found: Tensor = self.module(self.token, cache=self.cache)[:, -1]
         return found
 
@@ -108,13 +145,13 @@ class Module:
 class Step(Module):
     """The generated decode step, its kernels and the choice of the token captured as one CUDA graph."""
 
-    def __init__(self, model: Any, capacity: int) -> None:
+    def __init__(self, shape: Shape, device: str, batch: int, capacity: int, model: Any = None) -> None:
         from weft.backends.torch.package.module import build_step
 
-        super().__init__(model, capacity)
+        super().__init__(shape, device, batch, capacity, model)
         self.run = build_step(self.graph, self.module)
         self.position = torch.zeros_like(self.token)
-        self.held: Tensor = model.lm_head.weight.new_zeros(1, len(model.lm_head.weight))
+        self.held = torch.empty(0)
         self.replay: Callable[[], None] | None = None
 
     def start(self, ids: Tensor) -> None:
@@ -125,7 +162,7 @@ class Step(Module):
         self.position.fill_(ids.shape[1])
 
     def advance(self) -> None:
-        self.held.copy_(self.run(self.token, self.position, self.cache)[:, -1])
+        self.held = self.run(self.token, self.position, self.cache)[:, -1]  # a replay writes it where the capture did
         self.token.copy_(self.held.argmax(-1, keepdim=True))
         self.position.add_(1)
 
@@ -144,29 +181,27 @@ class Step(Module):
 class Runtime(Module):
     """weft's runtime: the step captured by it, and every token drawn on the device and given to the host."""
 
-    def __init__(self, model: Any, capacity: int) -> None:
+    def __init__(self, shape: Shape, device: str, batch: int, capacity: int, model: Any = None) -> None:
         from weft.backends.runtime.core.sampling import Sampler, Sampling
         from weft.backends.runtime.torch.decoder import TorchContext, TorchDecoder
         from weft.backends.torch.package.module import build_step
 
-        super().__init__(model, capacity)
-        vocab = len(model.lm_head.weight)
-        decoder = TorchDecoder(
-            self.module, vocab=vocab, max_length=capacity, step=build_step(self.graph, self.module), draws=True
-        )
+        super().__init__(shape, device, batch, capacity, model)
+        step = build_step(self.graph, self.module)
+        decoder = TorchDecoder(self.module, vocab=self.vocab, max_length=capacity, step=step, draws=True)
         self.cache = None
-        self.context = TorchContext(decoder, 1, capacity)
-        self.sampler = Sampler(Sampling(), ())
+        self.context = TorchContext(decoder, batch, capacity)
+        self.samplers = [Sampler(Sampling(), ()) for _ in range(batch)]
         self.draw: Any = None
 
     def start(self, ids: Tensor) -> None:
         scores = self.context.prefill(ids.tolist(), chunk=ids.shape[1])
         self.first = torch.from_numpy(scores.copy())
         self.token = self.first.argmax(-1, keepdim=True)
-        self.draw = self.context.drawing([self.sampler])
+        self.draw = self.context.drawing(self.samplers)
 
     def step(self) -> Tensor:
-        drawn = self.draw(self.token[:, 0].numpy(), np.ones(1, bool))
+        drawn = self.draw(self.token[:, 0].numpy(), np.ones(len(self.token), bool))
         self.token = torch.from_numpy(drawn)[:, None]
         return self.token
 
@@ -177,23 +212,13 @@ class Runtime(Module):
         return super().forced(ids, tokens).to(tokens.device)
 
 
-OURS: dict[str, Callable[[Any, int], Contender]] = {
-    "weft_step": Step,
-    "weft_runtime": Runtime,
-    "weft_kernels": Chain,
-    "weft_module": Module,
-}
+OURS: dict[str, Callable[..., Contender]] = {"weft_step": Step, "weft_runtime": Runtime, "weft_module": Module}
 
 
-def ours(name: str, model: Any, capacity: int) -> Contender:
-    """A decoder of ours by name, with room for `capacity` tokens."""
-    return OURS[name](model, capacity)
-
-
-def prefill(model: Any, rows: int) -> Callable[[Tensor], Tensor]:
+def prefill(shape: Shape, device: str, rows: int) -> Callable[[Tensor], Tensor]:
     """A prompt of `rows` tokens into an empty cache, and the logits of the last token."""
-    module: Any = generated(model)[1]
-    last = torch.tensor([rows - 1], device=model.device)
+    module = generated(shape, device)[1]
+    last = torch.tensor([rows - 1], device=device)
 
     def read(ids: Tensor) -> Tensor:
         logits: Tensor = module(ids, cache=module.new_cache(1, rows), last=last)

@@ -2,7 +2,8 @@
 a token, on the device and without waiting for it.
 
 All choose tokens on the device by argmax. Prompts are read by the model as it is, once for each prompt; a start copies
-what that put into the cache, so that rounds of a long context do not wait for it.
+what that put into the cache, so that rounds of a long context do not wait for it. Experts of one text are computed as
+transformers' `generate` does, those of several texts in groups.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from gpu_run import captured
+from gpu_clock import captured
+from gpu_models import Shape, hugging_face, with_int4
 from torch import Tensor
 
 begin_step: Callable[[], None] = torch.compiler.cudagraph_mark_step_begin
@@ -33,8 +35,9 @@ class Contender(Protocol):
 class Eager:
     """transformers as it is: SDPA and a cache that grows by concatenation."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, batch: int = 1) -> None:
         self.model = model
+        self.experts = "batched_mm" if batch == 1 else "grouped_mm"  # the first copies the weights of what tokens ask
         self.known: dict[tuple[int, int, int], tuple[list[tuple[Tensor, Tensor]], Tensor]] = {}
         self.cache: Any = None
         self.token = torch.empty(0)
@@ -46,7 +49,12 @@ class Eager:
         key = (ids.data_ptr(), *ids.shape)
         if key not in self.known:
             cache: Any = DynamicCache(config=self.model.config)
+            mixture = hasattr(self.model.config, "num_experts")
+            if mixture:
+                self.model.set_experts_implementation("grouped_mm")
             logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            if mixture:
+                self.model.set_experts_implementation(self.experts)
             self.known = {key: ([(layer.keys, layer.values) for layer in cache.layers], logits[:, -1])}
         return self.known[key]
 
@@ -83,8 +91,8 @@ class Static(Eager):
     host costs nothing; "eager" launches it kernel by kernel.
     """
 
-    def __init__(self, model: Any, capacity: int, mode: str) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, capacity: int, mode: str, batch: int = 1) -> None:
+        super().__init__(model, batch)
         from transformers import StaticCache
 
         self.cache = StaticCache(config=model.config, max_cache_len=capacity)
@@ -148,7 +156,11 @@ PEERS = {"hf_eager": "", "hf_static_graph": "graph", "hf_static_compiled": "redu
 AUTOTUNED = {"hf_static_autotuned": "max-autotune"}  # minutes of compilation
 
 
-def peer(name: str, model: Any, capacity: int) -> Contender:
-    """A peer by name, with room for `capacity` tokens."""
+def peer(name: str, shape: Shape, device: str, batch: int, capacity: int, model: Any = None) -> Contender:
+    """A peer by name, with room for `capacity` tokens of each text, on weights of its own or those of `model`."""
+    if model is None:
+        model = hugging_face(shape, device, torch.bfloat16)
+        if shape.bits == 4:
+            with_int4(model)
     mode = (PEERS | AUTOTUNED)[name]
-    return Static(model, capacity, mode) if mode else Eager(model)
+    return Static(model, capacity, mode, batch) if mode else Eager(model, batch)

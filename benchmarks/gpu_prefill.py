@@ -6,14 +6,17 @@ layers, and the head for one token; norms, activations, rotations and residuals 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
+from gpu_clock import Clock, cycled, microseconds
 from gpu_models import LLAMA_8B, TINY, Shape, hugging_face, prompt
 from gpu_ours import prefill as ours
-from gpu_run import Clock, Run, cycled, microseconds
+from gpu_pool import Work
 from machine import spread
 from torch import Tensor
 from torch.nn import functional as F
@@ -34,11 +37,11 @@ def product_seconds(clock: Clock, rows: int, out: int, inner: int, dtype: torch.
     return clock.graph(cycled([partial(F.linear, x, w) for x, w in sets], 8))
 
 
-def attention_seconds(clock: Clock, shape: Shape, rows: int, dtype: torch.dtype) -> dict[str, list[float]]:
-    """Seconds of causal attention of one layer by each of torch's backends that takes it."""
+def attention_seconds(clock: Clock, shape: Shape, rows: int, dtype: torch.dtype) -> dict[str, list[float] | str]:
+    """Seconds of causal attention of one layer by each of torch's backends, or why one does not take it."""
     heads = (shape.heads, shape.kv_heads, shape.kv_heads)
     q, k, v = (torch.randn(1, n, rows, shape.head_dim, device=clock.device, dtype=dtype) for n in heads)
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[float] | str] = {}
     for name, backend in BACKENDS.items():
         if clock.cuda != (name != "math"):  # on a GPU it is far slower and fills the memory
             continue
@@ -47,46 +50,56 @@ def attention_seconds(clock: Clock, shape: Shape, rows: int, dtype: torch.dtype)
             with sdpa_kernel(backend):
                 found[name] = clock.graph([work] * 4)
         except RuntimeError as error:  # not built in, or not for these heads
-            print(f"attention by {name}: {error}")
+            found[name] = f"{error}"[:200]
     return found
 
 
-def floor(run: Run, shape: Shape, rows: int) -> dict[str, Any]:
+def floor(device: str, shape: Shape, rows: int) -> dict[str, Any]:
     """Milliseconds of the products and attentions of a prompt of `rows` tokens, and each by itself in microseconds."""
-    dtype = torch.bfloat16
+    clock, dtype = Clock(device), torch.bfloat16
     found: dict[str, Any] = {}
     total = 0.0
     for name, (out, inner) in shape.products().items():
-        found[f"{name}_us"] = microseconds(times := product_seconds(run.clock, rows, out, inner, dtype))
-        found[f"{name}_tflop_per_s"] = round(2 * rows * out * inner / _median(times) / 1e12, 1)
-        total += shape.layers * _median(times)
-    attention = attention_seconds(run.clock, shape, rows, dtype)
+        found[f"{name}_us"] = microseconds(times := product_seconds(clock, rows, out, inner, dtype))
+        found[f"{name}_tflop_per_s"] = round(2 * rows * out * inner / median(times) / 1e12, 1)
+        total += shape.layers * median(times)
+    attention = attention_seconds(clock, shape, rows, dtype)
     operations = 2 * rows * rows * shape.heads * shape.head_dim  # half of 4 · rows²: causal
-    for name, times in attention.items():
-        found[f"attention_{name}_us"] = microseconds(times)
-        found[f"attention_{name}_tflop_per_s"] = round(operations / _median(times) / 1e12, 1)
-    total += shape.layers * min(_median(times) for times in attention.values())
-    total += _median(product_seconds(run.clock, 1, shape.vocab, shape.dim, dtype))
+    least = float("inf")
+    for name, result in attention.items():
+        if isinstance(result, str):
+            found[f"attention_{name}"] = result
+        else:
+            found[f"attention_{name}_us"] = microseconds(result)
+            found[f"attention_{name}_tflop_per_s"] = round(operations / median(result) / 1e12, 1)
+            least = min(least, median(result))
+    total += shape.layers * least
+    total += median(product_seconds(clock, 1, shape.vocab, shape.dim, dtype))
     return {**found, "floor_ms": round(1e3 * total, 3)}
 
 
-def _reading(run: Run, make: Callable[[], Callable[[Tensor], object]], shape: Shape, rows: int) -> dict[str, Any]:
-    """Milliseconds of reading a prompt of `rows` tokens, and the fraction of it that the floor is."""
-    ids = prompt(shape, 1, rows, run.device)
-    with torch.no_grad():
-        times = run.clock.calls(partial(make(), ids), 7, warm=3)
-    least = run.results["prefill"]["results"].get(f"floor_{rows}", {}).get("floor_ms")
-    middle = _median(times)
-    return {
-        "ms": spread([1e3 * t for t in times], 3),
-        "tokens_per_s": round(rows / middle, 1),
-        "floor_of_it": round(least / (1e3 * middle), 3) if least else None,
-    }
+@torch.no_grad()
+def prepared(device: str, name: str, shape: Shape, rows: int) -> Callable[[], dict[str, Any]]:
+    """Build a contender, let it read a prompt of `rows` tokens, compiled if its name says so; return what times it."""
+    read = _hugging_face(shape, device) if name.startswith("hf") else ours(shape, device, rows)
+    if name.endswith("compiled"):
+        read = torch.compile(read, dynamic=False)
+    ids = prompt(shape, 1, rows, device)
+    read(ids)
+
+    @torch.no_grad()
+    def measured() -> dict[str, Any]:
+        times = Clock(device).calls(partial(read, ids))
+        return {"ms": spread([1e3 * t for t in times], 3), "tokens_per_s": round(rows / median(times), 1)}
+
+    return measured
 
 
-def _hugging_face(model: Any) -> Callable[[Tensor], Tensor]:
+def _hugging_face(shape: Shape, device: str) -> Callable[[Tensor], Tensor]:
     """A prompt into an empty cache, and the logits of the last token."""
     from transformers import DynamicCache
+
+    model = hugging_face(shape, device, torch.bfloat16)
 
     def read(ids: Tensor) -> Tensor:
         cache = DynamicCache(config=model.config)
@@ -96,32 +109,13 @@ def _hugging_face(model: Any) -> Callable[[Tensor], Tensor]:
     return read
 
 
-def _reader(name: str, model: Any, rows: int) -> Callable[[Tensor], Tensor]:
-    """A contender by name, compiled for prompts of `rows` tokens if its name says so."""
-    read = _hugging_face(model) if name.startswith("hf") else ours(model, rows)
-    if not name.endswith("compiled"):
-        return read
-    torch._dynamo.reset()
-    compiled: Callable[[Tensor], Tensor] = torch.compile(read, dynamic=False)
-    return compiled
-
-
-def prefill(run: Run) -> None:
-    """Floors first, then every contender at every length."""
-    run.begin("prefill")
-    shape = run.choice(LLAMA_8B, TINY)
-    lengths = run.choice(LENGTHS[:1] if run.quick else LENGTHS, (16,))
-    for rows in lengths:
-        run.measure("prefill", f"floor_{rows}", partial(floor, run, shape, rows), 8)
-    model: Any = None
-    for rows in lengths:
-        for name, cost in (("hf_eager", 10), ("weft", 30), ("hf_compiled", 100), ("weft_compiled", 100)):
-            if run.skips("prefill", f"{name}_{rows}", cost):
-                continue
-            model = model or hugging_face(shape, run.device, torch.bfloat16)
-            work = partial(_reading, run, partial(_reader, name, model, rows), shape, rows)
-            run.measure("prefill", f"{name}_{rows}", work, cost)
-
-
-def _median(times: list[float]) -> float:
-    return sorted(times)[len(times) // 2]
+def works(args: Namespace) -> Iterator[Work]:
+    """Every length: its floor, then all contenders."""
+    large = args.device == "cuda"
+    shape = LLAMA_8B if large else TINY
+    for rows in LENGTHS if large else (16,):
+        yield Work(f"floor_{rows}", lambda rows=rows: partial(floor, args.device, shape, rows), alone=6, memory=6)
+        for name, layer in {"weft": 0.5, "hf_eager": 0.3, "weft_compiled": 3, "hf_compiled": 3}.items():
+            run = partial(prepared, args.device, name, shape, rows)
+            alone = 2 + 10 * rows / 8192
+            yield Work(f"{name}_{rows}", run, 12 + shape.layers * layer, alone, 6 + 1.3 * shape.gib())

@@ -6,27 +6,38 @@ the others are fed those tokens one by one through the path that decodes, so tha
 
 from __future__ import annotations
 
+import fcntl
+from argparse import Namespace
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_models import LLAMA_1B, LLAMA_8B, TINY, Shape, hugging_face, prompt
-from gpu_ours import OURS, ours
+from gpu_ours import OURS
 from gpu_peers import PEERS, Contender, Eager, peer
-from gpu_run import Run
+from gpu_pool import Work
 from torch import Tensor
 
 PROMPT, STEPS = 32, 128
 
 
-def reference(shape: Shape, device: str, ids: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Greedy tokens [1, steps] of the model in f32 after `ids`, and the logits [steps, vocab] that chose them."""
-    model = hugging_face(shape, device, torch.bfloat16).float()
-    contender = Eager(model)
-    contender.start(ids)
-    tokens = [contender.token, *(contender.step() for _ in range(steps - 1))]
-    chosen = torch.cat(tokens, 1)
-    return chosen, contender.forced(ids, chosen)
+def reference(args: Namespace, label: str, shape: Shape, ids: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Greedy tokens [1, steps] of the model in f32 after `ids`, and the logits [steps, vocab] that chose them.
+
+    The process that comes first computes them, the others wait for its file.
+    """
+    path = Path(args.scratch) / f"reference_{label}.pt"
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            contender = Eager(hugging_face(shape, args.device, torch.bfloat16).float())
+            contender.start(ids)
+            tokens = torch.cat([contender.token, *(contender.step() for _ in range(steps - 1))], 1)
+            torch.save((tokens, contender.forced(ids, tokens)), path)
+    chosen, logits = torch.load(path)
+    return chosen, logits
 
 
 def compared(got: Tensor, want: Tensor) -> dict[str, Any]:
@@ -54,26 +65,25 @@ def compared(got: Tensor, want: Tensor) -> dict[str, Any]:
     }
 
 
-def _one(name: str, model: Any, ids: Tensor, tokens: Tensor, want: Tensor) -> dict[str, Any]:
-    capacity = ids.shape[1] + tokens.shape[1] + 1
-    contender: Contender = (ours if name in OURS else peer)(name, model, capacity)
-    found = compared(contender.forced(ids, tokens), want)
-    again = contender.forced(ids, tokens)
-    return {**found, "repeats_bit_for_bit": bool((again == contender.forced(ids, tokens)).all())}
-
-
-def quality(run: Run) -> None:
-    """Every contender of the decoding stage."""
-    run.begin("quality")
+@torch.no_grad()
+def agreement(args: Namespace, name: str, label: str, shape: Shape, steps: int) -> dict[str, Any]:
+    """A contender's logits beside the reference's, and whether they are the same when it computes them again."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    for label, shape in run.choice({"1b": LLAMA_1B, "8b": LLAMA_8B}, {"tiny": TINY}).items():
-        steps = run.choice(STEPS, 4)
-        ids = prompt(shape, 1, PROMPT, run.device)
-        model: Any = None
-        for name in [*OURS, *PEERS]:
-            if run.skips("quality", f"{label}_{name}", 60 if "compiled" in name else 20):
-                continue
-            if model is None:
-                tokens, want = reference(shape, run.device, ids, steps)
-                model = hugging_face(shape, run.device, torch.bfloat16)
-            run.measure("quality", f"{label}_{name}", partial(_one, name, model, ids, tokens, want))
+    ids = prompt(shape, 1, PROMPT, args.device)
+    tokens, want = reference(args, label, shape, ids, steps)
+    model = hugging_face(shape, args.device, torch.bfloat16)
+    make = OURS.get(name) or partial(peer, name)
+    contender: Contender = make(shape, args.device, 1, PROMPT + steps + 1, model)
+    got = contender.forced(ids, tokens)
+    return {**compared(got, want), "repeats_bit_for_bit": bool((got == contender.forced(ids, tokens)).all())}
+
+
+def works(args: Namespace) -> Iterator[Work]:
+    """The contenders of decoding one text, those of the goals first."""
+    large = args.device == "cuda"
+    names = dict.fromkeys(("weft_step", "hf_eager", "weft_runtime", *OURS, *PEERS))
+    for name in names:
+        for label, shape in {"8b": LLAMA_8B, "1b": LLAMA_1B}.items() if large else [("tiny", TINY)]:
+            run = partial(agreement, args, name, label, shape, STEPS if large else 4)
+            seconds = 25 + shape.layers * (2 if "compiled" in name else 0.5)
+            yield Work(f"{label}_{name}", run, seconds, memory=4 + 3.1 * shape.gib())

@@ -15,16 +15,10 @@ dynamo: Any = torch._dynamo.config
 dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 1000  # a peer is compiled anew for every shape
 
 
-def _any_number_of_shapes() -> None:
-    """Let torch compile a function for each of its shapes: behind the eighth it would run uncompiled."""
-    torch._dynamo.config.recompile_limit = 256
-
-
 @cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.compile of a reference, each shape by itself, with the tuning that makes it a GEMV at one row."""
-    _any_number_of_shapes()
-    settings: dict[str, Any] = {"coordinate_descent_tuning": True} if torch.cuda.is_available() else {}
+def compiled(function: Callable[..., Any], tuned: bool) -> Callable[..., Any]:
+    """torch.compile of a reference, each shape by itself; `tuned` as makes it a GEMV at one row, which takes long."""
+    settings: dict[str, Any] = {"coordinate_descent_tuning": True} if tuned and torch.cuda.is_available() else {}
     found: Callable[..., Any] = torch.compile(function, dynamic=False, options=settings)
     return found
 
@@ -50,7 +44,6 @@ def sdpa_flash(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, **_: Any) -> 
 def _flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    _any_number_of_shapes()
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
@@ -184,6 +177,6 @@ RIVALS: dict[str, Callable[..., Any]] = {
 }
 
 
-def rival(name: str, reference: Callable[..., Any]) -> Callable[..., Any]:
+def rival(name: str, reference: Callable[..., Any], tuned: bool) -> Callable[..., Any]:
     """A peer by name; "compiled" is the reference through torch.compile."""
-    return partial(compiled(reference)) if name == "compiled" else RIVALS[name]
+    return partial(compiled(reference, tuned)) if name == "compiled" else RIVALS[name]

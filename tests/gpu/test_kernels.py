@@ -4,9 +4,8 @@ What a kernel computes is tested where its tests are, which run compiled on a GP
 wrong: memory that nothing wrote, a race that shows now and then, a launch that a graph does not hold, a kernel that
 reads before the one ahead of it has written.
 
-Needs no pytest: `python tests/gpu/test_kernels.py [NAME ...]` runs all, or those whose names contain one of NAME; after
-WEFT_SECONDS no more begin. With WEFT_DEVICE=cpu kernels run in Triton's interpreter, without graphs; that much checks
-the tests themselves.
+Needs no pytest: `python benchmarks/gpu.py tests --only tests/kernels` runs all side by side. With --device cpu kernels
+run in Triton's interpreter, without graphs; that much checks the checks themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from chosen import DEVICE, report
+from chosen import DEVICE
 from gpu_inputs import Draw, Inputs
 from kernel_cases import CASES, Odd, produce
 from torch import Tensor
@@ -199,7 +198,3 @@ def pytest_generate_tests(metafunc: Any) -> None:
 def test_on_the_gpu(check: Callable[[], None]) -> None:
     with interpreted(), torch.no_grad():
         check()
-
-
-if __name__ == "__main__":
-    sys.exit(report(checks(), test_on_the_gpu, sys.argv[1:]))

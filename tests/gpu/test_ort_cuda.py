@@ -1,13 +1,11 @@
 """Models for ort-cuda on a GPU against f32 on the CPU, and ops against their references.
 
-Needs no pytest: `python tests/gpu/test_ort_cuda.py [NAME ...]` runs all, or those whose names contain one of NAME;
-after WEFT_SECONDS no more begin. With WEFT_DEVICE=cpu only f16 can be run, and there are no CUDA graphs; that much
-checks the tests themselves.
+Needs no pytest: `python benchmarks/gpu.py tests --only tests/ort_cuda` runs all side by side. With --device cpu only
+f16 can be run, and there are no CUDA graphs; that much checks the checks themselves.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from chosen import DEVICE, report
+from chosen import DEVICE
 from decoders import DECODERS, DIM, LAYERS, LENGTH, VOCAB
 from numpy.typing import NDArray
 
@@ -236,7 +234,3 @@ def pytest_generate_tests(metafunc: Any) -> None:
 
 def test_on_the_gpu(check: Callable[[], None]) -> None:
     check()
-
-
-if __name__ == "__main__":
-    sys.exit(report(checks(), test_on_the_gpu, sys.argv[1:]))

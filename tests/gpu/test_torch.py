@@ -1,8 +1,7 @@
 """Generated PyTorch modules on a GPU: against themselves in f32 on the CPU, in pieces, and their decode steps.
 
-Needs no pytest: `python tests/gpu/test_torch.py [NAME ...]` runs all, or those whose names contain one of NAME; after
-WEFT_SECONDS no more begin. With WEFT_DEVICE=cpu it runs where there is no GPU, without graphs; that much checks the
-tests themselves.
+Needs no pytest: `python benchmarks/gpu.py tests --only tests/torch` runs all side by side. With --device cpu there are
+no graphs; that much checks the checks themselves.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from chosen import DEVICE, report
+from chosen import DEVICE
 from decoders import DECODERS, LAYERS, VOCAB
-from gpu_run import captured
+from gpu_clock import captured
 from torch import Tensor
 
 from weft.backends.runtime.core.generate import Generator
@@ -246,7 +245,3 @@ def pytest_generate_tests(metafunc: Any) -> None:
 def test_on_the_gpu(check: Callable[[], None]) -> None:
     with torch.no_grad():
         check()
-
-
-if __name__ == "__main__":
-    sys.exit(report(checks(), test_on_the_gpu, sys.argv[1:]))
