@@ -125,7 +125,7 @@ def goals() -> Iterator[Goal]:
         for label, model in MODELS.items():
             peers = partial(_over_step, f"{label}_batch_{batch}_after_{length}", COMPILED)
             texts = f"{batch} text{'s' * (batch > 1)} after {length}"
-            decoder = f"{label}_weft_step"
+            decoder = "" if label == "8b_int4" else f"{label}_weft_step"
             yield Goal(f"{model} decode of {texts}, over HF compiled", peers, least=1, unit="×", decoder=decoder)
     for model in ("mistral", "gpt_oss", "gemma3"):
         for seq in (8192, 32_768):

@@ -14,6 +14,9 @@ from gpu_models import Shape, architecture, randomize
 from gpu_peers import Contender
 from torch import Tensor, nn
 
+from weft.backends.torch.kernels.choose_tokens import TICKETS, choose_tokens
+from weft.backends.torch.kernels.shared.tickets import Tickets
+
 if TYPE_CHECKING:
     from weft.ir import Graph
 
@@ -77,7 +80,7 @@ def generated(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16, mo
             weights[key] = torch.empty(value.shape, dtype=value.dtype if whole else dtype, device=device)
             randomize(weights[key], key, number)
         else:
-            weights[key] = theirs[_theirs(key)]
+            weights[key] = _theirs(theirs, key)
     load(module, weights)
     return graph, module.eval().requires_grad_(False)
 
@@ -96,10 +99,15 @@ def _store_codes(graph: Graph) -> None:
     TARGETS["torch"].choose({"keep_blocks": "all"}).mark(graph)
 
 
-def _theirs(key: str) -> str:
-    """transformers' name of a parameter that weft calls `key`."""
-    name = ".".join(NAMES.get(part, part) for part in key.split("."))
-    return f"model.{name}" if name.startswith("layers.") else name
+def _theirs(weights: dict[str, Tensor], key: str) -> Tensor:
+    """The weight of transformers' model that weft calls `key`; gates and ups of experts are halves of one there."""
+    layer, _, expert = key.partition(".experts.")
+    if expert:
+        part = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}[expert]
+        whole = weights[f"model.{layer.replace('ffn', 'mlp')}.experts.{part}"]
+        return whole if expert == "down" else whole.chunk(2, 1)[expert == "up"]
+    name = ".".join(NAMES.get(part, part) for part in key.split(".")).replace("mlp.router", "mlp.gate")
+    return weights[f"model.{name}" if name.startswith("layers.") else name]
 
 
 class Module:
@@ -151,6 +159,8 @@ class Step(Module):
         super().__init__(shape, device, batch, capacity, model)
         self.run = build_step(self.graph, self.module)
         self.position = torch.zeros_like(self.token)
+        self.active = torch.ones_like(self.token, dtype=torch.bool)
+        self.tickets = Tickets(TICKETS)
         self.held = torch.empty(0)
         self.replay: Callable[[], None] | None = None
 
@@ -163,8 +173,8 @@ class Step(Module):
 
     def advance(self) -> None:
         self.held = self.run(self.token, self.position, self.cache)[:, -1]  # a replay writes it where the capture did
-        self.token.copy_(self.held.argmax(-1, keepdim=True))
-        self.position.add_(1)
+        begun = (self.token, self.position, self.active)
+        choose_tokens(self.held, begun=begun, tickets=self.tickets(self.held))
 
     @torch.no_grad()
     def logits(self) -> Tensor:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_models import LLAMA_1B, LLAMA_8B, TINY, Shape, hugging_face, prompt
+from gpu_models import DECODERS, TINY_DECODERS, Shape, hugging_face, prompt
 from gpu_ours import OURS
 from gpu_peers import PEERS, Contender, Eager, peer
 from gpu_pool import Work
@@ -79,11 +79,12 @@ def agreement(args: Namespace, name: str, label: str, shape: Shape, steps: int) 
 
 
 def works(args: Namespace) -> Iterator[Work]:
-    """The contenders of decoding one text, those of the goals first."""
+    """The contenders of decoding one text, those of the goals first; codes of 4 bits are random, so no f32 is right."""
     large = args.device == "cuda"
+    shapes = {label: shape for label, shape in (DECODERS if large else TINY_DECODERS).items() if shape.bits == 16}
     names = dict.fromkeys(("weft_step", "hf_eager", "weft_runtime", *OURS, *PEERS))
     for name in names:
-        for label, shape in {"8b": LLAMA_8B, "1b": LLAMA_1B}.items() if large else [("tiny", TINY)]:
+        for label, shape in shapes.items():
             run = partial(agreement, args, name, label, shape, STEPS if large else 4)
             seconds = 25 + shape.layers * (2 if "compiled" in name else 0.5)
             yield Work(f"{label}_{name}", run, seconds, memory=4 + 3.1 * shape.gib())
