@@ -182,6 +182,17 @@ class Backend(ABC):
         """
         raise WeftError(f"{facts.folder} is compiled for {self.name}, which weft does not run")
 
+    def open_offloaded(self, facts: Facts, device: str, threads: int | None, experts: int) -> Any:
+        """Return the `Decoder` of a folder of which so many `experts` of each mixture are on the device.
+
+        Raises:
+            WeftError: as `open` does, or if what runs the folder holds all experts.
+        """
+        raise WeftError(
+            f"{facts.folder} is compiled for {self.name}, which holds all experts on the device: to hold some of them, "
+            "compile it with --target torch"
+        )
+
     def describe(self) -> dict[str, Any]:
         """Return the facts and options as plain data."""
         options = {

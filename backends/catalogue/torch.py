@@ -82,6 +82,11 @@ class TorchBackend(Backend):
 
         return (folder.encoder if facts.kind == "encoder" else folder.decoder)(facts, device, threads)
 
+    def open_offloaded(self, facts: Facts, device: str, threads: int | None, experts: int) -> Any:
+        from ..runtime.torch import folder
+
+        return folder.decoder(facts, device, threads, experts)
+
 
 register(
     TorchBackend(

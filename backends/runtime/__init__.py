@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..targets import TARGETS
+from .core.sampling import check_count
 from .folder import read_facts
 from .trust import require_trust
 
@@ -21,13 +22,19 @@ __all__ = ["load"]
 
 
 def load(
-    folder: str | Path, device: str = "auto", threads: int | None = None, *, trust: bool = False
+    folder: str | Path,
+    device: str = "auto",
+    threads: int | None = None,
+    *,
+    trust: bool = False,
+    experts_on_device: int | None = None,
 ) -> Generator | Encoder:
     """Open a compiled folder: an `Encoder` for an encoder, else a `Generator`, as its weft.json says.
 
     A folder of onnxruntime-genai's model builder opens as well, by its genai_config.json. `device` is "auto", "cpu" or
     "cuda", `threads` the number of CPU threads; see `session.open_session`. A folder of target torch is Python code,
-    which runs when it is opened: only with `trust`.
+    which runs when it is opened: only with `trust`. With `experts_on_device` the device holds that many experts of each
+    mixture, those used last, and the host the others.
     Raises WeftError when the folder, a file in it or the device cannot be used, or `trust` is needed.
     """
     facts = read_facts(folder)
@@ -36,7 +43,11 @@ def load(
         require_trust(
             trust, f"{folder} is compiled for {target.runtime}: its {facts.model.name} is code that this would run"
         )
-    model = target.open(facts, device, threads)
+    if experts_on_device is None:
+        model = target.open(facts, device, threads)
+    else:
+        check_count("experts_on_device", experts_on_device)
+        model = target.open_offloaded(facts, device, threads, experts_on_device)
     if facts.kind == "encoder":
         encoder: Encoder = model
         return encoder

@@ -63,6 +63,11 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
 )
 @click.option("--normalize/--no-normalize", default=None, help="Scale an encoder's vector to unit length or not.")
 @device_option
+@click.option(
+    "--experts-on-device",
+    type=click.IntRange(1),
+    help="Hold this many experts of each mixture on the device, the others on the host (with target torch).",
+)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads; default: one a core.")
 @click.option("--trust", is_flag=True, help="Run the Python of a folder compiled for PyTorch.")
 @click.option("--check", is_flag=True, help="First compare the files of a compiled folder with their checksums.")
@@ -84,6 +89,7 @@ def run_command(
     pooling: str | None,
     normalize: bool | None,
     device: str,
+    experts_on_device: int | None,
     threads: int | None,
     target: str | None,
     trust: bool,
@@ -106,6 +112,7 @@ def run_command(
       weft run out/ --chat --prompt-lookup 8                     faster where answers repeat the prompt
       weft run model.py --ids 1,15,7 --max-tokens 8              a model without a tokenizer
       weft run model.gguf --target torch --chat                  with PyTorch even if ONNX Runtime is installed
+      weft run moe/ --chat --trust --experts-on-device 16        a mixture of experts that the device has no room for
     """
     if ids is not None and (chat or prompt is not None):
         raise click.UsageError("--ids goes with neither --prompt nor --chat")
@@ -129,7 +136,7 @@ def run_command(
 
     drafts = assistant is not None or "prompt_lookup_num_tokens" in options
     how = {"text": ids is None, "trust": trust, "check": check, "verifies": drafts}
-    with _opened(source, device, threads, target, adapters, **how) as model:
+    with _opened(source, device, threads, target, adapters, experts_on_device, **how) as model:
         if isinstance(model, Encoder):
             _embed(
                 model, prompt if ids is None else ids, chat or beams > 1, source, pooling=pooling, normalize=normalize
@@ -160,14 +167,15 @@ def _opened(
     threads: int | None,
     target: str | None,
     adapters: Sequence[str],
+    experts: int | None,
     *,
     text: bool,
     trust: bool,
     check: bool,
     verifies: bool,
 ) -> Iterator[Any]:
-    """The model in a compiled folder, or of a source compiled while the block runs; `text` needs a tokenizer, and what
-    `verifies` drafts the logits of all tokens."""
+    """The model in a compiled folder, or of a source compiled while the block runs; `text` needs a tokenizer, what
+    `verifies` drafts the logits of all tokens, and a number of `experts` on the device PyTorch."""
     from weft.backends.runtime import load
     from weft.backends.runtime.device import place_for
     from weft.backends.runtime.folder import GENAI, MANIFEST
@@ -180,13 +188,16 @@ def _opened(
             raise WeftError(f"{source} is already compiled: --adapter applies to uncompiled sources only")
         if check:
             check_contents(Path(source))
-        yield load(source, device, threads, trust=trust)
+        yield load(source, device, threads, trust=trust, experts_on_device=experts)
         return
     if check or trust:
         raise WeftError(f"{source} is not compiled: --{'check' if check else 'trust'} goes with a compiled folder")
+    if experts is not None and target not in (None, "torch"):
+        raise WeftError(f"--experts-on-device goes with --target torch, not with {target}")
     from .. import load_source
     from ..api.compile import compile
 
+    target = target if experts is None else "torch"
     place, model = place_for(device, target), load_source(source, adapters=adapters)
     if model.tokenizer is None and text:  # said before gigabytes are written
         raise WeftError(f"{source} has no tokenizer for a prompt; give it --ids")
@@ -198,7 +209,7 @@ def _opened(
         with progress(f"reading {source}") as step:
             passes = "default,-last-token-logits" if verifies and place.target != "torch" else "default"
             tell_random(compile(model, folder, target=place.target, dtype=place.dtype, passes=passes, progress=step))
-        yield load(folder, place.device, threads, trust=True)  # what weft has just written
+        yield load(folder, place.device, threads, trust=True, experts_on_device=experts)  # weft's own code
 
 
 def _assistant(folder: str, device: str, threads: int | None, trust: bool) -> Generator:
@@ -237,7 +248,13 @@ def timing(result: Result) -> str:
     count = len(result.tokens)
     rest = f", then {count} token{'s' if count != 1 else ''}" if count else ""
     drafted = f", {t.accepted_tokens} of {t.drafted_tokens} drafted tokens right" if t.drafted_tokens else ""
-    return f"weft: {read}{rest}" + (f" at {t.decode_rate:.1f}/s" if t.decoded_tokens else "") + drafted
+    experts = ""
+    if t.experts.asked:
+        moved = t.experts.bytes / 1e6 / max(t.decoded_tokens, 1)
+        experts = (
+            f", {t.experts.found / t.experts.asked:.0%} of experts found on the device, {moved:.1f} MB moved a token"
+        )
+    return f"weft: {read}{rest}" + (f" at {t.decode_rate:.1f}/s" if t.decoded_tokens else "") + drafted + experts
 
 
 def _talk(conversation: Conversation, options: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ no graphs; that much checks the checks themselves.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.torch.decoder import TorchDecoder
+from weft.backends.runtime.torch.experts import offload
 from weft.backends.targets import TARGETS
 from weft.backends.torch.package.module import build_module, build_step
 from weft.frontends.api.source.sources import load_source
@@ -225,12 +226,36 @@ def check_runtime(name: str, dtype: str) -> None:
         assert result.tokens[1:] == want, f"draws={draws}"
 
 
+class AtOnce:
+    """The stream of copies where there is no GPU."""
+
+    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        for there, here in pairs:
+            there.copy_(here)
+
+    def wait(self, mark: None) -> None:
+        pass
+
+
+def check_offloaded(name: str, dtype: str, most: int) -> None:
+    """With a few experts of each mixture in slots, a text read and then decoded has the logits of the whole model."""
+    ids = tokens(1, 60, seed=5)
+    net: Any = build_module(graph(name), dtype=DTYPES[dtype]).eval()
+    offloaded = offload(net, most, DEVICE, name, None if CUDA else AtOnce())
+    found = in_pieces(net, ids.to(DEVICE), [*range(30, 60)])
+    near(found, model(name, "f32", "cpu")(ids), dtype, f"{name}, {most} experts on the device")
+    assert offloaded.counts.found < offloaded.counts.asked and offloaded.counts.bytes > 0
+
+
 def checks() -> Iterator[tuple[str, Callable[[], None]]]:
     """Every check by name."""
     for dtype in DTYPES:
         for name in DECODERS:
             for check in (check_module, check_step, check_greedy, check_replay, check_runtime):
                 yield f"{check.__name__[6:]}-{name}-{dtype}", partial(check, name, dtype)
+        for name in (name for name in DECODERS if name.startswith("experts")):
+            for most in (1, 3):
+                yield f"offloaded_{most}-{name}-{dtype}", partial(check_offloaded, name, dtype, most)
         yield f"short_cache-{dtype}", partial(check_short_cache, "window", dtype)
         for name in ("window", "softcap", "sinks"):
             yield f"window_kernel-{name}-{dtype}", partial(check_window_kernel, name, dtype)

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from weft.ir.errors import WeftError
 
+from .results import ExpertCounts
 from .rows import BatchContext
 
 C = TypeVar("C", bound=BatchContext)
@@ -41,6 +42,11 @@ class Decoder(ABC, Generic[C]):
     @abstractmethod
     def new_context(self, batch: int, capacity: int) -> C:
         """Allocate caches for `batch` rows of `capacity` tokens each."""
+
+    @property
+    def experts(self) -> ExpertCounts:
+        """What tokens have asked of experts so far, where those are not all on the device."""
+        return ExpertCounts()
 
     @contextmanager
     def context(self, batch: int, tokens: int) -> Iterator[C]:

@@ -265,21 +265,28 @@ class Generator:
             start = perf_counter()
             advance(rows, Answer.push, context.prefill(prompts, chunk, keep), tokens, active)
             timings.prefill_seconds = perf_counter() - start
+            known = self.decoder.experts
             yield
             # Forced tokens replace logits on the host, so the host must draw, too.
             host = self.forced != Forced() or speculation
             draw = None if host else context.drawing([row.sampler for row in rows])
             drafts = [speculation.drafts(context.capacity) for _ in rows] if speculation else []
-            while active.any():
-                start = perf_counter()
-                if speculation:
-                    verify(context, rows, drafts, tokens, active)
-                elif draw is None:
-                    timings.decoded_tokens += advance(rows, Answer.push, context.step(tokens, active), tokens, active)
-                else:
-                    timings.decoded_tokens += advance(rows, Answer.add, draw(tokens, active), tokens, active)
-                timings.decode_seconds += perf_counter() - start
-                yield
+            try:
+                while active.any():
+                    start = perf_counter()
+                    if speculation:
+                        verify(context, rows, drafts, tokens, active)
+                    elif draw is None:
+                        scores = context.step(tokens, active)
+                        timings.decoded_tokens += advance(rows, Answer.push, scores, tokens, active)
+                    else:
+                        timings.decoded_tokens += advance(rows, Answer.add, draw(tokens, active), tokens, active)
+                    timings.decode_seconds += perf_counter() - start
+                    timings.experts = self.decoder.experts - known
+                    yield
+            finally:
+                for draft in drafts:
+                    draft.close()
 
 
 class Conversation(Generator):

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 Finish = Literal["stop", "stop_string", "length"]
+
+
+@dataclass(frozen=True)
+class ExpertCounts:
+    """What was asked of mixtures whose weights are not all on the device: so many experts, of which so many were found
+    there, some of those because they had been guessed; and the bytes that were brought in."""
+
+    asked: int = 0
+    found: int = 0
+    guessed: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: ExpertCounts) -> ExpertCounts:
+        return ExpertCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: ExpertCounts) -> ExpertCounts:
+        return ExpertCounts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass
@@ -19,6 +36,7 @@ class Timings:
     drafted_tokens: int = 0  # of speculative decoding, and those of them that were right
     accepted_tokens: int = 0
     cache_bytes: int = 0  # allocated for caches and states
+    experts: ExpertCounts = ExpertCounts()  # what decoding asked of experts that are not all on the device
 
     @property
     def prefill_rate(self) -> float:

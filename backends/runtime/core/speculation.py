@@ -20,6 +20,7 @@ from .rows import parts
 from .sampling import check_count
 
 LONGEST, SHORTEST = 4, 2  # tokens that must have occurred before
+MOST_REST = 16
 
 
 class Drafter(ABC):
@@ -28,6 +29,9 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, text: Sequence[int], most: int) -> list[int]:
         """At most `most` tokens that may follow `text`, which continues that of the last call."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release what it holds; it is not used again."""
 
 
 class PromptLookup(Drafter):
@@ -61,6 +65,9 @@ class Assistant(Drafter):
     def __init__(self, decoder: Decoder[Any], capacity: int) -> None:
         self._context = decoder.new_context(1, min(capacity, decoder.max_length))
         self._chunk = decoder.chunk
+
+    def close(self) -> None:
+        self._context.close()
 
     def propose(self, text: Sequence[int], most: int) -> list[int]:
         context = self._context
@@ -128,17 +135,30 @@ class Speculation:
 
 
 class Drafts:
-    """The drafts of one row: as many tokens as lately were right, and twice as many where all of them were."""
+    """The drafts of one row: as many tokens as lately were right, and twice as many where all of them were.
+
+    After a draft of which nothing was right comes a step without one, after n of them in a row 2^(n-1), 16 at most.
+    """
 
     def __init__(self, drafter: Drafter, most: int) -> None:
         self._drafter, self._most, self._count = drafter, most, most
+        self._wrong = self._rest = 0  # drafts in a row of which nothing was right; steps without a draft
 
     def propose(self, text: Sequence[int], room: int) -> list[int]:
         """Tokens that may follow `text`, at most `room`."""
+        if self._rest > 0:
+            self._rest -= 1
+            return []
         count = min(self._count, room)
         return self._drafter.propose(text, count) if count > 0 else []
+
+    def close(self) -> None:
+        """Release what the drafter holds."""
+        self._drafter.close()
 
     def verified(self, drafted: int, accepted: int) -> None:
         """Note how many of the drafted tokens were right."""
         if drafted:
+            self._wrong = 0 if accepted else self._wrong + 1
+            self._rest = 0 if accepted else min(2 ** (self._wrong - 1), MOST_REST)
             self._count = min(self._most, 2 * accepted if accepted == drafted else accepted + 1)

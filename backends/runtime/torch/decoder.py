@@ -17,11 +17,13 @@ from weft.ir.errors import WeftError
 
 from ..arrays import Bools, Ints
 from ..core.decoder import Decoder
+from ..core.results import ExpertCounts
 from ..core.rows import BatchContext
 from ..core.sampling import Sampler
 from ..text.tokenizer import padded
 from . import caches as caches
 from .draws import Draws, can_draw
+from .experts import Offload
 from .steps import Step, Steps
 
 
@@ -30,7 +32,7 @@ class TorchDecoder(Decoder["TorchContext"]):
 
     `compares` says that the tokens of a row compete, as for places at experts; `max_source` is the longest source of an
     encoder-decoder, whose answers begin with the token `start`. `draws`: tokens are drawn on the device where the way
-    they are sampled allows it; by default on CUDA.
+    they are sampled allows it; by default on CUDA. `offloaded` are its experts, if they are not all on the device.
     Raises WeftError when the model keeps no caches.
     """
 
@@ -46,6 +48,7 @@ class TorchDecoder(Decoder["TorchContext"]):
         start: int | None = None,
         max_source: int = 0,
         draws: bool | None = None,
+        offloaded: Offload | None = None,
     ) -> None:
         self.model, self.name, self.compares = model, name, compares
         self.inputs = set(inspect.signature(model.forward).parameters)
@@ -55,7 +58,7 @@ class TorchDecoder(Decoder["TorchContext"]):
         super().__init__(self.device.type, vocab, max_length, start, max_source)
         self.step: Step = step or self._plain_step
         self.draws = self.device.type == "cuda" if draws is None else draws
-        self.every_position = True
+        self.every_position, self.offloaded = True, offloaded
         # On meta tensors: only the kinds of caches matter here, not their memory.
         with torch.device("meta"):
             kinds = caches.new_cache(model, 1, 1)
@@ -63,6 +66,10 @@ class TorchDecoder(Decoder["TorchContext"]):
         stateful = any(map(caches.is_state, caches.layers(kinds)))
         # A rolling cache must be told where rows end (`last`): padding would push keys out of it.
         self.padded = not stateful and not compares and (self.rewinds or "last" in self.inputs)
+
+    @property
+    def experts(self) -> ExpertCounts:
+        return ExpertCounts() if self.offloaded is None else self.offloaded.counts
 
     def new_context(self, batch: int, capacity: int) -> TorchContext:
         """Allocate caches for `batch` rows of `capacity` tokens each."""
@@ -92,7 +99,8 @@ class TorchContext(BatchContext):
         with failures(model.name, f"{what}: use a smaller batch or fewer tokens"):
             self._cache = caches.new_cache(model.model, batch, capacity)
             once = getattr(model.step, "captured_once", None)
-            self._steps = Steps(model.step, self._cache, batch, model.device, once is not None and once(batch))
+            any_length, captured = once is not None and once(batch), model.offloaded is None
+            self._steps = Steps(model.step, self._cache, batch, model.device, any_length, captured)
         self._scores = np.zeros((batch, model.vocab), np.float32)
         self._last = np.zeros((2, batch), np.int64)  # token and position of each row's last step
         self._of: Ints = np.arange(batch)  # the source that each row reads

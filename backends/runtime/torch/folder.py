@@ -27,13 +27,22 @@ if TYPE_CHECKING:
 NAMES = ("model", "decode", "kernels")  # what a folder imports of itself
 
 
-def decoder(facts: Facts, device: str, threads: int | None) -> TorchDecoder:
+def decoder(facts: Facts, device: str, threads: int | None, experts: int | None = None) -> TorchDecoder:
     """The language model of a folder, with the steps of its decode.py where they can run.
 
-    Raises WeftError when PyTorch, the device or a file cannot be used.
+    With `experts` the device holds that many of each mixture, and model.py computes the steps too.
+    Raises WeftError when PyTorch, the device or a file cannot be used, or the model has no mixture of experts.
     """
-    model, step = _opened(facts, device, threads)
     from .decoder import TorchDecoder
+
+    if experts is not None and facts.kind == "encoder":
+        raise WeftError(f"{facts.folder} is an encoder: its experts are all on the device")
+    model, step = _opened(facts, device, threads, whole=experts is None)
+    offloaded = None
+    if experts is not None:
+        from .experts import offload
+
+        offloaded = offload(model, experts, _chosen(device), str(facts.folder))
 
     return TorchDecoder(
         model,
@@ -44,6 +53,7 @@ def decoder(facts: Facts, device: str, threads: int | None) -> TorchDecoder:
         compares=facts.compares,
         start=facts.start if facts.kind == "encoder-decoder" else None,
         max_source=facts.max_source,
+        offloaded=offloaded,
     )
 
 
@@ -77,25 +87,29 @@ class TorchEncoder(Encoder):
         return hidden
 
 
-def _opened(facts: Facts, device: str, threads: int | None) -> tuple[Any, Any]:
-    """The model of a folder on `device`, and what runs its steps."""
+def _opened(facts: Facts, device: str, threads: int | None, whole: bool = True) -> tuple[Any, Any]:
+    """The model of a folder and what runs its steps, `whole` on the device; else it is on the CPU, and runs its own."""
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
     torch = pytorch()
     if threads is not None:
         check_count("threads", threads)
         torch.set_num_threads(threads)
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    from ...torch.package.shipped.load import Failure, load_model, stepper
+    from ...torch.package.shipped.load import Failure, check_device, load_model, stepper
 
     with importing(facts.folder):
         try:
-            model = load_model(facts.folder, chosen)
-            return model, stepper(model, facts.folder)
+            check_device(_chosen(device))
+            model = load_model(facts.folder, _chosen(device) if whole else "cpu")
+            return model, stepper(model, facts.folder) if whole else None
         except Failure as failure:
             raise WeftError(str(failure)) from failure
         except Exception as error:  # of code in the folder, which may be anybody's
             raise WeftError(f"{facts.model}: cannot be run: {type(error).__name__}: {error}") from error
+
+
+def _chosen(device: str) -> str:
+    return ("cuda" if pytorch().cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def pytorch() -> Any:

@@ -49,11 +49,21 @@ class Steps:
     """The step of a batch with `cache`; `ids`, `positions` and `active` [batch] are what it reads.
 
     A step for `any_length` is captured once, another one for each bound on the keys that it may see, powers of two; and
-    anew for other sources. Without CUDA, and where a step waits for the device, the same code runs as it is.
+    anew for other sources. Without CUDA, where nothing is to be `captured`, and where a step waits for the device, the
+    same code runs as it is.
     """
 
-    def __init__(self, step: Step, cache: Any, batch: int, device: torch.device, any_length: bool = False) -> None:
+    def __init__(
+        self,
+        step: Step,
+        cache: Any,
+        batch: int,
+        device: torch.device,
+        any_length: bool = False,
+        captured: bool = True,
+    ) -> None:
         self._step, self._cache, self._cuda = step, cache, device.type == "cuda"
+        self._captures = captured
         self._any_length = any_length
         self.ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         self.positions = torch.zeros(batch, 1, dtype=torch.int64, device=device)
@@ -101,7 +111,7 @@ class Steps:
         return self._step(self.ids, self.positions, self._cache)[:, -1]
 
     def _run(self, what: tuple[Hashable, ...], keys: int, body: Callable[[], Any], changed: Sequence[Tensor]) -> Any:
-        if not self._cuda:
+        if not (self._cuda and self._captures):
             self._cache.length = keys - 1
             return body()
         # Powers of two: few captures, and above SMALLEST none reads more than twice the keys that there are.

@@ -173,6 +173,35 @@ def test_drafts_grow_and_shrink() -> None:
     drafts = Drafts(Counting(), 8)
     assert len(drafts.propose([], 100)) == 8
     assert len(drafts.propose([], 3)) == 3
-    for accepted, count in ((0, 1), (1, 2), (2, 4), (3, 4), (4, 8), (8, 8)):
+    for accepted, count in ((2, 3), (1, 2), (2, 4), (3, 4), (4, 8), (8, 8)):
         drafts.verified(len(drafts.propose([], 100)), accepted)
         assert len(drafts.propose([], 100)) == count
+
+
+def test_drafts_rest_where_nothing_was_right() -> None:
+    class Counting(Drafter):
+        def propose(self, text: Sequence[int], most: int) -> list[int]:
+            return [0] * most
+
+    drafts, rests = Drafts(Counting(), 8), []
+    for accepted in (0, 0, 0, 0, 0, 0, 1, 0):
+        drafts.verified(len(drafts.propose([], 100)), accepted)
+        rests.append(0)
+        while not drafts.propose([], 100):
+            rests[-1] += 1
+    assert rests == [1, 2, 4, 8, 16, 16, 0, 1]
+
+
+def test_the_assistant_gives_its_caches_back(model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+    new_context = model.decoder.new_context
+
+    def noted(batch: int, capacity: int) -> Any:
+        context = new_context(batch, capacity)
+        monkeypatch.setattr(context, "close", lambda: closed.append(context))
+        return context
+
+    monkeypatch.setattr(model.decoder, "new_context", noted)
+    model.decoder._spare = None
+    model.generate([[1, 2, 3]], max_tokens=4, assistant=model)
+    assert len(closed) == 1  # the other one is kept for the next call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -67,6 +68,39 @@ def test_run_chats_by_the_template(compiled: Path) -> None:
     assert done("run", compiled, "--chat", "--prompt", "hello", "--max-tokens", "6").stdout == plain.stdout
     told = done("run", compiled, "--chat", "--system", "the sky", "--prompt", "hello", "--max-tokens", "6")
     assert "6 prompt tokens" in told.stderr
+
+
+def test_run_drafts_what_was_said_before(compiled: Path, tmp_path: Path) -> None:
+    """By look-up, and by the model itself as its own assistant: the same answer, and what was right."""
+    (tmp_path / "tiny.py").write_text(TINY)
+    done("compile", tmp_path / "tiny.py", "-o", tmp_path / "out", "--passes", "default,-last-token-logits")
+    args = ("run", tmp_path / "out", "--ids", "4,5,6,4,5,6,4,5", "--max-tokens", "12")
+    plain = done(*args)
+    assert "drafted" not in plain.stderr
+    looked, assisted = done(*args, "--prompt-lookup", "4"), done(*args, "--assistant", tmp_path / "out")
+    assert looked.stdout == assisted.stdout == plain.stdout
+    assert "drafted tokens right" in assisted.stderr
+    both = refused("run", tmp_path / "out", "--ids", "4", "--prompt-lookup", "4", "--assistant", tmp_path / "out")
+    assert "by prompt look-up or by an assistant: give one of them" in both
+    assert "it cannot verify drafted tokens: compile it with" in refused(
+        "run", compiled, "--ids", "4", "--prompt-lookup", "4"
+    )
+
+
+def test_run_holds_some_experts(compiled: Path, tmp_path: Path) -> None:
+    """Of a source, which is compiled for PyTorch then, and of a folder."""
+    (tmp_path / "tiny.py").write_text(re.sub(r"GatedMLP\((\d+)\)", r"MoE(8, \1, 2)", TINY).replace("GatedMLP", "MoE"))
+    few = done("run", tmp_path / "tiny.py", "--ids", "4,5", "--max-tokens", "6", "--experts-on-device", "2")
+    whole = done("run", tmp_path / "tiny.py", "--ids", "4,5", "--max-tokens", "6", "--target", "torch")
+    assert few.stdout == whole.stdout
+    assert " of experts found on the device, " in few.stderr and "MB moved a token" in few.stderr
+    assert "experts" not in whole.stderr.splitlines()[-1]
+    assert "compiled for onnx, which holds all experts on the device" in refused(
+        "run", compiled, "--ids", "4", "--experts-on-device", "2"
+    )
+    assert "--experts-on-device goes with --target torch, not with ort-cpu" in refused(
+        "run", tmp_path / "tiny.py", "--ids", "4", "--experts-on-device", "2", "--target", "ort-cpu"
+    )
 
 
 def test_run_searches_with_beams(compiled: Path) -> None:

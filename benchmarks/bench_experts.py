@@ -1,0 +1,88 @@
+"""A mixture of experts on a CPU, of which some experts stay in its files: tokens per second, memory, bytes per token.
+
+The model has random weights: 8 layers, each with 32 experts of which a token asks 4, 0.8 GB in f32. For every number of
+experts that are held, several processes take turns, so that each pays for its own memory. All weights are in the page
+cache of the operating system: files on a disk would take longer. Tokens must be the same.
+
+    python benchmarks/bench_experts.py [--rounds 5] [--threads 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from machine import facts, save, spread
+
+HELD = (None, 16, 8, 4)  # experts of each mixture; None: all
+PROMPT, ANSWER = 64, 64
+
+
+def compiled(folder: Path) -> Path:
+    import weft
+    from weft import Attention, Block, Decoder, MoE, RMSNorm, RoPE
+
+    block = Block(Attention(8, 2, 64, RoPE()), MoE(32, 512, 4), RMSNorm())
+    weft.compile(Decoder(4096, 512, 8, block, context=1024).graph(), folder, target="torch", seed=1)
+    return folder
+
+
+def resident(what: str) -> float:
+    """Memory of this process in MiB: VmRSS now, VmHWM at most."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(what)) / 1024
+
+
+def measure(folder: Path, held: int | None, threads: int) -> dict[str, Any]:
+    import weft
+
+    model = weft.load(folder, device="cpu", threads=threads, trust=True, experts_on_device=held)
+    before = resident("VmRSS")
+    prompt = [(7 * i) % 4096 for i in range(PROMPT)]
+    (result,) = model.generate([prompt], max_tokens=ANSWER)
+    counts, steps = result.timings.experts, result.timings.decoded_tokens
+    return {
+        "tokens": result.tokens,
+        "tokens_per_second": result.timings.decode_rate,
+        "memory_mib": resident("VmHWM") - before,
+        "mb_per_token": counts.bytes / 1e6 / steps,
+        "found": counts.found / counts.asked if counts.asked else 1.0,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        folder, held = args.measure
+        print(json.dumps(measure(Path(folder), int(held) or None, args.threads)))
+        return
+    runs: dict[str, list[dict[str, Any]]] = {str(held or "all"): [] for held in HELD}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = compiled(Path(scratch) / "mixture")
+        for _ in range(args.rounds):
+            for held, found in zip(HELD, runs.values(), strict=True):
+                command = [sys.executable, __file__, "--threads", str(args.threads), "--measure", str(folder)]
+                told = subprocess.run([*command, str(held or 0)], capture_output=True, text=True, check=True).stdout
+                found.append(json.loads(told))
+    assert len({tuple(run["tokens"]) for found in runs.values() for run in found}) == 1, "other tokens"
+    results = {}
+    for held, found in runs.items():
+        ratios = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(found, runs["all"], strict=True)]
+        medians = {k: round(statistics.median(run[k] for run in found), 3) for k in found[0] if k != "tokens"}
+        results[held] = {**medians, "over_all": spread(ratios, 3)}
+        print(held, results[held])
+    save("experts", {**facts("torch"), "threads": args.threads, "results": results})
+
+
+if __name__ == "__main__":
+    main()
