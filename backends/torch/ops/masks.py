@@ -34,6 +34,10 @@ def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
         queries, seen = query_positions(e), seen_keys(node)
         if not dense:
             return _seen(e, node, queries, cached_keys(e, node)), ""
+        if causal and _is_flash(node) and (first := first_position(e)) is not None:
+            operands = [queries, cached_keys(e, node), e.start, first]
+            text = "None if {2} == 0 else earlier_keys({0}, {1}, {3})"
+            return e.hoist((text, *operands), text, *operands, name="mask"), "is_causal={mask} is None"
         return _seen(
             e, node, queries, cached_keys(e, node), f"None if {{2}} == 0 else {seen}"
         ), "is_causal={mask} is None"
@@ -47,6 +51,12 @@ def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
         shown = shown_keys(e, key_mask)
         mask = shown if mask is None else e.emit("{0} & {1}", mask, shown, name="mask")
     return mask, ""
+
+
+def _is_flash(node: Node) -> bool:
+    """Return whether flash attention takes the heads of `node`: those of keys and values are equally wide."""
+    keys, values = node.operand("k"), node.operand("v")
+    return keys is not None and values is not None and keys.width == values.width and not node.attrs.get("value_dim")
 
 
 def is_dense(node: Node) -> bool:

@@ -25,6 +25,7 @@ IMPORTS = {  # what a name in a generated source stands for
     "nn": "from torch import Tensor, nn",
     "checkpoint": "from torch.utils.checkpoint import checkpoint",
     "lru_cache": "from functools import lru_cache",
+    "causal_lower_right": "from torch.nn.attention.bias import causal_lower_right",
     **dict.fromkeys(
         ("AuxRequest", "create_block_mask", "flex_attention"),
         "from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention",

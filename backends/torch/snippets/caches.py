@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 
 class Cache(list[Any]):
@@ -24,6 +25,14 @@ class Cache(list[Any]):
             )
         self.length += tokens
         return self.length - tokens
+
+
+def earlier_keys(positions: Tensor, keys: Tensor, first: int | None) -> Tensor:
+    """The mask of a call with tokens at `positions` [batch or 1, seq], which see the `keys` [batch or 1, n] up to their
+    own. `first` is the position of the first token, where rows go on together: on a GPU flash attention is told so."""
+    if first is not None and positions.is_cuda and positions.shape[1] > 1:
+        return causal_lower_right(positions.shape[1], keys.shape[1])
+    return positions[:, None, :, None] >= keys[:, None, None, :]
 
 
 def write_slots(held: Tensor, new: Tensor, slots: Tensor) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.bias import causal_lower_right
 
 from weft import MLP, Attention, Block, Decoder
 from weft.backends.torch.package.module import build_module
@@ -14,6 +16,7 @@ from weft.backends.torch.snippets.caches import (
     Cache,
     RollingKeyCache,
     RollingKVCache,
+    earlier_keys,
     held_positions,
     positions_up_to,
     rolling_positions,
@@ -117,3 +120,29 @@ def test_an_encoder_mask_may_be_left_out(name: str) -> None:
     want = call(module, {**given, "encoder_attention_mask": everything})[0]
     del given["encoder_attention_mask"]
     assert_close(call(module, given)[0], want.double().numpy(), tolerance(graph_of(name), torch.float32))
+
+
+def test_later_calls_tell_flash_attention_what_it_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that go on together get the mask of GPUs, others one of all pairs; the logits are those of one call."""
+    net: Any = build_module(Decoder(11, 24, 2, Block(Attention(4, 2, 6), MLP(20)), context=LONG).graph(seed=3))
+    source, told = sys.modules[type(net).__module__], list[tuple[int, int]]()
+
+    def on_a_gpu(positions: torch.Tensor, keys: torch.Tensor, first: int | None) -> torch.Tensor:
+        if first is None:
+            return earlier_keys(positions, keys, first)
+        assert earlier_keys(positions, keys, first).dtype == torch.bool  # on this device
+        told.append((positions.shape[1], keys.shape[1]))
+        return causal_lower_right(*told[-1])
+
+    monkeypatch.setattr(source, "earlier_keys", on_a_gpu)
+    ids = torch.randint(11, (2, LONG), generator=torch.Generator().manual_seed(1))
+    want = net(ids)
+    for given, calls in ((False, [(3, 8), (1, 9), (4, 13)]), (True, [])):
+        cache, at, made = net.new_cache(2, LONG), 0, []
+        for n in (5, 3, 1, 4):
+            positions = torch.arange(at, at + n).expand(2, -1) if given else None
+            made.append(net(ids[:, at : at + n], position_ids=positions, cache=cache))
+            at += n
+        torch.testing.assert_close(torch.cat(made, 1), want, atol=2e-6, rtol=0)
+        assert told == calls
+        told.clear()
