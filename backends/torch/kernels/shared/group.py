@@ -77,9 +77,10 @@ class Group:
         if self.size == 1:
             return x
         x = F.pad(x, (0, -(-width // self.size) - x.shape[-1])).contiguous()
-        parts = x.new_empty(self.size, *x.shape)
-        dist.all_gather_into_tensor(parts, x, group=self._processes)
-        return parts.movedim(0, -2).flatten(-2)[..., :width].contiguous()
+        parts = x.new_empty(self.size * len(x), *x.shape[1:])
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before 2.13
+        gather(parts, x, group=self._processes)
+        return parts.unflatten(0, (self.size, len(x))).movedim(0, -2).flatten(-2)[..., :width].contiguous()
 
     def _buffer(self, x: torch.Tensor) -> torch.Tensor | None:
         """Memory like x that all processes read; None where that is not to be had, or x is too large for its use."""
