@@ -48,7 +48,8 @@ def write_step(
     """The source of the decode step of a model, and the files of kernels that it imports from `package`; nothing, where
     there is no step of the model, or none of its kernels would be called.
 
-    What it has in common with the module's source it imports from the Python module `model`. `styles`: see `lower_step`.
+    What it has in common with the module's source it imports from the Python module `model`. See `lower_step` for
+    `styles`.
     """
     step = lower_step(lowered, styles)
     if isinstance(step, str):

@@ -45,8 +45,8 @@ def build_module(graph: Graph, *, dtype: torch.dtype = torch.float32, device: to
 
 
 def build_step(graph: Graph, module: nn.Module, processes: int = 1) -> Callable[..., torch.Tensor]:
-    """The decode step of `graph` over the weights of `module`, which `build_module` made of the same graph; its plan may
-    have divided them among `processes`.
+    """The decode step of `graph` over the weights of `module`, which `build_module` made of the same graph, and which
+    `processes` may share by its plan.
 
     ``step(input_ids [batch, 1], position_ids [batch, 1], cache)`` gives the logits [batch, 1, vocab] of one token of
     each row. Weights that it packs are views of one tensor from then on, for the module too.

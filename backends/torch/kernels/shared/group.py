@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -45,15 +44,12 @@ class Group:
         """Which of the rows of this process `ids` are, in 0 … `total` − 1, and which of them it has at all, bool; one
         that it has not stands for another row."""
         here = self.share(total)
-        own = (ids - here.start).clamp(0, len(here) - 1)
+        own = (ids - here.start).clamp(0, max(len(here) - 1, 0))
         return own, own + here.start == ids
 
     def chosen(self, chosen: torch.Tensor, weights: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The choice of `experts` as one among those of this process: what others hold has weight 0."""
-        if self.size == 1:
-            return chosen, weights
-        own, mine = self.rows(chosen, experts)
-        return own, weights * mine
+        """The choice of `experts` as one among those of this process: see `own_choices`."""
+        return (chosen, weights) if self.size == 1 else own_choices(chosen, weights, self.share(experts))
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of x over all processes, which call this at once."""
@@ -93,7 +89,7 @@ class Group:
 
 
 def _symmetric(x: torch.Tensor, processes: Any) -> torch.Tensor | None:
-    """Memory like x that all `processes` read, if they are of one machine, as torchrun tells; they call this at once."""
+    """Memory like x that all `processes` read, if they are of one machine, as torchrun tells; all call this at once."""
     if os.environ.get("LOCAL_WORLD_SIZE") != str(dist.get_world_size()):
         return None
     from torch.distributed import _symmetric_memory as symmetric
@@ -130,8 +126,42 @@ class Held:
 
 
 def held(found: Any) -> Any:
-    """A module, or a tensor of one, as this process holds it; the tensors themselves, which may be replaced by views."""
+    """A module, or a tensor of one, as this process holds it: that tensor itself, which `pack` makes a view."""
     return Held(found) if isinstance(found, nn.Module) else getattr(found, "_local_tensor", found)
+
+
+@jit
+def own_choices_kernel(chosen, weights, own, own_weights, start, count, K, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """The K choices of one token."""
+    start_next(PDL)
+    k = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * K + k
+    wait(PDL)
+    expert = tl.load(chosen + at, mask=k < K, other=-1).to(tl.int32) - start
+    here = (k < K) & (expert >= 0) & (expert < count)
+    other = tl.max(tl.where(here, expert, 0), axis=0)
+    tl.store(own + at, tl.where(here, expert, other).to(own.dtype.element_ty), mask=k < K)
+    tl.store(own_weights + at, tl.load(weights + at, mask=here, other=0.0), mask=k < K)
+
+
+def own_choices(
+    chosen: torch.Tensor, weights: torch.Tensor, here: range, *, kernel: bool | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The choice `chosen` of each token, i32 or i64 like weights [tokens, k], counted from the first of the experts
+    that are `here`. In the place of others stands one that the token has chosen here, whose weights are read anyway, or
+    the first, with weight 0. `kernel`: see `uses_torch`."""
+    if uses_torch(kernel, operands.refusal, weights):
+        own = chosen - here.start
+        mine = (own >= 0) & (own < len(here))
+        other = torch.where(mine, own, 0).amax(1, keepdim=True)
+        return torch.where(mine, own, other), torch.where(mine, weights, 0)
+    chosen, weights = chosen.contiguous(), weights.contiguous()
+    (tokens, choices), own, own_weights = chosen.shape, torch.empty_like(chosen), torch.empty_like(weights)
+    own_choices_kernel[(tokens,)](
+        chosen, weights, own, own_weights, here.start, len(here), choices, BLOCK=power_of_2(choices),
+        **options(weights, 1),
+    )  # fmt: skip
+    return own, own_weights
 
 
 @jit
@@ -180,35 +210,49 @@ def add_parts(
     norm.check(part.shape[-1])
     total = group.sum(part.to(torch.promote_types(part.dtype, torch.float32)))
     if uses_torch(kernel, operands.refusal, total, residual, bias, norm.gain, norm.shift):
-        added = residual + scale * norm(total if bias is None else total + bias)
-        return added.to(residual.dtype)
+        gain, shift = (None if w is None else w.to(total.dtype) for w in (norm.gain, norm.shift))
+        wide = Norm(norm.kind, gain, shift, norm.eps)
+        return (residual + scale * wide(total if bias is None else total + bias)).to(residual.dtype)
     N, y = total.shape[-1], torch.empty_like(residual, memory_format=torch.contiguous_format)
     block = _block(N, norm)
     add_parts_kernel[(total.numel() // N, triton.cdiv(N, block))](
         total, bias, residual.contiguous(), norm.gain, norm.shift, y, N, scale, norm.eps,
-        NORM=norm.kind, BLOCK=block, **options(residual),
+        NORM=norm.kind, BLOCK=block, **options(residual, _warps(block)),
     )  # fmt: skip
     return y
-
-
-reference = partial(add_parts, kernel=False)
 
 
 def _block(width: int, norm: Norm) -> int:
     return BLOCK if norm.kind == "none" else power_of_2(width)
 
 
+def _warps(block: int) -> int:
+    return max(4, min(16, block // 512))
+
+
 def variants() -> list[Variant]:
-    """The streams of Llama of 8 B, of gpt-oss with its bias, of Gemma-2 with its norm, one with a LayerNorm."""
+    """The streams of Llama of 8 B, of gpt-oss with its bias, of Gemma-2 with its norm, one with a LayerNorm; choices of
+    8 experts of 128."""
+    types, choices = {"parts": "*fp32"}, dict.fromkeys(("weights", "own_weights"), "*fp32")
+    choices |= dict.fromkeys(("chosen", "own"), "*i32")
     return [
-        variant(add_parts_kernel, dtype, {"NORM": kind, "BLOCK": _block(N, Norm(kind))}, "", "N", absent, PARTS)
-        for N, dtype, kind, absent in (
-            (4096, BF16, "none", "bias gain shift"),
-            (2880, FP16, "none", "gain shift"),
-            (2304, BF16, "rms", "bias shift"),
-            (1024, FP32, "layer", ""),
-        )
+        variant(own_choices_kernel, FP32, {"BLOCK": 8}, "start count K", types=choices, vectors=False, warps=1),
+        *(
+            variant(
+                add_parts_kernel,
+                dtype,
+                {"NORM": kind, "BLOCK": block},
+                rows="N",
+                absent=absent,
+                types=types,
+                warps=_warps(block),
+            )
+            for N, dtype, kind, absent in (
+                (4096, BF16, "none", "bias gain shift"),
+                (2880, FP16, "none", "gain shift"),
+                (2304, BF16, "rms", "bias shift"),
+                (1024, FP32, "layer", ""),
+            )
+            for block in [_block(N, Norm(kind))]
+        ),
     ]
-
-
-PARTS = {"parts": "*fp32"}
