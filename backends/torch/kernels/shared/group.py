@@ -166,7 +166,7 @@ def own_choices(
 
 @jit
 def add_parts_kernel(
-    parts, bias, residual, gain, shift, y, N, scale, eps, NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+    residual, parts, bias, gain, shift, y, N, scale, eps, NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     """BLOCK of the N numbers of a row, or all of them where there is a norm."""
     start_next(PDL)
@@ -216,7 +216,7 @@ def add_parts(
     N, y = total.shape[-1], torch.empty_like(residual, memory_format=torch.contiguous_format)
     block = _block(N, norm)
     add_parts_kernel[(total.numel() // N, triton.cdiv(N, block))](
-        total, bias, residual.contiguous(), norm.gain, norm.shift, y, N, scale, norm.eps,
+        residual.contiguous(), total, bias, norm.gain, norm.shift, y, N, scale, norm.eps,
         NORM=norm.kind, BLOCK=block, **options(residual, _warps(block)),
     )  # fmt: skip
     return y
