@@ -42,7 +42,13 @@ def run(folder: Path, mesh: DeviceMesh) -> dict[str, Any]:
     model = made()
     model.load_state_dict(given["weights"])
     model = parallelize.parallelize(model, mesh)
-    found["steps"] = stepped(model, step.Step(model), given["ids"], given["prompt"])
+    decode = step.Step(model)
+    found["steps"] = stepped(model, decode, given["ids"], given["prompt"])
+    with torch.no_grad():
+        found["after"] = model(given["ids"])
+    packed, weight = decode.layers[0], model.layers[0].attn.q.weight if hasattr(model.layers[0], "attn") else None
+    if weight is not None and hasattr(packed, "attn_qkv"):
+        found["views"] = weight.to_local().untyped_storage().data_ptr() == packed.attn_qkv.untyped_storage().data_ptr()
     return found
 
 

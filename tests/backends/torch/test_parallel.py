@@ -138,6 +138,16 @@ def near(got: torch.Tensor, want: torch.Tensor, largest: float = 0.0) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_a_step_leaves_the_model_as_it_was(name: str, ran: Any) -> None:
+    """What it packs are views for the model, so that no process holds its part twice."""
+    alone, both = ran[name]
+    for one in both:
+        want = alone["logits"].float()
+        torch.testing.assert_close(one["after"], want, rtol=0, atol=1e-5 * float(want.abs().max()))
+        assert one["views"] or name == "hybrid"  # whose first layer has no attention
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_each_process_holds_a_part(name: str, ran: Any) -> None:
     _, both = ran[name]
     whole = dict(write_source(lower(MODELS[name].graph())).weights)

@@ -30,9 +30,10 @@ class Group:
 
     def __init__(self, module: nn.Module) -> None:
         meshes = (w.device_mesh for w in module.parameters() if hasattr(w, "device_mesh"))
-        mesh = next(meshes, None)
-        self.rank, self.size = (0, 1) if mesh is None else (mesh.get_local_rank(), mesh.size())
-        self._processes = None if mesh is None else mesh.get_group()
+        mesh: Any = next(meshes, None)
+        self.rank: int = 0 if mesh is None else mesh.get_local_rank()
+        self.size: int = 1 if mesh is None else mesh.size()
+        self._processes: Any = None if mesh is None else mesh.get_group()
         self._buffers: dict[Any, torch.Tensor | None] = {}
 
     def share(self, total: int) -> range:
@@ -76,7 +77,8 @@ class Group:
         parts = x.new_empty(self.size * len(x), *x.shape[1:])
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before 2.13
         gather(parts, x, group=self._processes)
-        return parts.unflatten(0, (self.size, len(x))).movedim(0, -2).flatten(-2)[..., :width].contiguous()
+        whole: torch.Tensor = parts.view(self.size, *x.shape).movedim(0, -2).flatten(-2)[..., :width]
+        return whole.contiguous()
 
     def _buffer(self, x: torch.Tensor) -> torch.Tensor | None:
         """Memory like x that all processes read; None where that is not to be had, or x is too large for its use."""
@@ -109,7 +111,7 @@ class Held:
     """A module with the part of every tensor that this process holds."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        self._module: Any = module
 
     def __getattr__(self, name: str) -> Any:
         return held(getattr(self._module, name))
@@ -119,10 +121,10 @@ class Held:
         return self._module(*given, **named)
 
     def __getitem__(self, index: int) -> Any:
-        return held(self._module[index])  # type: ignore[index]  # a list of modules
+        return held(self._module[index])
 
     def __iter__(self) -> Iterator[Any]:
-        return map(held, self._module)  # type: ignore[call-overload]
+        return map(held, self._module)
 
 
 def held(found: Any) -> Any:
