@@ -38,10 +38,8 @@ class TorchFolder:
             raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and what needs it")
         if "logits" in graph.outputs:
             _leave_out_losses(graph, notes)
-        self._built = export.build(graph)
+        self._built = export.build(graph, processes)
         self._plan = "" if processes == 1 else write_plan(self._built.lowered, processes)
-        if self._plan and self._built.step:
-            notes.append("decode.py supports one process only: processes with parallel.py decode with model.py")
         self._weights = export.weights(self._built, dtypes.parse(dtype))
         self.trace: list[str] = blocks.widened(graph)
         kept = blocks.summary(self._built.source.weights.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,13 +41,14 @@ class StepEmitter(Emitter):
     The `init` of its `Submodule`s is an expression in which ``{0}`` stands for the model's module around their path.
 
     One that `moves` lets a statement that keeps a state stand in a scope further out, with all weights it reads.
+    `styles` says by path which modules processes divide among them, and how.
     """
 
-    def __init__(self, graph: Graph, functions: dict[str, str], moves: bool) -> None:
+    def __init__(self, graph: Graph, functions: dict[str, str], moves: bool, styles: Mapping[str, str]) -> None:
         cached = cached_nodes(graph)
         super().__init__(graph, cached, counts_keys(graph, cached))
         self.program.functions = dict(functions)
-        self.moves = moves
+        self.moves, self.styles = moves, styles
         self.choices: list[Choice] = []
         self.linears: dict[Var, Projection] = {}  # what is a linear map and nothing more
         self.most_tickets = 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Value
@@ -46,13 +47,14 @@ def refusal(graph: Graph) -> str | None:
     return f"the model reads {', '.join(sorted(more))}" if more else None
 
 
-def lower_step(model: Lowered) -> Step | str:
-    """The decode step of `model`, with the same caches; or why there is none."""
+def lower_step(model: Lowered, styles: Mapping[str, str] = MappingProxyType({})) -> Step | str:
+    """The decode step of `model`, with the same caches; or why there is none. Processes may share it, its modules
+    divided as `styles` says by path."""
     if reason := refusal(model.graph):
         return reason
     kept = nesting(structure(model.program))
     for moves in (True, False):  # what keeps a state moves where the states stay in their places
-        step = _step(model, moves)
+        step = _step(model, moves, styles)
         if nesting(step.method) == kept:
             return step
     return "its states would not be those of the model"
@@ -73,8 +75,8 @@ def nesting(method: Method) -> object:
     return found[0] if alone else tuple(found)
 
 
-def _step(model: Lowered, moves: bool) -> Step:
-    emitter = StepEmitter(model.legal, model.program.functions, moves)
+def _step(model: Lowered, moves: bool, styles: Mapping[str, str]) -> Step:
+    emitter = StepEmitter(model.legal, model.program.functions, moves, styles)
     emit(emitter, model.legal, FUSED)
     program = emitter.program
     program.outputs = {"logits": emitter[model.legal.outputs["logits"]]}

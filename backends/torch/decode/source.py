@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ..codegen.classes import ClassWriter
@@ -13,7 +14,8 @@ from ..codegen.source import formatted, template
 from ..codegen.structure import Method
 from ..lower.lower import Lowered
 from ..program.snippets import imports, library, names, used_snippets
-from ..program.statements import ParamRef, Var
+from ..program.statements import TOP, ParamRef, Var
+from .divided import GROUP
 from .lowering import lower_step
 from .members import attributes, constructor
 
@@ -29,18 +31,27 @@ LAUNCHERS = (  # of kernels, each in a file of its name
     ),
     *("moe_decode", "norm_glu", "norm_linear", "norm_qkv", "norm_route", "route", "selective_step", "ssd_step"),
 )
-HELPERS = {"Codes": "shared.codes", "Norm": "shared.norm", "Tickets": "shared.tickets"}
+HELPERS = {
+    **{"Codes": "shared.codes", "Norm": "shared.norm", "Tickets": "shared.tickets"},
+    **dict.fromkeys(("Group", "add_parts", "held"), "shared.group"),
+}
 OWN = {"pack", "pack_bias", "pack_blocks", "written", "written_latent"}  # parts that steps have, and models have not
 STEP = ("input_ids", "position_ids", "cache")  # what every step is given
 
 
-def write_step(lowered: Lowered, model: str = "model", package: str = "kernels") -> tuple[str, list[str]]:
+def write_step(
+    lowered: Lowered,
+    model: str = "model",
+    package: str = "kernels",
+    styles: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[str, list[str]]:
     """The source of the decode step of a model, and the files of kernels that it imports from `package`; nothing, where
     there is no step of the model, or none of its kernels would be called.
 
-    What it has in common with the module's source it imports from the Python module `model`.
+    What it has in common with the module's source it imports from the Python module `model`. See `lower_step` for
+    `styles`.
     """
-    step = lower_step(lowered)
+    step = lower_step(lowered, styles)
     if isinstance(step, str):
         return "", []
     # A variable with the name of a kernel would hide the kernel.
@@ -58,7 +69,8 @@ def write_step(lowered: Lowered, model: str = "model", package: str = "kernels")
     if not used.intersection(LAUNCHERS):
         return "", []
     files = {name: file for name, file in ({n: n for n in LAUNCHERS} | HELPERS).items() if name in used}
-    lines = [f"from {package}.{file} import {name}" for name, file in files.items()]
+    imported = {file: [name for name, home in files.items() if home == file] for file in files.values()}
+    lines = [f"from {package}.{file} import {', '.join(some)}" for file, some in imported.items()]
     text = template("decode.py.j2").render(
         **given, imports=imports(used), kernels=sorted(lines), shared=shared, parts=[p.source for p in own]
     )
@@ -81,7 +93,8 @@ class _StepWriter(ClassWriter):
     body = _Body
 
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
-        return constructor(method, inner)
+        lines = constructor(method, inner)
+        return ["module = held(module)", *lines] if method.path == TOP and GROUP.path in method.holds else lines
 
     def given(self, method: Method) -> list[Named]:
         known = {v.name: v for v in self.inputs}

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from .norm_linear import norm_linear
 from .shared import gemv
 from .shared.gemv import Tile, Weight, check, first_weights, parts, products, refusal, tile
+from .shared.group import Group, add_parts
 from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import power_of_2
@@ -108,12 +110,14 @@ def linear_residual(
     scale: float = 1.0,
     norm: Norm = NO_NORM,
     tickets: torch.Tensor | None = None,
+    group: Group | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
     """residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], bias [out], residual [..., out] → [..., out].
 
     Sums are fp32, and only the result is rounded. `tickets` i32 [out], 0 between launches, are the model's own counters
-    of blocks that are ready; without them launches on a stream share some. `kernel`: see `uses_torch`.
+    of blocks that are ready; without them launches on a stream share some. Each process of a `group` has some columns
+    of x and W; all get the whole result. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, or the norm is unknown.
@@ -122,6 +126,9 @@ def linear_residual(
     norm.check(len(weight))
     if residual.shape != (*x.shape[:-1], len(weight)):
         raise ValueError(f"residual {list(residual.shape)} does not fit x {list(x.shape)} Wᵀ, {len(weight)} wide")
+    if group is not None and group.size > 1:
+        part = norm_linear(x, weight, dtype=torch.promote_types(x.dtype, torch.float32), kernel=kernel)
+        return add_parts(part, residual, bias, group=group, scale=scale, norm=norm, kernel=kernel)
     if uses_torch(kernel, refusal, x, weight, residual, bias, norm.gain, norm.shift):
         return residual + scale * norm(linear(x, weight, bias))
     N, K = weight.shape

@@ -17,6 +17,7 @@ from ..codegen.source import Source, write_source
 from ..decode.source import write_step
 from ..lower.lower import Lowered, lower
 from ..program.constants import stored_dtype
+from .parallel import styles
 
 MODEL, STEP, KERNELS = "model.py", "decode.py", "kernels"
 SCRIPTS = {
@@ -44,17 +45,17 @@ class Built:
     kernels: list[str] = field(default_factory=list)
 
 
-def build(graph: Graph) -> Built:
-    """The model of `graph`, and where it generates its decode step.
+def build(graph: Graph, processes: int = 1) -> Built:
+    """The model of `graph`, and where it generates its decode step, which several `processes` may share.
 
     Raises:
-        WeftError: naming an op that cannot be written.
+        WeftError: naming an op that cannot be written, or if the processes cannot share the model.
     """
     kind, lowered = graph.meta.get("kind", "decoder"), lower(graph)
     source = write_source(lowered)
     if "def new_cache" not in source.text:
         return Built(kind, lowered, source, kernels=source.kernels)
-    step, kernels = write_step(lowered)
+    step, kernels = write_step(lowered, styles=styles(lowered, processes))
     return Built(kind, lowered, source, True, step if kernels else "", sorted({*source.kernels, *kernels}))
 
 

@@ -44,17 +44,19 @@ def build_module(graph: Graph, *, dtype: torch.dtype = torch.float32, device: to
     return module
 
 
-def build_step(graph: Graph, module: nn.Module) -> Callable[..., torch.Tensor]:
-    """The decode step of `graph` over the weights of `module`, which `build_module` made of the same graph.
+def build_step(graph: Graph, module: nn.Module, processes: int = 1) -> Callable[..., torch.Tensor]:
+    """The decode step of `graph` over the weights of `module`, which `build_module` made of the same graph, and which
+    `processes` may share by its plan.
 
     ``step(input_ids [batch, 1], position_ids [batch, 1], cache)`` gives the logits [batch, 1, vocab] of one token of
     each row. Weights that it packs are views of one tensor from then on, for the module too.
     """
     from ..decode.lowering import lower_step
     from ..decode.source import write_step
+    from .parallel import styles
 
     lowered = lower(graph)
-    text, _ = write_step(lowered, type(module).__module__, kernels.__name__)
+    text, _ = write_step(lowered, type(module).__module__, kernels.__name__, styles(lowered, processes))
     if not text:
         reason = lower_step(lowered)
         raise WeftError(f"no decode step: {reason if isinstance(reason, str) else 'no kernel computes a part of it'}")

@@ -18,12 +18,11 @@ from weft.passes.analysis.feed_forward import feed_forward
 from weft.passes.analysis.projections import Branch, Projections, projections
 
 from ..codegen.source import formatted, template
+from ..decode.divided import COLUMNS, EXPERTS, LOGITS, ROWS, TOKENS
 from ..lower.identifiers import with_identifiers
 from ..lower.lower import Lowered
 from ..program.statements import CacheSlot, ParamRef, Program, Submodule
 
-COLUMNS, ROWS, EXPERTS = "ColwiseParallel()", "RowwiseParallel()", "ExpertParallel()"
-TOKENS, LOGITS = "RowwiseParallel(input_layouts=Replicate())", "ColwiseParallel(output_layouts=Replicate())"
 HEADS = "SequenceParallel(sequence_dim=2, use_local_output=True)"  # of a norm: its weights are the same for every head
 PER_HEAD = ("bias", "sinks", "past_k")  # operands of an attention that differ by head
 
@@ -57,6 +56,15 @@ def write_plan(model: Lowered, degree: int) -> str:
         vocabulary=any("Replicate" in style for style in plan.styles.values()),
     )
     return formatted(text)
+
+
+def styles(model: Lowered, degree: int) -> dict[str, str]:
+    """How the modules of `model` are divided among `degree` processes, by path; nothing of one process.
+
+    Raises:
+        WeftError: as `make_plan` does.
+    """
+    return {} if degree == 1 else make_plan(with_identifiers(model.graph), degree, model.program).styles
 
 
 def make_plan(graph: Graph, degree: int, program: Program) -> Plan:

@@ -12,7 +12,7 @@ from .quantized import Quantized, block_linear
 def pack(*linears: nn.Linear) -> Tensor:
     """The weights of `linears`, one under the other; the modules keep views of it, so nothing is held twice."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
-    for linear, own in zip(linears, weight.split([linear.out_features for linear in linears]), strict=True):
+    for linear, own in zip(linears, weight.split([len(linear.weight) for linear in linears]), strict=True):
         linear.weight.data = own
     return weight
 

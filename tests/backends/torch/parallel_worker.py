@@ -1,9 +1,9 @@
-"""One process of a model cut by its parallel.py, without weft: ``torchrun parallel_worker.py FOLDER`` runs every model
-in the folder and keeps what it saw as FOLDER/MODEL/RANK.pt."""
+"""One process of models cut by their parallel.py, without weft: ``torchrun parallel_worker.py FOLDER`` runs every model
+in the folder, a compiled one, and keeps what it saw as FOLDER/MODEL/RANK.pt."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 
 
 def main() -> None:
-    mesh = init_device_mesh("cpu", (int(sys.argv[2]),))
+    mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
+    torch.set_num_threads(1)
     for folder in sorted(Path(sys.argv[1]).iterdir()):
         torch.save(run(folder, mesh), folder / f"{dist.get_rank()}.pt")
     dist.barrier()
@@ -25,23 +26,40 @@ def main() -> None:
 
 def run(folder: Path, mesh: DeviceMesh) -> dict[str, Any]:
     given = torch.load(folder / "given.pt")
-    model = load(folder / "model.py").Model().double()
+    modules = [name for name in sys.modules if name.partition(".")[0] in ("model", "decode", "parallel", "kernels")]
+    for name in modules:  # of the folder before
+        del sys.modules[name]
+    sys.path[0] = str(folder)
+    made = importlib.import_module("model").Model
+    parallelize, step = (importlib.import_module(name) for name in ("parallel", "decode"))
+    model = made().double()
     model.load_state_dict(given["weights"])
-    model = load(folder / "parallel.py").parallelize(model, mesh)
+    model = parallelize.parallelize(model, mesh)
     found = observed(model, given["ids"], given["prompt"])
     model.checkpointing = True
     found["again"] = observed(model, given["ids"], given["prompt"])["gradients"]
     found["local"] = {n: p.to_local().numel() for n, p in model.named_parameters() if isinstance(p, DTensor)}
+    model = made()
+    model.load_state_dict(given["weights"])
+    model = parallelize.parallelize(model, mesh)
+    decode = step.Step(model)
+    found["steps"] = stepped(model, decode, given["ids"], given["prompt"])
+    with torch.no_grad():
+        found["after"] = model(given["ids"])
+    packed, weight = decode.layers[0], model.layers[0].attn.q.weight if hasattr(model.layers[0], "attn") else None
+    if weight is not None and hasattr(packed, "attn_qkv"):
+        found["views"] = weight.to_local().untyped_storage().data_ptr() == packed.attn_qkv.untyped_storage().data_ptr()
     return found
 
 
-def load(path: Path) -> Any:
-    name = f"{path.parent.name}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def stepped(model: Any, step: Any, ids: torch.Tensor, prompt: int) -> torch.Tensor:
+    """The logits of single tokens by the decode `step` behind a prompt that the model reads."""
+    cache = model.new_cache(len(ids), ids.shape[1])
+    with torch.no_grad():
+        model(ids[:, :prompt], cache=cache)
+    with torch.inference_mode():
+        made = [step(ids[:, i : i + 1], torch.full((len(ids), 1), i), cache) for i in range(prompt, ids.shape[1])]
+    return torch.cat(made, 1)
 
 
 def observed(model: Any, ids: torch.Tensor, prompt: int) -> dict[str, Any]:

@@ -26,13 +26,13 @@ from weft import (
     RoPE,
     WeftError,
 )
-from weft.backends.torch import kernels
 from weft.backends.torch.codegen.source import write_source
 from weft.backends.torch.lower.lower import lower
-from weft.backends.torch.package.module import run_source, state_dict
+from weft.backends.torch.package.export import build, write_code
+from weft.backends.torch.package.module import build_module, build_step, state_dict
 from weft.backends.torch.package.parallel import write_plan
 
-from .parallel_worker import observed
+from .parallel_worker import observed, stepped
 
 rope, norm = RoPE(10_000), RMSNorm(1e-5)
 biased = Block(Attention(heads=4, qkv_bias=True, out_bias=True), MLP(72, "gelu", bias=True), norm=LayerNorm(1e-5))
@@ -50,36 +50,70 @@ MODELS = {
     "mixtral": decoder(
         *[Block(Attention(heads=4, kv_heads=2, rope=rope, window=5), MoE(4, hidden=24, k=3), norm=norm)] * 2
     ),
+    "sandwich": decoder(
+        Block(grouped, GatedMLP(56), norm=norm, arrangement="sandwich"),
+        Block(grouped, MoE(4, hidden=24, k=2, shared=GatedMLP(24)), norm=norm, arrangement="parallel"),
+    ),
     "hybrid": decoder(
         Block(Mamba(inner=48, state=4), GatedMLP(56), norm=norm),
         Block(grouped, MoE(4, hidden=24, k=1), norm=norm),
         Block(Attention(heads=4, bias=ALiBi()), GatedMLP(55), norm=norm),
     ),
 }
+FOUR = {  # for four processes
+    "experts": decoder(
+        Block(Attention(heads=8, kv_heads=4, rope=rope, qk_norm=norm), MoE(8, hidden=24, k=3), norm=norm),
+        Block(Attention(heads=8, kv_heads=4, rope=rope, qkv_bias=True), MLP(56, "gelu", bias=True), norm=norm),
+    ),
+}
 IDS, PROMPT = torch.randint(61, (2, 11), generator=torch.Generator().manual_seed(3)), 6
 
 
+Ran = dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]
+
+
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Run every model in one process and in each of two."""
-    folder = tmp_path_factory.mktemp("parallel")
+    return together(MODELS, 2, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Run models in one process and in each of four."""
+    return together(FOUR, 4, tmp_path_factory.mktemp("four"))
+
+
+def together(models: dict[str, Decoder], processes: int, folder: Path) -> Ran:
+    """What one process sees of `models`, and what each of several does, by folders that are compiled for them."""
     alone = {}
-    for name, model in MODELS.items():
+    for name, model in models.items():
         graph = model.graph(seed=1)
-        source = write_source(lower(graph), kernels.__name__)
-        weights = state_dict(source, graph.reader, torch.float64)
-        (folder / name).mkdir()
-        (folder / name / "model.py").write_text(source.text, encoding="utf-8")
-        (folder / name / "parallel.py").write_text(write_plan(lower(graph), 2), encoding="utf-8")
-        torch.save({"weights": weights, "ids": IDS, "prompt": PROMPT}, folder / name / "given.pt")
-        net = run_source(source.text).Model().double()
-        net.load_state_dict(weights)
-        alone[name] = observed(net, IDS, PROMPT)
+        built, home = build(graph, processes), folder / name
+        home.mkdir()
+        write_code(built, home)
+        (home / "parallel.py").write_text(write_plan(built.lowered, processes), encoding="utf-8")
+        weights = state_dict(built.source, graph.reader, torch.float64)
+        torch.save({"weights": weights, "ids": IDS, "prompt": PROMPT}, home / "given.pt")
+        alone[name] = observed(build_module(graph, dtype=torch.float64), IDS, PROMPT)
+        net = build_module(graph)
+        alone[name]["steps"] = stepped(net, build_step(graph, net), IDS, PROMPT)
     worker = Path(__file__).with_name("parallel_worker.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(worker)]
-    done = subprocess.run([*command, str(folder), "2"], capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return {name: (alone[name], [torch.load(folder / name / f"{rank}.pt") for rank in range(2)]) for name in MODELS}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    done = subprocess.run([*command, str(worker), str(folder)], capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr[-12000:]
+    seen = {name: [torch.load(folder / name / f"{rank}.pt") for rank in range(processes)] for name in models}
+    return {name: (alone[name], seen[name]) for name in models}
+
+
+@pytest.mark.parametrize(("processes", "name"), [*((2, name) for name in MODELS), *((4, name) for name in FOUR)])
+def test_steps_of_several_processes_are_those_of_one(processes: int, name: str, request: pytest.FixtureRequest) -> None:
+    """Every process steps to the logits of one, which are those of a whole pass."""
+    alone, parts = request.getfixturevalue("ran" if processes == 2 else "four")[name]
+    assert len(parts) == processes and alone["steps"].shape == (2, IDS.shape[1] - PROMPT, 61)
+    for want in (alone["steps"], alone["logits"][:, PROMPT:].float()):
+        for one in parts:
+            torch.testing.assert_close(one["steps"], want, rtol=0, atol=1e-5 * float(want.abs().max()))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -104,6 +138,16 @@ def near(got: torch.Tensor, want: torch.Tensor, largest: float = 0.0) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_a_step_leaves_the_model_as_it_was(name: str, ran: Any) -> None:
+    """What it packs are views for the model, so that no process holds its part twice."""
+    alone, both = ran[name]
+    for one in both:
+        want = alone["logits"].float()
+        torch.testing.assert_close(one["after"], want, rtol=0, atol=1e-5 * float(want.abs().max()))
+        assert one["views"] or name == "hybrid"  # whose first layer has no attention
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_each_process_holds_a_part(name: str, ran: Any) -> None:
     _, both = ran[name]
     whole = dict(write_source(lower(MODELS[name].graph())).weights)
@@ -114,7 +158,8 @@ def test_each_process_holds_a_part(name: str, ran: Any) -> None:
         size = torch.Size(whole[key].type.concrete({})).numel()
         shares = (31, 30, 61) if key in tokens else (1, 1, 2)
         assert [one["local"][key] for one in both] == [size * share // shares[2] for share in shares[:2]]
-    expected = {"llama": [1, 1], "normed": [2, 2], "gpt2": [2, 2], "mixtral": [1, 1], "hybrid": [1, 4]}
+    expected = {"llama": [1, 1], "normed": [2, 2], "gpt2": [2, 2], "mixtral": [1, 1], "sandwich": [1, 1]}
+    expected["hybrid"] = [1, 4]
     assert both[0]["heads"] == both[1]["heads"] == expected[name]
 
 

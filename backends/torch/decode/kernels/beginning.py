@@ -16,6 +16,7 @@ from ...kernels import embed_tokens
 from ...ops.calls import Call
 from ...program.quantized import kept
 from ...program.statements import TOP, Statement, Var
+from .. import divided
 from ..emitter import StepEmitter
 from ..gates import maker, single
 
@@ -74,14 +75,18 @@ def begins(e: StepEmitter, node: Node) -> Var | None:
         single(node.output) and any(embedded(v, alone=True) for user in node.output.users for v in user.outputs)
     ):
         return None
-    call = Call("embed_tokens").give(node.graph.inputs["input_ids"], found.weight, e.positions)
+    ids: Value | Var = node.graph.inputs["input_ids"]
+    if shared := divided.style(e, found.weight) == divided.TOKENS:
+        rows = f"{{0}}.rows({{1}}, {found.weight.shape[0]})"
+        ids, mine = e.hoist_many("rows", rows, divided.group(e), ids, names=("own_ids", "mine"))
+    call = Call("embed_tokens").give(ids, found.weight, e.positions)
     call.set("scale", float(found.scale), default=1.0).named(table=found.table).set("offset", found.offset, default=0)
     e.scope = TOP
     parts = ["scale"] * (found.scale != 1) + ["positions"] * (found.table is not None)
     e.chose("embed_tokens", _refusal, parts=", ".join(parts))
     x = call.emit(e, name="x")
     e.program.statements[-1].text += "[0]"
-    return x
+    return e.emit("{0}.embedded({1}, {2})", divided.group(e), x, mine, name="x") if shared else x
 
 
 def _refusal(dtype: torch.dtype) -> str | None:

@@ -10,7 +10,7 @@ from ...kernels import route as routing
 from ...kernels.moe_grouped import LEAST_ROWS
 from ...ops.calls import Call
 from ...program.statements import Operand, Var
-from .. import patterns
+from .. import divided, patterns
 from ..emitter import StepEmitter
 from ..patterns import Mixture
 from .products import few_rows, opening
@@ -32,16 +32,23 @@ def mixed(e: StepEmitter, found: Mixture, stream: Value | Var | None) -> Var:
     chosen = Call("route" if found.router is None else "norm_route")
     call = Call("moe_decode", chosen.operands)
     weights = _choose(e, chosen, found)
-    call.give(f"{call.place(x)}.flatten(0, 1)", f"*{chosen}", up, down)
+    group = divided.group(e) if divided.style(e, up) == divided.EXPERTS else None
+    choice = str(chosen) if group is None else f"{call.place(group)}.chosen(*{chosen}, {up.shape[0]})"
+    call.give(f"{call.place(x)}.flatten(0, 1)", f"*{choice}", up, down)
     call.named(**{name: node.operand(name) for name in ("gate", "up_bias", "down_bias", "gate_bias")})
-    if stream is not None:
+    if stream is not None and group is None:
         call.give(f"residual={call.place(stream)}.flatten(0, 1)")
     call.named(norm=norm)
     opening(call, node)
     call.named(tickets=e.tickets(-(-x.width // LEAST_ROWS)))
     e.within(norm, *weights, *(e[v] for v in (up, down)))
     _explain(e, found, norm is not None, stream is not None)
-    return call.emit(e, f".view_as({call.place(x)})", name="x", replaces=stream)
+    if group is None:
+        return call.emit(e, f".view_as({call.place(x)})", name="x", replaces=stream)
+    made = call.emit(e, f".view_as({call.place(x)})")
+    if stream is None:
+        return e.emit("{0}.sum({1})", group, made, replaces=1)
+    return e.emit("add_parts({0}, {1}, group={2})", made, stream, group, name="x", replaces=1)
 
 
 def _explain(e: StepEmitter, found: Mixture, normed: bool, added: bool) -> None:

@@ -11,7 +11,7 @@ from weft.ir.graph import Node, Param, Value
 from ...kernels.shared import gemv
 from ...ops.calls import Call
 from ...program.statements import Operand, Statement, Var
-from .. import patterns
+from .. import divided, patterns
 from ..emitter import StepEmitter
 from ..patterns import Added, Projection
 
@@ -33,7 +33,9 @@ def linear(e: StepEmitter, node: Node) -> Var | None:
 def activated(e: StepEmitter, node: Node) -> Var | None:
     """An activation of a linear map."""
     found = patterns.activated(node)
-    return None if found is None else _linear(e, *found)
+    if found is None or divided.style(e, found[0].weight) in (divided.ROWS, divided.LOGITS):
+        return None
+    return _linear(e, *found)
 
 
 def by_head(e: StepEmitter, node: Node) -> Var | None:
@@ -51,8 +53,13 @@ def _linear(e: StepEmitter, p: Projection, activation: str = "") -> Var:
     weight, bias, norm = e.weight(p.weight), e.weight(p.bias), e.norm(p.source.node)
     e.within(weight, norm, bias)
     e.chose("norm_linear", few_rows, parts="norm" * (norm is not None))
-    call = Call("norm_linear").give(p.source.x, weight).named(bias=bias, norm=norm)
+    style = divided.style(e, p.weight)
+    own = None if style == divided.ROWS else bias
+    call = Call("norm_linear").give(p.source.x, weight).named(bias=own, norm=norm)
     made = call.set("activation", activation, default="").emit(e)
+    if style:
+        made = divided.whole(e, made, p.weight)
+        return made if own is bias or bias is None else e.emit("{0} + {1}", made, bias, replaces=0)
     if not activation:
         e.linears[made] = p
     return made
@@ -134,5 +141,6 @@ def added(e: StepEmitter, stream: Value | Var, found: Added) -> Var:
     e.within(weight, norm, bias)
     call = Call("linear_residual").give(p.source.x, weight, stream).named(bias=bias, norm=norm)
     call.set("scale", found.scale, default=1).named(tickets=e.tickets(p.value.width))
+    call.named(group=divided.group(e) if divided.style(e, p.weight) == divided.ROWS else None)
     e.chose("linear_residual", few_rows, parts=f"projection{' and its norm' * (norm is not None)}")
     return call.emit(e, name="x", replaces=stream)
