@@ -59,7 +59,7 @@ def write_plan(model: Lowered, degree: int) -> str:
 
 
 def styles(model: Lowered, degree: int) -> dict[str, str]:
-    """How the modules of `model` are divided among `degree` processes, by path; nothing of one process.
+    """The styles by which `degree` processes divide the modules of `model`, by path; none for one process.
 
     Raises:
         WeftError: as `make_plan` does.

@@ -46,9 +46,8 @@ def run(folder: Path, mesh: DeviceMesh) -> dict[str, Any]:
     found["steps"] = stepped(model, decode, given["ids"], given["prompt"])
     with torch.no_grad():
         found["after"] = model(given["ids"])
-    packed, weight = decode.layers[0], model.layers[0].attn.q.weight if hasattr(model.layers[0], "attn") else None
-    if weight is not None and hasattr(packed, "attn_qkv"):
-        found["views"] = weight.to_local().untyped_storage().data_ptr() == packed.attn_qkv.untyped_storage().data_ptr()
+    queries, packed = model.layers[1].attn.q.weight.to_local(), decode.layers[1].attn_qkv
+    found["views"] = queries.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
     return found
 
 

@@ -85,7 +85,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def together(models: dict[str, Decoder], processes: int, folder: Path) -> Ran:
-    """What one process sees of `models`, and what each of several does, by folders that are compiled for them."""
+    """Run `models` in one process, and in each of several by folders that are compiled for them."""
     alone = {}
     for name, model in models.items():
         graph = model.graph(seed=1)
@@ -139,12 +139,12 @@ def near(got: torch.Tensor, want: torch.Tensor, largest: float = 0.0) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_leaves_the_model_as_it_was(name: str, ran: Any) -> None:
-    """What it packs are views for the model, so that no process holds its part twice."""
+    """Its packed weights are views for the model, so no process holds its part twice."""
     alone, both = ran[name]
     for one in both:
         want = alone["logits"].float()
         torch.testing.assert_close(one["after"], want, rtol=0, atol=1e-5 * float(want.abs().max()))
-        assert one["views"] or name == "hybrid"  # whose first layer has no attention
+        assert one["views"]
 
 
 @pytest.mark.parametrize("name", MODELS)

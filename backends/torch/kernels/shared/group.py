@@ -42,8 +42,8 @@ class Group:
         return range(min(self.rank * each, total), min(self.rank * each + each, total))
 
     def rows(self, ids: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which of the rows of this process `ids` are, in 0 … `total` − 1, and which of them it has at all, bool; one
-        that it has not stands for another row."""
+        """Count `ids`, in 0 … `total` − 1, from the first row of this process, and tell which of them it has, bool; in
+        the place of one that it has not is another row."""
         here = self.share(total)
         own = (ids - here.start).clamp(0, max(len(here) - 1, 0))
         return own, own + here.start == ids

@@ -1,4 +1,4 @@
-"""What processes add up, against float64: two of them, the other one of which has sent its part."""
+"""Sums over processes against float64: two of them, the other one of which has sent its part."""
 
 from __future__ import annotations
 
