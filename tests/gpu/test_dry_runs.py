@@ -42,7 +42,7 @@ def run(*command: str | Path, root: Path, status: int = 0) -> str:
 
 
 def measured(root: Path, out: Path, *arguments: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """What a run on the CPU prints, and what its files hold by stage."""
+    """Run on the CPU: what is printed, and what the result files hold by stage."""
     printed = run(root / "benchmarks/gpu.py", *arguments, "--device", "cpu", "--jobs", "2", "--out", out, root=root)
     return printed, {path.stem[4:]: json.loads(path.read_text())["results"] for path in out.glob("gpu_*.json")}
 
