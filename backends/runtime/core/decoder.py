@@ -45,7 +45,7 @@ class Decoder(ABC, Generic[C]):
 
     @property
     def experts(self) -> ExpertCounts:
-        """What tokens have asked of experts so far, where those are not all on the device."""
+        """Experts that tokens have asked so far, where those are not all on the device."""
         return ExpertCounts()
 
     @contextmanager

@@ -10,8 +10,8 @@ Finish = Literal["stop", "stop_string", "length"]
 
 @dataclass(frozen=True)
 class ExpertCounts:
-    """What was asked of mixtures whose weights are not all on the device: so many experts, of which so many were found
-    there, some of those because they had been guessed; and the bytes that were brought in."""
+    """Experts of mixtures whose weights are not all on the device: how many were asked, how many of those were found
+    there, some of them because they had been guessed, and the bytes that were brought in."""
 
     asked: int = 0
     found: int = 0

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.results import ExpertCounts
 from weft.backends.runtime.text.chat import ChatTemplate
 from weft.backends.runtime.text.tokenizer import GrowingText, StopStrings
 from weft.backends.runtime.text.tokenizer import Tokenizer as Ours
@@ -30,6 +31,7 @@ class Scripted:
         self.capacity, self.lengths = max_length, np.zeros(len(scripts), np.int64)
         self.max_prompt, self.start, self.cache_bytes, self.chunk = max_length, None, 0, 512
         self.said: list[list[int]] = []
+        self.experts = ExpertCounts()
 
     @contextmanager
     def context(self, batch: int, tokens: int) -> Iterator[Scripted]:
