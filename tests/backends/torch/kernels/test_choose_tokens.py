@@ -37,18 +37,18 @@ def tokens(compute: Any, logits: torch.Tensor, numbers: np.ndarray, **way: Any) 
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("vocab", [1, 37, 5000])
+@pytest.mark.parametrize("vocab", [1, 37, 2500])
 def test_the_tokens_of_the_host(device: torch.device, vocab: int, way: dict[str, Any]) -> None:
     logits = 3 * draw(3, vocab, seed=1, dtype=torch.float32, device=device)
     logits[1] -= 300
     logits[2, vocab // 2 :] = -torch.inf
     logits[2, 0] = 0.5
     samplers = [Sampler(Sampling(**way, seed=5), [], row) for row in range(3)]
-    numbers = np.stack([s.uniforms(6) for s in samplers])
+    numbers = np.stack([s.uniforms(3) for s in samplers])
     want = []
     for row, values in enumerate(logits.cpu().numpy()):
         sampler = Sampler(Sampling(**way, seed=5), [], row)
-        want.append([sampler(values) for _ in range(6)])
+        want.append([sampler(values) for _ in range(3)])
     for compute in (choose_tokens, reference):
         assert tokens(compute, logits, numbers, **way) == want
 
@@ -101,14 +101,14 @@ def test_top_k_keeps_all_that_equal_the_last(device: torch.device) -> None:
     for compute in (choose_tokens, reference):
         found = {
             tokens(compute, logits, np.full((1, 1), u), temperature=5.0, top_k=2)[0][0]
-            for u in np.linspace(0, 0.999, 40)
+            for u in np.linspace(0, 0.999, 9)
         }
         assert found == {1, 2, 3, 5}
 
 
 def test_numbers_are_drawn_as_they_are_likely(device: torch.device) -> None:
     """A grid of numbers draws each token as often as its probability says, within one point of the grid."""
-    logits, points = 2 * draw(1, 90, seed=4, dtype=torch.float32, device=device), 60
+    logits, points = 2 * draw(1, 90, seed=4, dtype=torch.float32, device=device), 40
     p = (logits[0].double() / 1.4).softmax(-1).cpu().numpy()
     grid = (np.arange(points) + 0.5) / points
     found = [tokens(choose_tokens, logits, np.full((1, 1), u), temperature=1.4)[0][0] for u in grid]
