@@ -12,6 +12,7 @@ from weft.ir.graph import Graph
 from weft.passes.core.base import Argument
 
 KEEP_BLOCKS = "keep_blocks"  # in the meta of a graph: which weights stay in blocks
+ACTIVATIONS = "activations"  # likewise: what activations are rounded to
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Options:
 class OptionKeywords(TypedDict, total=False):
     """The options of weft's own targets as keywords, for type checkers; a test holds them against the targets."""
 
+    activations: str
     keep_blocks: str
     prepack: bool
     tensor_parallel: int

@@ -70,6 +70,7 @@ def cases(large: bool) -> Iterator[Case]:
     yield from _window(large)
     yield from _latent(large)
     yield from _quantized(large)
+    yield from _prompts(large)
     yield from _experts(large)
     yield from _recurrences(large)
 
@@ -174,6 +175,17 @@ def _quantized(large: bool) -> Iterator[Case]:
         ("gate_up", 4, 32),
         ("gate_up", 8, 32),
     ]
+    for name, rows in combinations(("gate_up", "down", "qkv", "out"), (1, 8, 32)) if large else [("out", 1)]:
+        out, inner = shapes[name]
+        group = 128 if large else 64
+        yield Case(
+            "norm_linear",
+            f"8b_{name}_fp8" + (f"_{rows}_rows" if rows > 1 else ""),
+            partial(inputs.coded_linear, rows=rows, out=out, inner=inner, bits=8, group=group, floats=True),
+            out * inner + 4 * out * inner // group,
+            rivals=("dense",),
+            sweep={"norm_linear.tile": _coded_tiles(rows, 8, group)} if large else {},
+        )
     for (name, bits, group), rows in combinations(formats, (1, 8, 32)) if large else [(("out", 4, 32), 1)]:
         out, inner = shapes[name]
         yield Case(
@@ -184,6 +196,17 @@ def _quantized(large: bool) -> Iterator[Case]:
             rivals=("dense", *(("int4",) if bits == 4 and large else ())),
             sweep={"norm_linear.tile": _coded_tiles(rows, bits, group)} if large else {},
         )
+
+
+def _prompts(large: bool) -> Iterator[Case]:
+    """What stands beside products of many rows with weights in codes, of Llama-3.1-8B."""
+    out, inner = LLAMA_8B.products()["gate_up"] if large else (64, 128)
+    for name, bits, floats in (("4_bits", 4, False), ("fp8", 8, True)):
+        draw = partial(inputs.widen, out=out, inner=inner, bits=bits, group=128, floats=floats)
+        yield Case("widen", f"8b_gate_up_{name}", draw, out * inner * (bits + 16) // 8, rivals=("compiled",))
+    for rows in (2048, 8192) if large else (4,):
+        draw = partial(inputs.to_float8, rows=rows, inner=inner, group=128)
+        yield Case("to_float8", f"{rows}_rows", draw, 3 * rows * inner, rivals=("compiled",))
 
 
 def _coded_tiles(rows: int, bits: int, group: int) -> Sequence[Any]:

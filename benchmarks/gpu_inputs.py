@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.backends.torch.kernels.shared.codes import Codes, words
+from weft.backends.torch.kernels.shared.float8 import FLOAT8, rounded
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Inputs:
 
     def wide(self) -> Inputs:
         """The same with all numbers in f64, for a reference."""
-        return self.map(lambda t: t.double() if t.is_floating_point() else t.clone())
+        return self.map(lambda t: t.double() if t.is_floating_point() and t.dtype != FLOAT8 else t.clone())
 
 
 class Draw:
@@ -282,9 +283,14 @@ def ssd_step(
     return Inputs((x, delta, a, b, c, draw.normal(heads), past), {**more, "gate": gate}, own)
 
 
-def coded(draw: Draw, out: int, inner: int, bits: int = 4, group: int = 128, offsets: bool = False) -> Codes:
-    """Weights [out, inner] of 4 or 8 bits."""
+def coded(
+    draw: Draw, out: int, inner: int, bits: int = 4, group: int = 128, offsets: bool = False, floats: bool = False
+) -> Codes:
+    """Weights [out, inner] in codes of 4 or 8 bits, or in floats of 8."""
     shape = (out, words(inner, bits))
+    if floats:
+        scales = draw.uniform(inner // group, out, low=0.8 / 64, high=1.2 / 64, dtype=torch.float32)
+        return Codes(rounded(draw.normal(out, 4 * shape[1], scale=64 * inner**-0.5)), scales, None, 8, inner)
     codes = torch.randint(-(1 << 31), 1 << 31, shape, generator=draw.generator, device=draw.device)
     step = inner**-0.5 * 12**0.5 / (1 << bits)  # of codes that spread evenly
     scales = draw.uniform(inner // group, out, low=0.8 * step, high=1.2 * step)
@@ -294,6 +300,16 @@ def coded(draw: Draw, out: int, inner: int, bits: int = 4, group: int = 128, off
 def coded_linear(draw: Draw, rows: int, out: int, inner: int, **layout: Any) -> Inputs:
     """x [rows, inner] and weights of few bits, for `norm_linear`."""
     return Inputs((draw.normal(rows, inner), coded(draw, out, inner, **layout)))
+
+
+def widen(draw: Draw, out: int, inner: int, **layout: Any) -> Inputs:
+    """Weights in codes, to be numbers of bf16."""
+    return Inputs((coded(draw, out, inner, **layout), draw.dtype))
+
+
+def to_float8(draw: Draw, rows: int, inner: int, group: int) -> Inputs:
+    """x [rows, inner], to be floats of 8 bits."""
+    return Inputs((draw.normal(rows, inner), group))
 
 
 def conv_step(draw: Draw, batch: int, channels: int, width: int = 4) -> Inputs:

@@ -28,14 +28,14 @@ LONG = 2e-3  # seconds: what takes longer is timed by itself
 
 
 def module(name: str) -> ModuleType:
-    """A kernel file, or one that kernels share, by name.
+    """A kernel file, one for prompts, or one that kernels share, by name.
 
     Raises:
         ModuleNotFoundError: there is none.
     """
     package = "weft.backends.torch.kernels"
-    shared = find_spec(f"{package}.shared.{name}") is not None
-    return import_module(f"{package}.shared.{name}" if shared else f"{package}.{name}")
+    places = (f"{package}.{room}.{name}" for room in ("shared", "prompt"))
+    return import_module(next((place for place in places if find_spec(place) is not None), f"{package}.{name}"))
 
 
 def functions(case: Case) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node
 from weft.passes import Pipeline
 
 from ..facts import Facts
-from ..options import BlockOptions, Options, option
+from ..options import ACTIVATIONS, BlockOptions, Options, option
 from ..targets import Backend, Place, register
 
 if TYPE_CHECKING:
@@ -22,8 +22,18 @@ class TorchOptions(BlockOptions):
     """Options of generated models."""
 
     tensor_parallel: int = option(1, "Write parallel.py, a tensor-parallel plan for N processes")
+    activations: Literal["", "fp8"] = option(
+        "", "Round what more than 64 tokens multiply with kept FP8 blocks to FP8, too: faster on GPUs from Hopper on"
+    )
+
+    def mark(self, graph: Graph) -> None:
+        super().mark(graph)
+        if self.activations:
+            graph.meta[ACTIVATIONS] = self.activations
 
     def __post_init__(self) -> None:
+        if self.activations and not self.keep_blocks:
+            raise WeftError("--activations fp8 goes with weights in FP8 blocks: add --keep-blocks all")
         if self.tensor_parallel != 1 and self.keep_blocks:
             raise WeftError("--tensor-parallel divides weights that are numbers, not blocks: leave out --keep-blocks")
 

@@ -11,9 +11,10 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node
 from weft.ir.op import Growth, StateSpec
 from weft.ir.types import dtypes
+from weft.ir.types.block_layouts import LAYOUTS
 from weft.passes.analysis.states import caches, has_cache, manifest_records, named_states, states
 
-from ..options import KEEP_BLOCKS
+from ..options import ACTIVATIONS, KEEP_BLOCKS
 from ..storage.safetensors import write_shards
 from .package import export
 from .package.parallel import write_plan
@@ -46,6 +47,8 @@ class TorchFolder:
         if graph.meta.get(KEEP_BLOCKS) and not kept:
             reason = self.trace[0] if self.trace else "the model has no separate output head"
             notes.append(f"no weights keep their blocks: {reason}")
+        if graph.meta.get(ACTIVATIONS) and not any(LAYOUTS[name].floats for name in kept):
+            notes.append("activations are not rounded to FP8: no weights are FP8 blocks")
         if kept:
             notes.append(WIDENS)
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())

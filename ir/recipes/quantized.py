@@ -44,6 +44,8 @@ def stored_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
         return "its reader returns no blocks"
     if dtype.bits not in BITS:
         return f"codes of {dtype.bits} bits are taken by no kernel"
+    if any(reader.shape(key)[-1] % dtype.block for key in blocks):
+        return f"its rows are no multiple of {dtype.block} numbers, those of a block"
     return LAYOUTS[dtype.name]
 
 

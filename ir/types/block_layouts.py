@@ -4,6 +4,7 @@ A row is cut into groups. A group has a scale, perhaps a minimum, and a code of 
 
     weight[n, k] = scales[n, g] · (codes[n, k] − 2^{bits−1}) + offsets[n, g],     g = k // group.
 
+Or the codes are floats of 8 bits, e4m3 of arXiv 2209.05433 without infinities, and a weight is scale · float.
 A layout is data: a new one is one `BlockLayout`, registered by `add_layout`. Kernels and lowerings never ask for a
 layout by name, they say which groups and offsets they take, of codes of 4 or 8 bits. Those are the bits of an unpacked
 code: a layout with codes of w bits declares the smallest of 4 and 8 that holds them. If it has no minimum, `unpack`
@@ -70,6 +71,7 @@ def _pack_halves(codes: Array) -> Array:
 
 
 HALVES = Packing(_pack_halves, lambda raw: np.concatenate([raw & 15, raw >> 4], -1))  # low halves first, then high ones
+BYTES = Packing(lambda codes: codes, lambda raw: raw)
 SIGNED = Packing(lambda codes: codes ^ 128, lambda raw: raw ^ 128)  # two's complement; codes are that plus 128
 
 
@@ -78,13 +80,14 @@ class BlockLayout:
     """The layout of the blocks of `dtype`: a scale, a minimum if `has_minimum`, then the codes as `packing` says.
 
     Scale and minimum m are stored in the dtype `scale`. With a minimum a weight is scale · code + m, so that the offset
-    of the module's formula is m + scale · 2^{bits−1}.
+    of the module's formula is m + scale · 2^{bits−1}. `floats` says that codes are floats, of 8 bits, without minimum.
     """
 
     dtype: DType
     packing: Packing
     has_minimum: bool = False
     scale: DType = dtypes.f16
+    floats: bool = False
 
     def __str__(self) -> str:
         return self.dtype.name
@@ -117,7 +120,10 @@ class BlockLayout:
 
     def dequantize(self, blocks: Blocks) -> Array:
         """The numbers that blocks stand for, f32 [rows, groups · group]: the meaning of a layout."""
-        centred = blocks.codes.astype(np.float32) - (1 << (self.bits - 1))
+        if self.floats:
+            centred = blocks.codes.view(dtypes.f8e4m3.numpy).astype(np.float32)
+        else:
+            centred = blocks.codes.astype(np.float32) - (1 << (self.bits - 1))
         values = blocks.scales[..., None] * centred
         if blocks.offsets is not None:
             values = values + blocks.offsets[..., None]
@@ -137,3 +143,5 @@ def add_layout(layout: BlockLayout) -> None:
 add_layout(BlockLayout(dtypes.q4_0, HALVES))
 add_layout(BlockLayout(dtypes.q4_1, HALVES, has_minimum=True))
 add_layout(BlockLayout(dtypes.q8_0, SIGNED))
+# Folders of Hugging Face: a scale for a tile of 128 · 128, which here every row of the tile has.
+add_layout(BlockLayout(dtypes.f8e4m3_128, BYTES, scale=dtypes.f32, floats=True))

@@ -106,12 +106,13 @@ u16 = DType("u16", "uint", 16)
 u8 = DType("u8", "uint", 8)
 u4 = DType("u4", "uint", 4)
 bool_ = DType("bool", "bool", 8)
-# Block layouts of the GGUF specification: elements per block, bytes per block.
+# Block layouts, most of the GGUF specification: elements per block, bytes per block.
 q4_0 = DType("q4_0", "block", 4, block=32, block_bytes=18)
 q4_1 = DType("q4_1", "block", 4, block=32, block_bytes=20)
 q5_0 = DType("q5_0", "block", 5, block=32, block_bytes=22)
 q5_1 = DType("q5_1", "block", 5, block=32, block_bytes=24)
 q8_0 = DType("q8_0", "block", 8, block=32, block_bytes=34)
+f8e4m3_128 = DType("f8e4m3_128", "block", 8, block=128, block_bytes=132)  # a float32 and what it multiplies
 mxfp4 = DType("mxfp4", "block", 4, block=32, block_bytes=17)
 q2_k = DType("q2_k", "block", 2, block=256, block_bytes=84)
 q3_k = DType("q3_k", "block", 3, block=256, block_bytes=110)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ TILED = {
     "qwen3-moe": (RAGGED | {"moe_intermediate_size": 264}, torch.bfloat16),
     "qwen3-gqa": (RAGGED, torch.bfloat16),
 }
+WHOLE = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 32, "num_attention_heads": 8}
 
 
 def tensors(folder: Path) -> Tensors:
@@ -69,8 +71,9 @@ def in_mxfp4(folder: Path) -> Path:
 
 def in_fp8(name: str, folder: Path) -> tuple[Path, Path]:
     """A tiny model, its projections in tiles of FP8; and in the numbers that those stand for."""
-    changes, scaled_in = TILED[name]
-    replace(ROWS[name], config=ROWS[name].config | changes).save(folder / "hf")
+    changes, scaled_in = TILED.get(name, (WHOLE, torch.float32))
+    row = ROWS[name if name in ROWS else "qwen3-gqa"]
+    replace(row, config=row.config | changes).save(folder / "hf")
     stored = tensors(folder / "hf")
     plain = dict(stored)
     for key in [k for k in stored if "_proj" in k and k.endswith(".weight")]:
@@ -120,7 +123,38 @@ def test_projections_in_tiles_of_fp8(name: str, tmp_path: Path) -> None:
     assert error(compiled(folder, tmp_path / "out"), by_transformers(plain)) < TOLERANCE
     found, want = values(load_source(folder)), values(load_source(plain))
     assert all(np.array_equal(found[parameter], want[parameter]) for parameter in want)
-    assert "f8e4m3" in inspect(load_source(folder)).parameters_by_storage
+    assert "f8e4m3_128" in inspect(load_source(folder)).parameters_by_storage
+
+
+def test_tiles_of_fp8_stay_so(tmp_path: Path) -> None:
+    """In a model of PyTorch that keeps blocks: the same numbers in a quarter of the bytes."""
+    folder, plain = in_fp8("qwen3-whole", tmp_path)
+    same: Any = {"target": "torch", "max_length": LENGTH}
+    report = weft.compile(folder, tmp_path / "kept", keep_blocks="all", **same)
+    wide = weft.compile(folder, tmp_path / "wide", **same)
+    facts = json.loads((tmp_path / "kept" / "weft.json").read_text())
+    assert facts["blocks"] == {"f8e4m3_128": sum(key.endswith("_scale_inv") for key in tensors(folder))}
+    assert report.weight_bytes < 0.4 * wide.weight_bytes
+    found = weft.load(tmp_path / "kept", trust=True).logits(IDS[0].tolist())[None]
+    assert error(found, by_transformers(plain)) < TOLERANCE
+    (note,) = weft.compile(folder, tmp_path / "out", keep_blocks="all").notes
+    assert "f8e4m3_128: its codes are floats" in note
+
+
+def test_rows_that_are_no_whole_tiles_are_widened(tmp_path: Path) -> None:
+    folder, _ = in_fp8("qwen3-gqa", tmp_path)
+    notes = weft.compile(folder, tmp_path / "out", target="torch", keep_blocks="all", max_length=LENGTH).trace
+    assert any("its rows are no multiple of 128 numbers" in note for note in notes)
+
+
+def test_a_code_that_is_no_number_is_named(tmp_path: Path) -> None:
+    folder, _ = in_fp8("qwen3-whole", tmp_path)
+    stored, key = tensors(folder), "model.layers.1.mlp.up_proj.weight"
+    stored[key].view(torch.uint8)[300, 5] = 0x7F
+    broken = rewritten(folder, tmp_path / "broken", stored)
+    with pytest.raises(WeftError, match=f"there is a NaN in '{key}'; the checkpoint is broken"):
+        weft.compile(broken, tmp_path / "out", target="torch", keep_blocks="all")
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_byte_and_exponent_of_mxfp4(tmp_path: Path) -> None:

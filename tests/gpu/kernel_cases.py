@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import gpu_inputs as inputs
 from gpu_inputs import Draw, Inputs
+from gpu_kernels import module
 from torch import Tensor
 
 from weft.backends.torch.kernels.shared.launch import Variant, jit, tl, triton
@@ -30,7 +30,7 @@ class Odd:
 
     @property
     def file(self) -> Any:
-        return import_module(f"weft.backends.torch.kernels.{self.kernel}")
+        return module(self.kernel)
 
     def functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The launcher and its reference."""
@@ -124,6 +124,16 @@ CASES = {
         )
         for rows in (4, 8, 16, 32, 64)
     },
+    **{
+        f"norm_linear fp8 {rows} rows": Odd(
+            "norm_linear", _odd(inputs.coded_linear, rows=rows, out=70, inner=384, bits=8, floats=True), 384
+        )
+        for rows in (1, 8, 16, 32, 64)
+    },
+    "widen": Odd("widen", _odd(inputs.widen, out=35, inner=96, group=32, offsets=True), 1, ()),
+    "widen fp8": Odd("widen", _odd(inputs.widen, out=67, inner=384, bits=8, floats=True), 1, ()),
+    "to_float8": Odd("to_float8", _odd(inputs.to_float8, rows=11, inner=384, group=128), 1),
+    "to_float8 rows": Odd("to_float8", _odd(inputs.to_float8, rows=3, inner=100, group=100), 1),
     "latent_decode": Odd(
         "latent_decode",
         _odd(inputs.latent_decode, batch=2, heads=5, rank=48, rope=16, length=130),

@@ -31,7 +31,10 @@ GROUPS = (16, 32, 64, 128, 256)  # that MatMulNBits takes
 def _layout(weight: Value | None) -> BlockLayout | str:
     if not isinstance(weight, Param):
         return "its weight is no parameter"
-    return stored_layout(weight.recipe, weight.graph.reader)
+    layout = stored_layout(weight.recipe, weight.graph.reader)
+    if isinstance(layout, BlockLayout) and layout.floats:
+        return f"no operator multiplies by {layout}: its codes are floats"
+    return layout
 
 
 def _refusal(node: Node, target: Backend) -> str | None:

@@ -186,9 +186,9 @@ def variants() -> list[Variant]:
         forms = {"NORM": norm, "SPLITS": splits, "BLOCK_H": at_once(n, plan)}
         absent += " partial tickets" * (splits == 1 and norm == "none")
         shipped.append(plan.variant(linear_residual_kernel, m, dtype, "N K each", forms, absent=absent))
-    for m in (1, 8, 32):
-        plan, absent = gemv.coded(m, 4096, 14336, 4, 128), "offsets gain shift bias"
+    for m, bits, types in ((1, 4, gemv.CODES), (8, 4, gemv.CODES), (32, 4, gemv.CODES), (1, 8, gemv.FLOATS)):
+        plan, absent = gemv.coded(m, 4096, 14336, bits, 128), "offsets gain shift bias"
         forms = {"NORM": "none", "SPLITS": columns(4096, 14336, plan)[0], "BLOCK_H": at_once(4096, plan)}
-        more: dict[str, Any] = {"absent": absent, "types": gemv.CODES}
+        more: dict[str, Any] = {"absent": absent, "types": types}
         shipped.append(plan.variant(linear_residual_kernel, m, BF16, "N K each", forms, **more))
     return shipped

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from .shared.activation import check_activation, gated, open_gate
-from .shared.gemv import CODES, Weight, affine, check, coded, parts, refusal, tile
+from .shared.gemv import CODES, FLOATS, Weight, affine, check, coded, parts, refusal, tile
 from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
@@ -82,7 +82,7 @@ reference = partial(norm_glu, kernel=False)
 
 def variants() -> list[Variant]:
     """SwiGLU of 8 B and of 135 M parameters, four rows of a GEGLU with LayerNorm, eight rows in fp32, a limited one;
-    more rows; and 4 bits."""
+    more rows; 4 bits, and floats of 8."""
     return [
         tile(m, 2 * n, k, dtype, least=2).variant(norm_glu_kernel, m, dtype, "N K", forms, absent=absent)
         for m, n, k, dtype, norm, activation, limit, shift, absent in (
@@ -95,8 +95,9 @@ def variants() -> list[Variant]:
         )
         for forms in [{"NORM": norm, "ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}]
     ] + [
-        coded(m, 28672, 4096, 4, 128).variant(norm_glu_kernel, m, BF16, "N K", forms, absent=absent, types=CODES)
-        for m in (1, 8, 16, 32)
+        coded(m, 28672, 4096, bits, 128).variant(norm_glu_kernel, m, BF16, "N K", forms, absent=absent, types=types)
+        for bits, types, rows in ((4, CODES, (1, 8, 16, 32)), (8, FLOATS, (1, 8, 16, 32, 64)))
+        for m in rows
         for forms in [{"NORM": "rms", "ACTIVATION": "silu", "LIMIT": None, "SHIFT": 0.0}]
         for absent in ["offsets shift bias"]
     ]

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from .shared.activation import ACTIVATIONS, activate, check_activation
-from .shared.gemv import Weight, affine, check, coded, flat, parts, refusal, tile
+from .shared.gemv import FLOATS, Weight, affine, check, coded, flat, parts, refusal, tile
 from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
@@ -82,8 +82,8 @@ def variants() -> list[Variant]:
 
 
 def _coded() -> list[Variant]:
-    """8 B parameters in 4 bits by groups of 128 and 32, with offsets; 8 bits per channel and as q8_0; several rows; and
-    blocks as GGUF files have them, whose scales are fp16 and offsets fp32, whatever x is."""
+    """8 B parameters in 4 bits by groups of 128 and 32, with offsets; 8 bits per channel and as q8_0; several rows;
+    blocks as GGUF files have them, whose scales are fp16 and offsets fp32, whatever x is; and floats of 8 bits."""
     shipped, stored = [], {"scales": "*fp16", "offsets": "*fp32"}
     plain = {"NORM": "none", "ACTIVATION": "identity"}
     for m, n, k, dtype, bits, group, absent, types in (
@@ -97,6 +97,10 @@ def _coded() -> list[Variant]:
         (1, 1536, 576, FP32, 8, 32, "offsets bias", {}),
         (1, 4096, 4096, BF16, 4, 32, "", stored),
         (1, 4096, 14336, BF16, 8, 32, "offsets bias", stored),
+        *((m, 28672, 4096, BF16, 8, 128, "offsets bias", FLOATS) for m in (1, 8, 16, 32, 64)),
+        (1, 28672, 4096, BF16, 8, 4096, "offsets bias", FLOATS),
+        (1, 28672, 4096, FP16, 8, 128, "offsets bias", FLOATS),
+        (8, 4096, 4096, FP32, 8, 128, "offsets bias", FLOATS),
     ):
         types = {"weight": "*i32", **types}
         plan, absent = coded(m, n, k, bits, group), f"gain shift {absent}"

@@ -223,7 +223,7 @@ def _head(head_dim: int, rotary: int) -> dict[str, int]:
 
 
 def variants() -> list[Variant]:
-    """Llama and Qwen 3 of 8 B, more rows, LayerNorm with biases and partial rotary, a small model in fp32, 4 bits."""
+    """Llama and Qwen 3 of 8 B, more rows, LayerNorm with biases and partial rotary, a small model in fp32, 4 bits, floats of 8."""
     shipped = []
     for m, heads, kv_heads, head_dim, k, dtype, rotary, more in (
         (1, 32, 8, 128, 4096, BF16, 128, {}),
@@ -234,13 +234,15 @@ def variants() -> list[Variant]:
         (64, 32, 8, 128, 4096, BF16, 128, {}),
         (1, 32, 8, 128, 4096, BF16, 128, {"BITS": 4}),
         (16, 32, 8, 128, 4096, BF16, 128, {"BITS": 4}),
+        (1, 32, 8, 128, 4096, BF16, 128, {"BITS": 8}),
     ):
         forms = {"NORM": "rms", "HEAD_NORM": False, "INTERLEAVED": False, "ROLLING": False, **more}
         absent = " shift bias" * (forms["NORM"] == "rms") + " q_gain k_gain raw tickets" * (not forms["HEAD_NORM"])
         outputs = (heads + 2 * kv_heads) * head_dim
         plan, types = _tile(m, outputs, k, head_dim, dtype), {}
-        if forms.pop("BITS", 0):
-            plan, types, absent = gemv.coded(m, outputs, k, 4, 128), gemv.CODES, f"{absent} offsets"
+        if bits := forms.pop("BITS", 0):
+            plan, absent = gemv.coded(m, outputs, k, bits, 128), f"{absent} offsets"
+            types = gemv.CODES if bits == 4 else gemv.FLOATS
         strides, counts = "K stride_b stride_h stride_t", "heads kv_heads capacity keep"
         forms |= _head(head_dim, rotary)
         shipped.append(plan.variant(norm_qkv_kernel, m, dtype, strides, forms, counts, absent, types=types))

@@ -7,6 +7,7 @@ from weft.ir.graph import Node, Param, Value
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
+from ...options import ACTIVATIONS
 from ..program.emitter import Emitter
 from ..program.quantized import block_params, dense, embeds, kept
 from ..program.registry import lowering
@@ -49,6 +50,8 @@ def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodu
     parts = e.blocks[weight]
     out, width = weight.type.concrete({})
     how = f"bits={layout.bits}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
+    if layout.floats:
+        how += ", floats=True" + ", activations=True" * (e.graph.meta.get(ACTIVATIONS) == "fp8")
     if layout.scale != dtypes.f16:
         how += f", scales=torch.{TORCH_NAMES[layout.scale.name]}"
     if embeds(weight):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.shared.codes import Codes
-from .quantized import Quantized, block_linear
+from .quantized import Quantized
 
 
 def pack(*linears: nn.Linear) -> Tensor:
@@ -30,4 +30,5 @@ def pack_blocks(*linears: Quantized) -> Codes:
         linear.codes = own
     scales = torch.cat([linear.scales for linear in linears], 1)
     offsets = [linear.offsets for linear in linears if linear.offsets is not None]
-    return Codes(codes, scales, torch.cat(offsets, 1) if offsets else None, first.bits, first.width, block_linear)
+    codes = first.typed(codes)
+    return Codes(codes, scales, torch.cat(offsets, 1) if offsets else None, first.bits, first.width, first.product)

@@ -66,6 +66,10 @@ class Quantized(ABC):
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         """Rows `start:stop` of axis 0, as float32."""
 
+    def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Array:
+        """The same rows as stored: u8 [rows, blocks in a row, bytes of a block]. Raises WeftError without a layout."""
+        raise WeftError(f"{reader.path}: {self.codes!r} is in no layout whose blocks are taken as stored")
+
 
 @dataclass(frozen=True)
 class DequantizedReader:
@@ -94,6 +98,14 @@ class DequantizedReader:
         """Rows `start:stop` of axis 0 of tensor `key`: float32, or integers as stored."""
         tensor = self.quantized.get(key)
         return self.reader.read(key, start, stop) if tensor is None else tensor.read(self.reader, start, stop)
+
+    def read_blocks(self, key: str, start: int, stop: int) -> Array:
+        """The blocks of rows `start:stop` of the quantized matrix `key`, u8 [rows, blocks in a row, bytes of a block].
+
+        Raises:
+            WeftError: if there is a NaN among its codes.
+        """
+        return self.quantized[key].read_blocks(self.reader, start, stop)
 
 
 @dataclass(frozen=True)
@@ -136,6 +148,21 @@ class Tiles(Quantized):
     """
 
     edges: tuple[int, ...]
+
+    def dtype(self, reader: TensorReader) -> DType:
+        stored, block = reader.dtype(self.codes), dtypes.f8e4m3_128
+        return block if stored == dtypes.f8e4m3 and self.edges[1:] == (block.block,) else stored
+
+    def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Array:
+        tall, wide = self.edges
+        first, last = start // tall, -(-stop // tall)
+        scales = reader.read(self.scales, first, last)[np.arange(start, stop) // tall - first]
+        values = reader.read(self.codes, start, stop)
+        if np.isnan(values).any():
+            raise WeftError(f"{reader.path}: there is a NaN in {self.codes!r}; the checkpoint is broken")
+        codes = values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8).reshape(len(values), -1, wide)
+        head = np.ascontiguousarray(scales[..., None], np.float32).view(np.uint8)
+        return np.concatenate([head, codes], -1)
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         tall, *edges = self.edges

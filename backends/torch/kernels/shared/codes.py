@@ -1,4 +1,4 @@
-"""Products of few rows with W of 4- or 8-bit codes, W read once: on tensor cores, for 1 to 64 rows.
+"""Products of few rows with W of 4- or 8-bit codes or floats of 8 bits, W read once: on tensor cores, 1 to 64 rows.
 
 weight = scale · (code − 2^{bits−1}) + offset, codes unsigned, with one scale, and maybe one offset, for each `group`
 consecutive weights of a row. This covers the GGUF layouts q4_0, q4_1 and q8_0 (groups of 32) and AWQ and GPTQ (arXiv
@@ -13,6 +13,8 @@ tile s at shift 8·s, the high ones at 8·s + 4. So a mask that also sets the ex
 
 What was added is taken off the sums, as Σ x of the group is known from a product with ones, which offsets need too; or
 of many rows off the numbers.
+Floats of 8 bits, see `float8`, lie as codes of 8 bits do: weight = scale · float.
+
 Scales and offsets lie as [groups, out]. x of fp32 is the sum of three numbers of bf16, each of which is multiplied.
 """
 
@@ -26,6 +28,7 @@ import torch
 from torch.nn import functional as F
 
 from .dots import moments, operand, scaled
+from .float8 import FLOAT8, two_floats
 from .launch import INTERPRETER, constant, jit, tl
 
 WORDS = 16  # in a chunk
@@ -84,6 +87,12 @@ def two_numbers(words, SHIFT: tl.constexpr, HALF: tl.constexpr, LESS: tl.constex
 
 
 @jit
+def as_words(codes):
+    """A pointer to codes, of whatever type, as one to words of 32 bits."""
+    return codes.to(tl.pointer_type(tl.int32))
+
+
+@jit
 def code_products(
     x, x_row, codes, scales, offsets, gain, shift, rows, M, N, K, begin, end, eps,
     NORM: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
@@ -102,12 +111,14 @@ def code_products(
     HALF: tl.constexpr = 0x6400 if tl.float16 == DTYPE else 0x4300
     ADDED: tl.constexpr = 1024 if tl.float16 == DTYPE else 128  # to a code by HALF
     ZERO: tl.constexpr = ADDED + 8 if BITS == 4 else 17 * ADDED + 128
-    CENTRED: tl.constexpr = BLOCK_M >= 16  # from then on sums cost more than to subtract from codes
+    FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
+    CENTRED: tl.constexpr = FLOATS or BLOCK_M >= 16  # from then on sums cost more than to subtract from codes
     LESS: tl.constexpr = ADDED + 8 if CENTRED else 0
+    PLANES: tl.constexpr = 2 if BITS == 8 and not FLOATS else 1
     COLUMNS: tl.constexpr = BLOCK_M if BLOCK_M >= 8 else 8  # one row of x is multiplied eight times over
     PARTS: tl.constexpr = 3 if x.dtype.element_ty == tl.float32 else 1
     i, j = tl.arange(0, 16), tl.arange(0, 32)
-    from_words = codes + rows.to(tl.int64)[:, None] * (tl.cdiv(K, CHUNK) * 16) + (begin // CHUNK * 16 + i)[None, :]
+    from_words = as_words(codes) + rows.to(tl.int64)[:, None] * (tl.cdiv(K, CHUNK) * 16) + (begin // CHUNK * 16 + i)[None, :]
     from_x = x + tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None] * x_row + (begin + j)[None, :]
     columns = tl.arange(0, 256)
     mean, rstd = (
@@ -142,14 +153,17 @@ def code_products(
                     v = scaled(exact, gain, shift, begin + k + j, None if EVEN else there).to(v.dtype)
                     if NORM == "layer":
                         v = tl.where(there[None, :], v, 0.0)  # codes beyond the columns are not 0 as numbers
-                numbers = two_numbers(some, BITS * t, HALF, LESS - 8 if BITS == 8 and CENTRED else LESS, DTYPE)
-                if BITS == 8:
+                if FLOATS:
+                    numbers = two_floats(some, t, DTYPE)
+                else:
+                    numbers = two_numbers(some, BITS * t, HALF, LESS - 8 if BITS == 8 and CENTRED else LESS, DTYPE)
+                if PLANES == 2:
                     upper = two_numbers(some, BITS * t + 4, HALF, LESS, DTYPE)
                 for part in tl.static_range(PARTS):
                     rounded = v.to(DTYPE)
                     turned = tl.trans(tl.broadcast_to(operand(rounded), [COLUMNS, 32]))
                     low = tl.dot(numbers, turned, low)
-                    if BITS == 8:
+                    if PLANES == 2:
                         high = tl.dot(upper, turned, high)
                     if not CENTRED or offsets is not None:
                         sums = tl.dot(ones, turned, sums)
@@ -159,10 +173,13 @@ def code_products(
                     row = (begin + k) // GROUP
                     if not EVEN:
                         row = tl.minimum(row, (K - 1) // GROUP)
-                    product = low + 16 * high if BITS == 8 else low
+                    product = low + 16 * high if PLANES == 2 else low
                     if not CENTRED:
                         product -= ZERO * sums
-                    total += product * tl.load(scales + row * N + rows).to(tl.float32)[:, None]
+                    scale = tl.load(scales + row * N + rows).to(tl.float32)
+                    if FLOATS and DTYPE == tl.float16:
+                        scale *= 256
+                    total += product * scale[:, None]
                     if offsets is not None:
                         total += sums * tl.load(offsets + row * N + rows).to(tl.float32)[:, None]
                     low = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
@@ -172,11 +189,20 @@ def code_products(
     return y * tl.rsqrt(tl.sum(squares, axis=1)[:, None] / K + eps) if NORM == "rms" else y
 
 
+def centred(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
+    """The numbers of codes [out, words] of `bits`, or of floats of 8 bits [out, 4·words], without scales and offsets:
+    f32 [out, width]."""
+    if packed.dtype != torch.int32:
+        tiles = packed.float().unflatten(1, (-1, WORDS, 2, 2)).permute(0, 1, 4, 2, 3)  # [out, chunks, tiles, WORDS, 2]
+        return tiles.flatten(1)[:, :width]
+    return (unpack(packed, bits, width) - (1 << (bits - 1))).float()
+
+
 def dequantize(
     packed: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None, *, bits: int, width: int
 ) -> torch.Tensor:
-    """The weights [out, width], f32, of words [out, words] and scales and offsets [groups, out]."""
-    numbers = (unpack(packed, bits, width) - (1 << (bits - 1))).float().unflatten(1, (len(scales), -1))
+    """The weights [out, width], f32, of codes as in `Codes`, and scales and offsets [groups, out]."""
+    numbers = centred(packed, bits, width).unflatten(1, (len(scales), -1))
     weight: torch.Tensor = numbers * scales.T.float()[..., None]
     return (weight if offsets is None else weight + offsets.T.float()[..., None]).flatten(1)
 
@@ -197,7 +223,8 @@ def multiplied(
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """W [out, width] in codes of `bits`: `packed` i32 [out, words], scales and maybe offsets [groups, out].
+    """W [out, width] in codes of `bits`: `packed` i32 [out, words], scales and maybe offsets [groups, out]; or in floats
+    of 8 bits, `packed` float8_e4m3fn [out, 4·words], which are the bytes of words.
 
     `otherwise` is what torch multiplies with, as `multiplied` does.
 
@@ -216,9 +243,12 @@ class Codes:
         bits, width, out = self.bits, self.width, len(self.packed)
         if bits not in (4, 8):
             raise ValueError(f"codes of {bits} bits are not of 4 or 8")
-        if self.packed.dtype != torch.int32 or self.packed.shape != (out, words(width, bits)):
+        kind, size = torch.int32, words(width, bits)
+        if self.packed.dtype == FLOAT8 and bits == 8:
+            kind, size = FLOAT8, 4 * size
+        if self.packed.dtype != kind or self.packed.shape != (out, size):
             given = f"codes {[*self.packed.shape]} {self.packed.dtype}"
-            raise ValueError(f"{given} must be int32 [out, {words(width, bits)}] for rows of {width}")
+            raise ValueError(f"{given} must be {str(kind)[6:]} [out, {size}] for rows of {width}")
         groups = len(self.scales)
         if self.scales.shape[1:] != (out,) or width % groups or (width // groups % TILE and groups > 1):
             raise ValueError(
@@ -249,6 +279,12 @@ class Codes:
     def parts(self) -> tuple[Any, Any, Any]:
         """Codes, scales and offsets: what kernels read."""
         return self.packed, self.scales, self.offsets
+
+    def rows(self, part: slice) -> Codes:
+        """Some rows of W."""
+        offsets = None if self.offsets is None else self.offsets[:, part].contiguous()
+        scales = self.scales[:, part].contiguous()
+        return Codes(self.packed[part], scales, offsets, self.bits, self.width, self.otherwise)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x Wᵀ + b with torch."""

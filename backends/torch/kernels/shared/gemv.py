@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from . import launch
-from .codes import TILE, Codes, chunk, code_products
+from .codes import TILE, Codes, as_words, chunk, code_products
 from .dots import dot_products, prefetch_rows
 from .launch import DTYPES, Variant, jit, options, tl, variant, wait
 from .norm import Norm
@@ -85,6 +85,7 @@ class Tile:
 
 Weight = torch.Tensor | Codes
 CODES = {"weight": "*i32", "scales": "*fp16", "offsets": "*fp32"}  # their types, where they come from a checkpoint
+FLOATS = {"weight": "*fp8e4nv", "scales": "*fp32"}  # likewise
 
 
 def parts(weight: Weight) -> tuple[Any, Any, Any]:
@@ -236,7 +237,8 @@ def first_weights(
             if BITS > 0:
                 CHUNK: tl.constexpr = 512 // BITS
                 words = tl.cdiv(K, CHUNK) * 16
-                prefetch_rows(weight, rows, words, begin // CHUNK * 16, tl.cdiv(end, CHUNK) * 16, BLOCK_K * BITS // 16)
+                first, last = begin // CHUNK * 16, tl.cdiv(end, CHUNK) * 16
+                prefetch_rows(as_words(weight), rows, words, first, last, BLOCK_K * BITS // 16)
             else:
                 prefetch_rows(weight, rows, K, begin, end, 2 * BLOCK_K)
         return 0.0

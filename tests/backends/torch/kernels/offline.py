@@ -211,7 +211,9 @@ def table() -> str:
         known = [records[version].get(name, ("", {}))[1] for version in VERSIONS]
         if all("issue" in facts for facts in known):
             c = variant.constants
-            weights = f"{c['BITS']} bits by {c['GROUP']}" if c.get("BITS") else variant.types["weight"].lstrip("*")
+            kind = variant.types["weight"].lstrip("*")
+            coded = "fp8" if kind.startswith("fp8") else f"{c.get('BITS')} bits"
+            weights = f"{coded} by {c['GROUP']}" if c.get("BITS") else kind
             tile = f"{c.get('NORM', 'none')} norm, {c['BLOCK_N']} × {c['BLOCK_K']}"
             numbers = [n for f in known for n in (f["reg"], f"{f['instructions'] / f['bytes']:.3f}", f["issue"])]
             cells = (f"{variant.kernel.__name__} ({tile})", weights, c["BLOCK_M"], *numbers)

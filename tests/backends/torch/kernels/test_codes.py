@@ -16,6 +16,7 @@ from weft.backends.torch.kernels.norm_linear import norm_linear
 from weft.backends.torch.kernels.norm_qkv import norm_qkv
 from weft.backends.torch.kernels.shared import gemv
 from weft.backends.torch.kernels.shared.codes import Codes, dequantize, unpack
+from weft.backends.torch.snippets.quantized import block_linear
 from weft.ir.types.block_layouts import pack_words
 
 from .close import DTYPES, assert_close, exact, rounded
@@ -151,6 +152,10 @@ def test_wrong_operands() -> None:
         ({"scales": scales[:, :4]}, r"scales \[2, 4\] must be \[groups, 5\]"),
         ({"offsets": scales[:1]}, r"offsets \[1, 5\] differ"),
         ({"bits": 5}, "codes of 5 bits are not of 4 or 8"),
+        (
+            {"packed": codes.view(torch.float8_e4m3fn)[:, :32]},
+            r"codes \[5, 32\] torch.float8_e4m3fn must be float8_e4m3fn \[out, 64\] for rows of 64",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             Codes(**{"packed": codes, "scales": scales, "offsets": None, "bits": 8, "width": 64, **changed})
@@ -166,15 +171,61 @@ def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
     assert kernel.norm_linear(x, weight).requires_grad
 
 
+def float8(code: int) -> float:
+    """The number of a code by arXiv 2209.05433, table 1: sign, four bits of exponent with a bias of 7, three of fraction;
+    0 at the smallest exponent stands for that of 1 without the implicit bit."""
+    exponent, fraction = code >> 3 & 15, code & 7
+    size = np.ldexp(1 + fraction / 8, exponent - 7) if exponent else np.ldexp(fraction / 8, -6)
+    return float(-size if code & 128 else size)
+
+
+NUMBERS = np.array([c for c in range(256) if c & 127 != 127])  # the other two are no numbers
+EIGHT = np.array([float8(code) for code in range(256)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "out", "width", "group"),
+    [(1, 37, 254, 254), (2, 5, 256, 128), (3, 17, 192, 32), (8, 6, 320, 64), (16, 18, 96, 96), (64, 40, 384, 128)],
+)
+def test_floats_of_eight_bits(
+    device: torch.device, rows: int, out: int, width: int, group: int, dtype: torch.dtype
+) -> None:
+    """Every code there is, with powers of 2 as scales, which leave only x to round."""
+    rng = np.random.default_rng(0)
+    codes = rng.permuted(np.resize(NUMBERS, (out, width)), axis=1)
+    scales = torch.from_numpy(np.ldexp(1.0, rng.integers(-9, 3, (width // group, out)))).float().to(device)
+    weight = exact(scales).T.repeat(group, 1) * EIGHT[codes]
+    packing = torch.from_numpy(packed(codes, 8)).to(device).view(torch.float8_e4m3fn)
+    given = Codes(packing, scales, None, 8, width)
+    assert np.array_equal(exact(dequantize(*given.parts, bits=8, width=width)), weight)
+    x = rounded(rng.normal(size=(rows, width)), dtype, device)
+    size = np.abs(exact(x)) @ np.abs(weight).T
+    for computed in (kernel.norm_linear, kernel.reference, block_linear_of):
+        made = exact(computed(x, given))
+        assert (np.abs(made - exact(x) @ weight.T) <= (2 + width / 64) * torch.finfo(dtype).eps * size).all()
+
+
+def block_linear_of(x: torch.Tensor, weight: Codes) -> torch.Tensor:
+    """The product of generated modules without kernels, in f32: weights of fp16 could be too small."""
+    return block_linear(x.float(), *weight.parts, bits=8).to(x.dtype)
+
+
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "bits", "group"), [(1, 4, 32), (3, 8, 96), (33, 4, 96)])
-def test_the_fusions(device: torch.device, rows: int, bits: int, group: int, dtype: torch.dtype, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("rows", "bits", "group", "floats"), [(1, 4, 32, False), (3, 8, 96, False), (33, 4, 96, False), (2, 8, 32, True)]
+)
+def test_the_fusions(
+    device: torch.device, rows: int, bits: int, group: int, floats: bool, dtype: torch.dtype, kind: str
+) -> None:
     """Every kernel that takes weights takes codes: against the same with the numbers that they stand for."""
     rng, width, out = np.random.default_rng(0), 96, 64
-    words = torch.from_numpy(packed(rng.integers(0, 1 << bits, (out, width)), bits)).to(device)
+    drawn = rng.choice(NUMBERS, (out, width)) if floats else rng.integers(0, 1 << bits, (out, width))
+    words = torch.from_numpy(packed(drawn, bits)).to(device)
+    words = words.view(torch.float8_e4m3fn) if floats else words
     scales = rounded(rng.uniform(0.2, 1, (width // group, out)) / (1 << bits), torch.float16, device)
-    offsets = rounded(rng.normal(size=(width // group, out)) / 8, torch.float32, device)
+    offsets = None if floats else rounded(rng.normal(size=(width // group, out)) / 8, torch.float32, device)
     codes = Codes(words, scales, offsets, bits, width)
     plain = dequantize(words, scales, offsets, bits=bits, width=width).double()
     x = draw(rows, width, seed=1, dtype=dtype, device=device)

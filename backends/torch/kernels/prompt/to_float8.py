@@ -1,0 +1,99 @@
+"""Activations as floats of 8 bits (e4m3) with a scale for each group of a row, as products of FP8 take them.
+
+The largest number of a group becomes the largest float, 448. A group stands in the order of the bytes that weights are
+stored in (`shared.codes`), so that products need no other copy of these.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ..shared import launch
+from ..shared.float8 import FLOAT8, LARGEST, nearest, rounded
+from ..shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, variant, wait
+from ..shared.operands import gradient_refusal
+
+SINCE = (8, 9)  # compute capability with floats of 8 bits
+ROWS = 8  # of a program
+STEP = 128  # columns at a time
+
+
+@jit
+def to_float8_kernel(
+    x, y, scales, M, K, x_row, width,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid [blocks of ROWS rows, groups]: width columns of y, of which x has K."""
+    start_next(PDL)
+    wait(PDL)
+    m, group = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    at = tl.arange(0, STEP)
+    # Byte b of word i holds number 2i + b // 2 of tile b % 2, 32 numbers each.
+    column = at // 64 * 64 + at % 2 * 32 + at % 64 // 4 * 2 + at % 4 // 2
+    from_x = x + m.to(tl.int64)[:, None] * x_row
+    there, end = (m < M)[:, None], tl.minimum(group * GROUP + GROUP, K)
+    largest = tl.zeros([ROWS], tl.float32)
+    for start in range(group * GROUP, end, STEP):
+        some = tl.load(from_x + start + at[None, :], mask=there & (start + at < end)[None, :], other=0.0)
+        largest = tl.maximum(largest, tl.max(tl.abs(some.to(tl.float32)), axis=1))
+    scale = tl.where(largest > 0, largest / 448.0, 1.0)
+    tl.store(scales + group * M + m, scale, mask=m < M)
+    for start in range(group * GROUP, tl.minimum(group * GROUP + GROUP, width), STEP):
+        source = start + column
+        some = tl.load(from_x + source[None, :], mask=there & (source < end)[None, :], other=0.0)
+        numbers = nearest(some.to(tl.float32) / scale[:, None])
+        inside = there & (start + at < width)[None, :]
+        tl.store(y + m.to(tl.int64)[:, None] * width + (start + at)[None, :], numbers, mask=inside)
+
+
+def refusal(x: torch.Tensor) -> str | None:
+    """Say why there is no kernel for x, in a few words; None if there is."""
+    if reason := launch.refusal(x):
+        return reason
+    if x.is_cuda and launch.capability(x.device.index or 0) < SINCE:
+        return "the device has no floats of 8 bits"
+    if x.dtype not in DTYPES:
+        return f"{x.dtype} is none of {', '.join(DTYPES.values())}"
+    return gradient_refusal(x)
+
+
+def to_float8(x: torch.Tensor, group: int, *, kernel: bool | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [rows, in] as floats, float8_e4m3fn [rows, bytes], and their scales, f32 [rows, groups] with strides [1, rows].
+
+    A row has as many bytes as one of weights, in their order, behind the numbers zeros; `group` is a multiple of 64, or
+    all of a row. Absolute values are rounded to the nearest, ties to even. `kernel`: see `uses_torch`.
+
+    Raises:
+        ValueError: if x does not fit groups.
+    """
+    (M, K), width = x.shape, -(-x.shape[1] // 64) * 64
+    if group != K and (group % 64 or K % group):
+        raise ValueError(f"x {[*x.shape]} has no groups of {group}, a multiple of 64")
+    if uses_torch(kernel, refusal, x):
+        padded = torch.nn.functional.pad(x.float(), (0, width - K)).unflatten(1, (K // group, -1))
+        largest = padded.abs().amax(2)
+        scales = torch.where(largest > 0, largest / LARGEST, 1.0)
+        tiles = (padded / scales[..., None]).flatten(1).unflatten(1, (-1, 2, 16, 2))
+        return rounded(tiles.permute(0, 1, 3, 4, 2).flatten(1)), scales.T.contiguous().T
+    y = torch.empty(M, width, dtype=FLOAT8, device=x.device)
+    made = torch.empty(K // group, M, dtype=torch.float32, device=x.device)
+    rows = x if x.stride(1) == 1 else x.contiguous()
+    size = {"GROUP": group if group != K else width, "ROWS": ROWS, "STEP": min(STEP, group if group != K else STEP)}
+    to_float8_kernel[(triton.cdiv(M, ROWS), K // group)](
+        rows, y, made, M, K, rows.stride(0), width, **size, **launch.options(x, 4, 1)
+    )
+    return y, made.T
+
+
+reference = partial(to_float8, kernel=False)
+
+
+def variants() -> list[Variant]:
+    """By groups of 128 and by row, in each dtype."""
+    return [
+        variant(to_float8_kernel, dtype, constants, "M", "K x_row width", types={"y": "*fp8e4nv", "scales": "*fp32"})
+        for dtype, group in ((BF16, 128), (BF16, 4096), (FP16, 128), (FP32, 128))
+        for constants in [{"GROUP": group, "ROWS": ROWS, "STEP": STEP}]
+    ]

@@ -1,0 +1,107 @@
+"""Weights in codes as numbers, for products of many rows: each code is read once, each number written once."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ..shared import launch
+from ..shared.codes import Codes, as_words, centred, chunk, two_numbers
+from ..shared.float8 import two_floats
+from ..shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, variant, wait
+from ..shared.operands import gradient_refusal
+
+ROWS, CHUNKS = 32, 2  # of a program
+
+
+@jit
+def widen_kernel(
+    y, codes, scales, offsets, N, K,
+    BITS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid [blocks of ROWS rows, blocks of CHUNKS chunks of columns]."""
+    start_next(PDL)
+    wait(PDL)
+    CHUNK: tl.constexpr = 512 // BITS
+    FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
+    HALF: tl.constexpr = tl.float16 if y.dtype.element_ty == tl.float16 else tl.bfloat16
+    ADDED: tl.constexpr = 1024 if HALF == tl.float16 else 128
+    EXPONENT: tl.constexpr = 0x6400 if HALF == tl.float16 else 0x4300
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    i, j = tl.arange(0, 16), tl.arange(0, 32)
+    chunks = tl.cdiv(K, CHUNK)
+    from_words = as_words(codes) + row.to(tl.int64)[:, None] * (chunks * 16) + i[None, :]
+    for c in tl.static_range(CHUNKS):
+        at = tl.program_id(1) * CHUNKS + c
+        some = tl.load(from_words + at * 16, mask=(row < N)[:, None] & (at + 0 * i < chunks)[None, :], other=0)
+        for t in tl.static_range(CHUNK // 32):
+            k = at * CHUNK + t * 32
+            if FLOATS:
+                numbers = two_floats(some, t, HALF).to(tl.float32)
+                if HALF == tl.float16:
+                    numbers *= 256
+            elif BITS == 8:
+                low = two_numbers(some, 8 * t, EXPONENT, ADDED, HALF)
+                high = two_numbers(some, 8 * t + 4, EXPONENT, ADDED + 8, HALF)
+                numbers = low.to(tl.float32) + 16 * high.to(tl.float32)
+            else:
+                numbers = two_numbers(some, 4 * t, EXPONENT, ADDED + 8, HALF).to(tl.float32)
+            group = tl.minimum(k, K - 1) // GROUP
+            numbers *= tl.load(scales + group * N + row, mask=row < N, other=0.0).to(tl.float32)[:, None]
+            if offsets is not None:
+                numbers += tl.load(offsets + group * N + row, mask=row < N, other=0.0).to(tl.float32)[:, None]
+            there = (row < N)[:, None] & (k + j < K)[None, :]
+            tl.store(y + row.to(tl.int64)[:, None] * K + (k + j)[None, :], numbers, mask=there)
+
+
+def refusal(weight: Codes, dtype: torch.dtype) -> str | None:
+    """Say why there is no kernel for `weight` as numbers of `dtype`; None if there is."""
+    given = [part for part in weight.parts if part is not None]
+    if reason := launch.refusal(weight.packed):
+        return reason
+    if dtype not in DTYPES:
+        return f"{dtype} is none of {', '.join(DTYPES.values())}"
+    if not all(part.is_contiguous() for part in given):
+        return "not all is contiguous"
+    return gradient_refusal(*given)
+
+
+def widens(weight: Codes, dtype: torch.dtype) -> bool:
+    """Return whether a kernel makes numbers of `dtype` of `weight`."""
+    return refusal(weight, dtype) is None
+
+
+def widen(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> torch.Tensor:
+    """The numbers [out, in] that `weight` stands for, computed in fp32 and rounded to `dtype`. `kernel`: see
+    `uses_torch`."""
+    packed, scales, offsets = weight.parts
+    N, K = weight.shape
+    if uses_torch(kernel, refusal, weight, dtype):
+        numbers = centred(packed, weight.bits, K).unflatten(1, (len(scales), -1)) * scales.T.float()[..., None]
+        return (numbers if offsets is None else numbers + offsets.T.float()[..., None]).flatten(1).to(dtype)
+    y = torch.empty(N, K, dtype=dtype, device=packed.device)
+    grid = (triton.cdiv(N, ROWS), triton.cdiv(K, CHUNKS * chunk(weight.bits)))
+    more = launch.options(packed, 4, 1)
+    widen_kernel[grid](
+        y, packed, scales, offsets, N, K, BITS=weight.bits, GROUP=weight.group, ROWS=ROWS, CHUNKS=CHUNKS, **more
+    )
+    return y
+
+
+reference = partial(widen, kernel=False)
+
+
+def variants() -> list[Variant]:
+    """Codes of 4 bits by groups of 128 and as GGUF files have them, 8 bits, and floats of 8 bits, in each dtype."""
+    return [
+        variant(widen_kernel, dtype, constants, "N", "K", absent, types={"codes": codes, "scales": scales, **more})
+        for dtype, bits, group, codes, scales, more, absent in (
+            (BF16, 4, 128, "*i32", "*fp16", {}, "offsets"),
+            (FP16, 4, 32, "*i32", "*fp16", {"offsets": "*fp32"}, ""),
+            (BF16, 8, 32, "*i32", "*fp16", {}, "offsets"),
+            (BF16, 8, 128, "*fp8e4nv", "*fp32", {}, "offsets"),
+            (FP32, 8, 128, "*fp8e4nv", "*fp32", {}, "offsets"),
+        )
+        for constants in [{"BITS": bits, "GROUP": group, "ROWS": ROWS, "CHUNKS": CHUNKS}]
+    ]

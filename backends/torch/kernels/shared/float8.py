@@ -1,0 +1,70 @@
+"""Floats of 8 bits, e4m3 of arXiv 2209.05433 (no infinities, 448 the largest), as numbers of 16 bits and back.
+
+Sign, exponent and fraction of a float, each moved to its place in a number of 16 bits, are that float but for a power
+of 2: the bias of its exponent is 7, those of fp16 and bf16 are 15 and 127. So fp16 holds 2⁻⁸ of it, which whoever sums
+makes good, and bf16 2⁻¹²⁰, too small to be summed, which is multiplied by 2¹²⁰ at once. Both are exact, and take two to
+three instructions for two numbers, where conversions of the hardware go through fp16 and fp32 to bf16.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .dots import operand
+from .launch import INTERPRETER, constant, fixed, jit, tl
+
+FLOAT8 = torch.float8_e4m3fn
+LARGEST = 448.0
+_LARGEST = fixed(LARGEST)
+
+
+@constant
+def float_assembly(tile: int, half: bool) -> str:
+    """PTX that makes two numbers, of fp16 if `half`, else of bf16, of the floats of `tile` in both halves of a word."""
+    left, mask = (7, 0x3F803F80) if half else (4, 0x07F007F0)
+    shifts = f"shl.b32 numbers, $1, {left}; shl.b32 signs, $1, 8;"
+    if tile == 1:
+        shifts = f"shr.b32 numbers, $1, {8 - left}; mov.b32 signs, $1;"
+    both = f"{shifts} and.b32 signs, signs, 0x80008000; lop3.b32 numbers, numbers, {mask:#x}, signs, 0xEA;"
+    if half:
+        return f"{{ .reg .b32 numbers, signs; {both} mov.b32 $0, numbers; }}"
+    power = "mov.b32 power, 0x7B807B80; mov.b32 zero, 0x80008000;"  # 2^120 and −0, twice
+    return f"{{ .reg .b32 numbers, signs, power, zero; {both} {power} fma.rn.bf16x2 $0, numbers, power, zero; }}"
+
+
+@jit
+def two_floats(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
+    """The floats of tile TILE, 0 or 1, of words [n, 16] as numbers of DTYPE [n, 32]: of fp16 2⁻⁸ of them."""
+    if INTERPRETER:
+        shifted = words if TILE == 1 else words << 8
+        signs = shifted & -0x7FFF8000
+        if DTYPE == tl.float16:
+            both = signs | ((shifted >> 1) & 0x3F803F80)
+        else:  # it takes the smallest of bf16 for 0
+            both = signs | ((shifted >> 4) & 0x07F007F0)
+            low = (both << 16).to(tl.float32, bitcast=True) * 1.329227995784916e36
+            high = (both & -0x10000).to(tl.float32, bitcast=True) * 1.329227995784916e36
+            return tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]])
+    else:
+        both = tl.inline_asm_elementwise(
+            float_assembly(TILE, DTYPE == tl.float16), "=r,r", [words], tl.int32, is_pure=True, pack=1
+        )
+    low = both.to(tl.int16).to(DTYPE, bitcast=True)
+    high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+    return operand(tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]]))
+
+
+@jit
+def nearest(x):
+    """x in fp32 rounded to the nearest float of 8 bits, ties to even, and no further than the largest."""
+    x = tl.clamp(x, -_LARGEST, _LARGEST)
+    if INTERPRETER:  # it loses the carry of a fraction that is rounded up to the next power of 2
+        bits = x.to(tl.int32, bitcast=True)
+        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
+        x = tl.where(tl.abs(x) < 0.015625, (x + 24576.0) - 24576.0, normal)
+    return x.to(tl.float8e4nv)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """x as `nearest` rounds it, float8_e4m3fn."""
+    return x.float().clamp(-LARGEST, LARGEST).to(FLOAT8)
