@@ -13,6 +13,7 @@ from weft.passes.core.base import Argument
 
 KEEP_BLOCKS = "keep_blocks"  # in the meta of a graph: which weights stay in blocks
 ACTIVATIONS = "activations"  # likewise: what activations are rounded to
+CACHE_DTYPE = "cache_dtype"  # likewise: what keys and values are kept in
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class OptionKeywords(TypedDict, total=False):
     """The options of weft's own targets as keywords, for type checkers; a test holds them against the targets."""
 
     activations: str
+    cache_dtype: str
     keep_blocks: str
     prepack: bool
     tensor_parallel: int

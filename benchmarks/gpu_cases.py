@@ -121,21 +121,12 @@ def _attention(large: bool) -> Iterator[Case]:
         if large
         else (("tiny", TINY, 64),)
     ):
-        yield Case(
-            "decode_attention",
-            name,
-            partial(
-                inputs.decode_attention,
-                batch=1,
-                heads=shape.heads,
-                kv_heads=shape.kv_heads,
-                d=shape.head_dim,
-                length=length,
-            ),
-            BF16 * 2 * length * shape.kv_heads * shape.head_dim,
-            rivals=("sdpa", "sdpa_flash", "flex"),
-            sweep={"splits": (2, 4, 8, 16, 24, 32, 48, 64, 96, 128), "decode_attention.STAGE": (18432, 36864, 73728)},
-        )
+        of = {"heads": shape.heads, "kv_heads": shape.kv_heads, "d": shape.head_dim}
+        draw = partial(inputs.decode_attention, batch=1, length=length, **of)
+        size = BF16 * 2 * length * shape.kv_heads * shape.head_dim
+        sweep = {"splits": (2, 4, 8, 16, 24, 32, 48, 64, 96, 128), "decode_attention.STAGE": (18432, 36864, 73728)}
+        yield Case("decode_attention", name, draw, size, rivals=("sdpa", "sdpa_flash", "flex"), sweep=sweep)
+        yield Case("decode_attention", f"{name}_fp8", partial(draw, floats=True), size // 2, sweep=sweep)
 
 
 def _window(large: bool) -> Iterator[Case]:

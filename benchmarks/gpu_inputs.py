@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.backends.torch.kernels.shared.codes import Codes, words
-from weft.backends.torch.kernels.shared.float8 import FLOAT8, rounded
+from weft.backends.torch.kernels.shared.float8 import FLOAT8, as_bytes, rounded
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,14 @@ def norm_qkv(
     rotary: int | None = None,
     head_norms: bool = False,
     bias: bool = False,
+    floats: bool = False,
     **switches: Any,
 ) -> Inputs:
-    """Projections of one token, written to slot capacity - 2 of caches [batch, kv_heads, capacity, d]."""
+    """Projections of one token, written to slot capacity - 2 of caches [batch, kv_heads, capacity, d]; `floats`: of 8
+    bits."""
     out = (heads + 2 * kv_heads) * d
-    k_cache, v_cache = (draw.normal(batch, kv_heads, capacity, d) for _ in range(2))
+    k_cache, v_cache, scales = caches(draw, batch, kv_heads, capacity, d, floats)
+    switches |= scales
     args = draw.normal(batch, inner), draw.weight(out, inner), k_cache, v_cache, draw.positions(batch, capacity - 2)
     keywords: dict[str, Any] = {"norm": norm(draw, inner, kind), **switches}
     if head_norms:
@@ -143,6 +146,17 @@ def norm_qkv(
     return Inputs((*args, *more), keywords, {"tickets": draw.tickets(heads + kv_heads)})
 
 
+def caches(
+    draw: Draw, batch: int, kv_heads: int, capacity: int, d: int, floats: bool
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Keys and values [batch, kv_heads, capacity, d]; as bytes of `floats` of 8 bits, with the scales of heads."""
+    k, v = (draw.normal(batch, kv_heads, capacity, d) for _ in range(2))
+    if not floats:
+        return k, v, {}
+    k_scale, v_scale = (draw.uniform(kv_heads, low=0.5, high=2.0, dtype=torch.float32) for _ in range(2))
+    return as_bytes(k, k_scale), as_bytes(v, v_scale), {"k_scale": k_scale, "v_scale": v_scale}
+
+
 def decode_attention(
     draw: Draw,
     batch: int,
@@ -152,10 +166,13 @@ def decode_attention(
     length: int,
     capacity: int = 0,
     splits: int | None = None,
+    floats: bool = False,
     **mask: Any,
 ) -> Inputs:
-    """One token after `length` - 1 others: q [batch, heads, d], caches [batch, kv_heads, capacity or length, d]."""
-    k, v = (draw.normal(batch, kv_heads, capacity or length, d) for _ in range(2))
+    """One token after `length` - 1 others: q [batch, heads, d], caches [batch, kv_heads, capacity or length, d]; these
+    of `floats` of 8 bits."""
+    k, v, scales = caches(draw, batch, kv_heads, capacity or length, d, floats)
+    mask |= scales
     own = {"tickets": draw.tickets(batch * heads), "splits": splits}
     return Inputs((draw.normal(batch, heads, d), k, v, draw.positions(batch, length - 1)), mask, own)
 

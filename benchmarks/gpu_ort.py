@@ -1,13 +1,15 @@
 """Decoding on a GPU with ONNX Runtime, with and without CUDA graphs.
 
 The tokens with CUDA graphs must be those without (and, with --reference, the logits those of f32 on the CPU). A step is
-timed twice: as the runtime does it, logits on the host and a token chosen there, and on the device alone, run after run
-without waiting. Weights are random; speed does not depend on them.
+timed three times: as the runtime does it, PyTorch drawing tokens on the device; with logits on the host and a token
+chosen there; and on the device alone, run after run without waiting. All again with the attention kernel that
+ORT_ENABLE_XQA=1 chooses. Weights are random; speed does not depend on them.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from argparse import Namespace
@@ -25,8 +27,8 @@ from machine import spread
 WARM = 8  # steps before the clock starts; ONNX Runtime captures during the first two
 
 
-def opened(folder: Path, device: str, graphs: bool) -> Any:
-    """The compiled decoder on the device.
+def opened(folder: Path, device: str, graphs: bool, draws: bool = False) -> Any:
+    """The compiled decoder on the device; one that `draws` chooses tokens there.
 
     Raises:
         RuntimeError: if CUDA graphs were asked for and refused.
@@ -34,16 +36,21 @@ def opened(folder: Path, device: str, graphs: bool) -> Any:
     from weft.backends.runtime.folder import read_facts
     from weft.backends.runtime.ort.decoder import OrtDecoder
     from weft.backends.runtime.ort.session import open_session
+    from weft.backends.runtime.torch import onnx
     from weft.backends.targets import TARGETS
 
     known = read_facts(folder)
     target = TARGETS[known.target] if device == "cuda" else None
-    session = open_session(known.model, device=device, target=target, graphs=graphs)
+    stream = onnx.stream() if draws and device == "cuda" else None
+    session = open_session(known.model, device=device, target=target, graphs=graphs, stream=stream)
     if session.graphs != graphs:
         raise RuntimeError(f"ONNX Runtime refuses CUDA graphs for {folder}")
-    return OrtDecoder(
+    model = OrtDecoder(
         session, vocab=known.vocab, max_length=known.max_length, head_dim=known.head_dim, rolling=known.rolling
     )
+    if draws:
+        model.contexts = onnx.DrawingOrtContext
+    return model
 
 
 def prompts(model: Any, batch: int, length: int) -> list[list[int]]:
@@ -53,12 +60,16 @@ def prompts(model: Any, batch: int, length: int) -> list[list[int]]:
 
 def decode(model: Any, batch: int, length: int, steps: int) -> tuple[np.ndarray, list[float]]:
     """Greedy tokens [steps, batch] after random prompts, and the seconds of every step but the first."""
+    from weft.backends.runtime.core.sampling import Sampler, Sampling
+
     tokens, times = [], []
     with model.context(batch, length + steps) as context:
         token = context.prefill(prompts(model, batch, length), chunk=2048).argmax(-1)
+        samplers = [Sampler(Sampling(), ()) for _ in range(batch)]
+        draw, active = context.drawing(samplers), np.ones(batch, bool)
         for _ in range(steps):
             start = time.perf_counter()
-            token = context.step(token).argmax(-1)
+            token = context.step(token).argmax(-1) if draw is None else draw(token, active)
             times.append(time.perf_counter() - start)
             tokens.append(token)
     return np.stack(tokens), times[WARM:]
@@ -127,34 +138,39 @@ def step_bytes(folder: Path, batch: int, length: int) -> int:
 def measured(args: Namespace, folder: Path) -> dict[str, Any]:
     """Agreement, prefill and decode with and without CUDA graphs."""
     result: dict[str, Any] = {}
-    tokens: dict[tuple[bool, int], np.ndarray] = {}
+    tokens: dict[tuple[str, int], np.ndarray] = {}
     length, cuda = args.prompts[0], args.device == "cuda"
-    for graphs in (False, True) if cuda else (False,):
-        model = opened(folder, args.device, graphs)
+    for name in ("no_graphs", "cuda_graphs", "drawn") if cuda else ("no_graphs", "drawn"):
+        model = opened(folder, args.device, cuda and name != "no_graphs", draws=name == "drawn")
         found: dict[str, Any] = {}
-        if not graphs:
+        if name == "no_graphs":
             for seq in args.prompts:
                 found[f"prefill_{seq}_tokens_per_s"] = spread(prefill(model, seq, args.rounds), 1)
         for batch in args.batches:
             rounds = [decode(model, batch, length, args.steps) for _ in range(args.rounds)]
-            tokens[graphs, batch] = rounds[0][0]
+            tokens[name, batch] = rounds[0][0]
             runtime = [t for _, times in rounds for t in times]
+            own = found[f"decode_batch_{batch}"] = {
+                "tokens_per_s": round(batch / statistics.median(runtime), 1),
+                "step_us": spread([t * 1e6 for t in runtime], 1),
+            }
+            if name == "drawn":
+                continue
             alone = device_steps(model, batch, length, 32 if cuda else 4, args.rounds)
             size = step_bytes(folder, batch, length)
             middle = statistics.median(alone)
-            found[f"decode_batch_{batch}"] = {
-                "tokens_per_s": round(batch / statistics.median(runtime), 1),
-                "step_us": spread([t * 1e6 for t in runtime], 1),
+            own |= {
                 "device_step_us": spread([t * 1e6 for t in alone], 1),
                 "device_tokens_per_s": round(batch / middle, 1),
                 "bytes": size,
                 "device_gb_per_s": round(size / middle / 1e9, 1),
             }
-        result["cuda_graphs" if graphs else "no_graphs"] = found
+        result[name] = found
         del model
-    if cuda:
-        same = {str(b): bool((tokens[True, b] == tokens[False, b]).all()) for b in args.batches}
-        result["tokens_with_graphs_equal_without"] = same
+    others = {"cuda_graphs": "with_graphs", "drawn": "drawn"}
+    for name in others.keys() & result.keys():
+        same = {str(b): bool((tokens[name, b] == tokens["no_graphs", b]).all()) for b in args.batches}
+        result[f"tokens_{others[name]}_equal_without"] = same
     return result
 
 
@@ -170,8 +186,8 @@ def reference_error(folder: Path, reference: Path, device: str) -> float:
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
-def prepared(args: Namespace, dtype: str) -> Callable[[], dict[str, Any]]:
-    """Compile --model into a folder, and return what measures it.
+def prepared(args: Namespace, dtype: str, xqa: bool = False) -> Callable[[], dict[str, Any]]:
+    """Compile --model into a folder, and return what measures it, with `xqa` or without.
 
     Raises:
         RuntimeError: if ONNX Runtime is without CUDA.
@@ -183,17 +199,24 @@ def prepared(args: Namespace, dtype: str) -> Callable[[], dict[str, Any]]:
     if args.device == "cuda" and CUDA not in onnxruntime().get_available_providers():
         raise RuntimeError(f"onnxruntime {version} is without CUDA")
     source = architecture(SHAPES[args.model]) if args.model in SHAPES else args.model
-    length, folder = max(args.prompts) + args.steps, Path(args.scratch) / "ort"
+    length, folder = max(args.prompts) + args.steps, Path(args.scratch) / f"ort{'_xqa' * xqa}"
     weft.compile(source, folder / dtype, target="ort-cuda", dtype=dtype, max_length=length)
     found: dict[str, Any] = {"model": args.model, "onnxruntime": version}
     if args.reference:
         weft.compile(source, folder / f"f32_for_{dtype}", target="ort-cpu", max_length=length)
         error = reference_error(folder / dtype, folder / f"f32_for_{dtype}", args.device)
         found["relative_error_of_logits"] = error
-    return lambda: {**found, **measured(args, folder / dtype)}
+
+    def measure() -> dict[str, Any]:
+        os.environ["ORT_ENABLE_XQA"] = str(int(xqa))  # kernels of attention read it when a session is opened
+        return {**found, **measured(args, folder / dtype)}
+
+    return measure
 
 
 def works(args: Namespace) -> Iterator[Work]:
-    """The dtypes that ONNX Runtime has on the device."""
+    """The dtypes that ONNX Runtime has on the device, and the first with XQA."""
     for dtype in ("f16", "bf16") if args.device == "cuda" else ("f16",):
         yield Work(dtype, partial(prepared, args, dtype), 60, 60, 16)
+    if args.device == "cuda":
+        yield Work("f16_xqa", partial(prepared, args, "f16", True), 60, 60, 16)

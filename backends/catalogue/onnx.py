@@ -53,8 +53,18 @@ class OnnxBackend(Backend):
 
     def open(self, facts: Facts, device: str, threads: int | None) -> Any:
         from ..runtime.ort import folder
+        from ..runtime.ort.session import offers_cuda
 
-        return (folder.encoder if facts.kind == "encoder" else folder.decoder)(facts, device, threads)
+        if facts.kind == "encoder":
+            return folder.encoder(facts, device, threads)
+        if device != "cpu" and offers_cuda():
+            try:
+                from ..runtime.torch import onnx
+            except ImportError:  # PyTorch only makes it faster
+                _log.info("without PyTorch tokens are chosen on the CPU")
+            else:
+                return onnx.decoder(facts, device, threads)
+        return folder.decoder(facts, device, threads)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from weft.ir.graph import Graph, Node
 from weft.passes import Pipeline
 
 from ..facts import Facts
-from ..options import ACTIVATIONS, BlockOptions, Options, option
+from ..options import ACTIVATIONS, CACHE_DTYPE, BlockOptions, Options, option
 from ..targets import Backend, Place, register
 
 if TYPE_CHECKING:
@@ -26,14 +26,20 @@ class TorchOptions(BlockOptions):
         "", "Round what more than 64 tokens multiply with kept FP8 blocks to FP8, too: faster on GPUs from Hopper on"
     )
 
+    cache_dtype: Literal["", "fp8"] = option("", "Keep keys and values in FP8: half the memory of caches in 16 bits")
+
     def mark(self, graph: Graph) -> None:
         super().mark(graph)
         if self.activations:
             graph.meta[ACTIVATIONS] = self.activations
+        if self.cache_dtype:
+            graph.meta[CACHE_DTYPE] = self.cache_dtype
 
     def __post_init__(self) -> None:
         if self.activations and not self.keep_blocks:
             raise WeftError("--activations fp8 goes with weights in FP8 blocks: add --keep-blocks all")
+        if self.tensor_parallel != 1 and self.cache_dtype:
+            raise WeftError("--tensor-parallel divides no caches in FP8: leave out --cache-dtype")
         if self.tensor_parallel != 1 and self.keep_blocks:
             raise WeftError("--tensor-parallel divides weights that are numbers, not blocks: leave out --keep-blocks")
 

@@ -14,8 +14,9 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import LAYOUTS
 from weft.passes.analysis.states import caches, has_cache, manifest_records, named_states, states
 
-from ..options import ACTIVATIONS, KEEP_BLOCKS
+from ..options import ACTIVATIONS, CACHE_DTYPE, KEEP_BLOCKS
 from ..storage.safetensors import write_shards
+from .ops import float8_caches
 from .package import export
 from .package.parallel import write_plan
 from .program import quantized as blocks
@@ -47,6 +48,7 @@ class TorchFolder:
         if graph.meta.get(KEEP_BLOCKS) and not kept:
             reason = self.trace[0] if self.trace else "the model has no separate output head"
             notes.append(f"no weights keep their blocks: {reason}")
+        notes += float8_caches.untold(graph)
         if graph.meta.get(ACTIVATIONS) and not any(LAYOUTS[name].floats for name in kept):
             notes.append("activations are not rounded to FP8: no weights are FP8 blocks")
         if kept:
@@ -56,6 +58,7 @@ class TorchFolder:
             "outputs": list(graph.outputs),
             "kernels": self._built.kernels,
             **({"tensor_parallel": processes} if self._plan else {}),
+            **({CACHE_DTYPE: graph.meta[CACHE_DTYPE]} if graph.meta.get(CACHE_DTYPE) else {}),
             **({"kept_blocks": graph.meta[KEEP_BLOCKS], "blocks": kept} if kept else {}),
             **(_kept(graph) if self._built.keeps else {}),
         }

@@ -79,6 +79,8 @@ def compile(
             ``prepack=True``: also store the weights in the CPU's packed layout (``ort-cpu``; twice the disk space);
             ``keep_blocks="head"`` or ``"all"``: the output head, or every linear map, is multiplied by the quantized
             blocks of the source where a kernel takes them exactly (``ort-cpu``, ``torch``);
+            ``cache_dtype="fp8"``: keep keys and values in 8 bits (``torch``);
+            ``activations="fp8"``: round what many tokens multiply with FP8 blocks to FP8, too (``torch``);
             ``tensor_parallel=2``: write parallel.py, a tensor-parallel plan for 2 processes (``torch``).
 
     Raises:

@@ -122,8 +122,8 @@ def targets_command(name: str | None, wants_json: bool) -> None:
         rows = []
         for target in chosen:
             flags = ", ".join(option.flag for option in target.options.listed().values())
-            rows.append((target.name, target.runtime, target.device, ", ".join(target.dtypes), flags, target.doc))
-        table(("target", "run by", "device", "dtypes", "options", "what it is"), rows)
+            rows.append((target.name, target.runtime, target.device, ", ".join(target.dtypes), target.doc, flags))
+        table(("target", "run by", "device", "dtypes", "what it is", "options"), rows)
     else:
         _show_target(chosen[0])
 

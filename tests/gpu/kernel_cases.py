@@ -124,6 +124,19 @@ CASES = {
         )
         for rows in (4, 8, 16, 32, 64)
     },
+    "norm_qkv fp8 caches": Odd(
+        "norm_qkv",
+        _odd(inputs.norm_qkv, batch=2, heads=3, kv_heads=1, d=20, inner=136, capacity=9, rotary=12, floats=True),
+        136,
+        (0, 2, 3, 4),
+    ),
+    "decode_attention fp8 caches": Odd(
+        "decode_attention",
+        _odd(inputs.decode_attention, batch=2, heads=5, kv_heads=1, d=40, length=130, splits=3, floats=True),
+        130,
+        (0, 1, 2, 3),
+        roundings=2,
+    ),
     **{
         f"norm_linear fp8 {rows} rows": Odd(
             "norm_linear", _odd(inputs.coded_linear, rows=rows, out=70, inner=384, bits=8, floats=True), 384

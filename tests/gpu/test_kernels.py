@@ -23,6 +23,7 @@ from kernel_cases import CASES, Odd, produce
 from torch import Tensor
 
 from weft.backends.torch.kernels.shared import launch
+from weft.backends.torch.kernels.shared.float8 import FLOAT8
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 cuda: Any = torch.cuda  # partly untyped
@@ -110,7 +111,9 @@ def check_reference(case: Odd, dtype: str) -> None:
     eps, inner = torch.finfo(DTYPES[dtype]).eps, torch.finfo(torch.float32).eps
     bound = case.roundings * eps + 8 * inner * case.terms**0.5
     for i, (x, y) in enumerate(zip(got, want, strict=False)):  # the launcher's own tensors come after the reference's
-        if not x.is_floating_point():
+        if x.dtype == torch.uint8:  # of a cache: where sums differ, the nearest float may be the next one
+            x, y, bound = x.view(FLOAT8), y.view(FLOAT8), max(bound, 0.02)
+        elif not x.is_floating_point():
             assert torch.equal(x, y), f"tensor {i}"
             continue
         x, y = x.double(), y.double()

@@ -81,10 +81,11 @@ class OrtDecoder(Decoder["OrtContext"]):
         self.padded = self.rewinds and not compares
         # Contexts share the session, whose captured graphs are told apart by number only.
         self.graph_ids = itertools.count(1)
+        self.contexts: type[OrtContext] = OrtContext
 
     def new_context(self, batch: int, capacity: int) -> OrtContext:
         """Allocate caches for `batch` rows of `capacity` tokens each."""
-        return OrtContext(self, batch, capacity)
+        return self.contexts(self, batch, capacity)
 
     def cache_bytes(self, batch: int, tokens: int) -> int:
         """Bytes that the caches and states of `batch` rows of `tokens` tokens each take, as `context` allocates them.
@@ -260,4 +261,4 @@ class OrtContext(BatchContext):
             self._logits.bind_output(binding, "logits")
             if session.graphs:
                 self._graph_ids.append(next(self.model.graph_ids))
-            self._steps.append((binding, session.run_options(*self._graph_ids[-1:])))
+            self._steps.append((binding, session.run_options(self._graph_ids[-1] if session.graphs else -1)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...facts import Facts
 from ...targets import TARGETS
 from .cross_attention import SourceEncoder
@@ -15,9 +17,10 @@ def encoder(facts: Facts, device: str, threads: int | None) -> OrtEncoder:
     return OrtEncoder(_session(facts, 0, device, threads), facts)  # no graphs: shapes vary
 
 
-def decoder(facts: Facts, device: str, threads: int | None) -> OrtDecoder:
-    """Return the decoder of a folder, behind its encoder where it has one. Raises as `encoder` does."""
-    session, sources = _session(facts, 0, device, threads, graphs=True), None
+def decoder(facts: Facts, device: str, threads: int | None, stream: Any = None) -> OrtDecoder:
+    """Return the decoder of a folder, behind its encoder where it has one; it runs on a `stream` of PyTorch, if one is
+    given. Raises as `encoder` does."""
+    session, sources = _session(facts, 0, device, threads, graphs=True, stream=stream), None
     if facts.kind == "encoder-decoder":
         half = _session(facts, 1, device, threads)
         sources = SourceEncoder(half, facts.start, facts.max_source, str(facts.files[1]), facts.compares)
@@ -34,6 +37,5 @@ def decoder(facts: Facts, device: str, threads: int | None) -> OrtDecoder:
     )
 
 
-def _session(facts: Facts, file: int, device: str, threads: int | None, graphs: bool = False) -> Session:
-    target = TARGETS[facts.target]
-    return open_session(facts.files[file], device=device, threads=threads, target=target, graphs=graphs)
+def _session(facts: Facts, file: int, device: str, threads: int | None, **more: Any) -> Session:
+    return open_session(facts.files[file], device=device, threads=threads, target=TARGETS[facts.target], **more)

@@ -75,13 +75,18 @@ class Session:
     ort: Any  # onnxruntime.InferenceSession
     device: str  # "cpu" or "cuda"
     graphs: bool = False  # runs may be captured as CUDA graphs
+    stream: Any = None  # that of PyTorch on which it runs, if that is to run there, too
 
-    def run_options(self, graph: int = -1) -> Any:
-        """Options of a run that captures or replays the CUDA graph of this number, -1: neither; None without graphs."""
-        if not self.graphs:
+    def run_options(self, graph: int = -1, waits: bool = True) -> Any:
+        """Options of a run that captures or replays the CUDA graph of this number, -1: neither; None where there is
+        nothing to say. A run that does not wait returns while its stream is at work."""
+        if not self.graphs and waits:
             return None
         options = onnxruntime().RunOptions()
-        options.add_run_config_entry("gpu_graph_id", str(graph))
+        if self.graphs:
+            options.add_run_config_entry("gpu_graph_id", str(graph))
+        if not waits:
+            options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         return options
 
 
@@ -92,6 +97,7 @@ def open_session(
     threads: int | None = None,
     target: Backend | None = None,
     graphs: bool = False,
+    stream: Any = None,
 ) -> Session:
     """Open `model` on `device`.
 
@@ -99,7 +105,8 @@ def open_session(
     when CUDA is there but unusable; a model compiled for CUDA runs on the CPU only when "cpu" is asked for. A model of
     standard operators runs on either.
     `threads` bounds the CPU threads of one operator; the default is ONNX Runtime's, one a physical core. `graphs` asks
-    for CUDA graphs, where the model allows them: then every run must say which graph it is, -1 for none.
+    for CUDA graphs, where the model allows them: then every run must say which graph it is, -1 for none. On CUDA it
+    runs on `stream`, if one of PyTorch is given.
 
     Raises WeftError when the device cannot be had (naming what is missing) or the file cannot be opened.
     """
@@ -117,7 +124,7 @@ def open_session(
         return Session(_create(ort, model, [CPU], threads), "cpu")
     trouble = missing_cuda(ort)
     if trouble is None:
-        return _open_cuda(ort, model, threads, graphs)
+        return _open_cuda(ort, model, threads, graphs, stream)
     if device == "cuda":
         raise WeftError(f"device cuda cannot be used: {trouble}")
     if bound == "cuda":
@@ -125,6 +132,11 @@ def open_session(
     if CUDA in ort.get_available_providers():
         _log.warning("running on the CPU: %s", trouble)
     return Session(_create(ort, model, [CPU], threads), "cpu")
+
+
+def offers_cuda() -> bool:
+    """Return whether the installed ONNX Runtime is one for CUDA. Raises WeftError when there is none."""
+    return CUDA in onnxruntime().get_available_providers()
 
 
 def missing_cuda(ort: Any) -> str | None:
@@ -173,7 +185,7 @@ def gpu_trouble() -> str | None:
     return None if count.value else "the NVIDIA driver sees no GPU"
 
 
-def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool) -> Session:
+def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool, stream: Any) -> Session:
     """Open on CUDA, with graph capture where asked for; without it, and a line in the log, where the model forbids it.
 
     ONNX Runtime's own `session.disable_cpu_ep_fallback` refuses shape arithmetic on the host too, which is harmless and
@@ -181,6 +193,8 @@ def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool) -> Sess
     """
     # TF32 would round the operands of f32 products to 10 bits of mantissa.
     options = {"device_id": "0", "use_tf32": "0"}
+    if stream is not None:
+        options["user_compute_stream"] = str(stream.cuda_stream)
     try:
         session = _create(ort, model, [(CUDA, {**options, "enable_cuda_graph": str(int(graphs))}), CPU], threads)
     except WeftError as error:
@@ -188,7 +202,7 @@ def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool) -> Sess
         if not graphs or "graph capture" not in str(error):
             raise
         _log.warning("%s: decoding without CUDA graphs: %s", model, error)
-        return _open_cuda(ort, model, threads, graphs=False)
+        return _open_cuda(ort, model, threads, graphs=False, stream=stream)
     if CUDA not in session.get_providers():
         raise WeftError(f"{model}: ONNX Runtime opened it on {', '.join(session.get_providers())}, not on {CUDA}")
     strays = host_ops(session)
@@ -197,7 +211,7 @@ def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool) -> Sess
             f"{model}: ONNX Runtime would compute {', '.join(strays)} on the CPU although device cuda was chosen; "
             "compile it with --target ort-cuda (dtype f16 or bf16), or run it with device cpu"
         )
-    return Session(session, "cuda", graphs)
+    return Session(session, "cuda", graphs, stream)
 
 
 def host_ops(session: Any) -> list[str]:

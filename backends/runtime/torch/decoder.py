@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,10 @@ from weft.ir.errors import WeftError
 from ..arrays import Bools, Ints
 from ..core.decoder import Decoder
 from ..core.results import ExpertCounts
-from ..core.rows import BatchContext
 from ..core.sampling import Sampler
 from ..text.tokenizer import padded
 from . import caches as caches
-from .draws import Draws, can_draw
+from .drawing import DrawingContext
 from .experts import Offload
 from .steps import Step, Steps
 
@@ -89,7 +87,7 @@ class TorchDecoder(Decoder["TorchContext"]):
         return self.call(input_ids=ids, position_ids=positions, cache=cache)
 
 
-class TorchContext(BatchContext):
+class TorchContext(DrawingContext):
     """The caches of one batch, and the tensors that a step reads and writes; `lengths` counts each row's tokens."""
 
     def __init__(self, model: TorchDecoder, batch: int, capacity: int) -> None:
@@ -100,13 +98,10 @@ class TorchContext(BatchContext):
             self._cache = caches.new_cache(model.model, batch, capacity)
             once = getattr(model.step, "captured_once", None)
             any_length, captured = once is not None and once(batch), model.offloaded is None
-            self._steps = Steps(model.step, self._cache, batch, model.device, any_length, captured)
+            self.steps = Steps(model.step, self._cache, batch, model.device, any_length, captured)
         self._scores = np.zeros((batch, model.vocab), np.float32)
         self._last = np.zeros((2, batch), np.int64)  # token and position of each row's last step
         self._of: Ints = np.arange(batch)  # the source that each row reads
-        self._following: Bools | None = None  # the active rows whose next step the device knows already
-        self._ahead = False  # that step has begun
-        self._draws: Draws | None = None
 
     @property
     def cache_bytes(self) -> int:
@@ -114,55 +109,10 @@ class TorchContext(BatchContext):
         return caches.nbytes(self._cache)
 
     def drawing(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
-        """Return a function that appends a token to the active rows, as `step` does, and samples the next ones; None if
-        the host must."""
-        if not self.model.draws or not can_draw(samplers):
-            return None
-        # Rows differ in their seeds only, and each draws by the numbers of its own sampler.
-        sampling = replace(samplers[0].sampling, seed=None)
-        if self._draws is None or self._draws.sampling != sampling:
-            # Captured steps hold the addresses of the old draws.
-            self._steps.forget()
-            self._draws = Draws(sampling, self.lengths.size, self.capacity, self.model.device)
-        self._draws.refill(samplers)
-        return self._draw
+        return super().drawing(samplers) if self.model.draws else None
 
-    def _draw(self, tokens: Ints, active: Bools) -> Ints:
-        """A step whose tokens the device draws; the next one begins before the host has seen them, so that the device
-        never waits for it.
-
-        Rows that turn out to have ended then leave a key behind that nobody sees; where that would be a state, a step
-        begins when it is asked for.
-        """
-        rows = np.flatnonzero(active)
-        self._check_room(rows)
-        self._whole = False
-        with failures(self.model.name), torch.inference_mode():
-            if not self._ahead:
-                self._steps.drop()
-                self._launch(rows, tokens, active)
-            ahead = self._rewinds and int(self.lengths[rows].max()) + 1 < self.capacity
-            # Else a row has ended since the step under way began.
-            same = self._following is not None and np.array_equal(self._following, active)
-            if ahead and same:
-                assert self._draws is not None
-                self._steps.launch(self._draws, min(self._keys() + 1, self.capacity))
-            drawn = self._steps.drawn(rows)
-            self._note(rows, tokens[rows])
-            self._append(rows, tokens[rows])
-            if ahead and not same:
-                self._launch(rows, drawn, active)
-        self._ahead, self._whole = ahead, True
-        return drawn
-
-    def _launch(self, rows: Ints, tokens: Ints, active: Bools) -> None:
-        """Begin a step of `rows`, the `active` ones."""
-        assert self._draws is not None
-        if self._following is None or not np.array_equal(self._following, active):
-            self._send(rows, tokens[rows])
-            self._steps.active.copy_(self.model.tensor(active[:, None]))
-        self._steps.launch(self._draws, self._keys())
-        self._following = active.copy()
+    def running(self) -> Any:
+        return failures(self.model.name)
 
     def _clear(self) -> None:
         with torch.inference_mode():
@@ -170,7 +120,7 @@ class TorchContext(BatchContext):
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         model = self.model
-        self._following, self._ahead = None, False
+        self.settle()
         if model.start is None:
             return prompts
         apart = [[p] for p in prompts] if model.compares else [prompts]
@@ -195,11 +145,11 @@ class TorchContext(BatchContext):
         pass  # states are updated in place
 
     def _end(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._note(np.arange(len(prompts)), np.array([prompt[-1] for prompt in prompts]), self.lengths - 1)
+        self.noted(np.arange(len(prompts)), np.array([prompt[-1] for prompt in prompts]), self.lengths - 1)
 
     def _call(self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool) -> NDArray[Any]:
         model, (ids, _) = self.model, padded(parts)
-        self._following, self._ahead = None, False
+        self.settle()
         cache = caches.narrowed(self._cache, first, len(parts))
         cache.length = int(past.max())
         inputs = {"input_ids": ids}
@@ -215,30 +165,27 @@ class TorchContext(BatchContext):
         return array
 
     def _step(self, rows: Ints, tokens: Ints) -> None:
-        self._send(rows, tokens)
+        self.tell(rows, tokens)
         with failures(self.model.name), torch.inference_mode():
-            logits = self._steps.logits(self._keys())
+            logits = self.steps.logits(self.keys())
             self._scores[:] = logits.cpu().numpy()
-        self._note(rows, tokens)
+        self.noted(rows, tokens)
 
-    def _keys(self) -> int:
-        """Return the number of keys that a step may attend to."""
-        return min(int(self.lengths.max()) + 1, self.capacity)
-
-    def _send(self, rows: Ints, tokens: Ints) -> None:
+    def tell(self, rows: Ints, tokens: Ints) -> None:
         """Tell the device the next step: that of `rows`, while the others repeat their last."""
         ids, positions = self._last.copy()
         ids[rows], positions[rows] = tokens, self.lengths[rows]
-        self._steps.ids.copy_(self.model.tensor(ids[:, None]))
-        self._steps.positions.copy_(self.model.tensor(positions[:, None]))
-        self._following, self._ahead = None, False
+        self.steps.ids.copy_(self.model.tensor(ids[:, None]))
+        self.steps.positions.copy_(self.model.tensor(positions[:, None]))
+        self.settle()
 
-    def _note(self, rows: Ints, tokens: Ints, positions: Ints | None = None) -> None:
+    def noted(self, rows: Ints, tokens: Ints, positions: Ints | None = None) -> None:
         """Note what a step of `rows` was, where they are to repeat it."""
         self._last[:, rows] = tokens, (self.lengths if positions is None else positions)[rows]
 
     def _gather(self, rows: Ints, used: int) -> None:
-        model, self._following, self._ahead = self.model, None, False
+        model = self.model
+        self.settle()
         moved = np.flatnonzero(rows != np.arange(rows.size))
         with torch.inference_mode():
             if moved.size:
@@ -252,7 +199,7 @@ class TorchContext(BatchContext):
         with torch.inference_mode():
             caches.take(self._cache, other._cache)
         self._last, self._of = other._last.copy(), other._of.copy()
-        self._following, self._ahead = None, False
+        self.settle()
 
 
 @contextlib.contextmanager

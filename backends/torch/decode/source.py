@@ -34,8 +34,16 @@ LAUNCHERS = (  # of kernels, each in a file of its name
 HELPERS = {
     **{"Codes": "shared.codes", "Norm": "shared.norm", "Tickets": "shared.tickets"},
     **dict.fromkeys(("Group", "add_parts", "held"), "shared.group"),
+    "as_bytes": "shared.float8",
 }
-OWN = {"pack", "pack_bias", "pack_blocks", "written", "written_latent"}  # parts that steps have, and models have not
+OWN = {
+    "pack",
+    "pack_bias",
+    "pack_blocks",
+    "written",
+    "written_bytes",
+    "written_latent",
+}  # parts that steps have, and models have not
 STEP = ("input_ids", "position_ids", "cache")  # what every step is given
 
 

@@ -20,6 +20,7 @@ import torch
 from .shared import launch, split_keys
 from .shared.attend import attend, base2, check_heads, mixed_in, scaled
 from .shared.cached_keys import Mask, check_positions, prefetch, slots, visible_range
+from .shared.float8 import FLOAT8, check_scales, from_bytes, widened
 from .shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, uses_torch, variant, wait
 from .shared.operands import gradient_refusal, power_of_2
 from .shared.split_keys import finish, per_split
@@ -31,7 +32,7 @@ STAGE = 36 * 1024  # bytes of keys and values per stage: three programs fit on a
 
 @jit
 def decode_kernel(
-    q, k, v, positions, sinks, slopes, out, partial, state, tickets,
+    q, k, v, k_scale, v_scale, positions, sinks, slopes, out, partial, state, tickets,
     k_batch, k_head, k_slot, v_batch, v_head, v_slot, capacity, scale,
     D: tl.constexpr, D_PADDED: tl.constexpr, DV: tl.constexpr, DV_PADDED: tl.constexpr,
     GROUP: tl.constexpr, TAKEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
@@ -75,6 +76,10 @@ def decode_kernel(
         total = tl.where(split == 0, 1.0, total)
     if slopes is not None:
         slope = base2(tl.load(slopes + head, real, other=0.0))
+    if k_scale is not None:
+        scale *= tl.load(k_scale + kv_head)
+        if query.dtype == tl.bfloat16:  # the hardware takes floats of 8 bits to fp16, which holds all of them
+            query = tl.clamp(query.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
     if INTERP:
         query = query.to(tl.float32)
     end = tl.minimum((split + 1) * share, keys)
@@ -84,6 +89,8 @@ def decode_kernel(
         row = slot.to(tl.int64)[:, None]
         key = tl.load(k + row * k_slot + d[None, :], (i < end)[:, None] & (d < D)[None, :], other=0.0)
         value = tl.load(v + row * v_slot + dv[None, :], (i < end)[:, None] & (dv < DV)[None, :], other=0.0)
+        if k_scale is not None:
+            key, value = widened(key, query.dtype), widened(value, query.dtype)
         if INTERP:
             key, value = key.to(tl.float32), value.to(tl.float32)
         score = scaled(tl.dot(query, tl.trans(key), input_precision="tf32x3"), scale, SOFTCAP)
@@ -92,6 +99,8 @@ def decode_kernel(
         score = tl.where((i < end)[None, :], score, -float("inf"))
         m, total, acc = mixed_in(m, total, acc, score, value)
 
+    if v_scale is not None:
+        acc *= tl.load(v_scale + kv_head)
     group = batch * tl.num_programs(1) + tl.program_id(1)
     finish(
         out, partial, state, tickets, acc, m, total, group, split, splits, used,
@@ -123,6 +132,8 @@ def decode_attention(
     dilation: int = 1,
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     tickets: torch.Tensor | None = None,
     splits: int | None = None,
     kernel: bool | None = None,
@@ -135,13 +146,17 @@ def decode_attention(
     `keep_first`; of a `chunk` those of the same run of so many positions; with `dilation` those that are a multiple of
     it behind. A `rolling` cache holds position p in slot p modulo its capacity, or behind its first `keep_first` slots,
     which stay; one smaller than the window shows what it holds. `softcap` bounds scores; `sinks` [heads] add a key of
-    that score with value 0; `slopes` [heads] are ALiBi's. `tickets`: see `tickets.counters`, batch · heads are enough.
+    that score with value 0; `slopes` [heads] are ALiBi's.
+    With `k_scale` and `v_scale` f32 [kv_heads] k and v are bytes, u8, of floats of 8 bits (e4m3), which stand for
+    scale · float. `tickets`: see `tickets.counters`, batch · heads are enough.
     `splits` of the keys are chosen by default. For inference: gradients come from torch. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes or dtypes do not fit, or `keep_first` is asked for with `chunk` or `dilation`.
     """
-    check_heads(q, k, v, 3, "[batch, heads, d] and its caches")
+    coded = k_scale is not None and v_scale is not None
+    check_scales(k, v, k_scale, v_scale)
+    check_heads(q, k, v, 3, "[batch, heads, d] and its caches", coded)
     check_positions(positions, q)
     if k.stride(3) != 1 or v.stride(3) != 1:
         raise ValueError(
@@ -155,12 +170,18 @@ def decode_attention(
     ):
         there, distance = mask.visible(positions)
         bias = None if slopes is None else slopes[None, :, None, None] * distance[:, None, None]
-        y = attend(q[:, :, None], k, v, there[:, None, None], scale, softcap=softcap, sinks=sinks, bias=bias)
-        return y[:, :, 0]
+        asked = q
+        if k_scale is not None and v_scale is not None:
+            asked = q.to(torch.promote_types(q.dtype, torch.float32))
+            k, v = from_bytes(k, k_scale, asked.dtype), from_bytes(v, v_scale, asked.dtype)
+        y = attend(asked[:, :, None], k, v, there[:, None, None], scale, softcap=softcap, sinks=sinks, bias=bias)
+        return y[:, :, 0].to(q.dtype)
     shape = _shape(d, dv, heads // kv_heads, q.element_size())
+    if coded:
+        k, v = k.view(FLOAT8), v.view(FLOAT8)
     return split_keys.launch(
         decode_kernel,
-        (q.contiguous(), k, v, positions.contiguous(), sinks, slopes),
+        (q.contiguous(), k, v, k_scale, v_scale, positions.contiguous(), sinks, slopes),
         (*k.stride()[:3], *v.stride()[:3], capacity, 1 / math.sqrt(d) if scale is None else scale),
         {**shape, **mask.constants, "CHUNK": chunk or 0, "STEP": dilation, "SOFTCAP": softcap or 0.0},
         out=q.new_empty(batch, heads, dv),
@@ -198,6 +219,11 @@ def variants() -> list[Variant]:
         _variant(BF16, 64, 64, 8, ("sinks",), WINDOW=128),
         _variant(BF16, 128, 128, 5, CHUNK=8192),
         _variant(FP16, 64, 64, 1, WINDOW=4096, RING=4096, STEP=4),
+        *(
+            _variant(dtype, d, d, group, ("k_scale",))
+            for dtype, d, group in ((BF16, 128, 4), (BF16, 64, 8), (FP16, 256, 2))
+        ),
+        _variant(FP32, 128, 128, 4, ("k_scale",)),
     ]
     return [*found, _variant(BF16, 128, 128, 1, ("slopes",))]
 
@@ -206,5 +232,8 @@ def _variant(dtype: torch.dtype, d: int, dv: int, group: int, biases: tuple[str,
     unmasked = {"WINDOW": 0, "KEEP": 0, "RING": 0, "CHUNK": 0, "STEP": 1, "SOFTCAP": 0.0, "INSIDE": True}
     strides = "k_batch k_head k_slot v_batch v_head v_slot"
     absent = " ".join(name for name in ("sinks", "slopes") if name not in biases)
+    types = {"k_scale": "*fp32", "v_scale": "*fp32", "k": "*fp8e4nv", "v": "*fp8e4nv"}
+    if "k_scale" not in biases:
+        types, absent = {}, f"{absent} k_scale v_scale"
     shape = _shape(d, dv, group, dtype.itemsize)
-    return variant(decode_kernel, dtype, {**shape, **unmasked, **mask}, "capacity", strides, absent)
+    return variant(decode_kernel, dtype, {**shape, **unmasked, **mask}, "capacity", strides, absent, types=types)

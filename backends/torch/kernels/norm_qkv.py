@@ -7,11 +7,13 @@ A block owns pairs of elements that RoPE turns together. Where heads are normed 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
 from .shared import gemv
 from .shared.cached_keys import own_slot, write
+from .shared.float8 import FLOAT8, as_bytes, check_scales, nearest
 from .shared.gemv import Tile, Weight, check, first_weights, parts, products, tile
 from .shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
@@ -22,30 +24,61 @@ from .shared.tickets import counters, is_last
 
 
 @jit
+def place(
+    k_cache, v_cache, positions, m, head, M, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
+    ROLLING: tl.constexpr,
+):  # fmt: skip
+    """Return where rows m of the head of keys or values numbered `head` stand in their cache, and which have a slot."""
+    slot = own_slot(tl.load(positions + m, mask=m < M, other=-1), capacity, keep, ROLLING)
+    cache = k_cache
+    if head >= heads + kv_heads:
+        cache = v_cache
+    at = cache + m.to(tl.int64) * stride_b + ((head - heads) % kv_heads).to(tl.int64) * stride_h + slot * stride_t
+    return at, (slot >= 0) & (slot < capacity)
+
+
+@jit
 def store_head(
-    a, b, c, s, q, k_cache, v_cache, positions, m, pair, head, M, heads, kv_heads, capacity, keep,
+    a, b, c, s, q, k_cache, v_cache, k_scale, v_scale, positions, m, pair, head, M, heads, kv_heads, capacity, keep,
     stride_b, stride_h, stride_t,
     HEAD_DIM: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, ROLLING: tl.constexpr,
 ):  # fmt: skip
     """Turn pairs (a, b) [BLOCK_M, pairs] by (c, s); store them as queries, or at their positions in a cache."""
     there = (m < M) & (pair < HEAD_DIM // 2)
-    if head < heads:
-        at = q + (m * heads + head) * HEAD_DIM
+    first, second = element(pair, 0, ROTARY, INTERLEAVED), element(pair, 1, ROTARY, INTERLEAVED)
+    if k_scale is None:
+        if head < heads:
+            at = q + (m * heads + head) * HEAD_DIM
+        else:
+            at, inside = place(
+                k_cache, v_cache, positions, m, head, M, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
+                ROLLING,
+            )  # fmt: skip
+            there = there & inside
+        tl.store(at + first, a * c - b * s, mask=there)
+        tl.store(at + second, b * c + a * s, mask=there)
     else:
-        slot = own_slot(tl.load(positions + m, mask=m < M, other=-1), capacity, keep, ROLLING)
-        there = there & (slot >= 0) & (slot < capacity)
-        cache = k_cache
-        if head >= heads + kv_heads:
-            cache = v_cache
-        at = cache + m.to(tl.int64) * stride_b + ((head - heads) % kv_heads).to(tl.int64) * stride_h + slot * stride_t
-    tl.store(at + element(pair, 0, ROTARY, INTERLEAVED), a * c - b * s, mask=there)
-    tl.store(at + element(pair, 1, ROTARY, INTERLEAVED), b * c + a * s, mask=there)
+        if head < heads:
+            at = q + (m * heads + head) * HEAD_DIM
+            tl.store(at + first, a * c - b * s, mask=there)
+            tl.store(at + second, b * c + a * s, mask=there)
+        else:
+            to, inside = place(
+                k_cache, v_cache, positions, m, head, M, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
+                ROLLING,
+            )  # fmt: skip
+            there = there & inside
+            scale = tl.load(k_scale + (head - heads) % kv_heads)
+            if head >= heads + kv_heads:
+                scale = tl.load(v_scale + (head - heads) % kv_heads)
+            tl.store(to + first, nearest((a * c - b * s) / scale), mask=there)
+            tl.store(to + second, nearest((b * c + a * s) / scale), mask=there)
 
 
 @jit
 def store_normed_head(
-    raw, q_gain, k_gain, head_eps, cos, sin, q, k_cache, v_cache, positions, m, head, M, heads, kv_heads,
-    capacity, keep, stride_b, stride_h, stride_t,
+    raw, q_gain, k_gain, head_eps, cos, sin, q, k_cache, v_cache, k_scale, v_scale, positions, m, head, M, heads,
+    kv_heads, capacity, keep, stride_b, stride_h, stride_t,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, ROLLING: tl.constexpr,
 ):  # fmt: skip
     """Divide all pairs of a head by √(mean square + ε), multiply by the gain, turn and store them."""
@@ -64,14 +97,14 @@ def store_normed_head(
         a *= tl.load(gain + first, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
         b *= tl.load(gain + second, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
     c, s = angles(cos, sin, m, pair, M, True, ROTARY) if ROTARY > 0 else (1.0, 0.0)
-    store_head(a, b, c, s, q, k_cache, v_cache, positions, m, pair, head, M, heads, kv_heads, capacity, keep,
-               stride_b, stride_h, stride_t, HEAD_DIM, ROTARY, INTERLEAVED, ROLLING)  # fmt: skip
+    store_head(a, b, c, s, q, k_cache, v_cache, k_scale, v_scale, positions, m, pair, head, M, heads, kv_heads,
+               capacity, keep, stride_b, stride_h, stride_t, HEAD_DIM, ROTARY, INTERLEAVED, ROLLING)  # fmt: skip
 
 
 @jit
 def norm_qkv_kernel(
-    x, weight, scales, offsets, gain, shift, bias, q_gain, k_gain, cos, sin, positions, q, k_cache, v_cache, raw,
-    tickets, M, K, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t, eps, head_eps,
+    x, weight, scales, offsets, gain, shift, bias, q_gain, k_gain, cos, sin, positions, q, k_cache, v_cache, k_scale,
+    v_scale, raw, tickets, M, K, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t, eps, head_eps,
     NORM: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr,
     ROLLING: tl.constexpr, HEAD_NORM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
@@ -97,8 +130,8 @@ def norm_qkv_kernel(
         out += tl.load(bias + rows).to(tl.float32)[None, :]
     a, b = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, PAIRS]), [0, 2, 1]))
     if not HEAD_NORM or is_value:
-        store_head(a, b, c, s, q, k_cache, v_cache, positions, m, pair, head, M, heads, kv_heads, capacity, keep,
-                   stride_b, stride_h, stride_t, HEAD_DIM, ROTARY, INTERLEAVED, ROLLING)  # fmt: skip
+        store_head(a, b, c, s, q, k_cache, v_cache, k_scale, v_scale, positions, m, pair, head, M, heads, kv_heads,
+                   capacity, keep, stride_b, stride_h, stride_t, HEAD_DIM, ROTARY, INTERLEAVED, ROLLING)  # fmt: skip
     else:
         there = (m < M) & (pair < HEAD_DIM // 2)
         at = raw + (m * (heads + kv_heads) + head) * HEAD_DIM
@@ -106,8 +139,9 @@ def norm_qkv_kernel(
         tl.store(at + element(pair, 1, ROTARY, INTERLEAVED), b, mask=there)
         if is_last(tickets + head, tl.num_programs(1)):
             store_normed_head(
-                raw, q_gain, k_gain, head_eps, cos, sin, q, k_cache, v_cache, positions, m, head, M, heads, kv_heads,
-                capacity, keep, stride_b, stride_h, stride_t, HEAD_DIM, HALF, ROTARY, INTERLEAVED, ROLLING,
+                raw, q_gain, k_gain, head_eps, cos, sin, q, k_cache, v_cache, k_scale, v_scale, positions, m, head, M,
+                heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
+                HEAD_DIM, HALF, ROTARY, INTERLEAVED, ROLLING,
             )  # fmt: skip
 
 
@@ -129,7 +163,7 @@ def refusal(
         return "heads are normed, and not by RMS norms that are alike for queries and keys"
     if (q_norm.gain is None) != (k_norm.gain is None):
         return "the norm of queries has a gain and that of keys has none, or the reverse"
-    if k_cache.dtype not in DTYPES or k_cache.dtype != v_cache.dtype:
+    if k_cache.dtype not in (*DTYPES, torch.uint8) or k_cache.dtype != v_cache.dtype:
         return f"caches are {k_cache.dtype} and {v_cache.dtype}"
     if k_cache.stride() != v_cache.stride() or k_cache.stride(3) != 1:
         return "the caches do not lie in memory alike, an element beside the next"
@@ -152,6 +186,8 @@ def norm_qkv(
     interleaved: bool = False,
     rolling: bool = False,
     keep_first: int = 0,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     tickets: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
@@ -162,8 +198,9 @@ def norm_qkv(
     heads, d]. cos, sin f32 [batch, pairs] of the tokens' angles turn the first 2·pairs elements of a head: element i
     with i + pairs, or 2i with 2i + 1 if `interleaved`; absent, nothing is turned. Position p goes to slot p, in a
     `rolling` cache to slot p if p < keep_first, else to keep_first + (p − keep_first) modulo (capacity − keep_first);
-    nowhere if there is no such slot. `tickets`: as in `linear_residual`, heads + kv_heads are enough. `kernel`:
-    see `uses_torch`.
+    nowhere if there is no such slot. With `k_scale` and `v_scale` f32 [kv_heads] the caches are bytes, u8, of floats of
+    8 bits (e4m3), and hold those nearest to keys and values over their scales. `tickets`: as in `linear_residual`,
+    heads + kv_heads are enough. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, or a norm is unknown.
@@ -177,6 +214,7 @@ def norm_qkv(
     if x.numel() != batch * x.shape[-1] or positions.numel() != batch:
         given = f"x {[*x.shape]} and positions {[*positions.shape]}"
         raise ValueError(f"{given} are not one token for each of the {batch} rows of the caches")
+    check_scales(k_cache, v_cache, k_scale, v_scale)
     q_norm.check(head_dim)
     k_norm.check(head_dim)
     tables = [None if table is None else [*table.shape] for table in (cos, sin)]
@@ -190,16 +228,19 @@ def norm_qkv(
             q_and_k = torch.cat([q_norm(q_and_k[:, :heads]), k_norm(q_and_k[:, heads:])], 1)
         if cos is not None and sin is not None:
             q_and_k = turned(q_and_k, cos, sin, interleaved)
-        for cache, new in ((k_cache, q_and_k[:, heads:]), (v_cache, v)):
-            write(cache, new, positions, rolling, keep_first)
+        for cache, new, scale in ((k_cache, q_and_k[:, heads:], k_scale), (v_cache, v, v_scale)):
+            kept = new if scale is None else as_bytes(new[:, :, None], scale)[:, :, 0]
+            write(cache, kept, positions, rolling, keep_first)
         queries: torch.Tensor = q_and_k[:, :heads]
         return queries
     plan, normed = _tile(batch, weight, x.shape[-1], head_dim, x.dtype), q_norm.kind != "none"
     raw = x.new_empty(batch, heads + kv_heads, head_dim, dtype=torch.float32) if normed else None
     q = x.new_empty(batch, heads, head_dim)
+    if k_scale is not None:
+        k_cache, v_cache = k_cache.view(FLOAT8), v_cache.view(FLOAT8)
     norm_qkv_kernel[(heads + 2 * kv_heads, triton.cdiv(head_dim, plan.rows))](
         x.reshape(batch, -1).contiguous(), *parts(weight), norm.gain, norm.shift, bias, q_norm.gain, k_norm.gain,
-        cos, sin, positions.contiguous(), q, k_cache, v_cache, raw,
+        cos, sin, positions.contiguous(), q, k_cache, v_cache, k_scale, v_scale, raw,
         counters(x, heads + kv_heads) if normed and tickets is None else tickets,
         batch, x.shape[-1], heads, kv_heads, capacity, keep_first, *k_cache.stride()[:3], norm.eps, q_norm.eps,
         NORM=norm.kind, **_head(head_dim, 0 if cos is None else 2 * cos.shape[1]), INTERLEAVED=interleaved,
@@ -223,7 +264,8 @@ def _head(head_dim: int, rotary: int) -> dict[str, int]:
 
 
 def variants() -> list[Variant]:
-    """Llama and Qwen 3 of 8 B, more rows, LayerNorm with biases and partial rotary, a small model in fp32, 4 bits, floats of 8."""
+    """Llama and Qwen 3 of 8 B, more rows, LayerNorm with biases and partial rotary, a small model in fp32, 4 bits,
+    floats of 8; and caches of these."""
     shipped = []
     for m, heads, kv_heads, head_dim, k, dtype, rotary, more in (
         (1, 32, 8, 128, 4096, BF16, 128, {}),
@@ -235,12 +277,19 @@ def variants() -> list[Variant]:
         (1, 32, 8, 128, 4096, BF16, 128, {"BITS": 4}),
         (16, 32, 8, 128, 4096, BF16, 128, {"BITS": 4}),
         (1, 32, 8, 128, 4096, BF16, 128, {"BITS": 8}),
+        (1, 32, 8, 128, 4096, BF16, 128, {"FLOAT8": True}),
+        (8, 32, 8, 128, 4096, BF16, 128, {"FLOAT8": True, "HEAD_NORM": True}),
     ):
         forms = {"NORM": "rms", "HEAD_NORM": False, "INTERLEAVED": False, "ROLLING": False, **more}
         absent = " shift bias" * (forms["NORM"] == "rms") + " q_gain k_gain raw tickets" * (not forms["HEAD_NORM"])
         outputs = (heads + 2 * kv_heads) * head_dim
         plan, types = _tile(m, outputs, k, head_dim, dtype), {}
-        if bits := forms.pop("BITS", 0):
+        if forms.pop("FLOAT8", False):
+            types = {"k_cache": "*fp8e4nv", "v_cache": "*fp8e4nv", "k_scale": "*fp32", "v_scale": "*fp32"}
+        else:
+            absent += " k_scale v_scale"
+        bits: Any = forms.pop("BITS", 0)
+        if bits:
             plan, absent = gemv.coded(m, outputs, k, bits, 128), f"{absent} offsets"
             types = gemv.CODES if bits == 4 else gemv.FLOATS
         strides, counts = "K stride_b stride_h stride_t", "heads kv_heads capacity keep"

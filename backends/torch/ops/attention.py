@@ -15,6 +15,7 @@ from ..program.statements import CacheSlot, Operand, Var
 from .calls import Call
 from .distances import DISTANCE, distance, is_shared
 from .elementwise import number
+from .float8_caches import scales
 from .masks import ARANGE, cached_keys, is_dense, mask_of, seen_of, sees_some, shown_keys
 
 _ATTENDING = {Trait.ATTENTION, Trait.RECURRENT}
@@ -123,16 +124,19 @@ def _cached(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None)
         slots, keep = room
         length, kind, positions = f"min({slots}, length)", f"Rolling{kind}", written_positions(e)
         rest = f", {keep}" if keep else ""
-    slot = CacheSlot(
-        "cache", f"{kind}(batch, {kv_heads}, {length}, {', '.join(map(str, widths))}, {{like}}{rest})", kind
-    )
+    scaled = scales(e, node)
+    like = "{like}" if scaled is None else "{like}.new_empty(0, dtype=torch.uint8)"
+    slot = CacheSlot("cache", f"{kind}(batch, {kv_heads}, {length}, {', '.join(map(str, widths))}, {like}{rest})", kind)
     assert mask is not None
     keys = ".keys" if isinstance(mask, Var) and mask.type == "Seen" else ""  # the last axis of either counts them
     if v is None:
         text = f"{{1}} if {{0}} is None else {{0}}.update({{1}}, {{2}}, {{3}}{keys})"
         return e.emit(text, slot, k, positions, mask, name="k", replaces=1), None
-    text = f"({{1}}, {{2}}) if {{0}} is None else {{0}}.update({{1}}, {{2}}, {{3}}, {{4}}{keys})"
-    made = e.many(text, slot, k, v, positions, mask, names=("k", "v"))
+    kept = f"{{0}}.update({{1}}, {{2}}, {{3}}, {{4}}{keys})"
+    if scaled is not None:
+        kept = f"through_bytes({{0}}, {{1}}, {{2}}, {{3}}, {{4}}{keys}, {{5}}, {{6}})"
+    text = f"({{1}}, {{2}}) if {{0}} is None else {kept}"
+    made = e.many(text, slot, k, v, positions, mask, *(scaled or ()), names=("k", "v"))
     return made[0], made[1]
 
 

@@ -37,6 +37,8 @@ RESERVED = {  # names that generated methods use themselves
     *IMPORTS,
 }
 KERNELS = {  # what parts call of the kernels, by the file it is in
+    "as_bytes": "shared.float8",
+    "from_bytes": "shared.float8",
     "learns": "shared.attend",
     "shared_memory": "shared.attend",
     "Codes": "shared.codes",

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
+from ..kernels.shared.float8 import as_bytes, from_bytes
+
 
 class Cache(list[Any]):
     """Caches of all layers, for texts of at most `capacity` tokens; `length` of them are in use."""
@@ -156,6 +158,21 @@ class RollingKeyCache:
     def update(self, k: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Write k [batch, heads, seq, width] of `positions`; the keys that `mask` tells of."""
         return rolled(self.k, k, positions, mask, self.keep)
+
+
+def through_bytes(
+    cache: KVCache | RollingKVCache,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    mask: Tensor | None,
+    k_scale: Tensor,
+    v_scale: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The keys and values that `cache` gives back, which holds the bytes of FP8 numbers, to be multiplied by the scales
+    of heads [heads]. Those of the call are rounded, too, so that it does not matter how a text is cut into calls."""
+    k_bytes, v_bytes = cache.update(as_bytes(k, k_scale), as_bytes(v, v_scale), positions, mask)
+    return from_bytes(k_bytes, k_scale, k.dtype), from_bytes(v_bytes, v_scale, v.dtype)
 
 
 class CrossCache:

@@ -68,8 +68,8 @@ def block_linear(
 def float8_linear(
     x: Tensor, codes: Tensor, scales: Tensor, offsets: None = None, bias: Tensor | None = None, bits: int = 8
 ) -> Tensor:
-    """x Wᵀ + b with the W of a `Quantized` of floats; of more than 64 rows x is rounded to floats, too, by groups (arXiv
-    2412.19437, 3.3). Tensor cores of GPUs multiply them where torch has an operator for it."""
+    """x Wᵀ + b with the W of a `Quantized` of floats; of more than 64 rows x is rounded to floats, too, by groups
+    (arXiv 2412.19437, 3.3). Tensor cores of GPUs multiply them where torch has an operator for it."""
     rows, width = x.flatten(0, -2), x.shape[-1]
     if len(rows) <= 64:
         return block_linear(x, codes, scales, None, bias, bits)

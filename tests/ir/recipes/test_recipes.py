@@ -15,6 +15,7 @@ from weft.ir import Graph, MemoryReader, TensorType, WeftError, parse
 from weft.ir.recipes import combinators as r
 from weft.ir.recipes import frequencies as fq
 from weft.ir.recipes import matrices as mx
+from weft.ir.recipes.quantized import HeadScales
 from weft.ir.recipes.readers import SpilledTensors
 from weft.ir.recipes.recipe import REGISTRY
 from weft.ir.recipes.spelling import spell_recipe
@@ -49,6 +50,12 @@ RECIPES: dict[str, tuple[r.Recipe, np.ndarray]] = {
     "literal": (r.Literal.of([[1, 2, 3], [4, 5, 6]]), np.array([[1, 2, 3], [4, 5, 6]])),
     "literal scalar": (r.Literal.of(0.25), np.array(0.25)),
     "full": (r.Full(2.5, (4, 3)), np.full((4, 3), 2.5, np.float32)),
+    "sizes of heads": (
+        HeadScales(a, 3, 4, (r.Slice(v, 0, 0, 5),), (v,)),
+        ((A**2 @ V[:5] ** 2 + V**2).reshape(3, 4).mean(1) ** 0.5).astype(np.float32),
+    ),
+    "sizes of one head": (HeadScales(r.Reshape(v, (12, 1)), 3, 12), np.full(3, (V**2).mean() ** 0.5, np.float32)),
+    "sizes of zeros": (HeadScales(r.Full(0.0, (6, 2)), 2, 3), np.ones(2, np.float32)),
     "concat 0": (r.Concat((a, b, a)), np.concatenate([A, B, A])),
     "concat 1": (r.Concat((t, r.Slice(t, 1, 0, 2)), axis=1), np.concatenate([T, T[:, :2]], 1)),
     "slice 0": (r.Slice(a, 0, 2, 11, 3), A[2:11:3]),

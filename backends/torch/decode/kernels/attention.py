@@ -10,6 +10,7 @@ from ...kernels import decode_attention, latent_decode
 from ...kernels.shared.launch import DTYPES
 from ...ops.calls import Call
 from ...ops.elementwise import number
+from ...ops.float8_caches import scales
 from ...program.positions import rolled
 from ...program.statements import CacheSlot, Var
 from .. import patterns
@@ -56,9 +57,12 @@ def _projected(e: StepEmitter, found: SelfAttention, slopes: Value | None) -> Va
         cos, sin = _tables(e, rope)
         qkv.named(cos=cos, sin=sin).set("interleaved", rope.attrs["interleaved"], default=False)
     _roll(qkv, found.node)
+    of_heads = dict(zip(("k_scale", "v_scale"), scales(e, found.node) or (), strict=False))
+    qkv.named(**of_heads)
     if q_norm is not None:
         qkv.named(tickets=e.tickets(found.node.attrs["heads"] + found.node.attrs["kv_heads"]))
     call = Call("decode_attention", qkv.operands).give(str(qkv), f"{cache}.k", f"{cache}.v", positions)
+    call.named(**of_heads)
     _score(e, call, found.node, slopes)
     e.scope = scope
     done = ["norm"] * (norm is not None) + ["projections"] + ["rotation"] * (rope is not None) + ["cache"]
@@ -72,7 +76,14 @@ def _written(e: StepEmitter, node: Node, slopes: Value | None, reason: str) -> V
     call, a = Call("decode_attention"), node.attrs
     q, k, v = (call.place(e.heads(node.required(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
     cache, positions = call.place(CACHE), call.place(e.positions)
-    call.give(f"{q}[:, :, 0]", f"*written({cache}, {k}, {v}, {positions})", positions)
+    of_heads = dict(zip(("k_scale", "v_scale"), scales(e, node) or (), strict=False))
+    named = ", ".join(call.place(scale) for scale in of_heads.values())
+    how = (
+        f"written_bytes({cache}, {k}, {v}, {positions}, {named})"
+        if named
+        else f"written({cache}, {k}, {v}, {positions})"
+    )
+    call.give(f"{q}[:, :, 0]", f"*{how}", positions).named(**of_heads)
     _score(e, call, node, slopes)
     e.declined(f"norm_qkv does not make its operands: {reason}")
     e.chose("decode_attention", _attends(node))

@@ -26,8 +26,8 @@ def widen_kernel(
     CHUNK: tl.constexpr = 512 // BITS
     FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
     HALF: tl.constexpr = tl.float16 if y.dtype.element_ty == tl.float16 else tl.bfloat16
-    ADDED: tl.constexpr = 1024 if HALF == tl.float16 else 128
-    EXPONENT: tl.constexpr = 0x6400 if HALF == tl.float16 else 0x4300
+    ADDED: tl.constexpr = 1024 if tl.float16 == HALF else 128
+    EXPONENT: tl.constexpr = 0x6400 if tl.float16 == HALF else 0x4300
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i, j = tl.arange(0, 16), tl.arange(0, 32)
     chunks = tl.cdiv(K, CHUNK)
@@ -39,7 +39,7 @@ def widen_kernel(
             k = at * CHUNK + t * 32
             if FLOATS:
                 numbers = two_floats(some, t, HALF).to(tl.float32)
-                if HALF == tl.float16:
+                if tl.float16 == HALF:
                     numbers *= 256
             elif BITS == 8:
                 low = two_numbers(some, 8 * t, EXPONENT, ADDED, HALF)
@@ -79,7 +79,10 @@ def widen(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> t
     N, K = weight.shape
     if uses_torch(kernel, refusal, weight, dtype):
         numbers = centred(packed, weight.bits, K).unflatten(1, (len(scales), -1)) * scales.T.float()[..., None]
-        return (numbers if offsets is None else numbers + offsets.T.float()[..., None]).flatten(1).to(dtype)
+        if offsets is not None:
+            numbers = numbers + offsets.T.float()[..., None]
+        whole: torch.Tensor = numbers.flatten(1).to(dtype)
+        return whole
     y = torch.empty(N, K, dtype=dtype, device=packed.device)
     grid = (triton.cdiv(N, ROWS), triton.cdiv(K, CHUNKS * chunk(weight.bits)))
     more = launch.options(packed, 4, 1)

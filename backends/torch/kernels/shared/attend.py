@@ -84,8 +84,9 @@ def attend(
     return mixed.flatten(1, 2).to(q.dtype)
 
 
-def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, axes: str) -> None:
-    """Check that queries of `dims` axes, which are called `axes`, fit k, v [batch, kv_heads, keys, d].
+def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, axes: str, coded: bool = False) -> None:
+    """Check that queries of `dims` axes, which are called `axes`, fit k, v [batch, kv_heads, keys, d], which are of
+    another dtype if `coded`.
 
     Raises:
         ValueError: if they do not.
@@ -95,7 +96,7 @@ def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, ax
         raise ValueError(f"q {[*q.shape]}, k {[*k.shape]} and v {[*v.shape]} are no {axes}")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} KV heads")
-    if not q.dtype == k.dtype == v.dtype:
+    if not coded and not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
 
 

@@ -118,7 +118,9 @@ def code_products(
     COLUMNS: tl.constexpr = BLOCK_M if BLOCK_M >= 8 else 8  # one row of x is multiplied eight times over
     PARTS: tl.constexpr = 3 if x.dtype.element_ty == tl.float32 else 1
     i, j = tl.arange(0, 16), tl.arange(0, 32)
-    from_words = as_words(codes) + rows.to(tl.int64)[:, None] * (tl.cdiv(K, CHUNK) * 16) + (begin // CHUNK * 16 + i)[None, :]
+    from_words = (
+        as_words(codes) + rows.to(tl.int64)[:, None] * (tl.cdiv(K, CHUNK) * 16) + (begin // CHUNK * 16 + i)[None, :]
+    )
     from_x = x + tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None] * x_row + (begin + j)[None, :]
     columns = tl.arange(0, 256)
     mean, rstd = (
@@ -177,7 +179,7 @@ def code_products(
                     if not CENTRED:
                         product -= ZERO * sums
                     scale = tl.load(scales + row * N + rows).to(tl.float32)
-                    if FLOATS and DTYPE == tl.float16:
+                    if FLOATS and tl.float16 == DTYPE:
                         scale *= 256
                     total += product * scale[:, None]
                     if offsets is not None:
@@ -194,7 +196,8 @@ def centred(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
     f32 [out, width]."""
     if packed.dtype != torch.int32:
         tiles = packed.float().unflatten(1, (-1, WORDS, 2, 2)).permute(0, 1, 4, 2, 3)  # [out, chunks, tiles, WORDS, 2]
-        return tiles.flatten(1)[:, :width]
+        numbers: torch.Tensor = tiles.flatten(1)[:, :width]
+        return numbers
     return (unpack(packed, bits, width) - (1 << (bits - 1))).float()
 
 
@@ -223,8 +226,8 @@ def multiplied(
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """W [out, width] in codes of `bits`: `packed` i32 [out, words], scales and maybe offsets [groups, out]; or in floats
-    of 8 bits, `packed` float8_e4m3fn [out, 4·words], which are the bytes of words.
+    """W [out, width] in codes of `bits`: `packed` i32 [out, words], scales and maybe offsets [groups, out]; or in
+    floats of 8 bits, `packed` float8_e4m3fn [out, 4·words], which are the bytes of words.
 
     `otherwise` is what torch multiplies with, as `multiplied` does.
 

@@ -38,7 +38,7 @@ def two_floats(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
     if INTERPRETER:
         shifted = words if TILE == 1 else words << 8
         signs = shifted & -0x7FFF8000
-        if DTYPE == tl.float16:
+        if tl.float16 == DTYPE:
             both = signs | ((shifted >> 1) & 0x3F803F80)
         else:  # it takes the smallest of bf16 for 0
             both = signs | ((shifted >> 4) & 0x07F007F0)
@@ -47,7 +47,7 @@ def two_floats(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
             return tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]])
     else:
         both = tl.inline_asm_elementwise(
-            float_assembly(TILE, DTYPE == tl.float16), "=r,r", [words], tl.int32, is_pure=True, pack=1
+            float_assembly(TILE, tl.float16 == DTYPE), "=r,r", [words], tl.int32, is_pure=True, pack=1
         )
     low = both.to(tl.int16).to(DTYPE, bitcast=True)
     high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
@@ -65,6 +65,42 @@ def nearest(x):
     return x.to(tl.float8e4nv)
 
 
+@jit
+def widened(x, DTYPE: tl.constexpr):
+    """Floats of 8 bits as numbers of DTYPE, in the interpreter of fp32; exactly."""
+    if INTERPRETER:
+        bits = x.to(tl.int8, bitcast=True).to(tl.int32)
+        return ((bits & -0x80000000) | ((bits & 0x7F) << 20)).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    return x.to(DTYPE)
+
+
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """x as `nearest` rounds it, float8_e4m3fn."""
     return x.float().clamp(-LARGEST, LARGEST).to(FLOAT8)
+
+
+def as_bytes(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """x [batch, heads, seq, width] as caches hold it: u8, the bytes of the floats nearest to x / `scale` [heads]."""
+    return rounded(x.float() / scale[:, None, None]).view(torch.uint8)
+
+
+def from_bytes(held: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers that `held` u8 [batch, heads, seq, width] stands for with `scale` [heads], in `dtype`."""
+    wide = torch.promote_types(dtype, torch.float32)
+    return (held.view(FLOAT8).to(wide) * scale[:, None, None].to(wide)).to(dtype)
+
+
+def check_scales(k: torch.Tensor, v: torch.Tensor, *scales: torch.Tensor | None) -> None:
+    """Check that caches k and v [batch, heads, capacity, width] are bytes if there are `scales` [heads], one of each.
+
+    Raises:
+        ValueError: if they are not, or a scale does not fit.
+    """
+    given = [scale for scale in scales if scale is not None]
+    if not given:
+        return
+    if len(given) != 2 or any(s.shape != k.shape[1:2] or s.dtype not in (torch.float32, torch.float64) for s in given):
+        shapes = " and ".join(f"{[*s.shape]} {s.dtype}" for s in given)
+        raise ValueError(f"scales {shapes} are not float32 [{k.shape[1]}] for keys and for values")
+    if {k.dtype, v.dtype} != {torch.uint8}:
+        raise ValueError(f"caches with scales are {k.dtype} and {v.dtype}, not bytes")

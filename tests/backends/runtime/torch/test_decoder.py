@@ -199,7 +199,7 @@ def test_steps_are_captured_once_or_for_each_bound(
         decoder.step = decoder._plain_step
     context: Any
     with model.decoder.context(len(PROMPTS), 40) as context:
-        context._steps._cuda = True
+        context.steps._cuda = True
     results = model.generate(PROMPTS, max_tokens=20)
     assert_greedy(graph, results, 20)  # 21 + 19 tokens of the longest row: bounds of 32 and 64 keys
     times = 1 if kernels else 2
@@ -237,7 +237,7 @@ def test_steps_that_wait_for_the_device_are_launched(
     model = opened(folder, draws=True)
     context: Any
     with model.decoder.context(len(PROMPTS), 40) as context:
-        context._steps._cuda = True
+        context.steps._cuda = True
     with pytest.warns(UserWarning, match="steps are launched kernel by kernel: called a synchronizing") as said:
         results = model.generate(PROMPTS, max_tokens=20)
     assert_greedy(graph, results, 20)

@@ -50,7 +50,8 @@ def names() -> list[str]:
 def label(name: str, variant: Variant) -> str:
     """A variant as a test names it."""
     shown = " ".join(f"{key}={value}" for key, value in variant.constants.items() if value not in (None, False))
-    return f"{name}.{variant.kernel.__name__} {next(iter(variant.types.values()))} {shown}"
+    floats = [n for n, kind in variant.types.items() if kind == "*fp8e4nv" and n.endswith(("k", "k_cache"))]
+    return f"{name}.{variant.kernel.__name__} {next(iter(variant.types.values()))} {shown}{' fp8 cache' * len(floats)}"
 
 
 def compiled(variant: Variant) -> Any:

@@ -172,8 +172,8 @@ def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
 
 
 def float8(code: int) -> float:
-    """The number of a code by arXiv 2209.05433, table 1: sign, four bits of exponent with a bias of 7, three of fraction;
-    0 at the smallest exponent stands for that of 1 without the implicit bit."""
+    """The number of a code by arXiv 2209.05433, table 1: sign, four bits of exponent with a bias of 7, three of
+    fraction; 0 at the smallest exponent stands for that of 1 without the implicit bit."""
     exponent, fraction = code >> 3 & 15, code & 7
     size = np.ldexp(1 + fraction / 8, exponent - 7) if exponent else np.ldexp(fraction / 8, -6)
     return float(-size if code & 128 else size)

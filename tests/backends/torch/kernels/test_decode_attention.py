@@ -11,6 +11,7 @@ import torch
 
 from weft.backends.torch.kernels.decode_attention import decode_attention, reference, refusal
 from weft.backends.torch.kernels.shared import split_keys
+from weft.backends.torch.kernels.shared.float8 import as_bytes, from_bytes
 from weft.ir import ops
 
 from .cached_text import Text, bound
@@ -91,6 +92,62 @@ def test_it_attends_to_what_each_position_sees(
     for y in (decode_attention(q.to(device), k, v, at, splits=splits, **given), plain):
         assert y.dtype == dtype
         assert np.abs(y.double().cpu().numpy() - wanted).max() < allowed
+
+
+@pytest.mark.parametrize("dtype", [B16, F16, F32])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "d", "dv", "positions", "options"),
+    [
+        (4, 2, 16, 24, [299, -1, 130], {"splits": 3}),
+        (3, 1, 33, 20, [89, 6, 7], {"chunk": 7, "sinks": True}),
+        (4, 4, 64, 64, [700, 40, 161], {"window": 150, "keep_first": 5, "rolling": True, "softcap": 2.0}),
+    ],
+)
+def test_caches_of_eight_bits(
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    d: int,
+    dv: int,
+    positions: list[int],
+    options: dict[str, Any],
+    device: torch.device,
+) -> None:
+    """The keys and values are scale · float, with a scale for each head."""
+    torch.manual_seed(3)
+    k_scale, v_scale = (torch.rand(kv_heads, device=device) / 50 + 0.01 for _ in range(2))
+    text = Text.random(len(positions), kv_heads, max(positions) + 1, d, dv, F32)
+    coded = [as_bytes(torch.from_numpy(x), s.cpu()) for x, s in ((text.keys, k_scale), (text.values, v_scale))]
+    text = Text(
+        *(from_bytes(x, s.cpu(), torch.float64).numpy() for x, s in zip(coded, (k_scale, v_scale), strict=True))
+    )
+    q, sinks = torch.randn(len(positions), heads, d).to(dtype), torch.randn(heads).to(dtype)
+    given = {"scale": d**-0.5, **options}
+    extra = {name: t for name, t in (("sinks", sinks),) if given.pop(name, False)}
+    splits, rolling = given.pop("splits", None), given.pop("rolling", False)
+    wanted = text.attended(q.double().numpy(), positions, **given, **{n: t.double().numpy() for n, t in extra.items()})
+    caches = text.caches(positions, 160 if rolling else max(positions) + 2, given.get("keep_first", 0), rolling)
+    k, v = (as_bytes(torch.from_numpy(c).to(device), s) for c, s in zip(caches, (k_scale, v_scale), strict=True))
+    at = torch.tensor(positions, device=device)
+    given |= {"rolling": rolling, "k_scale": k_scale, "v_scale": v_scale, **{n: t.to(device) for n, t in extra.items()}}
+    allowed = bound(dtype, text.values, d + max(positions) + 1)
+    plain = reference(q.to(device), k.where(k & 127 != 127, 0), v.where(v & 127 != 127, 0), at, **given)
+    for y in (decode_attention(q.to(device), k, v, at, splits=splits, kernel=True, **given), plain):
+        assert y.dtype == dtype
+        assert np.abs(y.double().cpu().numpy() - wanted).max() < allowed
+
+
+def test_scales_that_do_not_fit_are_one_sentence(device: torch.device) -> None:
+    q, k, at = torch.ones(1, 4, 8), torch.ones(1, 2, 6, 8, dtype=torch.uint8), torch.tensor([3])
+    for changed, words in (
+        ({"v_scale": None}, r"scales \[2\] torch.float32 are not float32 \[2\] for keys and for values"),
+        ({"k_scale": torch.ones(4)}, r"scales \[4\] torch.float32 and \[2\] torch.float32 are not"),
+        ({"k": k.float(), "v": k.float()}, "caches with scales are torch.float32 and torch.float32, not bytes"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            decode_attention(
+                q, **{"k": k, "v": k, "k_scale": torch.ones(2), "v_scale": torch.ones(2), **changed}, positions=at
+            )
 
 
 @pytest.mark.parametrize("rolling", [False, True])

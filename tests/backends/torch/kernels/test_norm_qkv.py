@@ -133,6 +133,38 @@ def test_agrees_with_float64(device: torch.device, case: Case) -> None:
             assert torch.equal(cache[untouched], old[untouched])
 
 
+FLOATS = ["llama", "heads normed", "partial, halves", "rolling, some stay", "no such slot", "rows for tensor cores"]
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_caches_of_eight_bits(device: torch.device, name: str) -> None:
+    """They hold the floats nearest to keys and values over the scales of their heads; what is larger is the largest."""
+    case = CASES[name]
+    for compute in (norm_qkv, reference):
+        given, options = case.arguments(device)
+        (_, *kv), size = case.exact(given, options)
+        scales = [2.0 ** -torch.arange(1, case.kv_heads + 1, device=device).float() / 50 * n for n in (1, 3)]
+        bytes_of = [torch.full(cache.shape, 7, dtype=torch.uint8, device=device) for cache in given[2:4]]
+        scaled = {"k_scale": scales[0], "v_scale": scales[1]}
+        found = compute(*given[:2], *bytes_of, *given[4:], **options, **scaled)
+        assert torch.equal(found, compute(*given, **options))
+        for cache, new, scale in zip(bytes_of, kv, scales, strict=True):
+            largest = 448 * scale[:, None].double()
+            for row, position in enumerate(case.positions):
+                slot = case.slot(position)
+                if slot is None:
+                    continue
+                made = cache[row, :, slot].view(torch.float8_e4m3fn).double() * scale[:, None]
+                want = new[row].clamp(-largest, largest)
+                # Half a unit of the last of 3 bits, or of the smallest floats; and what the product was rounded by.
+                near = 0.02 * size if case.dtype == BF16 else 1e-3 * size
+                assert (abs(made - want) <= want.abs() / 16 + 2.0**-10 * scale[:, None] + near).all()
+            others = [
+                (r, s) for r in range(case.batch) for s in range(case.capacity) if s != case.slot(case.positions[r])
+            ]
+            assert all((cache[r, :, s] == 7).all() for r, s in others)
+
+
 def test_caches_may_be_rows_of_larger_ones(device: torch.device) -> None:
     case = Case(batch=2, kv_heads=2, positions=(1, 2), dtype=FP32)
     given, options = case.arguments(device)

@@ -39,7 +39,9 @@ def test_numbers(
     unit = torch.finfo(dtype).eps  # the interpreter cuts off what a GPU rounds
     for made in (widen(weight, dtype, kernel=True), file.reference(weight, dtype)):
         assert made.dtype == dtype
-        assert (np.abs(exact(made) - want) <= unit * np.abs(want) + 1e-6 + np.finfo(np.float16).smallest_subnormal).all()
+        assert (
+            np.abs(exact(made) - want) <= unit * np.abs(want) + 1e-6 + np.finfo(np.float16).smallest_subnormal
+        ).all()
 
 
 def test_what_torch_computes_instead(device: torch.device) -> None:

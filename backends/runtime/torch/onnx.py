@@ -1,0 +1,139 @@
+"""Decoders on ONNX Runtime whose tokens PyTorch draws on the GPU: both use the same memory and the same stream.
+
+A step of the host's own pushes the inputs, and pulls all logits to choose from. Here PyTorch writes the inputs of the
+next step where the graph reads them, the mask from positions, and only tokens come to the host, one step later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...facts import Facts
+from ...torch.snippets.caches import Cache
+from ..arrays import Ints
+from ..ort import folder
+from ..ort.buffers import Buffer
+from ..ort.decoder import OrtContext, OrtDecoder
+from ..ort.session import failures
+from .drawing import DrawingContext
+from .steps import Steps
+
+
+def stream() -> Any:
+    """A CUDA stream of PyTorch that ONNX Runtime may run on, too; None where PyTorch has no CUDA."""
+    return torch.cuda.Stream() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]  # as torch has it
+
+
+def decoder(facts: Facts, device: str, threads: int | None) -> OrtDecoder:
+    """The decoder of a folder of ONNX models, which draws on CUDA. Raises as `ort.folder.decoder` does."""
+    made = folder.decoder(facts, device, threads, stream())
+    if made.session.stream is not None:
+        made.contexts = DrawingOrtContext
+    return made
+
+
+class _Memory:
+    """Memory on a GPU as PyTorch takes it (CUDA array interface, version 3)."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        kind = buffer.host.dtype.str
+        at = (buffer.address, False)
+        self.__cuda_array_interface__ = {"shape": buffer.shape, "typestr": kind, "data": at, "version": 3}
+
+
+def view(buffer: Buffer) -> Tensor:
+    """The memory of `buffer` as a tensor; bf16 where numpy knows bytes only."""
+    on_cpu = buffer.device == "cpu"
+    tensor = torch.from_numpy(buffer.host) if on_cpu else torch.as_tensor(_Memory(buffer), device=buffer.device)
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+
+
+class DrawingOrtContext(DrawingContext, OrtContext):
+    """The caches of a batch, whose steps may draw."""
+
+    def __init__(self, model: OrtDecoder, batch: int, capacity: int) -> None:
+        self._drawn: list[tuple[Any, Any]] = []  # a binding and its run options, that wait for nothing, for each side
+        super().__init__(model, batch, capacity)
+        with self.running():
+            self._views = {name: view(buffer) for name, buffer in self._inputs.items()}
+            self._found = view(self._logits)
+            device = self._found.device
+            self._slots = torch.arange(capacity, device=device)
+            self.steps = Steps(self._run, Cache([], capacity), batch, device, captured=False)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        stream = self.model.session.stream
+        with failures(self.model.name), nullcontext() if stream is None else torch.cuda.stream(stream):
+            yield
+
+    def settle(self) -> None:
+        if self._following is not None:
+            if (stream := self.model.session.stream) is not None:
+                stream.synchronize()
+            at = np.maximum(self.lengths - 1, 0)
+            held = {
+                "input_ids": np.take_along_axis(self._ids, at[:, None], 1),
+                "position_ids": at[:, None],
+                "attention_mask": np.arange(self.capacity) < self.lengths[:, None],
+            }
+            for name, buffer in self._inputs.items():
+                buffer.host[:] = held[name]
+        super().settle()
+
+    def tell(self, rows: Ints, tokens: Ints) -> None:
+        self.settle()
+        ids, positions = self._inputs["input_ids"].host.astype(np.int64), np.maximum(self.lengths - 1, 0)[:, None]
+        ids[rows, 0], positions[rows, 0] = tokens, self.lengths[rows]
+        self.steps.ids.copy_(torch.from_numpy(ids))
+        self.steps.positions.copy_(torch.from_numpy(positions))
+
+    def _run(self, ids: Tensor, positions: Tensor, _: Any) -> Tensor:
+        """Run a step of all rows, and return its logits [batch, 1, vocab], which nobody waits for."""
+        given = {"input_ids": ids, "position_ids": positions}
+        for name, into in self._views.items():
+            into.copy_(self._slots <= positions if name == "attention_mask" else given[name])
+        self.model.run(*self._drawn[self._memory.side])
+        self._memory.turn()
+        return self._found
+
+    def _bind_steps(self) -> None:
+        super()._bind_steps()
+        session, numbers = self.model.session, self._graph_ids or [-1] * len(self._steps)
+        options = [session.run_options(number, waits=False) for number in numbers]
+        self._drawn = [(binding, own) for (binding, _), own in zip(self._steps, options, strict=True)]
+
+    # -- what moves rows without drawing
+
+    def _cut(self, lengths: Ints | int) -> None:
+        self.settle()
+        super()._cut(lengths)
+
+    def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        self.settle()
+        return super()._begin(prompts)
+
+    def _call(self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool) -> NDArray[Any]:
+        self.settle()
+        return super()._call(first, parts, past, total, every)
+
+    def _step(self, rows: Ints, tokens: Ints) -> None:
+        self.settle()
+        super()._step(rows, tokens)
+
+    def _gather(self, rows: Ints, used: int) -> None:
+        self.settle()
+        super()._gather(rows, used)
+
+    def _take(self, other: OrtContext, used: int) -> None:
+        self.settle()
+        if isinstance(other, DrawingOrtContext):
+            other.settle()
+        super()._take(other, used)

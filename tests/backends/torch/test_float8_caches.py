@@ -1,0 +1,175 @@
+"""Caches in FP8: models and their steps read the floats nearest to keys and values, whatever the calls."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft import MLA, LayerNorm, RMSNorm, RoPE
+from weft.backends.torch.decode.source import write_step
+from weft.backends.torch.kernels.shared import launch
+from weft.backends.torch.lower.lower import lower
+from weft.backends.torch.ops.float8_caches import untold
+from weft.backends.torch.package.module import build_module, build_step
+from weft.frontends.dsl import Decoder
+from weft.ir import Graph, WeftError
+
+from ...e2e.random_models import strong
+from ...passes.zoo_variants import BIASED, attends, decoder
+from .generated import assert_close, call, tolerance
+from .kernels.test_codes import EIGHT, NUMBERS
+
+LENGTH = 9
+MODELS: dict[str, Decoder] = {
+    "grouped": attends(),
+    "norms of q and k": attends(qk_norm=RMSNorm()),
+    "full norms of q and k": attends(qk_norm=RMSNorm(), qk_norm_full=True),
+    "window": attends(window=3, keep_first=1, sinks=True, softcap=2.0),
+    "biases, layer norm": decoder(attends(**BIASED).block.attn, norm=LayerNorm()),
+}
+
+
+def graph_of(name: str) -> Graph:
+    graph = strong(replace(MODELS[name], layers=2).graph())
+    graph.meta["cache_dtype"] = "fp8"
+    return graph
+
+
+def sizes(graph: Graph, name: str) -> np.ndarray:
+    """The root mean square over a head of a linear map of normed numbers, by the names of the zoo's parameters."""
+    params = {n: p.recipe.evaluate(graph.reader).astype(np.float64) for n, p in graph.params.items()}
+    (weight,) = (w for n, w in params.items() if n.endswith(f"layers.0.attn.{name}.weight"))
+    norm = next(w for n, w in params.items() if n.endswith("layers.0.attn_norm.weight"))
+    bias = params.get(f"layers.0.attn.{name}.bias", np.zeros(len(weight)))
+    return ((weight**2 @ norm**2) + bias**2).reshape(-1, 4).mean(1) ** 0.5
+
+
+def nearest(x: np.ndarray) -> np.ndarray:
+    """The nearest of all floats of 8 bits."""
+    return EIGHT[NUMBERS[np.abs(EIGHT[NUMBERS] - x[..., None]).argmin(-1)]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_keys_and_values_are_rounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the model without FP8 whose caches keep what a search among all floats finds; however a text is cut."""
+    graph = graph_of(name)
+    plain_graph = graph.clone()
+    del plain_graph.meta["cache_dtype"]
+    plain: Any = build_module(plain_graph).eval()
+    module: Any = build_module(graph).eval()
+    ids = torch.randint(1, 9, (2, LENGTH), generator=torch.Generator().manual_seed(5))
+    scales = [s for n, s in module.state_dict().items() if n.endswith(("k_scale", "v_scale"))]
+    assert len(scales) == 4 and all(s.dtype == torch.float32 and (s > 0).all() for s in scales)
+    narrow = build_module(graph).bfloat16()
+    assert all(b.dtype == torch.float32 for n, b in narrow.named_buffers() if n.endswith("_scale"))
+
+    def rounding(kind: Any) -> Any:
+        update, known = kind.update, dict[int, list[torch.Tensor]]()
+
+        def changed(cache: Any, k: torch.Tensor, v: torch.Tensor, *more: Any) -> Any:
+            own = (
+                known.setdefault(id(cache), [scales.pop(0), scales.pop(0)])
+                if id(cache) not in known
+                else known[id(cache)]
+            )
+            kept = [nearest((x / s[:, None, None]).double().numpy()) for x, s in zip((k, v), own, strict=True)]
+            return update(
+                cache, *(torch.from_numpy(x).float() * s[:, None, None] for x, s in zip(kept, own, strict=True)), *more
+            )
+
+        return changed
+
+    home = sys.modules[type(plain).__module__]
+    for kind in ("KVCache", "RollingKVCache"):
+        if hasattr(home, kind):
+            monkeypatch.setattr(getattr(home, kind), "update", rounding(getattr(home, kind)))
+    with torch.inference_mode():
+        (want,) = call(plain, {"input_ids": ids, "cache": plain.new_cache(2, LENGTH)})
+        for cuts in ((LENGTH,), (4, 1, 3, 1)):
+            cache, found, start = module.new_cache(2, LENGTH), [], 0
+            assert all(layer.k.dtype == layer.v.dtype == torch.uint8 for layer in cache)
+            for n in cuts:
+                found += call(module, {"input_ids": ids[:, start : start + n], "cache": cache})
+                start += n
+            assert_close(torch.cat(found, 1), want.double().numpy(), tolerance(graph, torch.float32))
+        (exact,) = call(module, {"input_ids": ids})
+        assert 1e-3 < float((want - exact).norm() / exact.norm()) < 0.1
+
+
+def test_scales_are_the_sizes_of_heads() -> None:
+    module: Any = build_module(graph := graph_of("biases, layer norm")).eval()
+    for role in "kv":
+        np.testing.assert_allclose(
+            getattr(module.layers[0].attn, f"{role}_scale").numpy(), sizes(graph, role), rtol=1e-5
+        )
+    normed: Any = build_module(graph := graph_of("norms of q and k")).eval()
+    gain = next(
+        p.recipe.evaluate(graph.reader) for n, p in graph.params.items() if n.endswith("layers.0.attn.k_norm.weight")
+    )
+    want = np.sqrt((gain.astype(np.float64) ** 2).mean())
+    np.testing.assert_allclose(normed.layers[0].attn.k_scale.numpy(), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_step_as_the_module_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "INTERPRETED", True)
+    graph = graph_of(name)
+    text, files = write_step(lower(graph))
+    assert "k_scale=self" in text and "decode_attention" in files
+    for file in files:
+        home = importlib.import_module(f"weft.backends.torch.kernels.{file}")
+        if hasattr(home, "reference"):
+            monkeypatch.setattr(home, file, partial(getattr(home, file), kernel=True))
+    module: Any = build_module(graph).eval()
+    ids = torch.randint(1, 9, (2, LENGTH), generator=torch.Generator().manual_seed(6))
+    step = build_step(graph, module)
+    with torch.inference_mode():
+        (whole, *_) = call(module, {"input_ids": ids, "cache": module.new_cache(2, LENGTH)})
+        cache = module.new_cache(2, LENGTH)
+        call(module, {"input_ids": ids[:, :4], "cache": cache})
+        for i in range(4, LENGTH):
+            got = step(ids[:, i : i + 1], torch.full((2, 1), i), cache)
+            assert_close(got, whole[:, i : i + 1].double().numpy(), tolerance(graph, torch.float32))
+
+
+def test_folders_say_so_and_take_a_quarter(tmp_path: Path) -> None:
+    source, length = attends(), {"target": "torch", "max_length": 16}
+    found = {}
+    for name, more in (("plain", {}), ("fp8", {"cache_dtype": "fp8"})):
+        report = weft.compile(source, tmp_path / name, **length, **more)
+        model = weft.load(tmp_path / name, trust=True)
+        (result,) = model.generate([3, 1, 4], max_tokens=4, temperature=0)
+        found[name] = (
+            report.notes,
+            result.timings.cache_bytes,
+            json.loads((tmp_path / name / "weft.json").read_text()),
+        )
+    assert found["fp8"][0] == found["plain"][0]
+    assert 4 * found["fp8"][1] == found["plain"][1]
+    assert found["fp8"][2]["cache_dtype"] == "fp8" and "cache_dtype" not in found["plain"][2]
+
+
+def test_what_cannot_be_is_told(tmp_path: Path) -> None:
+    latent = decoder(MLA(3, 9, 5, 4, 7, RoPE(interleaved=True))).graph()
+    unnormed = replace(attends(), block=replace(attends().block, arrangement="post")).graph()
+    for graph, words in (
+        (latent, "keeps its latents as they are"),
+        (unnormed, "a scale of 1: k is a linear map of what"),
+    ):
+        graph.meta["cache_dtype"] = "fp8"
+        assert any(words in note for note in untold(graph)), untold(graph)
+        build_module(graph)
+    with pytest.raises(WeftError, match="--tensor-parallel divides no caches in FP8: leave out --cache-dtype"):
+        weft.compile(attends(), tmp_path / "out", target="torch", cache_dtype="fp8", tensor_parallel=2)
+    with pytest.raises(WeftError, match="--cache-dtype 'int3' is not known; it takes fp8"):
+        weft.compile(attends(), tmp_path / "out", target="torch", cache_dtype="int3")
