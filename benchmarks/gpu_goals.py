@@ -103,6 +103,12 @@ def _over_peers(case: str, peers: Iterable[str], results: Results) -> Spread | N
     return over(best, of(results, "kernels", case, "us"))
 
 
+def _drawn(results: Results) -> Spread | None:
+    """A step of ONNX Runtime whose tokens PyTorch draws, over one by itself, run after run."""
+    steps = (("drawn", "step_us"), ("cuda_graphs", "device_step_us"))
+    return over(*(of(results, "ort", "f16", key, name, "decode_batch_1") for name, key in steps))
+
+
 def _divergence(label: str, name: str, results: Results) -> Spread | None:
     """The divergence of a decoder from f32 as a multiple of that of Hugging Face in the same dtype."""
     return over(*(of(results, "quality", f"{label}_{n}", "mean_kl_nats") for n in (name, "hf_eager")))
@@ -119,6 +125,8 @@ def goals() -> Iterator[Goal]:
     yield Goal("1B decode, a step", step, most=740, unit="µs", decoder="1b_weft_step")
     codes = partial(_tokens, "8b_int4_batch_1_after_32")
     yield Goal("8B decode with int4", codes, least=520, unit="tokens/s")
+    yield Goal("8B decode with FP8", partial(_tokens, "8b_fp8_batch_1_after_32"), least=480, unit="tokens/s")
+    yield Goal("ONNX Runtime's step with tokens drawn, over the device's", _drawn, most=1.1, unit="×")
     for rows in (2048, 8192):
         yield Goal(f"8B prefill of {rows}, of bare products and attention", partial(_prefill, rows), least=0.95)
     for batch, length in BATCHES:

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.backends.torch.kernels.shared.float8 import rounded
+
+FLOATS = 128  # weights in FP8 that share a scale of 32 bits
 GROUP = 32  # weights of 4 bits that share a scale of 16 bits, as in GGUF's Q4_0 and in gpt-fast
 
 
@@ -15,7 +18,8 @@ GROUP = 32  # weights of 4 bits that share a scale of 16 bits, as in GGUF's Q4_0
 class Shape:
     """A Llama by its sizes; with `experts` a Qwen3-MoE, whose tokens ask `choices` of them, each of width `hidden`.
 
-    With `bits` 4 its products read codes of 4 bits, those of the head included.
+    With `bits` 4 its products read codes of 4 bits, with 8 floats of 8 bits, those of the head included; with 8 its
+    caches hold such floats, too.
     """
 
     vocab: int
@@ -52,7 +56,8 @@ class Shape:
         matrices = self.layers * (qkv + out + asked * (gate_up + down)) + self.vocab * self.dim
         others = self.layers * (2 + self.experts) * self.dim + self.dim  # norms and routers
         cache = batch * length * self.layers * 2 * self.kv_heads * self.head_dim
-        return int(matrices * (self.bits / 8 + (2 / GROUP if self.bits == 4 else 0)) + 2 * (others + cache))
+        scales = {4: 2 / GROUP, 8: 4 / FLOATS}.get(self.bits, 0)
+        return int(matrices * (self.bits / 8 + scales) + 2 * others + (1 if self.bits == 8 else 2) * cache)
 
     def gib(self) -> float:
         """Memory of the weights in bf16."""
@@ -66,12 +71,14 @@ LLAMA_1B = Shape(128_256, 2048, 16, 32, 8, 8192, tied=True, factor=32.0, head_di
 LLAMA_3B = Shape(128_256, 3072, 28, 24, 8, 8192, tied=True, factor=32.0)
 TINY = Shape(512, 128, 2, 4, 2, 256, tied=True, factor=32.0, context=4096, head_dim=32)
 SHAPES = {"llama3.1-8b": LLAMA_8B, "llama3.2-3b": LLAMA_3B, "llama3.2-1b": LLAMA_1B, "tiny": TINY}
+FP8_8B = Shape(128_256, 4096, 32, 32, 8, 14_336, tied=False, factor=8.0, bits=8)
 INT4_8B = Shape(128_256, 4096, 32, 32, 8, 14_336, tied=False, factor=8.0, bits=4)
 QWEN3_MOE = Shape(151_936, 2048, 16, 32, 4, 768, tied=False, experts=128, choices=8)  # 16 of the 48 layers of 30B-A3B
-DECODERS = {"8b": LLAMA_8B, "1b": LLAMA_1B, "8b_int4": INT4_8B, "moe": QWEN3_MOE}
+DECODERS = {"8b": LLAMA_8B, "1b": LLAMA_1B, "8b_int4": INT4_8B, "8b_fp8": FP8_8B, "moe": QWEN3_MOE}
 TINY_DECODERS = {
     "tiny": TINY,
     "tiny_int4": Shape(512, 128, 2, 4, 2, 256, tied=False, factor=32.0, head_dim=32, bits=4),
+    "tiny_fp8": Shape(512, 128, 2, 4, 2, 256, tied=False, factor=32.0, head_dim=32, bits=8),
     "tiny_moe": Shape(512, 128, 2, 4, 2, 64, tied=False, head_dim=32, experts=8, choices=2),
 }
 
@@ -115,17 +122,27 @@ def hugging_face(shape: Shape, device: str, dtype: torch.dtype, seed: int = 0) -
 
 
 @torch.no_grad()
-def randomize(value: Tensor, name: str, seed: int) -> None:
+def randomize(value: Tensor, name: str, seed: int, floats: bool = False) -> None:
     """Normal weights of variance 1 / fan-in, so that activations keep their size; logits of standard deviation 3.
 
     With these the next token is neither certain nor a toss of dice, and layers, not the embedding, decide it. Drawn as
-    f32 and rounded once, so that a seed means the same numbers in every dtype but for that rounding. Codes are any.
+    f32 and rounded once, so that a seed means the same numbers in every dtype but for that rounding. Codes are any, or
+    `floats` of 8 bits.
     """
     generator = torch.Generator(value.device).manual_seed(seed)
+    if name.endswith("codes") and floats:
+        drawn = torch.randn(len(value), 4 * value.shape[1], generator=generator, device=value.device).mul_(64)
+        value.copy_(rounded(drawn).view(torch.int32))
+        return
     if not value.is_floating_point():
         value.random_(-(1 << 31), (1 << 31) - 1, generator=generator)
         return
-    if value.ndim < 2:
+    if name.endswith(("k_scale", "v_scale")):
+        drawn = torch.ones(value.shape, device=value.device)
+    elif name.endswith("scales") and floats:  # [in / FLOATS, out], of floats of standard deviation 64
+        scale = (FLOATS * value.shape[0]) ** -0.5 / 64
+        drawn = torch.rand(value.shape, generator=generator, device=value.device).mul_(0.4 * scale).add_(0.8 * scale)
+    elif value.ndim < 2:
         drawn = 1 + 0.1 * torch.randn(value.shape, generator=generator, device=value.device)
     elif name.endswith("scales"):  # [in / GROUP, out], of codes from −8 to 7
         scale = (GROUP * value.shape[0]) ** -0.5 * 12**0.5 / 16

@@ -34,9 +34,10 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Codes:
-    """A reader of weights that are stored in blocks of 4 bits: what they are, not the numbers, which are drawn."""
+    """A reader of weights that are stored in blocks of `kind`: what they are, not the numbers, which are drawn."""
 
     shapes: dict[str, tuple[int, ...]]
+    kind: Any
     path: Path = Path("codes")
 
     def keys(self) -> Any:
@@ -46,9 +47,7 @@ class Codes:
         return self.shapes[key]
 
     def dtype(self, _: str) -> Any:
-        from weft.ir.types import dtypes
-
-        return dtypes.q4_0
+        return self.kind
 
     def read(self, *_: Any) -> Any:
         raise TypeError("these weights are drawn where they are used")
@@ -68,35 +67,38 @@ def generated(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16, mo
 
     graph = load_source(architecture(shape)).graph
     graph = run_passes(graph, TARGETS["torch"].pipeline(graph, "f32"))
-    if shape.bits == 4:
-        _store_codes(graph)
+    if shape.bits < 16:
+        _store_codes(graph, shape.bits)
     with torch.device("meta"):
         module: nn.Module = run_source(write_source(lower(graph), kernels.__name__).text).Model()
     theirs = {} if model is None else model.state_dict()
     weights = {}
     for number, (key, value) in enumerate(module.state_dict().items()):
         if model is None:
-            whole = value.dtype in (torch.int32, torch.float16)  # codes and scales keep their dtype
+            whole = value.dtype in (torch.int32, torch.float16) or "scale" in key  # codes and scales keep their dtype
             weights[key] = torch.empty(value.shape, dtype=value.dtype if whole else dtype, device=device)
-            randomize(weights[key], key, number)
+            randomize(weights[key], key, number, floats=shape.bits == 8)
         else:
             weights[key] = _theirs(theirs, key)
     load(module, weights)
     return graph, module.eval().requires_grad_(False)
 
 
-def _store_codes(graph: Graph) -> None:
-    """Let all linear maps of the graph have weights that a checkpoint stores in blocks of 4 bits, to be kept so."""
+def _store_codes(graph: Graph, bits: int) -> None:
+    """Let all linear maps of the graph have weights that a checkpoint stores in blocks of 4 bits, to be kept so; or in
+    floats of 8, and caches hold such."""
     from weft.backends.targets import TARGETS
     from weft.ir import ops
     from weft.ir.graph import Param
     from weft.ir.recipes.combinators import Source
+    from weft.ir.types import dtypes
 
     weights = {w.name: w for node in graph.nodes if node.op is ops.linear and isinstance(w := node.inputs[1], Param)}
     for name, weight in weights.items():
         weight.recipe = Source(name)
-    graph.reader = Codes({name: weight.type.concrete({}) for name, weight in weights.items()})
-    TARGETS["torch"].choose({"keep_blocks": "all"}).mark(graph)
+    kind = dtypes.q4_0 if bits == 4 else dtypes.f8e4m3_128
+    graph.reader = Codes({name: weight.type.concrete({}) for name, weight in weights.items()}, kind)
+    TARGETS["torch"].choose({"keep_blocks": "all", **({"cache_dtype": "fp8"} if bits == 8 else {})}).mark(graph)
 
 
 def _theirs(weights: dict[str, Tensor], key: str) -> Tensor:

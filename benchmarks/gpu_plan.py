@@ -14,7 +14,7 @@ CALLS = {  # stages: works by name
     "decode quality": "^decode/.*_after_(32|1024)_(weft_step|weft_runtime|hf_static_compiled)$"
     "|^quality/.*_(weft_step|weft_runtime|hf_eager)$",
     "kernels prefill": "",
-    "tests ort sweep": "^(tests/ort_cuda/|ort/f16$|sweep/(decode_attention|latent_decode))",
+    "tests ort sweep": "^(tests/ort_cuda/|ort/f16(_xqa)?$|sweep/(decode_attention|latent_decode))",
 }
 
 

@@ -25,6 +25,7 @@ from weft.backends.runtime.folder import read_facts
 from weft.backends.runtime.ort.decoder import OrtDecoder
 from weft.backends.runtime.ort.encoder import Encoder as OpenEncoder
 from weft.backends.runtime.ort.session import CPU, CUDA, onnxruntime, open_session
+from weft.backends.runtime.torch import onnx
 from weft.backends.targets import TARGETS
 from weft.frontends.dsl import MLP, Attention, Block, Encoder, LayerNorm, LearnedPositions
 from weft.ir import OPS, Graph, Op, TensorType, Value, interpret
@@ -62,15 +63,17 @@ def compiled(name: str, target: str, dtype: str) -> Path:
 
 
 @cache
-def opened(name: str, dtype: str, graphs: bool = True) -> Generator:
-    """The model on the device, or (f32) its reference on the CPU; with CUDA graphs where the device has them."""
+def opened(name: str, dtype: str, graphs: bool = True, draws: bool = False) -> Generator:
+    """The model on the device, or (f32) its reference on the CPU; with CUDA graphs where the device has them. One that
+    `draws` chooses tokens there."""
     if dtype == "f32":
         reference = weft.load(compiled(name, "ort-cpu", "f32"), device="cpu")
         assert isinstance(reference, Generator)
         return reference
     facts = read_facts(compiled(name, "ort-cuda", dtype))
     graphs = graphs and DEVICE == "cuda"
-    session = open_session(facts.model, device=DEVICE, target=TARGETS[facts.target], graphs=graphs)
+    stream = onnx.stream() if draws else None
+    session = open_session(facts.model, device=DEVICE, target=TARGETS[facts.target], graphs=graphs, stream=stream)
     assert session.graphs == graphs, "ONNX Runtime refused CUDA graphs"
     model = OrtDecoder(
         session,
@@ -80,6 +83,8 @@ def opened(name: str, dtype: str, graphs: bool = True) -> Generator:
         name=name,
         rolling=facts.rolling,
     )
+    if draws:
+        model.contexts = onnx.DrawingOrtContext
     return Generator(model, stop_ids=facts.eos, folder=facts.folder)
 
 
@@ -160,6 +165,17 @@ def check_graph_equals_no_graph(name: str, dtype: str) -> None:
             np.testing.assert_array_equal(prefilled(opened(name, dtype), prompts, 512, steps), plain)
 
 
+def check_drawn(name: str, dtype: str) -> None:
+    """Tokens that PyTorch draws on the device are those that the host draws, step by step, row by row."""
+    prompts = [tokens(n, seed=n) for n in (3, 50, 17)]
+    for options in ({}, {"temperature": 0.8, "seed": 1}, {"temperature": 1.2, "top_k": 40, "top_p": 0.9, "seed": 2}):
+        drawn, chosen = (
+            [r.tokens for r in opened(name, dtype, draws=draws).generate(prompts, max_tokens=24, **options)]
+            for draws in (True, False)
+        )
+        assert drawn == chosen, options
+
+
 def check_encoder(dtype: str) -> None:
     """Hidden states of padded rows. The runtime reads f16 only."""
     rows = [tokens(n, seed=n) for n in (5, 30, 12)]
@@ -218,6 +234,7 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
             for check in (check_prefill_and_decode, check_chunked_prefill, check_ragged_batch):
                 yield f"{check.__name__[6:]}-{name}-{dtype}", partial(check, name, dtype)
         yield f"greedy_tokens-{dtype}", partial(check_greedy_tokens, "grouped", dtype)
+        yield f"drawn-{dtype}", partial(check_drawn, "grouped", dtype)
         if DEVICE == "cuda":
             for name in ("grouped", "head-of-12"):
                 yield f"graphs-{name}-{dtype}", partial(check_graph_equals_no_graph, name, dtype)
