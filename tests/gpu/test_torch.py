@@ -34,7 +34,11 @@ ROUNDINGS = 10  # of the numbers of a layer on their way
 
 @cache
 def graph(name: str) -> Graph:
-    found = load_source(DECODERS[name]).graph
+    """The decoder `name`, whose caches are FP8 where that follows a comma."""
+    kind, _, caches = name.partition(", ")
+    found = load_source(DECODERS[kind]).graph
+    if caches:
+        found.meta["cache_dtype"] = caches
     return run_passes(found, TARGETS["torch"].pipeline(found, "f32"))
 
 
@@ -136,23 +140,38 @@ def stepping(name: str, dtype: str, rows: int, length: int) -> tuple[Any, Any, C
     return net, net.new_cache(rows, length), build_step(graph(name), net)
 
 
-def check_step(name: str, dtype: str, capacity: int = 110) -> None:
+def check_step(name: str, dtype: str, capacity: int = 110, ways: int = 1) -> None:
     """Steps of two rows after a prompt: logits as in f32 on the CPU, for windows of 64 tokens too."""
     past = capacity - 10
     ids = tokens(2, capacity, seed=1)
-    want = model(name, "f32", "cpu")(ids)[:, past - 1 :]
+    kept = model(name, "f32", "cpu").new_cache(2, capacity)
+    want = model(name, "f32", "cpu")(ids, cache=kept)[:, past - 1 :]
     net, kept, step = stepping(name, dtype, 2, capacity)
     given = ids.to(DEVICE)
     rows = [net(given[:, :past], cache=kept)[:, -1]]
     for at in range(past, capacity):
         position = torch.full((2, 1), at, device=DEVICE)
         rows.append(step(given[:, at : at + 1], position, kept)[:, -1])
-    near(torch.stack(rows, 1), want, dtype, f"{name} step by step")
+    near(torch.stack(rows, 1), want, dtype, f"{name} step by step", ways)
 
 
 def check_short_cache(name: str, dtype: str) -> None:
     """A cache may hold less than a window does."""
     check_step(name, dtype, capacity=40)
+
+
+def check_float8_caches(name: str, dtype: str) -> None:
+    """Caches of FP8, whose kernels round as the module does; but a number between two floats may go either way."""
+    check_step(f"{name}, fp8", dtype, ways=8)
+
+
+def check_compiled(name: str, dtype: str) -> None:
+    """The whole module as torch.compile makes it, with the kernels that it calls."""
+    torch.compiler.reset()
+    net = torch.compile(model(name, dtype), fullgraph=True, backend="inductor" if CUDA else "aot_eager")
+    for length in (90, 300):
+        ids = tokens(2, length, seed=9)
+        near(net(ids.to(DEVICE)), model(name, "f32", "cpu")(ids), dtype, f"{name} compiled, {length} tokens")
 
 
 def advancing(name: str, dtype: str, capacity: int) -> tuple[Callable[[Tensor], None], Callable[[], None], Tensor]:
@@ -260,6 +279,9 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
         for name in ("window", "softcap", "sinks"):
             yield f"window_kernel-{name}-{dtype}", partial(check_window_kernel, name, dtype)
             yield f"training-{name}-{dtype}", partial(check_training, name, dtype)
+            yield f"compiled-{name}-{dtype}", partial(check_compiled, name, dtype)
+        for name in ("grouped", "window"):
+            yield f"float8_caches-{name}-{dtype}", partial(check_float8_caches, name, dtype)
 
 
 def pytest_generate_tests(metafunc: Any) -> None:

@@ -166,7 +166,12 @@ def decode_attention(
     kv_heads, capacity, dv = *k.shape[1:3], v.shape[3]
     mask = Mask(capacity, window, keep_first, rolling, chunk, dilation)
     if uses_torch(
-        kernel, lambda: launch.refusal(q) or refusal(d, dv, q.dtype) or gradient_refusal(q, k, v, sinks, slopes)
+        kernel,
+        lambda: (
+            launch.refusal(q, k_scale is not None)
+            or refusal(d, dv, q.dtype)
+            or gradient_refusal(q, k, v, sinks, slopes)
+        ),
     ):
         there, distance = mask.visible(positions)
         bias = None if slopes is None else slopes[None, :, None, None] * distance[:, None, None]

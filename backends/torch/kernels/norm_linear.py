@@ -7,8 +7,9 @@ from functools import partial
 import torch
 
 from .shared.activation import ACTIVATIONS, activate, check_activation
+from .shared.codes import Codes
 from .shared.gemv import FLOATS, Weight, affine, check, coded, flat, parts, refusal, tile
-from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch
+from .shared.launch import BF16, FP16, FP32, Variant, jit, operator, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
 
@@ -53,13 +54,50 @@ def norm_linear(
     check_activation(activation)
     if uses_torch(kernel, refusal, x, weight, norm.gain, norm.shift, bias):
         return ACTIVATIONS[activation](linear(norm(x), weight, bias)).to(dtype or x.dtype)
-    N, K = weight.shape
-    rows = flat(x)
-    y = torch.empty(*x.shape[:-1], N, dtype=dtype or x.dtype, device=x.device)
-    plan = tile(len(rows), N, K, x.dtype, weight=weight)
+    bits = weight.bits if isinstance(weight, Codes) else 0
+    gain, shift = norm.gain, norm.shift
+    return normed_product(x, *parts(weight), bits, bias, gain, shift, norm.kind, norm.eps, activation, dtype or x.dtype)
+
+
+def _empty(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    bits: int,
+    bias: torch.Tensor | None,
+    gain: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    norm: str,
+    eps: float,
+    activation: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight), dtype=dtype)
+
+
+@operator(_empty)
+def normed_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    bits: int,
+    bias: torch.Tensor | None,
+    gain: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    norm: str,
+    eps: float,
+    activation: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """`norm_linear` by the kernel, with a weight of numbers, or of `bits` in the parts of `Codes`."""
+    rows, N, K = flat(x), len(weight), x.shape[-1]
+    y = torch.empty(*x.shape[:-1], N, dtype=dtype, device=x.device)
+    plan = tile(len(rows), N, K, x.dtype, weight=weight if scales is None else Codes(weight, scales, offsets, bits, K))
     norm_linear_kernel[(triton.cdiv(N, plan.rows),)](
-        rows, *parts(weight), norm.gain, norm.shift, bias, y, len(rows), N, K, rows.stride(0), norm.eps,
-        NORM=norm.kind, ACTIVATION=activation, **plan.options(x),
+        rows, weight, scales, offsets, gain, shift, bias, y, len(rows), N, K, rows.stride(0), eps,
+        NORM=norm, ACTIVATION=activation, **plan.options(x),
     )  # fmt: skip
     return y
 

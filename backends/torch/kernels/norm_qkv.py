@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .shared import gemv
+from .shared import gemv, launch
 from .shared.cached_keys import own_slot, write
 from .shared.float8 import FLOAT8, as_bytes, check_scales, nearest
 from .shared.gemv import Tile, Weight, check, first_weights, parts, products, tile
@@ -167,7 +167,8 @@ def refusal(
         return f"caches are {k_cache.dtype} and {v_cache.dtype}"
     if k_cache.stride() != v_cache.stride() or k_cache.stride(3) != 1:
         return "the caches do not lie in memory alike, an element beside the next"
-    return gemv.refusal(x, weight, bias, norm.gain, norm.shift, q_norm.gain, k_norm.gain)
+    reason = gemv.refusal(x, weight, bias, norm.gain, norm.shift, q_norm.gain, k_norm.gain)
+    return reason or launch.refusal(x, k_cache.dtype == torch.uint8)
 
 
 def norm_qkv(

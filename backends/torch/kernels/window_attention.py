@@ -19,7 +19,21 @@ import torch
 
 from .shared import launch
 from .shared.attend import HOPPER, attend, base2, check_heads, mixed_in, scaled, shared_memory
-from .shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, options, start_next, tl, uses_torch, variant, wait
+from .shared.launch import (
+    BF16,
+    DTYPES,
+    FP16,
+    FP32,
+    Variant,
+    jit,
+    operator,
+    options,
+    start_next,
+    tl,
+    uses_torch,
+    variant,
+    wait,
+)
 from .shared.operands import gradient_refusal, power_of_2
 
 WIDEST = 256  # numbers of a key or value, of 2 bytes; half as many of 4
@@ -155,7 +169,7 @@ def window_attention(
         raise ValueError(f"window={window} must be positive, start={start} and keep_first={keep_first} not negative")
     if first_key is not None and first_key < keep_first:
         raise ValueError(f"first_key={first_key} is among the keep_first={keep_first} keys that lead")
-    (batch, heads, queries, d), (kv_heads, keys, dv) = q.shape, (*k.shape[1:3], v.shape[3])
+    queries, d, keys = *q.shape[2:], k.shape[2]
     shift = 0 if first_key is None else first_key - keep_first
     known = min(keys, start + queries - shift)  # what is behind the last query may never have been written
     if known < 1 or uses_torch(kernel, _refusal, q, k, v, sinks):
@@ -165,18 +179,52 @@ def window_attention(
         distance = torch.arange(start, start + queries, device=q.device)[:, None] - key
         seen = (distance >= 0) & ((distance < window) | (key < keep_first))
         return attend(q, k, v, seen, scale, softcap=softcap, sinks=sinks)
-    keys = known
+    given = (start, shift, keep_first, 1 / math.sqrt(d) if scale is None else scale, softcap or 0.0)
+    return attend_in_window(q, k[:, :, :known], v[:, :, :known], sinks, window, *given).transpose(1, 2)
+
+
+def _empty(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    window: int,
+    start: int,
+    shift: int,
+    keep_first: int,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+
+
+@operator(_empty)
+def attend_in_window(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    window: int,
+    start: int,
+    shift: int,
+    keep_first: int,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    """`window_attention` by the kernel, as [batch, seq, heads, dv]: key j is at position j if j < keep_first, else at
+    j + shift."""
+    (batch, heads, queries, d), (kv_heads, keys, dv) = q.shape, (*k.shape[1:3], v.shape[3])
     size, wide = q.element_size(), power_of_2(max(d, dv), 16)
     tile = _tile(wide, window, size, shared_memory(q))
     q = q if q.stride(3) == 1 else q.contiguous()
     out = q.new_empty(batch, queries, heads, dv)
     window_kernel[-(-queries // tile.queries), heads, batch](
-        q, _described(k[:, :, :keys], tile.keys), _described(v[:, :, :keys], tile.keys), sinks, out,
-        *q.stride()[:3], queries, keys, start, shift, 1 / math.sqrt(d) if scale is None else scale,
-        **_constants(d, dv, heads // kv_heads, tile), WINDOW=window, KEEP=keep_first, SOFTCAP=softcap or 0.0,
+        q, _described(k, tile.keys), _described(v, tile.keys), sinks, out,
+        *q.stride()[:3], queries, keys, start, shift, scale,
+        **_constants(d, dv, heads // kv_heads, tile), WINDOW=window, KEEP=keep_first, SOFTCAP=softcap,
         INTERP=not q.is_cuda, **options(q, tile.warps, tile.stages),
     )  # fmt: skip
-    return out.transpose(1, 2)
+    return out
 
 
 reference = partial(window_attention, kernel=False)

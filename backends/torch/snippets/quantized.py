@@ -13,6 +13,7 @@ from ..kernels.norm_linear import norm_linear
 from ..kernels.prompt.to_float8 import to_float8
 from ..kernels.prompt.widen import widen, widens
 from ..kernels.shared.codes import Codes
+from ..kernels.shared.gemv import few_rows
 from .tables import restore
 
 
@@ -69,9 +70,11 @@ def float8_linear(
     x: Tensor, codes: Tensor, scales: Tensor, offsets: None = None, bias: Tensor | None = None, bits: int = 8
 ) -> Tensor:
     """x Wᵀ + b with the W of a `Quantized` of floats; of more than 64 rows x is rounded to floats, too, by groups
-    (arXiv 2412.19437, 3.3). Tensor cores of GPUs multiply them where torch has an operator for it."""
+    (arXiv 2412.19437, 3.3), unless a model is exported for any number of them. Tensor cores of GPUs multiply them where
+    torch has an operator for it."""
     rows, width = x.flatten(0, -2), x.shape[-1]
-    if len(rows) <= 64:
+    few = few_rows(x)
+    if few is None or few:
         return block_linear(x, codes, scales, None, bias, bits)
     numbers, own = to_float8(rows, width // len(scales))
     if multiplies_float8(x, width // len(scales), codes):

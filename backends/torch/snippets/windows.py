@@ -135,7 +135,7 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
 
 def skips(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
     """Return whether the window kernel computes this: several tokens, on a supported GPU, without gradients."""
-    return q.shape[2] > 1 and not torch.compiler.is_compiling() and has_window_kernel(q, k, v, sinks)
+    return q.shape[2] > 1 and has_window_kernel(q, k, v, sinks)
 
 
 def fits_window(seen: Seen, window: int) -> bool:

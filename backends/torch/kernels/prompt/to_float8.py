@@ -15,7 +15,6 @@ from ..shared.float8 import FLOAT8, LARGEST, nearest, rounded
 from ..shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, variant, wait
 from ..shared.operands import gradient_refusal
 
-SINCE = (8, 9)  # compute capability with floats of 8 bits
 ROWS = 8  # of a program
 STEP = 128  # columns at a time
 
@@ -50,10 +49,8 @@ def to_float8_kernel(
 
 def refusal(x: torch.Tensor) -> str | None:
     """Say why there is no kernel for x, in a few words; None if there is."""
-    if reason := launch.refusal(x):
+    if reason := launch.refusal(x, float8=True):
         return reason
-    if x.is_cuda and launch.capability(x.device.index or 0) < SINCE:
-        return "the device has no floats of 8 bits"
     if x.dtype not in DTYPES:
         return f"{x.dtype} is none of {', '.join(DTYPES.values())}"
     return gradient_refusal(x)
@@ -68,7 +65,7 @@ def to_float8(x: torch.Tensor, group: int, *, kernel: bool | None = None) -> tup
     Raises:
         ValueError: if x does not fit groups.
     """
-    (M, K), width = x.shape, -(-x.shape[1] // 64) * 64
+    K, width = x.shape[1], padded_width(x)
     if group != K and (group % 64 or K % group):
         raise ValueError(f"x {[*x.shape]} has no groups of {group}, a multiple of 64")
     if uses_torch(kernel, refusal, x):
@@ -77,14 +74,30 @@ def to_float8(x: torch.Tensor, group: int, *, kernel: bool | None = None) -> tup
         scales = torch.where(largest > 0, largest / LARGEST, 1.0)
         tiles = (padded / scales[..., None]).flatten(1).unflatten(1, (-1, 2, 16, 2))
         return rounded(tiles.permute(0, 1, 3, 4, 2).flatten(1)), scales.T.contiguous().T
-    y = torch.empty(M, width, dtype=FLOAT8, device=x.device)
-    made = torch.empty(K // group, M, dtype=torch.float32, device=x.device)
+    return rounded_rows(x, group)
+
+
+def padded_width(x: torch.Tensor) -> int:
+    """Return the bytes of a row of x as floats."""
+    return -(-x.shape[1] // 64) * 64
+
+
+def _empty(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    floats = x.new_empty(len(x), padded_width(x), dtype=FLOAT8)
+    return floats, x.new_empty(x.shape[1] // group, len(x), dtype=torch.float32).T
+
+
+@launch.operator(_empty)
+def rounded_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`to_float8` by the kernel."""
+    y, scales = _empty(x, group)
+    (M, K), width = x.shape, y.shape[1]
     rows = x if x.stride(1) == 1 else x.contiguous()
     size = {"GROUP": group if group != K else width, "ROWS": ROWS, "STEP": min(STEP, group if group != K else STEP)}
     to_float8_kernel[(triton.cdiv(M, ROWS), K // group)](
-        rows, y, made, M, K, rows.stride(0), width, **size, **launch.options(x, 4, 1)
+        rows, y, scales, M, K, rows.stride(0), width, **size, **launch.options(x, 4, 1)
     )
-    return y, made.T
+    return y, scales
 
 
 reference = partial(to_float8, kernel=False)

@@ -8,7 +8,7 @@ import torch
 
 from ..shared import launch
 from ..shared.codes import Codes, as_words, centred, chunk, two_numbers
-from ..shared.float8 import two_floats
+from ..shared.float8 import FLOAT8, two_floats
 from ..shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, variant, wait
 from ..shared.operands import gradient_refusal
 
@@ -58,7 +58,7 @@ def widen_kernel(
 def refusal(weight: Codes, dtype: torch.dtype) -> str | None:
     """Say why there is no kernel for `weight` as numbers of `dtype`; None if there is."""
     given = [part for part in weight.parts if part is not None]
-    if reason := launch.refusal(weight.packed):
+    if reason := launch.refusal(weight.packed, weight.packed.dtype == FLOAT8):
         return reason
     if dtype not in DTYPES:
         return f"{dtype} is none of {', '.join(DTYPES.values())}"
@@ -83,12 +83,24 @@ def widen(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> t
             numbers = numbers + offsets.T.float()[..., None]
         whole: torch.Tensor = numbers.flatten(1).to(dtype)
         return whole
-    y = torch.empty(N, K, dtype=dtype, device=packed.device)
-    grid = (triton.cdiv(N, ROWS), triton.cdiv(K, CHUNKS * chunk(weight.bits)))
-    more = launch.options(packed, 4, 1)
-    widen_kernel[grid](
-        y, packed, scales, offsets, N, K, BITS=weight.bits, GROUP=weight.group, ROWS=ROWS, CHUNKS=CHUNKS, **more
-    )
+    return widened_codes(packed, scales, offsets, weight.bits, K, dtype)
+
+
+def _empty(
+    packed: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int, width: int, dtype: torch.dtype
+) -> torch.Tensor:
+    return packed.new_empty(len(packed), width, dtype=dtype)
+
+
+@launch.operator(_empty)
+def widened_codes(
+    packed: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int, width: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """The parts of `Codes` as numbers [out, width], by the kernel."""
+    y = _empty(packed, scales, offsets, bits, width, dtype)
+    grid = (triton.cdiv(len(y), ROWS), triton.cdiv(width, CHUNKS * chunk(bits)))
+    constants = {"BITS": bits, "GROUP": width // len(scales), "ROWS": ROWS, "CHUNKS": CHUNKS}
+    widen_kernel[grid](y, packed, scales, offsets, *y.shape, **constants, **launch.options(packed, 4, 1))
     return y
 
 

@@ -19,6 +19,7 @@ import torch
 from . import launch
 from .codes import TILE, Codes, as_words, chunk, code_products
 from .dots import dot_products, prefetch_rows
+from .float8 import FLOAT8
 from .launch import DTYPES, Variant, jit, options, tl, variant, wait
 from .norm import Norm
 from .operands import gradient_refusal, power_of_2
@@ -166,17 +167,24 @@ def flat(x: torch.Tensor) -> torch.Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
+def few_rows(x: torch.Tensor) -> bool | None:
+    """Return whether x [..., in] has from 1 to MOST_ROWS rows; None in a model that is exported for any number."""
+    if torch.compiler.is_exporting() and not isinstance(x.numel(), int):
+        return None
+    return 0 < x.numel() <= MOST_ROWS * x.shape[-1]
+
+
 def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
     """Say why these kernels do not take x [..., in] with weights and `others`, in a few words; None if they do."""
     given = [tensor for tensor in others if isinstance(tensor, torch.Tensor)]
     coded = [part for one in others if isinstance(one, Codes) for part in one.parts if part is not None]
-    if reason := launch.refusal(x):
+    if reason := launch.refusal(x, any(part.dtype == FLOAT8 for part in coded)):
         return reason
     if x.dtype not in DTYPES:
         return f"{x.dtype} is none of {', '.join(DTYPES.values())}"
     if any(tensor.dtype != x.dtype for tensor in given):
         return f"not all is {x.dtype} as x is"
-    if not 0 < x.numel() <= MOST_ROWS * x.shape[-1]:
+    if not few_rows(x):
         return f"not 1 to {MOST_ROWS} rows"
     if not all(tensor.is_contiguous() for tensor in (*given, *coded)):
         return "not all is contiguous"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, ParamSpec
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -21,17 +21,31 @@ try:
 except ImportError:  # a CPU-only machine: launchers compute with torch
     triton = tl = None
 
-__all__ = ["INTERPRETED", "Variant", "assumed", "jit", "options", "refusal", "tl", "triton", "uses_torch", "variant"]
+__all__ = [
+    "INTERPRETED",
+    "Variant",
+    "assumed",
+    "jit",
+    "operator",
+    "options",
+    "refusal",
+    "tl",
+    "triton",
+    "uses_torch",
+    "variant",
+]
 
 INTERPRETER = None if triton is None else tl.constexpr(triton.knobs.runtime.interpret)  # whether kernels see no GPU
 INTERPRETED = False  # tests set it where TRITON_INTERPRET was 1 on import: kernels then run on the CPU, block by block
 OLDEST = (8, 0)  # compute capability with bf16 products
+FLOAT8_SINCE = (8, 9)  # with floats of 8 bits
 _assumed: tuple[int, int] | None = None  # what `assumed` says
 PDL_SINCE = (9, 0)  # programmatic dependent launch: a kernel starts while the one before it still runs
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}  # of the kernels, as Triton names them
 
 Operands = ParamSpec("Operands")
+Result = TypeVar("Result")
 
 
 def jit(fn: Callable[..., Any]) -> Any:
@@ -49,14 +63,16 @@ def fixed(number: float) -> Any:
     return number if triton is None else tl.constexpr(number)
 
 
+@torch.compiler.assume_constant_result
 @lru_cache
 def capability(index: int) -> tuple[int, int]:
     """Compute capability of CUDA device `index`."""
     return torch.cuda.get_device_capability(index)
 
 
-def refusal(x: torch.Tensor) -> str | None:
-    """Say why Triton cannot run on the device of `x`, in a few words; None if it can."""
+def refusal(x: torch.Tensor, float8: bool = False) -> str | None:
+    """Say why Triton cannot run on the device of `x`, with floats of 8 bits if `float8`, in a few words; None if it
+    can."""
     if _assumed is None:
         if triton is None:
             return "Triton is not installed"
@@ -64,8 +80,9 @@ def refusal(x: torch.Tensor) -> str | None:
             return None
         if not x.is_cuda:
             return f"Triton does not run on {x.device.type}"
-    if (found := _assumed or capability(x.device.index or 0)) < OLDEST:
-        return f"compute capability {found[0]}.{found[1]} is older than {OLDEST[0]}.{OLDEST[1]}"
+    oldest = FLOAT8_SINCE if float8 else OLDEST
+    if (found := _assumed or capability(x.device.index or 0)) < oldest:
+        return f"compute capability {found[0]}.{found[1]} is older than {oldest[0]}.{oldest[1]}"
     return None
 
 
@@ -97,6 +114,28 @@ def uses_torch(
     if kernel and reason:
         raise ValueError(f"the kernel does not compute this: {reason}")
     return reason is not None
+
+
+def operator(like: Callable[Operands, Result]) -> Callable[[Callable[Operands, Result]], Callable[Operands, Result]]:
+    """Make what launches kernels an operator of torch, `weft::` and its name, of compiled and exported models.
+
+    torch.compile and torch.export cannot look into kernels, and keep the call of an operator as it stands. It is called
+    only while they look on: anywhere else it would cost microseconds. `like` gives a result of the same form, of
+    operands that have no numbers.
+    """
+
+    def of(launch: Callable[Operands, Result]) -> Callable[Operands, Result]:
+        whole = torch.library.custom_op(f"weft::{launch.__name__}", launch, mutates_args=())
+        whole.register_fake(like)
+
+        @wraps(launch)
+        def call(*operands: Operands.args, **more: Operands.kwargs) -> Result:
+            compute: Callable[Operands, Result] = whole if torch.compiler.is_compiling() else launch
+            return compute(*operands, **more)
+
+        return call
+
+    return of
 
 
 def has_pdl(x: torch.Tensor) -> bool:

@@ -1,0 +1,124 @@
+"""What modules call of the kernels is an operator of torch, which compiled and exported models keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from weft.backends.torch.snippets.quantized import QuantizedLinear, block_linear
+from weft.backends.torch.snippets.windows import Seen, attend
+
+
+class Windowed(nn.Module):
+    """Attention of new tokens to the last 20 keys of a text."""
+
+    def __init__(self, start: int = 0) -> None:
+        super().__init__()
+        self.start = start
+        self.sinks = nn.Parameter(torch.linspace(-1, 1, 4))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        at = torch.arange(k.shape[2])[None]
+        seen = Seen(at[:, self.start :], at, lambda i, j: (j <= i) & (i - j < 20), self.start)
+        return attend(q, k, v, seen, window=20, softcap=30.0, sinks=self.sinks)
+
+
+def product(**forms: Any) -> QuantizedLinear:
+    """Of 192 numbers with random codes."""
+    net = QuantizedLinear(192, 40, bias=True, scales=torch.float32, **forms)
+    draw = torch.Generator().manual_seed(1)
+    net.codes.view(torch.uint8).random_(0, 120, generator=draw)  # floats below 448
+    net.scales.uniform_(0.01, 0.02, generator=draw)
+    if net.offsets is not None:
+        net.offsets.uniform_(-0.01, 0.01, generator=draw)
+    assert net.bias is not None
+    nn.init.uniform_(net.bias)
+    return net
+
+
+def heads(queries: int, keys: int) -> tuple[Tensor, ...]:
+    draw = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(2, h, n, 16, generator=draw) for h, n in ((4, queries), (2, keys), (2, keys)))
+
+
+Case = tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, ...]], str]
+CASES: dict[str, Case] = {  # with the operators of few tokens and of many
+    "a window": (Windowed, lambda n: heads(n + 40, n + 40), "attend_in_window"),
+    "a window after other tokens": (
+        lambda: Windowed(30),
+        lambda n: heads(n, n + 30),
+        "attend_in_window",
+    ),
+    "codes": (
+        lambda: product(bits=4, group=64, offsets=True),
+        lambda n: (torch.randn(n, 192, generator=torch.Generator().manual_seed(n)),),
+        "normed_product widened_codes",
+    ),
+    "floats for both": (
+        lambda: product(bits=8, group=192, floats=True, activations=True),
+        lambda n: (torch.randn(2, n, 192, generator=torch.Generator().manual_seed(n)),),
+        "normed_product rounded_rows widened_codes",
+    ),
+}
+
+
+def operators(graph: torch.fx.Graph) -> set[str]:
+    """Names of the operators of weft that the graph calls."""
+    found = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    return {name.split(".")[1] for name in found if name.startswith("weft.")}
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_compiled_models_call_kernels(name: str, device: torch.device) -> None:
+    """Whole graphs are captured, with one number of tokens after the other."""
+    make, given, named = CASES[name]
+    net, graphs = make().to(device), []
+
+    def keep(module: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(module.graph)
+        return module.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(net, backend=keep, fullgraph=True)
+    for n in (5, 70, 64):
+        inputs = [x.to(device) for x in given(n)]
+        torch.testing.assert_close(compiled(*inputs), net(*inputs), rtol=0, atol=0)
+    called = [operators(graph) for graph in graphs]
+    assert set().union(*called) == set(named.split()) and all(called)
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_exported_models_call_kernels(name: str, device: torch.device) -> None:
+    """One program is for any number of tokens."""
+    make, given, named = CASES[name]
+    net = make().to(device)
+    tokens = torch.export.Dim("tokens", min=2, max=4096)
+    beyond = [x.shape[-2] - 70 for x in given(70)]
+    lengths = [{len(x.shape) - 2: tokens + more if more else tokens} for x, more in zip(given(70), beyond, strict=True)]
+    program = torch.export.export(net, tuple(x.to(device) for x in given(70)), dynamic_shapes=tuple(lengths))
+    assert operators(program.graph) == {named.split()[-1]}
+    run = program.module()
+    if isinstance(net, QuantizedLinear):  # numbers of tokens unknown, its activations stay as they are
+        net.product = block_linear
+    for n in (5, 70, 64):
+        inputs = [x.to(device) for x in given(n)]
+        torch.testing.assert_close(run(*inputs), net(*inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_need_no_kernels(name: str, device: torch.device) -> None:
+    """Torch differentiates its own operators, compiled or not."""
+    make, given, _ = CASES[name]
+    net, inputs = make().to(device), [x.to(device).requires_grad_() for x in given(70)]
+    torch.compiler.reset()
+    compiled = torch.compile(net, backend="aot_eager")
+    for model in (net, compiled):
+        model(*inputs).square().sum().backward()
+    for x in inputs:
+        assert x.grad is not None and x.grad.abs().sum() > 0
