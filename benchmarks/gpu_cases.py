@@ -149,7 +149,7 @@ def _window(large: bool) -> Iterator[Case]:
 
 
 def _window_tiles() -> dict[str, Sequence[Any]]:
-    from weft.backends.torch.kernels.window_attention import Tile
+    from weft.backends.torch.kernels.prompt.window_attention import Tile
 
     tiles = combinations((64, 128), (32, 64, 128), (4, 8), (2, 3))
     return {"window_attention._tile": [Fixed(Tile(*tile)) for tile in tiles]}
@@ -190,8 +190,16 @@ def _quantized(large: bool) -> Iterator[Case]:
 
 
 def _prompts(large: bool) -> Iterator[Case]:
-    """What stands beside products of many rows with weights in codes, of Llama-3.1-8B."""
+    """What stands beside the products of prompts of Llama-3.1-8B, and weights in codes and activations for these."""
     out, inner = LLAMA_8B.products()["gate_up"] if large else (64, 128)
+    shape = LLAMA_8B if large else TINY
+    heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "d": shape.head_dim}
+    for rows in (2048, 8192) if large else (70,):
+        draw = partial(inputs.place_heads, batch=1, seq=rows, **heads)
+        size = 2 * BF16 * rows * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        yield Case("place_heads", f"8b_{rows}_rows", draw, size, rivals=("compiled",))
+        draw = partial(inputs.open_gates, rows=rows, hidden=out // 2)
+        yield Case("open_gates", f"8b_{rows}_rows", draw, 3 * BF16 * rows * out // 2, rivals=("compiled",))
     for name, bits, floats in (("4_bits", 4, False), ("fp8", 8, True)):
         draw = partial(inputs.widen, out=out, inner=inner, bits=bits, group=128, floats=floats)
         yield Case("widen", f"8b_gate_up_{name}", draw, out * inner * (bits + 16) // 8, rivals=("compiled",))

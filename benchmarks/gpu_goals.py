@@ -93,7 +93,7 @@ def _of_floor(stage: str, case: str, key: str, results: Results) -> Spread | Non
 
 
 def _prefill(rows: int, results: Results) -> Spread | None:
-    times = (of(results, "prefill", f"{name}_{rows}", "ms") for name in ("weft", "weft_compiled"))
+    times = (of(results, "prefill", f"{name}_{rows}", "ms") for name in ("weft", "weft_module", "weft_compiled"))
     return over(of(results, "prefill", f"floor_{rows}", "floor_ms"), fastest(times))
 
 

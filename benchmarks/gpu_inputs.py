@@ -146,6 +146,23 @@ def norm_qkv(
     return Inputs((*args, *more), keywords, {"tickets": draw.tickets(heads + kv_heads)})
 
 
+def place_heads(
+    draw: Draw, batch: int, seq: int, heads: int, kv_heads: int, d: int, head_norms: bool = False, **more: Any
+) -> Inputs:
+    """Projections of prompts of `seq` tokens, [batch · seq, heads and KV heads · d], and caches that hold these."""
+    given = norm_qkv(draw, batch, heads, kv_heads, d, 8, seq, head_norms=head_norms, rotary=0, **more)
+    keywords, rows = {name: value for name, value in given.keywords.items() if name != "norm"}, batch * seq
+    angles = draw.uniform(rows, d // 2, low=-3.0, high=3.0, dtype=torch.float32)
+    positions = torch.arange(seq, device=draw.device).repeat(batch)
+    projected = draw.normal(rows, (heads + 2 * kv_heads) * d)
+    return Inputs((projected, *given.args[2:4], positions), keywords | {"cos": angles.cos(), "sin": angles.sin()})
+
+
+def open_gates(draw: Draw, rows: int, hidden: int, **more: Any) -> Inputs:
+    """Gates, and the ups behind them, [rows, 2 · hidden]."""
+    return Inputs((draw.normal(rows, 2 * hidden),), more)
+
+
 def caches(
     draw: Draw, batch: int, kv_heads: int, capacity: int, d: int, floats: bool
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -197,9 +197,10 @@ class Runtime(Module):
         from weft.backends.runtime.core.sampling import Sampler, Sampling
         from weft.backends.runtime.torch.decoder import TorchContext, TorchDecoder
         from weft.backends.torch.package.module import build_step
+        from weft.backends.torch.package.shipped.load import Stepper
 
         super().__init__(shape, device, batch, capacity, model)
-        step = build_step(self.graph, self.module)
+        step = Stepper(self.module, build_step(self.graph, self.module), most=batch)  # as a folder has it
         decoder = TorchDecoder(self.module, vocab=self.vocab, max_length=capacity, step=step, draws=True)
         self.cache = None
         self.context = TorchContext(decoder, batch, capacity)
@@ -227,13 +228,18 @@ class Runtime(Module):
 OURS: dict[str, Callable[..., Contender]] = {"weft_step": Step, "weft_runtime": Runtime, "weft_module": Module}
 
 
-def prefill(shape: Shape, device: str, rows: int) -> Callable[[Tensor], Tensor]:
-    """A prompt of `rows` tokens into an empty cache, and the logits of the last token."""
-    module = generated(shape, device)[1]
-    last = torch.tensor([rows - 1], device=device)
+def prefill(shape: Shape, device: str, rows: int, by_step: bool = True) -> Callable[[Tensor], Tensor]:
+    """A prompt of `rows` tokens into an empty cache, and the logits of the last token: by the decode step, as the
+    runtime reads it, or by the module."""
+    from weft.backends.torch.package.module import build_step
+
+    graph, module = generated(shape, device)
+    step = build_step(graph, module) if by_step else None
+    last, positions = torch.tensor([rows - 1], device=device), torch.arange(rows, device=device)[None]
 
     def read(ids: Tensor) -> Tensor:
-        logits: Tensor = module(ids, cache=module.new_cache(1, rows), last=last)
+        cache = module.new_cache(1, rows)
+        logits: Tensor = step(ids, positions, cache, last) if step else module(ids, cache=cache, last=last)
         return logits
 
     return read

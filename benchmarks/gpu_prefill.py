@@ -81,7 +81,7 @@ def floor(device: str, shape: Shape, rows: int) -> dict[str, Any]:
 @torch.no_grad()
 def prepared(device: str, name: str, shape: Shape, rows: int) -> Callable[[], dict[str, Any]]:
     """Build a contender, let it read a prompt of `rows` tokens, compiled if its name says so; return what times it."""
-    read = _hugging_face(shape, device) if name.startswith("hf") else ours(shape, device, rows)
+    read = _hugging_face(shape, device) if name.startswith("hf") else ours(shape, device, rows, name == "weft")
     if name.endswith("compiled"):
         read = torch.compile(read, dynamic=False)
     ids = prompt(shape, 1, rows, device)
@@ -115,7 +115,13 @@ def works(args: Namespace) -> Iterator[Work]:
     shape = LLAMA_8B if large else TINY
     for rows in LENGTHS if large else (16,):
         yield Work(f"floor_{rows}", lambda rows=rows: partial(floor, args.device, shape, rows), alone=6, memory=6)
-        for name, layer in {"weft": 0.5, "hf_eager": 0.3, "weft_compiled": 3, "hf_compiled": 3}.items():
+        for name, layer in {
+            "weft": 0.5,
+            "weft_module": 0.5,
+            "hf_eager": 0.3,
+            "weft_compiled": 3,
+            "hf_compiled": 3,
+        }.items():
             run = partial(prepared, args.device, name, shape, rows)
             alone = 2 + 10 * rows / 8192
             yield Work(f"{name}_{rows}", run, 12 + shape.layers * layer, alone, 6 + 1.3 * shape.gib())

@@ -155,6 +155,19 @@ def check_step(name: str, dtype: str, capacity: int = 110, ways: int = 1) -> Non
     near(torch.stack(rows, 1), want, dtype, f"{name} step by step", ways)
 
 
+def check_prompt(name: str, dtype: str) -> None:
+    """A prompt that the step reads, in pieces of many tokens and of few, where it reads prompts."""
+    ids = tokens(2, 200, seed=10)
+    want = model(name, "f32", "cpu")(ids)
+    _, kept, step = stepping(name, dtype, 2, 200)
+    if not getattr(step, "reads_prompts", False):
+        return
+    given, rows, ends = ids.to(DEVICE), [], (90, 91, 99, 130, 200)
+    for a, b in zip((0, *ends), ends, strict=False):
+        rows.append(step(given[:, a:b], torch.arange(a, b, device=DEVICE).expand(2, -1), kept))
+    near(torch.cat(rows, 1), want, dtype, f"{name} prompt by the step")
+
+
 def check_short_cache(name: str, dtype: str) -> None:
     """A cache may hold less than a window does."""
     check_step(name, dtype, capacity=40)
@@ -270,7 +283,7 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
     """Every check by name."""
     for dtype in DTYPES:
         for name in DECODERS:
-            for check in (check_module, check_step, check_greedy, check_replay, check_runtime):
+            for check in (check_module, check_step, check_prompt, check_greedy, check_replay, check_runtime):
                 yield f"{check.__name__[6:]}-{name}-{dtype}", partial(check, name, dtype)
         for name in (name for name in DECODERS if name.startswith("experts")):
             for most in (1, 3):

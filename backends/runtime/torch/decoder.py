@@ -150,19 +150,39 @@ class TorchContext(DrawingContext):
     def _call(self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool) -> NDArray[Any]:
         model, (ids, _) = self.model, padded(parts)
         self.settle()
-        cache = caches.narrowed(self._cache, first, len(parts))
-        cache.length = int(past.max())
-        inputs = {"input_ids": ids}
-        if (past != past[0]).any():  # else rows go on together, which kernels for windows ask for
-            inputs["position_ids"] = past[:, None] + np.arange(ids.shape[1])
-        if not every:
-            inputs["last"] = total - past - 1
-        logits = model.call(**{name: model.tensor(values) for name, values in inputs.items()}, cache=cache)
+        together = bool((past == past[0]).all())  # rows go on together, which kernels ask for
+        reads = getattr(model.step, "reads", None)
+        if together and reads is not None and reads(len(parts)):
+            logits = self._read_prompt(first, model.tensor(ids), int(past[0]), None if every else total - past - 1)
+        else:
+            cache = caches.narrowed(self._cache, first, len(parts))
+            cache.length = int(past.max())
+            inputs = {"input_ids": ids}
+            if not together:
+                inputs["position_ids"] = past[:, None] + np.arange(ids.shape[1])
+            if not every:
+                inputs["last"] = total - past - 1
+            logits = model.call(**{name: model.tensor(values) for name, values in inputs.items()}, cache=cache)
         if logits.shape[-1] != model.vocab:  # a module does not tell before it is called
             width = f"{model.name}: its logits are {logits.shape[-1]} wide"
             raise WeftError(f"{width}, but the vocabulary is said to hold {model.vocab} tokens")
         array: NDArray[Any] = logits.float().cpu().numpy()
         return array
+
+    def _read_prompt(self, first: int, ids: Tensor, start: int, last: Ints | None) -> Tensor:
+        """The logits of rows from `first` on, whose next tokens `ids` [rows, seq] are at positions from `start` on: of
+        all of them, or of the tokens `last`."""
+        model, rows = self.model, len(ids)
+        of = None if last is None else model.tensor(last)
+        with failures(model.name), torch.inference_mode():
+            if of is not None and start == 0 and rows == self.lengths.size:
+                logits = self.steps.prompt(ids, of)
+                if logits is not None:
+                    return logits
+            cache = caches.narrowed(self._cache, first, rows)
+            cache.length = start
+            positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(rows, -1)
+            return model.step(ids, positions, cache, of)
 
     def _step(self, rows: Ints, tokens: Ints) -> None:
         self.tell(rows, tokens)

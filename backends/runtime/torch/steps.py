@@ -17,8 +17,9 @@ from ..core.sampling import check_logits
 from .caches import is_cross, layers, mutable, tensors
 from .draws import Draws
 
-Step = Callable[[Tensor, Tensor, Any], Tensor]  # ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]
+Step = Callable[..., Tensor]  # ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]
 SMALLEST = 256  # keys that a captured step reads at least
+PROMPTS = (16, 32, 64, 128, 256)  # tokens of captured prompts: of longer ones, launches take less time than the work
 
 
 class Waits(Exception):
@@ -64,6 +65,7 @@ class Steps:
     ) -> None:
         self._step, self._cache, self._cuda = step, cache, device.type == "cuda"
         self._captures = captured
+        self._prompts: dict[int, tuple[Tensor, Tensor] | None] = {}  # tokens, and which are the last, by length
         self._any_length = any_length
         self.ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         self.positions = torch.zeros(batch, 1, dtype=torch.int64, device=device)
@@ -82,6 +84,28 @@ class Steps:
     def logits(self, keys: int) -> Tensor:
         """The logits [batch, vocab] after a step that sees at most `keys` keys, float32; valid until the next."""
         logits: Tensor = self._run(("logits",), keys, lambda: self._logits().float(), [])
+        return logits
+
+    def prompt(self, ids: Tensor, last: Tensor) -> Tensor | None:
+        """The logits [batch, 1, vocab] of tokens `last` [batch] of texts that begin with `ids` [batch, seq], by a
+        captured step, valid until the next; None where there is none. What comes but once is not worth a capture."""
+        length = next((n for n in PROMPTS if ids.shape[1] <= n <= self._cache.capacity), None)
+        if length is None or not (self._cuda and self._captures):
+            return None
+        if length not in self._prompts:
+            self._prompts[length] = None
+            return None
+        made = self._prompts[length] or (ids.new_zeros(len(ids), length), torch.zeros_like(last))
+        self._prompts[length], (all_ids, of) = made, made
+        all_ids[:, : ids.shape[1]] = ids  # what stands behind is not seen, and written over
+        of.copy_(last)
+        positions = torch.arange(length, device=ids.device).expand(len(ids), -1)
+
+        def body() -> Tensor:
+            self._cache.length = 0
+            return self._step(all_ids, positions, self._cache, of)
+
+        logits: Tensor = self._replayed(("prompt", length), body, [])
         return logits
 
     def launch(self, draws: Draws, keys: int) -> None:
@@ -127,14 +151,18 @@ class Steps:
             self._cache.length = bound - 1  # counts as an upper bound; positions say where each row is
             return body()
 
-        if (key := (*what, bound)) not in self._captured:
+        return self._replayed((*what, bound), bounded, changed)
+
+    def _replayed(self, key: tuple[Hashable, ...], body: Callable[[], Any], changed: Sequence[Tensor]) -> Any:
+        """The result of `body`, by the graph `key`, which is captured where it is new."""
+        if key not in self._captured:
             try:
-                self._captured[key] = capture(bounded, [*changed, *mutable(self._cache)], self._pool)
+                self._captured[key] = capture(body, [*changed, *mutable(self._cache)], self._pool)
             except Waits as reason:
                 warnings.warn(f"steps are launched kernel by kernel: {reason}", stacklevel=2)
                 self._captured[key] = None
         if (captured := self._captured[key]) is None:
-            return bounded()
+            return body()
         graph, output = captured
         graph.replay()
         return output

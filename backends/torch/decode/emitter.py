@@ -40,15 +40,23 @@ class StepEmitter(Emitter):
 
     The `init` of its `Submodule`s is an expression in which ``{0}`` stands for the model's module around their path.
 
-    One that `moves` lets a statement that keeps a state stand in a scope further out, with all weights it reads.
-    `styles` says by path which modules processes divide among them, and how.
+    One that `reads_prompts` writes for several tokens of each row. One that `moves` lets a statement that keeps a state
+    stand in a scope further out, with all weights it reads. `styles` says by path which modules processes divide among
+    them, and how.
     """
 
-    def __init__(self, graph: Graph, functions: dict[str, str], moves: bool, styles: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        functions: dict[str, str],
+        moves: bool,
+        styles: Mapping[str, str],
+        reads_prompts: bool = False,
+    ) -> None:
         cached = cached_nodes(graph)
         super().__init__(graph, cached, counts_keys(graph, cached))
         self.program.functions = dict(functions)
-        self.moves, self.styles = moves, styles
+        self.moves, self.styles, self.reads_prompts = moves, styles, reads_prompts
         self.choices: list[Choice] = []
         self.linears: dict[Var, Projection] = {}  # what is a linear map and nothing more
         self.most_tickets = 0
@@ -56,6 +64,8 @@ class StepEmitter(Emitter):
         self._begin()
 
     def give(self, name: str, default: str, type: str) -> Var:
+        if name == "last":
+            return super().give(name, default, type)
         return super().give(name, "", type.removesuffix(" | None"))
 
     def leaf(self, init: str, **weights: Value | None) -> Submodule | None:
@@ -63,20 +73,29 @@ class StepEmitter(Emitter):
         return None if found is None else Submodule(f"{found.path}.module", "{0}", found.holds)
 
     def _begin(self) -> None:
-        """A step is given all there is: positions, and a cache, which counts the token."""
+        """A step is given all there is: positions, and a cache, which counts the tokens."""
         positions = self.give("position_ids", "", "Tensor")
         self._hoisted["position_ids"] = self._hoisted["written"] = (positions,)
-        self.start = self.emit("{0}.advance(1)", self.give("cache", "", "Cache"), name="start")
+        self.start = self.emit(*self._counting(), name="start")
+        self.start.type = "int"
 
     def ended(self, statements: list[Statement]) -> list[Statement]:
-        """`statements`, the token counted also where nothing asks how many there were."""
+        """`statements`, the tokens counted also where nothing asks how many there were."""
         if any(self.start in s.results for s in statements):
             return statements
-        return [Statement("{0}.advance(1)", (self.give("cache", "", "Cache"),), (), TOP), *statements]
+        text, *operands = self._counting()
+        return [Statement(text, tuple(operands), (), TOP), *statements]
+
+    def _counting(self) -> tuple[str, *tuple[Var, ...]]:
+        """The text that counts the tokens of a call, and gives how many there were before; and its operands."""
+        cache = self.give("cache", "", "Cache")
+        if not self.reads_prompts:
+            return "{0}.advance(1)", cache
+        return "{0}.advance({1}.shape[1])", cache, self.give("input_ids", "", "Tensor")
 
     @property
     def positions(self) -> Operand:
-        """The position of the token of each row, [batch, 1]."""
+        """The positions of the tokens of each row, [batch, seq]."""
         return query_positions(self)
 
     def tickets(self, each: int) -> Var:

@@ -11,7 +11,8 @@ from weft.ir.graph import Graph, Node, Value
 from weft.ir.op import Op
 
 from ..codegen.structure import Call, Loop, Method, structure
-from ..lower.lower import Lowered, emit, needed
+from ..lower.lower import Lowered, emit, last_mixed, needed, pick_last
+from ..program.positions import rolled
 from ..program.statements import TOP, Program, Var
 from ..program.states import cached_nodes
 from . import patterns, tables
@@ -26,13 +27,15 @@ Fused = Callable[[StepEmitter, Node], "Var | None"]
 class Step:
     """The program of a decode step, as classes in `method`; `choices` tells of nodes with a kernel or a reason.
 
-    `any_length`: nothing depends on how many tokens there were, other than the positions that it is given.
+    `any_length`: nothing depends on how many tokens there were, other than the positions that it is given, in a step of
+    one token. `reads_prompts`: it takes several tokens of each row that follow one another.
     """
 
     program: Program
     method: Method
     choices: list[Choice]
     any_length: bool
+    reads_prompts: bool
 
 
 def refusal(graph: Graph) -> str | None:
@@ -75,19 +78,38 @@ def nesting(method: Method) -> object:
     return found[0] if alone else tuple(found)
 
 
-def _step(model: Lowered, moves: bool, styles: Mapping[str, str]) -> Step:
-    emitter = StepEmitter(model.legal, model.program.functions, moves, styles)
-    emit(emitter, model.legal, FUSED)
+def _step(model: Lowered, moves: bool, styles: Mapping[str, str], prompts: bool = True) -> Step:
+    several = prompts and reads_prompts(model.legal) and not styles
+    emitter = StepEmitter(model.legal, model.program.functions, moves, styles, several)
+    head = last_mixed(model.legal) if several else None
+
+    def pick(node: Node) -> None:
+        if head is not None and head[0] in node.outputs:
+            pick_last(emitter, *head)
+
+    emit(emitter, model.legal, FUSED, pick)
+    last = emitter.give("last", "None", "Tensor | None") if several else None
     program = emitter.program
     program.outputs = {"logits": emitter[model.legal.outputs["logits"]]}
     statements = beginning.with_angles(products.side_by_side(emitter, needed(program)))
     program.statements = emitter.ended(statements)
     tables.made_once(program, emitter.most_tickets)
+    if several and not any(o is last for s in program.statements for o in s.operands):
+        return _step(model, moves, styles, prompts=False)  # the head cannot be asked for one token
     made_by = {s.node for s in program.statements}
     # Choices for statements that nothing needed in the end are dropped with them.
     choices = [choice for choice in emitter.choices if choice.node in made_by]
-    any_length = not any(emitter.start in s.operands for s in program.statements)
-    return Step(program, structure(program, borrows=True), choices, any_length)
+    asking = (s for s in program.statements if emitter.start in s.operands)
+    any_length = all(s.text.startswith("decode_attention(") for s in asking)  # which asks for several tokens alone
+    return Step(program, structure(program, borrows=True), choices, any_length, several)
+
+
+def reads_prompts(graph: Graph) -> bool:
+    """Return whether steps of `graph` may take several tokens of each row: where all it keeps are keys and values of
+    all positions, and each token goes the same way."""
+    kept = cached_nodes(graph)
+    plain = all(n.op is ops.attention and n.operand("v") is not None and rolled(n) is None for n in kept)
+    return plain and not any(n.op in (ops.moe, ops.route) for n in graph.nodes)
 
 
 def _norm(e: StepEmitter, node: Node) -> Var | None:

@@ -68,7 +68,7 @@ def write_step(
     writer = _StepWriter(step.program)
     writer.write(step.method)
     given: dict[str, Any] = {"name": lowered.graph.name, "model": model, "classes": list(writer.classes.values())}
-    given["any_length"] = step.any_length
+    given |= {"any_length": step.any_length, "reads_prompts": step.reads_prompts}
     # Rendered once without imports and parts, to learn which of them the classes use.
     used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
     own = used_snippets(used & OWN)
@@ -108,6 +108,10 @@ class _StepWriter(ClassWriter):
         known = {v.name: v for v in self.inputs}
         more = [v for v in self.inputs if v in method.inputs and v.name not in STEP]
         return [*(known.get(name, Var(name)) for name in STEP), *more]
+
+    def parameter(self, o: Named, name: str, top: bool) -> str:
+        text = super().parameter(o, name, top)
+        return f"{text} = {o.default}" if top and isinstance(o, Var) and o.default else text
 
     def state(self, method: Method) -> str:
         return "cache: Any"

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 
+from .prompt.attend_text import attend_text
 from .shared import launch, split_keys
 from .shared.attend import attend, base2, check_heads, mixed_in, scaled
 from .shared.cached_keys import Mask, check_positions, prefetch, slots, visible_range
@@ -123,6 +125,7 @@ def decode_attention(
     v: torch.Tensor,
     positions: torch.Tensor,
     *,
+    start: int = 0,
     scale: float | None = None,
     window: int | None = None,
     keep_first: int = 0,
@@ -140,13 +143,14 @@ def decode_attention(
 ) -> torch.Tensor:
     """softmax(scale · q kᵀ) v of one new token per row, whose key and value are in the cache already.
 
-    q [batch, heads, d], k [batch, kv_heads, capacity, d], v [batch, kv_heads, capacity, dv], positions i64 [batch] or
-    [batch, 1] of the new tokens, below capacity unless `rolling` (below 0: a row without keys, which comes out as 0) →
-    [batch, heads, dv]. `scale` is 1/√d by default. Of a window the last `window` keys are seen, and the first
-    `keep_first`; of a `chunk` those of the same run of so many positions; with `dilation` those that are a multiple of
-    it behind. A `rolling` cache holds position p in slot p modulo its capacity, or behind its first `keep_first` slots,
-    which stay; one smaller than the window shows what it holds. `softcap` bounds scores; `sinks` [heads] add a key of
-    that score with value 0; `slopes` [heads] are ALiBi's.
+    q [batch, heads, d] or [batch, 1, heads, d], k [batch, kv_heads, capacity, d], v [batch, kv_heads, capacity, dv],
+    positions i64 [batch] or [batch, 1] of the new tokens, below capacity unless `rolling` (below 0: a row without keys,
+    which comes out as 0) → like q. Several tokens in a row, q [batch, seq, heads, d], are those of positions from
+    `start` on, and `attend_text` computes this. `scale` is 1/√d by default. Of a window the last `window` keys are
+    seen, and the first `keep_first`; of a `chunk` those of the same run of so many positions; with `dilation` those
+    that are a multiple of it behind. A `rolling` cache holds position p in slot p modulo its capacity, or behind its
+    first `keep_first` slots, which stay; one smaller than the window shows what it holds. `softcap` bounds scores;
+    `sinks` [heads] add a key of that score with value 0; `slopes` [heads] are ALiBi's.
     With `k_scale` and `v_scale` f32 [kv_heads] k and v are bytes, u8, of floats of 8 bits (e4m3), which stand for
     scale · float. `tickets`: see `tickets.counters`, batch · heads are enough.
     `splits` of the keys are chosen by default. For inference: gradients come from torch. `kernel`: see `uses_torch`.
@@ -154,6 +158,14 @@ def decode_attention(
     Raises:
         ValueError: if shapes or dtypes do not fit, or `keep_first` is asked for with `chunk` or `dilation`.
     """
+    if q.ndim == 4:
+        score: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "slopes": slopes}
+        score |= {"k_scale": k_scale, "v_scale": v_scale, "kernel": kernel}
+        seen: dict[str, Any] = {"window": window, "keep_first": keep_first, "chunk": chunk, "dilation": dilation}
+        if q.shape[1] > 1:
+            return attend_text(q, k, v, start, **seen, **score)
+        seen |= {"rolling": rolling, "tickets": tickets, "splits": splits}
+        return decode_attention(q[:, 0], k, v, positions, **seen, **score)[:, None]
     coded = k_scale is not None and v_scale is not None
     check_scales(k, v, k_scale, v_scale)
     check_heads(q, k, v, 3, "[batch, heads, d] and its caches", coded)

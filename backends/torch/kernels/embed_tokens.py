@@ -48,7 +48,7 @@ def embed_kernel(
     """Grid [blocks of D and one more, rows]: BLOCK numbers of a row, or by the last block all its angles."""
     start_next(PDL)
     wait(PDL)
-    row = tl.program_id(1)
+    row = tl.program_id(1).to(tl.int64)
     position = tl.load(positions + row)
     if tl.program_id(0) < tl.cdiv(D, BLOCK):
         n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -84,31 +84,33 @@ def embed_tokens(
 ) -> tuple[torch.Tensor, ...]:
     """x, and cos and sin for each of `rotary`: x = scale · weight[ids] + table[positions + offset].
 
-    ids and positions i64 [batch, 1], weight [vocab, dim], table [length, dim], if there is one → x [batch, 1, dim]; of
-    each (frequencies f64 [pairs], amplitude) amplitude · cos and sin of position · frequency, f32 [batch, pairs].
+    ids and positions i64 [batch, seq], weight [vocab, dim], table [length, dim], if there is one → x [batch, seq, dim];
+    of each (frequencies f64 [pairs], amplitude) amplitude · cos and sin of position · frequency, f32 [batch·seq,
+    pairs].
     `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: the shapes do not fit.
     """
-    if ids.ndim != 2 or ids.shape[1] != 1 or positions.shape != ids.shape:
-        raise ValueError(f"ids {[*ids.shape]} and positions {[*positions.shape]} are not one token for each row")
+    if ids.ndim != 2 or positions.shape != ids.shape:
+        raise ValueError(f"ids {[*ids.shape]} and positions {[*positions.shape]} are not both [batch, seq]")
     if table is not None and table.shape[1] != weight.shape[1]:
         raise ValueError(f"table {[*table.shape]} does not fit weight {[*weight.shape]}")
     if uses_torch(kernel, refusal, weight, len(rotary)):
         x = F.embedding(ids, weight)
         x = x if scale == 1 else x * scale
-        angles = [(positions * frequencies.double(), amplitude) for frequencies, amplitude in rotary]
+        at = positions.reshape(-1, 1)
+        angles = [(at * frequencies.double(), amplitude) for frequencies, amplitude in rotary]
         turned = [f(angle).float() * amplitude for angle, amplitude in angles for f in (torch.cos, torch.sin)]
         return (x if table is None else x + F.embedding(positions + offset, table), *turned)
-    batch, (vocab, dim) = len(ids), weight.shape
-    x = weight.new_empty(batch, 1, dim)
-    made = [torch.empty(batch, len(f), dtype=torch.float32, device=x.device) for f, _ in rotary for _ in range(2)]
+    vocab, dim = weight.shape
+    x = weight.new_empty(*ids.shape, dim)
+    made = [torch.empty(ids.numel(), len(f), dtype=torch.float32, device=x.device) for f, _ in rotary for _ in range(2)]
     absent: tuple[Any, ...] = (None, None, None)
     frequencies = [(f.double(), made[2 * i], made[2 * i + 1]) for i, (f, _) in enumerate(rotary)]
     first, second = (*frequencies, absent, absent)[:2]
     sizes, amplitudes = (_two([len(f) for f, _ in rotary], 0), _two([a for _, a in rotary], 1.0))
-    embed_kernel[(triton.cdiv(dim, BLOCK) + (1 if rotary else 0), batch)](
+    embed_kernel[(triton.cdiv(dim, BLOCK) + (1 if rotary else 0), ids.numel())](
         weight, ids.contiguous(), positions.contiguous(), table, *first, *second, x,
         vocab, 0 if table is None else len(table), dim, *sizes, offset, scale, *amplitudes,
         BLOCK=BLOCK, **options(x),

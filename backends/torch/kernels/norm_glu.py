@@ -10,7 +10,8 @@ from functools import partial
 
 import torch
 
-from .shared.activation import check_activation, gated, open_gate
+from .prompt.open_gates import open_gates
+from .shared.activation import check_activation, open_gate
 from .shared.gemv import CODES, FLOATS, Weight, affine, check, coded, parts, refusal, tile
 from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
@@ -54,7 +55,7 @@ def norm_glu(
 
     weight [2·hidden, in] and bias [2·hidden] hold all gates first, then all ups. With `limit`, the gate is first capped
     at it, up clipped to ±limit. Sums, activation and product are fp32, and only the result is rounded. `kernel`: see
-    `uses_torch`.
+    `uses_torch`. Of more rows libraries compute the product, and `open_gates` the rest.
 
     Raises:
         ValueError: if shapes do not fit, or the norm or activation is unknown.
@@ -64,8 +65,8 @@ def norm_glu(
         raise ValueError(f"weight {list(weight.shape)} has no even number of rows: gates, then as many ups")
     check_activation(activation)
     if uses_torch(kernel, refusal, x, weight, norm.gain, norm.shift, bias):
-        gate, up = linear(norm(x), weight, bias).chunk(2, -1)
-        return gated(gate, up, activation, limit, shift)
+        both = linear(norm(x), weight, bias)
+        return open_gates(both, activation=activation, limit=limit, shift=shift, kernel=kernel)
     N, K = len(weight) // 2, weight.shape[1]
     flat = x.reshape(-1, K).contiguous()
     y = x.new_empty(*x.shape[:-1], N)

@@ -1,4 +1,4 @@
-"""Queries, and keys and values into their caches, of one token per row, in one kernel: norm, projection, RoPE, write.
+"""Queries, and keys and values into their caches, of up to 64 tokens, in one kernel: norm, projection, RoPE, write.
 
 A block owns pairs of elements that RoPE turns together. Where heads are normed (QK-norm, arXiv
 2302.05442), a head's blocks store their products and the last of them does the rest for the head.
@@ -11,73 +11,21 @@ from typing import Any
 
 import torch
 
+from .prompt.place_heads import check_places, heads_refusal, place_heads, sizes
 from .shared import gemv, launch
-from .shared.cached_keys import own_slot, write
-from .shared.float8 import FLOAT8, as_bytes, check_scales, nearest
+from .shared.float8 import FLOAT8
 from .shared.gemv import Tile, Weight, check, first_weights, parts, products, tile
-from .shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, wait
+from .shared.heads import normed_pairs, store_head
+from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
-from .shared.operands import power_of_2
-from .shared.rotary import angles, element, turned
+from .shared.rotary import angles, element
 from .shared.rows import linear
 from .shared.tickets import counters, is_last
 
 
 @jit
-def place(
-    k_cache, v_cache, positions, m, head, M, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
-    ROLLING: tl.constexpr,
-):  # fmt: skip
-    """Return where rows m of the head of keys or values numbered `head` stand in their cache, and which have a slot."""
-    slot = own_slot(tl.load(positions + m, mask=m < M, other=-1), capacity, keep, ROLLING)
-    cache = k_cache
-    if head >= heads + kv_heads:
-        cache = v_cache
-    at = cache + m.to(tl.int64) * stride_b + ((head - heads) % kv_heads).to(tl.int64) * stride_h + slot * stride_t
-    return at, (slot >= 0) & (slot < capacity)
-
-
-@jit
-def store_head(
-    a, b, c, s, q, k_cache, v_cache, k_scale, v_scale, positions, m, pair, head, M, heads, kv_heads, capacity, keep,
-    stride_b, stride_h, stride_t,
-    HEAD_DIM: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, ROLLING: tl.constexpr,
-):  # fmt: skip
-    """Turn pairs (a, b) [BLOCK_M, pairs] by (c, s); store them as queries, or at their positions in a cache."""
-    there = (m < M) & (pair < HEAD_DIM // 2)
-    first, second = element(pair, 0, ROTARY, INTERLEAVED), element(pair, 1, ROTARY, INTERLEAVED)
-    if k_scale is None:
-        if head < heads:
-            at = q + (m * heads + head) * HEAD_DIM
-        else:
-            at, inside = place(
-                k_cache, v_cache, positions, m, head, M, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
-                ROLLING,
-            )  # fmt: skip
-            there = there & inside
-        tl.store(at + first, a * c - b * s, mask=there)
-        tl.store(at + second, b * c + a * s, mask=there)
-    else:
-        if head < heads:
-            at = q + (m * heads + head) * HEAD_DIM
-            tl.store(at + first, a * c - b * s, mask=there)
-            tl.store(at + second, b * c + a * s, mask=there)
-        else:
-            to, inside = place(
-                k_cache, v_cache, positions, m, head, M, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
-                ROLLING,
-            )  # fmt: skip
-            there = there & inside
-            scale = tl.load(k_scale + (head - heads) % kv_heads)
-            if head >= heads + kv_heads:
-                scale = tl.load(v_scale + (head - heads) % kv_heads)
-            tl.store(to + first, nearest((a * c - b * s) / scale), mask=there)
-            tl.store(to + second, nearest((b * c + a * s) / scale), mask=there)
-
-
-@jit
 def store_normed_head(
-    raw, q_gain, k_gain, head_eps, cos, sin, q, k_cache, v_cache, k_scale, v_scale, positions, m, head, M, heads,
+    raw, q_gain, k_gain, head_eps, cos, sin, q, k_cache, v_cache, k_scale, v_scale, positions, m, head, M, seq, heads,
     kv_heads, capacity, keep, stride_b, stride_h, stride_t,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, ROLLING: tl.constexpr,
 ):  # fmt: skip
@@ -88,23 +36,16 @@ def store_normed_head(
     first, second = element(pair, 0, ROTARY, INTERLEAVED), element(pair, 1, ROTARY, INTERLEAVED)
     a = tl.load(at + first, mask=there, other=0.0, cache_modifier=".cg")
     b = tl.load(at + second, mask=there, other=0.0, cache_modifier=".cg")
-    rstd = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + head_eps)[:, None]
-    a, b = a * rstd, b * rstd
-    if q_gain is not None:
-        gain = q_gain
-        if head >= heads:
-            gain = k_gain
-        a *= tl.load(gain + first, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
-        b *= tl.load(gain + second, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
+    a, b = normed_pairs(a, b, first, second, pair, q_gain, k_gain, head, heads, head_eps, HEAD_DIM)
     c, s = angles(cos, sin, m, pair, M, True, ROTARY) if ROTARY > 0 else (1.0, 0.0)
-    store_head(a, b, c, s, q, k_cache, v_cache, k_scale, v_scale, positions, m, pair, head, M, heads, kv_heads,
+    store_head(a, b, c, s, q, k_cache, v_cache, k_scale, v_scale, positions, m, pair, head, M, seq, heads, kv_heads,
                capacity, keep, stride_b, stride_h, stride_t, HEAD_DIM, ROTARY, INTERLEAVED, ROLLING)  # fmt: skip
 
 
 @jit
 def norm_qkv_kernel(
     x, weight, scales, offsets, gain, shift, bias, q_gain, k_gain, cos, sin, positions, q, k_cache, v_cache, k_scale,
-    v_scale, raw, tickets, M, K, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t, eps, head_eps,
+    v_scale, raw, tickets, M, K, seq, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t, eps, head_eps,
     NORM: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr,
     ROLLING: tl.constexpr, HEAD_NORM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
@@ -130,7 +71,7 @@ def norm_qkv_kernel(
         out += tl.load(bias + rows).to(tl.float32)[None, :]
     a, b = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, PAIRS]), [0, 2, 1]))
     if not HEAD_NORM or is_value:
-        store_head(a, b, c, s, q, k_cache, v_cache, k_scale, v_scale, positions, m, pair, head, M, heads, kv_heads,
+        store_head(a, b, c, s, q, k_cache, v_cache, k_scale, v_scale, positions, m, pair, head, M, seq, heads, kv_heads,
                    capacity, keep, stride_b, stride_h, stride_t, HEAD_DIM, ROTARY, INTERLEAVED, ROLLING)  # fmt: skip
     else:
         there = (m < M) & (pair < HEAD_DIM // 2)
@@ -140,7 +81,7 @@ def norm_qkv_kernel(
         if is_last(tickets + head, tl.num_programs(1)):
             store_normed_head(
                 raw, q_gain, k_gain, head_eps, cos, sin, q, k_cache, v_cache, k_scale, v_scale, positions, m, head, M,
-                heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
+                seq, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
                 HEAD_DIM, HALF, ROTARY, INTERLEAVED, ROLLING,
             )  # fmt: skip
 
@@ -157,16 +98,8 @@ def refusal(
     k_norm: Norm = NO_NORM,
 ) -> str | None:
     """Say why there is no kernel for these, in a few words; None if there is."""
-    if k_cache.shape[3] % 2:
-        return "an odd number of elements per head"
-    if (q_norm.kind, q_norm.eps) != (k_norm.kind, k_norm.eps) or q_norm.kind == "layer":
-        return "heads are normed, and not by RMS norms that are alike for queries and keys"
-    if (q_norm.gain is None) != (k_norm.gain is None):
-        return "the norm of queries has a gain and that of keys has none, or the reverse"
-    if k_cache.dtype not in (*DTYPES, torch.uint8) or k_cache.dtype != v_cache.dtype:
-        return f"caches are {k_cache.dtype} and {v_cache.dtype}"
-    if k_cache.stride() != v_cache.stride() or k_cache.stride(3) != 1:
-        return "the caches do not lie in memory alike, an element beside the next"
+    if reason := heads_refusal(k_cache, v_cache, q_norm, k_norm):
+        return reason
     reason = gemv.refusal(x, weight, bias, norm.gain, norm.shift, q_norm.gain, k_norm.gain)
     return reason or launch.refusal(x, k_cache.dtype == torch.uint8)
 
@@ -192,59 +125,50 @@ def norm_qkv(
     tickets: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """RoPE(q_norm(q)) of one token per row; RoPE(k_norm(k)) and v go into the caches; [q, k, v] = norm(x) Wᵀ + b.
+    """RoPE(q_norm(q)) of new tokens; RoPE(k_norm(k)) and v go into the caches; [q, k, v] = norm(x) Wᵀ + b.
 
-    x [batch, in] or [batch, 1, in], weight [(heads + 2·kv_heads)·d, in] and bias with the heads of queries first, then
-    of keys, then of values; caches [batch, kv_heads, capacity, d], positions i64 [batch] or [batch, 1] → q [batch,
-    heads, d]. cos, sin f32 [batch, pairs] of the tokens' angles turn the first 2·pairs elements of a head: element i
-    with i + pairs, or 2i with 2i + 1 if `interleaved`; absent, nothing is turned. Position p goes to slot p, in a
-    `rolling` cache to slot p if p < keep_first, else to keep_first + (p − keep_first) modulo (capacity − keep_first);
-    nowhere if there is no such slot. With `k_scale` and `v_scale` f32 [kv_heads] the caches are bytes, u8, of floats of
-    8 bits (e4m3), and hold those nearest to keys and values over their scales. `tickets`: as in `linear_residual`,
-    heads + kv_heads are enough. `kernel`: see `uses_torch`.
+    x [batch, in] or [batch, seq, in], weight [(heads + 2·kv_heads)·d, in] and bias with the heads of queries first,
+    then of keys, then of values; caches [batch, kv_heads, capacity, d], positions i64 [batch] or [batch, seq] → q
+    [batch, heads, d] or [batch, seq, heads, d]. cos, sin f32 [batch·seq, pairs] of the tokens' angles turn the first
+    2·pairs elements of a head: element i with i + pairs, or 2i with 2i + 1 if `interleaved`; absent, nothing is turned.
+    Position p goes to slot p, in a `rolling` cache, which takes one token at a time, to slot p if p < keep_first, else
+    to keep_first + (p − keep_first) modulo (capacity − keep_first); nowhere if there is no such slot. With `k_scale`
+    and `v_scale` f32 [kv_heads] the caches are bytes, u8, of floats of 8 bits (e4m3), and hold those nearest to keys
+    and values over their scales. `tickets`: as in `linear_residual`, heads + kv_heads are enough. `kernel`: see
+    `uses_torch`. Of many tokens libraries compute the products, and `place_heads` the rest.
 
     Raises:
         ValueError: if shapes do not fit, or a norm is unknown.
     """
     check(x, weight, norm, bias)
-    batch, kv_heads, capacity, head_dim = k_cache.shape
+    head_dim, kv_heads = k_cache.shape[3], k_cache.shape[1]
     heads = len(weight) // head_dim - 2 * kv_heads
-    if k_cache.shape != v_cache.shape or len(weight) % head_dim or heads < 1:
+    if len(weight) % head_dim or heads < 1:
         caches = f"{[*k_cache.shape]} and {[*v_cache.shape]}"
         raise ValueError(f"weight {[*weight.shape]} does not fit caches {caches} [batch, kv_heads, capacity, d]")
-    if x.numel() != batch * x.shape[-1] or positions.numel() != batch:
-        given = f"x {[*x.shape]} and positions {[*positions.shape]}"
-        raise ValueError(f"{given} are not one token for each of the {batch} rows of the caches")
-    check_scales(k_cache, v_cache, k_scale, v_scale)
-    q_norm.check(head_dim)
-    k_norm.check(head_dim)
-    tables = [None if table is None else [*table.shape] for table in (cos, sin)]
-    if tables[0] != tables[1] or (cos is not None and (len(cos) != batch or 2 * cos.shape[-1] > head_dim)):
-        raise ValueError(f"cos {tables[0]} and sin {tables[1]} are not both [{batch}, up to {head_dim // 2}]")
+    if x.ndim not in (2, 3) or positions.numel() * x.shape[-1] != x.numel():
+        raise ValueError(f"x {[*x.shape]} and positions {[*positions.shape]} are not those of the same tokens")
+    rows = positions.numel()
+    check_places(rows, k_cache, v_cache, q_norm, k_norm, cos, sin, k_scale, v_scale, rolling)
     norms = {"norm": norm, "q_norm": q_norm, "k_norm": k_norm}
+    shape = (*x.shape[:-1], heads, head_dim)
     if uses_torch(kernel, refusal, x, weight, k_cache, v_cache, bias, **norms):
-        projected = linear(norm(x.reshape(batch, -1)), weight, bias).view(batch, -1, head_dim)
-        q_and_k, v = projected.split([heads + kv_heads, kv_heads], dim=1)
-        if q_norm.kind != "none" or k_norm.kind != "none":
-            q_and_k = torch.cat([q_norm(q_and_k[:, :heads]), k_norm(q_and_k[:, heads:])], 1)
-        if cos is not None and sin is not None:
-            q_and_k = turned(q_and_k, cos, sin, interleaved)
-        for cache, new, scale in ((k_cache, q_and_k[:, heads:], k_scale), (v_cache, v, v_scale)):
-            kept = new if scale is None else as_bytes(new[:, :, None], scale)[:, :, 0]
-            write(cache, kept, positions, rolling, keep_first)
-        queries: torch.Tensor = q_and_k[:, :heads]
-        return queries
-    plan, normed = _tile(batch, weight, x.shape[-1], head_dim, x.dtype), q_norm.kind != "none"
-    raw = x.new_empty(batch, heads + kv_heads, head_dim, dtype=torch.float32) if normed else None
-    q = x.new_empty(batch, heads, head_dim)
+        projected = linear(norm(x.reshape(rows, -1)), weight, bias)
+        how: dict[str, Any] = {"cos": cos, "sin": sin, "interleaved": interleaved, "k_scale": k_scale}
+        how |= {"v_scale": v_scale, "rolling": rolling, "keep_first": keep_first, "kernel": kernel}
+        return place_heads(projected, k_cache, v_cache, positions, q_norm, k_norm, **how).view(shape)
+    batch, capacity = len(k_cache), k_cache.shape[2]
+    plan, normed = _tile(rows, weight, x.shape[-1], head_dim, x.dtype), q_norm.kind != "none"
+    raw = x.new_empty(rows, heads + kv_heads, head_dim, dtype=torch.float32) if normed else None
+    q = x.new_empty(shape)
     if k_scale is not None:
         k_cache, v_cache = k_cache.view(FLOAT8), v_cache.view(FLOAT8)
     norm_qkv_kernel[(heads + 2 * kv_heads, triton.cdiv(head_dim, plan.rows))](
-        x.reshape(batch, -1).contiguous(), *parts(weight), norm.gain, norm.shift, bias, q_norm.gain, k_norm.gain,
+        x.reshape(rows, -1).contiguous(), *parts(weight), norm.gain, norm.shift, bias, q_norm.gain, k_norm.gain,
         cos, sin, positions.contiguous(), q, k_cache, v_cache, k_scale, v_scale, raw,
         counters(x, heads + kv_heads) if normed and tickets is None else tickets,
-        batch, x.shape[-1], heads, kv_heads, capacity, keep_first, *k_cache.stride()[:3], norm.eps, q_norm.eps,
-        NORM=norm.kind, **_head(head_dim, 0 if cos is None else 2 * cos.shape[1]), INTERLEAVED=interleaved,
+        rows, x.shape[-1], rows // batch, heads, kv_heads, capacity, keep_first, *k_cache.stride()[:3], norm.eps,
+        q_norm.eps, NORM=norm.kind, **sizes(head_dim, 0 if cos is None else 2 * cos.shape[1]), INTERLEAVED=interleaved,
         ROLLING=rolling, HEAD_NORM=normed, **plan.options(x),
     )  # fmt: skip
     return q
@@ -257,11 +181,6 @@ def _tile(batch: int, weight: Weight | int, inputs: int, head_dim: int, dtype: t
     """The tile of a block, which has no more rows than a head, and both elements of a pair; `weight`, or its rows."""
     outputs, given = (weight, None) if isinstance(weight, int) else (len(weight), weight)
     return tile(batch, outputs, inputs, dtype, 2, given).within(head_dim)
-
-
-def _head(head_dim: int, rotary: int) -> dict[str, int]:
-    """The constants that are sizes of a head."""
-    return {"HEAD_DIM": head_dim, "HALF": power_of_2(head_dim // 2), "ROTARY": rotary}
 
 
 def variants() -> list[Variant]:
@@ -294,6 +213,6 @@ def variants() -> list[Variant]:
             plan, absent = gemv.coded(m, outputs, k, bits, 128), f"{absent} offsets"
             types = gemv.CODES if bits == 4 else gemv.FLOATS
         strides, counts = "K stride_b stride_h stride_t", "heads kv_heads capacity keep"
-        forms |= _head(head_dim, rotary)
+        forms |= {"seq": 1, **sizes(head_dim, rotary)}
         shipped.append(plan.variant(norm_qkv_kernel, m, dtype, strides, forms, counts, absent, types=types))
     return shipped

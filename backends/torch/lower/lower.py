@@ -55,13 +55,13 @@ def lower(graph: Graph) -> Lowered:
     cached = cached_nodes(legal)
     emitter = Emitter(legal, cached, counts_keys(legal, cached), cross_attentions(legal, cached))
     begin(emitter)
-    head = _head(legal) if emitter.cached else None
+    head = last_mixed(legal) if emitter.cached else None
 
-    def pick_last(node: Node) -> None:
+    def pick(node: Node) -> None:
         if head is not None and head[0] in node.outputs:
-            _pick_last(emitter, *head)
+            pick_last(emitter, *head)
 
-    emit(emitter, legal, {}, pick_last)
+    emit(emitter, legal, {}, pick)
     program = emitter.program
     program.outputs = {name: emitter[value] for name, value in legal.outputs.items()}
     program.statements = within_encoder(program, end(emitter, needed(program)))
@@ -118,7 +118,7 @@ def read_weights(program: Program) -> set[str]:
     return leaves | {o.path for o in operands if isinstance(o, ParamRef)}
 
 
-def _head(graph: Graph) -> tuple[Value, str] | None:
+def last_mixed(graph: Graph) -> tuple[Value, str] | None:
     """The last value before the logits that mixes more than the numbers of one token, and the scope that reads it."""
     value = graph.outputs.get("logits")
     scope = ""
@@ -134,7 +134,7 @@ def _head(graph: Graph) -> tuple[Value, str] | None:
     return None if value is None or value is graph.outputs["logits"] or len(value.shape) != 3 else (value, scope)
 
 
-def _pick_last(emitter: Emitter, value: Value, scope: str) -> None:
+def pick_last(emitter: Emitter, value: Value, scope: str) -> None:
     """Let what follows `value` see one token of each row, where the model is told which."""
     emitter.scope, operand = scope, emitter[value]
     last = emitter.give("last", "None", "Tensor | None")

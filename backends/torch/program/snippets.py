@@ -47,8 +47,8 @@ KERNELS = {  # what parts call of the kernels, by the file it is in
     "widen": "prompt.widen",
     "widens": "prompt.widen",
     "refusal": "shared.launch",
-    "has_window_kernel": "window_attention",
-    "window_attention": "window_attention",
+    "has_window_kernel": "prompt.window_attention",
+    "window_attention": "prompt.window_attention",
 }
 
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
+from ..kernels.prompt.window_attention import has_window_kernel, window_attention
 from ..kernels.shared.attend import learns, shared_memory
 from ..kernels.shared.launch import refusal
-from ..kernels.window_attention import has_window_kernel, window_attention
 from .indexing import wide
 from .softmax_attention import attention
 

@@ -81,7 +81,8 @@ class Recorded:
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     counting = Launches()
     monkeypatch.setattr(launch, "INTERPRETED", True)  # kernels are taken
-    for name in (*LAUNCHERS, "choose_tokens", "moe_grouped", "shared.split_keys"):
+    more = ("choose_tokens", "moe_grouped", "shared.split_keys", "prompt.place_heads", "prompt.open_gates")
+    for name in (*LAUNCHERS, *more):
         file = importlib.import_module(f"weft.backends.torch.kernels.{name}")
         for attribute, value in vars(file).copy().items():
             if attribute.endswith("_kernel") and hasattr(value, "arg_names"):
@@ -89,13 +90,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     return counting
 
 
-def counted(launches: Launches, model: Decoder, batch: int) -> Counter[str]:
-    """Count what the second step of `model` launches; the first makes what is kept."""
+def counted(launches: Launches, model: Decoder, batch: int, seq: int = 1) -> Counter[str]:
+    """Count what the second step of `model` launches, of `seq` tokens of each row; the first makes what is kept."""
     graph = model.graph()
     module: Any = build_module(graph).to("meta", torch.bfloat16).eval()
-    step, cache = build_step(graph, module), module.new_cache(batch, 16)
+    step, cache = build_step(graph, module), module.new_cache(batch, 2 * seq + 16)
     assert step is not None
-    ids, positions = torch.zeros(2, batch, 1, dtype=torch.int64, device="meta").unbind()
+    ids, positions = torch.zeros(2, batch, seq, dtype=torch.int64, device="meta").unbind()
     with torch.inference_mode():
         step(ids, positions, cache)
         launches.found.clear()
@@ -114,6 +115,17 @@ def test_a_step_launches_little_and_waits_for_nothing(launches: Launches, name: 
     assert sum(layer.values()) <= most, layer
     assert sum((one - layer).values()) <= OUTSIDE, one - layer
     assert all(found.endswith("_kernel") for found in two), two
+
+
+@pytest.mark.parametrize(("seq", "most"), [(5, 6), (100, 9)])
+def test_a_prompt_launches_little_and_waits_for_nothing(launches: Launches, seq: int, most: int) -> None:
+    """Few tokens by the kernels of a step and an operator for attention; of many, libraries compute norms and products,
+    and kernels what stands beside them."""
+    one, two = (counted(launches, replace(MODELS["dense"][0], layers=layers), 1, seq) for layers in (1, 2))
+    layer = two - one
+    for name in ("aten.arange.default", "aten.ge.Tensor", "aten.flatten.using_ints"):  # flash attention has no need
+        layer.pop(name, None)
+    assert sum(layer.values()) <= most, layer
 
 
 @pytest.mark.parametrize("batch", [1, 64])

@@ -19,7 +19,7 @@ def test_a_folder_has_the_kernels_that_its_model_imports(tmp_path: Path) -> None
     """The folder alone computes what the module in process does; a model without windows imports no kernel."""
     graph = graph_of("family/gpt-oss")
     made = build(graph)
-    assert {"shared.attend", "shared.launch", "window_attention"} <= set(made.kernels)
+    assert {"shared.attend", "shared.launch", "prompt.window_attention"} <= set(made.kernels)
     assert write_source(lower(graph_of("family/llama-gqa-tied"))).kernels == []
     write_code(made, tmp_path)
     torch.save(module_of("family/gpt-oss").state_dict(), tmp_path / "weights.pt")

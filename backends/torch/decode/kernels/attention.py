@@ -68,7 +68,7 @@ def _projected(e: StepEmitter, found: SelfAttention, slopes: Value | None) -> Va
     done = ["norm"] * (norm is not None) + ["projections"] + ["rotation"] * (rope is not None) + ["cache"]
     e.chose("norm_qkv", _heads(found), few_rows, parts=", ".join(done))
     e.chose("decode_attention", _attends(found.node))
-    return _attended(e, call)
+    return _attended(e, call, ".flatten(2)")
 
 
 def _written(e: StepEmitter, node: Node, slopes: Value | None, reason: str) -> Var:
@@ -83,11 +83,11 @@ def _written(e: StepEmitter, node: Node, slopes: Value | None, reason: str) -> V
         if named
         else f"written({cache}, {k}, {v}, {positions})"
     )
-    call.give(f"{q}[:, :, 0]", f"*{how}", positions).named(**of_heads)
+    call.give(f"{q}.transpose(1, 2)", f"*{how}", positions).named(**of_heads)
     _score(e, call, node, slopes)
     e.declined(f"norm_qkv does not make its operands: {reason}")
     e.chose("decode_attention", _attends(node))
-    return _attended(e, call)
+    return _attended(e, call, ".flatten(2)")
 
 
 def _latent(e: StepEmitter, node: Node) -> Var:
@@ -107,7 +107,7 @@ def _latent(e: StepEmitter, node: Node) -> Var:
     call.give(positions, str(rank))
     _score(e, call, node, None)
     e.chose("latent_decode", lambda dtype: latent_decode.refusal(rank, width - rank, dtype))
-    return _attended(e, call)
+    return _attended(e, call, ".flatten(1)[:, None]")
 
 
 def _against_latents(e: StepEmitter, node: Node, found: Absorbed, outer: Call) -> Call | None:
@@ -124,14 +124,16 @@ def _against_latents(e: StepEmitter, node: Node, found: Absorbed, outer: Call) -
     return call
 
 
-def _attended(e: StepEmitter, call: Call) -> Var:
-    """Emit `call`, whose result [batch, heads, width] is one token of each row."""
-    return call.emit(e, ".flatten(1)[:, None]", name="attended")
+def _attended(e: StepEmitter, call: Call, flat: str) -> Var:
+    """Emit `call`, whose result is made `flat`: [batch, seq, width]."""
+    return call.emit(e, flat, name="attended")
 
 
 def _score(e: StepEmitter, call: Call, node: Node, slopes: Value | None) -> None:
     """Add the keywords that say which keys are seen and how they are scored."""
     a = node.attrs
+    if e.reads_prompts and node.operand("v") is not None:
+        call.named(start=e.start)
     call.set("scale", a["scale"]).set("softcap", a["softcap"])
     call.named(sinks=node.operand("sinks"), slopes=slopes)
     if a["window"] is not None:
@@ -152,11 +154,11 @@ def _roll(call: Call, node: Node) -> bool:
 
 
 def _tables(e: StepEmitter, rope: Node) -> tuple[Var, ...]:
-    """cos and sin [batch, pairs] of the angles of the token of each row."""
+    """cos and sin [batch·seq, pairs] of the angles of the tokens."""
     positions, frequencies = rope.required("positions"), rope.required("frequencies")
     amplitude = rope.attrs["amplitude"]
     text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
-    text = f"(table[:, 0, 0] for table in {text})"
+    text = f"(table.flatten(0, 2) for table in {text})"
     given = e[positions], e[frequencies]
     return e.hoist_many((text, *given), text, *given, names=("cos", "sin"))
 

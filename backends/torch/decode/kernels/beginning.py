@@ -121,7 +121,7 @@ def with_angles(statements: Sequence[Statement]) -> list[Statement]:
     return [*ahead, *rest]
 
 
-ANGLES = "(table[:, 0, 0] for table in rotary"
+ANGLES = "(table.flatten(0, 2) for table in rotary"
 
 
 def _before(statements: Sequence[Statement], wanted: Sequence[object]) -> list[Statement]:

@@ -76,7 +76,7 @@ def widen(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> t
     """The numbers [out, in] that `weight` stands for, computed in fp32 and rounded to `dtype`. `kernel`: see
     `uses_torch`."""
     packed, scales, offsets = weight.parts
-    N, K = weight.shape
+    K = weight.width
     if uses_torch(kernel, refusal, weight, dtype):
         numbers = centred(packed, weight.bits, K).unflatten(1, (len(scales), -1)) * scales.T.float()[..., None]
         if offsets is not None:

@@ -121,14 +121,15 @@ class Mask:
 
 
 def write(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolling: bool, keep_first: int) -> None:
-    """Write one token per row, `new` [batch, heads, d], into its slot of `cache` [batch, heads, capacity, d], if there
-    is such a slot: what `own_slot` says."""
-    capacity, slot = cache.shape[2], positions.reshape(len(cache))
+    """Write tokens, `new` [batch·seq, heads, d], into their slots of `cache` [batch, heads, capacity, d], if there are
+    such slots: what `own_slot` says. Only the last of those in one slot stays."""
+    capacity, slot = cache.shape[2], positions.reshape(-1)
     if rolling:
         slot = torch.where(slot < keep_first, slot, keep_first + (slot - keep_first) % (capacity - keep_first))
     inside = (slot >= 0) & (slot < capacity)
     everywhere = not cache.is_cuda and bool(inside.all())  # a GPU is not waited for
-    row, slot, new = torch.arange(len(cache), device=cache.device), slot.clamp(0, capacity - 1), new.to(cache.dtype)
+    row = torch.arange(len(slot), device=cache.device) // (len(slot) // len(cache))
+    slot, new = slot.clamp(0, capacity - 1), new.to(cache.dtype)
     cache[row, :, slot] = new if everywhere else torch.where(inside[:, None, None], new, cache[row, :, slot])
 
 

@@ -75,13 +75,18 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
 
 class Stepper:
     """A function from ids and positions [batch, 1] and the cache to the logits [batch, 1, vocab]: `few`, if there is
-    one, of up to `most` texts, else `whole`."""
+    one, of up to `most` texts, else `whole`. Where it `reads` prompts, ids may be [batch, seq], and only the logits of
+    tokens `last` [batch] be asked for."""
 
     def __init__(self, whole: Callable[..., Tensor], few: Any = None, most: int = 0) -> None:
         self.whole, self.few, self.most = whole, few, most
 
-    def __call__(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        return (self.few if len(ids) <= self.most else self.whole)(ids, positions, cache)
+    def __call__(self, ids: Tensor, positions: Tensor, cache: Any, *last: Tensor | None) -> Tensor:
+        return (self.few if len(ids) <= self.most else self.whole)(ids, positions, cache, *last)
+
+    def reads(self, batch: int) -> bool:
+        """Return whether it takes several tokens of each of `batch` texts, if all go on from the same position."""
+        return batch <= self.most and getattr(self.few, "reads_prompts", False)
 
     def captured_once(self, batch: int) -> bool:
         """Return whether steps of `batch` texts launch the same however long the texts are."""

@@ -46,7 +46,7 @@ def test_rows_and_angles(
 
 def test_wrong_operands(device: torch.device) -> None:
     weight, ids = torch.zeros(4, 6, device=device), torch.zeros(2, 1, dtype=torch.int64, device=device)
-    with pytest.raises(ValueError, match=r"ids \[2, 1\] and positions \[1, 1\] are not one token for each row"):
+    with pytest.raises(ValueError, match=r"ids \[2, 1\] and positions \[1, 1\] are not both \[batch, seq\]"):
         embed_tokens(ids, weight, ids[:1])
     with pytest.raises(ValueError, match=r"table \[4, 5\] does not fit weight \[4, 6\]"):
         embed_tokens(ids, weight, ids, table=weight[:, 1:])

@@ -1,4 +1,4 @@
-"""Queries, keys and values of one token against float64: RoPE of both kinds, norms of heads, slots of every cache."""
+"""Queries, keys and values of new tokens against float64: RoPE of both kinds, norms of heads, slots of every cache."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 @dataclass(frozen=True)
 class Case:
-    """A projection and what follows it; `pairs` of each head are turned."""
+    """A projection and what follows it of `batch` tokens, `seq` to a text; `pairs` of each head are turned."""
 
     batch: int = 1
+    seq: int = 1
     inputs: int = 60
     heads: int = 2
     kv_heads: int = 1
@@ -43,9 +44,10 @@ class Case:
         rows, made = (self.heads + 2 * self.kv_heads) * self.head_dim, {"dtype": self.dtype, "device": device}
         x = draw(self.batch, self.inputs, seed=1, **made)
         weight = draw(rows, self.inputs, seed=2, **made, scale=self.inputs**-0.5)
-        shape = (self.batch, self.kv_heads, self.capacity, self.head_dim)
+        shape = (self.batch // self.seq, self.kv_heads, self.capacity, self.head_dim)
         caches = [draw(*shape, seed=seed, **made) for seed in (3, 4)]
-        positions = torch.tensor(self.positions, device=device)[:, None]
+        positions = torch.tensor(self.positions, device=device).view(-1, self.seq)
+        x = x.view(-1, self.seq, self.inputs) if self.seq > 1 else x
         bias = draw(rows, seed=5, **made) if self.biased else None
         angle = draw(self.batch, self.pairs, seed=6, dtype=torch.float64, device=device, scale=5.0)
         gains = [draw(self.head_dim, seed=seed, **made) for seed in (7, 8)]
@@ -80,6 +82,7 @@ class Case:
         """q, k and v [batch, heads, d] in float64, and a bound of the sums of the terms of any of them."""
         x, weight, _, _, _, bias = given
         normed, offset = norm64(x, options["norm"]), 0 if bias is None else bias.double()
+        normed = normed.view(self.batch, -1)
         projected = (normed @ weight.double().T + offset).view(self.batch, -1, self.head_dim)
         q, k, v = projected.split([self.heads, self.kv_heads, self.kv_heads], 1)
         size = ((normed.abs() + 1) @ weight.double().abs().T + abs(offset)).amax()
@@ -106,6 +109,26 @@ CASES = {
     "rows for tensor cores, heads normed": Case(
         batch=33, inputs=130, heads=3, head_dim=64, pairs=32, head_norm=True, biased=True, positions=(4,) * 33
     ),
+    "several tokens": Case(batch=6, seq=3, kv_heads=2, positions=(1, 2, 3, 0, 1, 2)),
+    "several tokens, heads normed": Case(
+        batch=8, seq=4, head_dim=16, pairs=8, head_norm=True, positions=(*range(4), *range(2, 6)), dtype=FP16
+    ),
+    "many tokens": Case(batch=72, seq=36, kv_heads=2, positions=(*range(36), *range(4, 40)), capacity=41),
+    "many tokens, heads normed": Case(
+        batch=70,
+        seq=70,
+        heads=4,
+        kv_heads=2,
+        head_dim=24,
+        pairs=5,
+        head_norm=True,
+        biased=True,
+        interleaved=True,
+        positions=tuple(range(9, 79)),
+        capacity=79,
+        dtype=FP32,
+    ),
+    "many tokens that roll": Case(batch=65, positions=tuple(range(65)), rolling=True, pairs=0),
     "rolling, no such slot": Case(batch=2, rolling=True, positions=(-1, 6), dtype=FP32),
 }
 
@@ -115,25 +138,29 @@ def test_agrees_with_float64(device: torch.device, case: Case) -> None:
     exact = FP32 if case.batch < gemv.DOT_ROWS else case.dtype  # tensor cores multiply rounded x ⊙ gain
     for compute, inner in ((norm_qkv, exact), (reference, case.dtype)):
         given, options = case.arguments(device)
-        assert (
-            refusal(*given[:4], given[5], **{n: options.get(n, NO_NORM) for n in ("norm", "q_norm", "k_norm")}) is None
-        )
+        norms = {n: options.get(n, NO_NORM) for n in ("norm", "q_norm", "k_norm")}
+        assert refusal(*given[:4], given[5], **norms) == (None if case.batch <= 64 else "not 1 to 64 rows")
         before = [cache.clone() for cache in given[2:4]]
         (q, *kv), size = case.exact(given, options)
         found = compute(*given, **options)
-        assert found.dtype == case.dtype
-        assert_near(found, q, size.expand_as(q), case.inputs, inner=inner)
+        assert found.dtype == case.dtype and found.shape == (*given[0].shape[:-1], case.heads, case.head_dim)
+        assert_near(found.flatten(0, -3), q, size.expand_as(q), case.inputs, inner=inner)
         for cache, old, new in zip(given[2:4], before, kv, strict=True):
-            written = torch.zeros(case.batch, case.capacity, dtype=torch.bool)
+            written = torch.zeros(case.batch // case.seq, case.capacity, dtype=torch.bool)
             for row, position in enumerate(case.positions):
                 if (slot := case.slot(position)) is not None:
-                    written[row, slot] = True
-                    assert_near(cache[row, :, slot], new[row], size.expand_as(new[row]), case.inputs, inner=inner)
+                    written[row // case.seq, slot] = True
+                    assert_near(
+                        cache[row // case.seq, :, slot], new[row], size.expand_as(new[row]), case.inputs, inner=inner
+                    )
             untouched = ~written[:, None, :, None].expand_as(cache).to(device)
             assert torch.equal(cache[untouched], old[untouched])
 
 
-FLOATS = ["llama", "heads normed", "partial, halves", "rolling, some stay", "no such slot", "rows for tensor cores"]
+FLOATS = [
+    *("llama", "heads normed", "partial, halves", "rolling, some stay", "no such slot", "rows for tensor cores"),
+    *("several tokens", "many tokens", "many tokens, heads normed"),
+]
 
 
 @pytest.mark.parametrize("name", FLOATS)
@@ -154,14 +181,13 @@ def test_caches_of_eight_bits(device: torch.device, name: str) -> None:
                 slot = case.slot(position)
                 if slot is None:
                     continue
-                made = cache[row, :, slot].view(torch.float8_e4m3fn).double() * scale[:, None]
+                made = cache[row // case.seq, :, slot].view(torch.float8_e4m3fn).double() * scale[:, None]
                 want = new[row].clamp(-largest, largest)
                 # Half a unit of the last of 3 bits, or of the smallest floats; and what the product was rounded by.
                 near = 0.02 * size if case.dtype == BF16 else 1e-3 * size
                 assert (abs(made - want) <= want.abs() / 16 + 2.0**-10 * scale[:, None] + near).all()
-            others = [
-                (r, s) for r in range(case.batch) for s in range(case.capacity) if s != case.slot(case.positions[r])
-            ]
+            written = {(row // case.seq, case.slot(position)) for row, position in enumerate(case.positions)}
+            others = {(r, s) for r in range(len(cache)) for s in range(case.capacity)} - written
             assert all((cache[r, :, s] == 7).all() for r, s in others)
 
 
@@ -222,8 +248,9 @@ def test_what_the_kernel_does_not_do_is_computed_with_torch(device: torch.device
     ("index", "wrong", "message"),
     [
         (2, torch.zeros(1, 1, 6, 6), r"weight \[32, 60\] does not fit caches \[1, 1, 6, 6\] and \[1, 1, 6, 8\]"),
-        (0, torch.zeros(2, 60), r"x \[2, 60\] and positions \[1, 1\] are not one token for each of the 1 rows"),
-        (4, torch.zeros(2, dtype=torch.int64), r"positions \[2\] are not one token for each of the 1 rows"),
+        (0, torch.zeros(2, 60), r"x \[2, 60\] and positions \[1, 1\] are not those of the same tokens"),
+        (4, torch.zeros(2, dtype=torch.int64), r"positions \[2\] are not those of the same tokens"),
+        (3, torch.zeros(1, 1, 6, 6), r"caches \[1, 1, 6, 8\] and \[1, 1, 6, 6\] .* differ"),
         (5, torch.zeros(31), r"bias \[31\] does not fit weight \[32, 60\]"),
     ],
 )
@@ -232,6 +259,17 @@ def test_what_does_not_fit_is_one_sentence(index: int, wrong: torch.Tensor, mess
     given[index] = wrong
     with pytest.raises(ValueError, match=message):
         norm_qkv(*given, **options)
+
+
+def test_tokens_that_do_not_fit_are_one_sentence() -> None:
+    given, options = Case(batch=3, positions=(0, 1, 2), dtype=FP32).arguments(torch.device("cpu"))
+    x, positions = given[0].view(1, 3, 60), given[4].view(1, 3)
+    caches = [torch.zeros(2, 1, 6, 8) for _ in range(2)]
+    with pytest.raises(ValueError, match="3 tokens are not the same number of tokens for each of the 2 rows"):
+        norm_qkv(x, given[1], *caches, positions, **options)
+    one = [cache[:1] for cache in caches]
+    with pytest.raises(ValueError, match="3 tokens are not one token, as rolling caches take them, for each of the 1"):
+        norm_qkv(x, given[1], *one, positions, **options | {"rolling": True})
 
 
 def test_angles_that_do_not_fit_are_one_sentence() -> None:

@@ -1,4 +1,4 @@
-"""What modules call of the kernels is an operator of torch, which compiled and exported models keep."""
+"""Operators of torch that modules call kernels by, which compiled and exported models keep."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from .shared import launch
-from .shared.attend import HOPPER, attend, base2, check_heads, mixed_in, scaled, shared_memory
-from .shared.launch import (
+from ..shared import launch
+from ..shared.attend import HOPPER, attend, base2, check_heads, mixed_in, scaled, shared_memory
+from ..shared.launch import (
     BF16,
     DTYPES,
     FP16,
@@ -34,7 +34,7 @@ from .shared.launch import (
     variant,
     wait,
 )
-from .shared.operands import gradient_refusal, power_of_2
+from ..shared.operands import gradient_refusal, power_of_2
 
 WIDEST = 256  # numbers of a key or value, of 2 bytes; half as many of 4
 MARGIN = 2048  # bytes of shared memory for all but tiles

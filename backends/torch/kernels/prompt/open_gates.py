@@ -1,0 +1,88 @@
+"""Gated units of many tokens, from their projections in one pass (GLU variants, arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ..shared import launch
+from ..shared.activation import check_activation, gated, open_gate
+from ..shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, variant, wait
+from ..shared.operands import gradient_refusal
+
+ROWS, COLUMNS = 4, 1024  # of a program
+
+
+@jit
+def open_gates_kernel(
+    both, y, M, N,
+    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid [blocks of ROWS tokens, blocks of COLUMNS numbers]."""
+    start_next(PDL)
+    wait(PDL)
+    m = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    there, at = (m < M) & (n < N), both + m * (2 * N) + n
+    gate = tl.load(at, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(at + N, mask=there, other=0.0).to(tl.float32)
+    tl.store(y + m * N + n, open_gate(gate, up, ACTIVATION, LIMIT, SHIFT), mask=there)
+
+
+def refusal(both: torch.Tensor) -> str | None:
+    """Say why there is no kernel for these, in a few words; None if there is."""
+    if reason := launch.refusal(both):
+        return reason
+    if both.dtype not in DTYPES:
+        return f"{both.dtype} is none of {', '.join(DTYPES.values())}"
+    if not both.is_contiguous() or both.numel() == 0:
+        return "the projections are not contiguous"
+    return gradient_refusal(both)
+
+
+def open_gates(
+    both: torch.Tensor,
+    *,
+    activation: str = "silu",
+    limit: float | None = None,
+    shift: float = 0.0,
+    kernel: bool | None = None,
+) -> torch.Tensor:
+    """act(gate) ⊙ (up + shift) of `both` [..., 2·hidden], all gates of a token first, then its ups → [..., hidden].
+
+    With `limit`, the gate is first capped at it, up clipped to ±limit. `kernel`: see `uses_torch`.
+
+    Raises:
+        ValueError: if the activation is unknown.
+    """
+    check_activation(activation)
+    if uses_torch(kernel, refusal, both):
+        gate, up = both.chunk(2, -1)
+        return gated(gate, up, activation, limit, shift)
+    N = both.shape[-1] // 2
+    y = both.new_empty(*both.shape[:-1], N)
+    M = y.numel() // N
+    open_gates_kernel[(triton.cdiv(M, ROWS), triton.cdiv(N, COLUMNS))](
+        both, y, M, N,
+        ACTIVATION=activation, LIMIT=limit, SHIFT=shift, ROWS=ROWS, COLUMNS=COLUMNS, **launch.options(both, 4, 1),
+    )  # fmt: skip
+    return y
+
+
+reference = partial(open_gates, kernel=False)
+
+
+def variants() -> list[Variant]:
+    """SwiGLU in each dtype, GEGLU, and a limited one."""
+    return [
+        variant(open_gates_kernel, dtype, {**forms, "ROWS": ROWS, "COLUMNS": COLUMNS}, "M", "N")
+        for dtype, activation, limit, shift in (
+            (BF16, "silu", None, 0.0),
+            (FP16, "gelu_tanh", None, 0.0),
+            (FP32, "silu", None, 0.0),
+            (BF16, "gelu_quick", 7.0, 1.0),
+        )
+        for forms in [{"ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}]
+    ]

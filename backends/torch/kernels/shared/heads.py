@@ -1,0 +1,80 @@
+"""Heads of queries, keys and values: their norms, and where they are stored."""
+
+from __future__ import annotations
+
+from .cached_keys import own_slot
+from .float8 import nearest
+from .launch import jit, tl
+from .rotary import element
+
+
+@jit
+def place(
+    k_cache, v_cache, positions, m, head, M, seq, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
+    ROLLING: tl.constexpr,
+):  # fmt: skip
+    """Return where rows m, `seq` to a text, of the head of keys or values numbered `head` stand in their cache, and
+    which have a slot."""
+    slot = own_slot(tl.load(positions + m, mask=m < M, other=-1), capacity, keep, ROLLING)
+    cache = k_cache
+    if head >= heads + kv_heads:
+        cache = v_cache
+    at = (
+        cache
+        + (m // seq).to(tl.int64) * stride_b
+        + ((head - heads) % kv_heads).to(tl.int64) * stride_h
+        + slot * stride_t
+    )
+    return at, (slot >= 0) & (slot < capacity)
+
+
+@jit
+def store_head(
+    a, b, c, s, q, k_cache, v_cache, k_scale, v_scale, positions, m, pair, head, M, seq, heads, kv_heads, capacity,
+    keep, stride_b, stride_h, stride_t,
+    HEAD_DIM: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, ROLLING: tl.constexpr,
+):  # fmt: skip
+    """Turn pairs (a, b) [BLOCK_M, pairs] by (c, s); store them as queries, or at their positions in a cache."""
+    there = (m < M) & (pair < HEAD_DIM // 2)
+    first, second = element(pair, 0, ROTARY, INTERLEAVED), element(pair, 1, ROTARY, INTERLEAVED)
+    if k_scale is None:
+        if head < heads:
+            at = q + (m * heads + head) * HEAD_DIM
+        else:
+            at, inside = place(
+                k_cache, v_cache, positions, m, head, M, seq, heads, kv_heads, capacity, keep, stride_b, stride_h,
+                stride_t, ROLLING,
+            )  # fmt: skip
+            there = there & inside
+        tl.store(at + first, a * c - b * s, mask=there)
+        tl.store(at + second, b * c + a * s, mask=there)
+    else:
+        if head < heads:
+            at = q + (m * heads + head) * HEAD_DIM
+            tl.store(at + first, a * c - b * s, mask=there)
+            tl.store(at + second, b * c + a * s, mask=there)
+        else:
+            to, inside = place(
+                k_cache, v_cache, positions, m, head, M, seq, heads, kv_heads, capacity, keep, stride_b, stride_h,
+                stride_t, ROLLING,
+            )  # fmt: skip
+            there = there & inside
+            scale = tl.load(k_scale + (head - heads) % kv_heads)
+            if head >= heads + kv_heads:
+                scale = tl.load(v_scale + (head - heads) % kv_heads)
+            tl.store(to + first, nearest((a * c - b * s) / scale), mask=there)
+            tl.store(to + second, nearest((b * c + a * s) / scale), mask=there)
+
+
+@jit
+def normed_pairs(a, b, first, second, pair, q_gain, k_gain, head, heads, eps, HEAD_DIM: tl.constexpr):
+    """All pairs (a, b) [rows, pairs] of a head divided by √(mean square + ε), times the gain of queries or keys."""
+    rstd = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]
+    a, b = a * rstd, b * rstd
+    if q_gain is not None:
+        gain = q_gain
+        if head >= heads:
+            gain = k_gain
+        a *= tl.load(gain + first, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
+        b *= tl.load(gain + second, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
+    return a, b

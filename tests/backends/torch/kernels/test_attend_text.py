@@ -1,0 +1,49 @@
+"""Attention of several tokens of each text to their caches, against one token after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from weft.backends.torch.kernels.decode_attention import decode_attention
+from weft.backends.torch.kernels.prompt.attend_text import attend_text
+
+from .oracles import draw
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scaled": {"scale": 0.3},
+    "window": {"window": 5},
+    "window that holds all": {"window": 40},
+    "window, some stay": {"window": 4, "keep_first": 2},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": torch.linspace(-1, 2, 4)},
+    "chunks": {"chunk": 6},
+    "every other": {"dilation": 2},
+    "ALiBi": {"slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625])},
+    "floats of 8 bits": {"k_scale": torch.tensor([0.01, 0.02]), "v_scale": torch.tensor([0.03, 0.01])},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("start", "seq"), [(0, 1), (0, 17), (9, 2), (7, 10)])
+def test_several_tokens_are_one_after_the_other(device: torch.device, name: str, start: int, seq: int) -> None:
+    how = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in CASES[name].items()}
+    q = draw(2, seq, 4, 16, seed=1, dtype=torch.float32, device=device)
+    k, v = (draw(2, 2, 20, 16, seed=seed, dtype=torch.float32, device=device) for seed in (2, 3))
+    if "k_scale" in how:
+        k, v = (t.clamp(-2, 2).mul(100).to(torch.float8_e4m3fn).view(torch.uint8) for t in (k, v))
+    positions = torch.arange(start, start + seq, device=device).expand(2, -1)
+    made = decode_attention(q, k, v, positions, start=start, **how)
+    assert made.shape == q.shape
+    for i in range(seq):
+        one = decode_attention(q[:, i], k, v, positions[:, i], **how, kernel=False)
+        torch.testing.assert_close(made[:, i], one, rtol=1e-4, atol=1e-5)
+
+
+def test_positions_that_are_not_there_are_one_sentence() -> None:
+    q, k = torch.zeros(1, 5, 2, 8), torch.zeros(1, 2, 12, 8)
+    with pytest.raises(ValueError, match="5 tokens from position 8 on are not in a cache of 12"):
+        attend_text(q, k, k, 8)

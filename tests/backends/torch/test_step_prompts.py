@@ -1,0 +1,99 @@
+"""Prompts that decode steps read, in pieces: every model of the zoo whose step does, against the module's one pass."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft import MLA, ALiBi, Attention, GatedMLP, LayerNorm, Mamba, MoE, RMSNorm, RoPE
+from weft.backends.torch.kernels.shared import launch
+from weft.backends.torch.package.module import build_module, build_step
+from weft.frontends.dsl import Decoder
+from weft.ir import Graph
+
+from ...e2e.random_models import strong
+from ...passes.zoo import ZOO
+from ...passes.zoo_variants import BIASED, HIDDEN, attends, decoder, feeds
+from .generated import assert_close, call, graph_of, module_of, tolerance
+from .test_step import reason
+
+CUTS = (0, 5, 6, 11, 12)
+MODELS: dict[str, Decoder] = {
+    "norms of q and k": attends(qk_norm=RMSNorm()),
+    "biases, layer norm": decoder(attends(**BIASED).block.attn, GatedMLP(HIDDEN, bias=True), norm=LayerNorm()),
+    "sinks, cap": attends(sinks=True, softcap=2.0),
+    "ALiBi": attends(rope=None, bias=ALiBi()),
+    "chunks": attends(pattern="chunked", stride=3),
+}
+
+
+def tokens(length: int = CUTS[-1]) -> Tensor:
+    return torch.randint(1, 9, (2, length), generator=torch.Generator().manual_seed(3))
+
+
+def in_pieces(graph: Graph, module: Any, ids: Tensor, cuts: tuple[int, ...]) -> Tensor:
+    """The logits [batch, seq, vocab] of all tokens, read by the step from cut to cut."""
+    step, made = build_step(graph, module), []
+    with torch.inference_mode():
+        cache = module.new_cache(len(ids), ids.shape[1])
+        for a, b in itertools.pairwise(cuts):
+            at = torch.arange(a, b).expand(len(ids), -1)
+            made.append(step(ids[:, a:b], at, cache))
+        cache.length = cuts[-2]
+        last = torch.tensor([0, b - a - 1])
+        chosen = step(ids[:, a:b], at, cache, last)
+    torch.testing.assert_close(chosen[:, 0], made[-1][torch.arange(2), last], rtol=1e-4, atol=1e-5)
+    return torch.cat(made, 1)
+
+
+def read(name: str) -> bool:
+    """Return whether the step of the model of the zoo reads prompts."""
+    return not reason(name) and hasattr(build_step(graph_of(name), module_of(name)), "reads_prompts")
+
+
+@pytest.mark.parametrize("name", [n for n in ZOO if not n.startswith("cached/")])
+def test_pieces_are_what_one_pass_gives(name: str) -> None:
+    if read(name):
+        (whole, *_) = call(module_of(name), {"input_ids": tokens()})
+        made = in_pieces(graph_of(name), module_of(name), tokens(), CUTS)
+        assert_close(made, whole.double().numpy(), tolerance(graph_of(name), torch.float32))
+
+
+def test_most_dense_models_read_prompts() -> None:
+    """So that the test above does not pass by having nothing to do."""
+    assert sum(read(name) for name in ZOO if not name.startswith("cached/")) > 50
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("cuts", [(0, 6, 8), (0, 70, 74)])
+def test_kernels_read_as_the_module_does(name: str, cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tokens by the kernels of steps, many by products and the kernels for prompts."""
+    monkeypatch.setattr(launch, "INTERPRETED", True)
+    graph = strong(replace(MODELS[name], layers=1).graph())
+    module, ids = build_module(graph).eval(), tokens(cuts[-1])
+    (whole, *_) = call(module, {"input_ids": ids})
+    made = in_pieces(graph, module, ids, cuts)
+    assert_close(made, whole.double().numpy(), tolerance(graph, torch.float32))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [attends(window=3), feeds(MoE(4, HIDDEN, 2)), decoder(Mamba(21, 5), None), decoder(MLA(3, 9, 5, 4, 7, RoPE()))],
+)
+def test_what_rolls_routes_or_keeps_states_takes_one_token(model: Decoder) -> None:
+    graph = strong(model.graph())
+    step: Any = build_step(graph, build_module(graph))
+    assert not hasattr(step, "reads_prompts")
+
+
+def test_processes_that_share_a_model_take_one_token() -> None:
+    """The buffers in which they sum up have a row for each text."""
+    graph = strong(decoder(Attention(6, 2)).graph())
+    module = build_module(graph)
+    assert hasattr(build_step(graph, module), "reads_prompts")
+    assert not hasattr(build_step(graph, build_module(graph), processes=2), "reads_prompts")
