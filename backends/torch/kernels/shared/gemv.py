@@ -105,7 +105,7 @@ def tile(
     """
     vector = 16 // dtype.itemsize
     if isinstance(weight, Codes):
-        return coded(batch, outputs, inputs, weight.bits, weight.group)
+        return coded(batch, outputs, inputs, weight.bits, weight.group, dtype.itemsize)
     if batch >= DOT_ROWS:
         return _dots(power_of_2(batch, 8), outputs, inputs, dtype.itemsize)
     warps = next(w for w in (4, 2, 1) if w == 1 or -inputs % (32 * vector * w) <= inputs // 8)
@@ -128,18 +128,25 @@ def _dots(batch: int, outputs: int, inputs: int, size: int) -> Tile:
     return Tile(batch, rows, columns, 16 // size, rows // 16, stages)
 
 
-def coded(batch: int, outputs: int, inputs: int, bits: int, group: int) -> Tile:
-    """The tile for W in codes: 32 rows of it to a warp, two warps or one, as leave every multiprocessor a block, but
-    four of many rows of x, which all of them read; two chunks at a time, or one where two do not divide the columns, or
-    registers would not hold what groups need."""
+def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: int = 2) -> Tile:
+    """The tile for W in codes and x in numbers of `size` bytes: 32 rows of W to a warp, two warps or one, as leave
+    every multiprocessor a block, but four of many rows of x, which all of them read; two chunks at a time, or one where
+    two do not divide the columns, or registers would not hold what groups need.
+
+    Of 16 rows of x, or 32, a warp takes 64 of W where there are so many, as far as registers hold that: x and its norm
+    are then prepared half as often.
+    """
     many = group < 64 and bits == 4  # scales, whose registers one row alone would not leave
     batch, one = 1 if batch == 1 and not many else power_of_2(batch, 8), chunk(bits)
     wide = batch >= 32 or (batch == 16 and outputs // 128 >= PROCESSORS)
     rows = 128 if wide else 64 if batch == 16 or outputs // 64 >= PROCESSORS else 32
-    step = one if batch == 64 or many or inputs % (2 * one) else 2 * one
+    held = batch == 16 or (batch == 32 and bits == 4 and size == 2)
+    double = held and not many and outputs // 256 >= PROCESSORS * 3 // 4
+    rows = 256 if double else rows
+    step = one if batch == 64 or many or double or inputs % (2 * one) else 2 * one
     group = group if group % TILE == 0 else -(-group // step) * step  # of all columns, which may be any number
     stages = staged(rows * step * bits // 8, batch * step * 2, outputs // rows)
-    return Tile(batch, rows, step, 1, rows // 32, stages, bits, group, inputs % step == 0)
+    return Tile(batch, rows, step, 1, rows // (64 if double else 32), stages, bits, group, inputs % step == 0)
 
 
 def staged(weights: int, others: int, blocks: int) -> int:

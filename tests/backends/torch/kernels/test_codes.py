@@ -83,6 +83,16 @@ def test_few_rows(
         assert_close(computed(*given), want, terms=width)
 
 
+@pytest.mark.parametrize(("rows", "bits", "group", "dtype"), [(9, 8, 96, DTYPES[2]), (17, 4, 128, DTYPES[0])])
+def test_blocks_of_many_weights(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, rows: int, bits: int, group: int, dtype: torch.dtype
+) -> None:
+    """A device of few processors takes 256 weights to a block at once, as large devices do of many outputs."""
+    monkeypatch.setattr(gemv, "PROCESSORS", 1)
+    assert gemv.coded(rows, 300, 384, bits, group, dtype.itemsize).rows == 256
+    test_few_rows(device, rows, 300, 384, bits, group, dtype, True)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (4, None), (8, 32), (8, None)])
 @pytest.mark.parametrize("offsets", [False, True])
