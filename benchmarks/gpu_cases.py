@@ -67,6 +67,7 @@ def cases(large: bool) -> Iterator[Case]:
     for name, shape in {"8b": LLAMA_8B, "1b": LLAMA_1B}.items() if large else [("tiny", TINY)]:
         yield from _products(name, shape)
     yield from _attention(large)
+    yield from _several(large)
     yield from _window(large)
     yield from _latent(large)
     yield from _quantized(large)
@@ -127,6 +128,16 @@ def _attention(large: bool) -> Iterator[Case]:
         sweep = {"splits": (2, 4, 8, 16, 24, 32, 48, 64, 96, 128), "decode_attention.STAGE": (18432, 36864, 73728)}
         yield Case("decode_attention", name, draw, size, rivals=("sdpa", "sdpa_flash", "flex"), sweep=sweep)
         yield Case("decode_attention", f"{name}_fp8", partial(draw, floats=True), size // 2, sweep=sweep)
+
+
+def _several(large: bool) -> Iterator[Case]:
+    """Five tokens of Llama-3.1-8B at once, as speculative decoding verifies them."""
+    shape = LLAMA_8B if large else TINY
+    for length in (1024, 32_768) if large else (64,):
+        sizes = {"heads": shape.heads, "kv_heads": shape.kv_heads, "d": shape.head_dim, "length": length}
+        draw = partial(inputs.several_tokens, batch=1, seq=5, **sizes)
+        size = 2 * BF16 * length * shape.kv_heads * shape.head_dim
+        yield Case("decode_attention", f"8b_{length}_5_tokens", draw, size, rivals=("compiled",))
 
 
 def _window(large: bool) -> Iterator[Case]:

@@ -194,6 +194,16 @@ def decode_attention(
     return Inputs((draw.normal(batch, heads, d), k, v, draw.positions(batch, length - 1)), mask, own)
 
 
+def several_tokens(
+    draw: Draw, batch: int, seq: int, heads: int, kv_heads: int, d: int, length: int, floats: bool = False
+) -> Inputs:
+    """The last `seq` of `length` tokens at once, as speculative decoding verifies them: q [batch, seq, heads, d]."""
+    given = decode_attention(draw, batch, heads, kv_heads, d, length, floats=floats)
+    positions = torch.arange(length - seq, length, device=draw.device).repeat(batch, 1)
+    q, own = draw.normal(batch, seq, heads, d), {"tickets": draw.tickets(batch * heads), "splits": None}
+    return Inputs((q, *given.args[1:3], positions), given.keywords | {"start": length - seq}, own)
+
+
 def window_attention(
     draw: Draw, batch: int, heads: int, kv_heads: int, d: int, seq: int, window: int, **mask: Any
 ) -> Inputs:

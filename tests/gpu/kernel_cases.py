@@ -103,6 +103,20 @@ CASES = {
         (0, 1, 2, 3),
         roundings=2,
     ),
+    "decode_attention of several tokens": Odd(
+        "decode_attention",
+        _odd(inputs.several_tokens, batch=2, seq=5, heads=6, kv_heads=2, d=40, length=150),
+        150,
+        (0, 1, 2, 3),
+        roundings=2,
+    ),
+    "decode_attention of several tokens, fp8": Odd(
+        "decode_attention",
+        _odd(inputs.several_tokens, batch=1, seq=3, heads=4, kv_heads=1, d=64, length=300, floats=True),
+        300,
+        (0, 1, 2, 3),
+        roundings=2,
+    ),
     "window_attention": Odd(
         "window_attention",
         _odd(inputs.window_attention, batch=1, heads=4, kv_heads=2, d=24, seq=70, window=19, keep_first=3),

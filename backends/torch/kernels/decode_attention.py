@@ -29,6 +29,7 @@ from .shared.split_keys import finish, per_split
 
 HEADS = 64  # query heads that a program takes at most
 WIDEST = 1536  # numbers of a key and its value, padded: what shared memory holds
+MOST_QUERIES = 16  # tokens of a row that the kernel takes at once, as in speculative decoding
 STAGE = 36 * 1024  # bytes of keys and values per stage: three programs fit on a multiprocessor, two stages each
 
 
@@ -37,28 +38,29 @@ def decode_kernel(
     q, k, v, k_scale, v_scale, positions, sinks, slopes, out, partial, state, tickets,
     k_batch, k_head, k_slot, v_batch, v_head, v_slot, capacity, scale,
     D: tl.constexpr, D_PADDED: tl.constexpr, DV: tl.constexpr, DV_PADDED: tl.constexpr,
-    GROUP: tl.constexpr, TAKEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    GROUP: tl.constexpr, TAKEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr,
     WINDOW: tl.constexpr, KEEP: tl.constexpr, RING: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr,
     SOFTCAP: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr,
     INSIDE: tl.constexpr, PDL: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
     """Grid [splits, kv_heads · blocks of heads, batch]: TAKEN of the GROUP query heads of a KV head, KEYS keys at a
-    time."""
+    time. Of several QUERIES, one behind the other, all heads of the first come before those of the next."""
     split, splits, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
     kv_head, block = tl.program_id(1) // BLOCKS, tl.program_id(1) % BLOCKS
     k += batch.to(tl.int64) * k_batch + kv_head.to(tl.int64) * k_head
     v += batch.to(tl.int64) * v_batch + kv_head.to(tl.int64) * v_head
     n = tl.arange(0, KEYS)
+    newest = positions + batch * QUERIES + (QUERIES - 1)
     if PDL:
         start_next(PDL)
-        kept, first, keys = visible_range(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP, CHUNK, STEP)
+        kept, first, keys = visible_range(tl.load(newest, cache_modifier=".cg"), WINDOW, KEEP, CHUNK, STEP)
         at, slot = slots(split * per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING, STEP)
         prefetch(k, slot, k_slot, capacity, D, D_PADDED)
         prefetch(v, slot, v_slot, capacity, DV, DV_PADDED)
         wait(PDL)
 
-    position = tl.load(positions + batch, cache_modifier=".cg")
+    position = tl.load(newest, cache_modifier=".cg")
     kept, first, keys = visible_range(position, WINDOW, KEEP, CHUNK, STEP)
     share = per_split(keys, splits, KEYS)
     used = tl.maximum(tl.cdiv(keys, share), 1)
@@ -68,8 +70,13 @@ def decode_kernel(
     r, d, dv = tl.arange(0, ROWS), tl.arange(0, D_PADDED), tl.arange(0, DV_PADDED)
     real = (r < TAKEN) & (block * TAKEN + r < GROUP)
     head = kv_head * GROUP + block * TAKEN + r
-    first_row = batch * (tl.num_programs(1) // BLOCKS * GROUP)
-    query = tl.load(q + (first_row + head)[:, None] * D + d[None, :], real[:, None] & (d < D)[None, :], other=0.0)
+    row = batch * (tl.num_programs(1) // BLOCKS * GROUP) + head
+    if QUERIES > 1:
+        HEADS: tl.constexpr = GROUP // QUERIES  # of a KV head and query
+        number = (block * TAKEN + r) // HEADS  # of the query
+        head = kv_head * HEADS + (block * TAKEN + r) % HEADS
+        row = (batch * QUERIES + number) * (tl.num_programs(1) // BLOCKS * HEADS) + head
+    query = tl.load(q + row[:, None] * D + d[None, :], real[:, None] & (d < D)[None, :], other=0.0)
     m = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DV_PADDED], tl.float32)
@@ -88,16 +95,20 @@ def decode_kernel(
     for start in tl.range(split * share, end, KEYS):
         i = start + n
         at, slot = slots(i, kept, first, KEEP, RING, STEP)
-        row = slot.to(tl.int64)[:, None]
-        key = tl.load(k + row * k_slot + d[None, :], (i < end)[:, None] & (d < D)[None, :], other=0.0)
-        value = tl.load(v + row * v_slot + dv[None, :], (i < end)[:, None] & (dv < DV)[None, :], other=0.0)
+        held = slot.to(tl.int64)[:, None]
+        key = tl.load(k + held * k_slot + d[None, :], (i < end)[:, None] & (d < D)[None, :], other=0.0)
+        value = tl.load(v + held * v_slot + dv[None, :], (i < end)[:, None] & (dv < DV)[None, :], other=0.0)
         if k_scale is not None:
             key, value = widened(key, query.dtype), widened(value, query.dtype)
         if INTERP:
             key, value = key.to(tl.float32), value.to(tl.float32)
         score = scaled(tl.dot(query, tl.trans(key), input_precision="tf32x3"), scale, SOFTCAP)
+        distance = (at - position)[None, :]
+        if QUERIES > 1:
+            distance += (QUERIES - 1 - number)[:, None]
+            score = tl.where(distance <= 0, score, -float("inf"))
         if slopes is not None:
-            score += slope[:, None] * (at - position).to(tl.float32)[None, :]
+            score += slope[:, None] * distance.to(tl.float32)
         score = tl.where((i < end)[None, :], score, -float("inf"))
         m, total, acc = mixed_in(m, total, acc, score, value)
 
@@ -146,11 +157,11 @@ def decode_attention(
     q [batch, heads, d] or [batch, 1, heads, d], k [batch, kv_heads, capacity, d], v [batch, kv_heads, capacity, dv],
     positions i64 [batch] or [batch, 1] of the new tokens, below capacity unless `rolling` (below 0: a row without keys,
     which comes out as 0) → like q. Several tokens in a row, q [batch, seq, heads, d], are those of positions from
-    `start` on, and `attend_text` computes this. `scale` is 1/√d by default. Of a window the last `window` keys are
-    seen, and the first `keep_first`; of a `chunk` those of the same run of so many positions; with `dilation` those
-    that are a multiple of it behind. A `rolling` cache holds position p in slot p modulo its capacity, or behind its
-    first `keep_first` slots, which stay; one smaller than the window shows what it holds. `softcap` bounds scores;
-    `sinks` [heads] add a key of that score with value 0; `slopes` [heads] are ALiBi's.
+    `start` on; the kernel takes up to 16 where all keys are seen, and `attend_text` others. `scale` is 1/√d by default.
+    Of a window the last `window` keys are seen, and the first `keep_first`; of a `chunk` those of the same run of so
+    many positions; with `dilation` those that are a multiple of it behind. A `rolling` cache holds position p in slot p
+    modulo its capacity, or behind its first `keep_first` slots, which stay; one smaller than the window shows what it
+    holds. `softcap` bounds scores; `sinks` [heads] add a key of that score with value 0; `slopes` [heads] are ALiBi's.
     With `k_scale` and `v_scale` f32 [kv_heads] k and v are bytes, u8, of floats of 8 bits (e4m3), which stand for
     scale · float. `tickets`: see `tickets.counters`, batch · heads are enough.
     `splits` of the keys are chosen by default. For inference: gradients come from torch. `kernel`: see `uses_torch`.
@@ -160,12 +171,15 @@ def decode_attention(
     """
     if q.ndim == 4:
         score: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "slopes": slopes}
-        score |= {"k_scale": k_scale, "v_scale": v_scale, "kernel": kernel}
+        score |= {"k_scale": k_scale, "v_scale": v_scale}
         seen: dict[str, Any] = {"window": window, "keep_first": keep_first, "chunk": chunk, "dilation": dilation}
         if q.shape[1] > 1:
-            return attend_text(q, k, v, start, **seen, **score)
+            if uses_torch(kernel, _several_refusal, q, k, v, sinks, slopes, rolling=rolling, **seen):
+                return attend_text(q, k, v, start, **seen, **score, kernel=kernel)
+            check_scales(k, v, k_scale, v_scale)
+            return _launched(q, k, v, positions, Mask(k.shape[2]), 1, 0, splits, tickets, **score)
         seen |= {"rolling": rolling, "tickets": tickets, "splits": splits}
-        return decode_attention(q[:, 0], k, v, positions, **seen, **score)[:, None]
+        return decode_attention(q[:, 0], k, v, positions, **seen, **score, kernel=kernel)[:, None]
     coded = k_scale is not None and v_scale is not None
     check_scales(k, v, k_scale, v_scale)
     check_heads(q, k, v, 3, "[batch, heads, d] and its caches", coded)
@@ -174,8 +188,7 @@ def decode_attention(
         raise ValueError(
             f"the numbers of a key must lie one behind the other, not in strides {k.stride()}, {v.stride()}"
         )
-    batch, heads, d = q.shape
-    kv_heads, capacity, dv = *k.shape[1:3], v.shape[3]
+    d, dv, capacity = q.shape[2], v.shape[3], k.shape[2]
     mask = Mask(capacity, window, keep_first, rolling, chunk, dilation)
     if uses_torch(
         kernel,
@@ -193,20 +206,70 @@ def decode_attention(
             k, v = from_bytes(k, k_scale, asked.dtype), from_bytes(v, v_scale, asked.dtype)
         y = attend(asked[:, :, None], k, v, there[:, None, None], scale, softcap=softcap, sinks=sinks, bias=bias)
         return y[:, :, 0].to(q.dtype)
-    shape = _shape(d, dv, heads // kv_heads, q.element_size())
-    if coded:
+    how: dict[str, Any] = {"sinks": sinks, "slopes": slopes, "k_scale": k_scale, "v_scale": v_scale}
+    how |= {"scale": scale, "softcap": softcap}
+    return _launched(q[:, None], k, v, positions, mask, dilation, chunk or 0, splits, tickets, **how)[:, 0]
+
+
+def _several_refusal(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *others: torch.Tensor | None,
+    window: int | None,
+    keep_first: int,
+    chunk: int | None,
+    dilation: int,
+    rolling: bool,
+) -> str | None:
+    """Say why the kernel does not take several tokens q [batch, seq, heads, d]; None if it does."""
+    if q.shape[1] > MOST_QUERIES:
+        return f"more than {MOST_QUERIES} tokens are a prompt"
+    if (window is not None and window < k.shape[2]) or chunk is not None or dilation > 1 or rolling:
+        return "not all keys are seen"
+    coded = k.dtype == torch.uint8
+    reason = launch.refusal(q, coded) or refusal(q.shape[3], v.shape[3], q.dtype) or gradient_refusal(q, k, v, *others)
+    return reason or ("caches are of another dtype" if not coded and not q.dtype == k.dtype == v.dtype else None)
+
+
+def _launched(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    mask: Mask,
+    dilation: int,
+    chunk: int,
+    splits: int | None,
+    tickets: torch.Tensor | None,
+    *,
+    scale: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+) -> torch.Tensor:
+    """The kernel's output [batch, seq, heads, dv] for q [batch, seq, heads, d]."""
+    (batch, queries, heads, d), kv_heads, dv = q.shape, k.shape[1], v.shape[3]
+    shape = _shape(d, dv, queries * heads // kv_heads, q.element_size())
+    if k_scale is not None:
         k, v = k.view(FLOAT8), v.view(FLOAT8)
-    return split_keys.launch(
+    made = split_keys.launch(
         decode_kernel,
         (q.contiguous(), k, v, k_scale, v_scale, positions.contiguous(), sinks, slopes),
-        (*k.stride()[:3], *v.stride()[:3], capacity, 1 / math.sqrt(d) if scale is None else scale),
-        {**shape, **mask.constants, "CHUNK": chunk or 0, "STEP": dilation, "SOFTCAP": softcap or 0.0},
-        out=q.new_empty(batch, heads, dv),
+        (*k.stride()[:3], *v.stride()[:3], k.shape[2], 1 / math.sqrt(d) if scale is None else scale),
+        {
+            **{**shape, **mask.constants, "QUERIES": queries},
+            **{"CHUNK": chunk, "STEP": dilation, "SOFTCAP": softcap or 0.0},
+        },
+        out=q.new_empty(batch, queries * heads, dv),
         groups=kv_heads * -(-shape["GROUP"] // shape["TAKEN"]),
         most=-(-mask.reach // shape["KEYS"]),
         splits=splits,
         tickets=tickets,
     )
+    return made.view(batch, kv_heads, queries, -1, dv).transpose(1, 2).reshape(batch, queries, heads, dv)
 
 
 reference = partial(decode_attention, kernel=False)
@@ -241,12 +304,14 @@ def variants() -> list[Variant]:
             for dtype, d, group in ((BF16, 128, 4), (BF16, 64, 8), (FP16, 256, 2))
         ),
         _variant(FP32, 128, 128, 4, ("k_scale",)),
+        _variant(BF16, 128, 128, 20, QUERIES=5),
+        _variant(BF16, 128, 128, 64, ("k_scale",), QUERIES=16),
     ]
     return [*found, _variant(BF16, 128, 128, 1, ("slopes",))]
 
 
 def _variant(dtype: torch.dtype, d: int, dv: int, group: int, biases: tuple[str, ...] = (), **mask: float) -> Variant:
-    unmasked = {"WINDOW": 0, "KEEP": 0, "RING": 0, "CHUNK": 0, "STEP": 1, "SOFTCAP": 0.0, "INSIDE": True}
+    unmasked = {"QUERIES": 1, "WINDOW": 0, "KEEP": 0, "RING": 0, "CHUNK": 0, "STEP": 1, "SOFTCAP": 0.0, "INSIDE": True}
     strides = "k_batch k_head k_slot v_batch v_head v_slot"
     absent = " ".join(name for name in ("sinks", "slopes") if name not in biases)
     types = {"k_scale": "*fp32", "v_scale": "*fp32", "k": "*fp8e4nv", "v": "*fp8e4nv"}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -59,9 +62,18 @@ def one_layer(name: str) -> Graph:
 
 
 @pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels run on the CPU, and nothing in their place."""
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels run on the CPU, and nothing in their place, in modules that no other test sees."""
     monkeypatch.setattr(launch, "INTERPRETED", True)
+    others = generated()
+    yield
+    generated()
+    sys.modules.update(others)
+
+
+def generated() -> dict[str, ModuleType]:
+    """Take all modules of generated text from those that are imported."""
+    return {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith("weft_generated_")}
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is published for Linux alone")

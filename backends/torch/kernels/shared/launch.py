@@ -7,6 +7,7 @@ that is not on a CUDA device means Triton's interpreter: `INTERP=not x.is_cuda`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -121,12 +122,18 @@ def operator(like: Callable[Operands, Result]) -> Callable[[Callable[Operands, R
 
     torch.compile and torch.export cannot look into kernels, and keep the call of an operator as it stands. It is called
     only while they look on: anywhere else it would cost microseconds. `like` gives a result of the same form, of
-    operands that have no numbers.
+    operands that have no numbers. Where a process imports this package several times, as that of several models, its
+    operators are those of the first: torch would pull them from under what has been compiled.
     """
 
     def of(launch: Callable[Operands, Result]) -> Callable[Operands, Result]:
-        whole = torch.library.custom_op(f"weft::{launch.__name__}", launch, mutates_args=())
-        whole.register_fake(like)
+        name, schema = launch.__name__, torch.library.infer_schema(launch, mutates_args=())
+        known = torch.ops.weft
+        if hasattr(known, name) and str(getattr(known, name).default._schema) != f"weft::{name}{schema}":
+            name = f"{name}_{hashlib.sha256(schema.encode()).hexdigest()[:8]}"  # of another version of weft
+        if not hasattr(known, name):
+            torch.library.custom_op(f"weft::{name}", launch, mutates_args=()).register_fake(like)
+        whole = getattr(known, name).default
 
         @wraps(launch)
         def call(*operands: Operands.args, **more: Operands.kwargs) -> Result:

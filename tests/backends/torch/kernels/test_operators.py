@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from weft.backends.torch import kernels
+from weft.backends.torch.kernels.prompt.widen import widened_codes
+from weft.backends.torch.kernels.shared.launch import operator
 from weft.backends.torch.snippets.quantized import QuantizedLinear, block_linear
 from weft.backends.torch.snippets.windows import Seen, attend
 
@@ -109,6 +115,39 @@ def test_exported_models_call_kernels(name: str, device: torch.device) -> None:
     for n in (5, 70, 64):
         inputs = [x.to(device) for x in given(n)]
         torch.testing.assert_close(run(*inputs), net(*inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_models_of_several_folders_share_operators(device: torch.device) -> None:
+    """Each folder has kernels of its own, and what one has compiled lives on when another is opened."""
+    codes = torch.zeros(4, 64, device=device).to(torch.float8_e4m3fn)
+    given = (codes, torch.ones(1, 4, device=device), None, 8, 64, torch.float32)
+    torch.compiler.reset()
+    compiled = torch.compile(widened_codes, backend="aot_eager", fullgraph=True)
+    first = compiled(*given)
+    folder = Path(kernels.__path__[0])
+    spec = importlib.util.spec_from_file_location("copied", folder / "__init__.py")
+    assert spec is not None
+    sys.modules["copied"] = importlib.util.module_from_spec(spec)
+    copy = importlib.import_module("copied.prompt.widen")
+    try:
+        assert copy.widened_codes is not widened_codes
+        torch.compiler.reset()
+        for function in (compiled, torch.compile(copy.widened_codes, backend="aot_eager", fullgraph=True)):
+            assert torch.equal(function(*given), first)
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "copied"]:
+            del sys.modules[name]
+
+
+def test_operators_of_another_version_stand_beside() -> None:
+    def widened_codes(x: Tensor) -> Tensor:
+        return x + 1
+
+    other = operator(torch.empty_like)(widened_codes)
+    torch.compiler.reset()
+    x = torch.ones(3)
+    assert torch.equal(torch.compile(other, backend="eager", fullgraph=True)(x), x + 1)
+    assert str(torch.ops.weft.widened_codes.default._schema).startswith("weft::widened_codes(Tensor packed")
 
 
 @pytest.mark.parametrize("name", CASES)
