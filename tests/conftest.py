@@ -59,6 +59,24 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Sessions of ONNX Runtime that tests open themselves have one thread, as weft's have by OMP_NUM_THREADS: idle
+    ones spin for a while, and would take the time of other tests."""
+    import onnxruntime as ort
+
+    real = ort.InferenceSession.__init__
+
+    def begin(self: Any, model: Any, sess_options: Any = None, *more: Any, **options: Any) -> None:
+        chosen = sess_options or ort.SessionOptions()
+        chosen.intra_op_num_threads = chosen.intra_op_num_threads or 1
+        real(self, model, chosen, *more, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ort.InferenceSession, "__init__", begin)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _no_network() -> Iterator[None]:
     """A test that opens a connection to another machine fails."""
 

@@ -68,7 +68,7 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
     type=click.IntRange(1),
     help="Hold this many experts of each mixture on the device, the others on the host (with target torch).",
 )
-@click.option("--threads", type=click.IntRange(1), help="CPU threads; default: one a core.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads; default: OMP_NUM_THREADS, or one a core.")
 @click.option("--trust", is_flag=True, help="Run the Python of a folder compiled for PyTorch.")
 @click.option("--check", is_flag=True, help="First compare the files of a compiled folder with their checksums.")
 @adapter_option

@@ -104,7 +104,8 @@ def open_session(
     "auto" takes CUDA where ONNX Runtime offers it and the model was not compiled for the CPU, and says so in the log
     when CUDA is there but unusable; a model compiled for CUDA runs on the CPU only when "cpu" is asked for. A model of
     standard operators runs on either.
-    `threads` bounds the CPU threads of one operator; the default is ONNX Runtime's, one a physical core. `graphs` asks
+    `threads` bounds the CPU threads of one operator; the default is OMP_NUM_THREADS, as of PyTorch, or where that is
+    not set ONNX Runtime's, one a physical core. `graphs` asks
     for CUDA graphs, where the model allows them: then every run must say which graph it is, -1 for none. On CUDA it
     runs on `stream`, if one of PyTorch is given.
 
@@ -220,13 +221,18 @@ def host_ops(session: Any) -> list[str]:
     return sorted({node.op_type for part in on_cpu for node in part.get_nodes()} - _HOST_OPS)
 
 
+def usual_threads() -> int:
+    """Return the number of threads that the environment asks for by OMP_NUM_THREADS; 0: it does not."""
+    found = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(found) if found.isdecimal() and int(found) <= 8 * (os.cpu_count() or 1) else 0
+
+
 def _create(ort: Any, model: Path, providers: list[Any], threads: int | None) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 3
     # `host_ops` reads the assignment.
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    if threads is not None:
-        options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or usual_threads()
     with failures(str(model), "ONNX Runtime cannot open it"):
         try:
             # With the fallback an error on CUDA would open the model on the CPU instead.

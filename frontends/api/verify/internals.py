@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.backends.runtime.ort.session import Session, failures, onnxruntime
+from weft.backends.runtime.ort.session import Session, failures, onnxruntime, usual_threads
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
 
@@ -137,7 +137,7 @@ class Internals:
             extended.graph.output.append(helper.make_tensor_value_info(_watched(i), TensorProto.FLOAT, None))
         ort = onnxruntime()
         options = ort.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level, options.intra_op_num_threads = 3, usual_threads()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.folder))
         providers = self.session.ort.get_providers()
         return ort.InferenceSession(extended.SerializeToString(), options, providers=providers)
