@@ -36,9 +36,18 @@ def networks(draw: st.DrawFn) -> Network:
 
 @settings(derandomize=True, max_examples=300, deadline=None)
 @given(networks())
-def test_nothing_overlaps(network: Network) -> None:
-    """But for lines that pass rows: in one column, two may share the gap between rows."""
+def test_any_graph_is_drawn_and_told(network: Network) -> None:
+    """One test, as networks take longer to draw than to check."""
     root = scene(network)
+    nothing_overlaps(root)
+    for shape in root.all():
+        for told in untold(shape):
+            pytest.fail(told)
+        what_leaves_is_told(network, shape)
+
+
+def nothing_overlaps(root: Shape) -> None:
+    """Check this, but for lines that pass rows: in one column, two may share the gap between rows."""
     every = {s.key for s in root.all() if s.arrangement is not None}
     rows = {s.key for s in root.all() if s.arrangement is not None and in_rows(s.arrangement.box)}
     for opened in ({root.key}, every, every | {s.key + ALL for s in root.all() if s.part.count > 1}):
@@ -49,14 +58,6 @@ def test_nothing_overlaps(network: Network) -> None:
 def in_rows(box: Box) -> bool:
     """Check that some parts are arranged in rows, where columns and branches do not suffice."""
     return isinstance(box, Rows) or (isinstance(box, (Column, Branches)) and any(map(in_rows, box.boxes)))
-
-
-@settings(derandomize=True, max_examples=300, deadline=None)
-@given(networks())
-def test_what_is_read_is_told(network: Network) -> None:
-    for shape in scene(network).all():
-        for told in untold(shape):
-            pytest.fail(told)
 
 
 def untold(shape: Shape) -> list[str]:
@@ -75,38 +76,28 @@ def untold(shape: Shape) -> list[str]:
     return missing
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
-@given(networks())
-def test_what_leaves_is_told(network: Network) -> None:
-    """Values read outside a part leave it by a line, or the part inside that makes them has a note."""
-    readers = {x: v.name for v in network.vertices for x in v.reads}
-    for shape in scene(network).all():
-        around = shape.arrangement
-        if around is None or not shape.part.path or shape.part.count > 1:
-            continue
-        inside = {v.name for v in shape.part.all_vertices()}
-        wanted = {x for v in network.vertices if v.name not in inside for x in v.reads}
-        wanted |= {value for value, _ in network.outputs.values()}
-        out = {x for line in around.lines if line.target == END for x in line.values}
-        out |= {x for values in around.gives.values() for x in values}
-        made = {x for v in shape.part.all_vertices() for x in v.makes}
-        assert made & wanted == out, (shape.key, readers)
+def what_leaves_is_told(network: Network, shape: Shape) -> None:
+    """Check that values read outside a part leave it by a line, or that the part inside that makes them has a note."""
+    around = shape.arrangement
+    if around is None or not shape.part.path or shape.part.count > 1:
+        return
+    inside = {v.name for v in shape.part.all_vertices()}
+    wanted = {x for v in network.vertices if v.name not in inside for x in v.reads}
+    wanted |= {value for value, _ in network.outputs.values()}
+    out = {x for line in around.lines if line.target == END for x in line.values}
+    out |= {x for values in around.gives.values() for x in values}
+    made = {x for v in shape.part.all_vertices() for x in v.makes}
+    assert made & wanted == out, (shape.key, {x: v.name for v in network.vertices for x in v.reads})
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(networks())
-def test_every_operation_is_in_the_picture_once(network: Network) -> None:
-    def names(shape: Shape) -> list[str]:
-        return [v.name for v in shape.part.all_vertices() if v.op not in ("input", "output")]
-
-    assert sorted(names(scene(network))) == sorted(v.name for v in network.vertices)
-
-
-@settings(derandomize=True, max_examples=100, deadline=None)
-@given(networks())
-def test_twice_the_same(network: Network) -> None:
+def test_twice_the_same_picture_with_every_operation_once(network: Network) -> None:
     def points(root: Shape) -> list[object]:
         every = {s.key for s in root.all() if s.arrangement is not None}
         return [(p.shape.key, p.x, p.y, [w.points for w in p.wires]) for p in layout(root, every).all()]
 
-    assert points(scene(network)) == points(scene(network))
+    first, again = scene(network), scene(network)
+    assert points(first) == points(again)
+    names = [v.name for v in first.part.all_vertices() if v.op not in ("input", "output")]
+    assert sorted(names) == sorted(v.name for v in network.vertices)

@@ -64,11 +64,14 @@ def fixed(number: float) -> Any:
     return number if triton is None else tl.constexpr(number)
 
 
-@torch.compiler.assume_constant_result
 @lru_cache
 def capability(index: int) -> tuple[int, int]:
     """Compute capability of CUDA device `index`."""
     return torch.cuda.get_device_capability(index)
+
+
+# All that `torch.compiler.assume_constant_result` does, but for importing the compiler, which takes a second.
+capability._dynamo_marked_constant = True  # type: ignore[attr-defined]  # which mypy does not know of
 
 
 def refusal(x: torch.Tensor, float8: bool = False) -> str | None:

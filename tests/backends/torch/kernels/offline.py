@@ -142,10 +142,16 @@ def fingerprint(variant: Variant, version: str = triton.__version__) -> str:
     without docstrings and comments on lines of their own, the variant, the target and the version of Triton."""
     module = variant.kernel.__module__.removeprefix(f"{kernels.__name__}.")
     folder = Path(kernels.__path__[0])
-    code = [line for name in kernel_files([module]) for line in code_of(folder / name)]
+    code = [line for name in files_of(module) for line in code_of(folder / name)]
     chosen = [variant.kernel.__name__, sorted(variant.types.items()), sorted(map(repr, variant.constants.items()))]
     chosen += [sorted(variant.divisible), variant.warps, variant.stages, variant.pdl]
     return hashlib.sha256(repr([version, TARGET.arch, code, chosen]).encode()).hexdigest()[:16]
+
+
+@cache
+def files_of(module: str) -> list[str]:
+    """The kernel file of a module and all that it imports."""
+    return kernel_files([module])
 
 
 @cache
