@@ -72,8 +72,9 @@ def test_the_plan_measures_what_the_goals_ask_for(root: Path) -> None:
     budgets = [int(word) for line in lines for word in re.findall(r"--budget (\d+)", line)]
     assert len(lines) == len(budgets) == 4
     assert max(budgets) < 600 and sum(budgets) <= 1600
-    named = {tuple(work.split("/", 1)) for work in run("-c", WORKS, root=root).splitlines()}
-    asked = {(stage, name) for stage, name in json.loads(run("-c", ASKED, root=root)) if "autotuned" not in name}
+    found = json.loads(run("-c", WORKS + ASKED, root=root))
+    named = {tuple(work.split("/", 1)) for work in found["named"]}
+    asked = {(stage, name) for stage, name in found["asked"] if "autotuned" not in name}
     # The runtime decodes one text; where a goal takes the faster of step and runtime, the step is there.
     missing = {(stage, name.replace("weft_runtime", "weft_step")) for stage, name in asked - named}
     assert asked and missing <= named, sorted(missing - named)
@@ -81,7 +82,7 @@ def test_the_plan_measures_what_the_goals_ask_for(root: Path) -> None:
 
 WORKS = """
 import gpu, gpu_plan
-print(*(work.name for line in gpu_plan.lines() for work in gpu.selected(line)), sep="\\n")
+named = [work.name for line in gpu_plan.lines() for work in gpu.selected(line)]
 """
 ASKED = """
 import json, gpu_goals
@@ -98,7 +99,7 @@ class Stages(dict):
 asked = set()
 for goal in gpu_goals.goals():
     goal.verdict(Stages())
-print(json.dumps(sorted(item for item in asked if item[1])))
+print(json.dumps({"named": named, "asked": sorted(item for item in asked if item[1])}))
 """
 
 
