@@ -201,7 +201,7 @@ def _quantized(large: bool) -> Iterator[Case]:
 
 
 def _prompts(large: bool) -> Iterator[Case]:
-    """What stands beside the products of prompts of Llama-3.1-8B, and weights in codes and activations for these."""
+    """Kernels beside the products of prompts of Llama-3.1-8B, and those that prepare weights and activations."""
     out, inner = LLAMA_8B.products()["gate_up"] if large else (64, 128)
     shape = LLAMA_8B if large else TINY
     heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "d": shape.head_dim}

@@ -105,9 +105,8 @@ def open_session(
     when CUDA is there but unusable; a model compiled for CUDA runs on the CPU only when "cpu" is asked for. A model of
     standard operators runs on either.
     `threads` bounds the CPU threads of one operator; the default is OMP_NUM_THREADS, as of PyTorch, or where that is
-    not set ONNX Runtime's, one a physical core. `graphs` asks
-    for CUDA graphs, where the model allows them: then every run must say which graph it is, -1 for none. On CUDA it
-    runs on `stream`, if one of PyTorch is given.
+    not set ONNX Runtime's, one a physical core. `graphs` asks for CUDA graphs, where the model allows them: then every
+    run must say which graph it is, -1 for none. On CUDA it runs on `stream`, if one of PyTorch is given.
 
     Raises WeftError when the device cannot be had (naming what is missing) or the file cannot be opened.
     """

@@ -167,16 +167,22 @@ def decode_attention(
     `splits` of the keys are chosen by default. For inference: gradients come from torch. `kernel`: see `uses_torch`.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit, or `keep_first` is asked for with `chunk` or `dilation`.
+        ValueError: if shapes or dtypes do not fit, `keep_first` is asked for with `chunk` or `dilation`, or several
+            tokens with `rolling`.
     """
     if q.ndim == 4:
         score: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "slopes": slopes}
         score |= {"k_scale": k_scale, "v_scale": v_scale}
+        check_scales(k, v, k_scale, v_scale)
+        check_heads(q.transpose(1, 2), k, v, 4, "[batch, seq, heads, d] and its caches", k_scale is not None)
+        if positions.shape != q.shape[:2]:
+            raise ValueError(f"positions {[*positions.shape]} must be one for each token of q {[*q.shape]}")
         seen: dict[str, Any] = {"window": window, "keep_first": keep_first, "chunk": chunk, "dilation": dilation}
         if q.shape[1] > 1:
-            if uses_torch(kernel, _several_refusal, q, k, v, sinks, slopes, rolling=rolling, **seen):
+            if rolling:
+                raise ValueError("a rolling cache takes one token at a time: the first of several may be gone")
+            if uses_torch(kernel, _several_refusal, q, k, v, sinks, slopes, **seen):
                 return attend_text(q, k, v, start, **seen, **score, kernel=kernel)
-            check_scales(k, v, k_scale, v_scale)
             return _launched(q, k, v, positions, Mask(k.shape[2]), 1, 0, splits, tickets, **score)
         seen |= {"rolling": rolling, "tickets": tickets, "splits": splits}
         return decode_attention(q[:, 0], k, v, positions, **seen, **score, kernel=kernel)[:, None]
@@ -220,12 +226,11 @@ def _several_refusal(
     keep_first: int,
     chunk: int | None,
     dilation: int,
-    rolling: bool,
 ) -> str | None:
     """Say why the kernel does not take several tokens q [batch, seq, heads, d]; None if it does."""
     if q.shape[1] > MOST_QUERIES:
         return f"more than {MOST_QUERIES} tokens are a prompt"
-    if (window is not None and window < k.shape[2]) or chunk is not None or dilation > 1 or rolling:
+    if (window is not None and window < k.shape[2]) or chunk is not None or dilation > 1:
         return "not all keys are seen"
     coded = k.dtype == torch.uint8
     reason = launch.refusal(q, coded) or refusal(q.shape[3], v.shape[3], q.dtype) or gradient_refusal(q, k, v, *others)

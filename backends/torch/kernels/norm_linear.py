@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -59,21 +60,8 @@ def norm_linear(
     return normed_product(x, *parts(weight), bits, bias, gain, shift, norm.kind, norm.eps, activation, dtype or x.dtype)
 
 
-def _empty(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scales: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    bits: int,
-    bias: torch.Tensor | None,
-    gain: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    norm: str,
-    eps: float,
-    activation: str,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], len(weight), dtype=dtype)
+def _empty(x: torch.Tensor, weight: torch.Tensor, *more: Any) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight), dtype=more[-1])
 
 
 @operator(_empty)
@@ -93,7 +81,7 @@ def normed_product(
 ) -> torch.Tensor:
     """`norm_linear` by the kernel, with a weight of numbers, or of `bits` in the parts of `Codes`."""
     rows, N, K = flat(x), len(weight), x.shape[-1]
-    y = torch.empty(*x.shape[:-1], N, dtype=dtype, device=x.device)
+    y = _empty(x, weight, dtype)
     plan = tile(len(rows), N, K, x.dtype, weight=weight if scales is None else Codes(weight, scales, offsets, bits, K))
     norm_linear_kernel[(triton.cdiv(N, plan.rows),)](
         rows, weight, scales, offsets, gain, shift, bias, y, len(rows), N, K, rows.stride(0), eps,

@@ -309,6 +309,6 @@ def test_cache_classes_of_older_modules_are_known_by_name() -> None:
 
 @pytest.mark.parametrize(("said", "threads"), [("3", 3), ("2,4", 2), ("", 0), ("many", 0), ("-1", 0), ("99999", 0)])
 def test_threads_of_the_environment(said: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As PyTorch reads them; 0 leaves them to ONNX Runtime."""
+    """Numbers as PyTorch reads them; 0 leaves them to ONNX Runtime."""
     monkeypatch.setenv("OMP_NUM_THREADS", said)
     assert sessions.usual_threads() == threads

@@ -61,7 +61,7 @@ def nearest(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_keys_and_values_are_rounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the model without FP8 whose caches keep what a search among all floats finds; however a text is cut."""
+    """Logits are those of the model whose caches keep what a search among all floats finds, however a text is cut."""
     graph = graph_of(name)
     plain_graph = graph.clone()
     del plain_graph.meta["cache_dtype"]

@@ -12,7 +12,7 @@ from ...ops.calls import Call
 from ...ops.elementwise import number
 from ...ops.float8_caches import scales
 from ...program.positions import rolled
-from ...program.statements import CacheSlot, Var
+from ...program.statements import CacheSlot, Operand, Var
 from .. import patterns
 from ..emitter import Refusal, StepEmitter
 from ..patterns import SelfAttention
@@ -57,7 +57,7 @@ def _projected(e: StepEmitter, found: SelfAttention, slopes: Value | None) -> Va
         cos, sin = _tables(e, rope)
         qkv.named(cos=cos, sin=sin).set("interleaved", rope.attrs["interleaved"], default=False)
     _roll(qkv, found.node)
-    of_heads = dict(zip(("k_scale", "v_scale"), scales(e, found.node) or (), strict=False))
+    of_heads = _scales(e, found.node)
     qkv.named(**of_heads)
     if q_norm is not None:
         qkv.named(tickets=e.tickets(found.node.attrs["heads"] + found.node.attrs["kv_heads"]))
@@ -68,7 +68,7 @@ def _projected(e: StepEmitter, found: SelfAttention, slopes: Value | None) -> Va
     done = ["norm"] * (norm is not None) + ["projections"] + ["rotation"] * (rope is not None) + ["cache"]
     e.chose("norm_qkv", _heads(found), few_rows, parts=", ".join(done))
     e.chose("decode_attention", _attends(found.node))
-    return _attended(e, call, ".flatten(2)")
+    return call.emit(e, ".flatten(2)", name="attended")
 
 
 def _written(e: StepEmitter, node: Node, slopes: Value | None, reason: str) -> Var:
@@ -76,18 +76,15 @@ def _written(e: StepEmitter, node: Node, slopes: Value | None, reason: str) -> V
     call, a = Call("decode_attention"), node.attrs
     q, k, v = (call.place(e.heads(node.required(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
     cache, positions = call.place(CACHE), call.place(e.positions)
-    of_heads = dict(zip(("k_scale", "v_scale"), scales(e, node) or (), strict=False))
+    of_heads = _scales(e, node)
     named = ", ".join(call.place(scale) for scale in of_heads.values())
-    how = (
-        f"written_bytes({cache}, {k}, {v}, {positions}, {named})"
-        if named
-        else f"written({cache}, {k}, {v}, {positions})"
-    )
+    given = f"{cache}, {k}, {v}, {positions}"
+    how = f"written_bytes({given}, {named})" if named else f"written({given})"
     call.give(f"{q}.transpose(1, 2)", f"*{how}", positions).named(**of_heads)
     _score(e, call, node, slopes)
     e.declined(f"norm_qkv does not make its operands: {reason}")
     e.chose("decode_attention", _attends(node))
-    return _attended(e, call, ".flatten(2)")
+    return call.emit(e, ".flatten(2)", name="attended")
 
 
 def _latent(e: StepEmitter, node: Node) -> Var:
@@ -107,7 +104,7 @@ def _latent(e: StepEmitter, node: Node) -> Var:
     call.give(positions, str(rank))
     _score(e, call, node, None)
     e.chose("latent_decode", lambda dtype: latent_decode.refusal(rank, width - rank, dtype))
-    return _attended(e, call, ".flatten(1)[:, None]")
+    return call.emit(e, ".flatten(1)[:, None]", name="attended")
 
 
 def _against_latents(e: StepEmitter, node: Node, found: Absorbed, outer: Call) -> Call | None:
@@ -124,15 +121,15 @@ def _against_latents(e: StepEmitter, node: Node, found: Absorbed, outer: Call) -
     return call
 
 
-def _attended(e: StepEmitter, call: Call, flat: str) -> Var:
-    """Emit `call`, whose result is made `flat`: [batch, seq, width]."""
-    return call.emit(e, flat, name="attended")
+def _scales(e: StepEmitter, node: Node) -> dict[str, Operand]:
+    """Return the keywords for the scales of caches in FP8, if `node` has such."""
+    return dict(zip(("k_scale", "v_scale"), scales(e, node) or (), strict=False))
 
 
 def _score(e: StepEmitter, call: Call, node: Node, slopes: Value | None) -> None:
     """Add the keywords that say which keys are seen and how they are scored."""
     a = node.attrs
-    if e.reads_prompts and node.operand("v") is not None:
+    if e.reads_prompts:
         call.named(start=e.start)
     call.set("scale", a["scale"]).set("softcap", a["softcap"])
     call.named(sinks=node.operand("sinks"), slopes=slopes)

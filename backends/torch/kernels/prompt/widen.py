@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -86,9 +87,8 @@ def widen(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> t
     return widened_codes(packed, scales, offsets, weight.bits, K, dtype)
 
 
-def _empty(
-    packed: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int, width: int, dtype: torch.dtype
-) -> torch.Tensor:
+def _empty(packed: torch.Tensor, *more: Any) -> torch.Tensor:
+    *_, width, dtype = more
     return packed.new_empty(len(packed), width, dtype=dtype)
 
 
@@ -97,7 +97,7 @@ def widened_codes(
     packed: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int, width: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """The parts of `Codes` as numbers [out, width], by the kernel."""
-    y = _empty(packed, scales, offsets, bits, width, dtype)
+    y = _empty(packed, width, dtype)
     grid = (triton.cdiv(len(y), ROWS), triton.cdiv(width, CHUNKS * chunk(bits)))
     constants = {"BITS": bits, "GROUP": width // len(scales), "ROWS": ROWS, "CHUNKS": CHUNKS}
     widen_kernel[grid](y, packed, scales, offsets, *y.shape, **constants, **launch.options(packed, 4, 1))

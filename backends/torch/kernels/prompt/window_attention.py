@@ -183,18 +183,7 @@ def window_attention(
     return attend_in_window(q, k[:, :, :known], v[:, :, :known], sinks, window, *given).transpose(1, 2)
 
 
-def _empty(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    sinks: torch.Tensor | None,
-    window: int,
-    start: int,
-    shift: int,
-    keep_first: int,
-    scale: float,
-    softcap: float,
-) -> torch.Tensor:
+def _empty(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> torch.Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 

@@ -71,7 +71,7 @@ def capability(index: int) -> tuple[int, int]:
 
 
 # All that `torch.compiler.assume_constant_result` does, but for importing the compiler, which takes a second.
-capability._dynamo_marked_constant = True  # type: ignore[attr-defined]  # which mypy does not know of
+vars(capability)["_dynamo_marked_constant"] = True
 
 
 def refusal(x: torch.Tensor, float8: bool = False) -> str | None:
@@ -120,7 +120,7 @@ def uses_torch(
     return reason is not None
 
 
-def operator(like: Callable[Operands, Result]) -> Callable[[Callable[Operands, Result]], Callable[Operands, Result]]:
+def operator(like: Callable[..., Result]) -> Callable[[Callable[Operands, Result]], Callable[Operands, Result]]:
     """Make what launches kernels an operator of torch, `weft::` and its name, of compiled and exported models.
 
     torch.compile and torch.export cannot look into kernels, and keep the call of an operator as it stands. It is called

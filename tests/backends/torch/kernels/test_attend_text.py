@@ -47,3 +47,15 @@ def test_positions_that_are_not_there_are_one_sentence() -> None:
     q, k = torch.zeros(1, 5, 2, 8), torch.zeros(1, 2, 12, 8)
     with pytest.raises(ValueError, match="5 tokens from position 8 on are not in a cache of 12"):
         attend_text(q, k, k, 8)
+
+
+def test_what_does_not_fit_is_one_sentence() -> None:
+    q, k, at = torch.zeros(1, 5, 2, 8), torch.zeros(1, 2, 12, 8), torch.arange(5)[None]
+    with pytest.raises(ValueError, match="a rolling cache takes one token at a time"):
+        decode_attention(q, k, k, at, rolling=True, window=4)
+    with pytest.raises(ValueError, match=r"positions \[1, 4\] must be one for each token of q \[1, 5, 2, 8\]"):
+        decode_attention(q, k, k, at[:, 1:])
+    with pytest.raises(ValueError, match=r"no \[batch, seq, heads, d\] and its caches"):
+        decode_attention(q, k[..., :4], k, at)
+    with pytest.raises(ValueError, match="2 query heads are no multiple of 3 KV heads"):
+        decode_attention(q, torch.zeros(1, 3, 12, 8), torch.zeros(1, 3, 12, 8), at)
