@@ -12,6 +12,7 @@ from weft.ir.graph import Graph
 from weft.passes.core.base import Argument
 
 KEEP_BLOCKS = "keep_blocks"  # in the meta of a graph: which weights stay in blocks
+ARITHMETIC = "arithmetic"  # likewise: what sums of products by quantized weights are computed in, where not the fastest
 ACTIVATIONS = "activations"  # likewise: what activations are rounded to
 CACHE_DTYPE = "cache_dtype"  # likewise: what keys and values are kept in
 
@@ -34,6 +35,7 @@ class OptionKeywords(TypedDict, total=False):
     """The options of weft's own targets as keywords, for type checkers; a test holds them against the targets."""
 
     activations: str
+    arithmetic: str
     cache_dtype: str
     keep_blocks: str
     prepack: bool

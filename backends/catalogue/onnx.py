@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from weft.ir.graph import Graph, Node
 
 from .. import cpu
 from ..facts import Facts
-from ..options import BlockOptions, Options, option
+from ..options import ARITHMETIC, BlockOptions, Options, option
 from ..targets import Backend, Place, register
 
 if TYPE_CHECKING:
@@ -74,6 +74,14 @@ class CpuOptions(BlockOptions):
     prepack: bool = option(
         False, "Also store the weights in the packed layout of this CPU: faster, twice the disk space"
     )
+    arithmetic: Literal["", "f32"] = option(
+        "", "Multiply by quantized weights in f32, instead of rounding activations to 8 bits: exact, but slower"
+    )
+
+    def mark(self, graph: Graph) -> None:
+        super().mark(graph)
+        if self.arithmetic:
+            graph.meta[ARITHMETIC] = self.arithmetic
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,12 @@ class OnnxFolder:
         self._stray = [s for b in models for s in cuda.cuda_problems(b.model)] if target.device == "cuda" else []
         self.trace = [*trace.lines, *(line for b in models for line in b.trace), *self._stray]
         self.weight_bytes = export.weight_bytes(models)
-        asked, has_blocks = graph.meta.get(KEEP_BLOCKS, ""), any(blocks.keeps(b.model) for b in models)
-        if asked and not has_blocks:
+        asked, kept = graph.meta.get(KEEP_BLOCKS, ""), blocks.summary(graph, target)
+        if asked and not kept:
             notes.append(f"no weights keep their blocks: {blocks.no_blocks(graph, target)}")
-        self.facts: dict[str, Any] = {"prepacked": prepack, "kept_blocks": asked if has_blocks else ""}
-        if has_blocks:
-            self.facts["blocks"] = blocks.summary(graph, target)
+        self.facts: dict[str, Any] = {"prepacked": prepack, "kept_blocks": asked if kept else ""}
+        if kept:
+            self.facts["blocks"] = kept
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write everything into `folder`; `step` is told the bytes just written."""

@@ -49,7 +49,7 @@ class TorchFolder:
             reason = self.trace[0] if self.trace else "the model has no separate output head"
             notes.append(f"no weights keep their blocks: {reason}")
         notes += float8_caches.untold(graph)
-        if graph.meta.get(ACTIVATIONS) and not any(LAYOUTS[name].floats for name in kept):
+        if graph.meta.get(ACTIVATIONS) and not any(name in LAYOUTS and LAYOUTS[name].floats for name in kept):
             notes.append("activations are not rounded to FP8: no weights are FP8 blocks")
         if kept:
             notes.append(WIDENS)
@@ -59,7 +59,7 @@ class TorchFolder:
             "kernels": self._built.kernels,
             **({"tensor_parallel": processes} if self._plan else {}),
             **({CACHE_DTYPE: graph.meta[CACHE_DTYPE]} if graph.meta.get(CACHE_DTYPE) else {}),
-            **({"kept_blocks": graph.meta[KEEP_BLOCKS], "blocks": kept} if kept else {}),
+            **({"kept_blocks": graph.meta.get(KEEP_BLOCKS, ""), "blocks": kept} if kept else {}),
             **(_kept(graph) if self._built.keeps else {}),
         }
 

@@ -24,6 +24,7 @@ from ..model import Model, SourceLike
 from ..models.tables.rope_config import at_length
 from .rewriting import pipeline_text
 from .source.sources import load_source
+from .weights import weights_pipeline
 
 MAX_LENGTH = 4096  # where neither the model nor the user says
 
@@ -54,6 +55,7 @@ def compile(
     target: str = DEFAULT_TARGET,
     dtype: str | None = None,
     passes: str = "default",
+    weights: str | None = None,
     max_length: int | None = None,
     seed: int = 0,
     dump_ir: str | Path | None = None,
@@ -69,6 +71,8 @@ def compile(
         dtype: float type of weights and activations; the first of the target's if None.
         passes: pipeline text, or ``@path`` of a file that holds it; ``default,-last-token-logits`` keeps the logits of
             all positions.
+        weights: weights in fewer bits, ``int4`` or ``int8``, in short for passes that come before the others; arguments
+            of `quantize` may follow: ``int4{method=rtn}``.
         max_length: positions that tables and caches can hold; the model's context if None, or else 4096.
         seed: of the random initialization, where there is no checkpoint.
         dump_ir: folder for the text form after every pass.
@@ -91,14 +95,24 @@ def compile(
     chosen = backend.choose(options)
     dtype = backend.dtype(dtype)
     model = load_source(source, seed, adapters)
+    passes = pipeline_text(passes)
+    if weights is not None:
+        passes = (
+            f"{weights_pipeline(model.graph, weights)}, {passes}" if passes else weights_pipeline(model.graph, weights)
+        )
     check_free(Path(out), model.files)  # before long work
     notes: list[str] = []
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
     clock["load"] = time.perf_counter()
-    pipeline = backend.pipeline(model.graph, dtype, pipeline_text(passes), length)
+    pipeline = backend.pipeline(model.graph, dtype, passes, length)
     report = Report()
-    graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report)
+
+    def step_of(name: str, done: int, total: int) -> None:
+        if progress:
+            progress(name, done, total)
+
+    graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report, progress=step_of)
     notes += [line for record in report.records for line in record.warnings]
     _check_table(graph, length, max_length is None, notes)
     if at_length(graph, length):

@@ -62,6 +62,11 @@ def _target_options() -> list[click.Option]:
     show_default=True,
 )
 @click.option(
+    "--weights",
+    metavar="int4 | int8 | …",
+    help="Store weights as integers of so many bits: in short for passes, see `weft passes quantize`.",
+)
+@click.option(
     "--max-length", type=int, help="Maximum tokens of prompt and answer together; default: the model's context."
 )
 @click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
@@ -83,6 +88,7 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
     Examples:
       weft compile model.gguf -o out/
       weft compile ./Qwen3-0.6B --target ort-cuda --dtype bf16 --max-length 8192 -o out/
+      weft compile model.gguf --weights int4 -o small/
       weft compile ./Qwen3-0.6B --adapter ./my-lora -o out/
       weft compile model.gguf --target torch -o readable/ && python readable/generate.py "Once upon a time"
       weft compile model.py:wide -o out/ --passes "default,-last-token-logits" --dump-ir steps/ --verify

@@ -50,14 +50,33 @@ def moe(
     """
     y = np.zeros_like(x)
     for e in range(len(up)):
-        hidden = x @ up[e].T + (0 if up_bias is None else up_bias[e])
-        if gate is None:
-            hidden = apply_activation(hidden, activation)
-        else:
-            opened = x @ gate[e].T + (0 if gate_bias is None else gate_bias[e])
-            hidden = glu.reference(opened, hidden, activation=activation, limit=limit, shift=shift)
-        y = y + combine[..., e, None] * (hidden @ down[e].T + (0 if down_bias is None else down_bias[e]))
+        asked = combine[..., e] != 0
+        biases = (None if b is None else b[e] for b in (up_bias, gate_bias))
+        open_gate = None if gate is None else gate[e]
+        hidden = hidden_of(x[asked], up[e], open_gate, *biases, activation=activation, limit=limit, shift=shift)
+        made = hidden @ down[e].T + (0 if down_bias is None else down_bias[e])
+        y[asked] += combine[asked, e, None] * made
     return y
+
+
+def hidden_of(
+    x: Array,
+    up: Array,
+    gate: Array | None,
+    up_bias: Array | None,
+    gate_bias: Array | None,
+    *,
+    activation: str,
+    limit: float | None,
+    shift: float,
+) -> Array:
+    """The hidden activations of one expert, [tokens, hidden], for `x` [tokens, dim]."""
+    hidden: Array = x @ up.T + (0 if up_bias is None else up_bias)
+    if gate is None:
+        return apply_activation(hidden, activation)
+    opened = x @ gate.T + (0 if gate_bias is None else gate_bias)
+    unit: Array = glu.reference(opened, hidden, activation=activation, limit=limit, shift=shift)
+    return unit
 
 
 @moe.infer

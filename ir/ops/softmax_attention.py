@@ -159,7 +159,8 @@ def attention(
         key_at, query_at = np.concatenate([past_at, positions], 1), positions
         kh = np.concatenate([past_k, kh], 2)
         vh = kh[..., :value_dim] if past_v is None else np.concatenate([past_v, vh], 2)
-    scores = np.einsum("bsngd,bntd->bngst", qh, kh) * (1 / math.sqrt(d) if scale is None else scale)
+    by_head = qh.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * seq, d)  # a product that BLAS takes
+    scores = (by_head @ kh.swapaxes(2, 3)) * (1 / math.sqrt(d) if scale is None else scale)
     if softcap is not None:
         scores = softcap * np.tanh(scores / softcap)
     scores = scores.reshape(batch, heads, seq, -1)
@@ -184,8 +185,8 @@ def attention(
         sink = np.broadcast_to(sinks[None, :, None, None], (batch, heads, seq, 1))
         scores = np.concatenate([scores, sink], -1)
     weights = softmax.reference(scores)[..., : vh.shape[2]]
-    mixed = np.einsum("bngst,bntd->bsngd", weights.reshape(batch, kv_heads, group, seq, -1), vh)
-    y: Array = mixed.reshape(batch, seq, -1)
+    mixed = (weights.reshape(batch, kv_heads, group * seq, -1) @ vh).reshape(batch, heads, seq, -1)
+    y: Array = mixed.transpose(0, 2, 1, 3).reshape(batch, seq, -1)
     if past_k is None or positions is None:
         return y
     present = []

@@ -4,6 +4,7 @@ Importing this package registers all recipes.
 Never here: graphs, passes, file formats (their readers implement `TensorReader`).
 """
 
+from . import blocks as blocks
 from . import frequencies as frequencies
 from . import matrices as matrices
 from .combinators import (

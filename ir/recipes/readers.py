@@ -119,15 +119,23 @@ class SpilledTensors:
         """Names of the computed tensors."""
         return tuple(self._places)
 
+    def fresh(self, key: str) -> str:
+        """Return `key`, or with a number behind it, so that no tensor has that name."""
+        taken, name, n = {*self.keys()}, key, 1
+        while name in taken:
+            n += 1
+            name = f"{key}.{n}"
+        return name
+
     def put(self, key: str, array: Array) -> None:
-        """Add the tensor `key`, float32 or float64; one of that name is hidden from now on.
+        """Add the tensor `key`, of floats or bytes; one of that name is hidden from now on.
 
         Raises:
             WeftError: if the temporary folder has no room.
         """
         offset = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(np.ascontiguousarray(array).data)
+            self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             self._file.flush()
         except OSError as e:
             raise WeftError(f"no room for tensor {key!r} in {tempfile.gettempdir()}: {e.strerror}") from e

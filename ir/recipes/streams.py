@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from .blocks import Dequantize, Quantize, Stored
 from .combinators import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
 from .matrices import Centre, MatMul
 from .readers import Array, TensorReader
@@ -52,7 +53,10 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
         case MatMul(left):
             part = row(left, reader, index)
             return part and replace(recipe, left=part)
-        case Map(item) | Cast(item):
+        case Dequantize(codes, scales, zeros):
+            arrays = _each((codes, scales) if zeros is None else (codes, scales, zeros), reader, index)
+            return _with_parts(recipe, arrays) if arrays else None
+        case Map(item) | Cast(item) | Quantize(item) | Stored(item):
             part = row(item, reader, index)
             return part and replace(recipe, item=part)
         case Slice(item, axis) | Scale(item, _, axis) | Centre(item, axis) if axis > 0:
@@ -65,6 +69,11 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
             part = row(item, reader, index)
             return part and Permute(part, tuple(a - 1 for a in axes))
     return None
+
+
+def _with_parts(recipe: Dequantize, parts: tuple[Recipe, ...]) -> Recipe:
+    codes, scales, *zeros = parts
+    return replace(recipe, codes=codes, scales=scales, zeros=zeros[0] if zeros else None)
 
 
 def _each(items: tuple[Recipe, ...], reader: TensorReader, index: int) -> tuple[Recipe, ...]:

@@ -1,18 +1,22 @@
-"""Block layouts: how a checkpoint stores a matrix as quantized blocks.
+"""Block layouts: a matrix as quantized blocks, in a checkpoint or made by the pass quantize.
 
-A row is cut into groups. A group has a scale, perhaps a minimum, and a code of a few bits for every number:
+A row is cut into groups. A group has a scale, perhaps a zero point or a minimum, and a code of a few bits for every
+number:
 
-    weight[n, k] = scales[n, g] · (codes[n, k] − 2^{bits−1}) + offsets[n, g],     g = k // group.
+    weight[n, k] = scales[n, g] · (codes[n, k] − zeros[n, g]) + offsets[n, g],     g = k // group.
 
-Or the codes are floats of 8 bits, e4m3 of arXiv 2209.05433 without infinities, and a weight is scale · float.
-A layout is data: a new one is one `BlockLayout`, registered by `add_layout`. Kernels and lowerings never ask for a
-layout by name, they say which groups and offsets they take, of codes of 4 or 8 bits. Those are the bits of an unpacked
-code: a layout with codes of w bits declares the smallest of 4 and 8 that holds them. If it has no minimum, `unpack`
-adds 2^{bits−1} − 2^{w−1}, so that the same code stands for 0. A zero point z is the minimum −scale·z.
+Without zero points, zeros are 2^{bits−1}. Or the codes are floats of 8 bits, e4m3 of arXiv 2209.05433 without
+infinities, and a weight is scale · float.
+A layout is data: one of a file format is a `BlockLayout`, registered by `add_layout`; those that weft quantizes to are
+made by `integer_layout`. Kernels and lowerings never ask for a layout by name, they say which bits, groups, zero points
+and offsets they take. A registered layout states the bits of an unpacked code: one with codes of w bits declares the
+smallest of 4 and 8 that holds them. If it has no minimum, `unpack` adds 2^{bits−1} − 2^{w−1}, so that the same code
+stands for 0.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,14 +29,17 @@ from .dtypes import DType
 
 Array = np.ndarray[Any, Any]
 BITS = (4, 8)  # of codes that `pack_words` and kernels take
+INTEGER_BITS = (2, 3, 4, 8)  # of codes of `integer_layout`
 
 
 class Blocks(NamedTuple):
-    """A matrix: codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups], offsets alike or None."""
+    """A matrix: codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups]; offsets f32 and zeros u8, both
+    shaped as scales, or None. Stacked matrices have more axes in front."""
 
     codes: Array
     scales: Array
     offsets: Array | None = None
+    zeros: Array | None = None
 
 
 class Packing(NamedTuple):
@@ -48,6 +55,33 @@ def pack_pairs(codes: Array) -> Array:
         codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], -1)
     packed: Array = codes[..., ::2] | (codes[..., 1::2] << 4)
     return packed
+
+
+def pack_codes(codes: Array, bits: int) -> Array:
+    """Put codes u8 [..., n] of `bits` each into bytes [..., ⌈n · bits / 8⌉], the lowest bits first."""
+    if bits == 8:
+        return codes
+    if bits == 4:
+        return pack_pairs(codes)
+    if 8 % bits:
+        each = np.unpackbits(codes[..., None], axis=-1, count=bits, bitorder="little")
+        return np.packbits(each.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
+    per = 8 // bits
+    padded = np.concatenate([codes, np.zeros((*codes.shape[:-1], -codes.shape[-1] % per), np.uint8)], -1)
+    shifted = padded.reshape(*codes.shape[:-1], -1, per) << np.arange(0, 8, bits, dtype=np.uint8)
+    packed: Array = np.bitwise_or.reduce(shifted, axis=-1)
+    return packed
+
+
+def unpack_codes(packed: Array, bits: int, count: int) -> Array:
+    """Take `count` codes out of the bytes along the last axis: the inverse of `pack_codes`."""
+    if bits == 8:
+        return packed[..., :count]
+    if 8 % bits:
+        each = np.unpackbits(packed, axis=-1, count=count * bits, bitorder="little")
+        return np.packbits(each.reshape(*packed.shape[:-1], count, bits), axis=-1, bitorder="little")[..., 0]
+    shifted = packed[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+    return shifted.reshape(*packed.shape[:-1], -1)[..., :count]
 
 
 def pack_words(codes: Array, bits: int) -> Array:
@@ -80,7 +114,8 @@ class BlockLayout:
     """The layout of the blocks of `dtype`: a scale, a minimum if `has_minimum`, then the codes as `packing` says.
 
     Scale and minimum m are stored in the dtype `scale`. With a minimum a weight is scale · code + m, so that the offset
-    of the module's formula is m + scale · 2^{bits−1}. `floats` says that codes are floats, of 8 bits, without minimum.
+    of the module's formula is m + scale · 2^{bits−1}. With `has_zeros` a block ends with a byte, its zero point.
+    `floats` says that codes are floats, of 8 bits, without minimum.
     """
 
     dtype: DType
@@ -88,6 +123,7 @@ class BlockLayout:
     has_minimum: bool = False
     scale: DType = dtypes.f16
     floats: bool = False
+    has_zeros: bool = False
 
     def __str__(self) -> str:
         return self.dtype.name
@@ -102,33 +138,59 @@ class BlockLayout:
         """Number of elements in a row that share a scale."""
         return self.dtype.block
 
+    @property
+    def middle(self) -> int:
+        """The code that stands for 0 without a zero point."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of a weight with its share of the scale and of what stands beside it; zero points take `bits`."""
+        return self.bits + (self.scale.bits * (1 + self.has_minimum) + self.bits * self.has_zeros) / self.group
+
     def unpack(self, raw: Array) -> Blocks:
         """Take blocks apart, u8 [rows, groups, bytes of a block], exactly."""
         head = (1 + self.has_minimum) * self.scale.bits // 8
         numbers = np.ascontiguousarray(raw[..., :head]).view(self.scale.numpy).astype(np.float32)
         scales = numbers[..., 0]
-        offsets = numbers[..., 1] + (1 << (self.bits - 1)) * scales if self.has_minimum else None
-        return Blocks(self.packing.unpack(raw[..., head:]), scales, offsets)
+        offsets = numbers[..., 1] + self.middle * scales if self.has_minimum else None
+        zeros = raw[..., -1] if self.has_zeros else None
+        codes = self.packing.unpack(raw[..., head : -1 if self.has_zeros else None])
+        return Blocks(codes, scales, offsets, zeros)
 
     def pack(self, blocks: Blocks) -> Array:
         """Put blocks together as they are stored: the inverse of `unpack`, but for rounding scales and minima."""
         numbers = [blocks.scales]
         if blocks.offsets is not None:
-            numbers.append(blocks.offsets - (1 << (self.bits - 1)) * blocks.scales)
+            numbers.append(blocks.offsets - self.middle * blocks.scales)
         head = np.ascontiguousarray(np.stack(numbers, -1).astype(self.scale.numpy)).view(np.uint8)
-        return np.concatenate([head, self.packing.pack(blocks.codes)], -1)
+        last = [] if blocks.zeros is None else [blocks.zeros[..., None]]
+        return np.concatenate([head, self.packing.pack(blocks.codes), *last], -1)
 
     def dequantize(self, blocks: Blocks) -> Array:
         """The numbers that blocks stand for, f32 [rows, groups · group]: the meaning of a layout."""
         if self.floats:
-            centred = blocks.codes.view(dtypes.f8e4m3.numpy).astype(np.float32)
+            values = blocks.codes.view(dtypes.f8e4m3.numpy).astype(np.float32)
         else:
-            centred = blocks.codes.astype(np.float32) - (1 << (self.bits - 1))
-        values = blocks.scales[..., None] * centred
+            values = blocks.codes.astype(np.float32)
+            values -= self.middle if blocks.zeros is None else blocks.zeros[..., None]
+        values *= blocks.scales[..., None]
         if blocks.offsets is not None:
-            values = values + blocks.offsets[..., None]
-        numbers: Array = values.reshape(len(values), -1)
+            values += blocks.offsets[..., None]
+        numbers: Array = values.reshape(*values.shape[:-2], -1)
         return numbers
+
+
+@functools.cache
+def integer_layout(bits: int, group: int, zeros: bool, scale: DType = dtypes.f16) -> BlockLayout:
+    """Return the layout of integer codes of `bits` bits in groups of `group`, with zero points or without.
+
+    It is called int4_32, with zero points uint4_32, and its scales are f16 unless its name ends in another dtype.
+    """
+    name = f"{'u' * zeros}int{bits}_{group}{'' if scale == dtypes.f16 else f'_{scale}'}"
+    whole = scale.bits // 8 + -(-group * bits // 8) + zeros
+    packing = Packing(lambda codes: pack_codes(codes, bits), lambda raw: unpack_codes(raw, bits, group))
+    return BlockLayout(DType(name, "block", bits, group, whole), packing, scale=scale, has_zeros=zeros)
 
 
 LAYOUTS: Registry[BlockLayout] = Registry("block layout", __name__, "see docs/extending.md")  # by the name of the dtype

@@ -20,6 +20,7 @@ from weft.ir.documents import check_regular, expanded, open_regular, read_json
 from weft.ir.interpreter import bind, run_node
 from weft.ir.recipes.readers import Array
 
+MIXTURE = Path(__file__).parent / "mixture.txt"  # prose, dialogue, code, tables and languages, written for weft
 WINDOW = 128  # tokens of a plain text that are read together
 TOGETHER = 512  # tokens of texts that are computed at once
 CHARACTERS = 32  # of a plain text, read for a token that is wanted of it: no text has so long ones

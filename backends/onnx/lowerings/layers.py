@@ -76,12 +76,16 @@ def _uncentred(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.norm_linear, when=_uncentred, opset=23)
 def NormMatMul(e: Emitter, node: Node) -> Out:
+    return biased(e, product(e, normed(e, node), node.required("weight")), node)
+
+
+def normed(e: Emitter, node: Node) -> Out:
+    """The norm of x that a norm_linear `node` multiplies."""
     x, kind, eps = node.required("x"), node.attrs["kind"], node.attrs["eps"]
     name = "LayerNormalization" if kind == "layer" else _rms(e)
     ones = e.constant(np.ones(x.width), x.type.dtype.numpy)
     # The gain of the norm is in the weight of the product, so all products of x share one norm.
-    normed = e.memo(("normed", x, kind, eps), lambda: e.op(name, e[x], ones, axis=-1, epsilon=eps))
-    return biased(e, product(e, normed, node.required("weight")), node)
+    return e.memo(("normed", x, kind, eps), lambda: e.op(name, e[x], ones, axis=-1, epsilon=eps))
 
 
 # ONNX Runtime fuses an addition with a LayerNorm by itself, but never with an RMS norm.

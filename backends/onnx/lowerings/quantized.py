@@ -1,112 +1,199 @@
-"""Linear maps by the quantized blocks that the checkpoint stores, where they are to be kept.
+"""Products and lookups by weights that stay in quantized blocks, on ONNX Runtime's own operators.
 
-MatMulNBits multiplies f32 activations by 4-bit blocks and adds up in f32: the numbers are those of the dequantized
-weights, read in an eighth of the bytes. It takes one zero point of 4 bits a block, so what the minimum of a q4_1 block
-has beyond that enters as a second, thin product with the sums of the activations over each block.
+MatMulNBits multiplies by codes of 2, 4 or 8 bits with a zero point of as many. What it does with the activations is its
+accuracy level:
+
+- Weights that a pass quantized take level 4 on a CPU: activations are rounded to 8-bit integers, a group at a time.
+  Level 0 is ten to a hundred times slower for 2 and 8 bits, and so is any level with zero points that are floats.
+- Blocks of a checkpoint (--keep-blocks) take level 0: sums in f32, so the numbers are those of the dequantized
+  weights. There an 8-bit code is two of 4 bits.
+
+The minimum of a q4_1 block is no zero point of 4 bits: what it has beyond that enters as a second, thin product with
+the sums of the activations over each block.
 """
 
 from __future__ import annotations
-
-from collections import Counter
 
 import onnx_ir as onnx
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes import Reshape
-from weft.ir.recipes.quantized import Stored, stored_layout
+from weft.ir.recipes.blocks import Stored
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 from weft.ir.types.dtypes import DType
 
-from ...options import KEEP_BLOCKS
+from ...blocks import NOT_ASKED, candidates, counted, is_quantized, kept_layout
+from ...options import ARITHMETIC
 from ...targets import Backend
 from ..emitter import Emitter
-from ..lowering import contrib_on, lowering
-from .layers import MS, biased
+from ..lowering import contrib, lowering
+from .layers import MS, biased, normed
 
 GROUPS = (16, 32, 64, 128, 256)  # that MatMulNBits takes
+NATIVE = (2, 4, 8)  # bits of its codes
 
 
-def _layout(weight: Value | None) -> BlockLayout | str:
-    if not isinstance(weight, Param):
-        return "its weight is no parameter"
-    layout = stored_layout(weight.recipe, weight.graph.reader)
-    if isinstance(layout, BlockLayout) and layout.floats:
+def layout_of(weight: Value | None, target: Backend) -> BlockLayout | str:
+    """Return the layout that MatMulNBits multiplies `weight` in, or why it does not."""
+    layout = kept_layout(weight) if target.contrib else NOT_ASKED
+    if isinstance(layout, str):
+        return layout
+    assert isinstance(weight, Param)
+    if weight.type.rank != 2:
+        return "MatMulNBits takes matrices"
+    if layout.floats:
         return f"no operator multiplies by {layout}: its codes are floats"
+    if layout.group not in GROUPS:
+        return f"MatMulNBits does not take codes in groups of {layout.group}"
+    if not is_quantized(weight) and (weight.type.dtype != dtypes.f32 or target.device != "cpu"):
+        return f"{weight.type.dtype} weights are converted"
     return layout
 
 
-def _refusal(node: Node, target: Backend) -> str | None:
-    weight = node.required("weight")
-    head = weight.shape[0] == weight.graph.meta.get("vocab")
-    asked = weight.graph.meta.get(KEEP_BLOCKS)
-    if not asked or (asked == "head" and not head):
-        return ""
-    if weight.type.dtype != dtypes.f32:
-        return f"{weight.type.dtype} weights are converted"
-    layout = _layout(weight)
+def _product_refusal(node: Node, target: Backend) -> str | None:
+    layout = layout_of(node.operand("weight"), target)
+    return layout if isinstance(layout, str) else None
+
+
+def _lookup_refusal(node: Node, target: Backend) -> str | None:
+    table = node.operand("table")
+    layout = layout_of(table, target)
     if isinstance(layout, str):
         return layout
-    if layout.group not in GROUPS:
-        return f"MatMulNBits does not take codes in groups of {layout.group}"
+    assert isinstance(table, Param)
+    if not is_quantized(table):
+        return NOT_ASKED
+    if layout.bits not in NATIVE:
+        return f"GatherBlockQuantized does not take codes of {layout.bits} bits"
+    if table.width % layout.group:
+        return f"GatherBlockQuantized takes whole groups, and rows of {table.width} are not multiples of {layout.group}"
     return None
 
 
-@lowering(ops.linear, targets=contrib_on("cpu"), when=_refusal, first=True)
+@lowering(ops.linear, targets=contrib, when=_product_refusal, first=True)
 def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
-    x, weight = node.required("x"), node.required("weight")
-    assert isinstance(weight, Param)
-    layout, (rows, width) = _layout(weight), weight.shape
-    assert isinstance(layout, BlockLayout) and isinstance(rows, int) and isinstance(width, int)
-    data, planes = e[x], 1
-    # 8-bit codes as two planes of 4 bits, high half first: the kernel for 8 bits is about 50 times slower in f32.
-    if layout.bits == 8:
-        data, planes = e.memo(("twice", x), lambda: e.op("Concat", e[x], e[x], axis=-1)), 2
+    return biased(e, product(e, node.required("x"), e[node.required("x")], node), node)
 
-    def part(name: str, dtype: DType, *shape: int) -> onnx.Value:
-        recipe = Stored(weight.recipe, name)
-        return e.weight(f"{weight.name}.{name}", Reshape(recipe, (rows, *shape)) if shape else recipe, dtype)
 
-    # accuracy_level stays 0 (sums in f32): faster levels round the activations. Without zeros the kernel subtracts 8.
-    y: onnx.Value = e.op(
-        "MatMulNBits",
-        data,
-        part("codes", dtypes.u8, planes * width // layout.group, layout.group // 2),
-        part("scales", dtypes.f32),
-        part("zeros", dtypes.u8) if planes == 2 else None,
+@lowering(ops.norm_linear, targets=contrib, when=_product_refusal, first=True)
+def NormMatMulNBits(e: Emitter, node: Node) -> onnx.Value:
+    return biased(e, product(e, ("normed", node.required("x")), normed(e, node), node), node)
+
+
+@lowering(ops.embedding, targets=contrib, when=_lookup_refusal, first=True)
+def GatherBlockQuantized(e: Emitter, node: Node) -> onnx.Value:
+    ids, table = node.inputs
+    assert isinstance(table, Param)
+    layout, rows = layout_of(table, e.target), int(table.shape[0])
+    assert isinstance(layout, BlockLayout)
+    codes, scales, points = native(e, table, layout)
+    # The codes are one initializer with those of the output head, where both are one weight: only the shape differs.
+    flat = e.op("Reshape", codes, e.constant([rows, -1]))
+    return e.op(
+        "GatherBlockQuantized",
+        *(flat, e[ids], scales, points),
         domain=MS,
-        K=planes * width,
-        N=rows,
-        bits=4,
+        bits=layout.bits,
         block_size=layout.group,
+        gather_axis=0,
+        quantize_axis=1,
     )
-    if layout.has_minimum:
-        sums = e.memo(("block sums", x, layout.group), lambda: _block_sums(e, x, layout.group))
-        y = e.op("Add", y, e.op("FusedMatMul", sums, part("offsets", dtypes.f32), domain=MS, transB=1))
-    return biased(e, y, node)
 
 
-def keeps(model: onnx.Model) -> bool:
-    """Return whether a product of `model` reads the blocks of the source."""
-    return any(node.op_type == MatMulNBits.__name__ for node in model.graph.all_nodes())
+def product(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
+    """x Wᵀ for the weight of `node`; `key` is what stands for x where parts of it are shared."""
+    weight = node.required("weight")
+    assert isinstance(weight, Param)
+    layout = layout_of(weight, e.target)
+    assert isinstance(layout, BlockLayout)
+    exact = not is_quantized(weight) or weight.graph.meta.get(ARITHMETIC) == "f32"
+    level, whole = 0 if exact else 4, weight.width % layout.group == 0
+    slow = exact and layout.bits == 8 and e.target.device == "cpu" and whole
+    if layout.bits in NATIVE and not slow:
+        codes, scales, points = native(e, weight, layout)
+        y = _matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
+    else:
+        y = _by_nibbles(e, key, x, weight, layout, level)
+    if layout.has_minimum or (layout.has_zeros and slow):
+        sums = e.memo(("block sums", key, layout.group), lambda: _block_sums(e, x, layout.group, weight.width))
+        y = e.op("Add", y, e.op("FusedMatMul", sums, _part(e, weight, "offsets"), domain=MS, transB=1))
+    return y
+
+
+def native(e: Emitter, weight: Param, layout: BlockLayout) -> tuple[onnx.Value, onnx.Value, onnx.Value | None]:
+    """The codes [out, groups, bytes of a group], scales and zero points of `weight` in the bits of its layout."""
+    groups, last = -(-weight.width // layout.group), layout.group * layout.bits // 8
+    points = _part(e, weight, "points") if layout.has_zeros else None
+    return _part(e, weight, "packed", groups, last), _part(e, weight, "steps"), points
+
+
+def _by_nibbles(e: Emitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout, level: int) -> onnx.Value:
+    """The product by codes of 4 bits alone: those of 3 bits are widened, those of 8 are two, the high half first."""
+    planes, groups = 2 if layout.bits == 8 else 1, -(-weight.width // layout.group)
+    if planes == 2:  # rows of whole groups alone
+        x = e.memo(("twice", key), lambda: e.op("Concat", x, x, axis=-1))
+    codes = _part(e, weight, "codes", planes * groups, layout.group // 2)
+    points = _part(e, weight, "zeros") if planes == 2 or layout.has_zeros else None
+    return _matmul(e, x, codes, _part(e, weight, "scales"), points, weight, 4, layout.group, level, planes)
+
+
+def _matmul(
+    e: Emitter,
+    x: onnx.Value,
+    codes: onnx.Value,
+    scales: onnx.Value,
+    points: onnx.Value | None,
+    weight: Param,
+    bits: int,
+    group: int,
+    level: int,
+    planes: int = 1,
+) -> onnx.Value:
+    # Without zero points the kernel subtracts 2^{bits−1}.
+    return e.op(
+        "MatMulNBits",
+        *(x, codes, scales, points),
+        domain=MS,
+        K=planes * weight.width,
+        N=int(weight.shape[0]),
+        bits=bits,
+        block_size=group,
+        accuracy_level=level or None,
+    )
+
+
+def _part(e: Emitter, weight: Param, name: str, *shape: int) -> onnx.Value:
+    recipe = Stored(weight.recipe, name)
+    dtype: DType = weight.type.dtype if name in ("steps", "scales", "offsets") else dtypes.u8
+    whole = Reshape(recipe, (*map(int, weight.shape[:-1]), *shape)) if shape else recipe
+    return e.weight(f"{weight.name}.{name}", whole, dtype)
+
+
+def _block_sums(e: Emitter, x: onnx.Value, group: int, width: int) -> onnx.Value:
+    """The sums of `x` [..., in] over each group, [..., in / group]."""
+    lead = e.op("Shape", x, start=0, end=-1)
+    blocks = e.op("Reshape", x, e.op("Concat", lead, e.constant([width // group, group]), axis=0))
+    return e.op("ReduceSum", blocks, e.constant([-1]), keepdims=0)
+
+
+def keeps(graph: Graph, target: Backend) -> list[Param]:
+    """List the weights of `graph` that stay in blocks on `target`."""
+    return [p for p in candidates(graph) if isinstance(layout_of(p, target), BlockLayout) and _is_multiplied(p)]
 
 
 def summary(graph: Graph, target: Backend) -> dict[str, int]:
     """Count the weights of `graph` that stay in blocks, by block layout."""
-    linears = (node for node in graph.nodes if node.op is ops.linear and _refusal(node, target) is None)
-    weights = dict.fromkeys(weight for node in linears if isinstance(weight := node.operand("weight"), Param))
-    return dict(Counter(str(stored_layout(weight.recipe, graph.reader)) for weight in weights))
+    layouts = (layout_of(p, target) for p in keeps(graph, target))
+    return counted(layout for layout in layouts if isinstance(layout, BlockLayout))
 
 
 def no_blocks(graph: Graph, target: Backend) -> str:
     """Return why --keep-blocks keeps none."""
-    reasons = (_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
+    reasons = (_product_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
     return next((reason for reason in reasons if reason), "there is no such linear map")
 
 
-def _block_sums(e: Emitter, x: Value, group: int) -> onnx.Value:
-    """The sums of `x` [..., in] over each group, [..., in / group]."""
-    split = [0] * (x.type.rank - 1) + [-1, group]
-    blocks = e.op("Reshape", e[x], e.constant(split))
-    return e.op("ReduceSum", blocks, e.constant([-1]), keepdims=0)
+def _is_multiplied(weight: Param) -> bool:
+    return any(node.op in (ops.linear, ops.norm_linear, ops.embedding) for node in weight.users)

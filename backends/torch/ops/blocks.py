@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
+from weft.ir.recipes.blocks.parts import wide
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
@@ -49,7 +50,7 @@ def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodu
         e.blocks[weight] = block_params(weight, layout)
     parts = e.blocks[weight]
     out, width = weight.type.concrete({})
-    how = f"bits={layout.bits}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
+    how = f"bits={wide(layout)}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
     if layout.floats:
         how += ", floats=True" + ", activations=True" * (e.graph.meta.get(ACTIVATIONS) == "fp8")
     if layout.scale != dtypes.f16:

@@ -16,7 +16,7 @@ from torch import nn
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
-from weft.ir.recipes.quantized import Stored
+from weft.ir.recipes.blocks import Stored
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.streams import stream
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from weft.ir.graph import Param
+from weft.ir.recipes.blocks import Stored
 from weft.ir.recipes.frequencies import AlibiSlopes, RopeFrequencies
-from weft.ir.recipes.quantized import Stored
 from weft.ir.recipes.recipe import Recipe
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType

@@ -1,7 +1,7 @@
-"""Weights that stay in the quantized blocks of the checkpoint, and their tensors.
+"""Weights that stay in quantized blocks, and their tensors.
 
-`BlockOptions` of the target ask for it in the meta of the graph: ``head`` or ``all``. A module of
-`snippets/quantized.py` holds the codes, scales and offsets of a `kept` weight; every other weight is dequantized.
+`backends.blocks` tells which are to. A module of `snippets/quantized.py` holds the codes, scales and offsets of a
+`kept` weight; every other weight is dequantized.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ from collections.abc import Iterable
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes import Permute
-from weft.ir.recipes.quantized import Stored, stored_layout
+from weft.ir.recipes.blocks import Stored, block_layout
+from weft.ir.recipes.blocks.parts import wide
 from weft.ir.types import TensorType, dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
-from ...options import KEEP_BLOCKS
+from ...blocks import NOT_ASKED, kept_layout
 from ..kernels.shared.codes import TILE, words
-
-NOT_ASKED = ""
 
 
 def kept(weight: Value | None) -> BlockLayout | str:
     """The layout that `weight`, of a linear map, is kept in; or why it is widened, nothing if it is not to be kept."""
-    if not isinstance(weight, Param) or not (asked := weight.graph.meta.get(KEEP_BLOCKS)):
-        return NOT_ASKED
-    if asked == "head" and weight.shape[0] != weight.graph.meta.get("vocab"):
+    layout = kept_layout(weight)
+    if layout == NOT_ASKED or not isinstance(weight, Param):
         return NOT_ASKED
     linears = [node for node in weight.users if node.op is ops.linear]
     if not linears:
@@ -36,9 +34,10 @@ def kept(weight: Value | None) -> BlockLayout | str:
         return "it is not the weight of linear maps alone, in a module of theirs"
     if len({node.operand("bias") for node in linears}) > 1:
         return "linear maps with different biases share it"
-    layout = stored_layout(weight.recipe, weight.graph.reader)
     if isinstance(layout, str):
         return layout
+    if weight.width % layout.group:
+        return f"its rows of {weight.width} numbers end within a group of {layout.group}"
     if layout.group % TILE:
         return f"groups of {layout.group} codes are not multiples of {TILE}, which kernels multiply at a time"
     if embeds(weight) and dense(weight.graph) is None:
@@ -63,10 +62,10 @@ def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
     out, width = weight.type.concrete({})
     stem, groups = weight.name.removesuffix(".weight"), width // layout.group
     parts = {
-        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, words(width, layout.bits))),
+        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, words(width, wide(layout)))),
         "scales": (Permute(Stored(weight.recipe, "steps"), (1, 0)), layout.scale, (groups, out)),
     }
-    if layout.has_minimum:
+    if layout.has_minimum or layout.has_zeros:
         parts["offsets"] = (Permute(Stored(weight.recipe, "offsets"), (1, 0)), dtypes.f32, (groups, out))
     return {
         name: Param(weight.graph, f"{stem}.{name}", TensorType(dtype, shape), recipe)
@@ -87,7 +86,7 @@ def summary(weights: Iterable[Param]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for param in weights:
         if isinstance(param.recipe, Stored):
-            name = str(stored_layout(param.recipe.item, param.graph.reader))
+            name = str(block_layout(param.recipe.item, param.graph.reader))
             counts[name] = counts.get(name, 0) + 1
     return counts
 

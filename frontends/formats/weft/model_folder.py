@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from weft.backends.storage import check_format, seal, stamps, whole_folder
 from weft.backends.storage.contents import SEALED
 from weft.backends.storage.safetensors import STORED, Progress, Tensor, counted, parse_stored, write_shards
 from weft.ir.documents import read_json, read_text
-from weft.ir.graph import Graph
+from weft.ir.graph import Graph, Param
 from weft.ir.graph.verifier import verify
 from weft.ir.recipes import RANDOM, Concat, Full, Permute, Reshape, Slice, Source, Take
+from weft.ir.recipes.blocks import BlockRecipe, Dequantize, Stored, block_layout, part_shapes
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import Recipe
 from weft.ir.recipes.streams import stream
@@ -45,15 +47,20 @@ def write_model(
 
     Every parameter that is made of checkpoint tensors or random numbers is evaluated, a block at a time, and stored in
     `dtype` (f32, f16, bf16), or in the dtype that holds it exactly: the checkpoint's, where its numbers only move, else
-    the parameter's. What follows from a formula, such as rotary frequencies, stays one.
+    the parameter's. What follows from a formula, such as rotary frequencies, stays one. A quantized parameter is stored
+    as its codes, scales and zero points.
 
     Raises:
         WeftError: if `out` cannot be written, or a number exceeds the range of `dtype`.
     """
     graph, stored = model.graph.clone(), None if dtype is None else parse_stored(dtype)
-    tensors = parameters(graph, stored)
+    blocks = {name: made for name, param in graph.params.items() if (made := in_blocks(param))}
+    tensors = parameters(graph, stored, leave=blocks)
     for name in tensors:
         graph.params[name].recipe = Source(name)
+    for name, (recipe, parts) in blocks.items():
+        tensors |= parts
+        graph.params[name].recipe = recipe
     graph.meta.pop("source", None)  # the folder itself, wherever it will be
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=counted(progress, tensors))
@@ -98,11 +105,38 @@ def _provenance(path: Path) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in SEALED}
 
 
-def parameters(graph: Graph, dtype: DType | None = None) -> dict[str, Tensor]:
-    """The parameters of `graph` that hold weights, by name: to be stored as `write_model` says."""
+def in_blocks(param: Param) -> tuple[Dequantize, dict[str, Tensor]] | None:
+    """The codes, scales and zero points of a quantized parameter as tensors by name, and the recipe that reads them."""
+    reader, recipe = param.graph.reader, param.recipe
+    layout = block_layout(recipe, reader) if recipe.has(BlockRecipe) else ""
+    if isinstance(layout, str):
+        return None
+    *lead, width = param.type.concrete({})
+    numbers, sources, tensors = part_shapes(layout, width), dict[str, Source](), dict[str, Tensor]()
+    wanted = {"codes": ("packed", dtypes.u8), "scales": ("steps", layout.scale), "zeros": ("points", dtypes.u8)}
+    for part, (stored, dtype) in wanted.items():
+        if part != "zeros" or layout.has_zeros:
+            key = f"{param.name}.{part}"
+            sources[part] = Source(key)
+            shape = (*lead, numbers[stored])
+            tensors[key] = Tensor(shape, dtype, partial(stream, Stored(recipe, stored), reader))
+    stored_recipe = Dequantize(
+        sources["codes"],
+        sources["scales"],
+        sources.get("zeros"),
+        width=width,
+        bits=layout.bits,
+        group=layout.group,
+        scale=layout.scale.name,
+    )
+    return stored_recipe, tensors
+
+
+def parameters(graph: Graph, dtype: DType | None = None, leave: Collection[str] = ()) -> dict[str, Tensor]:
+    """The parameters of `graph` that hold weights, but those to `leave`, by name: stored as `write_model` says."""
     tensors = {}
     for name, param in graph.params.items():
-        if param.recipe.has(Source, *RANDOM):
+        if name not in leave and param.recipe.has(Source, *RANDOM):
             own = exact(param.recipe, param.type.dtype, graph.reader)
             kind = dtype if dtype is not None and own.is_float else own
             tensors[name] = Tensor(param.type.concrete({}), kind, partial(stream, param.recipe, graph.reader))

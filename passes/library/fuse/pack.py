@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Concat, Full
+from weft.ir.recipes.blocks import BlockRecipe, block_layout
 
 from ...analysis.projections import THROUGH
 from ...core.base import Pass
@@ -50,6 +51,9 @@ def misfit(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> s
         or len({b.type.dtype for b in biases if b is not None}) > 1
     ):
         return f"{' and '.join(f'%{w.name}' for w in weights if w is not None)} have different dtypes"
+    quantized = [w for w in weights if isinstance(w, Param) and w.recipe.has(BlockRecipe)]
+    if quantized and len({str(block_layout(w.recipe, w.graph.reader)) for w in weights if isinstance(w, Param)}) > 1:
+        return f"{' and '.join(f'%{w.name}' for w in weights if w is not None)} are quantized in different ways"
     return None
 
 

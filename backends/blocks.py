@@ -1,0 +1,42 @@
+"""Weights that stay in quantized blocks: those that a pass quantized, and those of a checkpoint on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from weft.ir.graph import Graph, Param, Value
+from weft.ir.recipes.blocks import BlockRecipe, block_layout
+from weft.ir.types.block_layouts import BlockLayout
+
+from .options import KEEP_BLOCKS
+
+NOT_ASKED = ""
+
+
+def is_quantized(weight: Param) -> bool:
+    """Return whether a pass, not the checkpoint, made the blocks of `weight`."""
+    return weight.recipe.has(BlockRecipe)
+
+
+def kept_layout(weight: Value | None) -> BlockLayout | str:
+    """Return the block layout that `weight` is to stay in; or why it has none, `NOT_ASKED` if it need not have one."""
+    if not isinstance(weight, Param):
+        return NOT_ASKED
+    if not is_quantized(weight):
+        asked = weight.graph.meta.get(KEEP_BLOCKS)
+        if not asked or (asked == "head" and weight.shape[0] != weight.graph.meta.get("vocab")):
+            return NOT_ASKED
+    return block_layout(weight.recipe, weight.graph.reader)
+
+
+def candidates(graph: Graph) -> Iterator[Param]:
+    """Yield the parameters that somebody reads, each once."""
+    yield from (param for param in graph.params.values() if param.uses)
+
+
+def counted(layouts: Iterable[BlockLayout]) -> dict[str, int]:
+    """Count weights by their block layout."""
+    counts: dict[str, int] = {}
+    for layout in layouts:
+        counts[str(layout)] = counts.get(str(layout), 0) + 1
+    return counts

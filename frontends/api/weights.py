@@ -1,0 +1,53 @@
+"""Weights in fewer bits by one word: ``int4``, ``int8`` and so on, as the passes that make a model so."""
+
+from __future__ import annotations
+
+import re
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.passes import lookup, run_passes
+
+BITS = (2, 3, 4, 8)
+_FORM = re.compile(r"\s*int(\d+)\s*(?:\{(.*)\})?\s*", re.DOTALL)
+# Exact rewrites after which weights lose less when they are rounded; a graph that one does not fit goes without it.
+PREPARED = ("fold-norm-scale, rotate-residual",)
+
+
+def weights_pipeline(graph: Graph, text: str) -> str:
+    """Return the pipeline that `text` is short for: ``int4``, or with arguments of `quantize`, ``int4{group=64}``.
+
+    Codes of 8 bits are rounded to the nearest; those of fewer are fitted to a text, after exact rewrites that spread
+    what is large in a few places over all, where the graph allows them.
+
+    Raises:
+        WeftError: if the text is of another form.
+    """
+    match = _FORM.fullmatch(text)
+    if match is None or int(match[1]) not in BITS:
+        known = ", ".join(f"int{bits}" for bits in BITS)
+        raise WeftError(
+            f"--weights {text!r} is not known; it takes {known}, each with arguments of the pass quantize if need be, "
+            'such as "int4{group=64}"'
+        )
+    bits, given = int(match[1]), (match[2] or "").strip()
+    names = set(re.findall(r"(\w+)\s*=", given))
+    arguments = [f"bits={bits}", *([given] if given else [])]
+    nearest = bits == 8 and not names & {"method", "calibration"}
+    if nearest:
+        arguments.append("method=rtn")
+    last = f"{lookup('quantize').name}{{{', '.join(arguments)}}}"
+    if nearest or re.search(r"method\s*=\s*rtn", given) or (graph.tokenize is None and "calibration" not in names):
+        return last
+    return ", ".join([*_fitting(graph), last])
+
+
+def _fitting(graph: Graph) -> list[str]:
+    """The first of the prepared pipelines that the graph allows; none if it allows none."""
+    for pipeline in PREPARED:
+        try:
+            run_passes(graph, pipeline)
+        except WeftError:
+            continue
+        return [pipeline]
+    return []

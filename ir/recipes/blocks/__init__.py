@@ -1,0 +1,13 @@
+"""Weights as quantized blocks: which layout a recipe is stored in, its parts as kernels take them, rounding to blocks.
+
+Importing this package registers its recipes. Never here: which backend takes what; how codes are chosen by a text
+(`weft.passes.fitting`).
+"""
+
+from .layouts import BlockRecipe, block_layout
+from .parts import Part, part_shapes
+from .quantize import Dequantize, Quantize
+from .scales import HeadScales
+from .stored import Stored
+
+__all__ = ["BlockRecipe", "Dequantize", "HeadScales", "Part", "Quantize", "Stored", "block_layout", "part_shapes"]

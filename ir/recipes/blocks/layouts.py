@@ -1,0 +1,86 @@
+"""The block layout of a recipe: of rows that a checkpoint stores in blocks, or that a recipe makes as blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks
+from ..combinators import Concat, Permute, Reshape, Slice, Source, Take
+from ..readers import Array, BlockTensorReader, SpilledTensors, TensorReader
+from ..recipe import Recipe
+
+
+class BlockRecipe(Recipe):
+    """Base of recipes that make a matrix [..., out, in] as blocks; its numbers are those that the blocks stand for."""
+
+    def layout(self, reader: TensorReader) -> BlockLayout:
+        """The layout of the blocks."""
+        raise TypeError(f"recipe {self.name} defines no layout")
+
+    def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Blocks:
+        """The blocks of rows ``start:stop`` of axis 0; the last group of a row is filled up."""
+        raise TypeError(f"recipe {self.name} defines no read_blocks")
+
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        width = self.shape(reader)[-1]
+        return self.layout(reader).dequantize(self.read_blocks(reader, start, stop))[..., :width]
+
+
+def block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
+    """Return the layout of the blocks that every row of `recipe` consists of, or why it is not made of whole blocks."""
+    leaves = block_leaves(recipe)
+    if isinstance(leaves, str):
+        return leaves
+    layouts = [_of_leaf(leaf, reader) for leaf in leaves]
+    for layout in layouts:
+        if isinstance(layout, str):
+            return layout
+    first, *others = dict.fromkeys(layouts)
+    if others:
+        return f"its rows are stored in different ways ({', '.join(sorted(map(str, (first, *others))))})"
+    return first
+
+
+def block_leaves(recipe: Recipe) -> tuple[Recipe, ...] | str:
+    """Return the tensors and block recipes whose whole rows `recipe` rearranges, or why it does something else."""
+    if isinstance(recipe, (Source, BlockRecipe)):
+        return (recipe,)
+    if not recipe.parts:
+        return "it is not read from a file"
+    along_rows = (isinstance(recipe, (Concat, Slice, Take)) and recipe.axis == 0) or (
+        isinstance(recipe, Permute) and recipe.axes[-1] == len(recipe.axes) - 1
+    )
+    if not (along_rows or (isinstance(recipe, Reshape) and recipe.dims[-1] == -1)):
+        if not recipe.has(Source, BlockRecipe):
+            return "it is not read from a file"
+        return f"its recipe ({recipe.name}) does more than move whole rows"
+    found: list[Recipe] = []
+    for part in recipe.parts:
+        leaves = block_leaves(part)
+        if isinstance(leaves, str):
+            return leaves
+        found += leaves
+    return tuple(found)
+
+
+def leaf_blocks(leaf: Recipe, reader: TensorReader, start: int, stop: int) -> Blocks:
+    """The blocks of rows ``start:stop`` of a leaf that has a layout."""
+    if isinstance(leaf, BlockRecipe):
+        return leaf.read_blocks(reader, start, stop)
+    assert isinstance(leaf, Source) and isinstance(reader, BlockTensorReader)
+    layout = LAYOUTS[reader.dtype(leaf.key).name]
+    return layout.unpack(np.asarray(reader.read_blocks(leaf.key, start, stop)))
+
+
+def _of_leaf(leaf: Recipe, reader: TensorReader) -> BlockLayout | str:
+    if isinstance(leaf, BlockRecipe):
+        return leaf.layout(reader)
+    assert isinstance(leaf, Source)
+    dtype = reader.dtype(leaf.key)
+    if dtype.name not in LAYOUTS:
+        return f"it is stored as {dtype}, not as {', '.join(LAYOUTS)}"
+    if not isinstance(reader.base if isinstance(reader, SpilledTensors) else reader, BlockTensorReader):
+        return "its reader returns no blocks"
+    if reader.shape(leaf.key)[-1] % dtype.block:
+        return f"its rows are no multiple of {dtype.block} numbers, those of a block"
+    return LAYOUTS[dtype.name]

@@ -1,0 +1,133 @@
+"""The parts of blocks in the forms that kernels take.
+
+`words`, `steps` and `offsets`, for kernels that take codes of 4 or 8 bits in words of 32 bits:
+
+    weight[n, k] = steps[n, g] · (codes[n, k] − 2^{bits−1}) + offsets[n, g],     g = k // group.
+
+Codes of 2 and 3 bits are widened to 4 for these, and zero points become offsets.
+
+`packed`, `steps` and `points`: the codes in their own bits, and the zero points in as many.
+
+`codes`, `scales`, `zeros`, for kernels that take 4-bit codes alone. There an 8-bit code is two of them:
+``q = 16 · (high − 8) + low``, so a row becomes the row of its high halves followed by the row of its low halves, and is
+multiplied by the activations twice over; its zero points, if it has any, are in the offsets.
+
+Nothing is rounded but the offsets, to f32; what a reader stored as a minimum was rounded by it, to the dtype of the
+layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import WeftError
+from ...types import dtypes
+from ...types.block_layouts import BlockLayout, Blocks, pack_codes, pack_pairs, pack_words
+from ...types.dtypes import DType
+from ..readers import Array, TensorReader
+from ..recipe import BLOCK_ELEMENTS, Recipe
+from .layouts import block_layout, leaf_blocks
+
+DTYPES: Mapping[str, DType] = {
+    "words": dtypes.i32,
+    "steps": dtypes.f32,
+    "offsets": dtypes.f32,
+    "packed": dtypes.u8,
+    "points": dtypes.u8,
+    "codes": dtypes.u8,
+    "scales": dtypes.f32,
+    "zeros": dtypes.u8,
+}
+
+
+def wide(layout: BlockLayout) -> int:
+    """Bits of a code where kernels take 4 or 8: the smallest of them that hold it."""
+    return 4 if layout.bits <= 4 else 8
+
+
+def part_shapes(layout: BlockLayout, width: int) -> dict[str, int]:
+    """The numbers in a row of each part, of a matrix [out, width]."""
+    groups, planes = -(-width // layout.group), wide(layout) // 4
+    return {
+        "words": -(-groups * layout.group * wide(layout) // 512) * 16,
+        "steps": groups,
+        "offsets": groups,
+        "packed": groups * -(-layout.group * layout.bits // 8),
+        "points": -(-groups * layout.bits // 8),
+        "codes": planes * groups * layout.group // 2,
+        "scales": planes * groups,
+        "zeros": -(-planes * groups // 2),
+    }
+
+
+@dataclass(frozen=True)
+class Part(Recipe):
+    """One part of the blocks of `leaf`, a checkpoint tensor or a recipe that makes blocks: [..., out, numbers of it].
+
+    Recipes that move whole rows of blocks move rows of their parts.
+    """
+
+    leaf: Recipe
+    part: str
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        layout = block_layout(self.leaf, reader)
+        if isinstance(layout, str):
+            raise WeftError(f"the blocks of {', '.join(self.sources())} cannot be taken as stored: {layout}")
+        *lead, width = self.leaf.shape(reader)
+        return (*lead, part_shapes(layout, width)[self.part])
+
+    def sources(self) -> Iterator[str]:
+        yield from self.leaf.sources()
+
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        layout = block_layout(self.leaf, reader)
+        assert isinstance(layout, BlockLayout)
+        _, *inner = self.leaf.shape(reader)
+        step = max(1, BLOCK_ELEMENTS // max(1, int(np.prod(inner))))  # whoever transposes a part reads all of its rows
+        rows = [
+            one_part(layout, leaf_blocks(self.leaf, reader, first, min(first + step, stop)), self.part)
+            for first in range(start, max(stop, start + 1), step)
+        ]
+        return np.concatenate(rows) if len(rows) > 1 else rows[0]
+
+
+def one_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
+    """The part called `part` of `blocks` in `layout`."""
+    codes, scales, offsets, zeros = blocks
+    if part == "steps":
+        return scales
+    if part == "packed":
+        return pack_codes(codes, layout.bits).reshape(*scales.shape[:-1], -1)
+    if part == "points":
+        points = np.full(scales.shape, layout.middle, np.uint8) if zeros is None else zeros
+        return pack_codes(points, layout.bits)
+    if part == "offsets":
+        return _offsets(layout, scales, offsets, zeros)
+    bits = wide(layout)
+    if bits != layout.bits:  # the same code stands for 0
+        codes = codes + np.uint8((1 << (bits - 1)) - layout.middle)
+    if part == "words":
+        lead = codes.shape[:-2]
+        return pack_words(codes.reshape(-1, *codes.shape[-2:]), bits).reshape(*lead, -1)
+    flat, eights = codes.reshape(*codes.shape[:-2], -1), np.full(scales.shape, 8, np.uint8)
+    two = bits == 8
+    if zeros is not None and not two:
+        eights = zeros + np.uint8(8 - layout.middle)
+    planes = {
+        "codes": (flat >> 4, flat & 15) if two else (flat,),
+        "scales": (16 * scales, scales) if two else (scales,),
+        "zeros": (eights, np.zeros_like(eights)) if two else (eights,),
+    }[part]
+    whole = np.concatenate(planes, -1)
+    return whole if part == "scales" else pack_pairs(whole)
+
+
+def _offsets(layout: BlockLayout, scales: Array, offsets: Array | None, zeros: Array | None) -> Array:
+    found = np.zeros_like(scales) if offsets is None else offsets
+    if zeros is not None:
+        found = found + scales * (np.float32(layout.middle) - zeros)
+    return found

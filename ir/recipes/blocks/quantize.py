@@ -1,0 +1,163 @@
+"""Recipes that round weights to integer blocks, and that read blocks which are rounded already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import WeftError
+from ...types import dtypes
+from ...types.block_layouts import INTEGER_BITS, BlockLayout, Blocks, integer_layout, unpack_codes
+from ..readers import Array, TensorReader
+from ..recipe import BLOCK_ELEMENTS, Recipe
+from .layouts import BlockRecipe
+
+
+@dataclass(frozen=True)
+class Quantize(BlockRecipe):
+    """`item` [..., out, in] rounded to the nearest codes of `bits` bits, a group of `group` numbers of a row at a time.
+
+    With zero points (`zeros`) the codes 0 to 2^bits − 1 cover a group from its least to its greatest number, and 0.
+    Without, the number of largest magnitude becomes the code 0, which stands for −2^{bits−1} scales. Scales are rounded
+    to the dtype `scale` before codes are chosen.
+
+    Raises:
+        WeftError: where a number is not finite, or scales exceed the range of their dtype.
+    """
+
+    item: Recipe
+    bits: int = 4
+    group: int = 32
+    zeros: bool = True
+    scale: str = "f16"
+
+    def layout(self, reader: TensorReader) -> BlockLayout:
+        return _layout(self.bits, self.group, self.zeros, self.scale)
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        _layout(self.bits, self.group, self.zeros, self.scale)
+        return _matrix(self, self.item.shape(reader))
+
+    def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Blocks:
+        layout, sources = self.layout(reader), tuple(self.sources())
+        rows = self.item.read(reader, start, stop)
+        step = max(1, BLOCK_ELEMENTS // max(1, int(np.prod(rows.shape[1:]))))
+        parts = [round_rows(rows[i : i + step], layout, sources) for i in range(0, max(len(rows), 1), step)]
+        return parts[0] if len(parts) == 1 else joined(parts)
+
+
+@dataclass(frozen=True)
+class Dequantize(BlockRecipe):
+    """The matrix [..., out, `width`] that `codes` stand for: u8 [..., out, groups · group · bits / 8], the lowest bits
+    first, with `scales` [..., out, groups] and, if there are any, `zeros` u8 [..., out, groups · bits / 8]."""
+
+    codes: Recipe
+    scales: Recipe
+    zeros: Recipe | None = None
+    width: int = 0
+    bits: int = 4
+    group: int = 32
+    scale: str = "f16"
+
+    def layout(self, reader: TensorReader) -> BlockLayout:
+        return _layout(self.bits, self.group, self.zeros is not None, self.scale)
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        _layout(self.bits, self.group, self.zeros is not None, self.scale)
+        lead, groups = self.scales.shape(reader)[:-1], -(-self.width // self.group)
+        wanted = {"codes": groups * self.group * self.bits // 8, "scales": groups, "zeros": -(-groups * self.bits // 8)}
+        for name, count in wanted.items():
+            part: Recipe | None = getattr(self, name)
+            if part is not None and (found := part.shape(reader)) != (*lead, count):
+                raise WeftError(
+                    f"the {name} {list(found)} of {', '.join(self.sources())} do not fit: a row of {self.width} "
+                    f"numbers of {self.bits} bits in groups of {self.group} has {count}, in {list(lead)} rows"
+                )
+        return _matrix(self, (*lead, self.width))
+
+    def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Blocks:
+        scales = self.scales.read(reader, start, stop).astype(np.float32, copy=False)
+        if not np.isfinite(scales).all():
+            raise WeftError(f"a scale of {', '.join(self.scales.sources())} is not finite: the weights are broken")
+        groups = scales.shape[-1]
+        packed = self.codes.read(reader, start, stop)
+        codes = unpack_codes(packed, self.bits, groups * self.group).reshape(*scales.shape, self.group)
+        points = None if self.zeros is None else self.zeros.read(reader, start, stop)
+        zeros = None if points is None else unpack_codes(points, self.bits, groups)
+        return Blocks(codes, scales, None, zeros)
+
+
+def _layout(bits: int, group: int, zeros: bool, scale: str) -> BlockLayout:
+    if bits not in INTEGER_BITS:
+        raise WeftError(f"there are no codes of {bits} bits; there are those of {', '.join(map(str, INTEGER_BITS))}")
+    if group < 8 or group % 8:
+        raise WeftError(f"groups of {group} numbers fill no bytes: a group is a multiple of 8")
+    return integer_layout(bits, group, zeros, dtypes.parse(scale))
+
+
+def _matrix(recipe: Recipe, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) < 2 or not shape[-1]:
+        raise WeftError(f"{', '.join(recipe.sources())} of shape {list(shape)} is no matrix to quantize")
+    return shape
+
+
+def joined(parts: list[Blocks]) -> Blocks:
+    """Blocks of consecutive rows as one."""
+
+    def column(found: list[Array | None]) -> Array | None:
+        arrays = [array for array in found if array is not None]
+        return np.concatenate(arrays) if arrays else None
+
+    codes, scales = (np.concatenate(arrays) for arrays in ([b.codes for b in parts], [b.scales for b in parts]))
+    return Blocks(codes, scales, column([b.offsets for b in parts]), column([b.zeros for b in parts]))
+
+
+def round_rows(rows: Array, layout: BlockLayout, names: tuple[str, ...] = ()) -> Blocks:
+    """`rows` [..., width] as blocks of `layout`, each number rounded to the nearest; `names` are for messages."""
+    groups = grouped(rows, layout.group)
+    low, high = groups.min(-1), groups.max(-1)
+    scales, zeros = spanned(low, high, layout)
+    if not np.isfinite(scales).all():
+        found = "is not finite" if not np.isfinite(rows).all() else f"exceeds what scales in {layout.scale} reach"
+        raise WeftError(f"a weight of {', '.join(names)} {found}: it cannot be quantized")
+    return Blocks(nearest(groups, scales, zeros, layout), scales, None, zeros)
+
+
+def grouped(rows: Array, group: int) -> Array:
+    """`rows` [..., width] as [..., groups, group], the last group filled up with zeros."""
+    rows = rows.astype(np.float32, copy=False)
+    if short := -rows.shape[-1] % group:
+        rows = np.concatenate([rows, np.zeros((*rows.shape[:-1], short), np.float32)], -1)
+    return rows.reshape(*rows.shape[:-1], -1, group)
+
+
+def spanned(low: Array, high: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
+    """Scales f32, and zero points u8 if the layout has any, of groups whose numbers are between `low` and `high`."""
+    if layout.has_zeros:
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
+        scales = _rounded((high - low) / np.float32(2**layout.bits - 1), layout)
+        with np.errstate(invalid="ignore"):  # NaN is found by the caller
+            zeros = np.rint(-low * reciprocal(scales)).clip(0, 2**layout.bits - 1).astype(np.uint8)
+        return scales, zeros
+    return _rounded(np.where(high > -low, high, low) / np.float32(-layout.middle), layout), None
+
+
+def _rounded(scales: Array, layout: BlockLayout) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(scales.astype(layout.scale.numpy).astype(np.float32))
+
+
+def reciprocal(scales: Array) -> Array:
+    """1 / scales, and 0 for scales of 0: their groups are zeros."""
+    with np.errstate(divide="ignore"):
+        return np.where(scales == 0, np.float32(0), np.float32(1) / scales)
+
+
+def nearest(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
+    """The codes u8 nearest to `groups` [..., group] with these scales and zero points [...]."""
+    codes = groups * reciprocal(scales)[..., None]
+    np.rint(codes, out=codes)
+    codes += np.float32(layout.middle) if zeros is None else zeros[..., None]
+    np.clip(codes, 0, 2**layout.bits - 1, out=codes)
+    return codes.astype(np.uint8)

@@ -1,0 +1,46 @@
+"""Scales of caches of 8-bit floats, from the weights that make keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import WeftError
+from ..readers import Array, TensorReader
+from ..recipe import Recipe
+
+
+@dataclass(frozen=True)
+class HeadScales(Recipe):
+    """f32 [heads]: the size that keys or values of each head have, as scales of caches of 8-bit floats.
+
+    That is the root mean square over a head's rows of the product of `weight` [heads · d, in] with what a norm makes,
+    if its numbers do not hang together: of size 1 but for the `gains` [in], with the `biases` [heads · d] added. A
+    weight of one head stands for all. Floats hold 1/64 to 448 times that with all their bits.
+    """
+
+    weight: Recipe
+    heads: int
+    width: int
+    gains: tuple[Recipe, ...] = ()
+    biases: tuple[Recipe, ...] = ()
+
+    @property
+    def constant(self) -> bool:
+        return True
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        rows = self.weight.shape(reader)[0]
+        if rows not in (self.width, self.heads * self.width):
+            raise WeftError(f"{rows} rows are not those of {self.heads} heads of {self.width}")
+        return (self.heads,)
+
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        gain = np.prod([g.evaluate(reader).astype(np.float64) for g in self.gains] or [np.ones(1)], axis=0)
+        squares = np.concatenate([np.square(rows * gain).sum(1) for rows in self.weight.blocks(reader)])
+        for bias in self.biases:
+            squares += np.square(bias.evaluate(reader).astype(np.float64))
+        sizes = np.sqrt(squares.reshape(-1, self.width).mean(1))
+        scales = np.broadcast_to(np.where(sizes > 0, sizes, 1), self.heads)
+        return scales[start:stop].astype(np.float32)

@@ -1,0 +1,105 @@
+"""Weight matrices: the parameters that products multiply by and lookups read, as what may be quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from weft.ir import Graph, Node, Param, Value, ops
+from weft.ir.op import Trait
+
+OPERANDS = {ops.linear: ("weight",), ops.norm_linear: ("weight",), ops.embedding: ("table",)}
+EXPERTS = ("gate", "up", "down")
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight [..., out, in] that nothing but products and lookups read, and the nodes that do, in order.
+
+    `kind` is ``linear``; ``experts``, a stack; ``table``, if it is looked up; or ``head``, if it makes the logits. A
+    tied table is a head.
+    """
+
+    param: Param
+    kind: str
+    readers: tuple[Node, ...]
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for size in self.param.type.concrete({}):
+            count *= size
+        return count
+
+
+def matrices(graph: Graph) -> dict[Param, Matrix | str]:
+    """Return every matrix that products or lookups read, or why it cannot be changed for them alone; routers are left
+    out, whose choices a rounded weight would change."""
+    found: dict[Param, Matrix | str] = {}
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    for param in graph.params.values():
+        readers = sorted(param.users, key=lambda node: order[node])
+        if not any(_reads(node, param) for node in readers) or param.recipe.constant:
+            continue
+        if any(_routes(node) for node in readers):
+            found[param] = "it is the weight of a router"
+        elif param.is_output:
+            found[param] = "it is an output of the graph"
+        elif other := next((node for node in readers if not _reads(node, param)), None):
+            found[param] = f"{other.op.name} (%{other.output.name}) reads it, too"
+        elif not all(isinstance(size, int) for size in param.shape):
+            found[param] = "its shape is not fixed"
+        else:
+            found[param] = Matrix(param, _kind(param, readers), tuple(readers))
+    return found
+
+
+def named(param: Param, patterns: Iterable[str]) -> bool:
+    """Return whether the name of `param`, or a part of it between dots, matches one of `patterns` (``*.down.*``)."""
+    return any(
+        fnmatchcase(param.name, p) or any(fnmatchcase(part, p) for part in param.name.split(".")) for p in patterns
+    )
+
+
+def _reads(node: Node, param: Param) -> bool:
+    names = OPERANDS.get(node.op, EXPERTS if node.op is ops.moe else ())
+    return sum(v is param for v in node.inputs) == sum(node.operand(name) is param for name in names)
+
+
+def _kind(param: Param, readers: list[Node]) -> str:
+    if any(node.op is ops.moe for node in readers):
+        return "experts"
+    logits = param.graph.outputs.get("logits")
+    if logits is not None and any(node.op is not ops.embedding and _leads_to(node.output, logits) for node in readers):
+        return "head"
+    return "table" if any(node.op is ops.embedding for node in readers) else "linear"
+
+
+def _leads_to(value: Value, goal: Value) -> bool:
+    """Return whether `goal` is `value`, or made of it elementwise, by moving rows, or by a last linear map of them."""
+    while value is not goal:
+        users = value.users
+        if len(users) != 1:
+            return False
+        (user,) = users
+        if user.op is not ops.linear and not {Trait.ELEMENTWISE, Trait.VIEW, Trait.COPY} & user.op.traits:
+            return False
+        value = user.output
+    return True
+
+
+def _routes(node: Node) -> bool:
+    """Return whether what `node` makes is the scores of a router."""
+    waiting, seen = [*node.outputs], set[Value]()
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        for user in value.users:
+            if user.op in (ops.route, ops.expert_choice, ops.top_k):
+                return True
+            if Trait.ELEMENTWISE in user.op.traits or user.op is ops.softmax:
+                waiting += user.outputs
+    return False

@@ -1,0 +1,1 @@
+"""Passes that store numbers in fewer bits: weights in quantized blocks."""

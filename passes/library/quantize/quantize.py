@@ -1,0 +1,163 @@
+"""Weights in quantized blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from weft.ir import Graph, WeftError
+from weft.ir.recipes.blocks import BlockRecipe, block_layout
+from weft.ir.recipes.readers import Array
+from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, integer_layout
+
+from ...core.base import Pass
+from ...core.equivalence import EquivalenceCheck
+from ...core.trace import Trace
+from ...fitting.calibration import MIXTURE, read_tokens
+from ...fitting.matrices import Matrix, matrices, named
+from ...fitting.quantizing import fit, round_to_nearest
+
+HEAD_BITS = 8
+LEAST_TOKENS = 256  # of a text, below which moments of activations tell nothing
+
+
+@dataclass(frozen=True)
+class QuantizeWeights(Pass):
+    """Store weight matrices as integers of `bits` bits, in groups of `group` numbers of a row that share a scale.
+
+    A weight is then scale · (code − zero point): with `zeros` each group has a zero point of `bits` bits, else it is
+    2^{bits−1}. Scales are f16. Graphs stay as they are: the recipe of a parameter says how its codes are made, every
+    target takes them as they are where it has a kernel for them, and its numbers otherwise.
+
+    `method` says how codes are chosen. rtn: the nearest, which needs no text and streams. gptq: column by column, each
+    making up for the errors of those before it, for inputs such as a text has: `calibration`, a text file or token ids
+    (.npy, .json), or else a mixture of prose, code and languages that comes with weft; `tokens` of it are read. Layers
+    see what the quantized ones before them make of the text. The default is gptq where the model has a tokenizer.
+
+    Embedding tables and output heads take `head` bits. Routers stay as they are, as do weights whose names, or a part
+    of them between dots, match a pattern of `keep` (``"down, layers.0.*"``), norms, biases and whatever else is no
+    matrix of products.
+
+    Condition: weights are finite, and their sizes are fixed.
+
+    Source: Frantar 2022, GPTQ (arXiv 2210.17323); group-wise integers as in ONNX Runtime's MatMulNBits.
+
+    Example quantize{bits=8, group=16, method=rtn}::
+
+        graph example {
+          input %x: f32[batch, seq, 32]
+          param %up.weight: f32[48, 32] = normal([48, 32], std=0.5, stream="up")
+          param %down.weight: f32[32, 48] = normal([32, 48], std=0.5, stream="down")
+          %up: f32[batch, seq, 48] = linear(%x, %up.weight)
+          %act: f32[batch, seq, 48] = relu(%up)
+          %down: f32[batch, seq, 32] = linear(%act, %down.weight)
+          output y = %down
+        }
+    """
+
+    name = "quantize"
+    effect = "lossy"
+    purpose = "Numbers"
+    bits: int = 4
+    group: int = 32
+    method: Literal["auto", "rtn", "gptq"] = "auto"
+    zeros: bool = True
+    head: int = HEAD_BITS
+    keep: str = ""
+    calibration: str | None = None
+    tokens: int = 16384
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        self._check_arguments()
+        plan = self._plan(graph, trace)
+        if not plan and not trace.refusals:
+            raise WeftError(f"quantize: graph {graph.name} has no weight matrix that can be quantized")
+        texts = self._texts(graph, trace) if plan else []
+        if texts:
+            for name in fit(graph, texts, plan, trace.progress):
+                trace.fired(self.name, name)
+            return
+        for matrix, layout in plan.items():
+            round_to_nearest(matrix.param, layout)
+            trace.fired(self.name, matrix.param.name)
+
+    def _check_arguments(self) -> None:
+        for name, bits in (("bits", self.bits), ("head", self.head)):
+            if bits not in INTEGER_BITS:
+                known = ", ".join(map(str, INTEGER_BITS))
+                raise WeftError(f"quantize: {name}={bits}: there are codes of {known} bits")
+        if self.group < 16 or self.group & (self.group - 1) or self.group > 256:
+            raise WeftError(f"quantize: group={self.group}: kernels take groups of 16, 32, 64, 128 and 256 numbers")
+        if self.tokens < 1:
+            raise WeftError(f"quantize: tokens={self.tokens} must be positive")
+        if self.calibration is not None and self.method == "rtn":
+            raise WeftError("quantize: method=rtn looks at no text; calibration is for method=gptq")
+
+    def _plan(self, graph: Graph, trace: Trace) -> dict[Matrix, BlockLayout]:
+        """The layout of each matrix that is quantized."""
+        patterns = [p.strip() for p in self.keep.split(",") if p.strip()]
+        plan: dict[Matrix, BlockLayout] = {}
+        for param, found in matrices(graph).items():
+            if isinstance(found, str):
+                trace.refuse(self.name, param.name, found)
+            elif named(param, patterns):
+                trace.note(f"{self.name}: kept %{param.name}")
+            elif param.recipe.has(BlockRecipe):
+                trace.refuse(
+                    self.name, param.name, f"it is quantized already ({block_layout(param.recipe, graph.reader)})"
+                )
+            else:
+                plan[found] = self._layout(graph, found)
+        return plan
+
+    def _layout(self, graph: Graph, matrix: Matrix) -> BlockLayout:
+        bits = self.head if matrix.kind in ("head", "table") else self.bits
+        return integer_layout(bits, self.group, self.zeros)
+
+    def _texts(self, graph: Graph, trace: Trace) -> list[Array]:
+        """The texts that gptq looks at; none for rtn."""
+        if self.method == "rtn":
+            return []
+        if self.calibration is None and graph.tokenize is None:
+            if self.method == "gptq":
+                raise WeftError(
+                    "quantize: method=gptq looks at a text, and the model has no tokenizer to read one with: give "
+                    "calibration= a .npy or .json file of token ids, or method=rtn"
+                )
+            trace.note("quantize: weights are rounded to the nearest: the model has no tokenizer to read a text with")
+            return []
+        texts = read_tokens(graph, self.calibration or str(MIXTURE), self.tokens)
+        count, least = sum(ids.size for ids in texts), self._least(graph)
+        if count < min(least, self.tokens):
+            raise WeftError(
+                f"quantize: the calibration text {self.calibration} has {count} tokens, and gptq needs {least} or more "
+                "to tell which directions matter; give a longer one, or method=rtn"
+            )
+        return texts
+
+    def _least(self, graph: Graph) -> int:
+        """Tokens below which moments of activations tell nothing."""
+        return LEAST_TOKENS
+
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
+        """Rounded to the nearest, every weight is within a step of its codes of the original; others are the same."""
+        staged = equivalence.stage(before)
+        rounded = staged.clone()
+        replace(self, method="rtn", calibration=None).run(rounded, Trace())
+        for name, param in staged.params.items():
+            recipe, exact = rounded.params[name].recipe, param.recipe.evaluate(staged.reader)
+            found = recipe.evaluate(staged.reader)
+            if not isinstance(recipe, BlockRecipe):
+                equivalence.same({name: exact}, {name: found}, 0.0)
+                continue
+            blocks = recipe.read_blocks(staged.reader, 0, len(exact))
+            steps = np.abs(blocks.scales).repeat(recipe.layout(staged.reader).group, -1)[..., : exact.shape[-1]]
+            error = np.abs(exact - found)
+            # A zero point is rounded by half a step, and a code by another; a scale by 2^-11, of as many steps as a
+            # code has.
+            if not (error <= steps * (1 + 2.0 ** (self.bits - 10))).all():
+                raise WeftError(
+                    f"%{name} differs from the original by {np.nanmax(error / steps):.2f} steps of its codes"
+                )

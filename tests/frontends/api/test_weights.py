@@ -1,0 +1,136 @@
+"""Weights in fewer bits by one word: folders of every target against the float64 meaning of the quantized graph."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.frontends.api.source.sources import load_source
+from weft.frontends.api.weights import weights_pipeline
+from weft.frontends.model import Model
+from weft.ir import Graph, WeftError, interpret
+from weft.ir.recipes.blocks import Dequantize
+from weft.passes import run_passes
+
+from ...passes.library.quantize.test_quantize import USED, in_memory
+from ..command import done, refused
+
+VOCAB, DIM = 97, 64
+BLOCK = weft.Block(weft.Attention(4, kv_heads=2, rope=weft.RoPE()), weft.GatedMLP(96), weft.RMSNorm())
+ARCHITECTURE = """
+import weft
+model = weft.Decoder(97, 64, 1, weft.Block(weft.Attention(2), weft.GatedMLP(64), weft.RMSNorm()), tie_embeddings=True)
+"""
+MODELS = {
+    "tied": weft.Decoder(VOCAB, DIM, 2, BLOCK, context=64, tie_embeddings=True),
+    "mixture": weft.Decoder(
+        VOCAB, DIM, 2, weft.Block(weft.Attention(4, rope=weft.RoPE()), weft.MoE(4, 32, 2), weft.RMSNorm()), context=64
+    ),
+    "biased": weft.Decoder(
+        VOCAB,
+        DIM,
+        1,
+        weft.Block(weft.Attention(4, qkv_bias=True, out_bias=True), weft.MLP(72, bias=True), weft.LayerNorm()),
+        context=64,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("bits", "zeros"), list(itertools.product((2, 4, 8), ("true", "false"))))
+def test_pytorch_computes_the_dequantized_numbers(name: str, bits: int, zeros: str) -> None:
+    pipeline = (
+        f"quantize{{bits={bits}, zeros={zeros}, group=16, method=rtn}}"
+        if bits == 2
+        else (f"quantize{{bits={bits}, zeros={zeros}, method=rtn}}")
+    )
+    graph = run_passes(in_memory(MODELS[name].graph()), pipeline)
+    ids = np.random.default_rng(0).integers(0, VOCAB, (2, 20))
+    inputs = {"input_ids": ids, "position_ids": np.arange(20)[None].repeat(2, 0)}
+    exact = interpret(graph, {k: v for k, v in inputs.items() if k in graph.inputs})["logits"]
+    network = weft.torch(graph)
+    with torch.inference_mode():
+        found = network(torch.from_numpy(ids))
+    np.testing.assert_allclose(found.numpy(), exact, rtol=0, atol=5e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
+@pytest.mark.parametrize("weights", ["int8", "int4", "int4{zeros=false, group=16}", "int3"])
+def test_folders_of_every_target(name: str, target: str, weights: str, tmp_path: Path) -> None:
+    model = Model(in_memory(MODELS[name].graph()), name, name)
+    options = {"arithmetic": "f32"} if target == "ort-cpu" else {}
+    report = weft.compile(model, tmp_path / "out", target=target, weights=weights, **options)
+    loaded = weft.load(tmp_path / "out", trust=target == "torch")
+    ids = np.random.default_rng(1).integers(0, VOCAB, 20).tolist()
+    graph = run_passes(model.graph, weights_pipeline(model.graph, weights))
+    exact = _logits(graph, ids)
+    found = loaded.logits(ids)
+    np.testing.assert_allclose(found[-1], exact[-1], rtol=0, atol=5e-5 * np.abs(exact).max())
+    blocks = json.loads((tmp_path / "out" / "weft.json").read_text()).get("blocks", {})
+    widened = target == "onnx" or (target == "torch" and "group=16" in weights)  # its kernels take 32 codes at a time
+    assert bool(blocks) != widened and report.weight_bytes
+
+
+def _logits(graph: Graph, ids: list[int]) -> np.ndarray:
+    inputs = {"input_ids": np.array([ids]), "position_ids": np.arange(len(ids))[None]}
+    found: np.ndarray = interpret(graph, {k: v for k, v in inputs.items() if k in graph.inputs})["logits"][0]
+    return found
+
+
+def test_model_folders_hold_codes_not_numbers(tmp_path: Path) -> None:
+    graph = in_memory(MODELS["tied"].graph())
+    np.save(tmp_path / "ids.npy", np.random.default_rng(1).integers(0, USED, (24, 32)))
+    model = Model(graph, "tied", "tied")
+    from weft.frontends.api.rewriting import rewrite
+    from weft.frontends.formats.weft.model_folder import write_model
+
+    for i, pipeline in enumerate(("quantize{method=rtn}", f"quantize{{calibration={tmp_path / 'ids.npy'}}}")):
+        quantized = rewrite(model, pipeline)
+        write_model(quantized, tmp_path / str(i))
+        again = load_source(str(tmp_path / str(i)))
+        ids = list(range(12))
+        np.testing.assert_array_equal(_logits(again.graph, ids), _logits(quantized.graph, ids))
+        assert isinstance(again.graph.params["layers.0.ffn.up.weight"].recipe, Dequantize)
+        size = (tmp_path / str(i) / "model.safetensors").stat().st_size
+        elements = sum(np.prod(p.type.concrete({})) for p in graph.params.values() if p.type.rank == 2)
+        assert size < 0.4 * 4 * elements
+
+
+@pytest.mark.parametrize(
+    ("weights", "pipeline"),
+    [
+        ("int8", "quantize{bits=8, method=rtn}"),
+        ("int4", "quantize{bits=4}"),
+        ("int4{method=rtn, group=64}", "quantize{bits=4, method=rtn, group=64}"),
+        ("int3{calibration=a.npy}", "fold-norm-scale, rotate-residual, quantize{bits=3, calibration=a.npy}"),
+    ],
+)
+def test_the_pipelines_that_words_stand_for(weights: str, pipeline: str) -> None:
+    assert weights_pipeline(in_memory(MODELS["tied"].graph()), weights) == pipeline
+
+
+def test_a_graph_that_cannot_be_rotated_goes_without() -> None:
+    graph = in_memory(MODELS["biased"].graph())  # LayerNorms
+    assert weights_pipeline(graph, "int4{calibration=a.npy}") == "quantize{bits=4, calibration=a.npy}"
+
+
+@pytest.mark.parametrize("weights", ["int5", "q4_0", "int4{", "4", ""])
+def test_unknown_words_are_refused(weights: str) -> None:
+    with pytest.raises(WeftError, match="is not known; it takes int2, int3, int4, int8"):
+        weights_pipeline(in_memory(MODELS["tied"].graph()), weights)
+
+
+def test_the_command_names_what_it_takes(tmp_path: Path) -> None:
+    line = refused("compile", "gpt2", "--weights", "int5", "-o", tmp_path / "out")
+    assert "--weights 'int5' is not known; it takes int2, int3, int4, int8" in line
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "tiny.py").write_text(ARCHITECTURE)
+    done("compile", tmp_path / "tiny.py", "--weights", "int4", "-o", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "weft.json").read_text())["blocks"] == {"uint4_32": 5, "uint8_32": 1}

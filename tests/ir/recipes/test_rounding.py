@@ -1,0 +1,164 @@
+"""Weights rounded to integer blocks: by formulas of their own, whatever the bits, groups, zero points and shapes."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from weft.ir import WeftError
+from weft.ir.recipes import Concat, Recipe, Source
+from weft.ir.recipes.blocks import Dequantize, Quantize, Stored, block_layout
+from weft.ir.recipes.readers import Array, MemoryReader
+from weft.ir.recipes.spelling import spell_recipe
+from weft.ir.recipes.streams import stream
+from weft.ir.text.parser import parse
+from weft.ir.types import dtypes
+from weft.ir.types.block_layouts import BlockLayout, integer_layout, pack_codes, unpack_codes
+
+KINDS = list(itertools.product((2, 3, 4, 8), (16, 32), (True, False)))
+
+
+def reader_of(**arrays: Array) -> MemoryReader:
+    return MemoryReader(arrays)
+
+
+def by_hand(row: Array, bits: int, group: int, zeros: bool) -> Array:
+    """A row rounded number by number in Python's own arithmetic, with scales in half precision."""
+    found: list[float] = []
+    for first in range(0, len(row), group):
+        numbers = [float(n) for n in row[first : first + group]]
+        padded = [*numbers, 0.0]  # where the last group is filled up; 0 is within every range with a zero point
+        if zeros:
+            low, high = min(padded), max(padded)
+            scale = float(np.float16(np.float32(high - low) / np.float32(2**bits - 1)))
+            zero = min(max(round(-low / scale), 0), 2**bits - 1) if scale else 0
+        else:
+            whole = numbers if len(numbers) == group else padded
+            largest = max(whole) if max(whole) > -min(whole) else min(whole)
+            scale, zero = float(np.float16(np.float32(largest) / np.float32(-(2 ** (bits - 1))))), 2 ** (bits - 1)
+        codes = [min(max(round(n / scale) + zero, 0), 2**bits - 1) if scale else zero for n in numbers]
+        found += [scale * (code - zero) for code in codes]
+    return np.array(found)
+
+
+@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
+@pytest.mark.parametrize("width", [16, 40, 96])
+def test_rows_are_rounded_as_by_hand(bits: int, group: int, zeros: bool, width: int, rng: np.random.Generator) -> None:
+    weight = rng.standard_normal((5, width)).astype(np.float32)
+    weight[1] = 0
+    weight[2] = np.abs(weight[2])
+    reader = reader_of(w=weight)
+    found = Quantize(Source("w"), bits, group, zeros).evaluate(reader)
+    expected = np.stack([by_hand(row, bits, group, zeros) for row in weight])
+    # A number halfway between two codes may go either way: 1/scale is rounded here and the quotient there.
+    apart = np.abs(found - expected)
+    steps = np.abs(weight).max() / (2 ** (bits - 1) - 1) * 2
+    assert (apart < 1e-6).mean() > 0.995 and apart.max() <= steps
+    assert not found[1].any()
+
+
+@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
+def test_blocks_pack_and_unpack(bits: int, group: int, zeros: bool, rng: np.random.Generator) -> None:
+    layout = integer_layout(bits, group, zeros)
+    recipe = Quantize(Source("w"), bits, group, zeros)
+    blocks = recipe.read_blocks(reader_of(w=rng.standard_normal((3, 2 * group)).astype(np.float32)), 0, 3)
+    raw = layout.pack(blocks)
+    assert raw.shape == (3, 2, layout.dtype.block_bytes)
+    again = layout.unpack(raw)
+    np.testing.assert_array_equal(layout.dequantize(again), layout.dequantize(blocks))
+    np.testing.assert_array_equal(again.codes, blocks.codes)
+    assert str(layout) == f"{'u' * zeros}int{bits}_{group}"
+    assert layout.bits_per_weight == bits + (16 + bits * zeros) / group
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_codes_lie_lowest_bits_first(bits: int, rng: np.random.Generator) -> None:
+    codes = rng.integers(0, 2**bits, (4, 24)).astype(np.uint8)
+    packed = pack_codes(codes, bits)
+    for row, numbers in zip(packed, codes, strict=True):
+        whole = int.from_bytes(row.tobytes(), "little")
+        assert [whole >> bits * i & (2**bits - 1) for i in range(24)] == numbers.tolist()
+    np.testing.assert_array_equal(unpack_codes(packed, bits, 24), codes)
+
+
+def parts_of(recipe: Recipe, reader: MemoryReader, names: str) -> dict[str, Array]:
+    return {name: Stored(recipe, name).evaluate(reader) for name in names.split()}
+
+
+@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
+def test_every_form_of_the_parts_means_the_same(bits: int, group: int, zeros: bool, rng: np.random.Generator) -> None:
+    reader = reader_of(a=rng.standard_normal((4, 64)).astype(np.float32), b=rng.standard_normal((2, 64)))
+    recipe = Concat(tuple(Quantize(Source(key), bits, group, zeros) for key in "ab"))
+    expected = recipe.evaluate(reader)
+    layout = block_layout(recipe, reader)
+    assert isinstance(layout, BlockLayout)
+    native = parts_of(recipe, reader, "packed steps points offsets codes scales zeros")
+    count = 64 // group
+    codes = unpack_codes(native["packed"], bits, 64).reshape(6, count, group).astype(np.float64)
+    points = unpack_codes(native["points"], bits, count)[..., None].astype(np.float64)
+    own = (native["steps"][..., None] * (codes - points)).reshape(6, 64)
+    np.testing.assert_allclose(own, expected, rtol=0, atol=1e-6)
+    # Kernels of 4-bit codes: an 8-bit code is two, and what zero points are beyond 128 is in the offsets.
+    planes = 2 if bits == 8 else 1
+    four = unpack_codes(native["codes"], 4, planes * 64).reshape(6, planes * count, group).astype(np.float64)
+    eights = unpack_codes(native["zeros"], 4, planes * count)[..., None].astype(np.float64)
+    nibbles = (native["scales"][..., None] * (four - eights)).reshape(6, planes, 64).sum(1)
+    if bits == 8:
+        nibbles += native["offsets"].repeat(group, 1)
+    np.testing.assert_allclose(nibbles, expected, rtol=0, atol=2e-6)
+
+
+def test_a_stored_matrix_is_that_which_was_rounded(rng: np.random.Generator) -> None:
+    weight = rng.standard_normal((3, 4, 40)).astype(np.float32)  # a stack, whose rows end within a group
+    made = Quantize(Source("w"), 4, 16, True)
+    reader = reader_of(w=weight)
+    parts = parts_of(made, reader, "packed steps points")
+    stored = reader_of(c=parts["packed"], s=parts["steps"].astype(np.float16), z=parts["points"])
+    again = Dequantize(Source("c"), Source("s"), Source("z"), width=40, bits=4, group=16)
+    np.testing.assert_array_equal(again.evaluate(stored), made.evaluate(reader))
+    for recipe, source in ((made, reader), (again, stored)):
+        streamed = np.concatenate([part.reshape(-1) for part in stream(recipe, source)])
+        np.testing.assert_array_equal(streamed, made.evaluate(reader).reshape(-1))
+        text = f"graph g {{\n  param %w: f32[3, 4, 40] = {spell_recipe(recipe)}\n}}\n"
+        assert parse(text).params["w"].recipe == recipe
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        (Quantize(Source("w"), 5), "no codes of 5 bits; there are those of 2, 3, 4, 8"),
+        (Quantize(Source("w"), 4, 12), "groups of 12 numbers fill no bytes"),
+        (Quantize(Source("v")), r"v of shape \[8\] is no matrix to quantize"),
+        (Quantize(Source("nan")), "a weight of nan is not finite"),
+        (Quantize(Source("huge")), "a weight of huge exceeds what scales in f16 reach"),
+        (
+            Dequantize(Source("c"), Source("s"), None, width=40, bits=4, group=16),
+            r"the codes \[2, 20\] of c, s do not fit: a row of 40 numbers of 4 bits in groups of 16 has 24, in \[2\]",
+        ),
+        (Dequantize(Source("c"), Source("inf"), None, width=40, bits=4, group=8), "a scale of inf is not finite"),
+    ],
+)
+def test_what_cannot_be_is_refused(recipe: Recipe, why: str) -> None:
+    ones = np.ones((2, 32), np.float32)
+    reader = reader_of(
+        w=ones,
+        v=np.ones(8, np.float32),
+        nan=np.where(np.arange(32) == 3, np.nan, ones),
+        huge=ones * np.float32(1e7),
+        c=np.zeros((2, 20), np.uint8),
+        s=np.ones((2, 3), np.float16),
+        inf=np.full((2, 5), np.inf, np.float16),
+    )
+    with pytest.raises(WeftError, match=why):
+        recipe.evaluate(reader)
+
+
+def test_scales_of_another_dtype_keep_small_weights(rng: np.random.Generator) -> None:
+    weight = (rng.standard_normal((2, 32)) * 1e-8).astype(np.float32)
+    reader = reader_of(w=weight)
+    assert not Quantize(Source("w")).evaluate(reader).any()  # the scale rounds to 0 in f16
+    found = Quantize(Source("w"), scale="bf16").evaluate(reader)
+    assert np.abs(found - weight).max() < 4e-9 < np.abs(weight).max() / 5
+    assert str(integer_layout(4, 32, True, dtypes.bf16)) == "uint4_32_bf16"

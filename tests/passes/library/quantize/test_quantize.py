@@ -1,0 +1,191 @@
+"""The pass quantize: which weights it takes, what it makes of them, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weft
+from weft.ir import Graph, MemoryReader, WeftError, interpret, ops
+from weft.ir.recipes import Source
+from weft.ir.recipes.blocks import Dequantize, Quantize, block_layout
+from weft.ir.recipes.readers import Array
+from weft.ir.types.block_layouts import BlockLayout
+from weft.passes import Report, run_passes
+from weft.passes.fitting.matrices import Matrix, matrices
+
+VOCAB, USED = 97, 12  # tokens, and those of the texts: what they make spans few directions
+
+
+def model(**more: object) -> Graph:
+    """A small decoder with weights of a checkpoint in memory."""
+    block = weft.Block(weft.Attention(4, kv_heads=2, rope=weft.RoPE()), weft.GatedMLP(96), weft.RMSNorm())
+    graph = weft.Decoder(VOCAB, 48, 2, block, context=64, **more).graph()  # type: ignore[arg-type]
+    return in_memory(graph)
+
+
+def mixture() -> Graph:
+    block = weft.Block(weft.Attention(4, rope=weft.RoPE()), weft.MoE(experts=4, k=2, hidden=32), weft.RMSNorm())
+    return in_memory(weft.Decoder(VOCAB, 48, 2, block, context=64).graph())
+
+
+def in_memory(graph: Graph) -> Graph:
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Array] = {}
+    for name, param in graph.params.items():
+        if not param.recipe.constant:
+            shape = param.type.concrete({})
+            spread = np.exp(rng.standard_normal(shape[-1]))  # some inputs matter more than others
+            arrays[name] = (rng.standard_normal(shape) * spread / np.sqrt(shape[-1])).astype(np.float32)
+            if len(shape) == 1:
+                arrays[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
+            param.recipe = Source(name)
+    graph.reader = MemoryReader(arrays)
+    return graph
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(1)
+    np.save(tmp_path / "ids.npy", rng.integers(0, USED, (48, 32)))
+    return tmp_path / "ids.npy"
+
+
+def logits(graph: Graph, seed: int = 2) -> Array:
+    ids = np.random.default_rng(seed).integers(0, USED, (4, 24))
+    inputs = {"input_ids": ids, "position_ids": np.arange(24)[None].repeat(4, 0)}
+    found = interpret(graph, {name: array for name, array in inputs.items() if name in graph.inputs})
+    return found["logits"]
+
+
+def error(graph: Graph, quantized: Graph) -> float:
+    exact, found = logits(graph), logits(quantized)
+    return float(np.sqrt(np.square(exact - found).mean() / np.square(exact - exact.mean()).mean()))
+
+
+def kinds(graph: Graph) -> dict[str, str]:
+    return {p.name: m.kind if isinstance(m, Matrix) else m for p, m in matrices(graph).items()}
+
+
+def test_matrices_are_told_apart() -> None:
+    tied = kinds(model(tie_embeddings=True))
+    assert tied["embed.weight"] == "head" and tied["layers.0.ffn.down.weight"] == "linear"
+    apart = kinds(model())
+    assert apart["embed.weight"] == "table" and apart["lm_head.weight"] == "head"
+    experts = kinds(mixture())
+    assert {experts[f"layers.0.ffn.experts.{name}"] for name in ("gate", "up", "down")} == {"experts"}
+    assert sum(kind == "experts" for kind in experts.values()) == 6
+    assert sum(kind == "it is the weight of a router" for kind in experts.values()) == 2
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("zeros", ["true", "false"])
+def test_fitting_to_a_text_loses_less_than_rounding(bits: int, zeros: str, text: Path) -> None:
+    graph = model(tie_embeddings=True)
+    rounded = run_passes(graph, f"quantize{{bits={bits}, zeros={zeros}, method=rtn}}")
+    fitted = run_passes(graph, f"quantize{{bits={bits}, zeros={zeros}, method=gptq, calibration={text}}}")
+    assert error(graph, fitted) < 0.9 * error(graph, rounded)
+    assert isinstance(rounded.params["layers.0.ffn.up.weight"].recipe, Quantize)
+    assert isinstance(fitted.params["layers.0.ffn.up.weight"].recipe, Dequantize)
+
+
+def test_experts_are_fitted_each_to_its_tokens(text: Path) -> None:
+    graph = mixture()
+    rounded = run_passes(graph, "quantize{bits=3, method=rtn}")
+    fitted = run_passes(graph, f"quantize{{bits=3, method=gptq, calibration={text}}}")
+    assert error(graph, fitted) < 0.9 * error(graph, rounded)
+    stack = fitted.params["layers.1.ffn.experts.down"]
+    assert isinstance(stack.recipe, Dequantize) and stack.recipe.evaluate(fitted.reader).shape == (4, 48, 32)
+
+
+def test_bits_of_heads_and_names_to_keep(text: Path) -> None:
+    graph, report = model(), Report()
+    quantized = run_passes(graph, 'quantize{bits=4, head=8, method=rtn, keep="down, layers.1.attn.*"}', report=report)
+    bits = {n: p.recipe.bits for n, p in quantized.params.items() if isinstance(p.recipe, Quantize)}
+    assert bits["embed.weight"] == bits["lm_head.weight"] == 8
+    assert bits["layers.0.attn.q.weight"] == 4 and bits["layers.1.ffn.up.weight"] == 4
+    assert not {n for n in bits if "down" in n or n.startswith("layers.1.attn")}
+    assert "kept %layers.0.ffn.down.weight" in str(report)
+
+
+def test_shared_weights_are_rounded_once_for_all_that_they_multiply(text: Path) -> None:
+    graph = model()
+    for name in ("q", "k", "v", "o"):
+        second, first = graph.params[f"layers.1.attn.{name}.weight"], graph.params[f"layers.0.attn.{name}.weight"]
+        second.replace_uses(first)
+        graph.erase_param(second)
+    rounded = run_passes(graph, "quantize{bits=3, method=rtn}")
+    fitted = run_passes(graph, f"quantize{{bits=3, method=gptq, calibration={text}}}")
+    assert error(graph, fitted) < 0.9 * error(graph, rounded)
+    assert len(fitted.params["layers.0.attn.q.weight"].users) == 2
+
+
+def test_a_tied_table_stays_one_when_the_stream_is_rotated() -> None:
+    graph = model(tie_embeddings=True)
+    rotated = run_passes(graph, "fold-norm-scale, rotate-residual", verify=True)
+    np.testing.assert_allclose(logits(rotated), logits(graph), rtol=0, atol=1e-4 * np.abs(logits(graph)).max())
+    assert {node.op.name for node in rotated.params["embed.weight"].users} == {"embedding", "linear"}
+    assert kinds(rotated)["final_norm.gain.weight"] == "head"
+    apart = run_passes(model(), "fold-norm-scale, rotate-residual", verify=True)
+    assert "final_norm.gain.weight" not in apart.params
+
+
+def test_a_second_time_leaves_alone_what_is_quantized() -> None:
+    once = run_passes(model(), 'quantize{method=rtn, keep="down"}')
+    report = Report()
+    twice = run_passes(once, "quantize{bits=8, method=rtn}", report=report)
+    assert twice.params["layers.0.ffn.up.weight"].recipe == once.params["layers.0.ffn.up.weight"].recipe
+    assert "it is quantized already (uint4_32)" in str(report)
+    down = twice.params["layers.0.ffn.down.weight"].recipe
+    assert isinstance(down, Quantize) and down.bits == 8
+
+
+def test_packing_keeps_blocks_of_one_layout_only() -> None:
+    graph = run_passes(model(), 'quantize{method=rtn, keep="v"}, quantize{bits=8, method=rtn}, pack-qkv')
+    for param in graph.params.values():
+        if param.type.rank == 2 and param.uses:
+            assert isinstance(block_layout(param.recipe, graph.reader), BlockLayout), param.name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ("bits=5", "bits=5: there are codes of 2, 3, 4, 8 bits"),
+        ("head=1", "head=1: there are codes of 2, 3, 4, 8 bits"),
+        ("group=48", "group=48: kernels take groups of 16, 32, 64, 128 and 256"),
+        ("method=rtn, calibration=a.txt", "method=rtn looks at no text"),
+        ("method=gptq", "the model has no tokenizer to read one with: give calibration="),
+        ("method=gptq, calibration=none.npy", "none.npy"),
+        ("tokens=0", "tokens=0 must be positive"),
+        ("method=awq", 'method="awq" is none of auto, rtn, gptq'),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: str, why: str) -> None:
+    with pytest.raises(WeftError, match=why):
+        run_passes(model(), f"quantize{{{arguments}}}")
+
+
+def test_a_text_that_is_too_short_says_how_many_tokens_it_takes(tmp_path: Path) -> None:
+    np.save(tmp_path / "few.npy", np.arange(40)[None])
+    with pytest.raises(WeftError, match="has 40 tokens, and gptq needs 256 or more"):
+        run_passes(model(), f"quantize{{method=gptq, calibration={tmp_path / 'few.npy'}}}")
+
+
+def test_graphs_without_matrices_are_refused() -> None:
+    graph = Graph("bare")
+    x = graph.add_input("x", weft.ir.TensorType(weft.ir.types.dtypes.f32, (2, 3)))
+    graph.add_output("y", ops.relu(x))
+    with pytest.raises(WeftError, match="graph bare has no weight matrix that can be quantized"):
+        run_passes(graph, "quantize")
+
+
+def test_broken_weights_are_named() -> None:
+    graph = model()
+    reader = graph.reader
+    assert isinstance(reader, MemoryReader)
+    reader.arrays["layers.0.ffn.up.weight"][3, 5] = np.nan
+    quantized = run_passes(graph, "quantize{method=rtn}")
+    with pytest.raises(WeftError, match=r"a weight of layers.0.ffn.up.weight is not finite"):
+        logits(quantized)
