@@ -11,7 +11,7 @@ from weft.passes import lookup, run_passes
 BITS = (2, 3, 4, 8)
 _FORM = re.compile(r"\s*int(\d+)\s*(?:\{(.*)\})?\s*", re.DOTALL)
 # Exact rewrites after which weights lose less when they are rounded; a graph that one does not fit goes without it.
-PREPARED = ("fold-norm-scale, rotate-residual",)
+PREPARED = ("fold-norm-scale, rotate-residual, rotate-heads", "rotate-heads")
 
 
 def weights_pipeline(graph: Graph, text: str) -> str:

@@ -7,7 +7,13 @@ triangular,
     E[|W x − Ŵ x|²] = Σ_k D_k |ŵ_k − w_k − Σ_{j<k} (w_j − ŵ_j) U_jk|²,
 
 so column k is rounded after the errors of the columns before it, weighed by U, are added to it; D_k is what remains of
-the variance of input k once all later ones are known. Rows of W do not depend on each other.
+the variance of input k once all later ones are known. Rows of W do not depend on each other. Groups of columns come in
+the order of their largest inputs, and so do the columns of a group: what matters most is rounded while there are others
+to make up for it.
+
+What x is has changed already, where weights before this one are rounded. `aimed` moves W some way towards the matrix
+that makes of the changed x what W makes of the original one (GPTAQ, Li 2025, arXiv 2504.02692, goes all the way, which
+fits few tokens too closely).
 """
 
 from __future__ import annotations
@@ -23,13 +29,16 @@ from weft.ir.types.block_layouts import BlockLayout, Blocks
 
 RIDGE = 0.01  # added to the moment, relative to its mean: directions that the text hardly has keep a weight
 SHRINK = tuple(1 - 0.03 * i for i in range(12))  # of the range of a group, tried for its scale
+AIM = 0.25  # of the way to outputs of the original model, which corrects the layers before and overfits beyond
 WIDE = 4096  # inputs from which on moments are factored in f32, to save memory
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """The factors of a moment: `unit` is U f32 [in, in], `left` D f32 [in], `diagonal` that of H, all regularized."""
+    """The factors of a moment whose inputs are in another `order` [in]: `unit` is U f32 [in, in], `left` D f32 [in],
+    `diagonal` that of H, all regularized."""
 
+    order: Array
     unit: Array
     left: Array
     diagonal: Array
@@ -44,13 +53,34 @@ def feedback(moment: Array, group: int, ridge: float = RIDGE) -> Feedback:
     full[:width, :width] = moment
     mean = float(np.trace(full)) / width or 1.0
     full[np.diag_indices(count)] += ridge * mean
+    order = _by_size(full.diagonal(), group)
+    full = full[np.ix_(order, order)]
     diagonal = full.diagonal().astype(np.float32)
     # H = R Rᵀ with R upper triangular: the Cholesky factor of H with its axes reversed, reversed again.
     root: Array = np.linalg.cholesky(full[::-1, ::-1])[::-1, ::-1]
     scale: Array = np.ascontiguousarray(root.diagonal())
     unit: Array = (root / scale).astype(np.float32)
     unit[np.diag_indices(count)] = 0
-    return Feedback(unit, np.square(scale).astype(np.float32), diagonal)
+    return Feedback(order, unit, np.square(scale).astype(np.float32), diagonal)
+
+
+def _by_size(sizes: Array, group: int) -> Array:
+    """The order of inputs: groups by their largest, and within a group the largest first."""
+    by_group = sizes.reshape(-1, group)
+    groups = np.argsort(-by_group.max(1), kind="stable")
+    inside = np.argsort(-by_group, 1, kind="stable")
+    order: Array = (groups[:, None] * group + inside[groups]).reshape(-1)
+    return order
+
+
+def aimed(weight: Array, moment: Array, crossed: Array, ridge: float = RIDGE) -> Array:
+    """`weight` f32 [out, in], moved by `AIM` of the way towards the least-squares fit of what it makes of the original
+    inputs x₀ on the changed inputs x: `moment` is Σ x xᵀ, `crossed` Σ x₀ xᵀ."""
+    mean = float(np.trace(moment)) / len(moment) or 1.0
+    regular = moment + np.float32(ridge * mean) * np.eye(len(moment), dtype=np.float32)
+    away = np.linalg.solve(regular, (weight @ (crossed - moment)).T).T
+    moved: Array = weight + np.float32(AIM) * away
+    return moved
 
 
 def gptq(weight: Array, factors: Feedback, layout: BlockLayout) -> Blocks:
@@ -58,9 +88,10 @@ def gptq(weight: Array, factors: Feedback, layout: BlockLayout) -> Blocks:
     rows, group = len(weight), layout.group
     turned = np.zeros((len(factors.unit), rows), np.float32)  # columns of the weight are contiguous
     turned[: weight.shape[1]] = weight.T
+    turned = turned[factors.order]
     groups = len(turned) // group
     errors = np.zeros_like(turned)
-    codes = np.empty((groups, group, rows), np.uint8)
+    codes = np.empty((len(turned), rows), np.uint8)
     scales = np.empty((groups, rows), np.float32)
     zeros = np.empty((groups, rows), np.uint8) if layout.has_zeros else None
     unit, top = factors.unit, np.float32(2**layout.bits - 1)
@@ -69,19 +100,21 @@ def gptq(weight: Array, factors: Feedback, layout: BlockLayout) -> Blocks:
         base: Array = turned[first:last]
         if first:
             base = base + unit[:first, first:last].T @ errors[:first]
-        scales[g], points = searched(base, factors.diagonal[first:last], layout)
+        scale, points = searched(base, factors.diagonal[first:last], layout)
+        scales[factors.order[first] // group] = scale
         if zeros is not None and points is not None:
-            zeros[g] = points
-        inverse = reciprocal(scales[g])
+            zeros[factors.order[first] // group] = points
+        inverse = reciprocal(scale)
         centre = np.float32(layout.middle) if points is None else points.astype(np.float32)
         for k in range(group):
             at = first + k
             wanted = base[k] if not k else base[k] + unit[first:at, at] @ errors[first:at]
             steps = np.clip(np.rint(wanted * inverse) + centre, 0, top)
-            codes[g, k] = steps
-            errors[at] = turned[at] - (steps - centre) * scales[g]
+            codes[factors.order[at]] = steps
+            errors[at] = turned[at] - (steps - centre) * scale
     points = None if zeros is None else np.ascontiguousarray(zeros.T)
-    return Blocks(np.ascontiguousarray(codes.transpose(2, 0, 1)), np.ascontiguousarray(scales.T), None, points)
+    by_row = np.ascontiguousarray(codes.T).reshape(rows, groups, group)
+    return Blocks(by_row, np.ascontiguousarray(scales.T), None, points)
 
 
 def searched(groups: Array, weights: Array, layout: BlockLayout) -> tuple[Array, Array | None]:

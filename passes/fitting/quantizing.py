@@ -8,6 +8,7 @@ weight.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from weft.ir.types.block_layouts import BlockLayout, Blocks, pack_codes
 
 from ..edits.edit import derive, replace_param
 from .calibration import Activations
-from .gptq import Feedback, feedback, gptq
+from .gptq import Feedback, aimed, feedback, gptq
 from .matrices import Matrix
 
 POOLED = 0.1  # share of all tokens in the moment of an expert: it may have seen few of its own
@@ -79,7 +80,7 @@ def fit(
 ) -> Iterator[str]:
     """Round the matrices of `plan` by GPTQ for the `texts` (ids [texts, length]), in the order in which they are read;
     yields the name of each. Tables that are looked up alone are rounded to the nearest."""
-    activations = Activations(graph, texts)
+    activations, original = Activations(graph, texts), _Original(graph, texts)
     done, total = 0, sum(matrix.elements for matrix in plan)
     waiting = {matrix.param: matrix for matrix in plan}
     for matrix in plan:
@@ -96,11 +97,29 @@ def fit(
             if node.op is ops.moe:
                 _fit_experts(activations, node, {m: plan[m] for m in chosen})
             else:
-                _fit_products(activations, {m: plan[m] for m in chosen})
+                _fit_products(activations, original, {m: plan[m] for m in chosen})
             for matrix in chosen:
                 done += matrix.elements
                 yield matrix.param.name
     progress(total, total)
+
+
+class _Original:
+    """Values of a graph as they were before its weights changed, by the values of the graph that changes."""
+
+    def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
+        copy = graph.clone()
+        self._activations = Activations(copy, texts)
+        self._twins = {value: copy.inputs[name] for name, value in graph.inputs.items()}
+        for node, twin in zip(graph.nodes, copy.nodes, strict=True):
+            self._twins.update(zip(node.outputs, twin.outputs, strict=True))
+
+    def __call__(self, value: Value) -> list[Array]:
+        return self._activations(self._twins[value])
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Discard what is computed inside."""
+        return self._activations.aside()
 
 
 def _beside(node: Node) -> list[Param]:
@@ -114,53 +133,58 @@ def _norm(node: Node) -> tuple[object, ...]:
     return (node.attrs["kind"], node.attrs["eps"]) if node.op is ops.norm_linear else ()
 
 
-def _fit_products(activations: Activations, layouts: Mapping[Matrix, BlockLayout]) -> None:
+def _fit_products(activations: Activations, original: _Original, layouts: Mapping[Matrix, BlockLayout]) -> None:
     """Round matrices whose first products multiply the same value."""
-    moments: dict[tuple[Value, ...], Array] = {}
+    moments: dict[tuple[Value, ...], tuple[Array, Array]] = {}
     factors: dict[tuple[tuple[Value, ...], int], Feedback] = {}
-    for matrix in layouts:
-        products = tuple(n for n in matrix.readers if n.op is not ops.embedding)
-        key = tuple(n.output for n in products[1:])
-        if key not in moments:  # shared weights are rounded once, for all that they multiply
-            moments[key] = sum((_moment_of(activations, n) for n in products[1:]), _moment_of(activations, products[0]))
     for matrix, layout in layouts.items():
-        key = tuple(n.output for n in matrix.readers if n.op is not ops.embedding)[1:]
-        if (key, layout.group) not in factors:
+        products = [n for n in matrix.readers if n.op is not ops.embedding]
+        others = tuple(n.output for n in products[1:])
+        if others not in moments:  # shared weights are rounded once, for all that they multiply
+            second, crossed = _moments_of(activations, original, products[0])
+            for node in products[1:]:
+                with activations.aside(), original.aside():
+                    more = _moments_of(activations, original, node)
+                second, crossed = second + more[0], crossed + more[1]
+            moments[others] = second, crossed
+        second, crossed = moments[others]
+        if (others, layout.group) not in factors:
             factors.clear()  # one at a time: they are as large as the moment
-            factors[key, layout.group] = feedback(moments[key], layout.group)
-        store(matrix.param, [_rounded(matrix.param.recipe, matrix, factors[key, layout.group], layout)], layout)
+            factors[others, layout.group] = feedback(second, layout.group)
+        store(matrix.param, [_rounded(matrix, second, crossed, factors[others, layout.group], layout)], layout)
 
 
-def _moment_of(activations: Activations, node: Node) -> Array:
-    """The second moment of what the weight of `node` multiplies."""
+def _moments_of(activations: Activations, original: _Original, node: Node) -> tuple[Array, Array]:
+    """The second moment of what the weight of `node` multiplies, and that of it with what it multiplied originally."""
     x = node.required("x")
-
-    def rows(part: Array) -> Array:
+    found: list[list[Array]] = []
+    for parts in (activations(x), original(x)):
         if node.op is ops.norm_linear:
-            reference = (ops.rms_norm if node.attrs["kind"] == "rms" else ops.layer_norm).reference
-            part = reference(part, eps=node.attrs["eps"])
-        return np.asarray(part)
+            norm = (ops.rms_norm if node.attrs["kind"] == "rms" else ops.layer_norm).reference
+            found.append([np.asarray(norm(part, eps=node.attrs["eps"])) for part in parts])
+        else:
+            found.append(parts)
+    changed, first = found
+    return moment(changed), moment(first, changed)
 
-    return moment(rows(part) for part in activations(x))
 
-
-def moment(parts: Iterator[Array] | Sequence[Array]) -> Array:
-    """Σ x xᵀ over the rows of `parts` [..., n], f32 [n, n]."""
+def moment(parts: Sequence[Array], others: Sequence[Array] | None = None) -> Array:
+    """Σ x yᵀ over the rows x of `parts` [..., n] and y of `others`, or of `parts` again, f32 [n, n]."""
     total: Array | None = None
-    for part in parts:
-        flat = part.reshape(-1, part.shape[-1]).astype(np.float32, copy=False)
+    for part, other in zip(parts, parts if others is None else others, strict=True):
+        flat, beside = (p.reshape(-1, p.shape[-1]).astype(np.float32, copy=False) for p in (part, other))
         for i in range(0, len(flat), ROWS):
-            product = flat[i : i + ROWS].T @ flat[i : i + ROWS]
+            product = flat[i : i + ROWS].T @ beside[i : i + ROWS]
             total = product if total is None else np.add(total, product, out=total)
     assert total is not None
     return total
 
 
-def _rounded(recipe: Recipe, matrix: Matrix, factors: Feedback, layout: BlockLayout) -> Blocks:
+def _rounded(matrix: Matrix, second: Array, crossed: Array, factors: Feedback, layout: BlockLayout) -> Blocks:
     """A matrix [out, in], some rows at a time."""
-    reader = matrix.param.graph.reader
-    step = max(1, NUMBERS // int(matrix.param.shape[-1]))
-    parts = [gptq(rows, factors, layout) for rows in recipe.blocks(reader, step * int(matrix.param.shape[-1]))]
+    width, reader = int(matrix.param.shape[-1]), matrix.param.graph.reader
+    blocks = matrix.param.recipe.blocks(reader, max(1, NUMBERS // width) * width)
+    parts = [gptq(aimed(rows.astype(np.float32), second, crossed), factors, layout) for rows in blocks]
     return parts[0] if len(parts) == 1 else joined(parts)
 
 

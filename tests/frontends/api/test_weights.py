@@ -109,7 +109,10 @@ def test_model_folders_hold_codes_not_numbers(tmp_path: Path) -> None:
         ("int8", "quantize{bits=8, method=rtn}"),
         ("int4", "quantize{bits=4}"),
         ("int4{method=rtn, group=64}", "quantize{bits=4, method=rtn, group=64}"),
-        ("int3{calibration=a.npy}", "fold-norm-scale, rotate-residual, quantize{bits=3, calibration=a.npy}"),
+        (
+            "int3{calibration=a.npy}",
+            "fold-norm-scale, rotate-residual, rotate-heads, quantize{bits=3, calibration=a.npy}",
+        ),
     ],
 )
 def test_the_pipelines_that_words_stand_for(weights: str, pipeline: str) -> None:
@@ -118,7 +121,7 @@ def test_the_pipelines_that_words_stand_for(weights: str, pipeline: str) -> None
 
 def test_a_graph_that_cannot_be_rotated_goes_without() -> None:
     graph = in_memory(MODELS["biased"].graph())  # LayerNorms
-    assert weights_pipeline(graph, "int4{calibration=a.npy}") == "quantize{bits=4, calibration=a.npy}"
+    assert weights_pipeline(graph, "int4{calibration=a.npy}") == "rotate-heads, quantize{bits=4, calibration=a.npy}"
 
 
 @pytest.mark.parametrize("weights", ["int5", "q4_0", "int4{", "4", ""])

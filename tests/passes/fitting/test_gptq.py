@@ -8,7 +8,7 @@ import pytest
 from weft.ir.recipes.blocks.quantize import round_rows
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout, Blocks, integer_layout
-from weft.passes.fitting.gptq import RIDGE, feedback, gptq
+from weft.passes.fitting.gptq import AIM, RIDGE, aimed, feedback, gptq
 
 LAYOUTS = [integer_layout(bits, group, zeros) for bits in (2, 3, 4, 8) for group in (16, 32) for zeros in (True, False)]
 
@@ -25,18 +25,19 @@ def loss(weight: Array, rounded: Array, moment: Array) -> float:
     return float(np.trace(error @ moment @ error.T))
 
 
-def inverse_form(weight: Array, moment: Array, blocks: Blocks, layout: BlockLayout) -> Array:
-    """The codes that Frantar's algorithm chooses with the scales of `blocks`: by the inverse of H, column by column."""
+def inverse_form(weight: Array, moment: Array, order: Array, blocks: Blocks, layout: BlockLayout) -> Array:
+    """The codes that Frantar's algorithm chooses with the scales of `blocks`: by the inverse of H, column by column in
+    this order."""
     width = weight.shape[1]
     regular = moment.astype(np.float64) + RIDGE * np.trace(moment) / width * np.eye(width)
-    upper = np.linalg.cholesky(np.linalg.inv(regular)).T
-    left = weight.astype(np.float64).copy()
+    upper = np.linalg.cholesky(np.linalg.inv(regular[np.ix_(order, order)])).T
+    left = weight.astype(np.float64)[:, order]
     codes = np.empty(weight.shape, np.int64)
-    for k in range(width):
-        scales = blocks.scales[:, k // layout.group]
-        zeros = layout.middle if blocks.zeros is None else blocks.zeros[:, k // layout.group].astype(np.int64)
-        codes[:, k] = np.clip(np.rint(left[:, k] / scales) + zeros, 0, 2**layout.bits - 1)
-        error = (left[:, k] - scales * (codes[:, k] - zeros)) / upper[k, k]
+    for k, column in enumerate(order):
+        scales = blocks.scales[:, column // layout.group]
+        zeros = layout.middle if blocks.zeros is None else blocks.zeros[:, column // layout.group].astype(np.int64)
+        codes[:, column] = np.clip(np.rint(left[:, k] / scales) + zeros, 0, 2**layout.bits - 1)
+        error = (left[:, k] - scales * (codes[:, column] - zeros)) / upper[k, k]
         left[:, k:] -= np.outer(error, upper[k, k:])
     return codes
 
@@ -44,8 +45,9 @@ def inverse_form(weight: Array, moment: Array, blocks: Blocks, layout: BlockLayo
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_codes_are_those_of_the_paper(layout: BlockLayout, rng: np.random.Generator) -> None:
     weight, moment = problem(rng, 12, 64)
-    blocks = gptq(weight, feedback(moment, layout.group), layout)
-    expected = inverse_form(weight, moment, blocks, layout)
+    factors = feedback(moment, layout.group)
+    blocks = gptq(weight, factors, layout)
+    expected = inverse_form(weight, moment, factors.order, blocks, layout)
     # One code that is halfway between two sends its row another way from there on.
     same = (blocks.codes.reshape(12, 64) == expected).all(1)
     assert same.mean() >= 0.75, same
@@ -82,5 +84,20 @@ def test_the_factors_make_the_moment_again(rng: np.random.Generator) -> None:
     expected = np.zeros((48, 48))
     expected[:40, :40] = moment
     expected += RIDGE * np.trace(moment) / 40 * np.eye(48)
+    groups = factors.order.reshape(3, 16) // 16
+    assert sorted(factors.order) == list(range(48)) and (groups == groups[:, :1]).all()  # groups stay together
+    assert (np.diff(np.diag(expected)[factors.order].reshape(3, 16), axis=1) <= 0).all()
+    expected = expected[np.ix_(factors.order, factors.order)]
     np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     assert not np.tril(factors.unit).any()
+
+
+def test_a_weight_aims_at_what_the_original_model_made(rng: np.random.Generator) -> None:
+    """The share of the way to the least-squares fit, by numpy's own solver."""
+    weight, _ = problem(rng, 6, 24)
+    first = rng.standard_normal((200, 24)).astype(np.float32)
+    changed = (first + 0.3 * rng.standard_normal((200, 24)) @ rng.standard_normal((24, 24))).astype(np.float32)
+    moved = aimed(weight, changed.T @ changed, first.T @ changed, ridge=0)
+    fit = np.linalg.lstsq(changed.astype(np.float64), first @ weight.T.astype(np.float64), rcond=None)[0].T
+    np.testing.assert_allclose(moved, weight + AIM * (fit - weight), rtol=0, atol=1e-4)
+    np.testing.assert_array_equal(aimed(weight, first.T @ first, first.T @ first), weight)

@@ -1,0 +1,108 @@
+"""Rotating the values of attention heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, Param, Recipe, ops
+from weft.ir.op import Trait
+from weft.ir.recipes import Permute, Reshape
+from weft.ir.recipes.matrices import MatMul, RandomOrthogonal
+
+from ...analysis.projections import branch_of, output_of, unpacked
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.edit import reweigh
+
+
+@dataclass(frozen=True)
+class RotateHeads(Pass):
+    """Rotate the values of every attention head by a random orthogonal matrix R, which the output map turns back.
+
+    An output is a sum of values, weighed by numbers: (Σ α v R) Rᵀ = Σ α v. So V → Rᵀ V for each key/value head, and
+    O → O R for each query head. R mixes all places of a head, so that outliers in few of them are spread over all: a
+    preparation for quantization. It is a recipe, drawn from `seed`.
+
+    Condition: values come from a linear alone and are not cached yet, and a linear alone reads the output.
+
+    Source: QuaRot (Ashkboos 2024, 2404.00456); SpinQuant (Liu 2024, 2405.16406), whose R2 this is.
+
+    Example rotate-heads::
+
+        graph example {
+          input %x: f32[batch, seq, 8]
+          param %q.weight: f32[8, 8] = normal([8, 8], std=0.5, stream="q")
+          param %k.weight: f32[4, 8] = normal([4, 8], std=0.5, stream="k")
+          param %v.weight: f32[4, 8] = normal([4, 8], std=0.5, stream="v")
+          param %o.weight: f32[8, 8] = normal([8, 8], std=0.5, stream="o")
+          %q: f32[batch, seq, 8] = linear(%x, %q.weight)
+          %k: f32[batch, seq, 4] = linear(%x, %k.weight)
+          %v: f32[batch, seq, 4] = linear(%x, %v.weight)
+          %y: f32[batch, seq, 8] = attention(%q, %k, %v, heads=2, kv_heads=1, causal=true)
+          %o: f32[batch, seq, 8] = linear(%y, %o.weight)
+          output o = %o
+        }
+    """
+
+    name = "rotate-heads"
+    effect = "exact"
+    purpose = "Same function, other weights"
+    see = ("rotate-residual", "quantize")
+    seed: int = 1
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for node in [n for n in graph.nodes if Trait.ATTENTION in n.op.traits]:
+            at = node.output.name
+            if (reason := self._obstacle(node)) is not None:
+                trace.refuse(self.name, at, reason)
+                continue
+            v, o = unpacked(node, "v"), output_of(node)
+            assert isinstance(o, Node)
+            kv_heads, heads = int(node.attrs["kv_heads"]), int(node.attrs["heads"])
+            matrix = RandomOrthogonal(v.start.width // kv_heads, self.seed)
+            bias = None if v.bias is None else _rows(v.bias.recipe, matrix, kv_heads, ())
+            reweigh(v.linear, _rows(v.weight.recipe, matrix, kv_heads, (int(v.weight.shape[1]),)), bias or "same")
+            weight = o.required("weight")
+            assert isinstance(weight, Param)
+            reweigh(o, _columns(weight.recipe, matrix, int(weight.shape[0]), heads))
+            trace.fired(self.name, at)
+
+    def _obstacle(self, node: Node) -> str | None:
+        """Say why the values of `node` are left as they are; None if they can be rotated."""
+        if node.op is not ops.attention:
+            return f"it is {node.op.name}"
+        if node.operand("v") is None:
+            return "its keys are its values too"
+        if node.operand("past_v") is not None:
+            return "its cache holds values; run rotate-heads before kv-cache"
+        branch = branch_of(node, "v")
+        if isinstance(branch, str):
+            return branch
+        if branch.between:
+            return f"v passes {branch.between[0].op.name} (%{branch.between[0].output.name}) behind its linear"
+        if isinstance(o := output_of(node), str):
+            return o
+        shared = [p for p in (branch.weight, o.operand("weight")) if p is not None and len(p.users) > 1]
+        if shared:
+            return f"%{shared[0].name} is shared by several nodes"
+        if _is_rotated(branch.weight.recipe):
+            return "its values are rotated already"
+        return None
+
+
+def _is_rotated(recipe: Recipe) -> bool:
+    """Return whether a recipe is what `_rows` makes."""
+    return isinstance(recipe, Reshape) and recipe.has(RandomOrthogonal) and isinstance(recipe.item, Permute)
+
+
+def _rows(recipe: Recipe, matrix: RandomOrthogonal, heads: int, rest: tuple[int, ...]) -> Recipe:
+    """Rᵀ applied to the rows of each head, of a weight [heads · d, in] or a bias [heads · d]."""
+    if not rest:
+        return Reshape(MatMul(Reshape(recipe, (heads, matrix.size)), matrix), (heads * matrix.size,))
+    turned = Permute(MatMul(Permute(Reshape(recipe, (heads, matrix.size, *rest)), (0, 2, 1)), matrix), (0, 2, 1))
+    return Reshape(turned, (heads * matrix.size, *rest))
+
+
+def _columns(recipe: Recipe, matrix: RandomOrthogonal, rows: int, heads: int) -> Recipe:
+    """R applied to the columns of each head, of a weight [out, heads · d]."""
+    return Reshape(MatMul(Reshape(recipe, (rows, heads, matrix.size)), matrix), (rows, heads * matrix.size))
