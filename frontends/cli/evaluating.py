@@ -101,9 +101,11 @@ _COLUMNS: dict[str, Callable[[Score], str]] = {  # name -> cell of a score; "" w
     "NLL": lambda score: _number(score.nll, "{:.4f}"),
     "perplexity": lambda score: _number(score.perplexity, "{:.4g}"),
     "KL": lambda score: _number(score.kl, "{:.3g}"),
+    "KL 99 %": lambda score: _number(score.kl_99, "{:.3g}"),
     "agreement": lambda score: _number(score.agreement, "{:.2%}"),
     "cosine": lambda score: _number(score.cosine, "{:.4f}"),
     "ms/token": lambda score: f"{score.seconds * 1e3:.3g}",
+    "weights": lambda score: size(score.weight_bytes),
     "parameters": lambda score: count(score.parameters) if score.parameters else "",
     "cache/token": lambda score: size(score.cache_bytes) if score.cache_bytes else "",
 }

@@ -119,7 +119,8 @@ erf = _unary("erf", "Error function 2/√π ∫₀ˣ e^(−t²) dt", _erf)
 
 
 def _sigmoid(x: Array) -> Array:
-    result: Array = np.exp(-np.logaddexp(0, -x))
+    small = np.exp(-np.abs(x))  # does not overflow
+    result: Array = np.where(x < 0, small, np.ones_like(small)) / (1 + small)
     return result
 
 

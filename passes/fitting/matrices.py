@@ -11,6 +11,7 @@ from weft.ir.op import Trait
 
 OPERANDS = {ops.linear: ("weight",), ops.norm_linear: ("weight",), ops.embedding: ("table",)}
 EXPERTS = ("gate", "up", "down")
+STEPS = 6  # between the scores of a router and its choice: noise, biases, a softmax
 
 
 @dataclass(frozen=True)
@@ -90,16 +91,12 @@ def _leads_to(value: Value, goal: Value) -> bool:
 
 
 def _routes(node: Node) -> bool:
-    """Return whether what `node` makes is the scores of a router."""
-    waiting, seen = [*node.outputs], set[Value]()
-    while waiting:
-        value = waiting.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        for user in value.users:
-            if user.op in (ops.route, ops.expert_choice, ops.top_k):
-                return True
-            if Trait.ELEMENTWISE in user.op.traits or user.op is ops.softmax:
-                waiting += user.outputs
+    """Return whether what `node` makes is the scores of a router, after a few steps of elementwise arithmetic."""
+    values = set(node.outputs)
+    for _ in range(STEPS):
+        users = {user for value in values for user in value.users}
+        if any(user.op in (ops.route, ops.expert_choice, ops.top_k) for user in users):
+            return True
+        plain = (user for user in users if Trait.ELEMENTWISE in user.op.traits or user.op is ops.softmax)
+        values = {value for user in plain for value in user.outputs}
     return False

@@ -32,6 +32,7 @@ from ..source.sources import load_source
 from .scoring import score_embeddings, score_tokens, seconds_per_token, stream_errors
 
 WINDOW = 512  # tokens that are read with nothing before them, unless a model takes fewer
+_WEIGHTS = (".onnx", ".data", ".safetensors")  # endings of files that hold weights
 WATCHED = 64  # tokens that are compared inside the models
 
 
@@ -40,18 +41,21 @@ class Score:
     """Scores of one model on the text.
 
     `nll` is the mean of −ln q(token), `kl` that of Σ p ln(p/q) over positions, with q this model's distribution and p
-    the original's, both in nats; `agreement` is how often both hold the same token for the likeliest. Encoders have
-    `cosine` instead: the mean, over lines, between the model's embedding and the original's. `layers` holds the
-    relative error of the residual stream after each layer, where asked for. `seconds` are those of a decoding step, or
-    of a token that an encoder reads. `parameters`, and `cache_bytes` of a token, are None where a folder does not tell.
+    the original's, both in nats, and `kl_99` what 99 % of the positions stay below; `agreement` is how often both hold
+    the same token for the likeliest. Encoders have `cosine` instead: the mean, over lines, between the model's embedding
+    and the original's. `layers` holds the relative error of the residual stream after each layer, where asked for.
+    `seconds` are those of a decoding step, or of a token that an encoder reads. `weight_bytes` are those of the files
+    that hold the model. `parameters`, and `cache_bytes` of a token, are None where a folder does not tell.
     """
 
     name: str
     nll: float | None
     kl: float | None
+    kl_99: float | None
     agreement: float | None
     cosine: float | None
     seconds: float
+    weight_bytes: int
     parameters: int | None
     cache_bytes: int | None
     layers: Mapping[str, float]
@@ -132,14 +136,16 @@ def evaluate(
                 raise WeftError(f"{text} has {'one token' if ids else 'no tokens'}: nothing in it can be predicted")
             decoders = [m for m in runners if isinstance(m, Generator)]
             whole = any(c.manifest.flag("compares_tokens", False) for c in opened)
-            found = [asdict(tally) for tally in score_tokens(decoders, ids, window, whole, progress)]
+            tallies = score_tokens(decoders, ids, window, whole, progress)
+            found = [{"nll": t.nll, "kl": t.kl, "kl_99": t.kl_99, "agreement": t.agreement} for t in tallies]
         inside = stream_errors(runners, ids[: min(WATCHED, window)]) if layers else [{} for _ in runners]
         seconds = seconds_per_token(runners, ids[:window], progress)
     scores = (
         Score(
             name=c.name,
-            **{key: f.get(key) for key in ("nll", "kl", "agreement", "cosine")},
+            **{key: f.get(key) for key in ("nll", "kl", "kl_99", "agreement", "cosine")},
             seconds=s,
+            weight_bytes=c.weight_bytes,
             parameters=c.manifest.integer("parameters", None),
             cache_bytes=c.cache_bytes,
             layers=e,
@@ -151,11 +157,12 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Candidate:
-    """An open model, and the manifest of its folder (an empty one where it has none)."""
+    """An open model, the manifest of its folder (an empty one where it has none), and the bytes of its weights."""
 
     name: str
     model: Generator | Encoder
     manifest: Record
+    weight_bytes: int
 
     @property
     def longest(self) -> int:
@@ -209,7 +216,9 @@ def _open_all(
             _compile(source, folder, device, progress)
         manifest = read_manifest(folder)
         _check_kind(name, manifest.text("kind", None))
-        opened.append(_Candidate(name, load(folder, device, trust=trust or isinstance(source, Model)), manifest))
+        running = load(folder, device, trust=trust or isinstance(source, Model))
+        size = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in _WEIGHTS)
+        opened.append(_Candidate(name, running, manifest, size))
         first, last = opened[0], opened[-1]
         if isinstance(first.model, Encoder) != isinstance(last.model, Encoder):
             raise WeftError(f"{first.name} and {name} cannot be compared: one is an encoder, the other a decoder")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -37,10 +37,17 @@ class Tally:
     nll: float = 0.0
     kl: float = 0.0
     agreement: float = 0.0
+    divergences: list[float] = field(default_factory=list, repr=False)  # the KL of each token
+
+    @property
+    def kl_99(self) -> float:
+        """The KL that 99 % of the tokens stay below."""
+        return float(np.quantile(self.divergences, 0.99))
 
     def add(self, nll: Array, kl: Array, agreement: Array) -> None:
         """Take in the values of some more tokens, each [tokens]."""
         self.tokens += len(nll)
+        self.divergences += kl.tolist()
         for name, new in (("nll", nll), ("kl", kl), ("agreement", agreement)):
             mean = getattr(self, name)
             setattr(self, name, float(mean + (new - mean).sum() / self.tokens))

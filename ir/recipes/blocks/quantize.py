@@ -39,9 +39,17 @@ class Quantize(BlockRecipe):
         _layout(self.bits, self.group, self.zeros, self.scale)
         return _matrix(self, self.item.shape(reader))
 
-    def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Blocks:
-        layout, sources = self.layout(reader), tuple(self.sources())
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         rows = self.item.read(reader, start, stop)
+        numbers = self.layout(reader).dequantize(self._blocks(reader, rows))[..., : rows.shape[-1]]
+        # float64 stays: inverses of recipes, and trials of passes, compute in it.
+        return numbers.astype(rows.dtype) if rows.dtype == np.float64 else numbers
+
+    def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Blocks:
+        return self._blocks(reader, self.item.read(reader, start, stop))
+
+    def _blocks(self, reader: TensorReader, rows: Array) -> Blocks:
+        layout, sources = self.layout(reader), tuple(self.sources())
         step = max(1, BLOCK_ELEMENTS // max(1, int(np.prod(rows.shape[1:]))))
         parts = [round_rows(rows[i : i + step], layout, sources) for i in range(0, max(len(rows), 1), step)]
         return parts[0] if len(parts) == 1 else joined(parts)

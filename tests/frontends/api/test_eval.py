@@ -112,6 +112,8 @@ def test_a_text_scores_what_the_logits_of_transformers_say(
     assert second.agreement == pytest.approx((one.argmax(-1) == two.argmax(-1)).double().mean().item())
     assert 0 < second.agreement < 0.5 < second.kl
     assert (first.kl, first.agreement) == (0, 1)
+    divergences = (p.exp() * (p - q)).sum(-1)
+    assert second.kl_99 == pytest.approx(torch.quantile(divergences, 0.99).item(), rel=1e-4)
     assert first.seconds > 0 and second.seconds > 0
 
 
@@ -232,7 +234,7 @@ def test_the_command_prints_a_table_and_json(llamas: tuple[Path, Path], text: Pa
     shown = weft_command(*args, "--layers", "-p", "cast{dtype=f16}").stdout
     lines = shown.splitlines()
     assert lines[0].endswith(f"tokens of {text}, in windows of 128")
-    assert lines[2].split()[:5] == ["model", "NLL", "perplexity", "KL", "agreement"]
+    assert lines[2].split()[:5] == ["model", "NLL", "perplexity", "KL", "KL"]
     assert [line.split()[0] for line in lines[4:8]] == [*map(str, llamas), "half", "cast{dtype=f16}"]
     assert "layers.2" in lines[-1]
     given = json.loads(weft_command(*args, "--json").stdout)
