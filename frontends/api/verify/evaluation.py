@@ -43,7 +43,8 @@ class Score:
     `nll` is the mean of −ln q(token), `kl` that of Σ p ln(p/q) over positions, with q this model's distribution and p
     the original's, both in nats, and `kl_99` what 99 % of the positions stay below; `agreement` is how often both hold
     the same token for the likeliest. Encoders have `cosine` instead: the mean, over lines, between the model's
-    embedding and the original's. `layers` holds the relative error of the residual stream after each layer, where asked for.
+    embedding and the original's. `layers` holds the relative error of the residual stream after each layer, where asked
+    for.
     `seconds` are those of a decoding step, or of a token that an encoder reads. `weight_bytes` are those of the files
     that hold the model. `parameters`, and `cache_bytes` of a token, are None where a folder does not tell.
     """
