@@ -17,8 +17,9 @@ class BlockRecipe(Recipe):
         """The layout of the blocks."""
         raise TypeError(f"recipe {self.name} defines no layout")
 
-    def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Blocks:
-        """The blocks of rows ``start:stop`` of axis 0; the last group of a row is filled up."""
+    def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
+        """The blocks of rows ``start:stop`` of axis 0; the last group of a row is filled up. Without `codes` the blocks
+        have none, which is quicker."""
         raise TypeError(f"recipe {self.name} defines no read_blocks")
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -63,10 +64,10 @@ def block_leaves(recipe: Recipe) -> tuple[Recipe, ...] | str:
     return tuple(found)
 
 
-def leaf_blocks(leaf: Recipe, reader: TensorReader, start: int, stop: int) -> Blocks:
-    """The blocks of rows ``start:stop`` of a leaf that has a layout."""
+def leaf_blocks(leaf: Recipe, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
+    """The blocks of rows ``start:stop`` of a leaf that has a layout; `codes` as of `BlockRecipe.read_blocks`."""
     if isinstance(leaf, BlockRecipe):
-        return leaf.read_blocks(reader, start, stop)
+        return leaf.read_blocks(reader, start, stop, codes)
     assert isinstance(leaf, Source) and isinstance(reader, BlockTensorReader)
     layout = LAYOUTS[reader.dtype(leaf.key).name]
     return layout.unpack(np.asarray(reader.read_blocks(leaf.key, start, stop)))

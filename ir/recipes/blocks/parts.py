@@ -88,8 +88,9 @@ class Part(Recipe):
         assert isinstance(layout, BlockLayout)
         _, *inner = self.leaf.shape(reader)
         step = max(1, BLOCK_ELEMENTS // max(1, int(np.prod(inner))))  # whoever transposes a part reads all of its rows
+        codes = self.part in ("words", "packed", "codes")
         rows = [
-            one_part(layout, leaf_blocks(self.leaf, reader, first, min(first + step, stop)), self.part)
+            one_part(layout, leaf_blocks(self.leaf, reader, first, min(first + step, stop), codes), self.part)
             for first in range(start, max(stop, start + 1), step)
         ]
         return np.concatenate(rows) if len(rows) > 1 else rows[0]

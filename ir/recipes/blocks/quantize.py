@@ -10,8 +10,10 @@ from ...errors import WeftError
 from ...types import dtypes
 from ...types.block_layouts import INTEGER_BITS, BlockLayout, Blocks, integer_layout, unpack_codes
 from ..readers import Array, TensorReader
-from ..recipe import BLOCK_ELEMENTS, Recipe
+from ..recipe import Recipe
 from .layouts import BlockRecipe
+
+CHUNK = 1 << 17  # numbers that are rounded at once: with what is made of them they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,13 @@ class Quantize(BlockRecipe):
         # float64 stays: inverses of recipes, and trials of passes, compute in it.
         return numbers.astype(rows.dtype) if rows.dtype == np.float64 else numbers
 
-    def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Blocks:
-        return self._blocks(reader, self.item.read(reader, start, stop))
+    def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
+        return self._blocks(reader, self.item.read(reader, start, stop), codes)
 
-    def _blocks(self, reader: TensorReader, rows: Array) -> Blocks:
+    def _blocks(self, reader: TensorReader, rows: Array, codes: bool = True) -> Blocks:
         layout, sources = self.layout(reader), tuple(self.sources())
-        step = max(1, BLOCK_ELEMENTS // max(1, int(np.prod(rows.shape[1:]))))
-        parts = [round_rows(rows[i : i + step], layout, sources) for i in range(0, max(len(rows), 1), step)]
+        step = max(1, CHUNK // max(1, int(np.prod(rows.shape[1:]))))
+        parts = [round_rows(rows[i : i + step], layout, sources, codes) for i in range(0, max(len(rows), 1), step)]
         return parts[0] if len(parts) == 1 else joined(parts)
 
 
@@ -84,16 +86,18 @@ class Dequantize(BlockRecipe):
                 )
         return _matrix(self, (*lead, self.width))
 
-    def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Blocks:
+    def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         scales = self.scales.read(reader, start, stop).astype(np.float32, copy=False)
         if not np.isfinite(scales).all():
             raise WeftError(f"a scale of {', '.join(self.scales.sources())} is not finite: the weights are broken")
         groups = scales.shape[-1]
-        packed = self.codes.read(reader, start, stop)
-        codes = unpack_codes(packed, self.bits, groups * self.group).reshape(*scales.shape, self.group)
+        found = np.empty((*scales.shape, 0), np.uint8)
+        if codes:
+            packed = self.codes.read(reader, start, stop)
+            found = unpack_codes(packed, self.bits, groups * self.group).reshape(*scales.shape, self.group)
         points = None if self.zeros is None else self.zeros.read(reader, start, stop)
         zeros = None if points is None else unpack_codes(points, self.bits, groups)
-        return Blocks(codes, scales, None, zeros)
+        return Blocks(found, scales, None, zeros)
 
 
 def _layout(bits: int, group: int, zeros: bool, scale: str) -> BlockLayout:
@@ -121,15 +125,15 @@ def joined(parts: list[Blocks]) -> Blocks:
     return Blocks(codes, scales, column([b.offsets for b in parts]), column([b.zeros for b in parts]))
 
 
-def round_rows(rows: Array, layout: BlockLayout, names: tuple[str, ...] = ()) -> Blocks:
+def round_rows(rows: Array, layout: BlockLayout, names: tuple[str, ...] = (), with_codes: bool = True) -> Blocks:
     """`rows` [..., width] as blocks of `layout`, each number rounded to the nearest; `names` are for messages."""
     groups = grouped(rows, layout.group)
-    low, high = groups.min(-1), groups.max(-1)
-    scales, zeros = spanned(low, high, layout)
+    scales, zeros = spanned(*extremes(groups), layout)
     if not np.isfinite(scales).all():
         found = "is not finite" if not np.isfinite(rows).all() else f"exceeds what scales in {layout.scale} reach"
         raise WeftError(f"a weight of {', '.join(names)} {found}: it cannot be quantized")
-    return Blocks(nearest(groups, scales, zeros, layout), scales, None, zeros)
+    codes = nearest(groups, scales, zeros, layout) if with_codes else np.empty((*scales.shape, 0), np.uint8)
+    return Blocks(codes, scales, None, zeros)
 
 
 def grouped(rows: Array, group: int) -> Array:
@@ -138,6 +142,14 @@ def grouped(rows: Array, group: int) -> Array:
     if short := -rows.shape[-1] % group:
         rows = np.concatenate([rows, np.zeros((*rows.shape[:-1], short), np.float32)], -1)
     return rows.reshape(*rows.shape[:-1], -1, group)
+
+
+def extremes(groups: Array) -> tuple[Array, Array]:
+    """The least and the largest number of each group, of `groups` [..., group]."""
+    # numpy is three times as fast along an axis that is not the short last one, the copy included.
+    turned = np.ascontiguousarray(groups.reshape(-1, groups.shape[-1]).T)
+    shape = groups.shape[:-1]
+    return turned.min(0).reshape(shape), turned.max(0).reshape(shape)
 
 
 def spanned(low: Array, high: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
