@@ -101,7 +101,7 @@ _COLUMNS: dict[str, Callable[[Score], str]] = {  # name -> cell of a score; "" w
     "NLL": lambda score: _number(score.nll, "{:.4f}"),
     "perplexity": lambda score: _number(score.perplexity, "{:.4g}"),
     "KL": lambda score: _number(score.kl, "{:.3g}"),
-    "KL 99 %": lambda score: _number(score.kl_99, "{:.3g}"),
+    "KL99": lambda score: _number(score.kl_99, "{:.3g}"),
     "agreement": lambda score: _number(score.agreement, "{:.2%}"),
     "cosine": lambda score: _number(score.cosine, "{:.4f}"),
     "ms/token": lambda score: f"{score.seconds * 1e3:.3g}",

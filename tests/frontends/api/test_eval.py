@@ -234,7 +234,7 @@ def test_the_command_prints_a_table_and_json(llamas: tuple[Path, Path], text: Pa
     shown = weft_command(*args, "--layers", "-p", "cast{dtype=f16}").stdout
     lines = shown.splitlines()
     assert lines[0].endswith(f"tokens of {text}, in windows of 128")
-    assert lines[2].split()[:5] == ["model", "NLL", "perplexity", "KL", "KL"]
+    assert lines[2].split()[:5] == ["model", "NLL", "perplexity", "KL", "KL99"]
     assert [line.split()[0] for line in lines[4:8]] == [*map(str, llamas), "half", "cast{dtype=f16}"]
     assert "layers.2" in lines[-1]
     given = json.loads(weft_command(*args, "--json").stdout)
