@@ -55,7 +55,8 @@ def pack_pairs(codes: Array) -> Array:
         codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], -1)
     if codes.flags.c_contiguous:
         pairs = codes.view("<u2")  # the second code of a pair is in the high byte, 4 bits from where it goes
-        return (pairs | (pairs >> 4)).astype(np.uint8)
+        joined: Array = (pairs | (pairs >> 4)).astype(np.uint8)
+        return joined
     packed: Array = codes[..., ::2] | (codes[..., 1::2] << 4)
     return packed
 

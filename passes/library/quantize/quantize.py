@@ -12,6 +12,7 @@ from weft.ir.recipes.blocks import BlockRecipe, block_layout
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, integer_layout
 
+from ...analysis.states import has_cache
 from ...core.base import Pass
 from ...core.equivalence import EquivalenceCheck
 from ...core.trace import Trace
@@ -27,9 +28,10 @@ LEAST_TOKENS = 256  # of a text, below which moments of activations tell nothing
 class QuantizeWeights(Pass):
     """Store weight matrices as integers of `bits` bits, in groups of `group` numbers of a row that share a scale.
 
-    A weight is then scale · (code − zero point): with `zeros` each group has a zero point of `bits` bits, else it is
-    2^{bits−1}. Scales are f16. Graphs stay as they are: the recipe of a parameter says how its codes are made, every
-    target takes them as they are where it has a kernel for them, and its numbers otherwise.
+    A weight is then scale · (code − zero point): with `zeros` each group has a zero point of `bits` bits, else, and
+    always where codes have 8 bits, it is 2^{bits−1}. Scales are f16. Graphs stay as they are: the recipe of a parameter
+    says how its codes are made, every target takes them as they are where it has a kernel for them, and its numbers
+    otherwise.
 
     `method` says how codes are chosen. rtn: the nearest, which needs no text and streams. gptq: column by column, each
     making up for the errors of those before it, for inputs such as a text has: `calibration`, a text file or token ids
@@ -114,12 +116,17 @@ class QuantizeWeights(Pass):
 
     def _layout(self, graph: Graph, matrix: Matrix) -> BlockLayout:
         bits = self.head if matrix.kind in ("head", "table") else self.bits
-        return integer_layout(bits, self.group, self.zeros)
+        return integer_layout(bits, self.group, self.zeros and bits < 8)
 
     def _texts(self, graph: Graph, trace: Trace) -> list[Array]:
         """The texts that gptq looks at; none for rtn."""
         if self.method == "rtn":
             return []
+        if has_cache(graph):
+            raise WeftError(
+                f"quantize: graph {graph.name} has caches already, and gptq reads texts from their beginning: run "
+                "quantize before kv-cache, or with method=rtn"
+            )
         if self.calibration is None and graph.tokenize is None:
             if self.method == "gptq":
                 raise WeftError(
@@ -129,17 +136,12 @@ class QuantizeWeights(Pass):
             trace.note("quantize: weights are rounded to the nearest: the model has no tokenizer to read a text with")
             return []
         texts = read_tokens(graph, self.calibration or str(MIXTURE), self.tokens)
-        count, least = sum(ids.size for ids in texts), self._least(graph)
-        if count < min(least, self.tokens):
+        if (count := sum(ids.size for ids in texts)) < min(LEAST_TOKENS, self.tokens):
             raise WeftError(
-                f"quantize: the calibration text {self.calibration} has {count} tokens, and gptq needs {least} or more "
-                "to tell which directions matter; give a longer one, or method=rtn"
+                f"quantize: the calibration text {self.calibration} has {count} tokens, and gptq needs {LEAST_TOKENS} "
+                "or more to tell which directions matter; give a longer one, or method=rtn"
             )
         return texts
-
-    def _least(self, graph: Graph) -> int:
-        """Tokens below which moments of activations tell nothing."""
-        return LEAST_TOKENS
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Rounded to the nearest, every weight is within a step of its codes of the original; others are the same."""

@@ -136,4 +136,4 @@ def test_the_command_names_what_it_takes(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     (tmp_path / "tiny.py").write_text(ARCHITECTURE)
     done("compile", tmp_path / "tiny.py", "--weights", "int4", "-o", tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "weft.json").read_text())["blocks"] == {"uint4_32": 5, "uint8_32": 1}
+    assert json.loads((tmp_path / "out" / "weft.json").read_text())["blocks"] == {"uint4_32": 5, "int8_32": 1}

@@ -173,6 +173,13 @@ def test_a_text_that_is_too_short_says_how_many_tokens_it_takes(tmp_path: Path) 
         run_passes(model(), f"quantize{{method=gptq, calibration={tmp_path / 'few.npy'}}}")
 
 
+def test_graphs_with_caches_are_rounded_to_the_nearest_or_refused(text: Path) -> None:
+    cached = run_passes(model(), "kv-cache")
+    with pytest.raises(WeftError, match=r"has caches already.*: run quantize before kv-cache, or with method=rtn"):
+        run_passes(cached, f"quantize{{calibration={text}}}")
+    assert isinstance(run_passes(cached, "quantize{method=rtn}").params["layers.0.ffn.up.weight"].recipe, Quantize)
+
+
 def test_graphs_without_matrices_are_refused() -> None:
     graph = Graph("bare")
     x = graph.add_input("x", weft.ir.TensorType(weft.ir.types.dtypes.f32, (2, 3)))
