@@ -46,6 +46,8 @@ class OnnxFolder:
         self.facts: dict[str, Any] = {"prepacked": prepack, "kept_blocks": asked if kept else ""}
         if kept:
             self.facts["blocks"] = kept
+            if blocks.rounds_activations(graph, target):
+                self.facts["arithmetic"] = "int8"
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write everything into `folder`; `step` is told the bytes just written."""

@@ -189,6 +189,12 @@ def summary(graph: Graph, target: Backend) -> dict[str, int]:
     return counted(layout for layout in layouts if isinstance(layout, BlockLayout))
 
 
+def rounds_activations(graph: Graph, target: Backend) -> bool:
+    """Return whether products by quantized weights round activations to 8 bits: on CPUs, unless f32 is asked for."""
+    fast = target.device == "cpu" and graph.meta.get(ARITHMETIC) != "f32"
+    return fast and any(is_quantized(weight) for weight in keeps(graph, target))
+
+
 def no_blocks(graph: Graph, target: Backend) -> str:
     """Return why --keep-blocks keeps none."""
     reasons = (_product_refusal(node, target) for node in graph.nodes if node.op is ops.linear)

@@ -159,14 +159,15 @@ def verify_folder(
     if want.shape != got.shape:
         raise WeftError(f"{folder}: its output is {got.shape[-1]} wide, but that of {name} is {want.shape[-1]}")
     depth, reduction = size_of(runnable)
-    tolerance = tolerated(dtype, depth, reduction)
+    rounded = manifest.choice("arithmetic", ("", "int8"), "")
+    tolerance = tolerated(dtype, depth, reduction, rounded == "int8")
     layers, divergence = _compare_layers(graphs, texts, reference.inside, tolerance)
     absolute = np.abs(got - want).max()
     kl = None if encoder else divergences(want, got)
     return Verification(
         folder=folder,
         reference=name,
-        dtype=dtype,
+        dtype=f"{dtype}, activations rounded to {rounded}" if rounded else dtype,
         positions=len(at),
         max_absolute=float(absolute),
         max_relative=relative_error(got, want),
@@ -185,13 +186,16 @@ def _compete(model: Model, tokens: int) -> bool:
     return any(n.op is ops.expert_choice or (n.attrs["capacity"] or 0) < tokens for n in routers)
 
 
-def tolerated(dtype: str, layers: int, reduction: int) -> float:
+def tolerated(dtype: str, layers: int, reduction: int, rounded: bool = False) -> float:
     """The largest relative error that rounding explains: 4 √(2·layers) · (ε(f32) √reduction + ε(dtype)).
+
+    Where activations are `rounded` to 8 bits for products by quantized weights, ε is 1/127: each is off by half of that
+    part of the largest of its group.
 
     Sums of `reduction` products are kept in f32 and err like a random walk; what is stored in `dtype` between them, and
     the weights, are rounded once; each of the two sublayers of a layer adds its error to the residual independently.
     """
-    stored = 0.0 if dtype == "f32" else dtypes.parse(dtype).eps
+    stored = 1 / 127 if rounded else 0.0 if dtype == "f32" else dtypes.parse(dtype).eps
     return 4 * math.sqrt(2 * max(layers, 1)) * (dtypes.f32.eps * math.sqrt(reduction) + stored)
 
 

@@ -12,6 +12,7 @@ import torch
 
 import weft
 from weft.frontends.api.source.sources import load_source
+from weft.frontends.api.verify.verification import verify_folder
 from weft.frontends.api.weights import weights_pipeline
 from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret
@@ -137,3 +138,7 @@ def test_the_command_names_what_it_takes(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(ARCHITECTURE)
     done("compile", tmp_path / "tiny.py", "--weights", "int4", "-o", tmp_path / "out")
     assert json.loads((tmp_path / "out" / "weft.json").read_text())["blocks"] == {"uint4_32": 5, "int8_32": 1}
+    assert "activations rounded to int8" in done("verify", tmp_path / "out", "--trust", "--tokens", 4).stdout
+    done("compile", tmp_path / "tiny.py", "--weights", "int4", "--arithmetic", "f32", "-o", tmp_path / "exact")
+    found = verify_folder(tmp_path / "exact", trust=True, tokens=4)
+    assert found.passed and found.tolerance < 1e-4
