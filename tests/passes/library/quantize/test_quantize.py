@@ -19,10 +19,10 @@ from weft.passes.fitting.matrices import Matrix, matrices
 VOCAB, USED = 97, 12  # tokens, and those of the texts: what they make spans few directions
 
 
-def model(**more: object) -> Graph:
+def model(tied: bool = False) -> Graph:
     """A small decoder with weights of a checkpoint in memory."""
     block = weft.Block(weft.Attention(4, kv_heads=2, rope=weft.RoPE()), weft.GatedMLP(96), weft.RMSNorm())
-    graph = weft.Decoder(VOCAB, 48, 2, block, context=64, **more).graph()  # type: ignore[arg-type]
+    graph = weft.Decoder(VOCAB, 48, 2, block, context=64, tie_embeddings=tied).graph()
     return in_memory(graph)
 
 
@@ -70,7 +70,7 @@ def kinds(graph: Graph) -> dict[str, str]:
 
 
 def test_matrices_are_told_apart() -> None:
-    tied = kinds(model(tie_embeddings=True))
+    tied = kinds(model(tied=True))
     assert tied["embed.weight"] == "head" and tied["layers.0.ffn.down.weight"] == "linear"
     apart = kinds(model())
     assert apart["embed.weight"] == "table" and apart["lm_head.weight"] == "head"
@@ -83,7 +83,7 @@ def test_matrices_are_told_apart() -> None:
 @pytest.mark.parametrize("bits", [2, 3, 4])
 @pytest.mark.parametrize("zeros", ["true", "false"])
 def test_fitting_to_a_text_loses_less_than_rounding(bits: int, zeros: str, text: Path) -> None:
-    graph = model(tie_embeddings=True)
+    graph = model(tied=True)
     rounded = run_passes(graph, f"quantize{{bits={bits}, zeros={zeros}, method=rtn}}")
     fitted = run_passes(graph, f"quantize{{bits={bits}, zeros={zeros}, method=gptq, calibration={text}}}")
     assert error(graph, fitted) < 0.9 * error(graph, rounded)
@@ -123,7 +123,7 @@ def test_shared_weights_are_rounded_once_for_all_that_they_multiply(text: Path) 
 
 
 def test_a_tied_table_stays_one_when_the_stream_is_rotated() -> None:
-    graph = model(tie_embeddings=True)
+    graph = model(tied=True)
     rotated = run_passes(graph, "fold-norm-scale, rotate-residual", verify=True)
     np.testing.assert_allclose(logits(rotated), logits(graph), rtol=0, atol=1e-4 * np.abs(logits(graph)).max())
     assert {node.op.name for node in rotated.params["embed.weight"].users} == {"embedding", "linear"}
