@@ -8,7 +8,7 @@ graph behind it, and goes on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -144,6 +144,7 @@ class Activations:
                 bind(value.type, one[name].shape, binding, name)
         self._known = {value: [one[name] for one in fed] for name, value in graph.inputs.items()}
         self._done: set[Node] = set()
+        self._replaced: Mapping[Value, Array] = {}
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -151,6 +152,16 @@ class Activations:
         known, done = dict(self._known), set(self._done)
         yield
         self._known, self._done = known, done
+
+    @contextlib.contextmanager
+    def replaced(self, weights: Mapping[Value, Array]) -> Iterator[None]:
+        """Compute with `weights` in the place of parameters inside, and discard what is computed there."""
+        self._replaced = weights
+        try:
+            with self.aside():
+                yield
+        finally:
+            self._replaced = {}
 
     def __call__(self, value: Value) -> list[Array]:
         """Evaluate `value` on every entry of the texts."""
@@ -181,7 +192,11 @@ class Activations:
         first, *rest = node.inputs
         if node.op is ops.embedding and first is not None and isinstance(rest[0], Param):
             return [self._looked_up(self._known[first], rest[0].recipe)]
-        weights = {v: v.recipe.evaluate(self.graph.reader) for v in node.inputs if isinstance(v, Param)}
+        weights = {
+            v: self._replaced[v] if v in self._replaced else v.recipe.evaluate(self.graph.reader)
+            for v in node.inputs
+            if isinstance(v, Param)
+        }
         found: list[list[Array]] = [[] for _ in node.outputs]
         for i, binding in enumerate(self._bindings):
             given = [None if v is None else weights[v] if v in weights else self._known[v][i] for v in node.inputs]

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir.recipes.blocks.quantize import reciprocal, spanned
+from weft.ir.recipes.blocks.spans import reciprocal, spanned
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout, Blocks
 

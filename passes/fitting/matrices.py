@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.op import Trait
 
+from ..analysis.projections import THROUGH
+
 OPERANDS = {ops.linear: ("weight",), ops.norm_linear: ("weight",), ops.embedding: ("table",)}
 EXPERTS = ("gate", "up", "down")
 STEPS = 6  # between the scores of a router and its choice: noise, biases, a softmax
@@ -54,6 +56,38 @@ def matrices(graph: Graph) -> dict[Param, Matrix | str]:
         else:
             found[param] = Matrix(param, _kind(param, readers), tuple(readers))
     return found
+
+
+def units(found: Iterable[Matrix]) -> list[list[Matrix]]:
+    """Matrices that take the same layout: those behind the query, key and value of an attention that multiply the same
+    value, which may be packed, and every other by itself."""
+    by_param = {matrix.param: matrix for matrix in found}
+    grouped: list[list[Matrix]] = []
+    for matrix in list(by_param.values()):
+        if matrix.param not in by_param:
+            continue
+        node = matrix.readers[0]
+        beside = [matrix.param]
+        if _feeds_attention(node) and (x := node.inputs[0]) is not None:
+            same = [other for other in x.users if other.op is node.op and _feeds_attention(other)]
+            beside = [weight for other in same if isinstance(weight := other.operand("weight"), Param)]
+        grouped.append([by_param.pop(param) for param in dict.fromkeys(beside) if param in by_param])
+    return grouped
+
+
+def _feeds_attention(node: Node) -> bool:
+    """Return whether what `node` makes is q, k or v of an attention, perhaps after rotations, reshapes and norms."""
+    if node.op not in (ops.linear, ops.norm_linear):
+        return False
+    value = node.output
+    while len(value.users) == 1:
+        (user,) = value.users
+        if user.op is ops.attention:
+            return True
+        if not THROUGH & user.op.traits:
+            return False
+        value = user.output
+    return False
 
 
 def named(param: Param, patterns: Iterable[str]) -> bool:

@@ -22,8 +22,9 @@ from weft.ir.types.block_layouts import BlockLayout, Blocks, pack_codes
 
 from ..edits.edit import derive, replace_param
 from .calibration import Activations
-from .gptq import Feedback, aimed, feedback, gptq
+from .gptq import AIM, RIDGE, SHRINK, Feedback, aimed, feedback, gptq
 from .matrices import Matrix
+from .resume import Finished
 
 POOLED = 0.1  # share of all tokens in the moment of an expert: it may have seen few of its own
 ROWS = 4096  # activations that are multiplied at once
@@ -32,9 +33,9 @@ NUMBERS = 1 << 23  # of a weight that are rounded at once
 Progress = Callable[[int, int], None]
 
 
-def round_to_nearest(param: Param, layout: BlockLayout) -> None:
-    """Let `param` be rounded to the nearest codes of `layout` whenever it is read."""
-    _reweigh(param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.scale.name))
+def round_to_nearest(param: Param, layout: BlockLayout, search: str = "") -> None:
+    """Let `param` be rounded to the nearest codes of `layout` whenever it is read, with scales found by `search`."""
+    reweigh(param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.scale.name, search))
 
 
 def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
@@ -63,10 +64,11 @@ def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
         group=layout.group,
         scale=layout.scale.name,
     )
-    _reweigh(param, new)
+    reweigh(param, new)
 
 
-def _reweigh(param: Param, recipe: Recipe) -> None:
+def reweigh(param: Param, recipe: Recipe) -> None:
+    """Let `recipe` make the numbers of `param` from now on, under its name."""
     new = derive(param, recipe)
     param.replace_uses(new)
     replace_param(param, new)
@@ -77,10 +79,13 @@ def fit(
     texts: Sequence[Array],
     plan: Mapping[Matrix, BlockLayout],
     progress: Progress = lambda done, total: None,
+    resume: str | None = None,
 ) -> Iterator[str]:
     """Round the matrices of `plan` by GPTQ for the `texts` (ids [texts, length]), in the order in which they are read;
-    yields the name of each. Tables that are looked up alone are rounded to the nearest."""
+    yields the name of each. Tables that are looked up alone are rounded to the nearest. What is done is kept in the
+    folder `resume`, and taken from there."""
     activations, original = Activations(graph, texts), _Original(graph, texts)
+    finished = Finished(resume, texts, RIDGE, SHRINK, AIM, POOLED)
     done, total = 0, sum(matrix.elements for matrix in plan)
     waiting = {matrix.param: matrix for matrix in plan}
     for matrix in plan:
@@ -94,10 +99,20 @@ def fit(
             if not chosen:
                 continue
             progress(done, total)
-            if node.op is ops.moe:
-                _fit_experts(activations, node, {m: plan[m] for m in chosen})
+            keys = {m: finished.advance(m.param, plan[m]) for m in chosen} if finished.keeps else {}
+            blocks = {m: found for m, key in keys.items() if (found := finished.load(key)) is not None}
+            layouts = {m: plan[m] for m in chosen if m not in blocks}
+            if not layouts:
+                fitted = {}
+            elif node.op is ops.moe:
+                fitted = _fit_experts(activations, node, layouts)
             else:
-                _fit_products(activations, original, {m: plan[m] for m in chosen})
+                fitted = _fit_products(activations, original, layouts)
+            for matrix, found in fitted.items():
+                if matrix in keys:
+                    finished.save(keys[matrix], found)
+            for matrix, found in (blocks | fitted).items():
+                store(matrix.param, found, plan[matrix])
             for matrix in chosen:
                 done += matrix.elements
                 yield matrix.param.name
@@ -133,8 +148,11 @@ def _norm(node: Node) -> tuple[object, ...]:
     return (node.attrs["kind"], node.attrs["eps"]) if node.op is ops.norm_linear else ()
 
 
-def _fit_products(activations: Activations, original: _Original, layouts: Mapping[Matrix, BlockLayout]) -> None:
+def _fit_products(
+    activations: Activations, original: _Original, layouts: Mapping[Matrix, BlockLayout]
+) -> dict[Matrix, list[Blocks]]:
     """Round matrices whose first products multiply the same value."""
+    found: dict[Matrix, list[Blocks]] = {}
     moments: dict[tuple[Value, ...], tuple[Array, Array]] = {}
     factors: dict[tuple[tuple[Value, ...], int], Feedback] = {}
     for matrix, layout in layouts.items():
@@ -151,7 +169,8 @@ def _fit_products(activations: Activations, original: _Original, layouts: Mappin
         if (others, layout.group) not in factors:
             factors.clear()  # one at a time: they are as large as the moment
             factors[others, layout.group] = feedback(second, layout.group)
-        store(matrix.param, [_rounded(matrix, second, crossed, factors[others, layout.group], layout)], layout)
+        found[matrix] = [_rounded(matrix, second, crossed, factors[others, layout.group], layout)]
+    return found
 
 
 def _moments_of(activations: Activations, original: _Original, node: Node) -> tuple[Array, Array]:
@@ -194,7 +213,9 @@ def _experts(node: Node) -> list[list[Param]]:
     return [[v for v in values if isinstance(v, Param)] for values in found]
 
 
-def _fit_experts(activations: Activations, node: Node, layouts: Mapping[Matrix, BlockLayout]) -> None:
+def _fit_experts(
+    activations: Activations, node: Node, layouts: Mapping[Matrix, BlockLayout]
+) -> dict[Matrix, list[Blocks]]:
     """Round stacked weights of the mixture `node`, each expert for the tokens that it gets, and a little for all."""
     reader = node.graph.reader
     x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required("x"))])
@@ -226,5 +247,4 @@ def _fit_experts(activations: Activations, node: Node, layouts: Mapping[Matrix, 
                 factors[layout.group] = feedback(second, layout.group)
             weight = matrix.param.recipe.read(reader, expert, expert + 1)[0]
             found[matrix].append(gptq(weight, factors[layout.group], layout))
-    for matrix, blocks in found.items():
-        store(matrix.param, blocks, layouts[matrix])
+    return found

@@ -12,6 +12,8 @@ from ...types.block_layouts import INTEGER_BITS, BlockLayout, Blocks, integer_la
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe
+from .searches import SEARCHES
+from .spans import grouped, nearest
 
 CHUNK = 1 << 17  # numbers that are rounded at once: with what is made of them they stay in the processor's cache
 
@@ -22,7 +24,8 @@ class Quantize(BlockRecipe):
 
     With zero points (`zeros`) the codes 0 to 2^bits − 1 cover a group from its least to its greatest number, and 0.
     Without, the number of largest magnitude becomes the code 0, which stands for −2^{bits−1} scales. Scales are rounded
-    to the dtype `scale` before codes are chosen.
+    to the dtype `scale` before codes are chosen. `search` looks for scales and zero points that lose less:
+    "kquant" by weighted squares.
 
     Raises:
         WeftError: where a number is not finite, or scales exceed the range of their dtype.
@@ -33,12 +36,16 @@ class Quantize(BlockRecipe):
     group: int = 32
     zeros: bool = True
     scale: str = "f16"
+    search: str = ""
 
     def layout(self, reader: TensorReader) -> BlockLayout:
         return _layout(self.bits, self.group, self.zeros, self.scale)
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         _layout(self.bits, self.group, self.zeros, self.scale)
+        if self.search not in SEARCHES:
+            known = " and ".join(filter(None, SEARCHES))
+            raise WeftError(f"there is no search {self.search!r} for scales; there is {known}")
         return _matrix(self, self.item.shape(reader))
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -53,7 +60,10 @@ class Quantize(BlockRecipe):
     def _blocks(self, reader: TensorReader, rows: Array, codes: bool = True) -> Blocks:
         layout, sources = self.layout(reader), tuple(self.sources())
         step = max(1, CHUNK // max(1, int(np.prod(rows.shape[1:]))))
-        parts = [round_rows(rows[i : i + step], layout, sources, codes) for i in range(0, max(len(rows), 1), step)]
+        parts = [
+            round_rows(rows[i : i + step], layout, sources, codes, self.search)
+            for i in range(0, max(len(rows), 1), step)
+        ]
         return parts[0] if len(parts) == 1 else joined(parts)
 
 
@@ -125,59 +135,14 @@ def joined(parts: list[Blocks]) -> Blocks:
     return Blocks(codes, scales, column([b.offsets for b in parts]), column([b.zeros for b in parts]))
 
 
-def round_rows(rows: Array, layout: BlockLayout, names: tuple[str, ...] = (), with_codes: bool = True) -> Blocks:
+def round_rows(
+    rows: Array, layout: BlockLayout, names: tuple[str, ...] = (), with_codes: bool = True, search: str = ""
+) -> Blocks:
     """`rows` [..., width] as blocks of `layout`, each number rounded to the nearest; `names` are for messages."""
     groups = grouped(rows, layout.group)
-    scales, zeros = spanned(*extremes(groups), layout)
+    scales, zeros = SEARCHES[search](groups, layout)
     if not np.isfinite(scales).all():
         found = "is not finite" if not np.isfinite(rows).all() else f"exceeds what scales in {layout.scale} reach"
         raise WeftError(f"a weight of {', '.join(names)} {found}: it cannot be quantized")
     codes = nearest(groups, scales, zeros, layout) if with_codes else np.empty((*scales.shape, 0), np.uint8)
     return Blocks(codes, scales, None, zeros)
-
-
-def grouped(rows: Array, group: int) -> Array:
-    """`rows` [..., width] as [..., groups, group], the last group filled up with zeros."""
-    rows = rows.astype(np.float32, copy=False)
-    if short := -rows.shape[-1] % group:
-        rows = np.concatenate([rows, np.zeros((*rows.shape[:-1], short), np.float32)], -1)
-    return rows.reshape(*rows.shape[:-1], -1, group)
-
-
-def extremes(groups: Array) -> tuple[Array, Array]:
-    """The least and the largest number of each group, of `groups` [..., group]."""
-    # numpy is three times as fast along an axis that is not the short last one, the copy included.
-    turned = np.ascontiguousarray(groups.reshape(-1, groups.shape[-1]).T)
-    shape = groups.shape[:-1]
-    return turned.min(0).reshape(shape), turned.max(0).reshape(shape)
-
-
-def spanned(low: Array, high: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
-    """Scales f32, and zero points u8 if the layout has any, of groups whose numbers are between `low` and `high`."""
-    if layout.has_zeros:
-        low, high = np.minimum(low, 0), np.maximum(high, 0)
-        scales = _rounded((high - low) / np.float32(2**layout.bits - 1), layout)
-        with np.errstate(invalid="ignore"):  # NaN is found by the caller
-            zeros = np.rint(-low * reciprocal(scales)).clip(0, 2**layout.bits - 1).astype(np.uint8)
-        return scales, zeros
-    return _rounded(np.where(high > -low, high, low) / np.float32(-layout.middle), layout), None
-
-
-def _rounded(scales: Array, layout: BlockLayout) -> Array:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(scales.astype(layout.scale.numpy).astype(np.float32))
-
-
-def reciprocal(scales: Array) -> Array:
-    """1 / scales, and 0 for scales of 0: their groups are zeros."""
-    with np.errstate(divide="ignore"):
-        return np.where(scales == 0, np.float32(0), np.float32(1) / scales)
-
-
-def nearest(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
-    """The codes u8 nearest to `groups` [..., group] with these scales and zero points [...]."""
-    codes = groups * reciprocal(scales)[..., None]
-    np.rint(codes, out=codes)
-    codes += np.float32(layout.middle) if zeros is None else zeros[..., None]
-    np.clip(codes, 0, 2**layout.bits - 1, out=codes)
-    return codes.astype(np.uint8)

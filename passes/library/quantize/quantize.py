@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,11 +17,13 @@ from ...analysis.states import has_cache
 from ...core.base import Pass
 from ...core.equivalence import EquivalenceCheck
 from ...core.trace import Trace
+from ...fitting.budget import report, within_budget
 from ...fitting.calibration import MIXTURE, read_tokens
-from ...fitting.matrices import Matrix, matrices, named
+from ...fitting.matrices import Matrix, matrices, named, units
 from ...fitting.quantizing import fit, round_to_nearest
 
 HEAD_BITS = 8
+GROUPS = (32, 64, 128)  # that budgets choose among
 LEAST_TOKENS = 256  # of a text, below which moments of activations tell nothing
 
 
@@ -36,7 +39,16 @@ class QuantizeWeights(Pass):
     `method` says how codes are chosen. rtn: the nearest, which needs no text and streams. gptq: column by column, each
     making up for the errors of those before it, for inputs such as a text has: `calibration`, a text file or token ids
     (.npy, .json), or else a mixture of prose, code and languages that comes with weft; `tokens` of it are read. Layers
-    see what the quantized ones before them make of the text. The default is gptq where the model has a tokenizer.
+    see what the quantized ones before them make of the text. kquant: the nearest, with scales and zero points searched
+    by weighted squares of errors; it needs no text. The default is gptq where the model has a tokenizer.
+
+    With a `budget`, the bits of a weight on average, scales and zero points included, `bits` and `group` are chosen for
+    every matrix: codes of the bits that `choices` lists in groups of 32, 64 or 128. How much a matrix matters is
+    measured on the text, as the divergence of the outputs when it alone is rounded; query, key and value of an
+    attention count as one, so that they can still be packed.
+
+    What gptq has done is kept in the folder `resume`, if one is given: the same command goes on there after it was
+    stopped.
 
     Embedding tables and output heads take `head` bits. Routers stay as they are, as do weights whose names, or a part
     of them between dots, match a pattern of `keep` (``"down, layers.0.*"``), norms, biases and whatever else is no
@@ -64,12 +76,15 @@ class QuantizeWeights(Pass):
     purpose = "Numbers"
     bits: int = 4
     group: int = 32
-    method: Literal["auto", "rtn", "gptq"] = "auto"
+    method: Literal["auto", "rtn", "kquant", "gptq"] = "auto"
     zeros: bool = True
     head: int = HEAD_BITS
+    budget: float | None = None
+    choices: str = "2, 4, 8"
     keep: str = ""
     calibration: str | None = None
     tokens: int = 16384
+    resume: str | None = None
 
     def run(self, graph: Graph, trace: Trace) -> None:
         self._check_arguments()
@@ -77,12 +92,14 @@ class QuantizeWeights(Pass):
         if not plan and not trace.refusals:
             raise WeftError(f"quantize: graph {graph.name} has no weight matrix that can be quantized")
         texts = self._texts(graph, trace) if plan else []
-        if texts:
-            for name in fit(graph, texts, plan, trace.progress):
+        if self.budget is not None and plan:
+            plan = self._within(self.budget, graph, plan, texts, trace)
+        if texts and self.method in ("auto", "gptq"):
+            for name in fit(graph, texts, plan, trace.progress, self.resume):
                 trace.fired(self.name, name)
             return
         for matrix, layout in plan.items():
-            round_to_nearest(matrix.param, layout)
+            round_to_nearest(matrix.param, layout, "kquant" if self.method == "kquant" else "")
             trace.fired(self.name, matrix.param.name)
 
     def _check_arguments(self) -> None:
@@ -92,10 +109,20 @@ class QuantizeWeights(Pass):
                 raise WeftError(f"quantize: {name}={bits}: there are codes of {known} bits")
         if self.group < 16 or self.group & (self.group - 1) or self.group > 256:
             raise WeftError(f"quantize: group={self.group}: kernels take groups of 16, 32, 64, 128 and 256 numbers")
+        self._widths()
+        if self.budget is not None and not 0 < self.budget <= 16:
+            raise WeftError(f"quantize: budget={self.budget:g}: it is bits of a weight on average, above 0, at most 16")
         if self.tokens < 1:
             raise WeftError(f"quantize: tokens={self.tokens} must be positive")
-        if self.calibration is not None and self.method == "rtn":
-            raise WeftError("quantize: method=rtn looks at no text; calibration is for method=gptq")
+        if self.calibration is not None and not self._reads:
+            raise WeftError(
+                f"quantize: method={self.method} looks at no text; calibration is for method=gptq or a budget"
+            )
+
+    @property
+    def _reads(self) -> bool:
+        """Whether a text is looked at."""
+        return self.method in ("auto", "gptq") or self.budget is not None
 
     def _plan(self, graph: Graph, trace: Trace) -> dict[Matrix, BlockLayout]:
         """The layout of each matrix that is quantized."""
@@ -118,9 +145,33 @@ class QuantizeWeights(Pass):
         bits = self.head if matrix.kind in ("head", "table") else self.bits
         return integer_layout(bits, self.group, self.zeros and bits < 8)
 
+    def _within(
+        self, budget: float, graph: Graph, plan: dict[Matrix, BlockLayout], texts: Sequence[Array], trace: Trace
+    ) -> dict[Matrix, BlockLayout]:
+        """`plan`, with layouts for linear maps and experts that take `budget` bits a weight on average."""
+        if not texts:
+            raise WeftError(
+                f"quantize: budget={budget:g} measures on a text which matrices matter, and the model has no tokenizer "
+                "to read one with: give calibration= a .npy or .json file of token ids"
+            )
+        mapped = [matrix for matrix in plan if matrix.kind in ("linear", "experts")]
+        layouts = [integer_layout(b, g, self.zeros and b < 8) for b in self._widths() for g in GROUPS]
+        chosen = within_budget(graph, texts, units(mapped), layouts, budget, trace.progress)
+        for line in report(chosen):
+            trace.note(f"quantize: {line}")
+        return {matrix: chosen.get(matrix, layout) for matrix, layout in plan.items()}
+
+    def _widths(self) -> list[int]:
+        """The bits that a budget chooses among."""
+        words = self.choices.replace(",", " ").split()
+        if not words or any(word not in map(str, INTEGER_BITS) for word in words):
+            known = ", ".join(map(str, INTEGER_BITS))
+            raise WeftError(f"quantize: choices={self.choices!r}: it lists bits of codes, of {known}")
+        return sorted({int(word) for word in words})
+
     def _texts(self, graph: Graph, trace: Trace) -> list[Array]:
-        """The texts that gptq looks at; none for rtn."""
-        if self.method == "rtn":
+        """The texts that gptq and budgets look at."""
+        if not self._reads:
             return []
         if has_cache(graph):
             raise WeftError(
@@ -147,7 +198,7 @@ class QuantizeWeights(Pass):
         """Rounded to the nearest, every weight is within a step of its codes of the original; others are the same."""
         staged = equivalence.stage(before)
         rounded = staged.clone()
-        replace(self, method="rtn", calibration=None).run(rounded, Trace())
+        replace(self, method="rtn", budget=None, calibration=None).run(rounded, Trace())
         for name, param in staged.params.items():
             recipe, exact = rounded.params[name].recipe, param.recipe.evaluate(staged.reader)
             found = recipe.evaluate(staged.reader)

@@ -162,3 +162,30 @@ def test_scales_of_another_dtype_keep_small_weights(rng: np.random.Generator) ->
     found = Quantize(Source("w"), scale="bf16").evaluate(reader)
     assert np.abs(found - weight).max() < 4e-9 < np.abs(weight).max() / 5
     assert str(integer_layout(4, 32, True, dtypes.bf16)) == "uint4_32_bf16"
+
+
+@pytest.mark.parametrize(("bits", "zeros"), list(itertools.product((2, 3, 4, 8), (True, False))))
+def test_searched_scales_lose_less(bits: int, zeros: bool, rng: np.random.Generator) -> None:
+    weight = rng.standard_t(5, (64, 96)).astype(np.float32)
+    weight[3] = 0
+    reader = reader_of(w=weight)
+    plain = Quantize(Source("w"), bits, 32, zeros)
+    searched = Quantize(Source("w"), bits, 32, zeros, search="kquant")
+    groups = weight.reshape(64, 3, 32)
+    importance = np.sqrt(np.square(groups).mean(-1, keepdims=True)) + np.abs(groups)
+
+    def error(recipe: Recipe) -> Array:
+        found = recipe.evaluate(reader).reshape(64, 3, 32)
+        summed: Array = (importance * np.square(found - groups)).sum(-1, dtype=np.float64)
+        return summed
+
+    before, after = error(plain), error(searched)
+    assert (after <= before * (1 + 1e-5)).all()
+    assert after.sum() < 0.97 * before.sum()
+    np.testing.assert_array_equal(searched.evaluate(reader)[3], 0)
+    assert spell_recipe(searched).endswith('search="kquant")')
+
+
+def test_an_unknown_search_is_refused() -> None:
+    with pytest.raises(WeftError, match="no search 'best' for scales; there is kquant"):
+        Quantize(Source("w"), search="best").shape(reader_of(w=np.zeros((2, 32), np.float32)))

@@ -159,7 +159,7 @@ def test_packing_keeps_blocks_of_one_layout_only() -> None:
         ("method=gptq", "the model has no tokenizer to read one with: give calibration="),
         ("method=gptq, calibration=none.npy", "none.npy"),
         ("tokens=0", "tokens=0 must be positive"),
-        ("method=awq", 'method="awq" is none of auto, rtn, gptq'),
+        ("method=awq", 'method="awq" is none of auto, rtn, kquant, gptq'),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: str, why: str) -> None:

@@ -1,0 +1,78 @@
+"""Fits that are stopped: another run goes on where the first was, and finds nothing that belongs to something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.passes.library.quantize.test_quantize import mixture, model, text
+from weft.ir import Graph, WeftError
+from weft.ir.recipes.readers import Array
+from weft.passes import run_passes
+from weft.passes.fitting import quantizing
+
+__all__ = ["text"]  # a fixture
+
+
+def numbers(graph: Graph) -> dict[str, Array]:
+    return {name: param.recipe.evaluate(graph.reader) for name, param in graph.params.items()}
+
+
+@pytest.mark.parametrize("build", [model, mixture])
+def test_a_stopped_run_goes_on(build: object, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = f"quantize{{calibration={text}, tokens=512, resume={tmp_path / 'done'}}}"
+    assert callable(build)
+    whole = numbers(run_passes(build(), f"quantize{{calibration={text}, tokens=512}}"))
+    fitted = 0
+    original = quantizing.gptq
+
+    def stopping(*args: object) -> object:
+        nonlocal fitted
+        fitted += 1
+        if fitted == 9:
+            raise KeyboardInterrupt
+        return original(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(quantizing, "gptq", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run_passes(build(), pipeline)
+    first = fitted
+    kept = sorted((tmp_path / "done").iterdir())
+    assert kept and all(path.suffix == ".npz" for path in kept)
+    again = numbers(run_passes(build(), pipeline))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(again[name], array, name)
+    total = fitted
+    run_passes(build(), pipeline)
+    assert fitted == total  # all is there by now
+    assert total > first
+
+
+def test_results_of_other_settings_are_not_taken(text: Path, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    run_passes(model(), f"quantize{{calibration={text}, tokens=512, resume={done}}}")
+    plain = numbers(run_passes(model(), f"quantize{{calibration={text}, tokens=256, bits=3}}"))
+    found = numbers(run_passes(model(), f"quantize{{calibration={text}, tokens=256, bits=3, resume={done}}}"))
+    for name, array in plain.items():
+        np.testing.assert_array_equal(found[name], array, name)
+
+
+def test_broken_files_are_made_again(text: Path, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    pipeline = f"quantize{{calibration={text}, tokens=512, resume={done}}}"
+    whole = numbers(run_passes(model(), pipeline))
+    files: Sequence[Path] = sorted(done.iterdir())
+    files[0].write_bytes(files[0].read_bytes()[:100])
+    files[1].write_bytes(b"")
+    again = numbers(run_passes(model(), pipeline))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(again[name], array, name)
+
+
+def test_a_folder_that_cannot_be_made(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WeftError, match=r"no folder .*file/done for results of quantize can be made"):
+        run_passes(model(), f"quantize{{calibration={text}, resume={tmp_path / 'file' / 'done'}}}")
