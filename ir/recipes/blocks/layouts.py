@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks
+from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks, layout_of
 from ..combinators import Concat, Permute, Reshape, Slice, Source, Take
 from ..readers import Array, BlockTensorReader, SpilledTensors, TensorReader
 from ..recipe import Recipe
@@ -69,7 +69,8 @@ def leaf_blocks(leaf: Recipe, reader: TensorReader, start: int, stop: int, codes
     if isinstance(leaf, BlockRecipe):
         return leaf.read_blocks(reader, start, stop, codes)
     assert isinstance(leaf, Source) and isinstance(reader, BlockTensorReader)
-    layout = LAYOUTS[reader.dtype(leaf.key).name]
+    layout = layout_of(reader.dtype(leaf.key))
+    assert layout is not None
     return layout.unpack(np.asarray(reader.read_blocks(leaf.key, start, stop)))
 
 
@@ -78,10 +79,11 @@ def _of_leaf(leaf: Recipe, reader: TensorReader) -> BlockLayout | str:
         return leaf.layout(reader)
     assert isinstance(leaf, Source)
     dtype = reader.dtype(leaf.key)
-    if dtype.name not in LAYOUTS:
-        return f"it is stored as {dtype}, not as {', '.join(LAYOUTS)}"
+    layout = layout_of(dtype)
+    if layout is None:
+        return f"it is stored as {dtype}, not as {', '.join(LAYOUTS)} or integers in groups"
     if not isinstance(reader.base if isinstance(reader, SpilledTensors) else reader, BlockTensorReader):
         return "its reader returns no blocks"
     if reader.shape(leaf.key)[-1] % dtype.block:
         return f"its rows are no multiple of {dtype.block} numbers, those of a block"
-    return LAYOUTS[dtype.name]
+    return layout
