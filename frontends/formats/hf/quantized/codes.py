@@ -45,7 +45,7 @@ class Integers(Quantized):
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
         """The zero points u8 of the same rows, [rows, groups], if there are any."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} defines no zero points")
 
     @property
     def layout(self) -> BlockLayout | None:
