@@ -37,7 +37,7 @@ def quantized(folder: Path, bits: int = 4, group: int = 32, zeros: bool = True, 
 
 
 def exported(model: Any, out: Path, **options: Any) -> list[str]:
-    """What an export tells."""
+    """Export, and return the notes."""
     notes: list[str] = []
     export(model, out, note=notes.append, **options)
     return notes
