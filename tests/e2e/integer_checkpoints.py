@@ -107,7 +107,9 @@ def gptq(w: Codes, v2: bool = False) -> dict[str, Array]:
             qweight[k // per] |= (w.codes[:, k] << (w.bits * (k % per))).astype(np.uint32)
         qweight = qweight.view(np.int32)
     qzeros = stream(w.zeros.T, w.bits).copy()
-    if not v2:  # GPTQModel subtracts words of ones
+    if not v2 and w.bits == 3:  # GPTQModel subtracts 1 from each
+        qzeros = stream((w.zeros.T - 1) % 8, 3).copy()
+    elif not v2:  # from whole words
         ones = stream(np.ones((1, len(w.codes)), int), w.bits)
         qzeros = (qzeros.view(np.uint32) - ones.view(np.uint32)).view(np.int32)
     return {"qweight": qweight, "qzeros": qzeros, "scales": w.scales.T.copy(), "g_idx": w.index.astype(np.int32)}

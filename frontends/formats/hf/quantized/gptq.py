@@ -4,7 +4,8 @@
 along the inputs, a stream of bits from the lowest on; `qzeros` [groups, out · bits / 32] along the outputs; `scales`
 [groups, out]; `g_idx` [in], the group of every input. In the older ``checkpoint_format`` "gptq" a stored zero point is
 one less than what it means, "gptq_v2" stores it as it is. GPTQModel subtracts the ones from whole words, so that a 0
-borrows from the next zero point; adding them to whole words again gives what was meant in either case.
+borrows from the next zero point; adding them to whole words again gives what was meant in either case. Of 3 bits, which
+words do not hold in whole numbers, it subtracts from each zero point, and 0 becomes 7.
 
 ``awq`` (https://arxiv.org/abs/2306.00978, its GEMM layout): `qweight` [in, out / 8] and `qzeros` pack eight outputs
 into a word, in the order 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits on.
@@ -75,10 +76,11 @@ class GPTQ(Integers):
 
 def gptq_zeros(words: Array, bits: int, lag: int, rows: int) -> Array:
     """The zero points u8 [groups, rows] in the `words` i32 [groups, rows · bits / 32]."""
-    if lag:
-        ones = np.packbits(np.arange(bits * 32) % bits == 0, bitorder="little").view("<u4").astype(np.uint32)
-        words = (words.view(np.uint32) + np.resize(ones, words.shape[1])).view(np.int32)
-    return unpack_codes(bits_of(words), bits, rows)
+    if lag and bits != 3:
+        ones = sum(1 << at for at in range(0, 32, bits))
+        words = (words.view(np.uint32) + np.uint32(ones)).view(np.int32)
+    points = unpack_codes(bits_of(words), bits, rows)
+    return (points + 1) & 7 if lag and bits == 3 else points
 
 
 def gptq(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -> dict[str, Quantized]:
@@ -87,7 +89,8 @@ def gptq(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) ->
     Raises:
         WeftError: if the format is another, or tensors are missing or do not fit.
     """
-    kind, bits, size = how.get("checkpoint_format") or "gptq", how.get("bits"), how.get("group_size", -1)
+    kind = how.get("checkpoint_format") or how.get("format") or "gptq"
+    bits, size = how.get("bits"), how.get("group_size", -1)
     if kind not in ("gptq", "gptq_v2") or how.get("is_marlin_format"):
         raise WeftError(f"checkpoint_format={kind!r} is not supported, only 'gptq' and 'gptq_v2': convert it to one")
     if bits not in INTEGER_BITS or type(bits) is not int:
@@ -182,7 +185,7 @@ def awq(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -> 
         WeftError: if the layout is another, or tensors are missing or do not fit.
     """
     bits, size = how.get("bits", how.get("w_bit")), how.get("group_size", how.get("q_group_size", -1))
-    version = str(how.get("version", "gemm")).lower()
+    version = str(how.get("version", how.get("format", "gemm"))).lower()
     if version not in _AWQ_VERSIONS:
         raise WeftError(f"version={version!r} is not supported, only the layout of 'gemm'")
     if bits != 4:
