@@ -74,8 +74,10 @@ def write_huggingface(
         if kind not in (dtypes.f32, *scales):
             listed = ", ".join(sorted(map(str, scales)))
             note(f"scales stay {listed}: a loader that rounds them to {kind} changes weights")
-        if numbers := [key for key in aside if key in found.tensors and found.tensors[key].recipe.has(BlockRecipe)]:
-            note(f"{shortened(numbers)}: the numbers that codes stand for are written, in {kind}")
+    quantized = {key for key, made in found.tensors.items() if made.recipe.has(BlockRecipe)}
+    numbers = [key for key in aside if key in quantized]
+    if weights != "float" and numbers and (kept or len(numbers) == len(quantized)):
+        note(f"{shortened(numbers)}: the numbers that codes stand for are written, in {kind}")
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=counted(progress, tensors))
         write_json(folder / "config.json", config)

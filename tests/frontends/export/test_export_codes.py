@@ -191,6 +191,14 @@ def test_codes_that_do_not_fit(save: Save, tmp_path: Path) -> None:
     assert not (tmp_path / "gpt2").exists()
 
 
+def test_tables_alone_are_told(save: Save, tmp_path: Path) -> None:
+    _, folder = save("llama", **GQA)
+    model = rewrite(load_source(folder), 'quantize{method=rtn, keep="layers.*"}')
+    (note,) = exported(model, tmp_path / "out")
+    assert note == "model.embed_tokens.weight, lm_head.weight: the numbers that codes stand for are written, in f32"
+    assert exported(model, tmp_path / "out.gguf", dtype="f16") == ["weights that keep their codes: 2 as int8_32"]
+
+
 def test_codes_that_transformers_does_not_load(save: Save, tmp_path: Path) -> None:
     """Its layers multiply by their `weight`, which transformers takes away from layers with codes."""
     _, folder = save("falcon", new_decoder_architecture=True, num_kv_heads=2)

@@ -61,7 +61,9 @@ def rebuilt(recipe: Recipe, reader: GGUFTensors) -> Array:
 def recipes(kind: str) -> list[Recipe]:
     a, b = Source(f"a.{kind}"), Source(f"b.{kind}")
     halves = Reshape(Permute(Reshape(a, (2, 3, 2, -1)), (0, 2, 1, 3)), (ROWS, -1))
-    return [a, Concat((a, b)), Slice(b, 0, 3, 9), Take(a, (5, 1, 11)), halves, Concat((halves, b, a))]
+    heads = [Reshape(item, (3, ROWS // 3, -1)) for item in (a, b)]
+    woven = Reshape(Concat((Slice(heads[0], 1, 1, 3), Take(heads[1], (3, 0), 1)), 1), (ROWS, -1))
+    return [a, Concat((a, b)), Slice(b, 0, 3, 9), Take(a, (5, 1, 11)), halves, Concat((halves, b, a)), woven]
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0"])
@@ -119,6 +121,7 @@ def test_slices_agree_with_the_whole(reader: GGUFTensors) -> None:
         (Scale(Source("a.q4_0"), 2.0), r"its recipe \(scale\)"),
         (Permute(Source("a.q4_0"), (1, 0)), r"its recipe \(permute\)"),
         (Slice(Source("a.q4_0"), 1, 0, 32), r"its recipe \(slice\)"),
+        (Concat((Source("a.q4_0"), Source("b.q4_0")), 1), r"its recipe \(concat\)"),
         (Reshape(Source("a.q4_0"), (ROWS, WIDTH)), r"its recipe \(reshape\)"),
     ],
 )

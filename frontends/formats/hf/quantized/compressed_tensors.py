@@ -124,11 +124,12 @@ def compressed_tensors(reader: TensorReader, keys: Collection[str], how: Mapping
             tensors[f"{name}.weight"] = _packed(reader, key, name, keys, widths)
         elif part == "weight" and reader.dtype(key) in _BYTES:
             tensors[key] = _bytes(reader, key, name, keys, tiles)
-        elif part == "weight_scale" and not {f"{name}.weight", f"{name}.weight_packed"} & set(keys):
-            raise WeftError(f"there is no weight beside {key!r}; the checkpoint is incomplete or of another layout")
-        elif part == "weight_scale" and f"{name}.weight" in keys and reader.dtype(f"{name}.weight") not in _BYTES:
-            found = reader.dtype(f"{name}.weight")
-            raise WeftError(f"{f'{name}.weight'!r} holds {found} beside {key!r}, not codes: save the model compressed")
+        elif part == "weight_scale" and f"{name}.weight_packed" not in keys:
+            weight = f"{name}.weight"
+            if weight not in keys:
+                raise WeftError(f"there is no weight beside {key!r}; the checkpoint is incomplete or of another layout")
+            if (found := reader.dtype(weight)) not in _BYTES:
+                raise WeftError(f"{weight!r} holds {found} beside {key!r}, not codes: save the model compressed")
     return tensors
 
 
