@@ -138,6 +138,6 @@ def _listed(refused: list[Refused]) -> str:
 def _by_rows(recipe: Recipe, reader: TensorReader) -> Recipe:
     """`recipe` with the last size of every reshaping as -1 where that keeps rows whole."""
     recipe = recipe.map_parts(lambda part: _by_rows(part, reader))
-    if isinstance(recipe, Reshape) and recipe.dims and recipe.dims[-1] == recipe.item.shape(reader)[-1:][0]:
+    if isinstance(recipe, Reshape) and recipe.dims and recipe.dims[-1:] == recipe.item.shape(reader)[-1:]:
         return replace(recipe, dims=(*recipe.dims[:-1], -1))
     return recipe

@@ -101,6 +101,8 @@ def test_the_config_of_codes(save: Save, tmp_path: Path) -> None:
     assert group["weights"].items() >= weights.items() and group["input_activations"] is None
     facts = config["quant_method"], config["format"], config["quantization_status"]
     assert facts == ("compressed-tensors", "pack-quantized", "compressed")
+    told = "scales stay f16: a loader that rounds them to bf16 changes weights"
+    assert told in exported(quantized(folder), tmp_path / "bf16", dtype="bf16")
     mixed = rewrite(quantized(folder, 8, before='quantize{method=rtn, keep="q"}, '), "")
     exported(mixed, tmp_path / "two")
     groups = json.loads((tmp_path / "two" / "config.json").read_text())["quantization_config"]["config_groups"]
