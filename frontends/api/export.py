@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from weft.backends.storage import check_free
@@ -27,10 +27,12 @@ def export(
     format: str | None = None,
     passes: str = "",
     dtype: str | None = None,
+    weights: str = "auto",
     seed: int = 0,
     adapters: Sequence[str | Path] = (),
     report: Report | None = None,
     progress: Progress = lambda stage, done, total: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> str:
     """Write `source` (whatever `load_source` takes), rewritten by the pipeline `passes`, as a checkpoint of others.
 
@@ -39,11 +41,16 @@ def export(
             llama.cpp, for graphs of an architecture it has; ``safetensors``: a file of all parameters by their names.
             If None, what the suffix of `out` says: gguf, safetensors, or else hf.
         passes: pipeline text, or ``@path`` of a file that holds it.
-        dtype: f32, f16, bf16, and for gguf q8_0; what holds the weights exactly if None.
+        dtype: f32, f16, bf16, and for gguf q8_0; what holds the weights exactly if None. Weights that keep their codes
+            have no such dtype.
+        weights: how quantized weights are stored: ``codes``, as far as the format takes them, those of the source's
+            checkpoint too; ``float``, the numbers that they stand for; ``auto``, the codes if the format takes those
+            of all weights that a pass quantized.
         seed: of the random initialization, where there is no checkpoint.
         adapters: folders of PEFT adapters to merge into the weights, one after the other.
         report: filled in with what the passes did.
         progress: called with (stage, bytes done, bytes in all).
+        note: called with what is not kept as it was, a sentence each.
 
     Returns:
         The family or architecture that the graph was found to be of; "" for safetensors.
@@ -52,7 +59,12 @@ def export(
         WeftError: if the format is unknown, not that of the suffix, or cannot express the graph, or on any bad input;
             an older `out` survives.
     """
+    from ..export.codes import check_weights
+
     format = _format(out, format)
+    check_weights(weights)
+    if weights == "codes" and format == "safetensors":
+        raise WeftError("--weights codes is for hf and gguf: a file of safetensors stores the parameters as floats")
     model = load_source(source, seed, adapters)
     if format == "hf":
         check_free(Path(out), model.files)
@@ -61,11 +73,11 @@ def export(
     if format == "hf":
         from ..export.hf.folder import write_huggingface
 
-        return write_huggingface(model, out, dtype=dtype, progress=progress).family
+        return write_huggingface(model, out, dtype=dtype, weights=weights, progress=progress, note=note).family
     if format == "gguf":
         from ..export.gguf.file import write_gguf
 
-        return write_gguf(model, out, dtype=dtype, progress=progress)
+        return write_gguf(model, out, dtype=dtype, weights=weights, progress=progress, note=note)
     from ..export.parameters import write_parameters
 
     write_parameters(model, out, dtype=dtype, progress=progress)

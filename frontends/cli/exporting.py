@@ -24,6 +24,13 @@ from .shown import note, progress
 @click.option(
     "--dtype", help="f32, f16, bf16 or, for gguf, q8_0; default: the dtype that stores the weights without rounding."
 )
+@click.option(
+    "--weights",
+    metavar="auto|codes|float",
+    default="auto",
+    show_default=True,
+    help="Quantized weights: as codes, as floats, or as codes if the format takes all that a pass made.",
+)
 @adapter_option
 @click.option("--trace", is_flag=True, help="Report on stderr: rewrites and skipped places of each pass.")
 @seed_option
@@ -45,9 +52,11 @@ def export_command(source: str, out: str, passes: str, trace: bool, **options: A
 
     from ..api.export import export
 
-    report = Report(priced=trace)
+    report, notes = Report(priced=trace), list[str]()
     with progress(f"reading {source}") as step:
-        family = export(source, out, passes=passes, report=report, progress=step, **options)
+        family = export(source, out, passes=passes, report=report, progress=step, note=notes.append, **options)
     tell(report, passes, trace)
+    for line in notes:
+        note(line)
     if family:
         note(f"{out} is a {family} model")

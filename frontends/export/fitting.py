@@ -16,6 +16,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 from weft.passes.analysis.projections import projections
 from weft.passes.edits.edit import reweigh
+from weft.passes.fitting.matrices import Matrix, matrices
 
 from ..formats.weft.model_folder import exact
 from ..model import Model
@@ -45,11 +46,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Fit:
-    """A family's model that computes what a graph does: its config, and its checkpoint's tensors by name."""
+    """A family's model that computes what a graph does: its config, and its checkpoint's tensors by name.
+
+    `kinds` are those of matrices that products multiply by or lookups read (`weft.passes.fitting.matrices`), by name.
+    """
 
     family: str
     config: Mapping[str, Any]
     tensors: Mapping[str, Made]
+    kinds: Mapping[str, str]
 
 
 def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: str) -> Fit:
@@ -69,7 +74,8 @@ def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: 
                 found = match(graph, theirs)
                 if not found.differences:
                     tensors = tensors_of(theirs, found, candidate)
-                    return Fit(candidate.family, candidate.config, {**tensors, **candidate.besides})
+                    kinds = _kinds(candidate.loaded.graph)
+                    return Fit(candidate.family, candidate.config, {**tensors, **candidate.besides}, kinds)
                 missed = float(len(theirs) - found.nodes), float(len(found.differences))
                 if missed < best:
                     best, parted = missed, found.differences[0]
@@ -78,6 +84,12 @@ def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: 
         except WeftError as e:  # it is like no graph of theirs
             told = str(e) if math.inf in best else told
     raise WeftError(f"{model.spec}: no {kind} expresses the graph: {told}")
+
+
+def _kinds(graph: Graph) -> dict[str, str]:
+    """The kinds of the matrices of `graph`, by the tensors that they are read from."""
+    found = [(param, matrix) for param, matrix in matrices(graph).items() if isinstance(matrix, Matrix)]
+    return {key: matrix.kind for param, matrix in found for key in param.recipe.sources()}
 
 
 def tensors_of(theirs: Graph, found: Match, candidate: Candidate) -> dict[str, Made]:

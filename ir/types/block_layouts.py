@@ -7,16 +7,17 @@ number:
 
 Without zero points, zeros are 2^{bits−1}. Or the codes are floats of 8 bits, e4m3 of arXiv 2209.05433 without
 infinities, and a weight is scale · float.
-A layout is data: one of a file format is a `BlockLayout`, registered by `add_layout`; those that weft quantizes to are
-made by `integer_layout`. Kernels and lowerings never ask for a layout by name, they say which bits, groups, zero points
-and offsets they take. A registered layout states the bits of an unpacked code: one with codes of w bits declares the
-smallest of 4 and 8 that holds them. If it has no minimum, `unpack` adds 2^{bits−1} − 2^{w−1}, so that the same code
-stands for 0.
+A layout is data: one of a file format is a `BlockLayout`, registered by `add_layout`; those of integers that weft
+quantizes to, or reads from folders of GPTQ, AWQ and others, are made by `integer_layout`. `layout_of` finds either.
+Kernels and lowerings never ask for a layout by name, they say which bits, groups, zero points and offsets they take. A
+registered layout states the bits of an unpacked code: one with codes of w bits declares the smallest of 4 and 8 that
+holds them. If it has no minimum, `unpack` adds 2^{bits−1} − 2^{w−1}, so that the same code stands for 0.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -211,3 +212,15 @@ add_layout(BlockLayout(dtypes.q4_1, HALVES, has_minimum=True))
 add_layout(BlockLayout(dtypes.q8_0, SIGNED))
 # Folders of Hugging Face: a scale for a tile of 128 · 128, which here every row of the tile has.
 add_layout(BlockLayout(dtypes.f8e4m3_128, BYTES, scale=dtypes.f32, floats=True))
+
+
+_INTEGER = re.compile(r"(u?)int([2348])_([1-9]\d{0,8})(?:_(bf16|f32))?")
+
+
+def layout_of(dtype: DType) -> BlockLayout | None:
+    """Return the layout of blocks of `dtype`: a registered one, or that of integers whose name it bears, if any."""
+    layout = LAYOUTS.get(dtype.name)
+    if layout is None and (match := _INTEGER.fullmatch(dtype.name)) is not None:
+        zeros, bits, group, scale = match.groups()
+        layout = integer_layout(int(bits), int(group), bool(zeros), dtypes.parse(scale or "f16"))
+    return layout if layout is None or layout.dtype == dtype else None

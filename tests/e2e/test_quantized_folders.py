@@ -216,9 +216,13 @@ BLOCKS = {"x_blocks": torch.zeros((2, 8, 4, 16), dtype=torch.uint8)}
 @pytest.mark.parametrize(
     ("how", "stored", "message"),
     [
-        ({"quant_method": "awq"}, {}, r"\(awq\); weft imports unquantized folders, those quantized by mxfp4 or fp8, a"),
-        ("bitsandbytes", {}, r"quantized \(bitsandbytes\); weft imports"),
-        ({"load_in_8bit": True}, {}, r"quantized \(None\); weft imports"),
+        (
+            {"quant_method": "hqq"},
+            {},
+            r"\(hqq\); weft imports unquantized folders, those quantized by mxfp4, fp8, gptq, a",
+        ),
+        ("torchao", {}, r"quantized \(torchao\); weft imports .*, compressed-tensors or bitsandbytes, and GGUF"),
+        ({"load_in_2bit": True}, {}, r"quantized \(None\); weft imports"),
         (FP8 | {"weight_block_size": None}, {}, r"\(fp8\), but weight_block_size=None says no tile of two sides"),
         (FP8 | {"activation_scheme": "static"}, {}, "activation_scheme='static' is not supported, only 'dynamic'"),
         (FP8, EMPTY, "there is no 'x_scale_inv' beside 'x'; the checkpoint is incomplete"),

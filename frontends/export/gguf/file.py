@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,11 @@ from weft.ir.types.dtypes import DType
 
 from ...model import Model
 from ...models.families import architectures, describe
+from ..codes import choose, counted_layouts, shortened
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import proposals
 from ..inversion import Made
+from .codes import BLOCK, FILE_TYPES, Rounding, blocks_of, kind_of, refusal
 from .keys import INTERNAL, divide_frequencies, exported, factors, propose, tensors_there
 from .tokens import tokenizer_metadata
 
@@ -36,18 +39,25 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 KINDS = (*STORED, dtypes.q8_0)
-_FILE_TYPES = {dtypes.f32: 0, dtypes.f16: 1, dtypes.q8_0: 7, dtypes.bf16: 32}  # general.file_type
+_FILE_TYPES = {dtypes.f32: 0, dtypes.f16: 1, dtypes.bf16: 32, **FILE_TYPES}  # general.file_type
 _MOST = float(np.finfo(np.float32).max)
-_BLOCK = 32  # numbers of a row that share a scale in q8_0
 
 
 def write_gguf(
-    model: Model, out: str | Path, *, dtype: str | None = None, progress: Progress = lambda stage, done, total: None
+    model: Model,
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    weights: str = "auto",
+    progress: Progress = lambda stage, done, total: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> str:
     """Write `model` as the GGUF file `out`, which appears whole; returns its architecture.
 
     Matrices are stored in `dtype` (f32, f16, bf16, or q8_0: 8 bits and a scale for every 32 numbers, rounded to the
     nearest), or in the one that holds all of them exactly; vectors in f32. They are evaluated a block at a time.
+    Quantized weights keep their codes as `weights` says (`weft.frontends.export.codes.choose`); `note` is told of those
+    that do not, and of how far minima are rounded.
 
     Raises:
         WeftError: if no architecture expresses the graph, naming the nearest and where it differs; if `out` cannot be
@@ -58,11 +68,25 @@ def write_gguf(
         raise WeftError(f"a GGUF file cannot be written in {wanted}; choose {', '.join(map(str, KINDS))}")
     found = fit(model, partial(_candidates, model), "architecture of llama.cpp")
     reader = model.graph.reader
-    kind = wanted or exact_dtype(model.graph, (made for made in found.tensors.values() if len(made.shape) > 1))
+    kept = choose(found.tensors, reader, weights, refusal, note)
+    others = [made for name, made in found.tensors.items() if len(made.shape) > 1 and name not in kept]
+    kind = wanted or exact_dtype(model.graph, others)
     tensors = {name: _tensor(made, kind, reader) for name, made in found.tensors.items()}
+    rounding, blocks = Rounding(), dict[str, Callable[[], Iterator[Array]]]()
+    for name, codes in kept.items():
+        blocks[name] = partial(blocks_of, name, codes, reader, rounding)
+        tensors[name] = Tensor(codes.shape, kind_of(codes.layout) or kind, blocks[name])
+    facts = _facts(model, [t.dtype for name, t in tensors.items() if name in kept] or [kind])
     with whole_file(Path(out), model.files) as path:
-        _write(path, found, {**tokenizer_metadata(model), **_facts(model, kind)}, tensors, progress)
+        _write(path, found, {**tokenizer_metadata(model), **facts}, tensors, blocks, progress)
         model.check_unchanged()
+    if kept:
+        note(f"weights that keep their codes: {counted_layouts(kept)}")
+    if rounding.tensors:
+        note(
+            f"{shortened(rounding.tensors)}: scales and minima (-zero point · scale) are rounded to f16, which changes "
+            f"weights by {rounding.error:.2g} at most, {rounding.steps:.2g} of the step between two codes"
+        )
     return found.family
 
 
@@ -80,19 +104,27 @@ def _tensor(made: Made, kind: DType, reader: TensorReader) -> Tensor:
     """Choose the storage of a tensor: f32 if kernels do not take `kind`, f16 if its rows are not whole blocks."""
     if len(made.shape) == 1:
         kind = dtypes.f32
-    elif kind == dtypes.q8_0 and made.shape[-1] % _BLOCK:
+    elif kind == dtypes.q8_0 and made.shape[-1] % BLOCK:
         kind = dtypes.f16
     return Tensor(made.shape, kind, partial(stream, made.recipe, reader))
 
 
-def _facts(model: Model, kind: DType) -> dict[str, Any]:
-    quantized = {"general.quantization_version": 2} if kind == dtypes.q8_0 else {}
+def _facts(model: Model, kinds: list[DType]) -> dict[str, Any]:
+    """Metadata on the file, whose matrices are of `kinds`; one that most of them have is that of the file."""
+    kind = Counter(kinds).most_common(1)[0][0]
+    quantized = {"general.quantization_version": 2} if any(kind.is_block for kind in kinds) else {}
     return {"general.name": model.graph.name, "general.file_type": _FILE_TYPES[kind], **quantized}
 
 
 def _write(
-    path: Path, found: Fit, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], progress: Progress
+    path: Path,
+    found: Fit,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    blocks: Mapping[str, Callable[[], Iterator[Array]]],
+    progress: Progress,
 ) -> None:
+    """Write the file; the bytes of some tensors come from `blocks`."""
     from gguf import GGUFWriter
     from gguf.constants import GGMLQuantizationType
 
@@ -114,7 +146,7 @@ def _write(
         (file,), step = writer.fout, counted(progress, tensors)
         writer.write_padding(file, file.tell())
         for name, tensor in tensors.items():
-            for block in _blocks(name, tensor):
+            for block in blocks[name]() if name in blocks else _blocks(name, tensor):
                 file.write(block.data)
                 step(block.nbytes)
             writer.write_padding(file, tensor.nbytes)

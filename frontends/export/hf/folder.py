@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,26 +12,39 @@ from weft.backends.storage import seal, whole_folder
 from weft.backends.storage.safetensors import Progress, Tensor, counted, parse_stored, write_shards
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
+from weft.ir.recipes.blocks import BlockRecipe
 from weft.ir.recipes.streams import stream
+from weft.ir.types import dtypes
 
 from ...formats.hf import Folder
 from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, describe
+from ..codes import choose, counted_layouts, shortened
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import proposals
 from ..inversion import Shape
+from . import compressed
 from .checkpoint import CONFIG_NAMES, copy_generation, write_json
 from .configs import exported, propose
 
+UNLOADABLE = ("falcon", "gpt_bigcode", "mamba2")  # whose code reads `weight` of its layers, which those of codes lack
+
 
 def write_huggingface(
-    model: Model, out: str | Path, *, dtype: str | None = None, progress: Progress = lambda stage, done, total: None
+    model: Model,
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    weights: str = "auto",
+    progress: Progress = lambda stage, done, total: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Fit:
     """Write `model` as the Hugging Face folder `out`, which appears whole, and say as what.
 
     The weights are stored in `dtype` (f32, f16, bf16), or in the one that holds all of them exactly, f32 if there is
-    none smaller; they are evaluated a block at a time.
+    none smaller; they are evaluated a block at a time. Quantized weights of linear layers keep their codes, in the
+    format of compressed-tensors, as `weights` says (`weft.frontends.export.codes.choose`); `note` is told of others.
 
     Raises:
         WeftError: if no family expresses the graph, naming the nearest and where it differs; if `out` cannot be
@@ -40,11 +53,31 @@ def write_huggingface(
     wanted = None if dtype is None else parse_stored(dtype)
     found = fit(model, partial(_candidates, model), "Hugging Face family")
     reader = model.graph.reader
-    kind = wanted or exact_dtype(model.graph, found.tensors.values())
-    tensors = {
-        name: Tensor(made.shape, kind, partial(stream, made.recipe, reader)) for name, made in found.tensors.items()
-    }
+    aside = [key for key, of in found.kinds.items() if of not in compressed.MULTIPLIED]
+    if found.family in UNLOADABLE and weights == "auto":
+        weights = "float"
+        if any(made.recipe.has(BlockRecipe) for made in found.tensors.values()):
+            note(f"all weights are written as floats: transformers loads no codes of {found.family} models")
+    kept = choose(found.tensors, reader, weights, compressed.refusal, note, aside)
+    kind = wanted or exact_dtype(model.graph, (made for key, made in found.tensors.items() if key not in kept))
+    tensors: dict[str, Tensor] = {}
+    for key, made in found.tensors.items():
+        if key in kept:
+            tensors |= compressed.packed(key, kept[key], kind, reader)
+        else:
+            tensors[key] = Tensor(made.shape, kind, partial(stream, made.recipe, reader))
     config = {**found.config, "dtype": CONFIG_NAMES[kind]}
+    if kept:
+        config["quantization_config"] = compressed.config(kept, _modules(found))
+        note(f"weights that keep their codes: {counted_layouts(kept)}")
+        scales = {codes.layout.scale for codes in kept.values()}
+        if kind not in (dtypes.f32, *scales):
+            listed = ", ".join(sorted(map(str, scales)))
+            note(f"scales stay {listed}: a loader that rounds them to {kind} changes weights")
+    quantized = {key for key, made in found.tensors.items() if made.recipe.has(BlockRecipe)}
+    numbers = [key for key in aside if key in quantized]
+    if weights != "float" and numbers and (kept or len(numbers) == len(quantized)):
+        note(f"{shortened(numbers)}: the numbers that codes stand for are written, in {kind}")
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=counted(progress, tensors))
         write_json(folder / "config.json", config)
@@ -53,6 +86,12 @@ def write_huggingface(
             model.tokenizer(folder)
         seal(folder, PROVENANCE, provenance(model, hashes()))
     return found
+
+
+def _modules(found: Fit) -> list[str]:
+    """The modules with a matrix that is not looked up."""
+    matrices = [key for key, made in found.tensors.items() if key.endswith(".weight") and len(made.shape) == 2]
+    return [key.removesuffix(".weight") for key in matrices if found.kinds.get(key) != "table"]
 
 
 def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:

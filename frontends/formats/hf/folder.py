@@ -30,6 +30,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )
 SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
+QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # in place of a part of config.json, once
 POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # of sentence-transformers: ours
 
 
@@ -83,7 +84,11 @@ class Folder:
         if not (path / "config.json").is_file():
             raise WeftError(f"{path} has no config.json, so it is not a Hugging Face model folder")
         generation = path / "generation_config.json"
-        return cls(path, read_json(path / "config.json"), read_json(generation) if generation.is_file() else {})
+        config = read_json(path / "config.json")
+        for name, method in QUANTIZED_BY.items():
+            if "quantization_config" not in config and (path / name).is_file():
+                config["quantization_config"] = {"quant_method": method, **read_json(path / name)}
+        return cls(path, config, read_json(generation) if generation.is_file() else {})
 
     @property
     def tokenizer_files(self) -> list[Path]:
@@ -93,7 +98,7 @@ class Folder:
     @property
     def files(self) -> tuple[Path, ...]:
         """Everything that is read: config, generation config, tokenizer, weights."""
-        configs = [self.path / name for name in ("config.json", "generation_config.json")]
+        configs = [self.path / name for name in ("config.json", "generation_config.json", *QUANTIZED_BY)]
         return (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weight_files(self.path))
 
     def weights(self) -> TensorReader:

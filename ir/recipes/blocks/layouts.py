@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks
+from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks, layout_of
 from ..combinators import Concat, Permute, Reshape, Slice, Source, Take
 from ..readers import Array, BlockTensorReader, SpilledTensors, TensorReader
 from ..recipe import Recipe
@@ -29,7 +29,7 @@ class BlockRecipe(Recipe):
 
 def block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
     """Return the layout of the blocks that every row of `recipe` consists of, or why it is not made of whole blocks."""
-    leaves = block_leaves(recipe)
+    leaves = block_leaves(recipe, reader)
     if isinstance(leaves, str):
         return leaves
     layouts = [_of_leaf(leaf, reader) for leaf in leaves]
@@ -42,26 +42,32 @@ def block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
     return first
 
 
-def block_leaves(recipe: Recipe) -> tuple[Recipe, ...] | str:
+def block_leaves(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, ...] | str:
     """Return the tensors and block recipes whose whole rows `recipe` rearranges, or why it does something else."""
     if isinstance(recipe, (Source, BlockRecipe)):
         return (recipe,)
     if not recipe.parts:
         return "it is not read from a file"
-    along_rows = (isinstance(recipe, (Concat, Slice, Take)) and recipe.axis == 0) or (
-        isinstance(recipe, Permute) and recipe.axes[-1] == len(recipe.axes) - 1
-    )
-    if not (along_rows or (isinstance(recipe, Reshape) and recipe.dims[-1] == -1)):
+    if not _moves_rows(recipe, reader):
         if not recipe.has(Source, BlockRecipe):
             return "it is not read from a file"
         return f"its recipe ({recipe.name}) does more than move whole rows"
     found: list[Recipe] = []
     for part in recipe.parts:
-        leaves = block_leaves(part)
+        leaves = block_leaves(part, reader)
         if isinstance(leaves, str):
             return leaves
         found += leaves
     return tuple(found)
+
+
+def _moves_rows(recipe: Recipe, reader: TensorReader) -> bool:
+    """Return whether the last step of `recipe` leaves the rows of its last axis as they are."""
+    if isinstance(recipe, (Concat, Slice, Take)):
+        return recipe.axis == 0 or recipe.axis < len(recipe.parts[0].shape(reader)) - 1
+    if isinstance(recipe, Permute):
+        return recipe.axes[-1] == len(recipe.axes) - 1
+    return isinstance(recipe, Reshape) and recipe.dims[-1] == -1
 
 
 def leaf_blocks(leaf: Recipe, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
@@ -69,7 +75,8 @@ def leaf_blocks(leaf: Recipe, reader: TensorReader, start: int, stop: int, codes
     if isinstance(leaf, BlockRecipe):
         return leaf.read_blocks(reader, start, stop, codes)
     assert isinstance(leaf, Source) and isinstance(reader, BlockTensorReader)
-    layout = LAYOUTS[reader.dtype(leaf.key).name]
+    layout = layout_of(reader.dtype(leaf.key))
+    assert layout is not None
     return layout.unpack(np.asarray(reader.read_blocks(leaf.key, start, stop)))
 
 
@@ -78,10 +85,11 @@ def _of_leaf(leaf: Recipe, reader: TensorReader) -> BlockLayout | str:
         return leaf.layout(reader)
     assert isinstance(leaf, Source)
     dtype = reader.dtype(leaf.key)
-    if dtype.name not in LAYOUTS:
-        return f"it is stored as {dtype}, not as {', '.join(LAYOUTS)}"
+    layout = layout_of(dtype)
+    if layout is None:
+        return f"it is stored as {dtype}, not as {', '.join(LAYOUTS)} or integers in groups"
     if not isinstance(reader.base if isinstance(reader, SpilledTensors) else reader, BlockTensorReader):
         return "its reader returns no blocks"
     if reader.shape(leaf.key)[-1] % dtype.block:
         return f"its rows are no multiple of {dtype.block} numbers, those of a block"
-    return LAYOUTS[dtype.name]
+    return layout

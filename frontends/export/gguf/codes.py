@@ -1,0 +1,107 @@
+"""Integer codes as the blocks of a GGUF file: of 32 numbers each, with a scale in f16 and perhaps a minimum.
+
+| codes | blocks | exact |
+|---|---|---|
+| 8 bits | Q8_0 | yes |
+| 2 to 4 bits | Q4_0 | yes |
+| 2 to 4 bits with zero points | Q4_1 | but for the minimum, −zero · scale, which is rounded to f16 |
+
+Scales of other dtypes, which checkpoints may have, are rounded to f16 too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array, TensorReader
+from weft.ir.types import dtypes
+from weft.ir.types.block_layouts import LAYOUTS, BlockLayout, Blocks
+from weft.ir.types.dtypes import DType
+
+from ..codes import Codes
+
+BLOCK = 32  # numbers of a row in a block
+FILE_TYPES = {dtypes.q4_0: 2, dtypes.q4_1: 3, dtypes.q8_0: 7}  # general.file_type
+
+
+def kind_of(layout: BlockLayout) -> DType | None:
+    """The type of blocks that takes codes of `layout`; None if there is none."""
+    if layout.dtype in FILE_TYPES:
+        return layout.dtype
+    if layout.floats or layout.has_minimum or layout.group % BLOCK:
+        return None
+    if layout.bits == 8:
+        return None if layout.has_zeros else dtypes.q8_0
+    if layout.bits > 4:
+        return None
+    return dtypes.q4_1 if layout.has_zeros else dtypes.q4_0
+
+
+def refusal(key: str, codes: Codes) -> str:
+    """Return why no blocks take the `codes` of tensor `key`; "" if some do."""
+    if kind_of(codes.layout) is None:
+        return f"GGUF has no blocks for codes of {codes.layout}"
+    if codes.shape[-1] % BLOCK:
+        return f"its rows of {codes.shape[-1]} numbers are not whole blocks of {BLOCK}"
+    return ""
+
+
+@dataclass
+class Rounding:
+    """The largest error that rounded minima and scales make: of a weight, and in steps between two codes."""
+
+    error: float = 0.0
+    steps: float = 0.0
+    tensors: list[str] = field(default_factory=list)
+
+    def add(self, key: str, exact: Array, rounded: Array, scales: Array) -> None:
+        """Take up blocks [..., groups, group] of tensor `key`, before and after they are rounded.
+
+        Raises:
+            WeftError: if a number exceeds the range of f16.
+        """
+        errors = np.abs(exact.astype(np.float64) - rounded).max(-1)
+        if not np.isfinite(errors).all():
+            raise WeftError(f"a scale or minimum of {key!r} exceeds the range of f16: write it with --weights float")
+        if errors.any():
+            self.error = max(self.error, float(errors.max()))
+            steps = errors[scales != 0] / np.abs(scales[scales != 0])
+            self.steps = max(self.steps, float(steps.max(initial=0)))
+            if key not in self.tensors:
+                self.tensors.append(key)
+
+
+def blocks_of(key: str, codes: Codes, reader: TensorReader, rounding: Rounding) -> Iterator[Array]:
+    """The bytes of the tensor `key`; errors go into `rounding`."""
+    layout, width = codes.layout, codes.shape[-1]
+    kind = kind_of(layout)
+    assert kind is not None
+    target = LAYOUTS[kind.name]
+    for rows in codes.blocks(reader):
+        if layout.dtype == kind:
+            yield target.pack(rows).reshape(-1)
+            continue
+        blocks = _in_blocks(rows, layout.group // BLOCK, width // BLOCK)
+        if blocks.zeros is None:  # the same code stands for 0
+            moved = Blocks(blocks.codes + np.uint8(target.middle - layout.middle), blocks.scales)
+        else:
+            moved = Blocks(blocks.codes, blocks.scales, (target.middle - blocks.zeros) * blocks.scales)
+        with np.errstate(over="ignore", invalid="ignore"):
+            raw = target.pack(moved)
+            if layout.has_zeros or layout.scale != dtypes.f16:
+                shape = blocks.codes.shape
+                exact, rounded = layout.dequantize(blocks), target.dequantize(target.unpack(raw))
+                rounding.add(key, exact.reshape(shape), rounded.reshape(shape), blocks.scales)
+        yield raw.reshape(-1)
+
+
+def _in_blocks(rows: Blocks, several: int, count: int) -> Blocks:
+    """`rows` in blocks of 32 numbers, `several` of a group, the first `count` of every row."""
+    lead = rows.scales.shape[:-1]
+    zeros = None if rows.zeros is None else rows.zeros.astype(np.float32).repeat(several, -1)[..., :count]
+    codes = rows.codes.reshape(*lead, -1, BLOCK)[..., :count, :]
+    return Blocks(codes, rows.scales.repeat(several, -1)[..., :count], None, zeros)

@@ -1,0 +1,111 @@
+"""Codes in the pack-quantized format of compressed-tensors: its tensors, and what config.json says of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from weft.backends.storage.safetensors import Tensor
+from weft.ir.recipes.readers import Array, TensorReader
+from weft.ir.recipes.streams import stream
+from weft.ir.types import dtypes
+from weft.ir.types.block_layouts import BlockLayout, pack_codes
+from weft.ir.types.dtypes import DType
+
+from ..codes import Codes
+
+MULTIPLIED = ("linear", "experts")  # matrices that layers of the class Linear have
+
+
+def refusal(key: str, codes: Codes) -> str:
+    """Return why the format does not take the `codes` of tensor `key`; "" if it does."""
+    layout, width = codes.layout, codes.shape[-1]
+    if not key.endswith(".weight") or len(codes.shape) != 2:
+        return "compressed-tensors packs matrices of linear layers"
+    if layout.floats or layout.has_minimum:
+        return f"codes of {layout} are no integers with zero points"
+    if width % layout.group or width * layout.bits % 32:
+        return (
+            f"rows of {width} codes of {layout.bits} bits are not whole groups of {layout.group}, in words of 32 bits"
+        )
+    return ""
+
+
+def packed(key: str, codes: Codes, dtype: DType, reader: TensorReader) -> dict[str, Tensor]:
+    """The tensors that stand in place of the weight `key`, in a folder of `dtype`."""
+    # Loaders multiply in the dtype of the scales: in one of f32, numbers are then exact.
+    scale = dtype if dtype == dtypes.f32 else codes.layout.scale
+    name, layout = key.removesuffix("weight"), codes.layout
+    (rows, width), groups = codes.shape, codes.groups
+    tensors = {
+        "packed": Tensor((rows, width * layout.bits // 32), dtypes.i32, partial(_words, codes, reader)),
+        "scale": Tensor((rows, groups), scale, partial(stream, codes.part("steps"), reader)),
+        "shape": Tensor((2,), dtypes.i64, lambda: [np.array([rows, width], np.int64)]),
+    }
+    if layout.has_zeros:
+        words = -(-rows * layout.bits // 32)
+        tensors["zero_point"] = Tensor((words, groups), dtypes.i32, partial(_zero_points, codes, reader))
+    return {f"{name}weight_{part}": tensor for part, tensor in tensors.items()}
+
+
+def _words(codes: Codes, reader: TensorReader) -> Iterator[Array]:
+    # Bytes of codes from the lowest bits on are the words of a little-endian file.
+    for rows in stream(codes.part("packed"), reader):
+        yield np.ascontiguousarray(rows).view("<i4").astype(np.int32, copy=False)
+
+
+def _zero_points(codes: Codes, reader: TensorReader) -> list[Array]:
+    """The zero points, packed along the outputs."""
+    bits = codes.layout.bits
+    zeros = np.concatenate([blocks.zeros for blocks in codes.blocks(reader) if blocks.zeros is not None])
+    whole = pack_codes(np.ascontiguousarray(zeros.T), bits)
+    whole = np.pad(whole, ((0, 0), (0, -whole.shape[1] % 4)))
+    return [np.ascontiguousarray(whole).view("<i4").astype(np.int32, copy=False).T]
+
+
+def config(kept: Mapping[str, Codes], modules: Collection[str]) -> dict[str, Any]:
+    """The quantization_config of a folder whose tensors `kept` are codes; `modules` are all that have a matrix, but for
+    tables."""
+    counts = Counter(codes.layout for codes in kept.values())
+    names = {layout: [_module(key) for key, codes in kept.items() if codes.layout == layout] for layout in counts}
+    quantized = {name for group in names.values() for name in group}
+    # transformers calls every head so: also one without a weight of its own, or of another name in the checkpoint.
+    ignored = dict.fromkeys([*(name for name in modules if name not in quantized), "lm_head"])
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {
+            f"group_{i}": {
+                # One group is that of all layers of a class; of several, each lists its own.
+                "targets": ["Linear"] if len(counts) == 1 else names[layout],
+                "weights": _scheme(layout),
+                "input_activations": None,
+                "output_activations": None,
+                "format": "pack-quantized",
+            }
+            for i, (layout, _) in enumerate(counts.most_common())
+        },
+        "ignore": list(ignored),
+        "kv_cache_scheme": None,
+    }
+
+
+def _scheme(layout: BlockLayout) -> dict[str, Any]:
+    return {
+        "num_bits": layout.bits,
+        "type": "int",
+        "symmetric": not layout.has_zeros,
+        "strategy": "group",
+        "group_size": layout.group,
+        "dynamic": False,
+        "actorder": None,
+    }
+
+
+def _module(key: str) -> str:
+    return key.removesuffix(".weight")

@@ -1,0 +1,111 @@
+"""The reader of a quantized folder, and the interface of the tensors that it puts together."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array, TensorReader
+from weft.ir.types.dtypes import DType
+
+
+class Quantized(ABC):
+    """A tensor that a checkpoint stores as several others, its `parts`."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[str, ...]:
+        """Keys of the tensors that it is made of."""
+
+    @abstractmethod
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        """Return the shape of the numbers."""
+
+    @abstractmethod
+    def dtype(self, reader: TensorReader) -> DType:
+        """Return the stored type: that of a block layout, if `read_blocks` returns blocks of it."""
+
+    @abstractmethod
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        """Rows `start:stop` of axis 0, as float32."""
+
+    def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Array:
+        """The same rows as stored: u8 [rows, blocks in a row, bytes of a block]. Raises WeftError without a layout."""
+        raise WeftError(f"{reader.path}: {self.parts[0]!r} is in no layout whose blocks are taken as stored")
+
+
+@dataclass(frozen=True)
+class DequantizedReader:
+    """The tensors of `reader`, but that those of `quantized` stand in the place of their parts.
+
+    Tensors called `hidden` are left out: they say how activations are rounded, which weft does not do.
+    """
+
+    reader: TensorReader
+    quantized: Mapping[str, Quantized]
+    hidden: frozenset[str] = frozenset()
+
+    @property
+    def path(self) -> Path:
+        return self.reader.path
+
+    @functools.cached_property
+    def _keys(self) -> tuple[str, ...]:
+        visible = dict.fromkeys([*self.reader.keys(), *self.quantized])
+        parts = self.hidden.union(*(tensor.parts for tensor in self.quantized.values()))
+        return tuple(key for key in visible if key in self.quantized or key not in parts)
+
+    def keys(self) -> Iterable[str]:
+        return self._keys
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self.quantized[key].shape(self.reader) if key in self.quantized else self.reader.shape(key)
+
+    def dtype(self, key: str) -> DType:
+        """Return the stored type of tensor `key`: of its codes if it is quantized."""
+        return self.quantized[key].dtype(self.reader) if key in self.quantized else self.reader.dtype(key)
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        """Rows `start:stop` of axis 0 of tensor `key`: float32, or integers as stored."""
+        tensor = self.quantized.get(key)
+        return self.reader.read(key, start, stop) if tensor is None else tensor.read(self.reader, start, stop)
+
+    def read_blocks(self, key: str, start: int, stop: int) -> Array:
+        """The blocks of rows `start:stop` of the quantized matrix `key`, u8 [rows, blocks in a row, bytes of a block].
+
+        Raises:
+            WeftError: if a code or a scale is no finite number.
+        """
+        return self.quantized[key].read_blocks(self.reader, start, stop)
+
+
+def beside(key: str, other: str, keys: Collection[str]) -> str:
+    """Return `other`, the key of what belongs to the codes `key`, if it is there."""
+    if other not in keys:
+        raise WeftError(f"there is no {other!r} beside {key!r}; the checkpoint is incomplete or of another layout")
+    return other
+
+
+def misfit(reader: TensorReader, *keys: str, expected: str) -> WeftError:
+    """Return the error that the tensors `keys` are not codes and what belongs to them, which are as `expected`."""
+    shown = [f"{k} {reader.dtype(k)} {list(reader.shape(k))}" for k in keys]
+    return WeftError(f"{', '.join(shown[:-1])} and {shown[-1]} are not codes and their scales, {expected}")
+
+
+def whole(reader: TensorReader, key: str) -> Array:
+    """Return all of the small tensor `key`, a scalar too."""
+    shape = reader.shape(key)
+    return np.asarray(reader.read(key, 0, shape[0] if shape else 1)).reshape(shape)
+
+
+def finite(scales: Array, key: str, reader: TensorReader) -> Array:
+    """Return `scales`, read from `key`, which must be finite."""
+    if not np.isfinite(scales).all():
+        raise WeftError(f"{reader.path}: a scale in {key!r} is not finite; the checkpoint is broken")
+    return scales

@@ -1,0 +1,151 @@
+"""Folders of integer codes (GPTQ, AWQ, compressed-tensors) are the models of the numbers that these stand for, and
+`--keep-blocks` keeps the codes bit by bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import weft
+from weft.frontends import load_source
+
+from . import integer_checkpoints as checkpoints
+from .integer_checkpoints import VOCAB, Codes
+
+IDS = np.random.default_rng(1).integers(0, VOCAB, 24).tolist()
+TOLERANCE = 3e-5  # of the largest logit: sums in another order
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+
+
+def compressed(bits: int, symmetric: bool, format: str = "pack-quantized", **weights: Any) -> dict[str, Any]:
+    """A config of compressed-tensors."""
+    args = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": 32, **weights}
+    group = {"targets": ["Linear"], "weights": args, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+    }
+
+
+Pack = Callable[[Codes], dict[str, Any]]
+CASES: dict[str, tuple[dict[str, Any], Pack, dict[str, Any]]] = {
+    **{f"gptq-{b}": (GPTQ | {"bits": b}, checkpoints.gptq, {"bits": b}) for b in (2, 3, 4, 8)},
+    "gptq-symmetric": (GPTQ | {"sym": True}, checkpoints.gptq, {"symmetric": True}),
+    "gptq-v2": (GPTQ | {"checkpoint_format": "gptq_v2"}, partial(checkpoints.gptq, v2=True), {}),
+    "awq": (AWQ, checkpoints.awq, {}),
+    "ct-4": (compressed(4, False), checkpoints.pack_quantized, {"scale": "bf16"}),
+    "ct-4-symmetric": (
+        compressed(4, True),
+        partial(checkpoints.pack_quantized, symmetric=True),
+        {"symmetric": True, "scale": "f32"},
+    ),
+    "ct-8-symmetric": (
+        compressed(8, True),
+        partial(checkpoints.pack_quantized, symmetric=True),
+        {"bits": 8, "symmetric": True},
+    ),
+}
+
+
+def logits(source: Path, out: Path, **options: Any) -> np.ndarray:
+    """The logits of IDS that a compiled folder computes; everything in the source is read."""
+    passes = "default" if options.get("target") == "torch" else "default, -last-token-logits"
+    report = weft.compile(source, out, passes=passes, max_length=32, **options)
+    assert (report.model.unread, report.model.ignored) == ([], [])
+    return weft.load(out, trust=True).logits(IDS)
+
+
+def initializers(folder: Path) -> dict[str, np.ndarray]:
+    model = onnx.load(folder / "model.onnx")
+    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_numbers_are_those_that_codes_stand_for(case: str, tmp_path: Path) -> None:
+    how, pack, drawn = CASES[case]
+    folder, _, weights = checkpoints.model(tmp_path, how, pack, **drawn)
+    reader = load_source(folder).graph.reader
+    for name, w in weights.items():
+        rows, width = w.codes.shape
+        assert reader.shape(f"{name}.weight") == (rows, width)
+        for start, stop in ((0, rows), (5, 6), (7, rows - 3)):
+            found = reader.read(f"{name}.weight", start, stop)
+            # A product of 8 bits and 11 (f16) or 8 (bf16) is exact in f32; one with an f32 is rounded once.
+            np.testing.assert_array_equal(found, w.numbers[start:stop].astype(np.float32))
+
+
+@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
+@pytest.mark.parametrize("case", CASES)
+def test_kept_codes_compute_the_same(case: str, target: str, tmp_path: Path) -> None:
+    how, pack, drawn = CASES[case]
+    folder, plain, weights = checkpoints.model(tmp_path, how, pack, **drawn)
+    want = logits(plain, tmp_path / "wide")
+    found = logits(folder, tmp_path / "kept", keep_blocks="all", target=target)
+    np.testing.assert_allclose(found, want, rtol=0, atol=TOLERANCE * np.abs(want).max())
+    (layout,) = {str(load_source(folder).graph.reader.dtype(f"{name}.weight")) for name in weights}
+    counts = json.loads((tmp_path / "kept" / "weft.json").read_text())["blocks"]
+    assert list(counts) == [layout]  # also where q, k and v, and gate and up are packed
+    assert counts[layout] >= 4 * checkpoints.LAYERS
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kept_codes_are_those_of_the_checkpoint(case: str, tmp_path: Path) -> None:
+    how, pack, drawn = CASES[case]
+    folder, _, weights = checkpoints.model(tmp_path, how, pack, **drawn)
+    weft.compile(folder, tmp_path / "out", keep_blocks="all", max_length=32)
+    tensors = initializers(tmp_path / "out")
+    for i in range(checkpoints.LAYERS):
+        for name, parts in (("attn.qkv", "qkv"), ("attn.o", "o")):
+            modules = [weights[f"model.layers.{i}.self_attn.{part}_proj"] for part in parts]
+            codes, scales, zeros = (
+                np.concatenate([getattr(w, field) for w in modules]) for field in ("codes", "scales", "zeros")
+            )
+            stem, middle = f"layers.{i}.{name}.weight", 1 << (modules[0].bits - 1)
+            found = multiplied(tensors, stem, modules[0].bits, *codes.shape)
+            np.testing.assert_array_equal(found[0], codes)
+            np.testing.assert_array_equal(found[1], scales.astype(np.float32))
+            np.testing.assert_array_equal(middle if found[2] is None else found[2], zeros)
+
+
+def multiplied(tensors: dict[str, np.ndarray], stem: str, bits: int, rows: int, width: int) -> Any:
+    """The codes, scales and zero points by which MatMulNBits multiplies.
+
+    It takes codes of 2 and 4 bits, so those of 3 are stored in 4, from which 4 more stands for 0, and those of 8 as two
+    halves, the high ones of a row before the low ones, with the offsets (128 - zero) · scale aside.
+    """
+    groups = width // 32
+    if f"{stem}.packed" in tensors:
+        points = tensors.get(f"{stem}.points")
+        zeros = None if points is None else split(points.reshape(rows, -1), bits)[:, :groups]
+        return (
+            split(tensors[f"{stem}.packed"].reshape(rows, -1), bits),
+            tensors[f"{stem}.steps"].reshape(rows, -1),
+            zeros,
+        )
+    codes, scales = split(tensors[f"{stem}.codes"].reshape(rows, -1), 4), tensors[f"{stem}.scales"].reshape(rows, -1)
+    points = tensors.get(f"{stem}.zeros")
+    if bits == 3:
+        return codes - 4, scales, None if points is None else split(points.reshape(rows, -1), 4)[:, :groups] - 4
+    high, low = codes[:, :width], codes[:, width:]
+    steps = scales[:, groups:]
+    np.testing.assert_array_equal(scales[:, :groups], 16 * steps)
+    offsets = tensors.get(f"{stem}.offsets")
+    return 16 * high + low, steps, None if offsets is None else np.rint(128 - offsets.reshape(rows, -1) / steps)
+
+
+def split(packed: np.ndarray, bits: int) -> np.ndarray:
+    """The codes in bytes [rows, n], the lowest bits first."""
+    each = np.stack([packed >> (bits * k) & ((1 << bits) - 1) for k in range(8 // bits)], -1)
+    return each.reshape(len(packed), -1).astype(int)
