@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     multiple=True,
 )
 @click.option(
+    "--weights",
+    multiple=True,
+    metavar="WEIGHTS",
+    help='Also score the original with weights in fewer bits: int4, "int4{group=64}"; may be given several times.',
+)
+@click.option(
     "--adapter",
     "adapters",
     multiple=True,
@@ -50,12 +56,14 @@ def eval_command(models: tuple[str, ...], pipelines: tuple[str, ...], wants_json
 
     Decoders: the negative log-likelihood (NLL) of a token in nats, perplexity, KL divergence from the original, how
     often the likeliest token is the same. Encoders: the cosine between embeddings of the same lines. All: the time of a
-    token, parameters, bytes that the caches keep for a token.
+    token, bytes of the weights and bits of a number of the linear maps, parameters, bytes that the caches keep for a
+    token.
 
     \b
     Examples:
       weft eval out/ --against model.gguf --text notes.txt
       weft eval --against model.gguf --text notes.txt -p "half=cast{dtype=f16}" -p "mha-to-gqa{kv_heads=1}"
+      weft eval --against ./Qwen3-0.6B --text notes.txt --weights int8 --weights int4 --weights "int4{group=64}"
       weft eval --against ./Qwen3-0.6B --adapter ./my-lora --text notes.txt
       weft eval smaller.weft --against model.gguf --text notes.txt --tokens 512 --layers
     """
@@ -99,13 +107,16 @@ def _show(evaluation: Evaluation) -> None:
 
 _COLUMNS: dict[str, Callable[[Score], str]] = {  # name -> cell of a score; "" where it does not apply
     "NLL": lambda score: _number(score.nll, "{:.4f}"),
+    "ΔNLL": lambda score: _number(score.nll_loss, "{:+.4f}"),
     "perplexity": lambda score: _number(score.perplexity, "{:.4g}"),
     "KL": lambda score: _number(score.kl, "{:.3g}"),
     "KL99": lambda score: _number(score.kl_99, "{:.3g}"),
     "agreement": lambda score: _number(score.agreement, "{:.2%}"),
     "cosine": lambda score: _number(score.cosine, "{:.4f}"),
     "ms/token": lambda score: f"{score.seconds * 1e3:.3g}",
+    "tokens/s": lambda score: f"{1 / score.seconds:.3g}" if score.seconds else "",
     "weights": lambda score: size(score.weight_bytes),
+    "bits": lambda score: _number(score.bits, "{:.2f}"),
     "parameters": lambda score: count(score.parameters) if score.parameters else "",
     "cache/token": lambda score: size(score.cache_bytes) if score.cache_bytes else "",
 }
