@@ -72,8 +72,7 @@ def test_codes_rounded_to_the_nearest_are_compared_bit_by_bit(
     assert found.weights.tensors > 10
 
 
-@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
-@pytest.mark.parametrize("name", ["tied", "untied"])
+@pytest.mark.parametrize(("name", "target"), [("tied", "ort-cpu"), ("untied", "ort-cpu"), ("untied", "torch")])
 @pytest.mark.parametrize("weights", ["int4{TEXT}", "int3{TEXT}", "int2{TEXT, zeros=false, group=32}", "int8{TEXT}"])
 def test_fitted_codes_are_taken_from_the_folder(
     name: str, target: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -85,8 +84,9 @@ def test_fitted_codes_are_taken_from_the_folder(
     found = verified(folder)
     assert found.passed and found.max_relative < 1e-4 and found.tolerance < 1e-4
     assert found.weights is not None and found.weights.wrong is None
-    # Of a layer 7 matrices, and the head; a table that is only looked up is rounded to the nearest, and compared.
-    assert found.weights.fitted == 2 * 7 + 1
+    # Of a layer 7 matrices, and the head; a table that is only looked up is rounded to the nearest, and compared. Where
+    # both are one weight, the gain of the last norm, rotated, is a matrix of its own.
+    assert found.weights.fitted == 2 * 7 + 1 + (name == "tied")
     assert found.weights.farthest is not None
     bits = int(weights[3])
     assert 2.0 ** -(bits + 2) < found.weights.farthest < 2.0 ** -(bits - 2)
@@ -102,12 +102,10 @@ def test_targets_without_blocks_have_them_fitted_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["ort-cpu", "torch"])
-@pytest.mark.parametrize("part", ["layers.1.ffn.down", "embed", "scales"])
+@pytest.mark.parametrize("part", ["layers.1.ffn.down", "embed", "layers.0.attn.o"])
 def test_one_changed_code_is_found(part: str, target: str, tmp_path: Path) -> None:
     """By the checksums, and where those are made anew by the recipe; a step of one code in 8 bits changes no token."""
     folder = compiled(tmp_path, weights="int8", target=target)
-    if target == "ort-cpu" and part == "scales":
-        part = "steps" if _has(folder, "steps") else "scales"
     sealed = (folder / "weft.json").read_bytes()
     change(folder, part, 5)
     resealed = (folder / "weft.json").read_bytes()
@@ -118,10 +116,6 @@ def test_one_changed_code_is_found(part: str, target: str, tmp_path: Path) -> No
     found = verified(folder)
     assert found.weights is not None and found.weights.wrong is not None and not found.passed
     assert part in found.weights.wrong and "byte 5 is" in found.weights.wrong
-
-
-def _has(folder: Path, part: str) -> bool:
-    return any(part in t.name for t in onnx.load(folder / "model.onnx", load_external_data=False).graph.initializer)
 
 
 def test_other_weights_of_fitted_folders_are_compared(tmp_path: Path) -> None:
@@ -148,4 +142,4 @@ def test_fitted_codes_of_another_matrix_are_found(tmp_path: Path) -> None:
 def test_the_command_says_what_was_compared(tmp_path: Path) -> None:
     folder = compiled(tmp_path, weights="int4{TEXT}")
     shown = done("verify", folder, "--trust", "--tokens", 2).stdout
-    assert "15 matrices, taken from the folder; the farthest 0." in shown and "what their recipes make" in shown
+    assert "16 matrices, taken from the folder; the farthest 0." in shown and "what their recipes make" in shown
