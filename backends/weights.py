@@ -60,8 +60,7 @@ def weight_facts(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict[str,
     order = [*KINDS.values(), OTHER]
     return {
         "kinds": {
-            kind: {"numbers": numbers.get(kind, 0), "bytes": taken[kind]}
-            for kind in sorted(taken, key=order.index)
+            kind: {"numbers": numbers.get(kind, 0), "bytes": taken[kind]} for kind in sorted(taken, key=order.index)
         },
         "layers": {layer: round(8 * size / count, 3) for layer, (count, size) in layers.items()},
     }

@@ -127,9 +127,7 @@ def evaluate(
             raise WeftError(f"{name} is {number}, but it must be at least 1")
     content = _read(Path(text), CHARACTERS * (tokens + 1))
     with scratch_folder() as scratch:
-        opened = _open_all(
-            models, against, rewrites or {}, weights, adapters, scratch, device, trust, progress
-        )
+        opened = _open_all(models, against, rewrites or {}, weights, adapters, scratch, device, trust, progress)
         window = _window(opened, context)
         runners = [c.model for c in opened]
         encode = _tokenizer(opened)

@@ -192,4 +192,3 @@ def _numbered(recipe: Recipe, reader: TensorReader) -> Iterator[tuple[int, Array
     for rows in recipe.blocks(reader):
         yield start, rows
         start += len(rows)
-

@@ -8,7 +8,7 @@ fitted to a text are taken from the folder (`fitted`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,9 @@ def check_weights(
         wrong = next(_differences(tensors, arrays, reader, progress), None)
     farthest = max(distances, key=lambda name: distances[name], default=None)
     if farthest is not None and not distances[farthest] < 1 and wrong is None:
-        wrong = f"{farthest} is {distances[farthest]:.2f} of its own size away from the original, farther than zeros are"
+        wrong = (
+            f"{farthest} is {distances[farthest]:.2f} of its own size away from the original, farther than zeros are"
+        )
     check = WeightCheck(len(tensors), len(distances), distances[farthest] if farthest else None, wrong)
     return graph, rest, check
 

@@ -220,9 +220,7 @@ def log_softmax(x: Array) -> Array:
     return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
 
 
-def _source(
-    folder: Path, manifest: Record, trust: bool, progress: Progress
-) -> tuple[Model, WeightCheck | None]:
+def _source(folder: Path, manifest: Record, trust: bool, progress: Progress) -> tuple[Model, WeightCheck | None]:
     """The source that the manifest names, unchanged since, rewritten by those passes of its pipeline that compute
     something else; without the noise of routers, which compiling leaves out. Of passes that round weights, and all
     before them, it is what the folder's weights are compared with."""

@@ -271,6 +271,21 @@ def test_weights_in_fewer_bits_are_scored_beside_folders_of_them(
         evaluate(against=tmp_path / "q8", text=text, weights=["int8"], device="cpu")
 
 
+def test_the_command_draws_a_chart(llamas: tuple[Path, Path], text: Path, tmp_path: Path) -> None:
+    args = ("--against", llamas[0], "--text", text, "--device", "cpu")
+    short = ("--weights", "int8{group=16}", "--weights", "int4{method=rtn, group=16}")
+    result = weft_command(*args, *short, "--plot", tmp_path / "chart.svg")
+    assert result.exit_code == 0 and "chart.svg written" in result.stderr and "after each layer" not in result.stdout
+    chart = (tmp_path / "chart.svg").read_text()
+    assert "int8{group=16}: " in chart and "int4{method=rtn, group=16}" in chart and "not measured" not in chart
+    assert chart.count('class="dot"') == 2 * (2 + 3 + 3)
+    assert weft_command(*args, *short[:2], "--plot", tmp_path / "chart.png", "--dark").exit_code == 0
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    assert "not as .pdf" in refused(*args, *short, "--plot", tmp_path / "chart.pdf")
+    assert "name one, or give --weights or -p" in refused(*args, "--plot", tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists() and not (tmp_path / "chart.pdf").exists()
+
+
 def test_json_has_no_infinity() -> None:
     found = {"scores": ({"perplexity": math.inf, "nll": 701.5}, {"kl": math.nan}), "tokens": 3}
     assert json.loads(as_json(found)) == {"scores": [{"perplexity": None, "nll": 701.5}, {"kl": None}], "tokens": 3}

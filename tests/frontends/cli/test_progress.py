@@ -27,7 +27,9 @@ class Terminal(io.StringIO):
         (3.0, 1, None, ""),
     ],
 )
-def test_time_left_is_that_of_the_average_speed(elapsed: float | None, done: int, total: int | None, shown: str) -> None:
+def test_time_left_is_that_of_the_average_speed(
+    elapsed: float | None, done: int, total: int | None, shown: str
+) -> None:
     assert remaining(elapsed, done, total) == shown
 
 
