@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Also draw quality against size, and errors and bits by layer: .svg or .png.",
 )
-@click.option("--dark", is_flag=True, help="The chart in light on dark.")
+@click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Of the chart.")
 @device_option
 @click.option("--trust", is_flag=True, help="Run the Python of folders compiled for PyTorch.")
 @click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
@@ -62,7 +62,7 @@ def eval_command(
     models: tuple[str, ...],
     pipelines: tuple[str, ...],
     plot: str | None,
-    dark: bool,
+    theme: str,
     layers: bool,
     wants_json: bool,
     **options: Any,
@@ -95,7 +95,7 @@ def eval_command(
         measured = layers or plot is not None
         evaluation = evaluate(models, rewrites=rewrites, layers=measured, progress=step, **options)
     if plot is not None:
-        plot_evaluation(evaluation, plot, dark)
+        plot_evaluation(evaluation, plot, theme == "dark")
         note(f"{plot} written")
     if wants_json:
         echo(as_json(evaluation.json()))

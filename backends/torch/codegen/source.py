@@ -162,7 +162,7 @@ def _some_weight(method: Method) -> str:
 
 
 def _has_parameters(method: Method) -> bool:
-    """Return whether the module, or one inside, has weights that are no codes of quantized blocks, which are buffers."""
+    """Return whether the module, or one inside, has weights other than codes of quantized blocks, which are buffers."""
     return any(
         "codes" not in held.holds if isinstance(held, Submodule) else not held.constant
         for inner in method.walk()

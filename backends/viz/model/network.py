@@ -149,7 +149,7 @@ def _numbers(node: Node) -> dict[str, Any]:
 
 
 def _packed(node: Node, work: Work) -> Work:
-    """`work` of `node` where it reads weights as the blocks that they are quantized to; lookups read few of the rows."""
+    """`work` of `node` where it reads weights as the blocks that they are quantized to; lookups read few rows."""
     if node.op is ops.embedding:
         return work
     for param in {v: None for v in node.inputs if isinstance(v, Param)}:

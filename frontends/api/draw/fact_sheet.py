@@ -10,6 +10,7 @@ from weft.backends.readable import count, size
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.model.network import Network
 from weft.ir import Graph
+from weft.ir.types import sizes
 from weft.passes.analysis.costs import elements
 
 from ...model import Model
@@ -71,8 +72,8 @@ def _packed(graph: Graph) -> Iterator[tuple[str, str]]:
     found = {p: layout for p in params if (layout := quantized_layout(p)) is not None}
     if not found:
         return
-    packed, numbers = sum(packed_bytes(p, layout) for p, layout in found.items()), sum(map(elements, found))
-    rest = sum(int(p.type.bytes) for p in params if p not in found)
+    packed, numbers = sum(packed_bytes(p, layout) for p, layout in found.items()), sum(elements(p) for p in found)
+    rest = sum(sizes.evaluate(p.type.bytes, {}) for p in params if p not in found)
     kinds = " and ".join(sorted({f"int{layout.bits} groups of {layout.group}" for layout in found.values()}))
     yield "Quantized", f"{count(numbers)} weights of {8 * packed / numbers:.3g} bits, {kinds}"
     yield "Weights", f"{size(packed + rest)}: {size(packed)} quantized, {size(rest)} of others"

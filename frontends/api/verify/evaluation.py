@@ -106,7 +106,7 @@ def evaluate(
     trust: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> Evaluation:
-    """Score the original `against`, `models`, and `rewrites`, `weights` and `adapters` of the original on the file `text`.
+    """Score the original `against`, `models`, and what `rewrites`, `weights` and `adapters` make of it on a `text`.
 
     Args:
         models: compiled folders, or whatever `load_source` takes; sources are compiled into a temporary folder.

@@ -97,7 +97,7 @@ class Fitted:
                     filled[leaf].take(blocks, rows - first)
         if not all(part.whole for part in filled.values()):
             return False
-        for leaf, part in filled.items():
+        for part in filled.values():
             part.put(self.reader)
         return True
 

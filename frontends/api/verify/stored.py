@@ -132,7 +132,8 @@ def _read(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, Array]
     """The folder's tensors of these names; those of ONNX are mapped, and read when they are looked at."""
     if any(folder.glob("*.safetensors")):
         reader = SafetensorsReader(folder)
-        known = {name: reader.dtype(name).numpy for name in reader.keys() if name in tensors}
+        keys = set(reader.keys())
+        known = {name: reader.dtype(name).numpy for name in tensors if name in keys}
         whole = {name: reader.read(name, 0, (reader.shape(name) or (1,))[0]) for name in known}
         return {name: array.astype(known[name], copy=False) for name, array in whole.items()}  # widened exactly
     import onnx_ir as onnx

@@ -61,8 +61,8 @@ class Verification:
     """Errors of a compiled model against its reference.
 
     Errors are over all compared `positions`; relative ones are divided by the largest number of the reference. `layers`
-    holds the relative error of what each layer hands on, `weights` what comparing quantized ones found. KL is Σ p ln(p/q) in nats, p the reference's. The three about
-    tokens are None for encoders.
+    holds the relative error of what each layer hands on, `weights` what comparing those of a quantized model found. KL
+    is Σ p ln(p/q) in nats, p the reference's. The three about tokens are None for encoders.
     """
 
     folder: Path

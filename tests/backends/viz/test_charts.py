@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from xml.etree import ElementTree
@@ -41,7 +42,7 @@ def test_axes_hold_all_values_between_few_marks(axis: object, values: list[float
     shares = [made.share(mark) for mark in made.marks]
     assert shares[0] == pytest.approx(0, abs=1e-9) and all(0 <= share <= 1 + 1e-9 for share in shares)
     if not made.log:
-        assert [b - a for a, b in zip(shares, shares[1:], strict=False)] == pytest.approx(
+        assert [b - a for a, b in itertools.pairwise(shares)] == pytest.approx(
             [1 / (len(shares) - 1)] * (len(shares) - 1)
         )
 

@@ -279,7 +279,7 @@ def test_the_command_draws_a_chart(llamas: tuple[Path, Path], text: Path, tmp_pa
     chart = (tmp_path / "chart.svg").read_text()
     assert "int8{group=16}: " in chart and "int4{method=rtn, group=16}" in chart and "not measured" not in chart
     assert chart.count('class="dot"') == 2 * (2 + 3 + 3)
-    assert weft_command(*args, *short[:2], "--plot", tmp_path / "chart.png", "--dark").exit_code == 0
+    assert weft_command(*args, *short[:2], "--plot", tmp_path / "chart.png", "--theme", "dark").exit_code == 0
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert "not as .pdf" in refused(*args, *short, "--plot", tmp_path / "chart.pdf")
     assert "name one, or give --weights or -p" in refused(*args, "--plot", tmp_path / "none.svg")
