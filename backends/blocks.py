@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from weft.ir.graph import Graph, Param, Value
@@ -16,6 +17,20 @@ NOT_ASKED = ""
 def is_quantized(weight: Param) -> bool:
     """Return whether a pass, not the checkpoint, made the blocks of `weight`."""
     return weight.recipe.has(BlockRecipe)
+
+
+def quantized_layout(weight: Value | None) -> BlockLayout | None:
+    """Return the layout of the blocks that a pass made of `weight`; None if it has none, or more is done to them."""
+    if not isinstance(weight, Param) or not is_quantized(weight):
+        return None
+    layout = block_layout(weight.recipe, weight.graph.reader)
+    return layout if isinstance(layout, BlockLayout) else None
+
+
+def packed_bytes(weight: Param, layout: BlockLayout) -> int:
+    """Return what the codes, scales and zero points of `weight` take, its rows filled up to whole groups."""
+    *lead, width = weight.type.concrete({})
+    return math.ceil(math.prod(lead) * -(-width // layout.group) * layout.group * layout.bits_per_weight / 8)
 
 
 def kept_layout(weight: Value | None) -> BlockLayout | str:

@@ -15,6 +15,7 @@ from weft.passes.encoder_decoder import split_encoder
 
 from ..options import KEEP_BLOCKS
 from ..targets import Backend
+from ..weights import weight_facts
 from . import cuda, export, genai
 from .lowerings import experts
 from .lowerings import quantized as blocks
@@ -40,10 +41,15 @@ class OnnxFolder:
         self._stray = [s for b in models for s in cuda.cuda_problems(b.model)] if target.device == "cuda" else []
         self.trace = [*trace.lines, *(line for b in models for line in b.trace), *self._stray]
         self.weight_bytes = export.weight_bytes(models)
+        self.tensors = export.stored_tensors(models)
         asked, kept = graph.meta.get(KEEP_BLOCKS, ""), blocks.summary(graph, target)
         if asked and not kept:
             notes.append(f"no weights keep their blocks: {blocks.no_blocks(graph, target)}")
-        self.facts: dict[str, Any] = {"prepacked": prepack, "kept_blocks": asked if kept else ""}
+        self.facts: dict[str, Any] = {
+            "prepacked": prepack,
+            "kept_blocks": asked if kept else "",
+            "weights": weight_facts(graph, self.tensors),
+        }
         if kept:
             self.facts["blocks"] = kept
             if blocks.rounds_activations(graph, target):

@@ -21,6 +21,7 @@ from weft.ir.recipes.streams import stream
 from weft.ir.types.dtypes import DType
 
 from ..targets import Backend
+from ..weights import StoredTensor
 from . import cuda
 from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select
@@ -67,6 +68,12 @@ def in_memory(built: Built) -> bytes:
 def weight_bytes(models: Iterable[Built]) -> int:
     """Bytes of all weights, those that models share counted once."""
     return sum(_bytes(same[0]) for same in _distinct(models))
+
+
+def stored_tensors(models: Iterable[Built]) -> dict[str, StoredTensor]:
+    """All weights by the name of their initializer, those that models share once."""
+    firsts = (same[0] for same in _distinct(models))
+    return {str(w.value.name): StoredTensor(w.recipe, w.dtype, w.shape) for w in firsts}
 
 
 def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda _: None) -> None:

@@ -16,6 +16,7 @@ from weft.passes.analysis.states import caches, has_cache, manifest_records, nam
 
 from ..options import ACTIVATIONS, CACHE_DTYPE, KEEP_BLOCKS
 from ..storage.safetensors import write_shards
+from ..weights import weight_facts
 from .ops import float8_caches
 from .package import export
 from .package.parallel import write_plan
@@ -43,6 +44,7 @@ class TorchFolder:
         self._built = export.build(graph, processes)
         self._plan = "" if processes == 1 else write_plan(self._built.lowered, processes)
         self._weights = export.weights(self._built, dtypes.parse(dtype))
+        self.tensors = export.stored_tensors(self._built, self._weights)
         self.trace: list[str] = blocks.widened(graph)
         kept = blocks.summary(self._built.source.weights.values())
         if graph.meta.get(KEEP_BLOCKS) and not kept:
@@ -57,6 +59,7 @@ class TorchFolder:
         self.facts = {
             "outputs": list(graph.outputs),
             "kernels": self._built.kernels,
+            "weights": weight_facts(graph, self.tensors),
             **({"tensor_parallel": processes} if self._plan else {}),
             **({CACHE_DTYPE: graph.meta[CACHE_DTYPE]} if graph.meta.get(CACHE_DTYPE) else {}),
             **({"kept_blocks": graph.meta.get(KEEP_BLOCKS, ""), "blocks": kept} if kept else {}),

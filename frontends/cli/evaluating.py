@@ -10,7 +10,7 @@ import click
 
 from .completion import complete_sources
 from .options import device_option, passes_option
-from .shown import as_json, count, echo, progress, size, table
+from .shown import as_json, count, echo, note, progress, size, table
 
 if TYPE_CHECKING:
     from ..api.verify.evaluation import Evaluation, Score
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     "NAME=PIPELINE, or a pipeline: also score this variant of the original; may be given several times.",
     "pipelines",
     multiple=True,
+)
+@click.option(
+    "--weights",
+    multiple=True,
+    metavar="WEIGHTS",
+    help='Also score the original with weights in fewer bits: int4, "int4{group=64}"; may be given several times.',
 )
 @click.option(
     "--adapter",
@@ -42,31 +48,59 @@ if TYPE_CHECKING:
     help="Window length in tokens; default: 512, or the models' context if shorter.",
 )
 @click.option("--layers", is_flag=True, help="Also show how far each layer's output is from the original's.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Also draw quality against size, and errors and bits by layer: .svg or .png.",
+)
+@click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Of the chart.")
 @device_option
 @click.option("--trust", is_flag=True, help="Run the Python of folders compiled for PyTorch.")
 @click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
-def eval_command(models: tuple[str, ...], pipelines: tuple[str, ...], wants_json: bool, **options: Any) -> None:
+def eval_command(
+    models: tuple[str, ...],
+    pipelines: tuple[str, ...],
+    plot: str | None,
+    theme: str,
+    layers: bool,
+    wants_json: bool,
+    **options: Any,
+) -> None:
     """Score each MODEL (a compiled folder, or any SOURCE) and the original on a text, side by side.
 
     Decoders: the negative log-likelihood (NLL) of a token in nats, perplexity, KL divergence from the original, how
     often the likeliest token is the same. Encoders: the cosine between embeddings of the same lines. All: the time of a
-    token, parameters, bytes that the caches keep for a token.
+    token, bytes of the weights and bits of a number of the linear maps, parameters, bytes that the caches keep for a
+    token.
 
     \b
     Examples:
       weft eval out/ --against model.gguf --text notes.txt
       weft eval --against model.gguf --text notes.txt -p "half=cast{dtype=f16}" -p "mha-to-gqa{kv_heads=1}"
+      weft eval --against ./Qwen3-0.6B --text notes.txt --weights int8 --weights int4 --weights "int4{group=64}"
       weft eval --against ./Qwen3-0.6B --adapter ./my-lora --text notes.txt
+      weft eval q4/ q8/ --against model.gguf --text notes.txt --plot quality.svg
       weft eval smaller.weft --against model.gguf --text notes.txt --tokens 512 --layers
     """
     from ..api.verify.evaluation import evaluate
+    from ..api.verify.plotting import check_plot, plot_evaluation
 
+    if plot is not None:
+        check_plot(plot)
+        if not (models or pipelines or options["weights"] or options["adapters"]):
+            raise click.UsageError("a chart compares models with the original: name one, or give --weights or -p")
+    rewrites = _named(pipelines)
     with progress("opening", "steps") as step:
-        evaluation = evaluate(models, rewrites=_named(pipelines), progress=step, **options)
+        measured = layers or plot is not None
+        evaluation = evaluate(models, rewrites=rewrites, layers=measured, progress=step, **options)
+    if plot is not None:
+        plot_evaluation(evaluation, plot, theme == "dark")
+        note(f"{plot} written")
     if wants_json:
         echo(as_json(evaluation.json()))
     else:
-        _show(evaluation)
+        _show(evaluation, layers)
 
 
 def _named(pipelines: Iterable[str]) -> dict[str, str]:
@@ -81,14 +115,14 @@ def _named(pipelines: Iterable[str]) -> dict[str, str]:
     return variants
 
 
-def _show(evaluation: Evaluation) -> None:
+def _show(evaluation: Evaluation, with_layers: bool) -> None:
     echo(f"{evaluation.tokens:,} tokens of {evaluation.text}, in windows of {evaluation.context}\n")
     columns = ("model", *_COLUMNS)
     shown = [(score.name, *(cell(score) for cell in _COLUMNS.values())) for score in evaluation.scores]
     used = [i for i in range(len(columns)) if any(row[i] for row in shown)]
     rows = [[row[i] for i in used] for row in shown]
     table([columns[i] for i in used], rows, right=" ".join(_COLUMNS))
-    if layers := evaluation.scores[0].layers:
+    if with_layers and (layers := evaluation.scores[0].layers):
         echo("\nrelative error of the residual stream after each layer")
         names = [score.name for score in evaluation.scores[1:]]
         errors = [
@@ -99,13 +133,16 @@ def _show(evaluation: Evaluation) -> None:
 
 _COLUMNS: dict[str, Callable[[Score], str]] = {  # name -> cell of a score; "" where it does not apply
     "NLL": lambda score: _number(score.nll, "{:.4f}"),
+    "ΔNLL": lambda score: _number(score.nll_loss, "{:+.4f}"),
     "perplexity": lambda score: _number(score.perplexity, "{:.4g}"),
     "KL": lambda score: _number(score.kl, "{:.3g}"),
     "KL99": lambda score: _number(score.kl_99, "{:.3g}"),
     "agreement": lambda score: _number(score.agreement, "{:.2%}"),
     "cosine": lambda score: _number(score.cosine, "{:.4f}"),
     "ms/token": lambda score: f"{score.seconds * 1e3:.3g}",
+    "tokens/s": lambda score: f"{1 / score.seconds:.3g}" if score.seconds else "",
     "weights": lambda score: size(score.weight_bytes),
+    "bits": lambda score: _number(score.bits, "{:.2f}"),
     "parameters": lambda score: count(score.parameters) if score.parameters else "",
     "cache/token": lambda score: size(score.cache_bytes) if score.cache_bytes else "",
 }

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
-from .completion import complete_sources
-from .options import adapter_option
+from weft.backends import DEFAULT_TARGET
+
+from .completion import complete_sources, complete_targets
+from .options import TargetOption, adapter_option
 from .shown import count, echo, size, table
 
 if TYPE_CHECKING:
     from ..api.inspect.breakdown import PartCost
     from ..api.inspect.inspection import Inspection
+    from ..api.inspect.weight_sizes import WeightSizes
 
 DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
 
@@ -28,22 +32,47 @@ DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
     type=click.Choice(sorted(DTYPES)),
     default="f16",
     show_default=True,
-    help="dtype for the byte counts of parts.",
+    help="dtype for the byte counts of parts, and of the other weights beside --weights.",
+)
+@click.option(
+    "--weights",
+    metavar="WEIGHTS",
+    help='The size of a folder with weights in fewer bits: int4, "int4{group=64}", as `weft compile` takes them.',
+)
+@click.option(
+    "--target",
+    cls=TargetOption,
+    default=DEFAULT_TARGET,
+    show_default=True,
+    shell_complete=complete_targets,
+    help="What --weights is for: {targets}.",
 )
 @adapter_option
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, parts included.")
+@click.pass_context
 def inspect_command(
-    source: str, tokens: int | None, parts: bool, dtype: str, adapters: tuple[str, ...], as_json: bool
+    ctx: click.Context,
+    /,
+    source: str,
+    tokens: int | None,
+    parts: bool,
+    dtype: str,
+    weights: str | None,
+    target: str,
+    adapters: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Count parameters, FLOPs and cache sizes of SOURCE without compiling it.
 
-    Also print one line per distinct block, and the unused checkpoint tensors.
+    Also print one line per distinct block, and the unused checkpoint tensors. --weights adds the bytes of the weights
+    in fewer bits, in the target's first dtype unless --dtype is given.
 
     \b
     Examples:
       weft inspect model.gguf
       weft inspect llama3.1-8b --tokens 8192
       weft inspect mixtral-8x7b --parts --dtype bf16
+      weft inspect ./Qwen3-0.6B --weights "int4{group=64}"
       weft inspect ./Qwen3-0.6B --json | jq .parameters
     """
     import json
@@ -51,17 +80,42 @@ def inspect_command(
     from .. import load_source
     from ..api.inspect.breakdown import breakdown
     from ..api.inspect.counting import inspect
+    from ..api.inspect.weight_sizes import weight_sizes
 
     model = load_source(source, adapters=adapters)
     inspection = inspect(model, tokens)
     costs = breakdown(model.graph, inspection.tokens, DTYPES[dtype]) if parts or as_json else ()
+    given = ctx.get_parameter_source("dtype") is not ParameterSource.DEFAULT
+    sizes = weight_sizes(model, weights, target, dtype if given else None) if weights else None
     if as_json:
         document = {**inspection.json(), "dtype": dtype, "parts": [asdict(cost) for cost in costs]}
+        if sizes is not None:
+            document["weights"] = sizes.json()
         echo(json.dumps(document, indent=2))
         return
     _show(inspection)
+    if sizes is not None:
+        _show_sizes(sizes)
     if parts:
         _show_parts(costs, inspection.tokens, dtype)
+
+
+def _show_sizes(sizes: WeightSizes) -> None:
+    """Print the bytes of each kind of weight, and bits with scales and zero points."""
+    from weft.backends.weights import OTHER
+
+    echo(f"\nweights as {sizes.weights} for {sizes.target} in {sizes.dtype}")
+    rows = [
+        (kind, count(part["numbers"]), size(part["bytes"]), _bits(part) if kind != OTHER else "")
+        for kind, part in sizes.kinds.items()
+    ]
+    total = {"numbers": sum(part["numbers"] for part in sizes.kinds.values()), "bytes": sizes.total}
+    rows.append(("total", count(total["numbers"]), size(total["bytes"]), _bits(total)))
+    table(("kind", "numbers", "bytes", "bits/weight"), rows, right="numbers bytes bits/weight")
+    if sizes.blocks:
+        echo(f"blocks: {', '.join(f'{n} as {layout}' for layout, n in sizes.blocks.items())}")
+    else:
+        echo(f"target {sizes.target} keeps no blocks of this model: it stores the numbers that they stand for")
 
 
 def _show(inspection: Inspection) -> None:
@@ -71,6 +125,10 @@ def _show(inspection: Inspection) -> None:
     table(COLUMNS, rows(inspection), right=" ".join(NUMERIC))
     for title, keys in remarks(inspection):
         echo("\n".join(["", f"{title}:", *(f"  {key}" for key in keys)]))
+
+
+def _bits(part: Mapping[str, int]) -> str:
+    return f"{8 * part['bytes'] / max(part['numbers'], 1):.2f}"
 
 
 def _show_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:

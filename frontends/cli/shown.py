@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 Step = Callable[[str, int, int], None]  # stage, done, in all
+MANY = 10_000  # steps that are not counted one by one
 WIDE = 100_000  # columns of a pipe: nothing is cut or wrapped for whoever reads it
 
 
@@ -80,30 +81,51 @@ def note(message: str) -> None:
     echo(f"weft: {message}", err=True)
 
 
+def remaining(elapsed: float | None, done: float, total: float | None) -> str:
+    """The time that is left of a stage at the speed that it had on average, as 1:05 or 2:10:00; nothing before it is
+    known. Steps of a fit may be minutes apart, in which a speed of late would be forgotten."""
+    if not elapsed or not done or not total:
+        return ""
+    seconds = round(elapsed * max(total - done, 0) / done)
+    hours, rest = divmod(seconds, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02} left" if hours else f"{rest // 60}:{rest % 60:02} left"
+
+
 @contextlib.contextmanager
 def progress(first: str, unit: str = "bytes") -> Iterator[Step]:
     """A bar on stderr with amount and remaining time while the block runs; nothing where stderr is no terminal.
 
-    `first` is shown with a spinner until the first step names a stage and its total.
+    `first` is shown with a spinner until the first step names a stage and its total. Weights count in bytes if that is
+    the `unit`; what counts in tens of thousands, such as the numbers that a pass fits, is shown as a share.
     """
     if not sys.stderr.isatty():
         yield lambda stage, done, total: None
         return
     from rich import progress as rich_progress
+    from rich.text import Text
 
-    known: list[rich_progress.ProgressColumn] = [rich_progress.MofNCompleteColumn()]
-    if unit == "bytes":
-        known = [rich_progress.DownloadColumn(binary_units=True), rich_progress.TransferSpeedColumn()]
+    class Remaining(rich_progress.ProgressColumn):
+        def render(self, task: rich_progress.Task) -> Text:
+            return Text(remaining(task.elapsed, task.completed, task.total), style="progress.remaining")
+
     opening = [rich_progress.SpinnerColumn(), rich_progress.TextColumn("{task.description}", markup=False)]
-    known = [*opening, rich_progress.BarColumn(), *known, rich_progress.TimeRemainingColumn(elapsed_when_finished=True)]
     bar = rich_progress.Progress(*opening, console=console(stderr=True), transient=True)
+
+    def columns(stage: str, total: int) -> tuple[rich_progress.ProgressColumn, ...]:
+        amount: list[rich_progress.ProgressColumn] = [rich_progress.MofNCompleteColumn()]
+        if unit == "bytes" and stage == "weights":
+            amount = [rich_progress.DownloadColumn(binary_units=True), rich_progress.TransferSpeedColumn()]
+        elif total >= MANY:
+            amount = [rich_progress.TaskProgressColumn()]
+        return (*opening, rich_progress.BarColumn(), *amount, Remaining())
+
     with bar:
         task, current, last = bar.add_task(printable(first), total=None), first, 0.0
 
         def step(stage: str, done: int, total: int) -> None:
             nonlocal current, last
             if stage != current:
-                bar.columns = tuple(known)
+                bar.columns = columns(stage, total)
                 bar.reset(task, description=printable(stage), total=total)
                 current = stage
             now = time.monotonic()

@@ -67,8 +67,19 @@ def _show(verification: Verification) -> None:
     if verification.kl_max is not None:
         rows.append(("KL divergence", f"mean {verification.kl_mean:.3g}, largest {verification.kl_max:.3g} nats"))
     rows.append(("first diverging layer", _place(verification)))
+    if (weights := verification.weights) is not None:
+        rows.append(("weights", weights.wrong or f"{weights.tensors} tensors are what their recipes make"))
+        if weights.fitted:
+            far = f"the farthest {weights.farthest:.3g} of its size from the original" if weights.farthest else "exact"
+            rows.append(("fitted codes", f"{weights.fitted} matrices, taken from the folder; {far}"))
     echo("\n".join(named_lines(rows)))
-    echo("passed" if verification.passed else "FAILED: the errors exceed the rounding tolerance")
+    echo("passed" if verification.passed else f"FAILED: {_failure(verification)}")
+
+
+def _failure(verification: Verification) -> str:
+    if verification.weights is not None and not verification.weights.passed:
+        return "the weights are not those of the source"
+    return "the errors exceed the rounding tolerance"
 
 
 def _place(verification: Verification) -> str:

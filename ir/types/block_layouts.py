@@ -103,6 +103,14 @@ def pack_words(codes: Array, bits: int) -> Array:
     return words.reshape(len(flat), -1).view(np.int32)
 
 
+def unpack_words(words: Array, bits: int) -> Array:
+    """Take the codes u8 [rows, words · 32 / bits] out of `words`, i32 [rows, words]: the inverse of `pack_words`."""
+    chunks = np.ascontiguousarray(words).view(np.uint32).reshape(len(words), -1, 1, 16, 1)
+    shifts = np.arange(0, 16, bits, dtype=np.uint32)[:, None, None] + np.array([0, 16], np.uint32)
+    codes: Array = (chunks >> shifts & np.uint32((1 << bits) - 1)).astype(np.uint8)
+    return codes.reshape(len(words), -1)
+
+
 def _pack_halves(codes: Array) -> Array:
     first, second = np.split(codes, 2, -1)
     packed: Array = first | (second << 4)

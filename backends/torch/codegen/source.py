@@ -158,8 +158,16 @@ def _some_weight(method: Method) -> str:
             return attribute("self", relative(path, method.path)) + ".weight"
         if isinstance(held, ParamRef) and not held.constant:
             return attribute("self", relative(path, method.path))
-    quantized = any(isinstance(held, Submodule) for held in method.holds.values())
-    return "like" if quantized and method.path != TOP else "next(self.parameters())"
+    return "next(self.parameters())" if method.path == TOP or _has_parameters(method) else "like"
+
+
+def _has_parameters(method: Method) -> bool:
+    """Return whether the module, or one inside, has weights other than codes of quantized blocks, which are buffers."""
+    return any(
+        "codes" not in held.holds if isinstance(held, Submodule) else not held.constant
+        for inner in method.walk()
+        for held in inner.holds.values()
+    )
 
 
 def _asks_like(method: Method) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from weft.ir.recipes.streams import stream
 from weft.ir.types.dtypes import DType
 
 from ...storage.safetensors import Tensor
+from ...weights import StoredTensor
 from ..codegen.source import Source, write_source
 from ..decode.source import write_step
 from ..lower.lower import Lowered, lower
@@ -70,6 +71,12 @@ def weights(built: Built, dtype: DType) -> dict[str, Tensor]:
         for key, param in built.source.weights.items()
     }
     return dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.bits))
+
+
+def stored_tensors(built: Built, tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
+    """`tensors`, as of `weights`, with their recipes."""
+    params = built.source.weights
+    return {key: StoredTensor(params[key].recipe, tensor.dtype, tensor.shape) for key, tensor in tensors.items()}
 
 
 def write_code(built: Built, folder: Path) -> None:

@@ -78,7 +78,19 @@ class Label:
 
 def label(part: Part) -> Label:
     """Label a closed part."""
-    return _marked(part, _leaf(part) if part.vertices else _group(part))
+    return _marked(part, _weighed(part, _leaf(part) if part.vertices else _group(part)))
+
+
+def _weighed(part: Part, text: Label) -> Label:
+    """Say how many bits a weight takes where weights are quantized, and of an operation in which blocks."""
+    packed = {w.name: w for v in part.all_vertices() for w in v.weights if w.bits is not None}.values()
+    bits = sorted({w.bits for w in packed if w.bits is not None})
+    if not bits or text.symbol:
+        return text
+    words = f"{bits[0]:.3g} bits" if len(bits) == 1 else f"{bits[0]:.3g} to {bits[-1]:.3g} bits"
+    if len(kinds := {w.packing.removesuffix(" with zero points") for w in packed}) == 1:
+        words += f", {kinds.pop().replace(', groups', ' groups')}"
+    return replace(text, lines=(*text.lines, words))
 
 
 def _marked(part: Part, text: Label) -> Label:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.ir import Graph, Node, Param, Value
+from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.graph.analysis import attributes
 from weft.ir.graph.origins import Origin
 from weft.ir.op import OPS, Cost, Trait
@@ -17,6 +17,7 @@ from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
 from weft.passes.analysis.costs import cached, elements, learned
 
+from ...blocks import packed_bytes, quantized_layout
 from .marks import Mark
 from .work import NONE, Work, of_node, state, step
 
@@ -24,6 +25,9 @@ from .work import NONE, Work, of_node, state, step
 @dataclass(frozen=True)
 class Weight:
     """A parameter: its name, shape and dtype, how many bytes it has, and the recipe that makes them.
+
+    Of one in quantized blocks the dtype is that of the blocks (int4_64), `bytes` are those of codes, scales and zero
+    points, `bits` is what a number takes of them, and `packing` says it in words.
 
     `learned` is how many numbers of it count as the model's, in the first operation that reads it; `rotary` are the
     frequencies that it is made of, if these are rotary positions.
@@ -36,6 +40,8 @@ class Weight:
     recipe: str
     learned: int = 0
     rotary: RopeFrequencies | None = None
+    bits: float | None = None
+    packing: str = ""
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -132,7 +138,7 @@ def _made(origin: Origin) -> tuple[str, str | None]:
 
 def _numbers(node: Node) -> dict[str, Any]:
     """The fields of a vertex that follow from the attributes of `node` and the types of its operands."""
-    work, cache = of_node(node), next(iter(cached([node])), None)
+    work, cache = _packed(node, of_node(node)), next(iter(cached([node])), None)
     return {
         "cost": node.op.node_cost(node),
         "cache": cache,
@@ -140,6 +146,16 @@ def _numbers(node: Node) -> dict[str, Any]:
         "work": work,
         "step": step(work, node),
     }
+
+
+def _packed(node: Node, work: Work) -> Work:
+    """`work` of `node` where it reads weights as the blocks that they are quantized to; lookups read few rows."""
+    if node.op is ops.embedding:
+        return work
+    for param in {v: None for v in node.inputs if isinstance(v, Param)}:
+        if (layout := quantized_layout(param)) is not None:
+            work += Work(0, -elements(param), 0, packed_bytes(param, layout))
+    return work
 
 
 def _vertex(node: Node, unseen: dict[Param, int], known: dict[Any, dict[str, Any]]) -> Vertex:
@@ -150,7 +166,7 @@ def _vertex(node: Node, unseen: dict[Param, int], known: dict[Any, dict[str, Any
     read = list(_read(node))
     attrs = attributes(node)
     kinds = tuple(None if v is None else v.type for v in node.inputs), tuple(v.type for v in node.outputs)
-    key = node.op.name, kinds, tuple(attrs.items())
+    key = node.op.name, kinds, tuple(attrs.items()), tuple(quantized_layout(v) for v in node.inputs)
     numbers = known.get(key) or known.setdefault(key, _numbers(node))
     return Vertex(
         node.output.name,
@@ -178,6 +194,11 @@ def _weight(param: Param, learned: int) -> Weight:
     kind = param.type
     shape = ", ".join(map(str, kind.shape))
     size = sizes.evaluate(kind.bytes, {})
+    if (layout := quantized_layout(param)) is not None:
+        size, bits = packed_bytes(param, layout), layout.bits_per_weight
+        packing = f"int{layout.bits}, groups of {layout.group}" + (" with zero points" if layout.has_zeros else "")
+        recipe = str(param.recipe)
+        return Weight(param.name, f"[{shape}]", str(layout), size, recipe, learned, None, bits, packing)
     return Weight(param.name, f"[{shape}]", kind.dtype.name, size, str(param.recipe), learned, _rotary(param.recipe))
 
 

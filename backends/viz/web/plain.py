@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...readable import size
 from ..layout.arrange import Box, Branches, Column, Item, Pass
 from ..layout.scene import Shape, Size, times
 from ..model import facts
 from ..model.marks import KEPT, Mark
-from ..model.network import Vertex
+from ..model.network import Vertex, Weight
 
 QUOTED = re.compile(r"""(['"])(.*?)\1""")
 NUMBER = re.compile(r"\d+")
@@ -73,9 +74,14 @@ def _vertex(v: Vertex) -> dict[str, Any]:
         "attrs": dict(v.attrs),
         "reads": list(itertools.zip_longest(v.roles, v.reads, fillvalue="")),
         "makes": list(zip(v.makes, v.types, strict=False)),
-        "weights": [[w.name, w.shape, w.dtype, w.bytes, w.recipe] for w in v.weights],
+        "weights": [[w.name, w.shape, w.dtype, w.bytes, w.recipe, *_packing(w)] for w in v.weights],
         **({"mark": _mark(v.mark)} if v.mark and v.mark.sign != KEPT else {}),
     }
+
+
+def _packing(w: Weight) -> list[str]:
+    """What a page says of quantized blocks: bits, how they are packed, bytes."""
+    return [] if w.bits is None else [f"{w.bits:.3g} bits: {w.packing}; {size(w.bytes)}"]
 
 
 def _mark(mark: Mark) -> dict[str, Any]:

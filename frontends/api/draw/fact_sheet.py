@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from weft.backends.blocks import packed_bytes, quantized_layout
 from weft.backends.readable import count, size
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.model.network import Network
+from weft.ir import Graph
+from weft.ir.types import sizes
+from weft.passes.analysis.costs import elements
 
 from ...model import Model
 from ...models.presets import PRESETS
@@ -22,7 +26,7 @@ def fact_sheet(model: Model, inspection: Inspection | None = None) -> Sheet:
     """Write the fact sheet beside a picture of `model`, from its `inspection`."""
     inspection = inspection or inspect(model)
     about = PRESETS[model.spec].about if model.spec in PRESETS else model.description
-    return Sheet(titled(model), f"{about} · {inspection.kind}", tuple(_rows(inspection)))
+    return Sheet(titled(model), f"{about} · {inspection.kind}", (*_rows(inspection), *_packed(model.graph)))
 
 
 def titled(model: Model) -> str:
@@ -60,6 +64,19 @@ def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
         if taken := (sizes_by_dtype[key] or {}).get("f16"):
             yield name, f"{size(taken)} in f16"
     yield "FLOPs per token", f"{count(inspection.flops_per_token)} with {inspection.tokens:,} tokens of context"
+
+
+def _packed(graph: Graph) -> Iterator[tuple[str, str]]:
+    """What weights in quantized blocks take, and all others beside them as they are stored."""
+    params = [p for p in graph.params.values() if p.uses and not p.recipe.constant]
+    found = {p: layout for p in params if (layout := quantized_layout(p)) is not None}
+    if not found:
+        return
+    packed, numbers = sum(packed_bytes(p, layout) for p, layout in found.items()), sum(elements(p) for p in found)
+    rest = sum(sizes.evaluate(p.type.bytes, {}) for p in params if p not in found)
+    kinds = " and ".join(sorted({f"int{layout.bits} groups of {layout.group}" for layout in found.values()}))
+    yield "Quantized", f"{count(numbers)} weights of {8 * packed / numbers:.3g} bits, {kinds}"
+    yield "Weights", f"{size(packed + rest)}: {size(packed)} quantized, {size(rest)} of others"
 
 
 def _attention(sizes: Dimensions) -> str:

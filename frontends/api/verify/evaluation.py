@@ -19,6 +19,7 @@ from weft.backends.runtime.folder import GENAI, MANIFEST, read_manifest
 from weft.backends.runtime.ort.encoder import Encoder
 from weft.backends.storage import scratch_folder
 from weft.backends.targets import TARGETS
+from weft.backends.weights import LAYERED, bits_per_weight
 from weft.ir.documents import Record, open_regular
 from weft.ir.errors import WeftError
 from weft.ir.types import dtypes
@@ -29,6 +30,7 @@ from ...model import Model
 from ..compile import compile
 from ..rewriting import rewrite
 from ..source.sources import load_source
+from ..weights import weights_pipeline
 from .scoring import score_embeddings, score_tokens, seconds_per_token, stream_errors
 
 WINDOW = 512  # tokens that are read with nothing before them, unless a model takes fewer
@@ -46,17 +48,22 @@ class Score:
     embedding and the original's. `layers` holds the relative error of the residual stream after each layer, where asked
     for.
     `seconds` are those of a decoding step, or of a token that an encoder reads. `weight_bytes` are those of the files
-    that hold the model. `parameters`, and `cache_bytes` of a token, are None where a folder does not tell.
+    that hold the model. `bits` are those of a number of the linear maps and experts on average, with its share of
+    scales and zero points, and `layer_bits` the same by layer. `parameters`, `bits`, and `cache_bytes` of a token, are
+    None where a folder does not tell.
     """
 
     name: str
     nll: float | None
+    nll_loss: float | None
     kl: float | None
     kl_99: float | None
     agreement: float | None
     cosine: float | None
     seconds: float
     weight_bytes: int
+    bits: float | None
+    layer_bits: Mapping[str, float]
     parameters: int | None
     cache_bytes: int | None
     layers: Mapping[str, float]
@@ -90,6 +97,7 @@ def evaluate(
     against: Any,
     text: str | Path,
     rewrites: Mapping[str, str] | None = None,
+    weights: Sequence[str] = (),
     adapters: Sequence[str | Path] = (),
     tokens: int = 4096,
     context: int | None = None,
@@ -98,11 +106,12 @@ def evaluate(
     trust: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> Evaluation:
-    """Score the original `against`, `models`, and `rewrites` and `adapters` of the original on the file `text`.
+    """Score the original `against`, `models`, and what `rewrites`, `weights` and `adapters` make of it on a `text`.
 
     Args:
         models: compiled folders, or whatever `load_source` takes; sources are compiled into a temporary folder.
         rewrites: pipelines, or files that hold one, by the name of what they make of the original.
+        weights: of the original in fewer bits, as `compile` takes them (``int4{group=64}``), each by itself.
         adapters: folders of PEFT adapters; each is merged into the original by itself.
         tokens: the most that are predicted, or for encoders read.
         context: tokens of a window, or the most of a line that an encoder reads; 512, or what the models take, if None.
@@ -118,7 +127,7 @@ def evaluate(
             raise WeftError(f"{name} is {number}, but it must be at least 1")
     content = _read(Path(text), CHARACTERS * (tokens + 1))
     with scratch_folder() as scratch:
-        opened = _open_all(models, against, rewrites or {}, adapters, scratch, device, trust, progress)
+        opened = _open_all(models, against, rewrites or {}, weights, adapters, scratch, device, trust, progress)
         window = _window(opened, context)
         runners = [c.model for c in opened]
         encode = _tokenizer(opened)
@@ -145,8 +154,11 @@ def evaluate(
         Score(
             name=c.name,
             **{key: f.get(key) for key in ("nll", "kl", "kl_99", "agreement", "cosine")},
+            nll_loss=f["nll"] - found[0]["nll"] if "nll" in f else None,
             seconds=s,
             weight_bytes=c.weight_bytes,
+            bits=c.bits,
+            layer_bits=c.layer_bits,
             parameters=c.manifest.integer("parameters", None),
             cache_bytes=c.cache_bytes,
             layers=e,
@@ -174,6 +186,23 @@ class _Candidate:
         return self.model.vocab if isinstance(self.model, Encoder) else self.model.decoder.vocab
 
     @property
+    def bits(self) -> float | None:
+        """Bits of a number of its linear maps and experts on average."""
+        if "weights" not in self.manifest:
+            return None
+        kinds = self.manifest.record("weights").record("kinds")
+        parts = {kind: kinds.record(kind) for kind in LAYERED if kind in kinds}
+        return bits_per_weight({k: {n: p.integer(n, least=0) for n in ("numbers", "bytes")} for k, p in parts.items()})
+
+    @property
+    def layer_bits(self) -> dict[str, float]:
+        """The same by layer."""
+        if "weights" not in self.manifest:
+            return {}
+        layers = self.manifest.record("weights").record("layers")
+        return {layer: layers.get(layer, float) for layer in layers.data}
+
+    @property
     def cache_bytes(self) -> int | None:
         """Bytes that its caches keep for a token."""
         if "cache" not in self.manifest:
@@ -188,6 +217,7 @@ def _open_all(
     models: Sequence[Any],
     against: Any,
     rewrites: Mapping[str, str],
+    weights: Sequence[str],
     adapters: Sequence[str | Path],
     scratch: Path,
     device: str,
@@ -201,9 +231,14 @@ def _open_all(
     """
     candidates = [(_name(m), m if _compiled(m) else load_source(m)) for m in (against, *models)]
     name, original = candidates[0]
-    if rewrites and not isinstance(original, Model):
+    pipelines = dict(rewrites)
+    if (rewrites or weights) and not isinstance(original, Model):
         raise WeftError(f"{name} is compiled already, and a pipeline rewrites a source: name what it was compiled from")
-    for label, pipeline in rewrites.items():
+    if both := next((text for text in map(str.strip, weights) if text in rewrites), None):
+        raise WeftError(f"the name {both!r} is given twice, to a pipeline and to weights; call the pipeline otherwise")
+    if isinstance(original, Model):
+        pipelines |= {text.strip(): weights_pipeline(original.graph, text) for text in weights}
+    for label, pipeline in pipelines.items():
         candidates.append((label, rewrite(original, pipeline, progress=progress)))
     for adapter in adapters:
         candidates.append((f"with {adapter}", load_source(against, adapters=[adapter])))

@@ -37,6 +37,7 @@ from ...models.tables.rope_config import at_length
 from ..rewriting import rewrite
 from ..source.recorded import recorded_source
 from .internals import Internals, internals_of, layer_of, size_of, stock_inputs
+from .stored import WeightCheck, check_weights, quantizes
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
 WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
@@ -60,8 +61,8 @@ class Verification:
     """Errors of a compiled model against its reference.
 
     Errors are over all compared `positions`; relative ones are divided by the largest number of the reference. `layers`
-    holds the relative error of what each layer hands on. KL is Σ p ln(p/q) in nats, p the reference's. The three about
-    tokens are None for encoders.
+    holds the relative error of what each layer hands on, `weights` what comparing those of a quantized model found. KL
+    is Σ p ln(p/q) in nats, p the reference's. The three about tokens are None for encoders.
     """
 
     folder: Path
@@ -76,11 +77,12 @@ class Verification:
     kl_max: float | None
     layers: Mapping[str, float]
     divergence: Divergence | None
+    weights: WeightCheck | None = None
 
     @property
     def passed(self) -> bool:
-        """Return whether the relative error is within the tolerance (a NaN never is)."""
-        return self.max_relative <= self.tolerance
+        """Return whether the relative error is within the tolerance (a NaN never is), and the weights are right."""
+        return self.max_relative <= self.tolerance and (self.weights is None or self.weights.passed)
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def verify_folder(
     if not manifest.data:
         raise WeftError(f"{folder}: no {MANIFEST} in it, so it does not say what it was compiled from")
     dtype = manifest.choice("dtype", ("f32", "f16", "bf16"))
-    model = None if against is not None else _source(folder, manifest, trust)
+    model, weights = (None, None) if against is not None else _source(folder, manifest, trust, progress)
     graphs = internals_of(runnable)
     ids, source = _prompt(runnable, prompt, manifest.integer("vocab", least=1)), list[int]()
     encoder = isinstance(runnable, Encoder)
@@ -177,6 +179,7 @@ def verify_folder(
         kl_max=None if kl is None else float(kl.max()),
         layers=layers,
         divergence=divergence,
+        weights=weights,
     )
 
 
@@ -217,16 +220,25 @@ def log_softmax(x: Array) -> Array:
     return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
 
 
-def _source(folder: Path, manifest: Record, trust: bool) -> Model:
+def _source(folder: Path, manifest: Record, trust: bool, progress: Progress) -> tuple[Model, WeightCheck | None]:
     """The source that the manifest names, unchanged since, rewritten by those passes of its pipeline that compute
-    something else; without the noise of routers, which compiling leaves out."""
-    model = recorded_source(folder, manifest, trust)
+    something else; without the noise of routers, which compiling leaves out. Of passes that round weights, and all
+    before them, it is what the folder's weights are compared with."""
+    model, weights = recorded_source(folder, manifest, trust), None
+    pipeline = parse_pipeline(manifest.text("pipeline", ""))
+    others = [p for p in pipeline.passes if p.effect != "exact" and p.name not in JUDGED]
+    if quantizes(pipeline):
+        graph, rest, weights = check_weights(folder, manifest, model, progress)
+        model, later = replace(model, graph=graph), [p for p in others if p in rest.passes]
+    else:
+        later = others
     at_length(model.graph, manifest.integer("max_length", 0))
     if noises(model.graph):
         model = replace(model, graph=run_passes(model.graph, "quiet-routers"))
-    passes = parse_pipeline(manifest.text("pipeline", "")).passes
-    other = ", ".join(str(p) for p in passes if p.effect != "exact" and p.name not in JUDGED)
-    return replace(rewrite(model, other), description=f"{model.description} after {other}") if other else model
+    if later:
+        model = rewrite(model, ", ".join(map(str, later)), progress=progress)
+    named = f" after {', '.join(map(str, others))}" if others else ""
+    return replace(model, description=f"{model.description}{named}"), weights
 
 
 def _prompt(runnable: Generator | Encoder, prompt: str | None, vocab: int) -> list[int]:

@@ -25,7 +25,15 @@ import numpy as np
 
 from ...errors import WeftError
 from ...types import dtypes
-from ...types.block_layouts import BlockLayout, Blocks, pack_codes, pack_pairs, pack_words
+from ...types.block_layouts import (
+    BlockLayout,
+    Blocks,
+    pack_codes,
+    pack_pairs,
+    pack_words,
+    unpack_codes,
+    unpack_words,
+)
 from ...types.dtypes import DType
 from ..readers import Array, TensorReader
 from ..recipe import BLOCK_ELEMENTS, Recipe
@@ -132,3 +140,31 @@ def _offsets(layout: BlockLayout, scales: Array, offsets: Array | None, zeros: A
     if zeros is not None:
         found = found + scales * (np.float32(layout.middle) - zeros)
     return found
+
+
+def joined_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) -> Blocks:
+    """Return the blocks of integer codes behind `parts` [rows, numbers of each], by name, of a matrix [rows, width]:
+    the inverse of `one_part`, but that zero points which `offsets` were rounded from come to the nearest."""
+    groups, bits = -(-width // layout.group), wide(layout)
+    widened = np.uint8((1 << (bits - 1)) - layout.middle)
+    scales, zeros = parts["steps"] if "steps" in parts else parts["scales"][:, -groups:], None
+    count = groups * layout.group
+    if "packed" in parts:
+        packed = parts["packed"].reshape(len(scales), groups, -1)
+        codes = unpack_codes(packed, layout.bits, layout.group)
+    elif "words" in parts:
+        codes = unpack_words(parts["words"], bits)[:, :count] - widened
+    elif bits == 8:
+        planes = unpack_codes(parts["codes"], 4, 2 * count)
+        codes = planes[:, :count] << 4 | planes[:, count:]
+    else:
+        codes = unpack_codes(parts["codes"], 4, count) - widened
+    if layout.has_zeros and "points" in parts:
+        zeros = unpack_codes(parts["points"], layout.bits, groups)
+    elif layout.has_zeros and "zeros" in parts and bits != 8:
+        zeros = unpack_codes(parts["zeros"], 4, groups) - widened
+    elif layout.has_zeros:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shifted = np.where(scales == 0, 0, parts["offsets"] / scales.astype(np.float32))
+        zeros = (layout.middle - np.rint(shifted)).clip(0, 2**layout.bits - 1).astype(np.uint8)
+    return Blocks(codes.reshape(len(scales), groups, layout.group), scales.astype(np.float32), None, zeros)

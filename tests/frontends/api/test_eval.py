@@ -234,12 +234,56 @@ def test_the_command_prints_a_table_and_json(llamas: tuple[Path, Path], text: Pa
     shown = weft_command(*args, "--layers", "-p", "cast{dtype=f16}").stdout
     lines = shown.splitlines()
     assert lines[0].endswith(f"tokens of {text}, in windows of 128")
-    assert lines[2].split()[:5] == ["model", "NLL", "perplexity", "KL", "KL99"]
+    assert lines[2].split()[:5] == ["model", "NLL", "ΔNLL", "perplexity", "KL"]
     assert [line.split()[0] for line in lines[4:8]] == [*map(str, llamas), "half", "cast{dtype=f16}"]
     assert "layers.2" in lines[-1]
     given = json.loads(weft_command(*args, "--json").stdout)
     assert [s["name"] for s in given["scores"]] == [*map(str, llamas), "half"]
     assert f"{given['scores'][1]['nll']:.4f}" in lines[5] and given["scores"][2]["kl"] < 1e-3
+
+
+def test_weights_in_fewer_bits_are_scored_beside_folders_of_them(
+    llamas: tuple[Path, Path], text: Path, tmp_path: Path
+) -> None:
+    """`--weights` scores what a folder compiled so scores; bits are codes, scales f32 and zero points, by hand."""
+    compile_model(llamas[0], tmp_path / "q8", weights="int8{group=16}", max_length=64)
+    short = ("int4{method=rtn, group=16}", "int8{group=16}")
+    found = evaluate([tmp_path / "q8"], against=llamas[0], text=text, weights=short, layers=True, device="cpu")
+    original, folder, four, eight = found.scores
+    assert [s.name for s in (four, eight)] == list(short)
+    assert eight.nll == pytest.approx(folder.nll, abs=1e-6) and eight.kl == pytest.approx(folder.kl, abs=1e-6)
+    assert four.nll_loss == pytest.approx(four.nll - original.nll) and original.nll_loss == 0
+    assert 0 < eight.kl < four.kl and original.bits == 32
+    # All rows have whole groups of 16; codes of 8 bits have no zero points, and two of 4 bits share a byte by row.
+    assert eight.bits == folder.bits == 8 + 32 / 16
+    points = {32: 1, 48: 2}  # bytes a row, of 2 and 3 groups
+    shapes = [(32, 32), (16, 32), (16, 32), (32, 32), (48, 32), (48, 32), (32, 48)]
+    size = sum(rows * (width / 2 + 4 * width / 16 + points[width]) for rows, width in shapes)
+    assert four.bits == pytest.approx(8 * size / sum(rows * width for rows, width in shapes))
+    assert four.layer_bits == {f"layers.{i}": round(four.bits, 3) for i in range(3)}
+    assert four.weight_bytes < eight.weight_bytes < original.weight_bytes
+    assert four.layers.keys() == original.layers.keys() and min(four.layers.values()) > max(eight.layers.values()) > 0
+    shown = weft_command("--against", llamas[0], "--text", text, "--device", "cpu", "--weights", short[0]).stdout
+    assert f"{four.bits:.2f}" in shown.splitlines()[-1].split() and "tokens/s" in shown
+    with pytest.raises(WeftError, match="'int8' is given twice"):
+        evaluate(against=llamas[0], text=text, weights=["int8"], rewrites={"int8": "dce"}, device="cpu")
+    with pytest.raises(WeftError, match="compiled already"):
+        evaluate(against=tmp_path / "q8", text=text, weights=["int8"], device="cpu")
+
+
+def test_the_command_draws_a_chart(llamas: tuple[Path, Path], text: Path, tmp_path: Path) -> None:
+    args = ("--against", llamas[0], "--text", text, "--device", "cpu")
+    short = ("--weights", "int8{group=16}", "--weights", "int4{method=rtn, group=16}")
+    result = weft_command(*args, *short, "--plot", tmp_path / "chart.svg")
+    assert result.exit_code == 0 and "chart.svg written" in result.stderr and "after each layer" not in result.stdout
+    chart = (tmp_path / "chart.svg").read_text()
+    assert "int8{group=16}: " in chart and "int4{method=rtn, group=16}" in chart and "not measured" not in chart
+    assert chart.count('class="dot"') == 2 * (2 + 3 + 3)
+    assert weft_command(*args, *short[:2], "--plot", tmp_path / "chart.png", "--theme", "dark").exit_code == 0
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    assert "not as .pdf" in refused(*args, *short, "--plot", tmp_path / "chart.pdf")
+    assert "name one, or give --weights or -p" in refused(*args, "--plot", tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists() and not (tmp_path / "chart.pdf").exists()
 
 
 def test_json_has_no_infinity() -> None:

@@ -97,8 +97,8 @@ section(50, (shape) => shape.ops?.filter((v) => v.op === "input" || v.op === "ou
   ...v.makes.map(([name, type]) => ["input", name, typed(type)]),
   ...v.reads.map(([, name]) => ["output", valueLink(name), typed(madeBy(name)?.type)])])));
 
-section(60, (shape) => shape.ops?.flatMap((v) => v.weights).map(([name, dims, dtype, , recipe]) =>
-  [head("weight"), rows([["name", name], ["type", typed(dtype + dims)]]), recipeOf(recipe)]).flat());
+section(60, (shape) => shape.ops?.flatMap((v) => v.weights).map(([name, dims, dtype, , recipe, packing]) =>
+  [head("weight"), rows([["name", name], ["type", typed(dtype + dims)], ...(packing ? [["stored", packing]] : [])]), recipeOf(recipe)]).flat());
 
 const typed = (type) => (type ? el("code", { class: "type" }, type) : null);
 const kindMark = (kind) => shapeOf("svg", { class: "kind", viewBox: "-3 -3 16 16", width: 16, height: 16, "aria-hidden": true },

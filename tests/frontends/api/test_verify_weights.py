@@ -1,0 +1,145 @@
+"""weft verify of quantized folders: codes are held against recipes, and fitted ones are not fitted again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import weft
+from weft.frontends.api.verify.verification import Verification, verify_folder
+from weft.ir import WeftError
+
+from ...passes.library.quantize.test_quantize import USED
+from ..command import done
+from ..formats.weft.sealing import seal_again
+
+SOURCE = """
+import weft
+block = weft.Block(weft.Attention(4, kv_heads=2, rope=weft.RoPE(), window=8), weft.GatedMLP(96), weft.RMSNorm())
+tied = weft.Decoder(97, 64, 2, block, tie_embeddings=True, context=64)
+untied = weft.Decoder(97, 64, 2, block, context=64)
+mixture = weft.Decoder(
+    97, 64, 1, weft.Block(weft.Attention(4, rope=weft.RoPE()), weft.MoE(4, 32, 2), weft.RMSNorm()), context=64
+)
+"""
+
+
+def compiled(tmp_path: Path, name: str = "tied", weights: str = "int4{method=rtn}", target: str = "ort-cpu") -> Path:
+    (tmp_path / "models.py").write_text(SOURCE)
+    np.save(tmp_path / "ids.npy", np.random.default_rng(1).integers(0, USED, (24, 32)))
+    weights = weights.replace("TEXT", f"calibration={tmp_path / 'ids.npy'}")
+    options = {"arithmetic": "f32"} if target == "ort-cpu" else {}
+    weft.compile(f"{tmp_path / 'models.py'}:{name}", tmp_path / "out", weights=weights, target=target, **options)
+    return tmp_path / "out"
+
+
+def verified(folder: Path) -> Verification:
+    return verify_folder(folder, trust=True, tokens=4, device="cpu")
+
+
+def change(folder: Path, part: str, at: int, by: int = 1) -> None:
+    """Add to one byte of the first stored tensor whose name has `part` in it, and seal the folder again."""
+    if (file := folder / "model.safetensors").is_file():
+        tensors = load_file(file)
+        name = next(name for name in sorted(tensors) if part in name)
+        raw = np.ascontiguousarray(tensors[name]).view(np.uint8)
+        raw.reshape(-1)[at] += np.uint8(by)
+        tensors[name] = raw.view(tensors[name].dtype).reshape(tensors[name].shape)
+        save_file(tensors, file, {"format": "pt"})
+    else:
+        graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+        entries = next(t.external_data for t in graph.initializer if part in t.name and t.external_data)
+        offset = next(int(e.value) for e in entries if e.key == "offset")
+        raw = np.memmap(folder / "model.onnx.data", np.uint8, "r+")
+        raw[offset + at] += np.uint8(by)
+        raw.flush()
+    seal_again(folder)
+
+
+@pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
+@pytest.mark.parametrize("name", ["tied", "mixture"])
+@pytest.mark.parametrize("weights", ["int8", "int4{method=rtn}", "int3{method=rtn, zeros=false}"])
+def test_codes_rounded_to_the_nearest_are_compared_bit_by_bit(
+    name: str, target: str, weights: str, tmp_path: Path
+) -> None:
+    found = verified(compiled(tmp_path, name, weights, target))
+    assert found.passed and found.tolerance < 1e-4
+    assert found.weights is not None and found.weights.fitted == 0 and found.weights.wrong is None
+    assert found.weights.tensors > 10
+
+
+@pytest.mark.parametrize(("name", "target"), [("tied", "ort-cpu"), ("untied", "ort-cpu"), ("untied", "torch")])
+@pytest.mark.parametrize("weights", ["int4{TEXT}", "int3{TEXT}", "int2{TEXT, zeros=false, group=32}", "int8{TEXT}"])
+def test_fitted_codes_are_taken_from_the_folder(
+    name: str, target: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the text is read nor GPTQ run; the reference is within the tolerance of f32 all the same."""
+    folder = compiled(tmp_path, name, weights, target)
+    (tmp_path / "ids.npy").unlink()
+    monkeypatch.setattr("weft.passes.library.quantize.quantize.fit", lambda *_: pytest.fail("codes are fitted"))
+    found = verified(folder)
+    assert found.passed and found.max_relative < 1e-4 and found.tolerance < 1e-4
+    assert found.weights is not None and found.weights.wrong is None
+    # Of a layer 7 matrices, and the head; a table that is only looked up is rounded to the nearest, and compared. Where
+    # both are one weight, the gain of the last norm, rotated, is a matrix of its own.
+    assert found.weights.fitted == 2 * 7 + 1 + (name == "tied")
+    assert found.weights.farthest is not None
+    bits = int(weights[3])
+    assert 2.0 ** -(bits + 2) < found.weights.farthest < 2.0 ** -(bits - 2)
+
+
+def test_targets_without_blocks_have_them_fitted_again(tmp_path: Path) -> None:
+    folder = compiled(tmp_path, weights="int4{TEXT}", target="onnx")
+    found = verified(folder)
+    assert found.passed and found.weights is None
+    (tmp_path / "ids.npy").unlink()
+    with pytest.raises(WeftError, match=r"ids\.npy"):
+        verified(folder)
+
+
+@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
+@pytest.mark.parametrize("part", ["layers.1.ffn.down", "embed", "layers.0.attn.o"])
+def test_one_changed_code_is_found(part: str, target: str, tmp_path: Path) -> None:
+    """By the checksums, and where those are made anew by the recipe; a step of one code in 8 bits changes no token."""
+    folder = compiled(tmp_path, weights="int8", target=target)
+    sealed = (folder / "weft.json").read_bytes()
+    change(folder, part, 5)
+    resealed = (folder / "weft.json").read_bytes()
+    (folder / "weft.json").write_bytes(sealed)
+    with pytest.raises(WeftError, match=r"model\.(onnx\.data|safetensors)"):
+        verified(folder)
+    (folder / "weft.json").write_bytes(resealed)
+    found = verified(folder)
+    assert found.weights is not None and found.weights.wrong is not None and not found.passed
+    assert part in found.weights.wrong and "byte 5 is" in found.weights.wrong
+
+
+def test_other_weights_of_fitted_folders_are_compared(tmp_path: Path) -> None:
+    folder = compiled(tmp_path, "untied", "int4{TEXT}", "torch")
+    change(folder, "embed", 7)
+    found = verified(folder)
+    assert found.weights is not None and found.weights.wrong is not None and "embed" in found.weights.wrong
+
+
+def test_fitted_codes_of_another_matrix_are_found(tmp_path: Path) -> None:
+    """Rows in another order are farther from the original than zeros."""
+    folder = compiled(tmp_path, "untied", "int4{TEXT}", "torch")
+    tensors = load_file(folder / "model.safetensors")
+    for part in ("codes", "scales", "offsets"):
+        name = f"layers.0.ffn.up.{part}"
+        tensors[name] = np.ascontiguousarray(tensors[name][::-1] if part == "codes" else tensors[name][:, ::-1])
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    seal_again(folder)
+    found = verified(folder)
+    assert not found.passed and found.weights is not None and found.weights.wrong is not None
+    assert "layers.0.ffn.up" in found.weights.wrong and "farther than zeros" in found.weights.wrong
+
+
+def test_the_command_says_what_was_compared(tmp_path: Path) -> None:
+    folder = compiled(tmp_path, weights="int4{TEXT}")
+    shown = done("verify", folder, "--trust", "--tokens", 2).stdout
+    assert "16 matrices, taken from the folder; the farthest 0." in shown and "what their recipes make" in shown
