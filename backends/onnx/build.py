@@ -17,7 +17,7 @@ from ..options import KEEP_BLOCKS
 from ..targets import Backend
 from . import cuda, export, genai
 from .lowerings import experts
-from .lowerings import quantized as blocks
+from .lowerings import kept as blocks
 
 
 class OnnxFolder:

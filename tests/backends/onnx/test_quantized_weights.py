@@ -92,9 +92,3 @@ def test_lookups(bits: int, zeros: bool, group: int, tied: bool) -> None:
     codes = [w for w in built.weights if w.dtype == dtypes.u8 and len(w.shape) == 3]
     # A tied table is stored once, unless a product in f32 takes codes of 8 bits apart.
     assert len(codes) == (2 if tied and bits == 8 else 1 if bits != 3 or tied else 0)
-
-
-def test_standard_operators_alone_compute_the_same() -> None:
-    graph, x = product(4, True, 32, (33, 96), False)
-    exact = interpret(graph, {"x": x})["y"]
-    assert relative(on_onnxruntime(graph, {"x": x}, "onnx"), exact) < 2e-5
