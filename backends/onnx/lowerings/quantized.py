@@ -18,16 +18,15 @@ import onnx_ir as onnx
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.ir.recipes import Reshape
+from weft.ir.recipes import Recipe, Reshape
 from weft.ir.recipes.blocks import Stored
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
-from weft.ir.types.dtypes import DType
 
 from ...blocks import NOT_ASKED, is_quantized, kept_layout
 from ...options import ARITHMETIC
 from ...targets import Backend
-from ..emitter import Emitter
+from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import contrib, lowering
 from .layers import MS, biased, normed
 
@@ -166,9 +165,27 @@ def _matmul(
 
 def _part(e: Emitter, weight: Param, name: str, *shape: int) -> onnx.Value:
     recipe = Stored(weight.recipe, name)
-    dtype: DType = weight.type.dtype if name in ("steps", "scales", "offsets") else dtypes.u8
     whole = Reshape(recipe, (*map(int, weight.shape[:-1]), *shape)) if shape else recipe
-    return e.weight(f"{weight.name}.{name}", whole, dtype)
+    label = f"{weight.name}.{name}"
+    if name not in ("steps", "scales", "offsets"):
+        return e.weight(label, whole, dtypes.u8)
+    if name == "steps":
+        return scales(e, label, whole, weight)
+    return e.weight(label, whole, weight.type.dtype)
+
+
+def scales(e: Emitter, label: str, recipe: Recipe, weight: Param) -> onnx.Value:
+    """The scales of `weight` in its dtype, which kernels take, from f16 ones in the file if they are stored so.
+
+    ONNX Runtime folds the cast when it opens the model. Scales in f32 would take half a bit a weight more.
+    """
+    layout, dtype = kept_layout(weight), weight.type.dtype
+    assert isinstance(layout, BlockLayout)
+    stored = dtypes.f16 if layout.scale == dtypes.f16 else dtype
+    found = e.weight(label, recipe, stored)
+    if stored == dtype:
+        return found
+    return e.memo(("scales", found), lambda: e.op("Cast", found, to=int(ONNX_DTYPES[dtype.name])))
 
 
 def _block_sums(e: Emitter, x: onnx.Value, group: int, width: int) -> onnx.Value:

@@ -20,7 +20,7 @@ import onnx_ir as onnx
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.ir.recipes import Concat, Reshape
+from weft.ir.recipes import Concat, Recipe, Reshape
 from weft.ir.recipes.blocks import Stored
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
@@ -32,6 +32,7 @@ from ..emitter import Emitter
 from ..lowering import contrib, lowering
 from .experts import interleaved, kernel_unit, packed_refusal, shaped
 from .layers import MS
+from .quantized import scales
 
 Out = onnx.Value
 GROUPS = {"cpu": (16, 32, 64, 128, 256), "cuda": (32, 64, 128)}
@@ -119,15 +120,13 @@ def _parts(e: Emitter, weight: Param, gate: Param | None, form: _Form) -> list[O
         if name in ("zeros", "points") and not form.has_zeros:
             found.append(None)
             continue
-        recipe, label = Stored(weight.recipe, name), f"{weight.name}.{name}"
-        dtype = weight.type.dtype if name == "steps" else dtypes.u8
-        if gate is None:
-            found.append(e.weight(label, recipe, dtype))
-            continue
-        experts, hidden, numbers = recipe.shape(e.graph.reader)
-        rows = tuple(Reshape(Stored(v.recipe, name), (experts, hidden, 1, numbers)) for v in (gate, weight))
-        whole = Reshape(Concat(rows, 2), (experts, 2 * hidden, numbers))
-        found.append(e.weight(f"{gate.name}.interleaved.{name}", whole, dtype))
+        recipe: Recipe = Stored(weight.recipe, name)
+        label = f"{weight.name}.{name}"
+        if gate is not None:
+            experts, hidden, numbers = recipe.shape(e.graph.reader)
+            rows = tuple(Reshape(Stored(v.recipe, name), (experts, hidden, 1, numbers)) for v in (gate, weight))
+            recipe, label = Reshape(Concat(rows, 2), (experts, 2 * hidden, numbers)), f"{gate.name}.interleaved.{name}"
+        found.append(scales(e, label, recipe, weight) if name == "steps" else e.weight(label, recipe, dtypes.u8))
     return found
 
 
