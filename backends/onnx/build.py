@@ -18,7 +18,7 @@ from ..targets import Backend
 from ..weights import weight_facts
 from . import cuda, export, genai
 from .lowerings import experts
-from .lowerings import quantized as blocks
+from .lowerings import kept as blocks
 
 
 class OnnxFolder:

@@ -42,7 +42,7 @@ class Emitter:
         self.target = target
         self.max_length = max_length
         self.nodes: list[onnx.Node] = []
-        self.weights: dict[tuple[Recipe, DType], Weight] = {}
+        self.weights: dict[tuple[Recipe, DType, str], Weight] = {}
         self.constants: dict[tuple[str, tuple[int, ...], bytes], onnx.Value] = {}
         self.values: dict[Value, onnx.Value] = {}
         self._memo: dict[Any, Any] = {}
@@ -84,10 +84,13 @@ class Emitter:
             return self.weight(value.name, value.recipe, value.type.dtype)
         return self.values[value]
 
-    def weight(self, name: str, recipe: Recipe, dtype: DType) -> onnx.Value:
-        """The initializer that holds `recipe` in `dtype`; made once however often it is asked for."""
+    def weight(self, name: str, recipe: Recipe, dtype: DType, role: str = "") -> onnx.Value:
+        """The initializer that holds `recipe` in `dtype`; made once however often it is asked for.
+
+        Those of different `role` are initializers of their own, whose bytes the file has once.
+        """
         # Tied weights have equal recipes: they become one initializer.
-        key = (recipe, dtype)
+        key = (recipe, dtype, role)
         if key not in self.weights:
             shape = recipe.shape(self.graph.reader)
             value = self._declare(onnx.Value(name=self.fresh(name)), TensorType(dtype, shape))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from weft.ir.graph import Graph
 from weft.ir.recipes import Recipe
 from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.streams import stream
+from weft.ir.types.block_layouts import pack_pairs
 from weft.ir.types.dtypes import DType
 
 from ..targets import Backend
@@ -115,7 +116,7 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
         _reserve(file.fileno(), folder, offset)
         for w, start in external:
             file.seek(start)
-            for block in _cast_blocks(w, reader):
+            for block in _stored_blocks(w, reader):
                 file.write(memoryview(block.reshape(-1).view(np.uint8)))
                 progress(block.nbytes)
     for name, built in models.items():
@@ -146,6 +147,22 @@ def _bytes(w: Weight) -> int:
 
 def _tensor(w: Weight, array: Array) -> onnx.Tensor[Any]:
     return onnx.Tensor(array.reshape(w.shape), dtype=ONNX_DTYPES[w.dtype.name], name=w.value.name)
+
+
+def _stored_blocks(w: Weight, reader: TensorReader) -> Iterator[Array]:
+    """The bytes of a weight in order, as ONNX stores them: numbers of 4 bits in pairs, whatever rows they are of."""
+    blocks: Iterator[Array] = _cast_blocks(w, reader)
+    if w.dtype.bits != 4:
+        yield from blocks
+        return
+    left = np.empty(0, np.uint8)
+    for block in blocks:
+        numbers = np.concatenate([left, block.reshape(-1).view(np.uint8) & 15])
+        whole = numbers.size // 2 * 2
+        yield pack_pairs(numbers[:whole])
+        left = numbers[whole:]
+    if left.size:
+        yield pack_pairs(left)
 
 
 def _cast_blocks(w: Weight, reader: TensorReader) -> Any:

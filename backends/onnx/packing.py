@@ -63,8 +63,9 @@ def _save_packed(model: Path, out: Path) -> Any:
 
     ort = onnxruntime()
     options = ort.SessionOptions()
-    # Unoptimized, so that the weights keep the names by which `prepack` finds them in the original.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    # As little as possible, so that the weights keep the names by which `prepack` finds them in the original; but casts
+    # of scales are folded, because a kernel packs scales that are constant beside the codes.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(out / MODEL)
     options.log_severity_level = 3
     for key, value in {

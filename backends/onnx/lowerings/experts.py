@@ -87,7 +87,7 @@ def TopKTokens(e: Emitter, node: Node) -> Out:
     scores = e.op("Softmax", x, axis=-1)
     best, which = e.many("TopK", scores, e.op("Min", taken, tokens), axis=-2, outputs=2)
     combine = _placed(e, best, which, scores, dtype, axis=-2)
-    return _shaped(e, combine, logits) if a["batched"] else combine
+    return shaped(e, combine, logits) if a["batched"] else combine
 
 
 # -- experts in ONNX Runtime's own operator
@@ -105,9 +105,12 @@ def wrong_choices(node: Node, target: Backend) -> bool:
 
 
 def _kernel_refusal(node: Node, target: Backend) -> str | None:
+    return WRONG_CHOICES if wrong_choices(node, target) else packed_refusal(node)
+
+
+def packed_refusal(node: Node) -> str | None:
+    """Say why ONNX Runtime's operators for experts, MoE and QMoE, do not compute what is between the products."""
     name, gate, up = node.attrs["activation"], node.operand("gate"), node.operand("up")
-    if wrong_choices(node, target):
-        return WRONG_CHOICES
     if gate is None:
         return None if name in _KERNEL else f"the kernel has no {name}"
     if slope(name) is None:
@@ -131,12 +134,12 @@ def _kernel_reads(node: Node, target: Backend) -> Iterable[Value]:
     return (v for v in [*logits, *node.inputs] if v is not None and v is not absorbed)
 
 
-def _shaped(e: Emitter, y: Out, x: Value) -> Out:
+def shaped(e: Emitter, y: Out, x: Value) -> Out:
     """`y` in the shape of `x`."""
     return e.op("Reshape", y, e.memo(("shape", x), lambda: e.op("Shape", e[x])))
 
 
-def _interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
+def interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
     """Rows gate 0, up 0, gate 1, … of each expert as one weight; zeros where one of the two is absent."""
     weights = up if gate is None else gate
     if weights is None:
@@ -180,26 +183,32 @@ def _routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
     return logits, k, factor
 
 
+def kernel_unit(node: Node) -> dict[str, Any]:
+    """The attributes of MoE and QMoE that say what is between the products of an expert."""
+    a = node.attrs
+    if node.operand("gate") is None:
+        return {"activation_type": _KERNEL[a["activation"]]}
+    # Rows of gate and up interleaved: the CPU kernels take neither another layout nor a third weight (fc3).
+    fused = {"activation_type": "swiglu", "swiglu_fusion": 1, "swiglu_limit": a["limit"]}
+    return fused | {"activation_alpha": slope(a["activation"]), "activation_beta": a["shift"]}
+
+
 @lowering(ops.moe, targets=contrib, when=_kernel_refusal, reads=_kernel_reads)
 def MoE(e: Emitter, node: Node) -> Out:
-    a, x = node.attrs, node.required("x")
+    x = node.required("x")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
-    unit: dict[str, Any]
     if isinstance(gate, Param):
-        first = _interleaved(e, gate, up, gate, "interleaved")
-        first_bias = _interleaved(e, gate_bias, up_bias, gate, "interleaved.bias")
-        # Rows of gate and up interleaved: the CPU kernel takes neither another layout nor a third weight (fc3).
-        unit = {"activation_type": "swiglu", "swiglu_fusion": 1, "swiglu_limit": a["limit"]}
-        unit |= {"activation_alpha": slope(a["activation"]), "activation_beta": a["shift"]}
+        first = interleaved(e, gate, up, gate, "interleaved")
+        first_bias = interleaved(e, gate_bias, up_bias, gate, "interleaved.bias")
     else:
-        first, first_bias, unit = e[up], e[up_bias], {"activation_type": _KERNEL[a["activation"]]}
+        first, first_bias = e[up], e[up_bias]
     logits, k, factor = _routing(e, node)
     # The operator takes [tokens, width] and [batch, seq, width] only.
     fits = x.type.rank in (2, 3)
     rows = e[x] if fits else e.op("Reshape", e[x], e.constant([-1, x.width]))
     operands = (rows, logits, first, first_bias, e[down], e[down_bias])
-    y: Out = e.op("MoE", *operands, domain=MS, k=k, normalize_routing_weights=1, **unit)
-    y = y if fits else _shaped(e, y, x)
+    y: Out = e.op("MoE", *operands, domain=MS, k=k, normalize_routing_weights=1, **kernel_unit(node))
+    y = y if fits else shaped(e, y, x)
     return y if factor is None else e.op("Mul", y, factor)
 
 
@@ -278,4 +287,4 @@ def GroupedExperts(e: Emitter, node: Node) -> Out:
     weight, which = e.many("TopK", e.op("Transpose", weights, perm=[1, 0]), k, axis=-1, outputs=2)
     at = e.op("Add", e.op("Mul", which, n), e.op("GatherElements", place, which, axis=1))
     mixed = e.op("MatMul", e.op("Unsqueeze", weight, one), e.op("Gather", results, at, axis=0))
-    return _shaped(e, mixed, x)
+    return shaped(e, mixed, x)

@@ -17,17 +17,16 @@ from __future__ import annotations
 import onnx_ir as onnx
 
 from weft.ir import ops
-from weft.ir.graph import Graph, Node, Param, Value
-from weft.ir.recipes import Reshape
+from weft.ir.graph import Node, Param, Value
+from weft.ir.recipes import Recipe, Reshape
 from weft.ir.recipes.blocks import Stored
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
-from weft.ir.types.dtypes import DType
 
-from ...blocks import NOT_ASKED, candidates, counted, is_quantized, kept_layout
+from ...blocks import NOT_ASKED, is_quantized, kept_layout
 from ...options import ARITHMETIC
 from ...targets import Backend
-from ..emitter import Emitter
+from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import contrib, lowering
 from .layers import MS, biased, normed
 
@@ -52,7 +51,7 @@ def layout_of(weight: Value | None, target: Backend) -> BlockLayout | str:
     return layout
 
 
-def _product_refusal(node: Node, target: Backend) -> str | None:
+def product_refusal(node: Node, target: Backend) -> str | None:
     layout = layout_of(node.operand("weight"), target)
     return layout if isinstance(layout, str) else None
 
@@ -72,12 +71,12 @@ def _lookup_refusal(node: Node, target: Backend) -> str | None:
     return None
 
 
-@lowering(ops.linear, targets=contrib, when=_product_refusal, first=True)
+@lowering(ops.linear, targets=contrib, when=product_refusal, first=True)
 def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
     return biased(e, product(e, node.required("x"), e[node.required("x")], node), node)
 
 
-@lowering(ops.norm_linear, targets=contrib, when=_product_refusal, first=True)
+@lowering(ops.norm_linear, targets=contrib, when=product_refusal, first=True)
 def NormMatMulNBits(e: Emitter, node: Node) -> onnx.Value:
     return biased(e, product(e, ("normed", node.required("x")), normed(e, node), node), node)
 
@@ -166,9 +165,27 @@ def _matmul(
 
 def _part(e: Emitter, weight: Param, name: str, *shape: int) -> onnx.Value:
     recipe = Stored(weight.recipe, name)
-    dtype: DType = weight.type.dtype if name in ("steps", "scales", "offsets") else dtypes.u8
     whole = Reshape(recipe, (*map(int, weight.shape[:-1]), *shape)) if shape else recipe
-    return e.weight(f"{weight.name}.{name}", whole, dtype)
+    label = f"{weight.name}.{name}"
+    if name not in ("steps", "scales", "offsets"):
+        return e.weight(label, whole, dtypes.u8)
+    if name == "steps":
+        return scales(e, label, whole, weight)
+    return e.weight(label, whole, weight.type.dtype)
+
+
+def scales(e: Emitter, label: str, recipe: Recipe, weight: Param) -> onnx.Value:
+    """The scales of `weight` in its dtype, which kernels take, from f16 ones in the file if they are stored so.
+
+    ONNX Runtime folds the cast when it opens the model. Scales in f32 would take half a bit a weight more.
+    """
+    layout, dtype = kept_layout(weight), weight.type.dtype
+    assert isinstance(layout, BlockLayout)
+    stored = dtypes.f16 if layout.scale == dtypes.f16 else dtype
+    found = e.weight(label, recipe, stored)
+    if stored == dtype:
+        return found
+    return e.memo(("scales", found), lambda: e.op("Cast", found, to=int(ONNX_DTYPES[dtype.name])))
 
 
 def _block_sums(e: Emitter, x: onnx.Value, group: int, width: int) -> onnx.Value:
@@ -176,30 +193,3 @@ def _block_sums(e: Emitter, x: onnx.Value, group: int, width: int) -> onnx.Value
     lead = e.op("Shape", x, start=0, end=-1)
     blocks = e.op("Reshape", x, e.op("Concat", lead, e.constant([width // group, group]), axis=0))
     return e.op("ReduceSum", blocks, e.constant([-1]), keepdims=0)
-
-
-def keeps(graph: Graph, target: Backend) -> list[Param]:
-    """List the weights of `graph` that stay in blocks on `target`."""
-    return [p for p in candidates(graph) if isinstance(layout_of(p, target), BlockLayout) and _is_multiplied(p)]
-
-
-def summary(graph: Graph, target: Backend) -> dict[str, int]:
-    """Count the weights of `graph` that stay in blocks, by block layout."""
-    layouts = (layout_of(p, target) for p in keeps(graph, target))
-    return counted(layout for layout in layouts if isinstance(layout, BlockLayout))
-
-
-def rounds_activations(graph: Graph, target: Backend) -> bool:
-    """Return whether products by quantized weights round activations to 8 bits: on CPUs, unless f32 is asked for."""
-    fast = target.device == "cpu" and graph.meta.get(ARITHMETIC) != "f32"
-    return fast and any(is_quantized(weight) for weight in keeps(graph, target))
-
-
-def no_blocks(graph: Graph, target: Backend) -> str:
-    """Return why --keep-blocks keeps none."""
-    reasons = (_product_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
-    return next((reason for reason in reasons if reason), "there is no such linear map")
-
-
-def _is_multiplied(weight: Param) -> bool:
-    return any(node.op in (ops.linear, ops.norm_linear, ops.embedding) for node in weight.users)

@@ -12,6 +12,10 @@ Codes of 2 and 3 bits are widened to 4 for these, and zero points become offsets
 ``q = 16 · (high − 8) + low``, so a row becomes the row of its high halves followed by the row of its low halves, and is
 multiplied by the activations twice over; its zero points, if it has any, are in the offsets.
 
+`signed`, `steps` and `signed_zeros`, for integers of two's complement, as DequantizeLinear takes them: codes and zero
+points less 2^{bits−1}, one to a byte. `halves`, `steps` and `middles`: codes of up to 4 bits, the first half of a row
+in the low halves of its bytes and the second in the high ones, and zero points, one to a byte.
+
 Nothing is rounded but the offsets, to f32; what a reader stored as a minimum was rounded by it, to the dtype of the
 layout.
 """
@@ -48,6 +52,10 @@ DTYPES: Mapping[str, DType] = {
     "codes": dtypes.u8,
     "scales": dtypes.f32,
     "zeros": dtypes.u8,
+    "signed": dtypes.i8,
+    "signed_zeros": dtypes.i8,
+    "halves": dtypes.u8,
+    "middles": dtypes.u8,
 }
 
 
@@ -68,6 +76,10 @@ def part_shapes(layout: BlockLayout, width: int) -> dict[str, int]:
         "codes": planes * groups * layout.group // 2,
         "scales": planes * groups,
         "zeros": -(-planes * groups // 2),
+        "signed": groups * layout.group,
+        "signed_zeros": groups,
+        "halves": groups * layout.group // 2,
+        "middles": groups,
     }
 
 
@@ -96,7 +108,7 @@ class Part(Recipe):
         assert isinstance(layout, BlockLayout)
         _, *inner = self.leaf.shape(reader)
         step = max(1, BLOCK_ELEMENTS // max(1, int(np.prod(inner))))  # whoever transposes a part reads all of its rows
-        codes = self.part in ("words", "packed", "codes")
+        codes = self.part in ("words", "packed", "codes", "signed", "halves")
         rows = [
             one_part(layout, leaf_blocks(self.leaf, reader, first, min(first + step, stop), codes), self.part)
             for first in range(start, max(stop, start + 1), step)
@@ -116,6 +128,8 @@ def one_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
         return pack_codes(points, layout.bits)
     if part == "offsets":
         return _offsets(layout, scales, offsets, zeros)
+    if part in ("signed", "signed_zeros", "halves", "middles"):
+        return _single(layout, blocks, part)
     bits = wide(layout)
     if bits != layout.bits:  # the same code stands for 0
         codes = codes + np.uint8((1 << (bits - 1)) - layout.middle)
@@ -133,6 +147,19 @@ def one_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
     }[part]
     whole = np.concatenate(planes, -1)
     return whole if part == "scales" else pack_pairs(whole)
+
+
+def _single(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
+    """Codes or zero points, one to a byte, or codes in `halves`."""
+    codes, scales, _, zeros = blocks
+    if part in ("middles", "signed_zeros"):
+        numbers = np.full(scales.shape, layout.middle, np.uint8) if zeros is None else zeros
+    else:
+        numbers = codes.reshape(*codes.shape[:-2], -1)
+    if part == "halves":
+        first, second = np.split(numbers, 2, -1)
+        return first | (second << 4)
+    return numbers if part == "middles" else (numbers - np.uint8(layout.middle)).view(np.int8)
 
 
 def _offsets(layout: BlockLayout, scales: Array, offsets: Array | None, zeros: Array | None) -> Array:

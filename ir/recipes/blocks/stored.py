@@ -18,7 +18,9 @@ class Stored(Recipe):
     ``words``: i32 [out, words], see `pack_words`; ``steps``: f32 [out, groups], the scales; ``offsets``: like steps.
     ``packed``: u8 [out, in · bits / 8]; ``points``: u8 [out, groups · bits / 8]. ``codes``: u8 [out, planes · in / 2],
     two 4-bit codes a byte, the first in the low half; ``scales``: f32 [out, planes · groups]; ``zeros``: u8 [out,
-    planes · groups / 2], packed like codes. `planes` is 2 for 8-bit layouts, else 1. Rows end with whole groups.
+    planes · groups / 2], packed like codes. ``signed``: i8 [out, in]; ``signed_zeros``: i8 [out, groups]; ``halves``:
+    u8 [out, in / 2]; ``middles``: u8 [out, groups]. `planes` is 2 for 8-bit layouts, else 1. Rows end with whole
+    groups.
     """
 
     item: Recipe

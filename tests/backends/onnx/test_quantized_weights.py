@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
+from gguf.constants import GGMLQuantizationType
 
+import weft
 from weft.backends.onnx import export
 from weft.backends.options import ARITHMETIC
 from weft.backends.targets import TARGETS
@@ -16,6 +20,8 @@ from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import Quantize
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
+
+from .test_quantized import LAYERS, write
 
 LAYOUTS = [*itertools.product((2, 3, 4, 8), (True, False), (32,)), (4, True, 16), (4, True, 64), (8, False, 128)]
 SHAPES = [(64, 64), (1, 64), (33, 96), (40, 72), (16, 24)]  # [out, in]: rows end within a group, one row, small groups
@@ -94,7 +100,37 @@ def test_lookups(bits: int, zeros: bool, group: int, tied: bool) -> None:
     assert len(codes) == (2 if tied and bits == 8 else 1 if bits != 3 or tied else 0)
 
 
-def test_standard_operators_alone_compute_the_same() -> None:
-    graph, x = product(4, True, 32, (33, 96), False)
-    exact = interpret(graph, {"x": x})["y"]
-    assert relative(on_onnxruntime(graph, {"x": x}, "onnx"), exact) < 2e-5
+def test_scales_are_f16_in_the_file_and_folded_and_packed_as_if_they_were_f32(tmp_path: Path) -> None:
+    source = write(tmp_path / "model.gguf", {"": GGMLQuantizationType.F32})
+    for name, prepack in (("plain", False), ("packed", True)):
+        weft.compile(source, tmp_path / name, weights="int4{method=rtn}", prepack=prepack)
+    plain, packed = (
+        {t.name: t for t in onnx.load(tmp_path / name / "model.onnx", load_external_data=False).graph.initializer}
+        for name in ("plain", "packed")
+    )
+    assert {t.data_type for name, t in plain.items() if name.endswith(".steps")} == {onnx.TensorProto.FLOAT16}
+
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3
+    for key, value in {
+        "session.save_external_prepacked_constant_initializers": "1",
+        "session.optimized_model_external_initializers_file_name": "optimized.data",
+        "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+    }.items():
+        options.add_session_config_entry(key, value)
+    ort.InferenceSession(tmp_path / "plain" / "model.onnx", options, providers=["CPUExecutionProvider"])
+    graph = onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph
+    folded = {t.name: t.data_type for t in graph.initializer}
+    products = [node for node in graph.node if node.op_type in ("MatMulNBits", "GatherBlockQuantized")]
+    assert len(products) == 4 * LAYERS + 2 + LAYERS  # gate and up are two
+    assert {folded[node.input[2]] for node in products} == {onnx.TensorProto.FLOAT}
+    # The runtime reads the packed codes of a file only where it would pack the same itself.
+    both = (packed.values(), graph.initializer)
+    mine, theirs = ({t.name: _packing(t) for t in tensors if _packing(t)} for tensors in both)
+    assert mine and mine == {name: found for name, found in theirs.items() if name in mine}
+
+
+def _packing(tensor: onnx.TensorProto) -> list[str]:
+    """The kernel and the hash of each packing of a weight."""
+    return [entry.value.split("|")[0] for entry in tensor.external_data if entry.key.startswith("prepacked_")]

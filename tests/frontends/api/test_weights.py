@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 
@@ -61,10 +62,21 @@ def test_pytorch_computes_the_dequantized_numbers(name: str, bits: int, zeros: s
     np.testing.assert_allclose(found.numpy(), exact, rtol=0, atol=5e-5 * np.abs(exact).max())
 
 
+class ExactOptions(onnxruntime.SessionOptions):  # type: ignore[misc]  # it ships no types
+    """Options of sessions that multiply in f32 where they fuse DequantizeLinear, instead of rounding activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
 @pytest.mark.parametrize("weights", ["int8", "int4", "int4{zeros=false, group=16}", "int3"])
-def test_folders_of_every_target(name: str, target: str, weights: str, tmp_path: Path) -> None:
+def test_folders_of_every_target(
+    name: str, target: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
     model = Model(in_memory(MODELS[name].graph()), name, name)
     options = {"arithmetic": "f32"} if target == "ort-cpu" else {}
     report = weft.compile(model, tmp_path / "out", target=target, weights=weights, **options)
@@ -75,7 +87,7 @@ def test_folders_of_every_target(name: str, target: str, weights: str, tmp_path:
     found = loaded.logits(ids)
     np.testing.assert_allclose(found[-1], exact[-1], rtol=0, atol=5e-5 * np.abs(exact).max())
     blocks = json.loads((tmp_path / "out" / "weft.json").read_text()).get("blocks", {})
-    widened = target == "onnx" or (target == "torch" and "group=16" in weights)  # its kernels take 32 codes at a time
+    widened = target == "torch" and "group=16" in weights  # its kernels take 32 codes at a time
     assert bool(blocks) != widened and report.weight_bytes
 
 

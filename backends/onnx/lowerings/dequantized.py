@@ -1,0 +1,167 @@
+"""Products and lookups by quantized weights in standard operators: codes, DequantizeLinear by groups, MatMul.
+
+A runtime that fuses DequantizeLinear with MatMul multiplies by the codes, as ONNX Runtime does, on a CPU with
+activations rounded to 8 bits (its session key ``session.qdq_matmulnbits_accuracy_level``). It fuses what has the layout
+[in, out] only. Others compute the same from dequantized numbers.
+
+A lookup needs rows of a table [rows, width], which is the other layout:
+
+Gathering columns reads single bytes, which costs a prefill of 1,000 tokens some milliseconds.
+
+| table | codes in the file |
+|---|---|
+| alone, 8 bits | [rows, width], gathered along axis 0 |
+| alone, up to 4 bits | [rows, width], two to a byte: Gather takes no integers of 4 bits, so bytes are taken apart |
+| also an output head, 8 bits | once, [width, rows], gathered along axis 1 |
+| also an output head, up to 4 bits | once in each layout: together as large as codes of 8 bits |
+"""
+
+from __future__ import annotations
+
+import onnx_ir as onnx
+
+from weft.ir import ops
+from weft.ir.graph import Node, Param, Value
+from weft.ir.recipes import Permute, Recipe, Slice
+from weft.ir.recipes.blocks import Stored
+from weft.ir.types import dtypes
+from weft.ir.types.block_layouts import BlockLayout
+from weft.ir.types.dtypes import DType
+
+from ...blocks import kept_layout
+from ...targets import Backend
+from ..emitter import ONNX_DTYPES, Emitter
+from ..lowering import lowering, standard
+from .layers import biased, normed
+
+Out = onnx.Value
+SINCE = 21  # version of ONNX from which DequantizeLinear takes groups
+
+
+def layout_of(weight: Value | None) -> BlockLayout | str:
+    """Return the layout that DequantizeLinear takes `weight` in, or why it does not."""
+    layout = kept_layout(weight)
+    if isinstance(layout, str):
+        return layout
+    assert isinstance(weight, Param)
+    if weight.type.rank != 2:
+        return "a stack of matrices is stored as dequantized numbers"
+    if layout.floats or layout.has_minimum:
+        return f"DequantizeLinear does not compute what {layout} stands for"
+    if weight.type.dtype not in (dtypes.f32, dtypes.f16):
+        return f"no kernel of ONNX Runtime dequantizes to {weight.type.dtype}"
+    return layout
+
+
+def _product_refusal(node: Node, target: Backend) -> str | None:
+    layout = layout_of(node.operand("weight"))
+    return layout if isinstance(layout, str) else None
+
+
+def _lookup_refusal(node: Node, target: Backend) -> str | None:
+    layout = layout_of(node.operand("table"))
+    return layout if isinstance(layout, str) else None
+
+
+@lowering(ops.linear, targets=standard, when=_product_refusal, first=True, opset=SINCE)
+def DequantizeMatMul(e: Emitter, node: Node) -> Out:
+    return biased(e, _product(e, e[node.required("x")], node.required("weight")), node)
+
+
+@lowering(ops.norm_linear, targets=standard, when=_product_refusal, first=True, opset=23)
+def NormDequantizeMatMul(e: Emitter, node: Node) -> Out:
+    return biased(e, _product(e, normed(e, node), node.required("weight")), node)
+
+
+@lowering(ops.embedding, targets=standard, when=_lookup_refusal, first=True, opset=SINCE)
+def GatherDequantize(e: Emitter, node: Node) -> Out:
+    ids, table = node.inputs
+    assert isinstance(table, Param)
+    layout = layout_of(table)
+    assert isinstance(layout, BlockLayout)
+    if layout.bits == 8:
+        axis = int(any(user.op in (ops.linear, ops.norm_linear) for user in table.users))
+        names = ("signed", "steps", "signed_zeros")
+        codes, scales, zeros = (_gathered(e, ids, table, layout, name, axis) for name in names)
+        rows = _dequantized(e, codes, scales, zeros, layout, -1 if axis == 0 else 0)
+        rank = 0 if ids is None else ids.type.rank
+        return e.op("Transpose", rows, perm=[*range(1, rank + 1), 0]) if axis else rows
+    pairs, scales = (_gathered(e, ids, table, layout, name) for name in ("halves", "steps"))
+    four = e.constant(4, dtypes.u8.numpy)
+    low, high = (
+        e.op("BitwiseAnd", pairs, e.constant(15, dtypes.u8.numpy)),
+        e.op("BitShift", pairs, four, direction="RIGHT"),
+    )
+    codes = e.op("Concat", low, high, axis=-1)
+    if layout.has_zeros:
+        zeros = _gathered(e, ids, table, layout, "middles")
+    else:
+        zeros = e.op("Expand", e.constant(layout.middle, dtypes.u8.numpy), e.op("Shape", scales))
+    rows = _dequantized(e, codes, scales, zeros, layout, -1)
+    if table.width % layout.group:
+        rows = e.op("Slice", rows, e.constant([0]), e.constant([table.width]), e.constant([-1]))
+    return rows
+
+
+def _product(e: Emitter, x: Out, weight: Value) -> Out:
+    """x Wᵀ, W [out, in] as codes [in, out]."""
+    assert isinstance(weight, Param)
+    layout = layout_of(weight)
+    assert isinstance(layout, BlockLayout)
+
+    def dequantized() -> Out:
+        codes, scales, zeros = (_part(e, weight, layout, name, 1) for name in ("signed", "steps", "signed_zeros"))
+        return _dequantized(e, codes, scales, zeros, layout, 0)
+
+    return e.op("MatMul", x, e.memo(("dequantized", weight), dequantized))
+
+
+def _dequantized(
+    e: Emitter, codes: Out | None, scales: Out | None, zeros: Out | None, layout: BlockLayout, axis: int
+) -> Out:
+    return e.op("DequantizeLinear", codes, scales, zeros, axis=axis, block_size=layout.group)
+
+
+def _gathered(e: Emitter, ids: Value | None, table: Param, layout: BlockLayout, name: str, axis: int = 0) -> Out | None:
+    """The part `name` of the rows `ids`, before the cast of scales: [..., numbers of a row], or with `axis` 1
+    [numbers of a row, ...]."""
+    part = _stored(e, table, layout, name, axis, "table")
+    return None if part is None else _as_computed(e, table, layout, e.op("Gather", part, e[ids], axis=axis), name)
+
+
+def _part(e: Emitter, weight: Param, layout: BlockLayout, name: str, turned: int) -> Out | None:
+    part = _stored(e, weight, layout, name, turned)
+    return None if part is None else _as_computed(e, weight, layout, part, name)
+
+
+def _stored(e: Emitter, weight: Param, layout: BlockLayout, name: str, turned: int, role: str = "") -> Out | None:
+    """The initializer of the part `name` of `weight`, transposed if `turned`; None for zero points that it lacks.
+
+    A table that is a head, too, has its own initializers at the same place of the file, by their `role`: ONNX Runtime
+    fuses nothing that reads a shared one.
+    """
+    if name == "signed_zeros" and not layout.has_zeros:
+        return None
+    recipe: Recipe = Stored(weight.recipe, name)
+    if name == "signed" and weight.width % layout.group:
+        recipe = Slice(recipe, 1, 0, weight.width)
+    if turned:
+        recipe = Permute(recipe, (1, 0))
+    if name in ("halves", "middles"):
+        dtype = dtypes.u8
+    elif name == "steps":
+        dtype = _scale_dtype(layout)
+    else:
+        dtype = dtypes.i8 if layout.bits == 8 else dtypes.i4
+    return e.weight(f"{weight.name}.{name}{'.T' * turned}{'.rows' * bool(role)}", recipe, dtype, role)
+
+
+def _as_computed(e: Emitter, weight: Param, layout: BlockLayout, part: Out, name: str) -> Out:
+    """`part`, and if it is scales, in the dtype of the weight: f16 ones take half the bytes of f32 ones in the file."""
+    if name != "steps" or _scale_dtype(layout) == weight.type.dtype:
+        return part
+    return e.op("Cast", part, to=int(ONNX_DTYPES[weight.type.dtype.name]))
+
+
+def _scale_dtype(layout: BlockLayout) -> DType:
+    return layout.scale if layout.scale in (dtypes.f16, dtypes.f32) else dtypes.f32

@@ -1,0 +1,47 @@
+"""Which weights of a graph an ONNX model keeps in quantized blocks: the answer of the lowerings, for reports."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.graph import Graph, Node, Param
+from weft.ir.types.block_layouts import BlockLayout
+
+from ...blocks import candidates, counted, is_quantized, kept_layout
+from ...options import ARITHMETIC
+from ...targets import Backend
+from . import dequantized, quantized, quantized_experts
+
+PRODUCTS = (ops.linear, ops.norm_linear)
+
+
+def _is_kept(weight: Param, node: Node, target: Backend) -> bool:
+    """Return whether `node` reads the codes of `weight`."""
+    if node.op in (*PRODUCTS, ops.embedding):
+        layout = quantized.layout_of(weight, target) if target.contrib else dequantized.layout_of(weight)
+        return isinstance(layout, BlockLayout)
+    if node.op is ops.moe and target.contrib:
+        return weight in quantized_experts.expert_weights(node) and quantized_experts.refusal(node, target) is None
+    return False
+
+
+def keeps(graph: Graph, target: Backend) -> list[Param]:
+    """List the weights of `graph` that stay in blocks on `target`."""
+    return [p for p in candidates(graph) if any(_is_kept(p, node, target) for node in p.users)]
+
+
+def summary(graph: Graph, target: Backend) -> dict[str, int]:
+    """Count the weights of `graph` that stay in blocks, by block layout."""
+    layouts = (kept_layout(p) for p in keeps(graph, target))
+    return counted(layout for layout in layouts if isinstance(layout, BlockLayout))
+
+
+def rounds_activations(graph: Graph, target: Backend) -> bool:
+    """Return whether products by quantized weights round activations to 8 bits: on CPUs, unless f32 is asked for."""
+    fast = target.device == "cpu" and graph.meta.get(ARITHMETIC) != "f32"
+    return fast and any(is_quantized(weight) for weight in keeps(graph, target))
+
+
+def no_blocks(graph: Graph, target: Backend) -> str:
+    """Return why --keep-blocks keeps none."""
+    reasons = (quantized.product_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
+    return next((reason for reason in reasons if reason), "there is no such linear map")

@@ -1,0 +1,134 @@
+"""Experts with quantized weights, on ONNX Runtime's QMoE: the codes of all experts in one operator.
+
+The operator chooses the k largest of what it gets as router's numbers, and weighs experts by a second input: both are
+`combine` here, whatever the router. (Without the second the CPU kernel divides by the sum of the k weights, asked or
+not.) Whom `combine` leaves out enters with the weight of zero, where fewer than k experts are asked.
+
+| codes | activations |
+|---|---|
+| 4 bits | rounded to 8 bits on a CPU, at accuracy level 4; in f32 at level 0 (--arithmetic f32) |
+| 2 bits | rounded by most kernels whatever the level: in f32 they are widened to 4 |
+| 3 bits | as 4 bits, to which they are widened |
+| 8 bits | always rounded |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as onnx
+
+from weft.ir import ops
+from weft.ir.graph import Node, Param, Value
+from weft.ir.recipes import Concat, Recipe, Reshape
+from weft.ir.recipes.blocks import Stored
+from weft.ir.types import dtypes
+from weft.ir.types.block_layouts import BlockLayout
+
+from ...blocks import NOT_ASKED, is_quantized, kept_layout
+from ...options import ARITHMETIC
+from ...targets import Backend
+from ..emitter import Emitter
+from ..lowering import contrib, lowering
+from .experts import interleaved, kernel_unit, packed_refusal, shaped
+from .layers import MS
+from .quantized import scales
+
+Out = onnx.Value
+GROUPS = {"cpu": (16, 32, 64, 128, 256), "cuda": (32, 64, 128)}
+
+
+def expert_weights(node: Node) -> list[Value]:
+    """The weights of the experts of `node`: up, down and, if there is one, the gate."""
+    return [v for v in map(node.operand, ("up", "down", "gate")) if v is not None]
+
+
+def refusal(node: Node, target: Backend) -> str | None:
+    """Say why QMoE does not compute `node` on `target`; None if it does."""
+    layouts: list[BlockLayout] = []
+    for weight in expert_weights(node):
+        layout = kept_layout(weight)
+        # Blocks of a checkpoint (--keep-blocks) are those of linear maps.
+        if not isinstance(weight, Param) or not is_quantized(weight) or isinstance(layout, str):
+            return NOT_ASKED if isinstance(layout, str) and not layout else "not all weights of the experts have codes"
+        layouts.append(layout)
+        if layout.floats or layout.has_minimum:
+            return f"QMoE does not take {layout}"
+        if layout.group not in GROUPS[target.device]:
+            return f"QMoE does not take codes in groups of {layout.group}"
+        if weight.width % layout.group:
+            return f"QMoE takes whole groups, and rows of {weight.width} are not multiples of {layout.group}"
+    up, down, *gates = layouts
+    if (up.group, up.has_zeros) != (down.group, down.has_zeros) or any(gate != up for gate in gates):
+        return f"QMoE takes groups of one size in all weights ({', '.join(sorted({str(each) for each in layouts}))})"
+    if target.device == "cuda":
+        if node.output.type.dtype != dtypes.f16:
+            return f"the CUDA kernel of QMoE is left out in {node.output.type.dtype}"
+        if up.has_zeros:
+            return "the CUDA kernel of QMoE is not known to take zero points"
+    elif _is_exact(node) and max(up.bits, down.bits) == 8:
+        return "the CPU kernel of QMoE rounds activations to 8 bits where codes have 8"
+    return packed_refusal(node)
+
+
+@lowering(ops.moe, targets=contrib, when=refusal, first=True)
+def QMoE(e: Emitter, node: Node) -> Out:
+    x, combine = node.required("x"), node.required("combine")
+    up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
+    assert isinstance(up, Param) and isinstance(down, Param)
+    first, second = (_form(e, weight) for weight in (up, down))
+    opened = gate if isinstance(gate, Param) else None
+    bias = e[up_bias] if opened is None else interleaved(e, gate_bias, up_bias, opened, "interleaved.bias")
+    fc1, fc2 = (_parts(e, up, opened, first), _parts(e, down, None, second))
+    flat = e[combine] if combine.type.rank == 2 else e.op("Reshape", e[combine], e.constant([-1, combine.width]))
+    fits = x.type.rank in (2, 3)
+    rows = e[x] if fits else e.op("Reshape", e[x], e.constant([-1, x.width]))
+    unit = kernel_unit(node)
+    quantized: dict[str, Any] = {"quant_type": "int", "block_size": first.group, "expert_weight_bits": first.bits}
+    if second.bits != first.bits:
+        quantized["fc2_expert_weight_bits"] = second.bits
+    if e.target.device == "cuda":
+        quantized["weights_prepacked"] = 0
+    elif not _is_exact(node):
+        quantized["accuracy_level"] = 4
+    operands = [rows, flat, fc1[0], fc1[1], bias, fc2[0], fc2[1], e[down_bias], None, None, None, fc1[2], fc2[2], None]
+    k = node.attrs["active"] or combine.width
+    y = e.op("QMoE", *operands, flat, domain=MS, k=k, normalize_routing_weights=0, **unit, **quantized)
+    return y if fits else shaped(e, y, x)
+
+
+class _Form:
+    """The parts of a weight that the kernel takes: codes of `bits`, in their own bits or widened to 4."""
+
+    def __init__(self, layout: BlockLayout, exact: bool) -> None:
+        wide = layout.bits == 3 or (layout.bits == 2 and exact)
+        self.bits, self.group = (4 if wide else layout.bits), layout.group
+        self.names = ("codes", "steps", "zeros") if wide else ("packed", "steps", "points")
+        self.has_zeros = layout.has_zeros
+
+
+def _form(e: Emitter, weight: Param) -> _Form:
+    layout = kept_layout(weight)
+    assert isinstance(layout, BlockLayout)
+    return _Form(layout, e.target.device == "cuda" or weight.graph.meta.get(ARITHMETIC) == "f32")
+
+
+def _parts(e: Emitter, weight: Param, gate: Param | None, form: _Form) -> list[Out | None]:
+    """Codes, scales and zero points of a stack of weights; those of `gate` before each row of them, if there is one."""
+    found: list[Out | None] = []
+    for name in form.names:
+        if name in ("zeros", "points") and not form.has_zeros:
+            found.append(None)
+            continue
+        recipe: Recipe = Stored(weight.recipe, name)
+        label = f"{weight.name}.{name}"
+        if gate is not None:
+            experts, hidden, numbers = recipe.shape(e.graph.reader)
+            rows = tuple(Reshape(Stored(v.recipe, name), (experts, hidden, 1, numbers)) for v in (gate, weight))
+            recipe, label = Reshape(Concat(rows, 2), (experts, 2 * hidden, numbers)), f"{gate.name}.interleaved.{name}"
+        found.append(scales(e, label, recipe, weight) if name == "steps" else e.weight(label, recipe, dtypes.u8))
+    return found
+
+
+def _is_exact(node: Node) -> bool:
+    return node.required("x").graph.meta.get(ARITHMETIC) == "f32"
