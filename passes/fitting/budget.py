@@ -1,6 +1,6 @@
 """Layouts for the weight matrices of a graph under a budget of bits: what matters most to the outputs gets the most.
 
-How much a matrix matters is measured: it alone is rounded coarsely, and the divergence of the graph's outputs on a text
+How much a matrix matters is measured: it alone is rounded, and the divergence of the graph's outputs on a text
 is what that costs. Rounding errors are small and hardly related, so the costs of matrices add up, and that of another
 layout is in proportion to the squared errors it makes of what the matrix multiplies. Choosing a layout for each matrix
 is then a knapsack problem, of which the relaxation by a price for bits is solved: HAWQ-V3 (Yao 2021, arXiv 2011.10680).
@@ -58,7 +58,9 @@ def within_budget(
             f"quantize: budget={budget:g} is less than the {math.ceil(1000 * least) / 1000:g} bits that a weight takes "
             "at least: give more, or let it choose codes of fewer bits (choices=)"
         )
-    measured = _costs(graph, _first(texts), units, layouts, progress)
+    # Near the budget divergences are in proportion to squared errors; those of far fewer bits are beyond that.
+    probe = min(layouts, key=lambda layout: abs(layout.bits_per_weight - budget))
+    measured = _costs(graph, _first(texts), units, layouts, probe, progress)
     tables = [
         [Choice(layout, sum(_bits(matrix, layout) for matrix in unit), cost) for layout, cost in costs.items()]
         for unit, costs in zip(units, measured, strict=True)
@@ -123,16 +125,17 @@ def _costs(
     texts: Sequence[Array],
     units: Sequence[Sequence[Matrix]],
     layouts: Sequence[BlockLayout],
+    probe: BlockLayout,
     progress: Progress,
 ) -> list[dict[BlockLayout, float]]:
-    """What each layout of each unit costs: nats a token, or of a graph without logits the relative error of outputs."""
+    """What each layout of each unit costs: nats a token, or of a graph without logits the relative error of outputs.
+    Units are measured in the layout `probe`."""
     graph = graph.clone()
     twins = _spilled(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     activations = Activations(graph, texts)
     output = graph.outputs.get("logits") or next(iter(graph.outputs.values()))
     exact = Activations(graph, texts)(output)
-    probe = min(layouts, key=lambda layout: layout.bits_per_weight)
     found: list[dict[BlockLayout, float]] = [{} for _ in units]
     done, total = 0, sum(matrix.elements for unit in units for matrix in unit)
     copies = [[twins[matrix.param.name] for matrix in unit] for unit in units]
