@@ -117,7 +117,8 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
         for w, start in external:
             file.seek(start)
             for block in _stored_blocks(w, reader):
-                file.write(memoryview(block.reshape(-1).view(np.uint8)))
+                data: Array = block.reshape(-1).view(np.uint8)
+                file.write(memoryview(data))
                 progress(block.nbytes)
     for name, built in models.items():
         (folder / name).write_bytes(serde.serialize_model(built.model).SerializeToString())
@@ -155,7 +156,7 @@ def _stored_blocks(w: Weight, reader: TensorReader) -> Iterator[Array]:
     if w.dtype.bits != 4:
         yield from blocks
         return
-    left = np.empty(0, np.uint8)
+    left: Array = np.empty(0, np.uint8)
     for block in blocks:
         numbers = np.concatenate([left, block.reshape(-1).view(np.uint8) & 15])
         whole = numbers.size // 2 * 2

@@ -158,7 +158,8 @@ def _single(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
         numbers = codes.reshape(*codes.shape[:-2], -1)
     if part == "halves":
         first, second = np.split(numbers, 2, -1)
-        return first | (second << 4)
+        pairs: Array = first | (second << 4)
+        return pairs
     return numbers if part == "middles" else (numbers - np.uint8(layout.middle)).view(np.int8)
 
 
