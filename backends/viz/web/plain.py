@@ -80,7 +80,7 @@ def _vertex(v: Vertex) -> dict[str, Any]:
 
 
 def _packing(w: Weight) -> list[str]:
-    """What a page says of quantized blocks: bits, how they are packed, bytes."""
+    """Describe quantized blocks: bits, how they are packed, bytes."""
     return [] if w.bits is None else [f"{w.bits:.3g} bits: {w.packing}; {size(w.bytes)}"]
 
 

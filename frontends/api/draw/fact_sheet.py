@@ -67,7 +67,7 @@ def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def _packed(graph: Graph) -> Iterator[tuple[str, str]]:
-    """What weights in quantized blocks take, and all others beside them as they are stored."""
+    """Count the bytes of weights in quantized blocks, and of all others as they are stored."""
     params = [p for p in graph.params.values() if p.uses and not p.recipe.constant]
     found = {p: layout for p in params if (layout := quantized_layout(p)) is not None}
     if not found:

@@ -111,7 +111,7 @@ def _fits(step: Pass, graph: Graph) -> bool:
 def _tensors(
     folder: Path, manifest: Record, graph: Graph, rest: Pipeline
 ) -> tuple[Mapping[str, StoredTensor], TensorReader]:
-    """What the folder's target stores of `graph` after the passes of `rest`, with the options that it was made with."""
+    """Return the tensors that the folder's target stores of `graph` after the passes of `rest`, and their reader."""
     backend = TARGETS.lookup(manifest.text("target"))
     known = backend.options.listed()
     given: dict[str, Any] = {"keep_blocks": manifest.text("kept_blocks", ""), "arithmetic": ""}
