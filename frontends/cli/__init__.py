@@ -1,4 +1,4 @@
-"""The `weft` command: compile, run, inspect, viz, gallery, opt, export, verify, eval; ops, passes and other catalogues.
+"""The `weft` command: compile, run, inspect, viz, gallery, opt, heal, export, verify, eval; ops, passes and other catalogues.
 
 Importing it costs click and nothing more; what a command needs is imported when it runs. Never here: anything a Python
 caller would want too: that lives in `weft.frontends.api`.
@@ -19,6 +19,7 @@ from . import (
     drawing,
     evaluating,
     exporting,
+    healing,
     inspecting,
     opting,
     passes_catalog,
@@ -94,7 +95,7 @@ COMMANDS = {  # as `weft --help` groups them
         catalog.targets_command,
         passes_catalog.passes_command,
     ),
-    "Change": (opting.opt_command,),
+    "Change": (opting.opt_command, healing.heal_command),
     "Trust": (verifying.verify_command,),
     "Shell": (completion.completion_command,),
 }

@@ -59,6 +59,7 @@ _PUBLIC = {
     "weft.frontends.api.compile": ("compile",),
     "weft.frontends.api.verify.evaluation": ("evaluate",),
     "weft.frontends.api.export": ("export",),
+    "weft.frontends.api.healing": ("heal",),
     "weft.frontends.api.inspect.counting": ("inspect",),
     "weft.frontends.api.modules": ("state_dict", "torch"),
     "weft.frontends.api.draw.notebook": ("show",),

@@ -1,0 +1,257 @@
+"""A quantized graph as a module whose codes stay and whose scales, norms and biases train; and those back in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from weft.ir import Graph, Param, Recipe, ops
+from weft.ir.recipes import Source
+from weft.ir.recipes.blocks import Dequantize, Stored, block_layout
+from weft.ir.recipes.readers import Array, SpilledTensors, TensorReader
+from weft.ir.types import dtypes
+from weft.ir.types.block_layouts import BlockLayout, unpack_codes
+from weft.ir.types.dtypes import DType
+from weft.passes import Pipeline, default_pipeline, run_passes
+
+from ...blocks import is_quantized
+from ..lower.lower import lower
+from ..package.module import build_module
+
+# The operands that are norms' and biases'. Biases of routers are none of them: they would change the choice of experts.
+VECTORS = {
+    ops.rms_norm: ("weight",),
+    ops.layer_norm: ("weight", "bias"),
+    ops.add_norm: ("weight", "bias"),
+    ops.linear: ("bias",),
+    ops.norm_linear: ("bias",),
+    ops.causal_conv: ("bias",),
+}
+
+
+class _Product(torch.autograd.Function):
+    """Multiply scales [..., groups] by codes [..., groups, group]; keep the codes in bytes, where autograd would keep floats."""
+
+    @staticmethod
+    def forward(ctx: Any, codes: Tensor, scales: Tensor) -> Tensor:
+        ctx.save_for_backward(codes)
+        return codes * scales[..., None]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (codes,) = ctx.saved_tensors
+        return None, (grads[0] * codes).sum(-1)
+
+
+class Dequantized(nn.Module):
+    """Parametrize a weight [..., out, width] by relative changes [..., out, groups] of its scales."""
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, codes: Tensor, scales: Tensor, width: int) -> None:
+        super().__init__()
+        self.register_buffer("codes", codes)  # [..., out, groups, group], the zero points subtracted
+        self.register_buffer("scales", scales)  # f32 [..., out, groups]
+        self.width = width
+
+    def forward(self, change: Tensor) -> Tensor:
+        weight: Tensor = _Product.apply(self.codes, self.scales * (1 + change))
+        return weight.flatten(-2)[..., : self.width]
+
+
+class _Numbers:
+    """A reader of the numbers that `recipes` make of the tensors of `base`, each as a tensor, and of `base` itself."""
+
+    def __init__(self, base: TensorReader, recipes: Mapping[str, Recipe]) -> None:
+        self.base, self.recipes = base, recipes
+
+    @property
+    def path(self) -> Path:
+        return self.base.path
+
+    def keys(self) -> Iterable[str]:
+        return (*self.base.keys(), *self.recipes)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self.recipes[key].shape(self.base) if key in self.recipes else self.base.shape(key)
+
+    def dtype(self, key: str) -> DType:
+        return dtypes.f32 if key in self.recipes else self.base.dtype(key)
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        if key not in self.recipes:
+            return self.base.read(key, start, stop)
+        return self.recipes[key].read(self.base, start, stop)
+
+
+@dataclass
+class Student:
+    """A module of a quantized `graph`, and what trains of it by the names of the graph's parameters: relative changes
+    of `scales`, and `vectors`, norms and biases."""
+
+    graph: Graph
+    module: nn.Module
+    scales: Mapping[str, tuple[Dequantized, nn.Parameter]]
+    vectors: Mapping[str, nn.Parameter]
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """All that trains."""
+        return [change for _, change in self.scales.values()] + list(self.vectors.values())
+
+    def counts(self) -> tuple[int, int]:
+        """Count the scales, and the numbers of norms and biases, that train."""
+        scales = {change for _, change in self.scales.values()}
+        return sum(c.numel() for c in scales), sum(v.numel() for v in self.vectors.values())
+
+    def state(self) -> list[Tensor]:
+        """A copy of all that trains."""
+        return [p.detach().clone() for p in self.trained]
+
+    @torch.no_grad()
+    def restore(self, state: Iterable[Tensor]) -> None:
+        """Go back to a `state`."""
+        for parameter, value in zip(self.trained, state, strict=True):
+            parameter.copy_(value)
+
+    @torch.no_grad()
+    def round_scales(self) -> None:
+        """Round the changed scales to the dtype that they are stored in; from now on changes are relative to these."""
+        for name, (weight, change) in self.scales.items():
+            weight.scales.copy_(torch.from_numpy(_stored(self, name).astype(np.float32)))
+            change.zero_()
+
+    def healed(self) -> Graph:
+        """A copy of the graph with the scales, norms and biases as they are now, and the codes and zero points as they
+        were."""
+        graph = self.graph.clone()
+        reader = graph.reader = SpilledTensors(graph.reader)
+        for name in self.scales:
+            recipe, scales = graph.params[name].recipe, _stored(self, name)
+            layout = block_layout(recipe, self.graph.reader)
+            assert isinstance(layout, BlockLayout)
+            key = reader.fresh(f"{name}.scales")
+            reader.put(key, scales)
+            graph.params[name].recipe = Dequantize(
+                Stored(recipe, "packed"),
+                Source(key),
+                Stored(recipe, "points") if layout.has_zeros else None,
+                width=int(graph.params[name].shape[-1]),
+                bits=layout.bits,
+                group=layout.group,
+                scale=layout.scale.name,
+            )
+        for name, vector in self.vectors.items():
+            key = reader.fresh(name)
+            reader.put(key, vector.detach().cpu().numpy())
+            graph.params[name].recipe = Source(key)
+        return graph
+
+
+def _stored(student: Student, name: str) -> Array:
+    """The scales of a parameter in the dtype that they are stored in, within its range."""
+    layout = block_layout(student.graph.params[name].recipe, student.graph.reader)
+    assert isinstance(layout, BlockLayout)
+    weight, change = student.scales[name]
+    scales = (weight.scales * (1 + change)).detach().cpu().numpy()
+    most = np.finfo(layout.scale.numpy).max
+    return np.clip(scales, -most, most).astype(layout.scale.numpy)
+
+
+def scaled_params(graph: Graph) -> dict[str, BlockLayout]:
+    """The quantized parameters of `graph` whose scales can change alone, with their layouts."""
+    found = {}
+    for name, param in graph.params.items():
+        if param.uses and is_quantized(param):
+            layout = block_layout(param.recipe, graph.reader)
+            if isinstance(layout, BlockLayout) and not layout.has_minimum and layout.scale.is_float:
+                found[name] = layout
+    return found
+
+
+def vector_params(graph: Graph) -> list[str]:
+    """The norms and biases of `graph` that are trained, by name."""
+    found: dict[str, None] = {}
+    for node in graph.nodes:
+        for operand in VECTORS.get(node.op, ()):
+            param = node.operand(operand)
+            if isinstance(param, Param) and not param.recipe.constant and param.type.rank == 1:
+                found[param.name] = None
+    return list(found)
+
+
+def open_student(
+    graph: Graph,
+    device: torch.device | str,
+    scaled: Iterable[str] | None = None,
+    vectors: Iterable[str] | None = None,
+) -> Student:
+    """Return the module of `graph` on `device`, of which nothing trains but the scales of the parameters `scaled`
+    (`scaled_params` if None) and the `vectors` (`vector_params`).
+
+    A parameter that lies in the module in another form than in the graph stays as it is.
+    """
+    scaled = set(scaled_params(graph) if scaled is None else scaled)
+    vectors = list(vector_params(graph) if vectors is None else vectors)
+    dense, recipes, own = graph.clone(), dict[str, Recipe](), dict[str, list[str]]()
+    keys: dict[Recipe, str] = {}
+    for name, param in dense.params.items():
+        if is_quantized(param):
+            # A weight that is read under two names is one weight.
+            key = keys.setdefault(param.recipe, f"quantized {name}")
+        elif name in vectors:
+            key = f"vector {name}"
+        else:
+            continue
+        recipes[key] = param.recipe
+        own.setdefault(key, []).append(name)
+        param.recipe = Source(key)
+    dense.reader = _Numbers(graph.reader, recipes)
+    simplify, *_ = default_pipeline(dense, trains=True).phases
+    dense = run_passes(dense, Pipeline((simplify,)))
+    module = build_module(dense, device=device).requires_grad_(False)
+    scales: dict[str, tuple[Dequantized, nn.Parameter]] = {}
+    trained: dict[str, nn.Parameter] = {}
+    for path, param in lower(dense).program.weights.items():
+        if not isinstance(param.recipe, Source) or param.recipe.key not in own:
+            continue
+        names, (home, _, attribute) = own[param.recipe.key], path.rpartition(".")
+        place = module.get_submodule(home)
+        if names[0] in vectors:
+            trained[names[0]] = getattr(place, attribute).requires_grad_(True)
+        elif names[0] in scaled:
+            pair = _parametrized(place, attribute, graph.params[names[0]])
+            scales.update((name, pair) for name in names)
+    return Student(graph, module, scales, trained)
+
+
+def _parametrized(home: nn.Module, attribute: str, param: Param) -> tuple[Dequantized, nn.Parameter]:
+    """Let the weight `attribute` of a module be computed from the codes and scales of `param`."""
+    recipe, reader = param.recipe, param.graph.reader
+    layout = block_layout(recipe, reader)
+    assert isinstance(layout, BlockLayout)
+    scales = Stored(recipe, "steps").evaluate(reader)
+    groups = scales.shape[-1]
+    codes = unpack_codes(Stored(recipe, "packed").evaluate(reader), layout.bits, groups * layout.group)
+    centred = codes.reshape(*scales.shape, layout.group).astype(np.int16)
+    if layout.has_zeros:
+        centred -= unpack_codes(Stored(recipe, "points").evaluate(reader), layout.bits, groups)[..., None]
+    else:
+        centred -= layout.middle
+    if layout.bits < 8 or not layout.has_zeros:  # −128 … 127
+        centred = centred.astype(np.int8)
+    device = getattr(home, attribute).device
+    weight = Dequantized(torch.from_numpy(centred), torch.from_numpy(np.array(scales, np.float32)), int(param.shape[-1]))
+    change = nn.Parameter(torch.zeros(scales.shape, device=device))
+    delattr(home, attribute)
+    setattr(home, attribute, change)
+    parametrize.register_parametrization(home, attribute, weight.to(device), unsafe=True)
+    return weight, change
