@@ -118,7 +118,7 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
             file.seek(start)
             for block in _stored_blocks(w, reader):
                 data: Array = block.reshape(-1).view(np.uint8)
-                file.write(memoryview(data))
+                file.write(data.data)
                 progress(block.nbytes)
     for name, built in models.items():
         (folder / name).write_bytes(serde.serialize_model(built.model).SerializeToString())

@@ -152,7 +152,7 @@ def healing(
         prompts = _prompts(known, count, min(PROMPT, context - 1), seed)
         sampled = [
             continued(teacher, part, context, seed=seed + i, progress=progress)
-            for i, part in enumerate(prompts.split(TOGETHER))
+            for i, part in enumerate(prompts[at : at + TOGETHER] for at in range(0, count, TOGETHER))
         ]
         known = torch.cat([known, *sampled])
     outcome = distill(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,13 @@ def continued(
 
     Distributions are taken as they are (temperature 1), so that texts come as often as the model holds them likely.
     """
+    generated: Any = model  # a module that weft generates has caches
     generator = torch.Generator(prompts.device).manual_seed(seed)
-    cache = model.new_cache(len(prompts), length)
+    cache = generated.new_cache(len(prompts), length)
     text, unread = prompts, prompts
     while text.shape[1] < length:
         progress("sampling", text.shape[1], length)
-        logits = model(unread, cache=cache)[:, -1]
+        logits = generated(unread, cache=cache)[:, -1]
         unread = logits.float().softmax(-1).multinomial(1, generator=generator)
         text = torch.cat([text, unread], 1)
     progress("sampling", length, length)

@@ -1,4 +1,4 @@
-"""A quantized graph as a module whose codes stay and whose scales, norms and biases train; and those back in a graph."""
+"""A quantized graph as a module whose scales, norms and biases train while codes stay; and those back in a graph."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VECTORS = {
 
 
 class _Product(torch.autograd.Function):
-    """Multiply scales [..., groups] by codes [..., groups, group]; keep the codes in bytes, where autograd would keep floats."""
+    """Multiply scales [..., groups] by codes [..., groups, group]; codes stay bytes, which autograd would widen."""
 
     @staticmethod
     def forward(ctx: Any, codes: Tensor, scales: Tensor) -> Tensor:
@@ -163,7 +163,8 @@ def _stored(student: Student, name: str) -> Array:
     weight, change = student.scales[name]
     scales = (weight.scales * (1 + change)).detach().cpu().numpy()
     most = np.finfo(layout.scale.numpy).max
-    return np.clip(scales, -most, most).astype(layout.scale.numpy)
+    rounded: Array = np.clip(scales, -most, most).astype(layout.scale.numpy)
+    return rounded
 
 
 def scaled_params(graph: Graph) -> dict[str, BlockLayout]:
@@ -249,7 +250,9 @@ def _parametrized(home: nn.Module, attribute: str, param: Param) -> tuple[Dequan
     if layout.bits < 8 or not layout.has_zeros:  # −128 … 127
         centred = centred.astype(np.int8)
     device = getattr(home, attribute).device
-    weight = Dequantized(torch.from_numpy(centred), torch.from_numpy(np.array(scales, np.float32)), int(param.shape[-1]))
+    weight = Dequantized(
+        torch.from_numpy(centred), torch.from_numpy(np.array(scales, np.float32)), int(param.shape[-1])
+    )
     change = nn.Parameter(torch.zeros(scales.shape, device=device))
     delattr(home, attribute)
     setattr(home, attribute, change)

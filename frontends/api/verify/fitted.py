@@ -87,7 +87,7 @@ class Fitted:
         """Fill in the codes that `arrays` hold for `tensors`; returns False where some are not stored as codes."""
         filled = {leaf: _Filled(leaf, shape) for leaf, shape in self._shapes.items()}
         for item, parts in _by_matrix(tensors, arrays, self.reader).items():
-            layout, leaves = block_layout(item, self.reader), block_leaves(item)
+            layout, leaves = block_layout(item, self.reader), block_leaves(item, self.reader)
             if isinstance(layout, str) or isinstance(leaves, str) or not any(leaf in filled for leaf in leaves):
                 continue
             blocks = joined_parts(layout, parts, item.shape(self.reader)[-1])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 import weft
-from weft.frontends.api import healing as api
 from weft.frontends.api.healing import HELD_BACK, healing
 from weft.frontends.api.rewriting import rewrite
 from weft.frontends.formats.weft.model_folder import write_model
@@ -23,6 +20,7 @@ from weft.passes import run_passes
 
 from ...passes.library.quantize.test_quantize import in_memory
 from ..command import done, refused
+from .test_weights import ExactOptions
 
 VOCAB, CONTEXT = 53, 12
 ATTENTION = weft.Attention(4, kv_heads=2, rope=weft.RoPE())
@@ -94,7 +92,7 @@ def test_only_scales_norms_and_biases_change(name: str, text: Path) -> None:
     healed = weft.heal(quantized, against=first, text=text, **OPTIONS).graph
     assert healed.params.keys() == quantized.params.keys()
     assert list(map(str, healed.nodes)) == list(map(str, quantized.nodes))
-    vectors = {n for n, p in quantized.params.items() if p.type.rank == 1 and "norm" in n or n.endswith(".bias")}
+    vectors = {n for n, p in quantized.params.items() if (p.type.rank == 1 and "norm" in n) or n.endswith(".bias")}
     changed = set()
     for param, other in ((param, healed.params[key]) for key, param in quantized.params.items()):
         assert param.type == other.type
@@ -123,8 +121,9 @@ def test_only_scales_norms_and_biases_change(name: str, text: Path) -> None:
 @pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_healed_folder_compiles_and_computes_what_it_means(
-    name: str, target: str, text: Path, tmp_path: Path
+    name: str, target: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
     first = original(name)
     model = rewrite(Model(first, name, name), QUANTIZE)
     healed = weft.heal(model, against=first, text=text, **OPTIONS)
@@ -172,3 +171,47 @@ def test_training_ends_in_time(text: Path) -> None:
     quantized = run_passes(first, QUANTIZE)
     result = healing(quantized, against=first, text=text, **OPTIONS | {"tokens": 10**9, "seconds": 0.5})
     assert 0 < result.steps < 10**4
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"context": 1}, "context is 1"),
+        ({"tokens": 0}, "tokens is 0"),
+        ({"rate": 0.0}, "rate is 0.0"),
+        ({"seconds": -1.0}, "seconds is -1.0"),
+        ({"context": 400}, "heal needs 800, two windows of 400, or more"),
+        ({"text": "none.npy"}, "none.npy"),
+    ],
+)
+def test_options_that_cannot_be(change: dict[str, Any], said: str, text: Path) -> None:
+    first = original("tied")
+    quantized = run_passes(first, QUANTIZE)
+    with pytest.raises(WeftError, match=said):
+        healing(quantized, against=first, **{"text": text} | OPTIONS | change)
+
+
+def test_models_that_cannot_be_healed(text: Path) -> None:
+    first = original("tied")
+    quantized = run_passes(first, QUANTIZE)
+    with pytest.raises(WeftError, match="is not quantized: heal refits scales"):
+        healing(first, against=first, text=text, **OPTIONS)
+    other = in_memory(weft.Decoder(VOCAB + 1, 32, 1, weft.Block(ATTENTION, weft.GatedMLP(48), weft.RMSNorm())).graph())
+    with pytest.raises(WeftError, match="54: heal needs the model that was quantized"):
+        healing(quantized, against=other, text=text, **OPTIONS)
+    with pytest.raises(WeftError, match="has caches, and heal reads texts from their beginning"):
+        healing(run_passes(quantized, "kv-cache"), against=first, text=text, **OPTIONS)
+
+
+def test_the_command_writes_a_folder_that_compiles(text: Path, tmp_path: Path) -> None:
+    first = Model(original("tied"), "first", "first")
+    write_model(first, tmp_path / "first")
+    write_model(Model(run_passes(first.graph, QUANTIZE), "q", "q"), tmp_path / "q")
+    options = ["--text", text, "--tokens", 4800, "--context", CONTEXT, "--batch", 8, "--rate", 1e-2, "--device", "cpu"]
+    options = list(map(str, options))
+    shown = done("heal", tmp_path / "q", "--against", tmp_path / "first", "-o", tmp_path / "healed", *options).output
+    assert "KL" in shown
+    done("compile", tmp_path / "healed", "-o", tmp_path / "out", "--max-length", "32")
+    assert (tmp_path / "out" / "model.onnx").is_file()
+    said = refused("heal", tmp_path / "first", "--against", tmp_path / "first", "-o", tmp_path / "no", *options)
+    assert "is not quantized" in said and not (tmp_path / "no").exists()
