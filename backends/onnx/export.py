@@ -117,8 +117,12 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
         for w, start in external:
             file.seek(start)
             for block in _stored_blocks(w, reader):
+<<<<<<< HEAD
                 data: Array = block.reshape(-1).view(np.uint8)
                 file.write(data.data)
+=======
+                file.write(memoryview(block.reshape(-1).view(np.uint8)))
+>>>>>>> onnx
                 progress(block.nbytes)
     for name, built in models.items():
         (folder / name).write_bytes(serde.serialize_model(built.model).SerializeToString())
@@ -150,7 +154,7 @@ def _tensor(w: Weight, array: Array) -> onnx.Tensor[Any]:
     return onnx.Tensor(array.reshape(w.shape), dtype=ONNX_DTYPES[w.dtype.name], name=w.value.name)
 
 
-def _stored_blocks(w: Weight, reader: TensorReader) -> Iterator[Array]:
+def _stored_blocks(w: Weight, reader: TensorReader) -> Iterator[Any]:
     """The bytes of a weight in order, as ONNX stores them: numbers of 4 bits in pairs, whatever rows they are of."""
     blocks: Iterator[Array] = _cast_blocks(w, reader)
     if w.dtype.bits != 4:

@@ -1,4 +1,4 @@
-"""Which weights of a graph an ONNX model keeps in quantized blocks: the answer of the lowerings, for reports."""
+"""Weights that an ONNX model keeps in quantized blocks: the answer of the lowerings, for reports."""
 
 from __future__ import annotations
 
