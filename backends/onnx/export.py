@@ -117,12 +117,7 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
         for w, start in external:
             file.seek(start)
             for block in _stored_blocks(w, reader):
-<<<<<<< HEAD
-                data: Array = block.reshape(-1).view(np.uint8)
-                file.write(data.data)
-=======
                 file.write(memoryview(block.reshape(-1).view(np.uint8)))
->>>>>>> onnx
                 progress(block.nbytes)
     for name, built in models.items():
         (folder / name).write_bytes(serde.serialize_model(built.model).SerializeToString())
