@@ -13,7 +13,8 @@ from weft.backends.viz.model.totals import Totals, totals
 from weft.backends.viz.web.diff import data, sheet
 from weft.frontends.api.inspect.counting import inspect, usual_tokens
 from weft.frontends.model import Model
-from weft.ir import parse
+from weft.ir import Graph, parse
+from weft.ir.recipes.blocks import Quantize
 from weft.passes import all_passes
 from weft.passes.analysis import costs
 from weft.passes.analysis.costs import cached, parameter_count, state_bytes
