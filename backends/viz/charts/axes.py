@@ -24,7 +24,7 @@ class Axis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """How far `value` is on the way from `low` to `high`."""
+        """Return the share that `value` is on the way from `low` to `high`."""
         scale = (lambda x: math.log10(max(x, SMALLEST))) if self.log else float
         return (scale(value) - scale(self.low)) / max(scale(self.high) - scale(self.low), SMALLEST)
 
@@ -84,7 +84,7 @@ class Frame:
     up: Axis
 
     def at(self, x: float, y: float) -> Point:
-        """Where the numbers `x` and `y` are."""
+        """Return the point of the numbers `x` and `y`."""
         return self.x + self.width * self.across.share(x), self.y + self.height * (1 - self.up.share(y))
 
     def grid(self, title: str, below: str = "") -> Iterator[str]:

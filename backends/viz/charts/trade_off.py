@@ -111,7 +111,7 @@ class _Style:
 def _sizes(
     top: float, measure: str, original: Candidate, others: Sequence[Candidate], style: Mapping[str, _Style]
 ) -> Iterator[str]:
-    """What was lost against bytes, with the models that no other beats in both, joined by a line."""
+    """Draw losses against bytes, with the models that no other beats in both, joined by a line."""
     measured = [c for c in others if c.lost is not None and c.lost > 0]
     x = of_bytes([float(c.size) for c in (original, *others)])
     losses = [max(c.lost or 0.0, SMALLEST) for c in measured]
