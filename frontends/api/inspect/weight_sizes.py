@@ -67,10 +67,12 @@ def weight_sizes(model: Model, weights: str, target: str, dtype: str | None = No
 
 
 def nearest(pipeline: Pipeline) -> Pipeline:
-    """Return `pipeline` with codes that are rounded to the nearest, by passes that read no text."""
+    """Return `pipeline` with codes that are rounded to the nearest, by passes that read no text unless a budget does."""
 
     def untaught(step: Pass) -> Pass:
-        return replace(step, method="rtn", calibration=None) if isinstance(step, QuantizeWeights) else step
+        if not isinstance(step, QuantizeWeights):
+            return step
+        return replace(step, method="rtn", calibration=None if step.budget is None else step.calibration)
 
     phases = (replace(phase, passes=tuple(map(untaught, phase.passes))) for phase in pipeline.phases)
     return replace(pipeline, phases=tuple(phases))
