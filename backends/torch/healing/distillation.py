@@ -89,25 +89,25 @@ def distill(
     before = loss.held_back_mean()
     log(f"before {before:.5f}")
     best, least = student.state(), before
-    groups = [{"params": [p], "lr": 1.0, "size": _size(p)} for p in student.vectors.values()]
-    groups.append({"params": [change for _, change in dict.fromkeys(student.scales.values())], "lr": 1.0, "size": 1.0})
-    optimizer = torch.optim.Adam([g for g in groups if g["params"]], betas=(0.9, 0.99))
-    began, taken, every = time.monotonic(), 0, max(1, steps // LOOKS)
-    for rows in _batches(windows, batch, seed):
-        elapsed = 0.0 if seconds is None else (time.monotonic() - began) / seconds
-        done = max(taken / steps, elapsed)
-        if done >= 1:
-            break
+    scales = [change for _, change in dict.fromkeys(student.scales.values())]
+    groups = [{"params": [p], "lr": 0.0, "size": _size(p)} for p in student.vectors.values()]
+    groups += [{"params": scales, "lr": 0.0, "size": 1.0}] if scales else []
+    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
+    began, taken, looks, done = time.monotonic(), 0, 0, 0.0
+    batches = _batches(windows, batch, seed)
+    while done < 1:
         progress("healing", taken, steps)
         for group in optimizer.param_groups:
             group["lr"] = rate * group["size"] * _schedule(done)
-        total = loss.backward(rows)
+        value = loss.backward(next(batches))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         taken += 1
-        log(f"step {taken} {total:.5f} {time.monotonic() - began:.0f}s")
-        if taken % every == 0 or taken == steps:
-            found = loss.held_back_mean()
+        elapsed = 0.0 if seconds is None else (time.monotonic() - began) / seconds
+        done = max(taken / steps, elapsed)
+        log(f"step {taken} {value:.5f} {time.monotonic() - began:.0f}s")
+        if int(done * LOOKS) > looks:
+            looks, found = int(done * LOOKS), loss.held_back_mean()
             log(f"held back {found:.5f}")
             if found < least:
                 best, least = student.state(), found
