@@ -64,6 +64,9 @@ from weft.frontends.api.verify.evaluation import (
 from weft.frontends.api.export import (
     export as export,
 )
+from weft.frontends.api.healing import (
+    heal as heal,
+)
 from weft.frontends.api.inspect.counting import (
     inspect as inspect,
 )
@@ -214,6 +217,7 @@ __all__ = [
     "evaluate",
     "export",
     "fill",
+    "heal",
     "linear",
     "load",
     "load_source",

@@ -1,8 +1,8 @@
-"""A quantized graph as a module whose codes stay and whose scales, norms and biases train; and those back in a graph."""
+"""A quantized graph as a module whose scales, norms and biases train while its codes stay, and the way back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,10 @@ VECTORS = {
 
 
 class _Product(torch.autograd.Function):
-    """Multiply scales [..., groups] by codes [..., groups, group]; keep the codes in bytes, where autograd would keep floats."""
+    """Multiply scales [..., groups] by codes [..., groups, group].
+
+    For the backward pass it keeps the codes in bytes; autograd would keep them as floats.
+    """
 
     @staticmethod
     def forward(ctx: Any, codes: Tensor, scales: Tensor) -> Tensor:
@@ -48,6 +51,9 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
         (codes,) = ctx.saved_tensors
         return None, (grads[0] * codes).sum(-1)
+
+
+_product: Callable[[Tensor, Tensor], Tensor] = _Product.apply  # torch gives it no types
 
 
 class Dequantized(nn.Module):
@@ -63,8 +69,7 @@ class Dequantized(nn.Module):
         self.width = width
 
     def forward(self, change: Tensor) -> Tensor:
-        weight: Tensor = _Product.apply(self.codes, self.scales * (1 + change))
-        return weight.flatten(-2)[..., : self.width]
+        return _product(self.codes, self.scales * (1 + change)).flatten(-2)[..., : self.width]
 
 
 class _Numbers:
@@ -163,7 +168,7 @@ def _stored(student: Student, name: str) -> Array:
     weight, change = student.scales[name]
     scales = (weight.scales * (1 + change)).detach().cpu().numpy()
     most = np.finfo(layout.scale.numpy).max
-    return np.clip(scales, -most, most).astype(layout.scale.numpy)
+    return np.asarray(np.clip(scales, -most, most).astype(layout.scale.numpy))
 
 
 def scaled_params(graph: Graph) -> dict[str, BlockLayout]:
@@ -249,7 +254,9 @@ def _parametrized(home: nn.Module, attribute: str, param: Param) -> tuple[Dequan
     if layout.bits < 8 or not layout.has_zeros:  # −128 … 127
         centred = centred.astype(np.int8)
     device = getattr(home, attribute).device
-    weight = Dequantized(torch.from_numpy(centred), torch.from_numpy(np.array(scales, np.float32)), int(param.shape[-1]))
+    weight = Dequantized(
+        torch.from_numpy(centred), torch.from_numpy(np.array(scales, np.float32)), int(param.shape[-1])
+    )
     change = nn.Parameter(torch.zeros(scales.shape, device=device))
     delattr(home, attribute)
     setattr(home, attribute, change)
