@@ -78,7 +78,6 @@ def distill(
     seconds: float | None = None,
     seed: int = 0,
     progress: Progress = lambda stage, done, total: None,
-    log: Callable[[str], None] = lambda line: None,
     bf16: bool = False,
 ) -> Outcome:
     """Train `student` on `windows` [n, context], `batch` of them a step, and leave it as it was when its divergence
@@ -89,7 +88,6 @@ def distill(
     """
     loss = _Loss(student, teacher, held_back, bf16)
     before = loss.held_back_mean()
-    log(f"before {before:.5f}")
     best, least = student.state(), before
     scales = [change for _, change in dict.fromkeys(student.scales.values())]
     groups = [{"params": [p], "lr": 0.0, "size": _size(p)} for p in student.vectors.values()]
@@ -101,16 +99,14 @@ def distill(
         progress("healing", taken, steps)
         for group in optimizer.param_groups:
             group["lr"] = rate * group["size"] * _schedule(done)
-        value = loss.backward(next(batches))
+        loss.backward(next(batches))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         taken += 1
         elapsed = 0.0 if seconds is None else (time.monotonic() - began) / seconds
         done = max(taken / steps, elapsed)
-        log(f"step {taken} {value:.5f} {time.monotonic() - began:.0f}s")
         if int(done * LOOKS) > looks:
             looks, found = int(done * LOOKS), loss.held_back_mean()
-            log(f"held back {found:.5f}")
             if found < least:
                 best, least = student.state(), found
     progress("healing", steps, steps)
@@ -157,9 +153,8 @@ class _Loss:
             logits: Tensor = module(windows)
         return logits
 
-    def backward(self, windows: Tensor) -> float:
-        """Add the gradient of the mean over the tokens of `windows`; returns the mean."""
-        total = 0.0
+    def backward(self, windows: Tensor) -> None:
+        """Add the gradient of the mean over the tokens of `windows`."""
         for part in torch.split(windows, self.together):
             with torch.no_grad():
                 wanted = self._computed(self.teacher, part)
@@ -167,8 +162,6 @@ class _Loss:
             with parametrize.cached():
                 loss = divergence(self._computed(self.student, part), wanted) / windows.numel()
                 torch.autograd.backward(loss)
-            total += float(loss.detach())
-        return total
 
     @torch.no_grad()
     def held_back_mean(self) -> float:
