@@ -171,15 +171,20 @@ def _stored(student: Student, name: str) -> Array:
     return np.asarray(np.clip(scales, -most, most).astype(layout.scale.numpy))
 
 
-def scaled_params(graph: Graph) -> dict[str, BlockLayout]:
-    """The quantized parameters of `graph` whose scales can change alone, with their layouts."""
-    found = {}
+def scaled_params(graph: Graph) -> list[str]:
+    """The quantized parameters of `graph` whose scales are trained, by name.
+
+    Those of 8-bit codes are left alone beside coarser ones: they have next to no error to make up for, and the noise
+    of their gradients costs more than they gain.
+    """
+    found: dict[str, int] = {}
     for name, param in graph.params.items():
         if param.uses and is_quantized(param):
             layout = block_layout(param.recipe, graph.reader)
             if isinstance(layout, BlockLayout) and not layout.has_minimum and layout.scale.is_float:
-                found[name] = layout
-    return found
+                found[name] = layout.bits
+    coarse = [name for name, bits in found.items() if bits < 8]
+    return coarse or list(found)
 
 
 def vector_params(graph: Graph) -> list[str]:

@@ -295,3 +295,17 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert "PyTorch cannot be imported" in error()
     assert not (home / "out").exists()
+
+
+def test_codes_of_8_bits_beside_coarser_ones_keep_their_scales(text: Path) -> None:
+    first = original("tied")
+    mixed = run_passes(first, "quantize{bits=3, group=16, method=rtn}")
+    healed = weft.heal(mixed, against=first, text=text, **OPTIONS).graph
+    for name, param in mixed.params.items():
+        if isinstance(param.recipe, BlockRecipe):
+            same = np.array_equal(
+                param.recipe.evaluate(mixed.reader), healed.params[name].recipe.evaluate(healed.reader)
+            )
+            assert same == (param.recipe.layout(mixed.reader).bits == 8)
+    whole = run_passes(first, "quantize{bits=8, group=16, method=rtn}")
+    assert healing(whole, against=first, text=text, **OPTIONS).scales
