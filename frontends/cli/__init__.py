@@ -1,4 +1,4 @@
-"""The `weft` command: compile, run, inspect, viz, gallery, opt, heal, export, verify, eval, and catalogues.
+"""The `weft` command: compile, run, inspect, viz, gallery, opt, heal, export, verify, eval; and catalogues.
 
 Importing it costs click and nothing more; what a command needs is imported when it runs. Never here: anything a Python
 caller would want too: that lives in `weft.frontends.api`.
@@ -74,10 +74,10 @@ def cli(ctx: click.Context) -> None:
       weft viz model.gguf -o model.html         a picture to click through
       weft gallery                              all presets side by side
       weft opt model.gguf -p pack-qkv,dce       rewrite, and print the graph
+      weft heal q4/ --against model.gguf -o healed/           refit the scales of a quantized model
       weft export model.gguf -o folder/         a checkpoint that transformers loads
       weft verify out/                          compare with the float64 reference of the source
       weft eval out/ --against model.gguf --text notes.txt    what it costs in quality
-      weft heal q4/ --against model.gguf -o healed/           refit the scales of a quantized model
     """
     if ctx.invoked_subcommand is None:
         echo(ctx.get_help())

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from weft.backends.storage import check_free
+from weft.ir.errors import WeftError
 
 from .completion import complete_sources
 from .options import device_option
 from .shown import echo, progress
-
-if TYPE_CHECKING:
-    from ..api.healing import Healing
 
 
 @click.command("heal", short_help="Refit the scales of a quantized model to the original.")
@@ -29,9 +27,10 @@ if TYPE_CHECKING:
 @click.option("--tokens", type=click.IntRange(1), help="Tokens to train on, with repetitions; default: 32768.")
 @click.option("--samples", type=click.IntRange(0), help="Tokens of further texts, sampled by the original; default: 0.")
 @click.option("--seconds", type=float, help="The longest that the training may take; default: no limit.")
-@click.option("--rate", type=float, help="Relative size of the first steps of Adam; default: 0.003.")
+@click.option("--rate", type=float, help="Relative size of the first steps of Adam; default: 0.0005.")
 @click.option("--batch", type=click.IntRange(1), help="Windows of a step; default: 4.")
 @click.option("--context", type=click.IntRange(2), help="Tokens of a window; default: 256.")
+@click.option("--bf16", is_flag=True, help="Train with products in bf16: faster where the CPU or GPU has them.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of windows, and of samples.")
 @device_option
 def heal_command(model: str, out: str, **options: Any) -> None:
@@ -53,13 +52,14 @@ def heal_command(model: str, out: str, **options: Any) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     with progress("opening", "steps") as step:
         healed = healing(model, progress=step, **given)
-    if healed.improved:
-        with progress(f"writing {out}") as step:
-            write_model(healed.model, out, progress=step)
-    _show(healed, out)
-
-
-def _show(healed: Healing, out: str) -> None:
+    if not healed.improved:
+        raise WeftError(
+            f"{healed.steps:,} steps brought {model} no closer to the original on text that was held back (KL "
+            f"divergence {healed.before:.3g}): nothing is written; try a smaller --rate or another --text"
+        )
+    with progress(f"writing {out}") as step:
+        write_model(healed.model, out, progress=step)
     trained = f"{healed.scales:,} scales and {healed.norms_and_biases:,} numbers of norms and biases"
     echo(f"{healed.steps:,} steps changed {trained}")
     echo(f"KL divergence from the original, on text that was held back: {healed.before:.3g} -> {healed.after:.3g}")
+    echo(f"{out} written")

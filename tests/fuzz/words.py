@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "viz": ("-o", "--depth", "--open", "--theme", "--scale", "--vs"),
     "verify": ("--against", "--prompt", "--tokens", "--json"),
     "eval": ("--against", "--text", "--tokens", "--context"),
+    "heal": ("--against", "--text", "-o", "--tokens", "--samples", "--rate", "--context", "--bf16"),
     "gallery": ("-o",),
     "families": (),
     "ops": (),

@@ -44,10 +44,12 @@ class _Divergence(torch.autograd.Function):
         return gradient * grads[0], None
 
 
+_divergence: Callable[[Tensor, Tensor], Tensor] = _Divergence.apply  # torch gives it no types
+
+
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
     """Σ KL(teacher ‖ student) over all positions of logits [batch, seq, vocab], in nats."""
-    total: Tensor = _Divergence.apply(student.flatten(0, 1), teacher.flatten(0, 1))
-    return total
+    return _divergence(student.flatten(0, 1), teacher.flatten(0, 1))
 
 
 @dataclass(frozen=True)
@@ -76,39 +78,35 @@ def distill(
     seconds: float | None = None,
     seed: int = 0,
     progress: Progress = lambda stage, done, total: None,
-    log: Callable[[str], None] = lambda line: None,
-    autocast: bool = False,
+    bf16: bool = False,
 ) -> Outcome:
     """Train `student` on `windows` [n, context], `batch` of them a step, and leave it as it was when its divergence
     from `teacher` on `held_back` was least, its scales rounded.
 
     `rate` is the step size of Adam, relative to what it changes. It rises, and falls to 0 along a cosine, by `steps`
-    or, if that ends earlier, within `seconds`.
+    or, if that ends earlier, within `seconds`. With `bf16` matrix products are computed in it, where models train.
     """
-    loss = _Loss(student, teacher, held_back, autocast)
+    loss = _Loss(student, teacher, held_back, bf16)
     before = loss.held_back_mean()
-    log(f"before {before:.5f}")
     best, least = student.state(), before
-    groups = [{"params": [p], "lr": 1.0, "size": _size(p)} for p in student.vectors.values()]
-    groups.append({"params": [change for _, change in dict.fromkeys(student.scales.values())], "lr": 1.0, "size": 1.0})
-    optimizer = torch.optim.Adam([g for g in groups if g["params"]], betas=(0.9, 0.99))
-    began, taken, every = time.monotonic(), 0, max(1, steps // LOOKS)
-    for rows in _batches(windows, batch, seed):
-        elapsed = 0.0 if seconds is None else (time.monotonic() - began) / seconds
-        done = max(taken / steps, elapsed)
-        if done >= 1:
-            break
+    scales = [change for _, change in dict.fromkeys(student.scales.values())]
+    groups = [{"params": [p], "lr": 0.0, "size": _size(p)} for p in student.vectors.values()]
+    groups += [{"params": scales, "lr": 0.0, "size": 1.0}] if scales else []
+    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
+    began, taken, looks, done = time.monotonic(), 0, 0, 0.0
+    batches = _batches(windows, batch, seed)
+    while done < 1:
         progress("healing", taken, steps)
         for group in optimizer.param_groups:
             group["lr"] = rate * group["size"] * _schedule(done)
-        total = loss.backward(rows)
+        loss.backward(next(batches))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         taken += 1
-        log(f"step {taken} {total:.5f} {time.monotonic() - began:.0f}s")
-        if taken % every == 0 or taken == steps:
-            found = loss.held_back_mean()
-            log(f"held back {found:.5f}")
+        elapsed = 0.0 if seconds is None else (time.monotonic() - began) / seconds
+        done = max(taken / steps, elapsed)
+        if int(done * LOOKS) > looks:
+            looks, found = int(done * LOOKS), loss.held_back_mean()
             if found < least:
                 best, least = student.state(), found
     progress("healing", steps, steps)
@@ -124,7 +122,7 @@ def _size(parameter: Tensor) -> float:
 
 def _schedule(done: float) -> float:
     """The step size after a share `done` of the training, of its largest."""
-    return min(1.0, (done + 1e-9) / WARM_UP + 0.2) * 0.5 * (1 + math.cos(math.pi * done))
+    return min(1.0, 0.2 + done / WARM_UP) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def _batches(windows: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
@@ -141,35 +139,33 @@ def _batches(windows: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
 class _Loss:
     """The divergence of a student from its teacher, of so few windows at once as memory allows."""
 
-    def __init__(self, student: Student, teacher: nn.Module, held_back: Tensor, autocast: bool) -> None:
-        self.student, self.teacher, self.autocast = student.module, teacher, autocast
+    def __init__(self, student: Student, teacher: nn.Module, held_back: Tensor, bf16: bool) -> None:
+        self.student, self.teacher, self.bf16 = student.module, teacher, bf16
         with torch.no_grad():
             vocab = teacher(held_back[:1, :1]).shape[-1]
             self.together = max(1, NUMBERS // (vocab * held_back.shape[1]))
             self.held_back = held_back[: self.together]
-            self.wanted = self._computed(teacher, self.held_back)
+            # In f32 whatever trains: what rounding to bf16 adds would hide small differences.
+            self.wanted = teacher(self.held_back)
 
     def _computed(self, module: nn.Module, windows: Tensor) -> Tensor:
-        with torch.autocast(windows.device.type, torch.bfloat16, enabled=self.autocast):
+        with torch.autocast(windows.device.type, torch.bfloat16, enabled=self.bf16):
             logits: Tensor = module(windows)
         return logits
 
-    def backward(self, windows: Tensor) -> float:
-        """Add the gradient of the mean over the tokens of `windows`; returns the mean."""
-        total = 0.0
-        for part in windows.split(self.together):
+    def backward(self, windows: Tensor) -> None:
+        """Add the gradient of the mean over the tokens of `windows`."""
+        for part in torch.split(windows, self.together):
             with torch.no_grad():
                 wanted = self._computed(self.teacher, part)
             # Cached: a weight that is read twice, as a tied table is, is computed once.
             with parametrize.cached():
                 loss = divergence(self._computed(self.student, part), wanted) / windows.numel()
-                loss.backward()
-            total += float(loss.detach())
-        return total
+                torch.autograd.backward(loss)
 
     @torch.no_grad()
     def held_back_mean(self) -> float:
         """The mean over the tokens of the held-back windows."""
         with parametrize.cached():
-            found = self._computed(self.student, self.held_back)
+            found = self.student(self.held_back)
         return float(divergence(found, self.wanted)) / self.held_back.numel()

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Progress = Callable[[str, int, int], None]
 
 
 @torch.no_grad()
 def continued(
-    model: nn.Module, prompts: Tensor, length: int, *, seed: int = 0, progress: Progress = lambda *_: None
+    model: Any, prompts: Tensor, length: int, *, seed: int = 0, progress: Progress = lambda *_: None
 ) -> Tensor:
     """Continue `prompts` [n, tokens] to texts [n, length] by tokens drawn from the distributions of `model`, a decoder.
 

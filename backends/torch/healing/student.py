@@ -1,8 +1,8 @@
-"""A quantized graph as a module whose scales, norms and biases train while codes stay; and those back in a graph."""
+"""A quantized graph as a module whose scales, norms and biases train while its codes stay, and the way back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,10 @@ VECTORS = {
 
 
 class _Product(torch.autograd.Function):
-    """Multiply scales [..., groups] by codes [..., groups, group]; codes stay bytes, which autograd would widen."""
+    """Multiply scales [..., groups] by codes [..., groups, group].
+
+    For the backward pass it keeps the codes in bytes; autograd would keep them as floats.
+    """
 
     @staticmethod
     def forward(ctx: Any, codes: Tensor, scales: Tensor) -> Tensor:
@@ -48,6 +51,9 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
         (codes,) = ctx.saved_tensors
         return None, (grads[0] * codes).sum(-1)
+
+
+_product: Callable[[Tensor, Tensor], Tensor] = _Product.apply  # torch gives it no types
 
 
 class Dequantized(nn.Module):
@@ -63,8 +69,7 @@ class Dequantized(nn.Module):
         self.width = width
 
     def forward(self, change: Tensor) -> Tensor:
-        weight: Tensor = _Product.apply(self.codes, self.scales * (1 + change))
-        return weight.flatten(-2)[..., : self.width]
+        return _product(self.codes, self.scales * (1 + change)).flatten(-2)[..., : self.width]
 
 
 class _Numbers:
@@ -163,19 +168,23 @@ def _stored(student: Student, name: str) -> Array:
     weight, change = student.scales[name]
     scales = (weight.scales * (1 + change)).detach().cpu().numpy()
     most = np.finfo(layout.scale.numpy).max
-    rounded: Array = np.clip(scales, -most, most).astype(layout.scale.numpy)
-    return rounded
+    return np.asarray(np.clip(scales, -most, most).astype(layout.scale.numpy))
 
 
-def scaled_params(graph: Graph) -> dict[str, BlockLayout]:
-    """The quantized parameters of `graph` whose scales can change alone, with their layouts."""
-    found = {}
+def scaled_params(graph: Graph) -> list[str]:
+    """The quantized parameters of `graph` whose scales are trained, by name.
+
+    Those of 8-bit codes are left alone beside coarser ones: they have next to no error to make up for, and the noise
+    of their gradients costs more than they gain.
+    """
+    found: dict[str, int] = {}
     for name, param in graph.params.items():
         if param.uses and is_quantized(param):
             layout = block_layout(param.recipe, graph.reader)
             if isinstance(layout, BlockLayout) and not layout.has_minimum and layout.scale.is_float:
-                found[name] = layout
-    return found
+                found[name] = layout.bits
+    coarse = [name for name, bits in found.items() if bits < 8]
+    return coarse or list(found)
 
 
 def vector_params(graph: Graph) -> list[str]:

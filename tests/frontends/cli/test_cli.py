@@ -20,7 +20,7 @@ from weft.ir.errors import WeftError
 from ..command import WATCHDOG, done, refused, start, weft_command
 
 COMMANDS = (
-    *("compile", "run", "inspect", "opt", "export", "verify", "eval"),
+    *("compile", "run", "inspect", "opt", "heal", "export", "verify", "eval"),
     *("ops", "targets", "passes", "presets", "families", "completion"),
 )
 
