@@ -128,7 +128,7 @@ def _costs(
     probe: BlockLayout,
     progress: Progress,
 ) -> list[dict[BlockLayout, float]]:
-    """What each layout of each unit costs: nats a token, or of a graph without logits the relative error of outputs.
+    """Measure the cost of each layout of each unit: nats a token, or without logits the relative error of outputs.
     Units are measured in the layout `probe`."""
     graph = graph.clone()
     twins = _spilled(graph)

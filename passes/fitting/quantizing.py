@@ -20,11 +20,11 @@ from weft.ir.recipes.blocks.quantize import joined
 from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.types.block_layouts import BlockLayout, Blocks, pack_codes
 
+from ..core.resume import Finished
 from ..edits.edit import derive, replace_param
 from .calibration import Activations
 from .gptq import AIM, RIDGE, SHRINK, Feedback, aimed, feedback, gptq
 from .matrices import Matrix
-from .resume import Finished
 
 POOLED = 0.1  # share of all tokens in the moment of an expert: it may have seen few of its own
 ROWS = 4096  # activations that are multiplied at once

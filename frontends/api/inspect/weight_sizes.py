@@ -67,7 +67,7 @@ def weight_sizes(model: Model, weights: str, target: str, dtype: str | None = No
 
 
 def nearest(pipeline: Pipeline) -> Pipeline:
-    """Return `pipeline` with codes that are rounded to the nearest, by passes that read no text unless a budget does."""
+    """Return `pipeline` with codes that are rounded to the nearest, by passes that read no text but for budgets."""
 
     def untaught(step: Pass) -> Pass:
         if not isinstance(step, QuantizeWeights):

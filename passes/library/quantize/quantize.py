@@ -121,7 +121,7 @@ class QuantizeWeights(Pass):
 
     @property
     def _reads(self) -> bool:
-        """Whether a text is looked at."""
+        """True if a text is looked at."""
         return self.method in ("auto", "gptq") or self.budget is not None
 
     def _plan(self, graph: Graph, trace: Trace) -> dict[Matrix, BlockLayout]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -25,6 +26,7 @@ from weft.passes import run_passes
 
 from ...passes.library.quantize.test_quantize import in_memory
 from ..command import done, refused
+from .test_weights import ExactOptions
 
 VOCAB, CONTEXT = 53, 12
 ATTENTION = weft.Attention(4, kv_heads=2, rope=weft.RoPE())
@@ -125,8 +127,9 @@ def test_only_scales_norms_and_biases_change(name: str, text: Path) -> None:
 @pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_healed_folder_compiles_and_computes_what_it_means(
-    name: str, target: str, text: Path, tmp_path: Path
+    name: str, target: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
     first = original(name)
     model = rewrite(Model(first, name, name), QUANTIZE)
     healed = weft.heal(model, against=first, text=text, **OPTIONS)

@@ -12,11 +12,11 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from weft.ir import Param, WeftError
+from weft.ir.documents import expanded
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout, Blocks
 
@@ -29,7 +29,7 @@ class Finished:
     """
 
     def __init__(self, folder: str | None, tokens: Sequence[Array], *settings: object) -> None:
-        self._folder = None if folder is None else Path(folder).expanduser()
+        self._folder = None if folder is None else expanded(folder)
         self._digest = hashlib.sha256(repr(settings).encode())
         for ids in tokens:
             self._digest.update(repr(ids.shape).encode() + np.ascontiguousarray(ids, np.int64).tobytes())
@@ -41,7 +41,7 @@ class Finished:
 
     @property
     def keeps(self) -> bool:
-        """Whether results are kept at all."""
+        """True if results are kept at all."""
         return self._folder is not None
 
     def advance(self, param: Param, layout: BlockLayout) -> str:
