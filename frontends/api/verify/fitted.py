@@ -90,6 +90,8 @@ class Fitted:
             layout, leaves = block_layout(item, self.reader), block_leaves(item, self.reader)
             if isinstance(layout, str) or isinstance(leaves, str) or not any(leaf in filled for leaf in leaves):
                 continue
+            if not {"packed", "words", "codes"} & parts.keys():
+                return False  # codes in the layout of standard operators
             blocks = joined_parts(layout, parts, item.shape(self.reader)[-1])
             rows, firsts = _rows_of(item, leaves, self.reader)
             for leaf, first in firsts.items():

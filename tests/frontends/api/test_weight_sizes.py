@@ -24,9 +24,17 @@ from .test_weights import ARCHITECTURE, MODELS
 def stored(folder: Path) -> dict[str, int]:
     """Bytes of every tensor of floats or codes in a folder by name, as onnx or safetensors reads them."""
     if (folder / "model.onnx").is_file():
-        graph = onnx.load(folder / "model.onnx").graph
-        arrays = {t.name: onnx.numpy_helper.to_array(t, str(folder)) for t in graph.initializer}
-        return {name: array.nbytes for name, array in arrays.items() if "." in name}
+        graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+        sizes, known = dict[str, int](), set[str | bytes]()
+        for tensor in graph.initializer:
+            where = {entry.key: entry.value for entry in tensor.external_data}
+            raw = tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes() if not where else b""
+            # A tied table is two initializers of the same bytes, which count once.
+            place: str | bytes = where["offset"] if where else raw
+            size = int(where["length"]) if where else len(raw)
+            sizes[tensor.name] = 0 if place in known else size
+            known.add(place)
+        return {name: size for name, size in sizes.items() if "." in name}
     return {name: array.nbytes for name, array in load_file(folder / "model.safetensors").items()}
 
 
