@@ -48,8 +48,6 @@ def test_no_plan_of_the_same_bits_costs_much_less(seed: int) -> None:
     best = min(sum(c.cost for c in plan) for plan in feasible)
     # The relaxation may miss the best plan by what one matrix costs more for want of a few bits.
     assert sum(c.cost for c in chosen) <= best + max(table[0].cost for table in tables)
-    least = sum(table[0].cost for table in tables)
-    assert sum(c.cost for c in chosen) < least or capacity < min(t[1].bits - t[0].bits for t in tables) + capacity
 
 
 def test_what_matters_gets_more_bits(text: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,14 +28,14 @@ def test_a_stopped_run_goes_on(build: object, text: Path, tmp_path: Path, monkey
     assert callable(build)
     whole = numbers(run_passes(build(), f"quantize{{calibration={text}, tokens=512}}"))
     fitted = 0
-    original = quantizing.gptq
+    original: Any = quantizing.gptq
 
     def stopping(*args: object) -> object:
         nonlocal fitted
         fitted += 1
         if fitted == 9:
             raise KeyboardInterrupt
-        return original(*args)  # type: ignore[arg-type]
+        return original(*args)
 
     monkeypatch.setattr(quantizing, "gptq", stopping)
     with pytest.raises(KeyboardInterrupt):
