@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -16,6 +17,7 @@ from weft.ir import WeftError
 from ...passes.library.quantize.test_quantize import USED
 from ..command import done
 from ..formats.weft.sealing import seal_again
+from .test_weights import ExactOptions
 
 SOURCE = """
 import weft
@@ -64,11 +66,13 @@ def change(folder: Path, part: str, at: int, by: int = 1) -> None:
 @pytest.mark.parametrize("name", ["tied", "mixture"])
 @pytest.mark.parametrize("weights", ["int8", "int4{method=rtn}", "int3{method=rtn, zeros=false}"])
 def test_codes_rounded_to_the_nearest_are_compared_bit_by_bit(
-    name: str, target: str, weights: str, tmp_path: Path
+    name: str, target: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Without it, ONNX Runtime rounds activations where it fuses the operators of target onnx, which verify allows for.
+    monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
     found = verified(compiled(tmp_path, name, weights, target))
-    # ONNX Runtime rounds activations where it fuses the operators of target onnx.
-    assert found.passed and found.tolerance < (0.1 if target == "onnx" else 1e-4)
+    assert found.passed and found.max_relative < 1e-4
+    assert target == "onnx" or found.tolerance < 1e-4
     assert found.weights is not None and found.weights.fitted == 0 and found.weights.wrong is None
     assert found.weights.tensors > 10
 
