@@ -85,8 +85,8 @@ def test_weights_of_a_checkpoint_are_not_read(
     monkeypatch.setattr(GGUFTensors, "read", lambda *_: pytest.fail("a weight is read"))
     sizes = weight_sizes(model, "int4{method=rtn, group=64}", "ort-cpu")
     assert sizes.total == pytest.approx(sum(stored(tmp_path / "out").values()), rel=0.01)
-    # 4 bits, a scale in f32 and a zero point of 4 bits for 64 numbers; every row has an odd number of groups at most.
-    assert sizes.bits == pytest.approx(4 + 36 / 64, rel=0.01)
+    # 4 bits, a scale in f16 and a zero point of 4 bits for 64 numbers; every row has an odd number of groups at most.
+    assert sizes.bits == pytest.approx(4 + 20 / 64, rel=0.01)
 
 
 def test_the_command_shows_kinds_and_refuses(tmp_path: Path) -> None:
@@ -95,8 +95,10 @@ def test_the_command_shows_kinds_and_refuses(tmp_path: Path) -> None:
     assert "weights as int4 for ort-cpu in f32" in shown and "blocks: 1 as int8_32, 5 as uint4_32" in shown
     found = json.loads(done("inspect", tmp_path / "tiny.py", "--weights", "int4", "--dtype", "f16", "--json").stdout)
     assert found["weights"]["dtype"] == "f16"
-    assert found["weights"]["bits_per_weight"] == pytest.approx(4 + 16 / 32 + 8 / 64)  # scales are f16 there
-    assert "no blocks" in done("inspect", tmp_path / "tiny.py", "--weights", "int4", "--target", "onnx").stdout
+    assert found["weights"]["bits_per_weight"] == pytest.approx(4 + 16 / 32 + 8 / 64)
+    # DequantizeLinear makes no bf16.
+    plain = ("--weights", "int4", "--target", "onnx", "--dtype", "bf16")
+    assert "no blocks" in done("inspect", tmp_path / "tiny.py", *plain).stdout
     assert "--weights 'int5' is not known" in refused("inspect", tmp_path / "tiny.py", "--weights", "int5")
     assert "unknown target" in refused("inspect", tmp_path / "tiny.py", "--weights", "int4", "--target", "tpu")
     assert "does not support bf16" in refused("inspect", tmp_path / "tiny.py", "--weights", "int4", "--dtype", "bf16")
