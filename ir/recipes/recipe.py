@@ -36,7 +36,8 @@ class Recipe:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = "".join("_" + c.lower() if c.isupper() else c for c in cls.__name__).lstrip("_")
-        REGISTRY[cls.name] = cls
+        if not cls.__name__.startswith("_"):  # those of a module's own have no text form
+            REGISTRY[cls.name] = cls
 
     def __post_init__(self) -> None:
         """Whole numbers become floats where a field is one: equal recipes have equal texts."""
