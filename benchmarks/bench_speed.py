@@ -13,7 +13,6 @@ and all arithmetic is in f32.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 from machine import facts, save
 from smollm2 import GGUF, builder_command, hugging_face_folder
-from turns import DECODE, PROMPT, ReadBandwidth, compared, one_set, serve
+from turns import DECODE, PROMPT, ReadBandwidth, all_sets, compared, options, serve
 
 LAYERS = 30
 VOCAB = 49152
@@ -121,22 +120,14 @@ def child(name: str, folder: Path, prompt_folder: Path, threads: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sets", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--child", nargs=3, default=None, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = options(__doc__, sets=8).parse_args()
     if args.child:
         name, folder, prompt_folder = args.child
         child(name, Path(folder), Path(prompt_folder), args.threads)
         return
     with tempfile.TemporaryDirectory() as work:
         folders = prepare(Path(work))
-        results = []
-        for seed in range(args.sets):
-            results.append(one_set(__file__, folders, args.rounds, args.threads, seed))
-            print(f"set {seed + 1} of {args.sets}", flush=True)
+        results = all_sets(__file__, folders, args, prompts="weft")
     save("speed", summary(results, args.threads))
 
 

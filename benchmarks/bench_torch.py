@@ -9,7 +9,6 @@ transformers runs eagerly with its growing cache, and with its static cache and 
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 import tempfile
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from machine import facts, save
 from smollm2 import GGUF, hugging_face_folder
-from turns import DECODE, PROMPT, ReadBandwidth, compared, one_set, serve
+from turns import DECODE, PROMPT, ReadBandwidth, all_sets, compared, options, serve
 
 OURS = ["weft", "weft_bf16", "weft_module"]
 
@@ -110,12 +109,7 @@ def child(name: str, folder: Path, prompt_folder: Path, threads: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sets", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--child", nargs=3, default=None, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = options(__doc__, sets=4).parse_args()
     if args.child:
         name, folder, prompt_folder = args.child
         child(name, Path(folder), Path(prompt_folder), args.threads)
@@ -129,10 +123,7 @@ def main() -> None:
         weft.compile(GGUF, places["weft_bf16"], target="torch", dtype="bf16")
         folders = {name: str(places.get(name, places["weft"])) for name in OURS}
         folders |= {name: str(places["hf"]) for name in ("hf_eager", "hf_compile")}
-        results = []
-        for seed in range(args.sets):
-            results.append(one_set(__file__, folders, args.rounds, args.threads, seed))
-            print(f"set {seed + 1} of {args.sets}", flush=True)
+        results = all_sets(__file__, folders, args, prompts="weft")
     what = f"SmolLM2-135M with PyTorch, prompt {PROMPT}, decode {DECODE}, {args.threads} threads"
     save("torch_cpu", {"what": what, "machine": facts("torch", "transformers", "numpy"), **compared(results, OURS)})
 

@@ -8,6 +8,7 @@ set. Read bandwidth is measured in the same turns.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -115,8 +116,27 @@ class Contender:
         self.process.communicate()
 
 
+def options(description: str | None, sets: int) -> argparse.ArgumentParser:
+    """The options of a benchmark whose contenders take turns; its first line describes it."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser.add_argument("--sets", type=int, default=sets)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--child", nargs=3, default=None, help=argparse.SUPPRESS)
+    return parser
+
+
+def all_sets(script: str, folders: dict[str, str], args: argparse.Namespace, prompts: str) -> list[dict[str, Any]]:
+    """As many sets as `args` says, one after the other, with a line after each."""
+    results = []
+    for seed in range(args.sets):
+        results.append(one_set(script, folders, args.rounds, args.threads, seed, prompts))
+        print(f"set {seed + 1} of {args.sets}", flush=True)
+    return results
+
+
 def one_set(
-    script: str, folders: dict[str, str], rounds: int, threads: int, seed: int, prompts: str = "weft"
+    script: str, folders: dict[str, str], rounds: int, threads: int, seed: int, prompts: str
 ) -> dict[str, Any]:
     """Start every contender of `script`, in an order of its own, let them take turns, return all times.
 

@@ -133,9 +133,9 @@ def _costs(
     graph = graph.clone()
     twins = _spilled(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
-    activations = Activations(graph, texts)
+    activations = Activations(graph, texts, single=True)
     output = graph.outputs.get("logits") or next(iter(graph.outputs.values()))
-    exact = Activations(graph, texts)(output)
+    exact = Activations(graph, texts, single=True)(output)
     found: list[dict[BlockLayout, float]] = [{} for _ in units]
     done, total = 0, sum(matrix.elements for unit in units for matrix in unit)
     copies = [[twins[matrix.param.name] for matrix in unit] for unit in units]

@@ -8,7 +8,8 @@ graph behind it, and goes on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -23,6 +24,7 @@ from weft.ir.recipes.readers import Array
 MIXTURE = Path(__file__).parent / "mixture.txt"  # prose, dialogue, code, tables and languages, written for weft
 WINDOW = 128  # tokens of a plain text that are read together
 TOGETHER = 512  # tokens of texts that are computed at once
+HELD = 1 << 26  # numbers of weights that are in memory at once, unless one node needs more
 CHARACTERS = 32  # of a plain text, read for a token that is wanted of it: no text has so long ones
 
 
@@ -130,13 +132,15 @@ def feeds(graph: Graph, ids: Array) -> dict[str, Array]:
 class Activations:
     """Values of `graph` on some `texts` (ids [texts, length]), each as a list with an array for every entry of them.
 
-    What is not asked for is not computed, and a value is dropped after its last reader: memory is needed for the
-    stream between two layers and for one weight. Floats stay float32 where the weights are. The graph may change behind
-    what was asked for.
+    What is not asked for is not computed, and a value is dropped after its last reader. Between two values that are
+    asked for, one entry of the texts follows the other, so that memory is needed for the stream between layers, for
+    what is asked for, and for `HELD` numbers of weights. Floats stay float32 where the weights are, which recipes may
+    compute in float64; with `single` they all are. The graph may change behind what was asked for.
     """
 
-    def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
+    def __init__(self, graph: Graph, texts: Sequence[Array], single: bool = False) -> None:
         self.graph = graph
+        self._single = single
         fed = [feeds(graph, ids) for ids in texts]
         self._bindings: list[dict[str, int]] = [{} for _ in fed]
         for one, binding in zip(fed, self._bindings, strict=True):
@@ -165,53 +169,77 @@ class Activations:
 
     def __call__(self, value: Value) -> list[Array]:
         """Evaluate `value` on every entry of the texts."""
-        # A stack, not recursion: a chain of nodes can be longer than Python's recursion limit.
-        stack = [value]
-        while stack:
-            if stack[-1] in self._known:
-                stack.pop()
-                continue
-            node = stack[-1].producer
-            assert node is not None
-            operands = [v for v in node.inputs if v is not None and not isinstance(v, Param)]
-            missing = [v for v in operands if v not in self._known]
-            stack += missing
-            if not missing:
-                self._run(node)
+        for nodes in _batches(self._missing(value)):
+            if _looks_up(nodes[0]):
+                ids, table = nodes[0].inputs
+                assert ids is not None and isinstance(table, Param)
+                self._known[nodes[0].output] = self._looked_up(self._known[ids], table.recipe)
+            else:
+                self._run(nodes, value)
+            self._done.update(nodes)
+            for v in {v for node in nodes for v in _operands(node)}:
+                # Graph inputs stay: no node can compute them again.
+                if v.producer is not None and self._done.issuperset(v.users):
+                    self._known.pop(v, None)
         return self._known[value]
 
-    def _run(self, node: Node) -> None:
-        self._known.update(zip(node.outputs, self._outputs(node), strict=True))
-        self._done.add(node)
-        for v in node.inputs:
-            # Graph inputs stay: no node can compute them again.
-            if v in self._known and v is not None and v.producer is not None and self._done.issuperset(v.users):
-                del self._known[v]
+    def _missing(self, value: Value) -> list[Node]:
+        """The nodes that make `value` of what is known, in order."""
+        # A stack, not recursion: a chain of nodes can be longer than Python's recursion limit.
+        found: dict[Node, None] = {}
+        stack = [value]
+        while stack:
+            node = stack[-1].producer
+            if stack[-1] in self._known or node in found:
+                stack.pop()
+                continue
+            assert node is not None
+            missing = [v for v in _operands(node) if v not in self._known and v.producer not in found]
+            stack += missing
+            if not missing:
+                found[node] = None
+        return list(found)
 
-    def _outputs(self, node: Node) -> list[list[Array]]:
-        first, *rest = node.inputs
-        if node.op is ops.embedding and first is not None and isinstance(rest[0], Param):
-            return [self._looked_up(self._known[first], rest[0].recipe)]
+    def _run(self, nodes: Sequence[Node], value: Value) -> None:
+        """Run `nodes`, one entry of the texts after the other; `value` and what other nodes read stays known."""
+        made = [v for node in nodes for v in node.outputs]
         weights = {
-            v: self._replaced[v] if v in self._replaced else v.recipe.evaluate(self.graph.reader)
+            v: self._replaced[v] if v in self._replaced else self._narrowed(v.recipe.evaluate(self.graph.reader))
+            for node in nodes
             for v in node.inputs
             if isinstance(v, Param)
         }
-        found: list[list[Array]] = [[] for _ in node.outputs]
+        done = self._done.union(nodes)
+        kept = [v for v in made if v is value or not done.issuperset(v.users)]
+        last = {v: node for node in nodes for v in _operands(node)}
+        found: dict[Value, list[Array]] = {v: [] for v in kept}
         for i, binding in enumerate(self._bindings):
-            given = [None if v is None else weights[v] if v in weights else self._known[v][i] for v in node.inputs]
-            # References compute in float64; results are rounded to float32 unless an operand is float64 itself.
-            wide = any(array is not None and array.dtype == np.float64 for array in given)
-            for out, array in zip(found, run_node(node.op, given, node.attrs, binding), strict=True):
-                out.append(array if wide or array.dtype != np.float64 else array.astype(np.float32))
-        return found
+            here: dict[Value, Array] = {}
+            for node in nodes:
+                given = [
+                    None if v is None else weights[v] if v in weights else here[v] if v in here else self._known[v][i]
+                    for v in node.inputs
+                ]
+                # References compute in float64; results are rounded to float32 unless an operand is float64 itself.
+                wide = any(array is not None and array.dtype == np.float64 for array in given)
+                for out, array in zip(node.outputs, run_node(node.op, given, node.attrs, binding), strict=True):
+                    here[out] = array if wide or array.dtype != np.float64 else array.astype(np.float32)
+                for v in _operands(node):
+                    if last[v] is node and v not in found:
+                        here.pop(v, None)
+            for v, arrays in found.items():
+                arrays.append(here[v])
+        self._known.update(found)
+
+    def _narrowed(self, weight: Array) -> Array:
+        return weight.astype(np.float32) if self._single and weight.dtype == np.float64 else weight
 
     def _looked_up(self, ids: Sequence[Array], table: Recipe) -> list[Array]:
         """Rows of `table`, which is read a block at a time."""
         width = table.shape(self.graph.reader)[1]
         found = [np.empty(0)] * len(ids)
         start = 0
-        for block in table.blocks(self.graph.reader):
+        for block in map(self._narrowed, table.blocks(self.graph.reader)):
             for i, wanted in enumerate(ids):
                 # The dtype is known with the first block.
                 if not start:
@@ -220,3 +248,28 @@ class Activations:
                 found[i][here] = block[wanted[here] - start]
             start += len(block)
         return found
+
+
+def _operands(node: Node) -> list[Value]:
+    """The inputs of `node` that are no parameters."""
+    return [v for v in node.inputs if v is not None and not isinstance(v, Param)]
+
+
+def _looks_up(node: Node) -> bool:
+    """Return whether `node` reads rows of a parameter, which need not be in memory as a whole."""
+    return node.op is ops.embedding and isinstance(node.inputs[1], Param)
+
+
+def _batches(nodes: Iterable[Node]) -> Iterator[list[Node]]:
+    """`nodes` in runs whose weights fit into memory together; lookups are runs of their own."""
+    batch: list[Node] = []
+    held = 0
+    for node in nodes:
+        size = sum(math.prod(v.shape) for v in node.inputs if isinstance(v, Param))
+        if batch and (held + size > HELD or _looks_up(node) or _looks_up(batch[0])):
+            yield batch
+            batch, held = [], 0
+        batch.append(node)
+        held += size
+    if batch:
+        yield batch

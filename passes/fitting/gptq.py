@@ -11,15 +11,14 @@ the variance of input k once all later ones are known. Rows of W do not depend o
 the order of their largest inputs, and so do the columns of a group: what matters most is rounded while there are others
 to make up for it.
 
-What x is has changed already, where weights before this one are rounded. `aimed` moves W some way towards the matrix
-that makes of the changed x what W makes of the original one (GPTAQ, Li 2025, arXiv 2504.02692, goes all the way, which
-fits few tokens too closely).
+What x is has changed already, where weights before this one are rounded. `correction` moves W some way towards the
+matrix that makes of the changed x what W makes of the original one (GPTAQ, Li 2025, arXiv 2504.02692, goes all the way,
+which fits few tokens too closely).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from weft.ir.types.block_layouts import BlockLayout, Blocks
 RIDGE = 0.01  # added to the moment, relative to its mean: directions that the text hardly has keep a weight
 SHRINK = tuple(1 - 0.03 * i for i in range(12))  # of the range of a group, tried for its scale
 AIM = 0.25  # of the way to outputs of the original model, which corrects the layers before and overfits beyond
+COLUMNS = 512  # of a moment that are factored at once
 WIDE = 4096  # inputs from which on moments are factored in f32, to save memory
 
 
@@ -48,20 +48,32 @@ def feedback(moment: Array, group: int, ridge: float = RIDGE) -> Feedback:
     """Factor `moment` [in, in], with the inputs filled up to a multiple of `group` by some that are always 0."""
     width = len(moment)
     count = width + -width % group
-    precision: Any = np.float32 if count > WIDE else np.float64
-    full: Array = np.zeros((count, count), precision)
-    full[:width, :width] = moment
-    mean = float(np.trace(full)) / width or 1.0
-    full[np.diag_indices(count)] += ridge * mean
+    mean = float(np.trace(moment)) / width or 1.0
+    full = np.pad(moment, (0, count - width)) if count > width else moment
     order = _by_size(full.diagonal(), group)
-    full = full[np.ix_(order, order)]
+    full = full[np.ix_(order, order)].astype(np.float32 if count > WIDE else np.float64, copy=False)
+    full[np.diag_indices(count)] += ridge * mean
     diagonal = full.diagonal().astype(np.float32)
-    # H = R Rᵀ with R upper triangular: the Cholesky factor of H with its axes reversed, reversed again.
-    root: Array = np.linalg.cholesky(full[::-1, ::-1])[::-1, ::-1]
-    scale: Array = np.ascontiguousarray(root.diagonal())
-    unit: Array = (root / scale).astype(np.float32)
-    unit[np.diag_indices(count)] = 0
-    return Feedback(order, unit, np.square(scale).astype(np.float32), diagonal)
+    factor(full)
+    scale: Array = np.ascontiguousarray(full.diagonal())
+    full /= scale
+    full[np.diag_indices(count)] = 0
+    return Feedback(order, full.astype(np.float32, copy=False), np.square(scale).astype(np.float32), diagonal)
+
+
+def factor(moment: Array) -> None:
+    """Replace the positive definite `moment` [n, n] by R, upper triangular, with R Rᵀ = `moment`."""
+    for last in range(len(moment), 0, -COLUMNS):
+        first = max(0, last - COLUMNS)
+        # The Cholesky factor of a block with its axes reversed, reversed again.
+        corner: Array = np.linalg.cholesky(moment[first:last, first:last][::-1, ::-1])[::-1, ::-1]
+        moment[first:last, first:last] = corner
+        moment[first:last, :first] = 0
+        above = moment[:first, first:last]
+        above[...] = np.linalg.solve(corner, above.T).T
+        for start in range(0, first, COLUMNS):
+            stop = min(first, start + COLUMNS)
+            moment[:stop, start:stop] -= above[:stop] @ above[start:stop].T
 
 
 def _by_size(sizes: Array, group: int) -> Array:
@@ -73,13 +85,13 @@ def _by_size(sizes: Array, group: int) -> Array:
     return order
 
 
-def aimed(weight: Array, moment: Array, crossed: Array, ridge: float = RIDGE) -> Array:
-    """`weight` f32 [out, in], moved by `AIM` of the way towards the least-squares fit of what it makes of the original
-    inputs x₀ on the changed inputs x: `moment` is Σ x xᵀ, `crossed` Σ x₀ xᵀ."""
+def correction(moment: Array, crossed: Array, ridge: float = RIDGE) -> Array:
+    """The matrix [in, in] that moves a weight, from its right, by `AIM` of the way towards the least-squares fit of
+    what it makes of the original inputs x₀ on the changed inputs x: `moment` is Σ x xᵀ, `crossed` Σ x₀ xᵀ."""
     mean = float(np.trace(moment)) / len(moment) or 1.0
-    regular = moment + np.float32(ridge * mean) * np.eye(len(moment), dtype=np.float32)
-    away = np.linalg.solve(regular, (weight @ (crossed - moment)).T).T
-    moved: Array = weight + np.float32(AIM) * away
+    unit = np.eye(len(moment), dtype=np.float32)
+    away = np.linalg.solve(moment + np.float32(ridge * mean) * unit, (crossed - moment).T).T
+    moved: Array = unit + np.float32(AIM) * away
     return moved
 
 

@@ -7,6 +7,7 @@ weight.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -23,11 +24,13 @@ from weft.ir.types.block_layouts import BlockLayout, Blocks, pack_codes
 from ..core.resume import Finished
 from ..edits.edit import derive, replace_param
 from .calibration import Activations
-from .gptq import AIM, RIDGE, SHRINK, Feedback, aimed, feedback, gptq
+from .gptq import AIM, RIDGE, SHRINK, Feedback, correction, feedback, gptq
 from .matrices import Matrix
 
+FOLLOWED = 1 << 29  # weights of a model up to which its original outputs are aimed at, which a second pass computes
 POOLED = 0.1  # share of all tokens in the moment of an expert: it may have seen few of its own
-ROWS = 4096  # activations that are multiplied at once
+ROWS = 2048  # activations that are multiplied at once, and
+COLUMNS = 1024  # of their moment
 NUMBERS = 1 << 23  # of a weight that are rounded at once
 
 Progress = Callable[[int, int], None]
@@ -84,9 +87,10 @@ def fit(
     """Round the matrices of `plan` by GPTQ for the `texts` (ids [texts, length]), in the order in which they are read;
     yields the name of each. Tables that are looked up alone are rounded to the nearest. What is done is kept in the
     folder `resume`, and taken from there."""
-    activations, original = Activations(graph, texts), _Original(graph, texts)
-    finished = Finished(resume, texts, RIDGE, SHRINK, AIM, POOLED)
     done, total = 0, sum(matrix.elements for matrix in plan)
+    activations = Activations(graph, texts, single=True)
+    original = _Original(graph, texts) if total <= FOLLOWED else None
+    finished = Finished(resume, texts, RIDGE, SHRINK, AIM if original else 0, POOLED)
     waiting = {matrix.param: matrix for matrix in plan}
     for matrix in plan:
         if matrix.kind == "table":
@@ -124,7 +128,7 @@ class _Original:
 
     def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
         copy = graph.clone()
-        self._activations = Activations(copy, texts)
+        self._activations = Activations(copy, texts, single=True)
         self._twins = {value: copy.inputs[name] for name, value in graph.inputs.items()}
         for node, twin in zip(graph.nodes, copy.nodes, strict=True):
             self._twins.update(zip(node.outputs, twin.outputs, strict=True))
@@ -149,62 +153,81 @@ def _norm(node: Node) -> tuple[object, ...]:
 
 
 def _fit_products(
-    activations: Activations, original: _Original, layouts: Mapping[Matrix, BlockLayout]
+    activations: Activations, original: _Original | None, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
     """Round matrices whose first products multiply the same value."""
+    by_readers: dict[tuple[Node, ...], list[Matrix]] = {}  # shared weights are rounded once, for all that they multiply
+    for matrix in layouts:
+        products = tuple(n for n in matrix.readers if n.op is not ops.embedding)
+        by_readers.setdefault(products if len(products) > 1 else (), []).append(matrix)
     found: dict[Matrix, list[Blocks]] = {}
-    moments: dict[tuple[Value, ...], tuple[Array, Array]] = {}
-    factors: dict[tuple[tuple[Value, ...], int], Feedback] = {}
-    for matrix, layout in layouts.items():
-        products = [n for n in matrix.readers if n.op is not ops.embedding]
-        others = tuple(n.output for n in products[1:])
-        if others not in moments:  # shared weights are rounded once, for all that they multiply
-            second, crossed = _moments_of(activations, original, products[0])
-            for node in products[1:]:
-                with activations.aside(), original.aside():
-                    more = _moments_of(activations, original, node)
-                second, crossed = second + more[0], crossed + more[1]
-            moments[others] = second, crossed
-        second, crossed = moments[others]
-        if (others, layout.group) not in factors:
-            factors.clear()  # one at a time: they are as large as the moment
-            factors[others, layout.group] = feedback(second, layout.group)
-        found[matrix] = [_rounded(matrix, second, crossed, factors[others, layout.group], layout)]
+    for matrices in by_readers.values():
+        first, *others = (n for n in matrices[0].readers if n.op is not ops.embedding)
+        second, crossed = _moments_of(activations, original, first)
+        for node in others:
+            with activations.aside(), original.aside() if original else contextlib.nullcontext():
+                more = _moments_of(activations, original, node)
+            second += more[0]
+            crossed = None if crossed is None or more[1] is None else crossed + more[1]
+        corrected = None if crossed is None else correction(second, crossed)
+        del crossed
+        by_group: dict[int, list[Matrix]] = {}
+        for matrix in matrices:
+            by_group.setdefault(layouts[matrix].group, []).append(matrix)
+        while by_group:
+            group, members = by_group.popitem()
+            factors = feedback(second, group)
+            if not by_group:
+                del second  # moments of wide inputs are large
+            for matrix in members:
+                found[matrix] = [_rounded(matrix, corrected, factors, layouts[matrix])]
+            del factors
     return found
 
 
-def _moments_of(activations: Activations, original: _Original, node: Node) -> tuple[Array, Array]:
+def _moments_of(activations: Activations, original: _Original | None, node: Node) -> tuple[Array, Array | None]:
     """The second moment of what the weight of `node` multiplies, and that of it with what it multiplied originally."""
     x = node.required("x")
-    found: list[list[Array]] = []
-    for parts in (activations(x), original(x)):
-        if node.op is ops.norm_linear:
-            norm = (ops.rms_norm if node.attrs["kind"] == "rms" else ops.layer_norm).reference
-            found.append([np.asarray(norm(part, eps=node.attrs["eps"])) for part in parts])
-        else:
-            found.append(parts)
-    changed, first = found
-    return moment(changed), moment(first, changed)
+    changed = _normed(node, activations(x))
+    return moment(changed), None if original is None else moment(_normed(node, original(x)), changed)
+
+
+def _normed(node: Node, parts: list[Array]) -> list[Array]:
+    """What the weight of `node` multiplies, where it reads `parts`."""
+    if node.op is not ops.norm_linear:
+        return parts
+    norm = (ops.rms_norm if node.attrs["kind"] == "rms" else ops.layer_norm).reference
+    return [np.asarray(norm(part, eps=node.attrs["eps"])) for part in parts]
 
 
 def moment(parts: Sequence[Array], others: Sequence[Array] | None = None) -> Array:
     """Σ x yᵀ over the rows x of `parts` [..., n] and y of `others`, or of `parts` again, f32 [n, n]."""
-    total: Array | None = None
-    for part, other in zip(parts, parts if others is None else others, strict=True):
-        flat, beside = (p.reshape(-1, p.shape[-1]).astype(np.float32, copy=False) for p in (part, other))
-        for i in range(0, len(flat), ROWS):
-            product = flat[i : i + ROWS].T @ beside[i : i + ROWS]
-            total = product if total is None else np.add(total, product, out=total)
-    assert total is not None
+    flat = [part.reshape(-1, part.shape[-1]) for part in parts]
+    beside = flat if others is None else [part.reshape(-1, part.shape[-1]) for part in others]
+    width = flat[0].shape[1]
+    total = np.zeros((width, width), np.float32)
+    together = max(1, ROWS // len(flat[0]))
+    for i in range(0, len(flat), together):
+        x = np.concatenate(flat[i : i + together]).astype(np.float32, copy=False)
+        y = x if others is None else np.concatenate(beside[i : i + together]).astype(np.float32, copy=False)
+        for start in range(0, width, COLUMNS):
+            strip = slice(start, start + COLUMNS)
+            rows = slice(start + COLUMNS if others is None else width)  # of a symmetric one the upper blocks
+            total[rows, strip] += x[:, rows].T @ y[:, strip]
+    if others is None:
+        for start in range(0, width, COLUMNS):
+            total[start + COLUMNS :, start : start + COLUMNS] = total[start : start + COLUMNS, start + COLUMNS :].T
     return total
 
 
-def _rounded(matrix: Matrix, second: Array, crossed: Array, factors: Feedback, layout: BlockLayout) -> Blocks:
-    """A matrix [out, in], some rows at a time."""
+def _rounded(matrix: Matrix, corrected: Array | None, factors: Feedback, layout: BlockLayout) -> Blocks:
+    """A matrix [out, in], multiplied by what is `corrected` of its inputs, some rows at a time."""
     width, reader = int(matrix.param.shape[-1]), matrix.param.graph.reader
-    blocks = matrix.param.recipe.blocks(reader, max(1, NUMBERS // width) * width)
-    parts = [gptq(aimed(rows.astype(np.float32), second, crossed), factors, layout) for rows in blocks]
-    return parts[0] if len(parts) == 1 else joined(parts)
+    found = []
+    for rows in matrix.param.recipe.blocks(reader, max(1, NUMBERS // width) * width):
+        weight = rows.astype(np.float32, copy=False)
+        found.append(gptq(weight if corrected is None else weight @ corrected, factors, layout))
+    return found[0] if len(found) == 1 else joined(found)
 
 
 def _experts(node: Node) -> list[list[Param]]:

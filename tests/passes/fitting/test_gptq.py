@@ -8,7 +8,7 @@ import pytest
 from weft.ir.recipes.blocks.quantize import round_rows
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout, Blocks, integer_layout
-from weft.passes.fitting.gptq import AIM, RIDGE, aimed, feedback, gptq
+from weft.passes.fitting.gptq import AIM, RIDGE, correction, feedback, gptq
 
 LAYOUTS = [integer_layout(bits, group, zeros) for bits in (2, 3, 4, 8) for group in (16, 32) for zeros in (True, False)]
 
@@ -97,7 +97,7 @@ def test_a_weight_aims_at_what_the_original_model_made(rng: np.random.Generator)
     weight, _ = problem(rng, 6, 24)
     first = rng.standard_normal((200, 24)).astype(np.float32)
     changed = (first + 0.3 * rng.standard_normal((200, 24)) @ rng.standard_normal((24, 24))).astype(np.float32)
-    moved = aimed(weight, changed.T @ changed, first.T @ changed, ridge=0)
+    moved = weight @ correction(changed.T @ changed, first.T @ changed, ridge=0)
     fit = np.linalg.lstsq(changed.astype(np.float64), first @ weight.T.astype(np.float64), rcond=None)[0].T
     np.testing.assert_allclose(moved, weight + AIM * (fit - weight), rtol=0, atol=1e-4)
-    np.testing.assert_array_equal(aimed(weight, first.T @ first, first.T @ first), weight)
+    np.testing.assert_array_equal(correction(first.T @ first, first.T @ first), np.eye(len(first.T), dtype=np.float32))
