@@ -1,19 +1,22 @@
-"""SmolLM2-135M in fewer bits: what a text loses, what a folder weighs, how fast it decodes; weft beside its peers.
+"""SmolLM2-135M in fewer bits: what a text loses, what a file weighs, how fast it decodes; weft beside its peers.
 
 Everything starts from the same numbers: the GGUF for weft, the same weights as a Hugging Face folder for the model
-builder of onnxruntime-genai. The file itself is Q4_1, so its weights lie on a grid of 4 bits, which flatters whoever
-rounds them as they are; weft's `int4` rotates them first, which leaves that grid.
+builder of onnxruntime-genai and as a GGUF of f32 for llama.cpp. The original is Q4_1 itself, so its weights lie on a
+grid of 4 bits: that flatters whoever rounds them as they are, most of all Q4_1. weft's `int4` rotates them first, which
+leaves that grid.
 
 Quality: negative log-likelihood and KL divergence from the f32 model on texts/held_out.txt, which is no part of what
-weft calibrates on, in windows of 256 tokens, each folder run by ONNX Runtime as its user would run it. Speed: prefill
-of 512 tokens and decode of 128, contenders in turns as `turns` says.
+anyone calibrates on, in windows of 256 tokens. ONNX folders are run by ONNX Runtime as their users would run them; of
+llama.cpp's files it is their numbers that count, in f32 arithmetic. The importance matrix of llama.cpp and weft's codes
+are fitted to the same text, the one that comes with weft. MiniLM: the mean cosine between embeddings, line by line.
 
-    python benchmarks/bench_quantized.py [--tokens 6144] [--sets 4] [--rounds 2] [--threads 2]
+Speed: prefill of 512 tokens and decode of 128, contenders in turns as `turns` says.
+
+    python benchmarks/bench_quantized.py [--tokens 6144] [--sets 4] [--rounds 2] [--threads 2] [--llama-cpp BUILD]
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -22,107 +25,133 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench_speed import child
+import bench_speed
+from llamacpp import LlamaCppRun, quantized
 from machine import facts, save
 from smollm2 import GGUF, ROOT, builder_command, hugging_face_folder
-from turns import DECODE, PROMPT, compared, one_set
+from turns import DECODE, PROMPT, all_sets, compared, options, serve
 
 HELD_OUT = ROOT / "benchmarks" / "texts" / "held_out.txt"
+MINILM = ROOT / ".cache" / "weights" / "all-MiniLM-L6-v2"
 WINDOW = 256
 OURS = {
     "weft_int4": "int4",
     "weft_int4_64": "int4{group=64}",
     "weft_int4_rtn": "int4{method=rtn}",
     "weft_int8": "int8",
+    "weft_3.3_bits": "int4{budget=3.3}",
 }
 BUILDER = {"builder_int4": (), "builder_k_quant": ("algo_config=k_quant_mixed",)}
+TIMED = ("weft_int4", "weft_int4_64", "weft_int8")
 
 
-def prepare(work: Path) -> tuple[dict[str, Path], dict[str, Path], dict[str, float]]:
-    """The folders that are scored (with logits of all positions) and those that are timed, and the seconds that making
+def prepare(work: Path, llama_cpp: str | None) -> tuple[dict[str, Path], dict[str, Path], dict[str, float]]:
+    """What is scored (folders with logits of all positions, GGUF files) and what is timed, and the seconds that making
     each took."""
     import weft
     from weft.frontends.api.rewriting import rewrite
     from weft.frontends.api.source.sources import load_source
     from weft.frontends.api.weights import weights_pipeline
+    from weft.passes.fitting.calibration import MIXTURE
 
     scored, timed, seconds = {}, {}, {}
     source = hugging_face_folder(GGUF, work / "hf")
     for name, weights in OURS.items():
         start = time.perf_counter()
         model = load_source(GGUF)
-        quantized = rewrite(model, weights_pipeline(model.graph, weights))
-        timed[name], scored[name] = work / name, work / f"{name}_all"
-        weft.compile(quantized, timed[name], max_length=2048)
+        rewritten = rewrite(model, weights_pipeline(model.graph, weights))
+        if name in TIMED:
+            timed[name] = work / name
+            weft.compile(rewritten, timed[name], max_length=2048)
+        scored[name] = work / f"{name}_all"
+        weft.compile(rewritten, scored[name], max_length=2048, passes="default,-last-token-logits")
         seconds[name] = time.perf_counter() - start
-        weft.compile(quantized, scored[name], max_length=2048, passes="default,-last-token-logits")
-    for name, options in BUILDER.items():
+        print(f"{name}: {seconds[name]:.0f} s", file=sys.stderr)
+    for name, more in BUILDER.items():
         start = time.perf_counter()
         timed[name] = scored[name] = work / name
-        command = builder_command(source, timed[name], *options)
+        command = builder_command(source, timed[name], *more)
         command[command.index("fp32")] = "int4"
         subprocess.run(command, check=True, capture_output=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
         seconds[name] = time.perf_counter() - start
+    if llama_cpp is not None:
+        floats = work / "f32.gguf"
+        weft.export(GGUF, floats, dtype="f32", weights="float")
+        files, took = quantized(Path(llama_cpp), floats, MIXTURE, work)
+        scored |= files
+        timed |= {name: file for name, file in files.items() if not name.endswith("_imatrix")}
+        seconds |= took
     return scored, timed, seconds
 
 
-def quality(folders: dict[str, Path], tokens: int) -> dict[str, Any]:
+def quality(models: dict[str, Path], tokens: int) -> dict[str, Any]:
     """Scores by contender; the f32 model's under its own name."""
     import weft
 
-    found = weft.evaluate(
-        [str(folder) for folder in folders.values()],
-        against=str(GGUF),
-        text=HELD_OUT,
-        tokens=tokens,
-        context=WINDOW,
-        device="cpu",
-    )
+    names = [str(model) for model in models.values()]
+    found = weft.evaluate(names, against=str(GGUF), text=HELD_OUT, tokens=tokens, context=WINDOW, device="cpu")
     exact, *scores = found.scores
     assert exact.nll is not None
-    rows: dict[str, Any] = {"f32": {"nll": round(exact.nll, 4), "bytes": exact.weight_bytes}}
-    for name, score in zip(folders, scores, strict=True):
-        assert score.nll is not None and score.kl is not None and score.kl_99 is not None
+    rows: dict[str, Any] = {"f32": {"nll": round(exact.nll, 4)}}
+    for (name, model), score in zip(models.items(), scores, strict=True):
+        assert score.nll_loss is not None and score.kl is not None and score.kl_99 is not None
+        assert score.agreement is not None
         rows[name] = {
-            "loss": round(score.nll - exact.nll, 4),
+            "loss": round(score.nll_loss, 4),
             "kl": round(score.kl, 4),
             "kl_99": round(score.kl_99, 3),
-            "agreement": round(score.agreement or 0, 4),
-            "bytes": score.weight_bytes,
+            "agreement": round(score.agreement, 4),
+            "bytes": model.stat().st_size if model.is_file() else score.weight_bytes,
+            "bits_of_linear_maps": None if score.bits is None else round(score.bits, 3),
         }
     return {"tokens": found.tokens, "window": found.context, "scores": rows}
 
 
+def minilm() -> dict[str, float]:
+    """The mean cosine between embeddings of MiniLM in f32 and in fewer bits."""
+    import weft
+
+    found = weft.evaluate((), against=str(MINILM), weights=("int8", "int4"), text=HELD_OUT, device="cpu")
+    return {score.name: round(score.cosine, 6) for score in found.scores[1:] if score.cosine is not None}
+
+
+def child(name: str, model: Path, prompt_folder: Path, threads: int) -> None:
+    """One contender's process."""
+    if name.startswith("llamacpp"):
+        serve(LlamaCppRun(model, threads, PROMPT + DECODE), prompt_folder)
+    else:
+        bench_speed.child(name, model, prompt_folder, threads)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, sets=4)
     parser.add_argument("--tokens", type=int, default=6144)
-    parser.add_argument("--sets", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--child", nargs=3, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--llama-cpp", help="the folder of a build of llama.cpp with its tools and library")
     args = parser.parse_args()
     if args.child:
-        name, folder, prompt_folder = args.child
-        child(name, Path(folder), Path(prompt_folder), args.threads)
+        name, model, prompt_folder = args.child
+        child(name, Path(model), Path(prompt_folder), args.threads)
         return
+    if args.llama_cpp:
+        os.environ["LLAMA_CPP_LIB_PATH"] = args.llama_cpp
     with tempfile.TemporaryDirectory() as work:
-        scored, timed, seconds = prepare(Path(work))
+        scored, timed, seconds = prepare(Path(work), args.llama_cpp)
         scores = quality(scored, args.tokens)
-        print(scores, file=sys.stderr)
-        runs = {name: str(folder) for name, folder in timed.items()}
-        first = next(iter(OURS))
-        results = [one_set(__file__, runs, args.rounds, args.threads, seed, first) for seed in range(args.sets)]
-    speed = compared(results, list(OURS))
-    machine = facts("onnxruntime", "onnxruntime-genai", "numpy")
+        cosines = minilm()
+        print(scores, cosines, file=sys.stderr)
+        runs = {name: str(model) for name, model in timed.items()}
+        results = all_sets(__file__, runs, args, prompts=TIMED[0])
+    packages = ["onnxruntime", "onnxruntime-genai", "numpy", *(["llama-cpp-python"] if args.llama_cpp else [])]
     what = f"SmolLM2-135M, prompt {PROMPT}, decode {DECODE}, {args.threads} threads"
     save(
         "quantized",
         {
             "what": what,
-            "machine": machine,
+            "machine": facts(*packages),
             "seconds": {name: round(s, 1) for name, s in seconds.items()},
             **scores,
-            **speed,
+            "minilm_cosine": cosines,
+            **compared(results, list(TIMED)),
         },
     )
 

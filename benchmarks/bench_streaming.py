@@ -1,10 +1,11 @@
-"""Compiling a 1.2 B-parameter checkpoint to fp32 ONNX: wall time and peak resident memory of whole processes.
+"""Compiling a 1.2 B-parameter checkpoint to ONNX: wall time and peak resident memory of whole processes.
 
 Writes a random bf16 llama checkpoint (d 2048, 16 layers, 32/8 heads, ffn 8192, vocabulary 128256, tied; sharded) and
-compiles it in turn with weft, onnxruntime-genai's model builder and, if it is installed, mobius. Rounds interleave the
-contenders; outputs are deleted in between.
+compiles it to fp32 in turn with weft, onnxruntime-genai's model builder and, if it is installed, mobius. With --int4
+it compiles to 4 bits instead: weft rounds to the nearest as the builder does, and once, last, by GPTQ on 16,384 tokens.
+Rounds interleave the contenders; outputs are deleted in between.
 
-    python benchmarks/bench_streaming.py [--rounds 3] [--work DIR] [--mobius PYTHON]
+    python benchmarks/bench_streaming.py [--rounds 3] [--work DIR] [--int4 | --mobius PYTHON]
 """
 
 from __future__ import annotations
@@ -99,28 +100,29 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def commands(source: Path, out: Path, mobius: str | None) -> dict[str, list[str]]:
-    """How each contender compiles `source` into `out`."""
-    python = sys.executable
-    builder = [python, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(out)]
-    found = {
-        "weft": [python, "-m", "weft", "compile", str(source), "-o", str(out), "--target", "ort-cpu"],
-        "genai_builder": [*builder, "-p", "fp32", "-e", "cpu", "-c", str(out) + ".cache"],
-    }
+    """How each contender compiles `source` into `out`, in f32."""
+    found = {"weft": weft_command(source, out), "genai_builder": builder_command(source, out, "fp32")}
     if mobius:
-        found["mobius"] = [
-            mobius,
-            "-m",
-            "mobius",
-            "build",
-            "--config",
-            str(source),
-            str(out),
-            "--ep",
-            "cpu",
-            "--dtype",
-            "f32",
-        ]
+        found["mobius"] = [mobius, "-m", "mobius", "build", "--config"]
+        found["mobius"] += [str(source), str(out), "--ep", "cpu", "--dtype", "f32"]
     return found
+
+
+def int4_commands(source: Path, out: Path) -> dict[str, list[str]]:
+    """How each contender compiles `source` into `out`, rounding to the nearest codes of 4 bits."""
+    rounded = weft_command(source, out, "--weights", "int4{method=rtn}")
+    return {"weft": rounded, "genai_builder": builder_command(source, out, "int4")}
+
+
+def weft_command(source: Path, out: Path, *options: str) -> list[str]:
+    """The command by which weft compiles `source`."""
+    return [sys.executable, "-m", "weft", "compile", str(source), "-o", str(out), "--target", "ort-cpu", *options]
+
+
+def builder_command(source: Path, out: Path, precision: str) -> list[str]:
+    """The command of onnxruntime-genai's model builder."""
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(out)]
+    return [*command, "-p", precision, "-e", "cpu", "-c", str(out) + ".cache"]
 
 
 def timed(command: list[str], log: Path) -> tuple[float, float]:
@@ -141,23 +143,33 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", type=Path, default=None, help="folder with 20 GB of room (default: a temporary one)")
     parser.add_argument("--mobius", default=None, help="a Python that can import mobius")
+    parser.add_argument("--int4", action="store_true", help="compile to 4 bits")
     args = parser.parse_args()
     packages = ("numpy", "onnx", "onnx-ir", "onnxruntime-genai", "torch", "transformers")
+    runs: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(dir=args.work) as work:
         source, out, log = Path(work) / "checkpoint", Path(work) / "out", Path(work) / "log"
         # In a process of its own: peak memory of a child counts what its parent held when it was forked.
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             parameters = pool.submit(write_checkpoint, source).result()
-        runs: dict[str, list[tuple[float, float]]] = {}
+
+        def run(name: str, command: list[str]) -> None:
+            os.sync()  # nobody pays for the pages of the one before
+            runs.setdefault(name, []).append(timed(command, log))
+            print(f"{name}: {runs[name][-1][0]:.1f} s, {runs[name][-1][1]:.2f} GiB", flush=True)
+            shutil.rmtree(out)
+
+        contenders = int4_commands(source, out) if args.int4 else commands(source, out, args.mobius)
         for r in range(args.rounds):
-            order = list(commands(source, out, args.mobius).items())
+            order = list(contenders.items())
             for name, command in order if r % 2 == 0 else reversed(order):
-                os.sync()  # nobody pays for the pages of the one before
-                runs.setdefault(name, []).append(timed(command, log))
-                print(f"round {r + 1} {name}: {runs[name][-1][0]:.1f} s, {runs[name][-1][1]:.2f} GiB", flush=True)
-                shutil.rmtree(out)
+                run(name, command)
+        if args.int4:
+            tokens = Path(work) / "tokens.npy"
+            np.save(tokens, np.random.default_rng(0).integers(3, VOCAB, (128, 128)))
+            run("weft_gptq", weft_command(source, out, "--weights", f'int4{{calibration="{tokens}"}}'))
     result = {
-        "what": "compile a bf16 checkpoint to fp32 ONNX",
+        "what": f"compile a bf16 checkpoint to {'int4' if args.int4 else 'fp32'} ONNX",
         "parameters": parameters,
         "machine": facts(*packages),
         "wall_seconds": {n: spread([w for w, _ in v]) for n, v in runs.items()},
@@ -165,7 +177,7 @@ def main() -> None:
     }
     ours = result["wall_seconds"]["weft"]["median"]
     result["wall_ratio_to_weft"] = {n: round(v["median"] / ours, 2) for n, v in result["wall_seconds"].items()}
-    save("streaming", result)
+    save("streaming_int4" if args.int4 else "streaming", result)
 
 
 if __name__ == "__main__":

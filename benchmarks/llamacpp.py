@@ -34,7 +34,8 @@ def quantized(build: Path, source: Path, calibration: Path, work: Path) -> tuple
             name = f"llamacpp_{kind.lower()}{'_imatrix' if weighed else ''}"
             files[name] = work / f"{name}.gguf"
             start = time.perf_counter()
-            call("llama-quantize", *(["--imatrix", str(matrix)] if weighed else []), str(source), str(files[name]), kind)
+            weights = ["--imatrix", str(matrix)] if weighed else []
+            call("llama-quantize", *weights, str(source), str(files[name]), kind)
             seconds[name] = time.perf_counter() - start
     return files, seconds
 

@@ -135,9 +135,7 @@ def all_sets(script: str, folders: dict[str, str], args: argparse.Namespace, pro
     return results
 
 
-def one_set(
-    script: str, folders: dict[str, str], rounds: int, threads: int, seed: int, prompts: str
-) -> dict[str, Any]:
+def one_set(script: str, folders: dict[str, str], rounds: int, threads: int, seed: int, prompts: str) -> dict[str, Any]:
     """Start every contender of `script`, in an order of its own, let them take turns, return all times.
 
     The tokenizer of the prompt is in the folder of the contender `prompts`.
