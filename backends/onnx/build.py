@@ -45,6 +45,7 @@ class OnnxFolder:
         asked, kept = graph.meta.get(KEEP_BLOCKS, ""), blocks.summary(graph, target)
         if asked and not kept:
             notes.append(f"no weights keep their blocks: {blocks.no_blocks(graph, target)}")
+        notes += blocks.given_up(graph, target)
         self.facts: dict[str, Any] = {
             "prepacked": prepack,
             "kept_blocks": asked if kept else "",

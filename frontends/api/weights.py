@@ -1,4 +1,4 @@
-"""Weights in fewer bits by one word: ``int4``, ``int8`` and so on, as the passes that make a model so."""
+"""Weights in fewer bits by one word: ``int4``, ``int8``, ``fp8`` and so on, as the passes that make a model so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from weft.ir.graph import Graph
 from weft.passes import lookup, run_passes
 
 BITS = (2, 3, 4, 8)
-_FORM = re.compile(r"\s*int(\d+)\s*(?:\{(.*)\})?\s*", re.DOTALL)
+FLOATS = ("fp8",)
+_FORM = re.compile(r"\s*([a-z]+)(\d+)\s*(?:\{(.*)\})?\s*", re.DOTALL)
 # Exact rewrites after which weights lose less when they are rounded; a graph that one does not fit goes without it.
 PREPARED = ("fold-norm-scale, rotate-residual, rotate-heads", "rotate-heads")
 
@@ -17,22 +18,25 @@ PREPARED = ("fold-norm-scale, rotate-residual, rotate-heads", "rotate-heads")
 def weights_pipeline(graph: Graph, text: str) -> str:
     """Return the pipeline that `text` is short for: ``int4``, or with arguments of `quantize`, ``int4{group=64}``.
 
-    Codes of 8 bits are rounded to the nearest; those of fewer are fitted to a text, after exact rewrites that spread
-    what is large in a few places over all, where the graph allows them.
+    Codes of 8 bits, integers and floats, are rounded to the nearest; those of fewer are fitted to a text, after exact
+    rewrites that spread what is large in a few places over all, where the graph allows them.
 
     Raises:
         WeftError: if the text is of another form.
     """
     match = _FORM.fullmatch(text)
-    if match is None or int(match[1]) not in BITS:
-        known = ", ".join(f"int{bits}" for bits in BITS)
+    kind, bits = (match[1], int(match[2])) if match else ("", 0)
+    if match is None or not ((kind == "int" and bits in BITS) or f"{kind}{bits}" in FLOATS):
+        known = ", ".join([*(f"int{bits}" for bits in BITS), *FLOATS])
         raise WeftError(
             f"--weights {text!r} is not known; it takes {known}, each with arguments of the pass quantize if need be, "
             'such as "int4{group=64}"'
         )
-    bits, given = int(match[1]), (match[2] or "").strip()
+    given = (match[3] or "").strip()
     names = set(re.findall(r"(\w+)\s*=", given))
-    arguments = [f"bits={bits}", *([given] if given else [])]
+    arguments = [f"bits={bits}" if kind == "int" else f"format={kind}{bits}", *([given] if given else [])]
+    if kind != "int":
+        return f"{lookup('quantize').name}{{{', '.join(arguments)}}}"
     nearest = bits == 8 and not names & {"method", "calibration"}
     if nearest:
         arguments.append("method=rtn")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .blocks import Dequantize, Quantize, Stored
+from .blocks import Dequantize, Float8, Quantize, Stored, ToFloat8
 from .combinators import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
 from .matrices import Centre, MatMul
 from .readers import Array, TensorReader
@@ -56,7 +56,10 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
         case Dequantize(codes, scales, zeros):
             arrays = _each((codes, scales) if zeros is None else (codes, scales, zeros), reader, index)
             return _with_parts(recipe, arrays) if arrays else None
-        case Map(item) | Cast(item) | Quantize(item) | Stored(item):
+        case Float8(codes, scales):
+            arrays = _each((codes, scales), reader, index)
+            return Float8(*arrays, recipe.width) if arrays else None
+        case Map(item) | Cast(item) | Quantize(item) | ToFloat8(item) | Stored(item):
             part = row(item, reader, index)
             return part and replace(recipe, item=part)
         case Slice(item, axis) | Scale(item, _, axis) | Centre(item, axis) if axis > 0:

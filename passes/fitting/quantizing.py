@@ -16,7 +16,7 @@ import numpy as np
 from weft.ir import Graph, Node, Param, Recipe, Value, ops
 from weft.ir.ops.experts import hidden_of
 from weft.ir.recipes import Source
-from weft.ir.recipes.blocks import Dequantize, Quantize
+from weft.ir.recipes.blocks import Dequantize, Quantize, ToFloat8
 from weft.ir.recipes.blocks.quantize import joined
 from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.types.block_layouts import BlockLayout, Blocks, pack_codes
@@ -38,6 +38,9 @@ Progress = Callable[[int, int], None]
 
 def round_to_nearest(param: Param, layout: BlockLayout, search: str = "") -> None:
     """Let `param` be rounded to the nearest codes of `layout` whenever it is read, with scales found by `search`."""
+    if layout.floats:
+        reweigh(param, ToFloat8(param.recipe))
+        return
     reweigh(param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.scale.name, search))
 
 

@@ -47,7 +47,7 @@ def layout_of(weight: Value | None) -> BlockLayout | str:
     if weight.type.rank != 2:
         return "a stack of matrices is stored as dequantized numbers"
     if layout.floats or layout.has_minimum:
-        return f"DequantizeLinear does not compute what {layout} stands for"
+        return f"DequantizeLinear does not compute what {layout} stands for{', but target torch' * layout.floats}"
     if weight.type.dtype not in (dtypes.f32, dtypes.f16):
         return f"no kernel of ONNX Runtime dequantizes to {weight.type.dtype}"
     return layout

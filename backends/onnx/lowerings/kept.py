@@ -16,12 +16,17 @@ PRODUCTS = (ops.linear, ops.norm_linear)
 
 def _is_kept(weight: Param, node: Node, target: Backend) -> bool:
     """Return whether `node` reads the codes of `weight`."""
+    return _reason(weight, node, target) is None
+
+
+def _reason(weight: Param, node: Node, target: Backend) -> str | None:
+    """Say why `node` reads the numbers of `weight`; None if it reads its codes."""
     if node.op in (*PRODUCTS, ops.embedding):
         layout = quantized.layout_of(weight, target) if target.contrib else dequantized.layout_of(weight)
-        return isinstance(layout, BlockLayout)
-    if node.op is ops.moe and target.contrib:
-        return weight in quantized_experts.expert_weights(node) and quantized_experts.refusal(node, target) is None
-    return False
+        return None if isinstance(layout, BlockLayout) else layout
+    if node.op is ops.moe and target.contrib and weight in quantized_experts.expert_weights(node):
+        return quantized_experts.refusal(node, target)
+    return f"{target.name} has no {node.op.name} by codes"
 
 
 def keeps(graph: Graph, target: Backend) -> list[Param]:
@@ -33,6 +38,19 @@ def summary(graph: Graph, target: Backend) -> dict[str, int]:
     """Count the weights of `graph` that stay in blocks, by block layout."""
     layouts = (kept_layout(p) for p in keeps(graph, target))
     return counted(layout for layout in layouts if isinstance(layout, BlockLayout))
+
+
+def given_up(graph: Graph, target: Backend) -> list[str]:
+    """Say which weights that a pass quantized are stored as numbers, and why, once for each reason."""
+    kept, found = set(keeps(graph, target)), dict[str, list[str]]()
+    for weight in candidates(graph):
+        if is_quantized(weight) and weight not in kept:
+            reason = next(filter(None, (_reason(weight, node, target) for node in weight.users)), "it is an output")
+            found.setdefault(reason, []).append(weight.name)
+    return [
+        f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: stored as numbers, not as codes: {reason}"
+        for reason, names in found.items()
+    ]
 
 
 def rounds_activations(graph: Graph, target: Backend) -> bool:

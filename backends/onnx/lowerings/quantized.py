@@ -43,7 +43,7 @@ def layout_of(weight: Value | None, target: Backend) -> BlockLayout | str:
     if weight.type.rank != 2:
         return "MatMulNBits takes matrices"
     if layout.floats:
-        return f"no operator multiplies by {layout}: its codes are floats"
+        return f"no operator multiplies by {layout}: its codes are floats, which target torch takes"
     if layout.group not in GROUPS:
         return f"MatMulNBits does not take codes in groups of {layout.group}"
     if not is_quantized(weight) and (weight.type.dtype != dtypes.f32 or target.device != "cpu"):

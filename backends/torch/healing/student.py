@@ -181,7 +181,7 @@ def scaled_params(graph: Graph) -> list[str]:
     for name, param in graph.params.items():
         if param.uses and is_quantized(param):
             layout = block_layout(param.recipe, graph.reader)
-            if isinstance(layout, BlockLayout) and not layout.has_minimum and layout.scale.is_float:
+            if isinstance(layout, BlockLayout) and not layout.has_minimum and not layout.floats:
                 found[name] = layout.bits
     coarse = [name for name, bits in found.items() if bits < 8]
     return coarse or list(found)

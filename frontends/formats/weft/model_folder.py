@@ -22,7 +22,7 @@ from weft.ir.documents import read_json, read_text
 from weft.ir.graph import Graph, Param
 from weft.ir.graph.verifier import verify
 from weft.ir.recipes import RANDOM, Concat, Full, Permute, Reshape, Slice, Source, Take
-from weft.ir.recipes.blocks import BlockRecipe, Dequantize, Stored, block_layout, part_shapes
+from weft.ir.recipes.blocks import BlockRecipe, Dequantize, Float8, Stored, block_layout, part_shapes
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import Recipe
 from weft.ir.recipes.streams import stream
@@ -105,7 +105,7 @@ def _provenance(path: Path) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in SEALED}
 
 
-def in_blocks(param: Param) -> tuple[Dequantize, dict[str, Tensor]] | None:
+def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
     """The codes, scales and zero points of a quantized parameter as tensors by name, and the recipe that reads them."""
     reader, recipe = param.graph.reader, param.recipe
     layout = block_layout(recipe, reader) if recipe.has(BlockRecipe) else ""
@@ -120,6 +120,8 @@ def in_blocks(param: Param) -> tuple[Dequantize, dict[str, Tensor]] | None:
             sources[part] = Source(key)
             shape = (*lead, numbers[stored])
             tensors[key] = Tensor(shape, dtype, partial(stream, Stored(recipe, stored), reader))
+    if layout.floats:
+        return Float8(sources["codes"], sources["scales"], width), tensors
     stored_recipe = Dequantize(
         sources["codes"],
         sources["scales"],

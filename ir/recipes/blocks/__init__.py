@@ -4,10 +4,22 @@ Importing this package registers its recipes. Never here: which backend takes wh
 (`weft.passes.fitting`).
 """
 
+from .floats import Float8, ToFloat8
 from .layouts import BlockRecipe, block_layout
 from .parts import Part, part_shapes
 from .quantize import Dequantize, Quantize
 from .scales import HeadScales
 from .stored import Stored
 
-__all__ = ["BlockRecipe", "Dequantize", "HeadScales", "Part", "Quantize", "Stored", "block_layout", "part_shapes"]
+__all__ = [
+    "BlockRecipe",
+    "Dequantize",
+    "Float8",
+    "HeadScales",
+    "Part",
+    "Quantize",
+    "Stored",
+    "ToFloat8",
+    "block_layout",
+    "part_shapes",
+]

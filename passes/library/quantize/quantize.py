@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.ir import Graph, WeftError
 from weft.ir.recipes.blocks import BlockRecipe, block_layout
+from weft.ir.recipes.blocks.floats import FLOAT8
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, integer_layout
 
@@ -50,6 +51,9 @@ class QuantizeWeights(Pass):
     What gptq has done is kept in the folder `resume`, if one is given: the same command goes on there after it was
     stopped.
 
+    With format=fp8 codes are floats of 8 bits (e4m3) in groups of 128 of a row, rounded to the nearest; `bits`,
+    `group`, `zeros` and `head` say nothing then.
+
     Embedding tables and output heads take `head` bits. Routers stay as they are, as do weights whose names, or a part
     of them between dots, match a pattern of `keep` (``"down, layers.0.*"``), norms, biases and whatever else is no
     matrix of products.
@@ -74,6 +78,7 @@ class QuantizeWeights(Pass):
     name = "quantize"
     effect = "lossy"
     purpose = "Numbers"
+    format: Literal["int", "fp8"] = "int"
     bits: int = 4
     group: int = 32
     method: Literal["auto", "rtn", "kquant", "gptq"] = "auto"
@@ -110,19 +115,24 @@ class QuantizeWeights(Pass):
         if self.group < 16 or self.group & (self.group - 1) or self.group > 256:
             raise WeftError(f"quantize: group={self.group}: kernels take groups of 16, 32, 64, 128 and 256 numbers")
         self._widths()
+        if self.format != "int" and (self.method not in ("auto", "rtn") or self.budget is not None):
+            raise WeftError(
+                f"quantize: format={self.format} is rounded to the nearest: it takes no method and no budget"
+            )
         if self.budget is not None and not 0 < self.budget <= 16:
             raise WeftError(f"quantize: budget={self.budget:g}: it is bits of a weight on average, above 0, at most 16")
         if self.tokens < 1:
             raise WeftError(f"quantize: tokens={self.tokens} must be positive")
         if self.calibration is not None and not self._reads:
             raise WeftError(
-                f"quantize: method={self.method} looks at no text; calibration is for method=gptq or a budget"
+                f"quantize: {'method=' + self.method if self.format == 'int' else 'format=' + self.format} looks at no "
+                "text; calibration is for method=gptq or a budget"
             )
 
     @property
     def _reads(self) -> bool:
         """True if a text is looked at."""
-        return self.method in ("auto", "gptq") or self.budget is not None
+        return self.format == "int" and (self.method in ("auto", "gptq") or self.budget is not None)
 
     def _plan(self, graph: Graph, trace: Trace) -> dict[Matrix, BlockLayout]:
         """The layout of each matrix that is quantized."""
@@ -142,6 +152,8 @@ class QuantizeWeights(Pass):
         return plan
 
     def _layout(self, graph: Graph, matrix: Matrix) -> BlockLayout:
+        if self.format == "fp8":
+            return FLOAT8
         bits = self.head if matrix.kind in ("head", "table") else self.bits
         return integer_layout(bits, self.group, self.zeros and bits < 8)
 
@@ -208,6 +220,8 @@ class QuantizeWeights(Pass):
             blocks = recipe.read_blocks(staged.reader, 0, len(exact))
             steps = np.abs(blocks.scales).repeat(recipe.layout(staged.reader).group, -1)[..., : exact.shape[-1]]
             error = np.abs(exact - found)
+            if recipe.layout(staged.reader).floats:
+                steps = np.maximum(np.abs(exact), steps * 2.0**-6) * 2.0**-3  # subnormal below 2^-6
             # A zero point is rounded by half a step, and a code by another; a scale by 2^-11, of as many steps as a
             # code has.
             if not (error <= steps * (1 + 2.0 ** (self.bits - 10))).all():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from weft.ir import WeftError
 from weft.ir.recipes import Concat, Recipe, Source
-from weft.ir.recipes.blocks import Dequantize, Quantize, Stored, block_layout
+from weft.ir.recipes.blocks import Dequantize, Float8, Quantize, Stored, ToFloat8, block_layout
 from weft.ir.recipes.readers import Array, MemoryReader
 from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.recipes.streams import stream
@@ -125,6 +126,32 @@ def test_a_stored_matrix_is_that_which_was_rounded(rng: np.random.Generator) -> 
         assert parse(text).params["w"].recipe == recipe
 
 
+@pytest.mark.parametrize("width", [128, 300])
+def test_floats_of_8_bits_are_the_nearest(width: int, rng: np.random.Generator) -> None:
+    """Against a search among all 256 floats, and the same numbers from what is stored."""
+    weight = (rng.standard_normal((2, 3, width)) * np.exp(3 * rng.standard_normal((2, 3, 1)))).astype(np.float32)
+    weight[1, 2, :128] = 0
+    every = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    every = np.sort(every[np.isfinite(every)])
+    reader, made = reader_of(w=weight), ToFloat8(Source("w"))
+    found = made.evaluate(reader)
+    for index in np.ndindex(2, 3, -(-width // 128)):
+        group = weight[index[0], index[1], 128 * index[2] :][:128].astype(np.float64)
+        scale = np.float64(np.float32(np.abs(group).max() / np.float32(448)))
+        near = np.abs(group[:, None] - scale * every).min(1)
+        error = np.abs(found[index[0], index[1], 128 * index[2] :][:128] - group)
+        np.testing.assert_allclose(error, near, rtol=0, atol=448 * 2.0**-22 * scale)  # products are rounded to f32
+    parts = parts_of(made, reader, "packed steps")
+    stored = reader_of(c=parts["packed"], s=parts["steps"])
+    again = Float8(Source("c"), Source("s"), width)
+    for recipe, source in ((made, reader), (again, stored)):
+        np.testing.assert_array_equal(recipe.evaluate(source), found)
+        streamed = np.concatenate([part.reshape(-1) for part in stream(recipe, source)])
+        np.testing.assert_array_equal(streamed, found.reshape(-1))
+        text = f"graph g {{\n  param %w: f32[2, 3, {width}] = {spell_recipe(recipe)}\n}}\n"
+        assert parse(text).params["w"].recipe == recipe
+
+
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
@@ -138,6 +165,10 @@ def test_a_stored_matrix_is_that_which_was_rounded(rng: np.random.Generator) -> 
             r"the codes \[2, 20\] of c, s do not fit: a row of 40 numbers of 4 bits in groups of 16 has 24, in \[2\]",
         ),
         (Dequantize(Source("c"), Source("inf"), None, width=40, bits=4, group=8), "a scale of inf is not finite"),
+        (ToFloat8(Source("v")), r"v of shape \[8\] is no matrix to quantize"),
+        (ToFloat8(Source("nan")), "a weight of nan is not finite"),
+        (Float8(Source("c"), Source("s"), 40), r"c \[2, 20\] does not fit: rows of 40 floats have 128 here, in \[2\]"),
+        (Float8(Source("f"), Source("one"), 128), "a number of f, one is not finite"),
     ],
 )
 def test_what_cannot_be_is_refused(recipe: Recipe, why: str) -> None:
@@ -150,6 +181,8 @@ def test_what_cannot_be_is_refused(recipe: Recipe, why: str) -> None:
         c=np.zeros((2, 20), np.uint8),
         s=np.ones((2, 3), np.float16),
         inf=np.full((2, 5), np.inf, np.float16),
+        f=np.full((2, 128), 0x7F, np.uint8),
+        one=np.ones((2, 1), np.float32),
     )
     with pytest.raises(WeftError, match=why):
         recipe.evaluate(reader)

@@ -100,6 +100,15 @@ def test_experts_are_fitted_each_to_its_tokens(text: Path) -> None:
     assert isinstance(stack.recipe, Dequantize) and stack.recipe.evaluate(fitted.reader).shape == (4, 48, 32)
 
 
+def test_floats_of_8_bits_lose_more_than_integers_of_8_and_less_than_those_of_4() -> None:
+    graph = model(tied=True)
+    quantized = run_passes(graph, "quantize{format=fp8}", verify=True)
+    made = [quantized.params[p.name].recipe for p, m in matrices(graph).items() if isinstance(m, Matrix)]
+    assert {str(block_layout(recipe, quantized.reader)) for recipe in made} == {"f8e4m3_128"}
+    int8, int4 = (run_passes(graph, f"quantize{{bits={bits}, head={bits}, method=rtn}}") for bits in (8, 4))
+    assert error(graph, int8) < error(graph, quantized) < error(graph, int4)
+
+
 def test_bits_of_heads_and_names_to_keep(text: Path) -> None:
     graph, report = model(), Report()
     quantized = run_passes(graph, 'quantize{bits=4, head=8, method=rtn, keep="down, layers.1.attn.*"}', report=report)
@@ -159,6 +168,9 @@ def test_packing_keeps_blocks_of_one_layout_only() -> None:
         ("method=gptq", "the model has no tokenizer to read one with: give calibration="),
         ("method=gptq, calibration=none.npy", "none.npy"),
         ("tokens=0", "tokens=0 must be positive"),
+        ("format=fp8, method=gptq", "format=fp8 is rounded to the nearest: it takes no method"),
+        ("format=fp8, budget=4.5", "format=fp8 is rounded to the nearest: it takes no method and no budget"),
+        ("format=fp8, calibration=a.txt", "format=fp8 looks at no text"),
         ("method=awq", 'method="awq" is none of auto, rtn, kquant, gptq'),
     ],
 )
