@@ -36,12 +36,25 @@ NUMBERS = 1 << 23  # of a weight that are rounded at once
 Progress = Callable[[int, int], None]
 
 
-def round_to_nearest(param: Param, layout: BlockLayout, search: str = "") -> None:
-    """Let `param` be rounded to the nearest codes of `layout` whenever it is read, with scales found by `search`."""
+def round_to_nearest(param: Param, layout: BlockLayout) -> None:
+    """Let `param` be rounded to the nearest codes of `layout` whenever it is read."""
     if layout.floats:
         reweigh(param, ToFloat8(param.recipe))
         return
-    reweigh(param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.scale.name, search))
+    reweigh(param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.scale.name))
+
+
+def round_once(param: Param, layout: BlockLayout, search: str) -> None:
+    """Let `param` be rounded to the nearest codes of `layout` now, with scales found by `search`, and be these from now
+    on: targets read weights several times, and a search takes longer than all of that."""
+    reader = param.graph.reader
+    made = Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.scale.name, search)
+    count, *rest, width = param.type.concrete({})
+    step = 1 if rest else max(1, NUMBERS // width)
+    parts = [made.read_blocks(reader, i, min(i + step, count)) for i in range(0, count, step)]
+    if rest:
+        parts = [Blocks(*(None if part is None else part[0] for part in blocks)) for blocks in parts]
+    store(param, parts if rest else [joined(parts)], layout)
 
 
 def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:

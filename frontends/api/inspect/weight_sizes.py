@@ -66,11 +66,12 @@ def weight_sizes(model: Model, weights: str, target: str, dtype: str | None = No
     return WeightSizes(weights, target, dtype, facts["kinds"], facts["layers"], blocks, built.weight_bytes)
 
 
-def nearest(pipeline: Pipeline) -> Pipeline:
-    """Return `pipeline` with codes that are rounded to the nearest, by passes that read no text but for budgets."""
+def nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
+    """Return `pipeline` with codes that are rounded to the nearest, by passes that read no text but for budgets;
+    `searches` leaves those alone that search for scales by the weights."""
 
     def untaught(step: Pass) -> Pass:
-        if not isinstance(step, QuantizeWeights):
+        if not isinstance(step, QuantizeWeights) or (searches and step.method == "kquant"):
             return step
         return replace(step, method="rtn", calibration=None if step.budget is None else step.calibration)
 

@@ -72,7 +72,7 @@ def check_weights(
     pipeline = parse_pipeline(manifest.text("pipeline", ""))
     first, rest = _parted(pipeline)
     fits = any(_fits(step, model.graph) for step in first.passes)
-    graph = run_passes(model.graph, nearest(first))
+    graph = run_passes(model.graph, nearest(first, searches=True))
     codes = Fitted(graph) if fits else None
     tensors, reader = _tensors(folder, manifest, graph, rest)
     arrays = _read(folder, tensors)

@@ -21,7 +21,7 @@ from ...core.trace import Trace
 from ...fitting.budget import report, within_budget
 from ...fitting.calibration import MIXTURE, read_tokens
 from ...fitting.matrices import Matrix, matrices, named, units
-from ...fitting.quantizing import fit, round_to_nearest
+from ...fitting.quantizing import fit, round_once, round_to_nearest
 
 HEAD_BITS = 8
 GROUPS = (32, 64, 128)  # that budgets choose among
@@ -104,7 +104,10 @@ class QuantizeWeights(Pass):
                 trace.fired(self.name, name)
             return
         for matrix, layout in plan.items():
-            round_to_nearest(matrix.param, layout, "kquant" if self.method == "kquant" else "")
+            if self.method == "kquant":
+                round_once(matrix.param, layout, "kquant")
+            else:
+                round_to_nearest(matrix.param, layout)
             trace.fired(self.name, matrix.param.name)
 
     def _check_arguments(self) -> None:
