@@ -15,6 +15,7 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.recipe import Recipe
 from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
+from weft.ir.types.block_layouts import BlockLayout
 from weft.passes.analysis.costs import cached, elements, learned
 
 from ...blocks import packed_bytes, quantized_layout
@@ -196,10 +197,15 @@ def _weight(param: Param, learned: int) -> Weight:
     size = sizes.evaluate(kind.bytes, {})
     if (layout := quantized_layout(param)) is not None:
         size, bits = packed_bytes(param, layout), layout.bits_per_weight
-        packing = f"int{layout.bits}, groups of {layout.group}" + (" with zero points" if layout.has_zeros else "")
         recipe = str(param.recipe)
-        return Weight(param.name, f"[{shape}]", str(layout), size, recipe, learned, None, bits, packing)
+        return Weight(param.name, f"[{shape}]", str(layout), size, recipe, learned, None, bits, in_words(layout))
     return Weight(param.name, f"[{shape}]", kind.dtype.name, size, str(param.recipe), learned, _rotary(param.recipe))
+
+
+def in_words(layout: BlockLayout) -> str:
+    """Say what codes are, how many share a scale, and that they have zero points."""
+    kind = f"fp{layout.bits}" if layout.floats else f"int{layout.bits}"
+    return f"{kind}, groups of {layout.group}" + (" with zero points" if layout.has_zeros else "")
 
 
 def _rotary(recipe: Recipe) -> RopeFrequencies | None:

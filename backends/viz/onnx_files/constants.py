@@ -122,6 +122,12 @@ def copied(op: Op, constants: Mapping[str, Constant]) -> Constant | None:
     if op.kind == "Transpose":
         order = list(op.attrs["perm"].ints) if "perm" in op.attrs else range(len(shape))[::-1]
         shape = tuple(shape[i] for i in order if i < len(shape))
+    elif op.kind == "Reshape" and len(op.inputs) > 1:
+        wanted = constants[op.inputs[1]].terms
+        if not isinstance(wanted, tuple) or not all(WHOLE.fullmatch(n) for n in wanted) or "0" in wanted:
+            return None
+        known = math.prod(int(n) for n in wanted if n != "-1")
+        shape = tuple(weight.elements // known if n == "-1" else int(n) for n in wanted)
     elif op.kind not in (*SAME, "DequantizeLinear"):
         return None
     return replace(weight, shape=shape, source=weight.source or op.inputs[0])

@@ -14,11 +14,12 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from weft.ir.errors import WeftError
+from weft.ir.types.block_layouts import INTEGER_BITS, integer_layout
 
-from ..model.network import Network, Vertex, Weight
+from ..model.network import Network, Vertex, Weight, in_words
 from .constants import Constant, constant, copied, formula, initializer
 from .operation import Op
-from .operators import MICROSOFT, OPERANDS, VIEWS, alike, gates
+from .operators import MICROSOFT, OPERANDS, PACKED, VIEWS, alike, gates
 from .scopes import exported_scope, fresh, named
 from .types import described, dtype_name, type_text
 
@@ -287,14 +288,29 @@ def _vertices(
 
 def _weight(weight: Constant, name: str, role: str, op: Op, unseen: set[str]) -> Weight:
     """A weight that `op` reads; its numbers count in the first operation that does."""
-    size = weight.elements
-    # The tensor holds several numbers a byte; only the attributes tell how many.
-    if op.kind == "MatMulNBits" and role == "B":
-        size = op.attrs["N"].i * op.attrs["K"].i if {"N", "K"} <= op.attrs.keys() else size
+    size, shape, layout = weight.elements, weight.shape, None
+    if role in PACKED.get(op.kind, ()):
+        # The tensor holds several numbers a byte; only the attributes tell how many.
+        name_of_bits = "expert_weight_bits" if op.kind == "QMoE" else "bits"
+        bits, group = (op.attrs[key].i if key in op.attrs else 0 for key in (name_of_bits, "block_size"))
+        if bits in INTEGER_BITS and group > 0:
+            points = [x for x, other in zip(op.inputs, OPERANDS[op.kind], strict=False) if "zero_point" in other]
+            layout = integer_layout(bits, group, any(points))
+            size = size * 8 // bits if weight.dtype == "u8" else size
+            shape = (*shape[:-1], shape[-1] * size // weight.elements) if weight.elements else shape
+        if op.kind == "MatMulNBits" and {"N", "K"} <= op.attrs.keys():
+            size = op.attrs["N"].i * op.attrs["K"].i
     counts = weight.numeric and not any(word in role for word in ("scale", "zero_point", "_cache"))
     learned = size if counts or role == "scale" else 0
     return Weight(
-        name, f"[{', '.join(map(str, weight.shape))}]", weight.dtype, weight.bytes, "", learned if name in unseen else 0
+        name,
+        f"[{', '.join(map(str, shape))}]",
+        weight.dtype if layout is None else str(layout),
+        weight.bytes,
+        "",
+        learned if name in unseen else 0,
+        bits=None if layout is None else layout.bits_per_weight,
+        packing="" if layout is None else in_words(layout),
     )
 
 

@@ -47,6 +47,12 @@ OPERANDS: Mapping[str, tuple[str, ...]] = {
         "LinearAttention": "query key value past_state decay beta",
     }.items()
 }
+# The operands that hold codes of a few bits.
+PACKED = {
+    "MatMulNBits": ("B",),
+    "GatherBlockQuantized": ("data",),
+    "QMoE": tuple(f"fc{i}_experts_weights" for i in (1, 2, 3)),
+}
 
 _SAME = {
     "Add": "add", "Sum": "add", "Mul": "mul", "Sub": "sub", "Div": "div",

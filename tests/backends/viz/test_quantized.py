@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 import weft
 from weft.backends.viz.model.network import Network, network
 from weft.backends.viz.model.totals import totals
+from weft.backends.viz.onnx_files.network import onnx_network
 from weft.frontends.api.draw.fact_sheet import fact_sheet
 from weft.frontends.api.draw.pictures import draw
 from weft.frontends.api.rewriting import rewrite
@@ -80,3 +81,25 @@ def test_layers_of_other_bits_are_other_parts(tmp_path: Path) -> None:
     lines = (tmp_path / "a.txt").read_text().splitlines()
     (first,) = (line for line in lines if "layers 0" in line or "layer 0" in line)
     assert "× 2" not in first
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize(("target", "bits"), [("ort-cpu", 4), ("ort-cpu", 8), ("ort-cuda", 4)])
+def test_files_tell_the_bits_of_their_weights(experts: bool, target: str, bits: int, tmp_path: Path) -> None:
+    """Codes are packed there, tables behind a Reshape, and scales behind a Cast; the sizes are those of the model."""
+    ffn = weft.MoE(4, 64, 2) if experts else weft.GatedMLP(64)
+    block = weft.Block(weft.Attention(4, rope=weft.RoPE()), ffn, weft.RMSNorm())
+    model = weft.Decoder(128, 64, 1, block, context=64)
+    weft.compile(model, tmp_path / "out", target=target, dtype="f16" if target == "ort-cuda" else None,
+                 passes=f"quantize{{bits={bits}, head={bits}, method=rtn, zeros=false}}, default")  # fmt: skip
+    drawn = onnx_network(tmp_path / "out" / "model.onnx")
+    assert not any(v.op in ("Reshape", "Cast") and not v.reads for v in drawn.vertices)
+    packed = [w for v in drawn.vertices for w in v.weights if w.bits is not None]
+    assert {w.packing for w in packed} == {f"int{bits}, groups of 32"}
+    assert {w.bits for w in packed} == {bits + 0.5}
+    (embed,) = (v.like for v in drawn.vertices if v.like is not None and v.like.op == "embedding")
+    assert embed.weights[0].dims == ("128", "64")
+    # Norms of ones are one tensor in the file.
+    original = {w.name: w for v in network(model.graph()).vertices for w in v.weights if len(w.dims) > 1}
+    found = [w.learned for v in drawn.vertices for w in v.weights if len(w.dims) > 1]
+    assert sum(found) == sum(w.learned for w in original.values())
