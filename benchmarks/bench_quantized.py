@@ -27,9 +27,11 @@ from typing import Any
 
 import bench_speed
 from llamacpp import LlamaCppRun, quantized
-from machine import facts, save
+from machine import RESULTS, facts, save
 from smollm2 import GGUF, ROOT, builder_command, hugging_face_folder
 from turns import DECODE, PROMPT, all_sets, compared, options, serve
+
+from weft.backends.viz.charts.trade_off import Candidate, trade_off
 
 HELD_OUT = ROOT / "benchmarks" / "texts" / "held_out.txt"
 MINILM = ROOT / ".cache" / "weights" / "all-MiniLM-L6-v2"
@@ -92,7 +94,7 @@ def quality(models: dict[str, Path], tokens: int) -> dict[str, Any]:
     found = weft.evaluate(names, against=str(GGUF), text=HELD_OUT, tokens=tokens, context=WINDOW, device="cpu")
     exact, *scores = found.scores
     assert exact.nll is not None
-    rows: dict[str, Any] = {"f32": {"nll": round(exact.nll, 4)}}
+    rows: dict[str, Any] = {"f32": {"nll": round(exact.nll, 4), "bytes": exact.weight_bytes}}
     for (name, model), score in zip(models.items(), scores, strict=True):
         assert score.nll_loss is not None and score.kl is not None and score.kl_99 is not None
         assert score.agreement is not None
@@ -113,6 +115,18 @@ def minilm() -> dict[str, float]:
 
     found = weft.evaluate((), against=str(MINILM), weights=("int8", "int4"), text=HELD_OUT, device="cpu")
     return {score.name: round(score.cosine, 6) for score in found.scores[1:] if score.cosine is not None}
+
+
+def draw(found: dict[str, Any]) -> None:
+    """Keep the scores as a chart, results/quantized.svg: quality against size."""
+    candidates = [
+        Candidate(name, score["bytes"], score.get("kl"), {}, {}, f"NLL {score.get('loss', 0):+.4f}")
+        for name, score in found["scores"].items()
+    ]
+    about = f"{found['tokens']:,} tokens of {HELD_OUT.name}, in windows of {found['window']}"
+    measure = "KL divergence from the original, in nats"
+    chart = trade_off("SmolLM2-135M in fewer bits", about, measure, candidates[0], candidates[1:])
+    (RESULTS / "quantized.svg").write_text(chart, encoding="utf-8")
 
 
 def child(name: str, model: Path, prompt_folder: Path, threads: int) -> None:
@@ -141,6 +155,7 @@ def main() -> None:
         print(scores, cosines, file=sys.stderr)
         runs = {name: str(model) for name, model in timed.items()}
         results = all_sets(__file__, runs, args, prompts=TIMED[0])
+    draw(scores)
     packages = ["onnxruntime", "onnxruntime-genai", "numpy", *(["llama-cpp-python"] if args.llama_cpp else [])]
     what = f"SmolLM2-135M, prompt {PROMPT}, decode {DECODE}, {args.threads} threads"
     save(

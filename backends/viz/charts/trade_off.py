@@ -38,11 +38,13 @@ class Candidate:
 def trade_off(
     title: str, about: str, measure: str, original: Candidate, others: Sequence[Candidate], dark: bool = False
 ) -> str:
-    """Draw `others` against `original`; `measure` is what `lost` counts, of which less is better."""
+    """Draw `others` against `original`; `measure` is what `lost` counts, of which less is better. Frames of layers are
+    drawn if anything is known of a layer."""
     palette = colours(dark)
     style = {c.name: _Style(i, palette[f"{SERIES[i % len(SERIES)]}-edge"]) for i, c in enumerate(others)}
     parts, y, right = list[str](), AROUND + NAME, AROUND + 52 + WIDE + GAP
-    w = round(right + WIDE + AROUND)
+    layers = list(dict.fromkeys(layer for c in (original, *others) for layer in (*c.errors, *c.bits)))
+    w = round(right + (WIDE if layers else 0) + AROUND)
     parts.append(f'<text class="name" x="{AROUND:g}" y="{y:g}">{text(title)}</text>')
     for line in wrapped(about, w - 2 * AROUND, ABOUT):
         y += 20
@@ -50,12 +52,11 @@ def trade_off(
     top = y + 56
     parts += _sizes(top, measure, original, others, style)
     half = (HIGH - GAP) / 2
-    layers = list(dict.fromkeys(layer for c in (original, *others) for layer in (*c.errors, *c.bits)))
     lines = (
         ("error of the residual stream, relative", {c.name: c.errors for c in others}, True),
         ("bits of a weight", {c.name: c.bits for c in (original, *others)}, False),
     )
-    for i, (label, series, log) in enumerate(lines):
+    for i, (label, series, log) in enumerate(lines if layers else ()):
         parts += _by_layer(Box(right, top + i * (half + GAP), half), label, layers, series, log, style)
     top += HIGH + 70
     rows = [(f"{original.name}, the original", original, None), *((c.name, c, style[c.name]) for c in others)]
