@@ -74,11 +74,8 @@ def _packed(graph: Graph) -> Iterator[tuple[str, str]]:
         return
     packed, numbers = sum(packed_bytes(p, layout) for p, layout in found.items()), sum(elements(p) for p in found)
     rest = sum(sizes.evaluate(p.type.bytes, {}) for p in params if p not in found)
-    kinds = " and ".join(
-        sorted(
-            {f"{'fp' if layout.floats else 'int'}{layout.bits} groups of {layout.group}" for layout in found.values()}
-        )
-    )
+    words = {f"{'fp' if one.floats else 'int'}{one.bits} groups of {one.group}" for one in found.values()}
+    kinds = " and ".join(sorted(words))
     yield "Quantized", f"{count(numbers)} weights of {8 * packed / numbers:.3g} bits, {kinds}"
     yield "Weights", f"{size(packed + rest)}: {size(packed)} quantized, {size(rest)} of others"
 
