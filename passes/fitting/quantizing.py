@@ -209,7 +209,7 @@ def _moments_of(activations: Activations, original: _Original | None, node: Node
 
 
 def _normed(node: Node, parts: list[Array]) -> list[Array]:
-    """What the weight of `node` multiplies, where it reads `parts`."""
+    """The activations that the weight of `node` multiplies, where it reads `parts`."""
     if node.op is not ops.norm_linear:
         return parts
     norm = (ops.rms_norm if node.attrs["kind"] == "rms" else ops.layer_norm).reference

@@ -1,4 +1,4 @@
-"""Tiny Llamas in the formats of GPTQ, AWQ, compressed-tensors and bitsandbytes, packed as published, number by number.
+"""Tiny Llamas in the formats of GPTQ, AWQ, compressed-tensors, bitsandbytes and torchao, packed as published.
 
 Nothing of weft packs here. A stream of codes is one large Python integer; loops follow the packers of AutoGPTQ and
 AutoAWQ. Weights are random codes: what they stand for is computed in float64.
@@ -152,6 +152,32 @@ def _whole_codes(codes: Array, bits: int) -> Array:
     return words.view(np.int32)
 
 
+def torchao(w: Codes) -> dict[str, Array]:
+    """The same for torchao: signed codes and zero points in bytes."""
+    middle = 1 << (w.bits - 1)
+    return {
+        "_weight_qdata": (w.codes - middle).astype(np.int8),
+        "_weight_scale": w.scales,
+        "_weight_zero_point": (w.zeros - middle).astype(np.int8),
+    }
+
+
+def torchao_told(w: Codes) -> str:
+    """The metadata of a weight of torchao."""
+    block = [1, w.codes.shape[1] // w.scales.shape[1]]
+    bfloat16 = {"_type": "torch.dtype", "_data": "bfloat16"}
+    if w.bits == 8:
+        about = {"act_quant_kwargs": None, "reduce_range": False, "block_size": block, "dtype": bfloat16}
+        return json.dumps(
+            {"_type": "Int8Tensor", "_data": about, "_tensor_data_names": ["zero_point", "qdata", "scale"]}
+        )
+    target = {"_type": "torch.dtype", "_data": f"int{w.bits}"}
+    about = {"target_dtype": target, "block_size": block, "dtype": bfloat16, "activation_quantization": None}
+    return json.dumps(
+        {"_type": "IntxUnpackedToInt8Tensor", "_data": about, "_tensor_data_names": ["qdata", "scale", "zero_point"]}
+    )
+
+
 def shapes() -> Iterator[tuple[str, tuple[int, int]]]:
     """The modules of the model that are quantized, and the shapes of their weights."""
     for i in range(LAYERS):
@@ -174,8 +200,13 @@ def plain_tensors() -> dict[str, Array]:
     return {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
 
 
-def save(folder: Path, tensors: dict[str, Array], how: dict[str, Any] | None = None) -> Path:
-    """Write a folder of `tensors` beside the plain ones, quantized as `how` says."""
+def save(
+    folder: Path,
+    tensors: dict[str, Array],
+    how: dict[str, Any] | None = None,
+    told: dict[str, str] | None = None,
+) -> Path:
+    """Write a folder of `tensors` beside the plain ones, quantized as `how` says; its file says what is `told`."""
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
         "model_type": "llama",
@@ -194,15 +225,20 @@ def save(folder: Path, tensors: dict[str, Array], how: dict[str, Any] | None = N
     if how is not None:
         config["quantization_config"] = how
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(plain_tensors() | tensors, folder / "model.safetensors", {"format": "pt"})
+    save_file(plain_tensors() | tensors, folder / "model.safetensors", {"format": "pt"} | (told or {}))
     return folder
 
 
 def model(
-    folder: Path, how: dict[str, Any], pack: Callable[[Codes], dict[str, Array]], **drawn: Any
+    folder: Path,
+    how: dict[str, Any],
+    pack: Callable[[Codes], dict[str, Array]],
+    tell: Callable[[Codes], str] | None = None,
+    **drawn: Any,
 ) -> tuple[Path, Path, dict[str, Codes]]:
     """A quantized folder, one of the numbers that its weights stand for, and these weights by module."""
     weights = {name: draw(*shape, seed=n, **drawn) for n, (name, shape) in enumerate(shapes())}
     packed = {f"{name}.{part}": t for name, w in weights.items() for part, t in pack(w).items()}
     plain = {f"{name}.weight": w.numbers.astype(np.float32) for name, w in weights.items()}
-    return save(folder / "quantized", packed, how), save(folder / "plain", plain), weights
+    told = {f"{name}.weight": tell(w) for name, w in weights.items()} if tell else {}
+    return save(folder / "quantized", packed, how, told), save(folder / "plain", plain), weights

@@ -1,5 +1,5 @@
-"""Folders of integer codes (GPTQ, AWQ, compressed-tensors) are the models of the numbers that these stand for, and
-`--keep-blocks` keeps the codes bit by bit."""
+"""Folders of integer codes (GPTQ, AWQ, compressed-tensors, torchao) are the models of the numbers that these stand for,
+and `--keep-blocks` keeps the codes bit by bit."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from onnx import numpy_helper
 
 import weft
 from weft.frontends import load_source
+from weft.ir import WeftError
 
 from . import integer_checkpoints as checkpoints
 from .integer_checkpoints import VOCAB, Codes
@@ -57,6 +58,15 @@ CASES: dict[str, tuple[dict[str, Any], Pack, dict[str, Any]]] = {
         {"bits": 8, "symmetric": True},
     ),
 }
+
+
+TORCHAO: dict[str, Any] = {"quant_method": "torchao", "quant_type": {"default": {}}}
+for _bits, _symmetric, _scale in ((2, False, "bf16"), (4, False, "bf16"), (4, True, "f32"), (8, True, "f32")):
+    CASES[f"torchao-{_bits}{'-symmetric' * _symmetric}"] = (
+        TORCHAO,
+        checkpoints.torchao,
+        {"bits": _bits, "symmetric": _symmetric, "scale": _scale, "tell": checkpoints.torchao_told},
+    )
 
 
 def logits(source: Path, out: Path, **options: Any) -> np.ndarray:
@@ -149,3 +159,35 @@ def split(packed: np.ndarray, bits: int) -> np.ndarray:
     """The codes in bytes [rows, n], the lowest bits first."""
     each = np.stack([packed >> (bits * k) & ((1 << bits) - 1) for k in range(8 // bits)], -1)
     return each.reshape(len(packed), -1).astype(int)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("Int8Tensor", "Int4Tensor"), "proj.weight is stored as Int4Tensor; weft reads Int8Tensor, IntxUnpacked"),
+        (("block_size", "edges"), r"_scale f32 \[64, 4\] and .* are not codes and their scales, each for 0 · 0 codes"),
+        (("32]", "48]"), "each for 1 · 48 codes of a matrix"),
+        (("Int8Tensor", "Float8Tensor"), "each 1 · 32 of a matrix"),
+        (("{", "["), "the metadata of model.layers.0.mlp.down_proj.weight"),
+        (("int8", "int9"), "each for 1 · 32 codes of a matrix"),
+    ],
+)
+def test_tensors_of_torchao_that_cannot_be_read(change: tuple[str, str], why: str, tmp_path: Path) -> None:
+    def tell(w: Codes) -> str:
+        told = checkpoints.torchao_told(w).replace('"reduce_range": false', '"target_dtype": {"_data": "int8"}')
+        return told.replace(*change)
+
+    drawn: dict[str, Any] = {"bits": 8, "symmetric": True, "scale": "f32", "tell": tell}
+    folder, _, _ = checkpoints.model(tmp_path, TORCHAO, checkpoints.torchao, **drawn)
+    with pytest.raises(WeftError, match=why):
+        load_source(folder)
+
+
+def test_codes_of_torchao_that_need_more_bits_are_found(tmp_path: Path) -> None:
+    def tell(w: Codes) -> str:
+        return checkpoints.torchao_told(w).replace('"reduce_range": false', '"target_dtype": {"_data": "int4"}')
+
+    drawn: dict[str, Any] = {"bits": 8, "symmetric": True, "scale": "f32", "tell": tell}
+    folder, _, _ = checkpoints.model(tmp_path, TORCHAO, checkpoints.torchao, **drawn)
+    with pytest.raises(WeftError, match="has codes of more than 4 bits; the checkpoint is broken"):
+        weft.compile(folder, tmp_path / "out", max_length=32)

@@ -221,7 +221,12 @@ BLOCKS = {"x_blocks": torch.zeros((2, 8, 4, 16), dtype=torch.uint8)}
             {},
             r"\(hqq\); weft imports unquantized folders, those quantized by mxfp4, fp8, gptq, a",
         ),
-        ("torchao", {}, r"quantized \(torchao\); weft imports .*, compressed-tensors or bitsandbytes, and GGUF"),
+        ("quark", {}, r"quantized \(quark\); weft imports .*, bitsandbytes or torchao, and GGUF"),
+        (
+            "torchao",
+            {"x._weight_qdata": torch.zeros(8, 8).char(), "x._weight_scale": torch.ones(8, 1)},
+            r"\(torchao\), but the file does not say of which class x.weight is; weft reads Int8Tensor, .*Float8Tensor",
+        ),
         ({"load_in_2bit": True}, {}, r"quantized \(None\); weft imports"),
         (FP8 | {"weight_block_size": None}, {}, r"\(fp8\), but weight_block_size=None says no tile of two sides"),
         (FP8 | {"activation_scheme": "static"}, {}, "activation_scheme='static' is not supported, only 'dynamic'"),

@@ -63,6 +63,7 @@ class SafetensorsFile:
         except OSError as e:
             raise WeftError(f"{path} cannot be opened: {e.strerror}") from e
         weakref.finalize(self, os.close, self._fd)
+        self.metadata: dict[str, str] = {}
         self.tensors = self._header()
 
     def _header(self) -> dict[str, _Tensor]:
@@ -79,7 +80,7 @@ class SafetensorsFile:
         header = parse_json(
             os.pread(self._fd, length, 8), f"the header of {self.path}", unique=True, values=MOST_VALUES
         )
-        Record(f"the header of {self.path}", header).get("__metadata__", dict[str, str], {})
+        self.metadata = Record(f"the header of {self.path}", header).get("__metadata__", dict[str, str], {})
         entries = {k: v for k, v in header.items() if k != "__metadata__"}
         tensors = {key: self._tensor(key, entry, 8 + length) for key, entry in entries.items()}
         check_tiled(str(self.path), {key: (t.offset, t.end) for key, t in tensors.items()}, 8 + length, size)
@@ -200,6 +201,11 @@ class SafetensorsReader(Rerouted):
 
     def __repr__(self) -> str:
         return f"SafetensorsReader({str(self.path)!r}, {len(self._home)} tensors)"
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the headers of all files say beside their tensors."""
+        return {name: text for file in self.files.values() for name, text in file.metadata.items()}
 
     def keys(self) -> Iterable[str]:
         return self._home.keys()

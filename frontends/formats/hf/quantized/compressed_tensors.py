@@ -81,7 +81,8 @@ def _unpacked(words: Array, bits: int, count: int, stream: bool) -> Array:
 
 @dataclass(frozen=True)
 class Bytes(Integers):
-    """A weight i8 [out, in]; `weight`, `scale_key` and `zero_key` are the keys of its tensors.
+    """A weight i8 [out, in], of `bits` in two's complement; `weight`, `scale_key` and `zero_key` are the keys of its
+    tensors.
 
     `several` if there is a scale for each row, or for more; else one is that of all.
     """
@@ -96,13 +97,19 @@ class Bytes(Integers):
         return (self.weight, self.scale_key, *((self.zero_key,) if self.zero_key else ()))
 
     def codes(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return reader.read(self.weight, start, stop).view(np.uint8) ^ np.uint8(128)
+        return self._unsigned(reader.read(self.weight, start, stop))
 
     def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
         return self._rows(reader, self.scale_key, start, stop)
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self._rows(reader, self.zero_key, start, stop).astype(np.int8).view(np.uint8) ^ np.uint8(128)
+        return self._unsigned(self._rows(reader, self.zero_key, start, stop).astype(np.int8))
+
+    def _unsigned(self, codes: Array) -> Array:
+        found: Array = codes.view(np.uint8) + np.uint8(1 << (self.bits - 1))
+        if found.max(initial=0) >> self.bits:
+            raise WeftError(f"{self.weight!r} has codes of more than {self.bits} bits; the checkpoint is broken")
+        return found
 
     def _rows(self, reader: TensorReader, key: str, start: int, stop: int) -> Array:
         if self.several:

@@ -13,6 +13,7 @@ from .bitsandbytes import bitsandbytes
 from .floats import fp8, mxfp4
 from .gptq import awq, gptq
 from .tensor import DequantizedReader, Quantized
+from .torchao import torchao
 
 _Method = Callable[[TensorReader, Collection[str], Mapping[str, Any]], dict[str, Quantized]]
 METHODS: Mapping[str, _Method] = {
@@ -22,6 +23,7 @@ METHODS: Mapping[str, _Method] = {
     "awq": awq,
     "compressed-tensors": ct.compressed_tensors,
     "bitsandbytes": bitsandbytes,
+    "torchao": torchao,
 }
 
 
