@@ -58,7 +58,7 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
             return _with_parts(recipe, arrays) if arrays else None
         case Float8(codes, scales):
             arrays = _each((codes, scales), reader, index)
-            return Float8(*arrays, recipe.width) if arrays else None
+            return replace(recipe, codes=arrays[0], scales=arrays[1]) if arrays else None
         case Map(item) | Cast(item) | Quantize(item) | ToFloat8(item) | Stored(item):
             part = row(item, reader, index)
             return part and replace(recipe, item=part)

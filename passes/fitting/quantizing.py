@@ -53,7 +53,7 @@ def round_once(param: Param, layout: BlockLayout, search: str) -> None:
     step = 1 if rest else max(1, NUMBERS // width)
     parts = [made.read_blocks(reader, i, min(i + step, count)) for i in range(0, count, step)]
     if rest:
-        parts = [Blocks(*(None if part is None else part[0] for part in blocks)) for blocks in parts]
+        parts = [Blocks(b.codes[0], b.scales[0], None, None if b.zeros is None else b.zeros[0]) for b in parts]
     store(param, parts if rest else [joined(parts)], layout)
 
 
