@@ -1,4 +1,7 @@
-"""Codes in the pack-quantized format of compressed-tensors: its tensors, and what config.json says of them."""
+"""Codes in the formats of compressed-tensors: its tensors, and what config.json says of them.
+
+Integers are written as ``pack-quantized``, floats of 8 bits in tiles of 128 · 128 as ``float-quantized``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from weft.backends.storage.safetensors import Tensor
+from weft.ir.recipes.blocks.floats import TALL
 from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
@@ -18,15 +22,18 @@ from weft.ir.types.dtypes import DType
 
 from ..codes import Codes
 
+PACK, FLOAT = "pack-quantized", "float-quantized"
 MULTIPLIED = ("linear", "experts")  # matrices that layers of the class Linear have
 
 
-def refusal(key: str, codes: Codes) -> str:
+def refusal(reader: TensorReader, key: str, codes: Codes) -> str:
     """Return why the format does not take the `codes` of tensor `key`; "" if it does."""
     layout, width = codes.layout, codes.shape[-1]
     if not key.endswith(".weight") or len(codes.shape) != 2:
         return "compressed-tensors packs matrices of linear layers"
-    if layout.floats or layout.has_minimum:
+    if layout.floats:
+        return "" if _is_tiled(codes, reader) else f"rows of {TALL} have scales of their own in {layout}"
+    if layout.has_minimum:
         return f"codes of {layout} are no integers with zero points"
     if width % layout.group or width * layout.bits % 32:
         return (
@@ -35,12 +42,23 @@ def refusal(key: str, codes: Codes) -> str:
     return ""
 
 
+def _is_tiled(codes: Codes, reader: TensorReader) -> bool:
+    """Return whether the rows of each tile have the same scales."""
+    scales = codes.part("steps").read(reader, 0, codes.shape[0])
+    return bool((scales == scales[np.arange(len(scales)) // TALL * TALL]).all())
+
+
 def packed(key: str, codes: Codes, dtype: DType, reader: TensorReader) -> dict[str, Tensor]:
     """The tensors that stand in place of the weight `key`, in a folder of `dtype`."""
     # Loaders multiply in the dtype of the scales: in one of f32, numbers are then exact.
     scale = dtype if dtype == dtypes.f32 else codes.layout.scale
     name, layout = key.removesuffix("weight"), codes.layout
     (rows, width), groups = codes.shape, codes.groups
+    if layout.floats:
+        return {
+            key: Tensor((rows, width), dtypes.f8e4m3, partial(_bytes, codes, reader)),
+            f"{key}_scale": Tensor((-(-rows // TALL), groups), layout.scale, partial(_tile_scales, codes, reader)),
+        }
     tensors = {
         "packed": Tensor((rows, width * layout.bits // 32), dtypes.i32, partial(_words, codes, reader)),
         "scale": Tensor((rows, groups), scale, partial(stream, codes.part("steps"), reader)),
@@ -56,6 +74,18 @@ def _words(codes: Codes, reader: TensorReader) -> Iterator[Array]:
     # Bytes of codes from the lowest bits on are the words of a little-endian file.
     for rows in stream(codes.part("packed"), reader):
         yield np.ascontiguousarray(rows).view("<i4").astype(np.int32, copy=False)
+
+
+def _bytes(codes: Codes, reader: TensorReader) -> Iterator[Array]:
+    width = codes.shape[1]
+    for rows in stream(codes.part("packed"), reader):
+        yield np.ascontiguousarray(rows.reshape(-1, codes.groups * codes.layout.group)[:, :width]).view(
+            dtypes.f8e4m3.numpy
+        )
+
+
+def _tile_scales(codes: Codes, reader: TensorReader) -> list[Array]:
+    return [codes.part("steps").read(reader, 0, codes.shape[0])[::TALL]]
 
 
 def _zero_points(codes: Codes, reader: TensorReader) -> list[Array]:
@@ -75,9 +105,10 @@ def config(kept: Mapping[str, Codes], modules: Collection[str]) -> dict[str, Any
     quantized = {name for group in names.values() for name in group}
     # transformers calls every head so: also one without a weight of its own, or of another name in the checkpoint.
     ignored = dict.fromkeys([*(name for name in modules if name not in quantized), "lm_head"])
+    formats = {FLOAT if layout.floats else PACK for layout in counts}
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": {
             f"group_{i}": {
@@ -86,7 +117,7 @@ def config(kept: Mapping[str, Codes], modules: Collection[str]) -> dict[str, Any
                 "weights": _scheme(layout),
                 "input_activations": None,
                 "output_activations": None,
-                "format": "pack-quantized",
+                "format": FLOAT if layout.floats else PACK,
             }
             for i, (layout, _) in enumerate(counts.most_common())
         },
@@ -96,6 +127,16 @@ def config(kept: Mapping[str, Codes], modules: Collection[str]) -> dict[str, Any
 
 
 def _scheme(layout: BlockLayout) -> dict[str, Any]:
+    if layout.floats:
+        return {
+            "num_bits": 8,
+            "type": "float",
+            "symmetric": True,
+            "strategy": "block",
+            "block_structure": [TALL, layout.group],
+            "dynamic": False,
+            "actorder": None,
+        }
     return {
         "num_bits": layout.bits,
         "type": "int",

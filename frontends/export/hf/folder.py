@@ -58,7 +58,7 @@ def write_huggingface(
         weights = "float"
         if any(made.recipe.has(BlockRecipe) for made in found.tensors.values()):
             note(f"all weights are written as floats: transformers loads no codes of {found.family} models")
-    kept = choose(found.tensors, reader, weights, compressed.refusal, note, aside)
+    kept = choose(found.tensors, reader, weights, partial(compressed.refusal, reader), note, aside)
     kind = wanted or exact_dtype(model.graph, (made for key, made in found.tensors.items() if key not in kept))
     tensors: dict[str, Tensor] = {}
     for key, made in found.tensors.items():

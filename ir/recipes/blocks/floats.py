@@ -1,7 +1,7 @@
-"""Recipes that round weights to floats of 8 bits with a scale for each group, and that read weights stored so.
+"""Recipes that round weights to floats of 8 bits with a scale for each tile, and that read weights stored so.
 
-The floats are e4m3 of FP8 Formats for Deep Learning (arXiv 2209.05433), without infinities; 128 of a row share a scale,
-the tiles of DeepSeek-V3 (arXiv 2412.19437, 3.3) with a scale for every row of them.
+The floats are e4m3 of FP8 Formats for Deep Learning (arXiv 2209.05433), without infinities; tiles of 128 · 128 share a
+scale, as in DeepSeek-V3 (arXiv 2412.19437, 3.3). Blocks repeat the scale for each row of a tile.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import numpy as np
 from ...errors import WeftError
 from ...types import dtypes
 from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks
-from ..readers import TensorReader
+from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe
 from .spans import extremes, grouped, reciprocal
 
 FLOAT8 = LAYOUTS.lookup(dtypes.f8e4m3_128.name)
+TALL = 128  # rows of a tile
 MOST = np.float32(448)  # the largest of the floats
 
 
 @dataclass(frozen=True)
 class ToFloat8(BlockRecipe):
-    """`item` [..., out, in] rounded to the nearest floats of 8 bits, 128 numbers of a row at a time: the one of largest
-    magnitude becomes ±448 scales.
+    """`item` [..., out, in] rounded to the nearest floats of 8 bits, a tile of 128 · 128 numbers at a time: the one of
+    largest magnitude becomes ±448 scales. The last tiles of an axis may be cut.
 
     Raises:
         WeftError: where a number is not finite.
@@ -43,15 +44,27 @@ class ToFloat8(BlockRecipe):
         return shape
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
-        groups = grouped(self.item.read(reader, start, stop), FLOAT8.group)
-        low, high = extremes(groups)
-        scales = np.maximum(high, -low) / MOST
+        # Whole tiles are read; those of a stack are within its matrices.
+        rows, *rest = self.shape(reader)
+        first, last = (start, stop) if rest[1:] else (start // TALL * TALL, min(-(-stop // TALL) * TALL, rows))
+        groups = grouped(self.item.read(reader, first, last), FLOAT8.group)
+        scales = _of_tiles(np.maximum(*(np.abs(end) for end in extremes(groups))) / MOST)
+        groups, scales = groups[start - first : stop - first], scales[start - first : stop - first]
         if not np.isfinite(scales).all():
             raise WeftError(f"a weight of {', '.join(self.sources())} is not finite: it cannot be quantized")
         if not codes:
             return Blocks(np.empty((*scales.shape, 0), np.uint8), scales)
         numbers = groups * reciprocal(scales)[..., None]
         return Blocks(numbers.clip(-MOST, MOST).astype(dtypes.f8e4m3.numpy).view(np.uint8), scales)
+
+
+def _of_tiles(sizes: Array) -> Array:
+    """The largest of `sizes` [..., rows, groups] in each tile of rows, for each row of it."""
+    *lead, rows, groups = sizes.shape
+    padded = np.pad(sizes, [*((0, 0) for _ in lead), (0, -rows % TALL), (0, 0)])
+    tall = padded.reshape(*lead, -1, TALL, groups).max(-2)
+    each: Array = tall.repeat(TALL, -2)[..., :rows, :]
+    return each
 
 
 @dataclass(frozen=True)

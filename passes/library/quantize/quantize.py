@@ -51,8 +51,8 @@ class QuantizeWeights(Pass):
     What gptq has done is kept in the folder `resume`, if one is given: the same command goes on there after it was
     stopped.
 
-    With format=fp8 codes are floats of 8 bits (e4m3) in groups of 128 of a row, rounded to the nearest; `bits`,
-    `group`, `zeros` and `head` say nothing then.
+    With format=fp8 codes are floats of 8 bits (e4m3) with a scale for each tile of 128 · 128, rounded to the nearest;
+    `bits`, `group`, `zeros` and `head` say nothing then.
 
     Embedding tables and output heads take `head` bits. Routers stay as they are, as do weights whose names, or a part
     of them between dots, match a pattern of `keep` (``"down, layers.0.*"``), norms, biases and whatever else is no

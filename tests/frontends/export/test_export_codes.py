@@ -9,7 +9,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as torch_file
 
 from weft.frontends import load_source
 from weft.frontends.api.export import export
@@ -89,6 +91,35 @@ def test_codes_of_a_folder(bits: int, group: int, zeros: bool, save: Save, tmp_p
     assert (again.unread, again.ignored) == ([], [])
     np.testing.assert_array_equal(meaning(again.graph), meaning(model.graph))
     assert str(again.graph.reader.dtype("model.layers.0.mlp.up_proj.weight")) == f"{layout}_f32"
+
+
+def test_floats_of_8_bits_in_a_folder(save: Save, tmp_path: Path) -> None:
+    """Tiles may be cut at both ends."""
+    _, folder = save("llama", **GQA | {"intermediate_size": 288})
+    model = rewrite(load_source(folder), "quantize{format=fp8}")
+    notes = exported(model, tmp_path / "out")
+    assert notes[0] == "weights that keep their codes: 21 as f8e4m3_128"
+    tensors = torch_file(tmp_path / "out" / "model.safetensors")
+    for ours, theirs in (("attn.k", "self_attn.k_proj"), ("ffn.up", "mlp.up_proj"), ("ffn.down", "mlp.down_proj")):
+        codes, scales = (tensors[f"model.layers.1.{theirs}.weight{part}"] for part in ("", "_scale"))
+        assert codes.dtype == torch.float8_e4m3fn and scales.dtype == torch.float32
+        wide = scales.repeat_interleave(128, 0)[: len(codes)].repeat_interleave(128, 1)[:, : codes.shape[1]]
+        param = model.graph.params[f"layers.1.{ours}.weight"]
+        np.testing.assert_array_equal(codes.float() * wide, param.recipe.evaluate(model.graph.reader))
+    (group,) = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"][
+        "config_groups"
+    ].values()
+    assert (group["weights"]["strategy"], group["weights"]["block_structure"]) == ("block", [128, 128])
+    again = load_source(tmp_path / "out")
+    assert (again.unread, again.ignored) == ([], [])
+    np.testing.assert_array_equal(meaning(again.graph), meaning(model.graph))
+    # A folder of a pass that rounded the rest to integers says of every layer which it has.
+    mixed = rewrite(load_source(folder), 'quantize{format=fp8, keep="down"}, quantize{method=rtn, group=16}')
+    exported(mixed, tmp_path / "mixed")
+    how = json.loads((tmp_path / "mixed" / "config.json").read_text())["quantization_config"]
+    assert how["format"] == "mixed-precision"
+    assert {g["format"] for g in how["config_groups"].values()} == {"float-quantized", "pack-quantized"}
+    np.testing.assert_array_equal(meaning(load_source(tmp_path / "mixed").graph), meaning(mixed.graph))
 
 
 def test_the_config_of_codes(save: Save, tmp_path: Path) -> None:
