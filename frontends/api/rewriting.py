@@ -15,13 +15,17 @@ from weft.passes.runner import Hook, Progress
 from ..model import Model
 
 SUFFIX = ".pipeline"
+PUBLISHED = {  # pipelines that a name stands for; every pass but the last is exact
+    f"best-int{bits}": f"fold-norm-scale, rotate-residual, rotate-heads, quantize{{bits={bits}}}" for bits in (4, 3)
+}
 MOST = 1 << 20  # bytes of a pipeline
 _COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|#.*')
 _PHASE = re.compile(r"[\w-]+\s*:")
 
 
 def pipeline_text(given: str) -> str:
-    """The pipeline that `given` spells, or that is in the file it names: ``@path``, or a path ending in .pipeline.
+    """The pipeline that `given` spells, that weft publishes (``@name``), or that is in the file it names: ``@path``, or
+    a path ending in .pipeline.
 
     In a file ``#`` begins a comment; the end of a line is a comma, or a semicolon before a phase, but within braces.
 
@@ -31,11 +35,13 @@ def pipeline_text(given: str) -> str:
     given = given.strip()
     if not (given.startswith("@") or re.fullmatch(rf"[^,{{]+{re.escape(SUFFIX)}", given)):
         return given
-    path = expanded(given.removeprefix("@"))
+    name = given.removeprefix("@")
+    if name in PUBLISHED:
+        return PUBLISHED[name]
     try:
-        text = read_text(path, MOST).removeprefix("\ufeff")
+        text = read_text(expanded(name), MOST).removeprefix("\ufeff")
     except WeftError as e:
-        raise WeftError(f"the pipeline file {e}") from e
+        raise WeftError(f"the pipeline file {e}; @{' and @'.join(PUBLISHED)} are published with weft") from e
     joined, depth = "", 0
     for line in text.splitlines():
         line = _COMMENT.sub(lambda found: found[1] or "", line).strip()

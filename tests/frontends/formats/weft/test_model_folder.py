@@ -213,6 +213,14 @@ def test_pipelines_are_read_from_files(tmp_path: Path) -> None:
     assert pipeline_text(" dce, cse") == "dce, cse"
 
 
+def test_a_published_pipeline_is_exact_but_for_its_last_pass(llama: Path) -> None:
+    text = pipeline_text("@best-int4")
+    *before, last = parse_pipeline(text).passes
+    assert {step.effect for step in before} == {"exact"} and (last.name, last.effect) == ("quantize", "lossy")
+    (llama / "tokenizer.json").unlink()  # without a text codes are the nearest
+    assert rewrite(load_source(llama), "@best-int4").pipeline == str(parse_pipeline(text))
+
+
 def test_missing_pipeline_files_are_one_line(llama: Path, tmp_path: Path) -> None:
     assert "cannot be read: no such file" in refused("opt", llama, "-p", "@nothing.txt")
     assert "cannot be read: no such file" in refused("compile", llama, "-p", "no.pipeline", "-o", tmp_path / "out")
