@@ -1,0 +1,160 @@
+"""x Wᵀ on a CPU with W in codes, packed once by PyTorch for its own kernels, and read by them where it lies.
+
+| x | packed | what W is rounded to | rows of x |
+|---|---|---|---|
+| bf16 | codes of 4 bits, scales and offsets (`CodePlanes`) | scales and offsets to bf16, codes exactly | up to `MOST_ROWS` |
+| f16 | numbers in f16 (`HalfNumbers`) | f16 | any |
+| f32 | two numbers in f16 for each (`HalfNumbers`) | 22 bits or more, as f32 rounds products | any |
+
+The operator for 4 bits takes x in f32 and f16 too, but is vectorized for bf16 alone: in f32 one row takes five times as
+long as with a W of f32. FBGEMM's product of f32 by f16 numbers widens W in registers and sums in f32, and one row is as
+fast as W is read. Packed weights stay beside the codes, which embeddings look up and state_dicts hold. Their layout
+depends on the instructions of the CPU, so they are never stored.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..shared.codes import Codes, dequantize, unpack
+from ..shared.operands import learns
+
+GROUPS = (256, 128, 64, 32)  # that the operator for 4 bits takes
+MULTIPLE = 16  # of rows of W that it takes
+# Of x in bf16, by the bits of codes: for more rows a product of numbers in bf16 is faster, although W is dequantized
+# for it. Measured with W [3072, 576] and [576, 1536]: the times cross at 80 rows for 4 bits and 35 for 8.
+MOST_ROWS = {4: 64, 8: 32}
+AT_ONCE = 1 << 22  # codes unpacked at a time
+LOW = 2.0**-11  # by which the second of two f16 numbers counts: what the first leaves off is at most that much of it
+_packed: WeakIdKeyDictionary = WeakIdKeyDictionary()  # codes -> {dtype of x: (what was packed, the packed form)}
+
+
+class CodePlanes:
+    """W as planes of 4-bit codes side by side along the columns, with a scale and an offset for each group, in bf16.
+
+    A code of 8 bits is 16 · high + low: scale · (code − 128) + offset is the sum of 16 scale · (high − 8) and
+    scale · (low − 8) + 8 scale + offset, so x is multiplied by both planes in one sum. The offset of the low plane
+    is rounded, and what that leaves off is the offset of the high one.
+    """
+
+    def __init__(self, weight: Codes) -> None:
+        codes, scales, offsets = weight.parts
+        self.rows, self.planes = len(codes), weight.bits // 4
+        self.padding = -weight.width % GROUPS[-1]  # of one group as long as a row
+        width = weight.width + self.padding
+        group = width if len(scales) == 1 else weight.group
+        self.group = next(g for g in GROUPS if group % g == 0)
+        scales = scales.float().repeat_interleave(group // self.group, 0)
+        zeros = torch.zeros_like(scales) if offsets is None else offsets.float().repeat_interleave(group // self.group, 0)
+        if self.planes == 2:
+            zeros += 8 * scales
+            rounded = zeros.bfloat16()
+            scales, zeros = torch.cat((16 * scales, scales)), torch.cat((zeros - rounded.float(), zeros))
+        pairs = torch.stack((scales, zeros), -1)
+        more = -self.rows % MULTIPLE
+        self.scales_and_zeros = torch.nn.functional.pad(pairs, (0, 0, 0, more)).bfloat16().contiguous()
+        # Blocks of rows are packed one after the other, by multiples of what any CPU has in a block.
+        step = max(256, AT_ONCE // width // 256 * 256)
+        blocks = [self._block(codes[first : first + step], weight, width) for first in range(0, self.rows, step)]
+        self.codes = torch.cat(blocks)
+
+    def _block(self, codes: torch.Tensor, weight: Codes, width: int) -> torch.Tensor:
+        """Some rows of W as the operator reads them."""
+        numbers = unpack(codes, weight.bits, weight.width)
+        if self.planes == 2:
+            numbers = torch.stack((numbers >> 4, numbers & 15), 1)
+        numbers = torch.nn.functional.pad(numbers, (0, width - weight.width)).flatten(1)
+        numbers = torch.nn.functional.pad(numbers, (0, 0, 0, -len(numbers) % MULTIPLE))
+        packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 1)
+        return packed
+
+    def linear(self, x: torch.Tensor) -> torch.Tensor:
+        """x Wᵀ of x [rows, in], bf16."""
+        if self.padding:
+            x = torch.nn.functional.pad(x, (0, self.padding))
+        x = torch.cat((x, x), 1) if self.planes == 2 else x.contiguous()
+        y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.codes, self.group, self.scales_and_zeros)
+        return y if len(self.codes) == self.rows else y[:, : self.rows]
+
+
+class HalfNumbers:
+    """W as numbers in f16; or, `exact`, as the sums of two: of W rounded, and 2^{−11} of what that leaves off.
+
+    All are first scaled by a power of 2, so that the largest is far from the largest and the smallest of f16.
+    """
+
+    def __init__(self, weight: Codes, exact: bool) -> None:
+        self.rows = len(weight)
+        numbers = torch.empty((1 + exact) * self.rows, weight.width)
+        step = max(1, AT_ONCE // weight.width)
+        for first in range(0, self.rows, step):
+            part = weight.rows(slice(first, first + step))
+            numbers[first : first + step][: len(part)] = dequantize(*part.parts, bits=part.bits, width=part.width)
+        first, rest = numbers[: self.rows], numbers[self.rows :]
+        self.factor = 2.0 ** (math.frexp(float(first.abs().max()))[1] - 12)
+        first /= self.factor
+        if exact:
+            torch.sub(first, first.half(), out=rest).div_(LOW)
+        self.numbers: Any = torch.ops.quantized.linear_prepack_fp16(numbers, None)
+        self.exact = exact
+
+    def linear(self, x: torch.Tensor) -> torch.Tensor:
+        """x Wᵀ of x [rows, in], f32 or f16."""
+        y: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.numbers)
+        if self.exact:
+            y = torch.add(y[:, : self.rows], y[:, self.rows :], alpha=LOW)
+        return y.mul_(self.factor).to(x.dtype)
+
+
+def packs(x: torch.Tensor, weight: Codes) -> bool:
+    """Return whether `packed_linear` multiplies x by `weight`: both on a CPU that is fast at it, no gradient wanted."""
+    codes, scales, offsets = weight.parts
+    if codes.device.type != "cpu" or torch.compiler.is_compiling() or type(codes) is not torch.Tensor:
+        return False
+    if codes.dtype != torch.int32 or not codes.numel() or learns(x, scales, offsets) or refusal(x.dtype) is not None:
+        return False
+    rows = x.numel() // weight.width
+    return rows > 0 and (x.dtype != torch.bfloat16 or rows <= MOST_ROWS[weight.bits])
+
+
+def packed_linear(x: torch.Tensor, weight: Codes) -> torch.Tensor:
+    """x Wᵀ, x [..., in] → [..., out], where `packs` is true."""
+    y: torch.Tensor = _pack(weight, x.dtype).linear(x.reshape(-1, weight.width))
+    return y.view(*x.shape[:-1], len(weight))
+
+
+@functools.cache
+def refusal(dtype: torch.dtype) -> str | None:
+    """Return why this CPU does not multiply x of `dtype` by packed weights; None if it does."""
+    if dtype == torch.bfloat16:
+        if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+            return "the operator for 4 bits is not vectorized for this CPU"
+        known = hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
+        return None if known else "this PyTorch has no operator for 4 bits"
+    if dtype not in (torch.float32, torch.float16):
+        return f"no packed weights are for {dtype}"
+    # PyTorch has no question for this, and engines for other processors raise: so a small weight is packed, once.
+    try:
+        torch.ops.quantized.linear_prepack_fp16(torch.zeros(16, 16), None)
+    except (RuntimeError, AttributeError) as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+def _pack(weight: Codes, dtype: torch.dtype) -> CodePlanes | HalfNumbers:
+    """`weight` in the layout for x of `dtype`, made once for as long as its parts stay as they are."""
+    stamp = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in weight.parts if p is not None)
+    known = _packed.get(weight.packed)
+    if known is None:
+        known = _packed[weight.packed] = {}
+    if known.get(dtype, (None,))[0] != stamp:
+        with torch.no_grad():
+            packed = CodePlanes(weight) if dtype == torch.bfloat16 else HalfNumbers(weight, dtype == torch.float32)
+        known[dtype] = stamp, packed
+    form: CodePlanes | HalfNumbers = known[dtype][1]
+    return form
