@@ -40,10 +40,10 @@ def block_linear(
     """x Wᵀ + b, x [..., in], with the W of a `Quantized`: on a CPU packed once, where it has kernels for that, else
     widened for each product, in parts that fit into a cache."""
     width, dtype = x.shape[-1], x.dtype
-    whole = Codes(codes, scales, offsets, bits, width)
-    if packs(x, whole):
-        y = packed_linear(x, whole)
+    if packs(x, codes, scales, offsets, bits):
+        y = packed_linear(x, codes, scales, offsets, bits)
         return y if bias is None else y + bias
+    whole = Codes(codes, scales, offsets, bits, width)
     by_kernel = widens(whole, dtype)
     rows = max(1, (1 << 26 if by_kernel else 1 << 19) // width)
     parts = []

@@ -1,1 +1,4 @@
-"""Products on a CPU by operators of PyTorch that read packed weights; no Triton kernels, and nothing that a GPU runs."""
+"""Products on a CPU by operators of PyTorch that read packed weights.
+
+Never here: Triton kernels, or anything that a GPU runs.
+"""

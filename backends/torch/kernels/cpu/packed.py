@@ -1,10 +1,10 @@
 """x Wᵀ on a CPU with W in codes, packed once by PyTorch for its own kernels, and read by them where it lies.
 
-| x | packed | what W is rounded to | rows of x |
+| x | W is packed as | and rounded to | for |
 |---|---|---|---|
-| bf16 | codes of 4 bits, scales and offsets (`CodePlanes`) | scales and offsets to bf16, codes exactly | up to `MOST_ROWS` |
-| f16 | numbers in f16 (`HalfNumbers`) | f16 | any |
-| f32 | two numbers in f16 for each (`HalfNumbers`) | 22 bits or more, as f32 rounds products | any |
+| bf16 | 4-bit codes, scales and offsets: `CodePlanes` | exact codes, scales and offsets in bf16 | few rows of x |
+| f16 | numbers in f16: `HalfNumbers` | f16 | any number of rows |
+| f32 | two numbers in f16 for each: `HalfNumbers` | 2^{−23}, as f32 rounds products | few rows of x |
 
 The operator for 4 bits takes x in f32 and f16 too, but is vectorized for bf16 alone: in f32 one row takes five times as
 long as with a W of f32. FBGEMM's product of f32 by f16 numbers widens W in registers and sums in f32, and one row is as
@@ -19,6 +19,7 @@ import math
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..shared.codes import Codes, dequantize, unpack
@@ -26,9 +27,15 @@ from ..shared.operands import learns
 
 GROUPS = (256, 128, 64, 32)  # that the operator for 4 bits takes
 MULTIPLE = 16  # of rows of W that it takes
-# Of x in bf16, by the bits of codes: for more rows a product of numbers in bf16 is faster, although W is dequantized
-# for it. Measured with W [3072, 576] and [576, 1536]: the times cross at 80 rows for 4 bits and 35 for 8.
-MOST_ROWS = {4: 64, 8: 32}
+# Of x, by its dtype and the bits of codes: for more rows it is faster to dequantize W, and multiply numbers. Measured
+# with W [3072, 576] and [576, 1536]: times cross at 80 rows of bf16 for 4 bits and at 35 for 8, at 65 rows of f32, which
+# f16 numbers are read twice for, and never for f16, whose own products are slow on CPUs.
+MOST_ROWS = {
+    (torch.bfloat16, 4): 64,
+    (torch.bfloat16, 8): 32,
+    (torch.float32, 4): 64,
+    (torch.float32, 8): 64,
+}
 AT_ONCE = 1 << 22  # codes unpacked at a time
 LOW = 2.0**-11  # by which the second of two f16 numbers counts: what the first leaves off is at most that much of it
 _packed: WeakIdKeyDictionary = WeakIdKeyDictionary()  # codes -> {dtype of x: (what was packed, the packed form)}
@@ -49,15 +56,15 @@ class CodePlanes:
         width = weight.width + self.padding
         group = width if len(scales) == 1 else weight.group
         self.group = next(g for g in GROUPS if group % g == 0)
-        scales = scales.float().repeat_interleave(group // self.group, 0)
-        zeros = torch.zeros_like(scales) if offsets is None else offsets.float().repeat_interleave(group // self.group, 0)
+        offsets = torch.zeros_like(scales) if offsets is None else offsets
+        scales, zeros = (part.float().repeat_interleave(group // self.group, 0) for part in (scales, offsets))
         if self.planes == 2:
-            zeros += 8 * scales
+            zeros = zeros + 8 * scales
             rounded = zeros.bfloat16()
             scales, zeros = torch.cat((16 * scales, scales)), torch.cat((zeros - rounded.float(), zeros))
         pairs = torch.stack((scales, zeros), -1)
         more = -self.rows % MULTIPLE
-        self.scales_and_zeros = torch.nn.functional.pad(pairs, (0, 0, 0, more)).bfloat16().contiguous()
+        self.scales_and_zeros = F.pad(pairs, (0, 0, 0, more)).bfloat16().contiguous()
         # Blocks of rows are packed one after the other, by multiples of what any CPU has in a block.
         step = max(256, AT_ONCE // width // 256 * 256)
         blocks = [self._block(codes[first : first + step], weight, width) for first in range(0, self.rows, step)]
@@ -68,15 +75,15 @@ class CodePlanes:
         numbers = unpack(codes, weight.bits, weight.width)
         if self.planes == 2:
             numbers = torch.stack((numbers >> 4, numbers & 15), 1)
-        numbers = torch.nn.functional.pad(numbers, (0, width - weight.width)).flatten(1)
-        numbers = torch.nn.functional.pad(numbers, (0, 0, 0, -len(numbers) % MULTIPLE))
+        numbers = F.pad(numbers, (0, width - weight.width)).flatten(1)
+        numbers = F.pad(numbers, (0, 0, 0, -len(numbers) % MULTIPLE))
         packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 1)
         return packed
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """x Wᵀ of x [rows, in], bf16."""
         if self.padding:
-            x = torch.nn.functional.pad(x, (0, self.padding))
+            x = F.pad(x, (0, self.padding))
         x = torch.cat((x, x), 1) if self.planes == 2 else x.contiguous()
         y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.codes, self.group, self.scales_and_zeros)
         return y if len(self.codes) == self.rows else y[:, : self.rows]
@@ -111,21 +118,26 @@ class HalfNumbers:
         return y.mul_(self.factor).to(x.dtype)
 
 
-def packs(x: torch.Tensor, weight: Codes) -> bool:
-    """Return whether `packed_linear` multiplies x by `weight`: both on a CPU that is fast at it, no gradient wanted."""
-    codes, scales, offsets = weight.parts
-    if codes.device.type != "cpu" or torch.compiler.is_compiling() or type(codes) is not torch.Tensor:
+def packs(
+    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int
+) -> bool:
+    """Return whether `packed_linear` multiplies x by the W of these parts of `Codes`: both on a CPU that is fast at
+    it, no gradient wanted."""
+    if codes.device.type != "cpu" or refusal(x.dtype) is not None or learns(x, scales, offsets):
         return False
-    if codes.dtype != torch.int32 or not codes.numel() or learns(x, scales, offsets) or refusal(x.dtype) is not None:
+    if type(codes) is not torch.Tensor or codes.dtype != torch.int32 or torch.compiler.is_compiling():
         return False
-    rows = x.numel() // weight.width
-    return rows > 0 and (x.dtype != torch.bfloat16 or rows <= MOST_ROWS[weight.bits])
+    rows = x.numel() // x.shape[-1]
+    return 0 < rows <= MOST_ROWS.get((x.dtype, bits), rows) and len(codes) > 0
 
 
-def packed_linear(x: torch.Tensor, weight: Codes) -> torch.Tensor:
+def packed_linear(
+    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int
+) -> torch.Tensor:
     """x Wᵀ, x [..., in] → [..., out], where `packs` is true."""
-    y: torch.Tensor = _pack(weight, x.dtype).linear(x.reshape(-1, weight.width))
-    return y.view(*x.shape[:-1], len(weight))
+    *lead, width = x.shape
+    y: torch.Tensor = _pack(x.dtype, codes, scales, offsets, bits, width).linear(x.reshape(-1, width))
+    return y.view(*lead, len(codes))
 
 
 @functools.cache
@@ -146,15 +158,25 @@ def refusal(dtype: torch.dtype) -> str | None:
     return None
 
 
-def _pack(weight: Codes, dtype: torch.dtype) -> CodePlanes | HalfNumbers:
-    """`weight` in the layout for x of `dtype`, made once for as long as its parts stay as they are."""
-    stamp = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in weight.parts if p is not None)
-    known = _packed.get(weight.packed)
+def _pack(
+    dtype: torch.dtype,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor | None,
+    bits: int,
+    width: int,
+) -> CodePlanes | HalfNumbers:
+    """W in the layout for x of `dtype`, made once for as long as its parts stay as they are."""
+    parts = codes, scales, offsets
+    stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parts if p is not None]
+    known = _packed.get(codes)
     if known is None:
-        known = _packed[weight.packed] = {}
-    if known.get(dtype, (None,))[0] != stamp:
+        known = _packed[codes] = {}
+    form: CodePlanes | HalfNumbers
+    old, form = known.get(dtype, (None, None))
+    if old != stamp:
         with torch.no_grad():
-            packed = CodePlanes(weight) if dtype == torch.bfloat16 else HalfNumbers(weight, dtype == torch.float32)
-        known[dtype] = stamp, packed
-    form: CodePlanes | HalfNumbers = known[dtype][1]
+            weight = Codes(codes, scales, offsets, bits, width)
+            form = CodePlanes(weight) if dtype == torch.bfloat16 else HalfNumbers(weight, dtype == torch.float32)
+        known[dtype] = stamp, form
     return form
