@@ -24,7 +24,8 @@ def pack_bias(*linears: nn.Linear) -> Tensor:
 
 
 def pack_blocks(*linears: Any) -> Codes:
-    """The codes of `linears`, each a `Quantized`, one under the other, of which the modules keep views; scales and offsets stay theirs."""
+    """The codes of `linears`, of class `Quantized`, one under the other, of which the modules keep views; scales and
+    offsets stay theirs."""
     first = linears[0]
     codes = torch.cat([linear.codes for linear in linears])
     for linear, own in zip(linears, codes.split([len(linear.codes) for linear in linears]), strict=True):

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | bf16 | 4-bit codes, scales and offsets: `CodePlanes` | exact codes, scales and offsets in bf16 | few rows of x |
 | f16 | numbers in f16: `HalfNumbers` | f16 | any number of rows |
-| f32 | two numbers in f16 for each: `HalfNumbers` | 2^{−23}, as f32 rounds products | few rows of x |
+| f32 | two numbers in f16 for each: `HalfNumbers` | 22 bits; most layouts need fewer | few rows of x |
 
 The operator for 4 bits takes x in f32 and f16 too, but is vectorized for bf16 alone: in f32 one row takes five times as
 long as with a W of f32. FBGEMM's product of f32 by f16 numbers widens W in registers and sums in f32, and one row is as
@@ -28,8 +28,8 @@ from ..shared.operands import learns
 GROUPS = (256, 128, 64, 32)  # that the operator for 4 bits takes
 MULTIPLE = 16  # of rows of W that it takes
 # Of x, by its dtype and the bits of codes: for more rows it is faster to dequantize W, and multiply numbers. Measured
-# with W [3072, 576] and [576, 1536]: times cross at 80 rows of bf16 for 4 bits and at 35 for 8, at 65 rows of f32, which
-# f16 numbers are read twice for, and never for f16, whose own products are slow on CPUs.
+# with W [3072, 576] and [576, 1536]: times cross at 80 rows of bf16 for 4 bits and at 35 for 8, at 65 rows of f32, for
+# which two f16 numbers are read, and never for f16, whose own products are slow on CPUs.
 MOST_ROWS = {
     (torch.bfloat16, 4): 64,
     (torch.bfloat16, 8): 32,
@@ -118,14 +118,12 @@ class HalfNumbers:
         return y.mul_(self.factor).to(x.dtype)
 
 
-def packs(
-    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int
-) -> bool:
+def packs(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int) -> bool:
     """Return whether `packed_linear` multiplies x by the W of these parts of `Codes`: both on a CPU that is fast at
     it, no gradient wanted."""
-    if codes.device.type != "cpu" or refusal(x.dtype) is not None or learns(x, scales, offsets):
+    if codes.device.type != "cpu" or torch.compiler.is_compiling() or type(codes) is not torch.Tensor:
         return False
-    if type(codes) is not torch.Tensor or codes.dtype != torch.int32 or torch.compiler.is_compiling():
+    if codes.dtype != torch.int32 or refusal(x.dtype) is not None or learns(x, scales, offsets):
         return False
     rows = x.numel() // x.shape[-1]
     return 0 < rows <= MOST_ROWS.get((x.dtype, bits), rows) and len(codes) > 0
