@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels.cpu.packed import packed_linear, packs
+from ..kernels.cpu.packed import packed_linear
 from ..kernels.norm_linear import norm_linear
 from ..kernels.prompt.to_float8 import to_float8
 from ..kernels.prompt.widen import widen, widens
@@ -40,9 +40,9 @@ def block_linear(
     """x Wᵀ + b, x [..., in], with the W of a `Quantized`: on a CPU packed once, where it has kernels for that, else
     widened for each product, in parts that fit into a cache."""
     width, dtype = x.shape[-1], x.dtype
-    if packs(x, codes, scales, offsets, bits):
-        y = packed_linear(x, codes, scales, offsets, bits)
-        return y if bias is None else y + bias
+    packed = packed_linear(x, codes, scales, offsets, bits)
+    if packed is not None:
+        return packed if bias is None else packed + bias
     whole = Codes(codes, scales, offsets, bits, width)
     by_kernel = widens(whole, dtype)
     rows = max(1, (1 << 26 if by_kernel else 1 << 19) // width)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from typing import Any
 
 import torch
@@ -36,6 +37,10 @@ MOST_ROWS = {
     (torch.float32, 4): 64,
     (torch.float32, 8): 64,
 }
+# The first product of more rows packs nothing: it may be a prompt that a module reads whose weights a decode step then
+# packs with those of others.
+FEW_ROWS = 8
+SHARE = 0.25  # of the memory that packed weights take at most
 AT_ONCE = 1 << 22  # codes unpacked at a time
 LOW = 2.0**-11  # by which the second of two f16 numbers counts: what the first leaves off is at most that much of it
 _packed: WeakIdKeyDictionary = WeakIdKeyDictionary()  # codes -> {dtype of x: (what was packed, the packed form)}
@@ -69,6 +74,7 @@ class CodePlanes:
         step = max(256, AT_ONCE // width // 256 * 256)
         blocks = [self._block(codes[first : first + step], weight, width) for first in range(0, self.rows, step)]
         self.codes = torch.cat(blocks)
+        self.nbytes = self.codes.nbytes + self.scales_and_zeros.nbytes
 
     def _block(self, codes: torch.Tensor, weight: Codes, width: int) -> torch.Tensor:
         """Some rows of W as the operator reads them."""
@@ -108,7 +114,7 @@ class HalfNumbers:
         if exact:
             torch.sub(first, first.half(), out=rest).div_(LOW)
         self.numbers: Any = torch.ops.quantized.linear_prepack_fp16(numbers, None)
-        self.exact = exact
+        self.exact, self.nbytes = exact, 2 * numbers.numel()
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """x Wᵀ of x [rows, in], f32 or f16."""
@@ -118,23 +124,34 @@ class HalfNumbers:
         return y.mul_(self.factor).to(x.dtype)
 
 
-def packs(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int) -> bool:
-    """Return whether `packed_linear` multiplies x by the W of these parts of `Codes`: both on a CPU that is fast at
-    it, no gradient wanted."""
-    if codes.device.type != "cpu" or torch.compiler.is_compiling() or type(codes) is not torch.Tensor:
-        return False
-    if codes.dtype != torch.int32 or refusal(x.dtype) is not None or learns(x, scales, offsets):
-        return False
-    rows = x.numel() // x.shape[-1]
-    return 0 < rows <= MOST_ROWS.get((x.dtype, bits), rows) and len(codes) > 0
-
-
 def packed_linear(
     x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int
-) -> torch.Tensor:
-    """x Wᵀ, x [..., in] → [..., out], where `packs` is true."""
+) -> torch.Tensor | None:
+    """x Wᵀ with the W of these parts of `Codes`, x [..., in] → [..., out]; None where W is to be dequantized for it: on
+    a GPU, for many rows, where gradients are wanted, while models are compiled, or if memory is short."""
+    if codes.device.type != "cpu" or torch.compiler.is_compiling() or type(codes) is not torch.Tensor:
+        return None
+    if codes.dtype != torch.int32 or refusal(x.dtype) is not None or learns(x, scales, offsets):
+        return None
     *lead, width = x.shape
-    y: torch.Tensor = _pack(x.dtype, codes, scales, offsets, bits, width).linear(x.reshape(-1, width))
+    rows = x.numel() // width
+    if not 0 < rows <= MOST_ROWS.get((x.dtype, bits), rows) or not len(codes):
+        return None
+    parts = codes, scales, offsets
+    stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parts if p is not None]
+    known = _packed.get(codes)
+    if known is None:
+        known = _packed[codes] = {}
+    old, form = known.get(x.dtype, (None, None))
+    if old != stamp or form is None:
+        if old != stamp and rows > FEW_ROWS:
+            known[x.dtype] = stamp, None
+            return None
+        form = _pack(Codes(*parts, bits, width), x.dtype)
+        if form is None:
+            return None
+        known[x.dtype] = stamp, form
+    y: torch.Tensor = form.linear(x.reshape(-1, width))
     return y.view(*lead, len(codes))
 
 
@@ -156,25 +173,19 @@ def refusal(dtype: torch.dtype) -> str | None:
     return None
 
 
-def _pack(
-    dtype: torch.dtype,
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    offsets: torch.Tensor | None,
-    bits: int,
-    width: int,
-) -> CodePlanes | HalfNumbers:
-    """W in the layout for x of `dtype`, made once for as long as its parts stay as they are."""
-    parts = codes, scales, offsets
-    stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parts if p is not None]
-    known = _packed.get(codes)
-    if known is None:
-        known = _packed[codes] = {}
-    form: CodePlanes | HalfNumbers
-    old, form = known.get(dtype, (None, None))
-    if old != stamp:
-        with torch.no_grad():
-            weight = Codes(codes, scales, offsets, bits, width)
-            form = CodePlanes(weight) if dtype == torch.bfloat16 else HalfNumbers(weight, dtype == torch.float32)
-        known[dtype] = stamp, form
-    return form
+def _pack(weight: Codes, dtype: torch.dtype) -> CodePlanes | HalfNumbers | None:
+    """`weight` in the layout for x of `dtype`; None if packed weights would then take more memory than they may."""
+    kind = CodePlanes if dtype == torch.bfloat16 else HalfNumbers
+    exact = dtype == torch.float32
+    size = len(weight) * weight.width * (weight.bits // 8 + 1 if kind is CodePlanes else 2 + 2 * exact)
+    taken = sum(form.nbytes for known in _packed.values() for _, form in known.values() if form is not None)
+    if taken + size > memory() * SHARE:
+        return None
+    with torch.no_grad():
+        return CodePlanes(weight) if kind is CodePlanes else HalfNumbers(weight, exact)
+
+
+@functools.cache
+def memory() -> int:
+    """Return the bytes of memory of this machine; of one that does not tell, more than any has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 60
