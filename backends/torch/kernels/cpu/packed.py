@@ -83,7 +83,7 @@ class CodePlanes:
             numbers = torch.stack((numbers >> 4, numbers & 15), 1)
         numbers = F.pad(numbers, (0, width - weight.width)).flatten(1)
         numbers = F.pad(numbers, (0, 0, 0, -len(numbers) % MULTIPLE))
-        packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 1)
+        packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
         return packed
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
