@@ -108,11 +108,11 @@ class HalfNumbers:
         for first in range(0, self.rows, step):
             part = weight.rows(slice(first, first + step))
             numbers[first : first + step][: len(part)] = dequantize(*part.parts, bits=part.bits, width=part.width)
-        first, rest = numbers[: self.rows], numbers[self.rows :]
-        self.factor = 2.0 ** (math.frexp(float(first.abs().max()))[1] - 12)
-        first /= self.factor
+        whole, rest = numbers[: self.rows], numbers[self.rows :]
+        self.factor = 2.0 ** (math.frexp(float(whole.abs().max()))[1] - 12)
+        whole /= self.factor
         if exact:
-            torch.sub(first, first.half(), out=rest).div_(LOW)
+            torch.sub(whole, whole.half(), out=rest).div_(LOW)
         self.numbers: Any = torch.ops.quantized.linear_prepack_fp16(numbers, None)
         self.exact, self.nbytes = exact, 2 * numbers.numel()
 
