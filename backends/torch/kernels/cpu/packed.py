@@ -17,11 +17,11 @@ from __future__ import annotations
 import functools
 import math
 import os
+import weakref
 from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..shared.codes import Codes, dequantize, unpack
 from ..shared.operands import learns
@@ -43,7 +43,9 @@ FEW_ROWS = 8
 SHARE = 0.25  # of the memory that packed weights take at most
 AT_ONCE = 1 << 22  # codes unpacked at a time
 LOW = 2.0**-11  # by which the second of two f16 numbers counts: what the first leaves off is at most that much of it
-_packed: WeakIdKeyDictionary = WeakIdKeyDictionary()  # codes -> {dtype of x: (what was packed, the packed form)}
+# id of codes -> (a reference to them, {dtype of x: (what was packed, the packed form)}). To look up a weak key takes
+# microseconds, and a step does so for every product.
+_packed: dict[int, tuple[weakref.ref[torch.Tensor], dict[torch.dtype, tuple[Any, Any]]]] = {}
 
 
 class CodePlanes:
@@ -92,7 +94,7 @@ class CodePlanes:
             x = F.pad(x, (0, self.padding))
         x = torch.cat((x, x), 1) if self.planes == 2 else x.contiguous()
         y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.codes, self.group, self.scales_and_zeros)
-        return y if len(self.codes) == self.rows else y[:, : self.rows]
+        return y if self.codes.shape[0] == self.rows else y[:, : self.rows]
 
 
 class HalfNumbers:
@@ -135,13 +137,15 @@ def packed_linear(
         return None
     *lead, width = x.shape
     rows = x.numel() // width
-    if not 0 < rows <= MOST_ROWS.get((x.dtype, bits), rows) or not len(codes):
+    if not 0 < rows <= MOST_ROWS.get((x.dtype, bits), rows) or codes.numel() == 0:
         return None
     parts = codes, scales, offsets
     stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parts if p is not None]
-    known = _packed.get(codes)
-    if known is None:
-        known = _packed[codes] = {}
+    key = id(codes)
+    reference, known = _packed.get(key, (None, {}))
+    if reference is None or reference() is not codes:
+        known = {}
+        _packed[key] = weakref.ref(codes, functools.partial(_forget, key)), known
     old, form = known.get(x.dtype, (None, None))
     if old != stamp or form is None:
         if old != stamp and rows > FEW_ROWS:
@@ -152,7 +156,13 @@ def packed_linear(
             return None
         known[x.dtype] = stamp, form
     y: torch.Tensor = form.linear(x.reshape(-1, width))
-    return y.view(*lead, len(codes))
+    return y.view(*lead, codes.shape[0])
+
+
+def _forget(key: int, reference: weakref.ref[torch.Tensor]) -> None:
+    """Free what was packed of codes that are gone; others may have their id by now."""
+    if key in _packed and _packed[key][0] is reference:
+        del _packed[key]
 
 
 @functools.cache
@@ -178,7 +188,7 @@ def _pack(weight: Codes, dtype: torch.dtype) -> CodePlanes | HalfNumbers | None:
     kind = CodePlanes if dtype == torch.bfloat16 else HalfNumbers
     exact = dtype == torch.float32
     size = len(weight) * weight.width * (weight.bits // 8 + 1 if kind is CodePlanes else 2 + 2 * exact)
-    taken = sum(form.nbytes for known in _packed.values() for _, form in known.values() if form is not None)
+    taken = sum(form.nbytes for _, known in _packed.values() for _, form in known.values() if form is not None)
     if taken + size > memory() * SHARE:
         return None
     with torch.no_grad():

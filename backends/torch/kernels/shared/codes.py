@@ -260,7 +260,7 @@ class Codes:
             raise ValueError(f"offsets {[*self.offsets.shape]} differ from scales {[*self.scales.shape]}")
 
     def __len__(self) -> int:
-        return len(self.packed)
+        return self.packed.shape[0]  # `len` of a tensor is Python
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -109,7 +109,7 @@ def test_a_prompt_packs_nothing(dtype: torch.dtype) -> None:
 def test_memory_is_left(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     x, able = tokens(96, 1, dtype), packed.refusal(dtype) is None
-    taken = sum(form.nbytes for known in packed._packed.values() for _, form in known.values() if form is not None)
+    taken = sum(form.nbytes for _, known in packed._packed.values() for _, form in known.values() if form is not None)
     first, second = draw(4, 32, 48, 96), draw(4, 32, 48, 96)
     each = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 1}[dtype] * 48 * 96
     monkeypatch.setattr(packed, "memory", lambda: 4 * (taken + each))
