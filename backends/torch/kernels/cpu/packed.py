@@ -184,12 +184,13 @@ def refusal(dtype: torch.dtype) -> str | None:
 
 
 def _pack(weight: Codes, dtype: torch.dtype) -> CodePlanes | HalfNumbers | None:
-    """`weight` in the layout for x of `dtype`; None if packed weights would then take more memory than they may."""
+    """`weight` in the layout for x of `dtype`; None if packed weights would then take more memory than they may, or it is
+    not finite, which numbers in f16 would hide."""
     kind = CodePlanes if dtype == torch.bfloat16 else HalfNumbers
     exact = dtype == torch.float32
     size = len(weight) * weight.width * (weight.bits // 8 + 1 if kind is CodePlanes else 2 + 2 * exact)
     taken = sum(form.nbytes for _, known in _packed.values() for _, form in known.values() if form is not None)
-    if taken + size > memory() * SHARE:
+    if taken + size > memory() * SHARE or not all(bool(p.isfinite().all()) for p in weight.parts[1:] if p is not None):
         return None
     with torch.no_grad():
         return CodePlanes(weight) if kind is CodePlanes else HalfNumbers(weight, exact)

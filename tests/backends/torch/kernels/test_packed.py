@@ -117,6 +117,14 @@ def test_memory_is_left(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> 
     assert excess(first, x) <= 1 and excess(second, x) <= 1
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_stays_so(dtype: torch.dtype) -> None:
+    given = draw(4, 32, 48, 96).given
+    given.scales[0, 5], given.scales[1, 7] = torch.inf, torch.nan
+    y = product(tokens(96, 1, dtype), given)
+    assert not y[..., [5, 7]].isfinite().any() and y[..., 8:].isfinite().all()
+
+
 @pytest.mark.parametrize(("bits", "most"), [(4, 1.05), (8, 0.95)])
 def test_rounding_scales_costs_no_more_than_rounding_numbers(bits: int, most: float) -> None:
     """The root mean square of errors in bf16, to that of a product of numbers rounded to bf16."""
