@@ -184,8 +184,8 @@ def refusal(dtype: torch.dtype) -> str | None:
 
 
 def _pack(weight: Codes, dtype: torch.dtype) -> CodePlanes | HalfNumbers | None:
-    """`weight` in the layout for x of `dtype`; None if packed weights would then take more memory than they may, or it is
-    not finite, which numbers in f16 would hide."""
+    """`weight` in the layout for x of `dtype`; None if packed weights would then take more memory than they may, or if
+    it is not finite, which numbers in f16 would hide."""
     kind = CodePlanes if dtype == torch.bfloat16 else HalfNumbers
     exact = dtype == torch.float32
     size = len(weight) * weight.width * (weight.bits // 8 + 1 if kind is CodePlanes else 2 + 2 * exact)

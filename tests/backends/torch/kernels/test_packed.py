@@ -15,10 +15,17 @@ from torch.nn import functional as F
 
 from weft.backends.torch.kernels.cpu import packed
 from weft.backends.torch.kernels.cpu.packed import FEW_ROWS, MOST_ROWS, packed_linear
+from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.kernels.shared.codes import Codes, dequantize
 from weft.backends.torch.snippets.quantized import block_linear
 
 from .packed_products import DTYPES, SHAPES, draw, excess, tokens
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No interpreter widens what is not packed."""
+    monkeypatch.setattr(launch, "INTERPRETED", False)
 
 
 def product(x: torch.Tensor, weight: Codes) -> torch.Tensor:
