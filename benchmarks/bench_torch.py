@@ -2,14 +2,16 @@
 
 The contenders take turns as `turns` says. `weft` is the folder that `weft compile --target torch` writes: its module
 for prefills and its decode step for decoding, in f32 and in bf16; `weft_module` decodes with the module alone.
+`weft_int4` and `weft_int8` are folders of `--weights` in bf16, `weft_int4_f32` and `weft_int8_f32` the same in f32.
 transformers runs eagerly with its growing cache, and with its static cache and steps through `torch.compile`.
 
-    python benchmarks/bench_torch.py [--sets 4] [--rounds 2] [--threads 2]
+    python benchmarks/bench_torch.py [--sets 4] [--rounds 2] [--threads 2] [--only weft,weft_int4]
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +23,16 @@ from machine import facts, save
 from smollm2 import GGUF, hugging_face_folder
 from turns import DECODE, PROMPT, ReadBandwidth, all_sets, compared, options, serve
 
-OURS = ["weft", "weft_bf16", "weft_module"]
+FOLDERS: dict[str, dict[str, Any]] = {  # what `weft.compile` is given
+    "weft": {},
+    "weft_bf16": {"dtype": "bf16"},
+    "weft_int4": {"dtype": "bf16", "weights": "int4{method=rtn}"},  # codes that are fitted are as fast
+    "weft_int8": {"dtype": "bf16", "weights": "int8"},
+    "weft_int4_f32": {"weights": "int4{method=rtn}"},
+    "weft_int8_f32": {"weights": "int8"},
+}
+OURS = [*FOLDERS, "weft_module"]
+PEERS = ["hf_eager", "hf_compile"]
 
 
 class WeftRun:
@@ -109,23 +120,33 @@ def child(name: str, folder: Path, prompt_folder: Path, threads: int) -> None:
 
 
 def main() -> None:
-    args = options(__doc__, sets=4).parse_args()
+    parser = options(__doc__, sets=4)
+    parser.add_argument("--only", default=",".join([*OURS, *PEERS]), help="contenders, weft among them; not stored")
+    args = parser.parse_args()
     if args.child:
         name, folder, prompt_folder = args.child
         child(name, Path(folder), Path(prompt_folder), args.threads)
         return
     import weft
 
+    only = args.only.split(",")
+    ours = [name for name in OURS if name in only]
     with tempfile.TemporaryDirectory() as work:
-        places = {name: Path(work) / name for name in ("hf", "weft", "weft_bf16")}
-        hugging_face_folder(GGUF, places["hf"])
-        weft.compile(GGUF, places["weft"], target="torch")
-        weft.compile(GGUF, places["weft_bf16"], target="torch", dtype="bf16")
-        folders = {name: str(places.get(name, places["weft"])) for name in OURS}
-        folders |= {name: str(places["hf"]) for name in ("hf_eager", "hf_compile")}
+        places = {name: Path(work) / name for name in ("hf", *FOLDERS)}
+        if set(PEERS) & {*only}:
+            hugging_face_folder(GGUF, places["hf"])
+        for name, given in FOLDERS.items():
+            if name in only:
+                weft.compile(GGUF, places[name], target="torch", **given)
+        folders = {name: str(places.get(name, places["weft"])) for name in ours}
+        folders |= {name: str(places["hf"]) for name in PEERS if name in only}
         results = all_sets(__file__, folders, args, prompts="weft")
+    found = compared(results, ours)
+    if {*only} != {*OURS, *PEERS}:
+        print(json.dumps(found, indent=2))
+        return
     what = f"SmolLM2-135M with PyTorch, prompt {PROMPT}, decode {DECODE}, {args.threads} threads"
-    save("torch_cpu", {"what": what, "machine": facts("torch", "transformers", "numpy"), **compared(results, OURS)})
+    save("torch_cpu", {"what": what, "machine": facts("torch", "transformers", "numpy"), **found})
 
 
 if __name__ == "__main__":

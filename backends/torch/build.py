@@ -24,7 +24,8 @@ from .program import quantized as blocks
 from .program.positions import rolled
 from .program.states import cached_nodes
 
-WIDENS = "on a CPU PyTorch widens weights in blocks again for every token: that saves memory and costs time"
+WIDENS = "on a CPU PyTorch widens FP8 weights again for every token: that saves memory and costs time"
+NARROW = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
 
 
 class TorchFolder:
@@ -53,8 +54,10 @@ class TorchFolder:
         notes += float8_caches.untold(graph)
         if graph.meta.get(ACTIVATIONS) and not any(name in LAYOUTS and LAYOUTS[name].floats for name in kept):
             notes.append("activations are not rounded to FP8: no weights are FP8 blocks")
-        if kept:
+        if any(name in LAYOUTS and LAYOUTS[name].floats for name in kept):
             notes.append(WIDENS)
+        elif kept and dtypes.parse(dtype) != dtypes.bf16:
+            notes.append(NARROW)
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())
         self.facts = {
             "outputs": list(graph.outputs),

@@ -13,6 +13,7 @@ cache is only prefetched to L2.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -204,13 +205,25 @@ def decode_attention(
             or gradient_refusal(q, k, v, sinks, slopes)
         ),
     ):
-        there, distance = mask.visible(positions)
-        bias = None if slopes is None else slopes[None, :, None, None] * distance[:, None, None]
+        there: torch.Tensor | None
+        if len(q) == 1 and q.device.type == "cpu" and not rolling and not torch.compiler.is_compiling():
+            # One text on a CPU: the slots behind its last token, most of a cache at first, are left out.
+            last = int(positions)
+            mask = replace(mask, capacity=max(1, min(capacity, last + 1)))
+            k, v = k[:, :, : mask.capacity], v[:, :, : mask.capacity]
+        else:
+            last = -1
+        if last >= 0 and slopes is None and mask == Mask(mask.capacity):
+            there = bias = None
+        else:
+            visible, distance = mask.visible(positions)
+            there = visible[:, None, None]
+            bias = None if slopes is None else slopes[None, :, None, None] * distance[:, None, None]
         asked = q
         if k_scale is not None and v_scale is not None:
             asked = q.to(torch.promote_types(q.dtype, torch.float32))
             k, v = from_bytes(k, k_scale, asked.dtype), from_bytes(v, v_scale, asked.dtype)
-        y = attend(asked[:, :, None], k, v, there[:, None, None], scale, softcap=softcap, sinks=sinks, bias=bias)
+        y = attend(asked[:, :, None], k, v, there, scale, softcap=softcap, sinks=sinks, bias=bias)
         return y[:, :, 0].to(q.dtype)
     how: dict[str, Any] = {"sinks": sinks, "slopes": slopes, "k_scale": k_scale, "v_scale": v_scale}
     how |= {"scale": scale, "softcap": softcap}

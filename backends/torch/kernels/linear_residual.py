@@ -133,7 +133,7 @@ def linear_residual(
         if isinstance(weight, torch.Tensor) and adds(x, weight, residual, bias, norm):
             both = torch.addmm(residual.reshape(-1, len(weight)), x.reshape(-1, x.shape[-1]), weight.T, alpha=scale)
             return both.view(residual.shape)
-        return residual + scale * norm(linear(x, weight, bias))
+        return torch.add(residual, norm(linear(x, weight, bias)), alpha=scale)
     N, K = weight.shape
     flat = x.reshape(-1, K).contiguous()
     M, plan = len(flat), tile(len(flat), N, K, x.dtype, weight=weight)

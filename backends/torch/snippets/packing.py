@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from ..kernels.shared.codes import Codes
-from .quantized import Quantized
 
 
 def pack(*linears: nn.Linear) -> Tensor:
@@ -22,8 +23,9 @@ def pack_bias(*linears: nn.Linear) -> Tensor:
     return torch.cat([linear.bias.detach() for linear in linears])
 
 
-def pack_blocks(*linears: Quantized) -> Codes:
-    """The codes of `linears`, one under the other, of which the modules keep views; scales and offsets stay theirs."""
+def pack_blocks(*linears: Any) -> Codes:
+    """The codes of `linears`, of class `Quantized`, one under the other, of which the modules keep views; scales and
+    offsets stay theirs."""
     first = linears[0]
     codes = torch.cat([linear.codes for linear in linears])
     for linear, own in zip(linears, codes.split([len(linear.codes) for linear in linears]), strict=True):

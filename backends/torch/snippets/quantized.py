@@ -1,4 +1,4 @@
-"""Weights that stay in the 4- or 8-bit blocks of a checkpoint, and are widened a few rows at a time."""
+"""Weights that stay in the 4- or 8-bit blocks of a checkpoint or of a pass."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kernels.cpu.packed import packed_linear
 from ..kernels.norm_linear import norm_linear
 from ..kernels.prompt.to_float8 import to_float8
 from ..kernels.prompt.widen import widen, widens
@@ -18,45 +19,32 @@ from .tables import restore
 
 
 def widened(codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int, width: int) -> Tensor:
-    """Rows of the W of a `Quantized`, f32 [rows, columns], padded, in the order of the bytes of the words: one number
-    for each, or first those of their lower halves, then those of the upper ones. `in_bytes` gives x this order."""
-    if codes.dtype == torch.float8_e4m3fn:
-        centred = codes[:, None]
+    """Rows of the W of a `Quantized`, f32 [rows, width]."""
+    if bits == 4:
+        # Two codes at a time: in the low bits of 0x4300 a code is the bf16 number 128 + code.
+        shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=codes.device)[:, None]
+        words = codes.unflatten(1, (-1, 1, 16)) >> shifts
+        numbers, middle = (words & 0x000F000F | 0x43004300).view(torch.bfloat16).flatten(1), 136
     else:
-        packed = codes.view(torch.uint8)
-        halves = torch.stack((packed << 4, packed), 1) if bits == 4 else packed[:, None]
-        centred = (halves ^ 128).view(torch.int8) >> (8 - bits)
-    numbers = centred.unflatten(2, (-1, 16, 2, 2)).float()
-    numbers = numbers.mul_(_of_tiles(scales, bits, width))
-    return (numbers if offsets is None else numbers.add_(_of_tiles(offsets, bits, width))).flatten(1)
-
-
-def _of_tiles(of_groups: Tensor, bits: int, width: int) -> Tensor:
-    """Scales or offsets of groups, [groups, rows], for each number of `widened` [rows, 8/bits, chunks, 1, 1, 2]."""
-    tiles = 16 // bits
-    each = of_groups.T.repeat_interleave(-(-width // (32 * len(of_groups))), 1)
-    return (
-        F.pad(each, (0, -each.shape[1] % tiles))
-        .unflatten(1, (-1, 2, tiles // 2))
-        .permute(0, 3, 1, 2)[:, :, :, None, None]
-    )
-
-
-def in_bytes(x: Tensor, bits: int) -> Tensor:
-    """x [..., in] in the order of `widened`, padded with zeros."""
-    tiles = 16 // bits
-    x = F.pad(x, (0, -x.shape[-1] % (32 * tiles))).unflatten(-1, (-1, 2, tiles // 2, 16, 2))
-    return x.movedim(-3, -5).movedim(-3, -1).flatten(-5)
+        floats = codes.dtype == torch.float8_e4m3fn
+        tiles = (codes if floats else codes.view(torch.uint8)).unflatten(1, (-1, 16, 2, 2))
+        numbers, middle = tiles.permute(0, 1, 4, 2, 3).flatten(1), 0 if floats else 128
+    numbers = numbers[:, :width].unflatten(1, (len(scales), -1)).float()
+    numbers = numbers.sub_(middle).mul_(scales.T[..., None])
+    return (numbers if offsets is None else numbers.add_(offsets.T[..., None])).flatten(1)
 
 
 def block_linear(
     x: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None, bits: int = 4
 ) -> Tensor:
-    """x Wᵀ + b, x [..., in], with the W of a `Quantized`, on a CPU in parts that fit into a cache."""
+    """x Wᵀ + b, x [..., in], with the W of a `Quantized`: on a CPU packed once, where it has kernels for that, else
+    widened for each product, in parts that fit into a cache."""
     width, dtype = x.shape[-1], x.dtype
+    packed = packed_linear(x, codes, scales, offsets, bits)
+    if packed is not None:
+        return packed if bias is None else packed + bias
     whole = Codes(codes, scales, offsets, bits, width)
     by_kernel = widens(whole, dtype)
-    x = x if by_kernel else in_bytes(x, bits)
     rows = max(1, (1 << 26 if by_kernel else 1 << 19) // width)
     parts = []
     for first in range(0, len(codes), rows):
@@ -169,5 +157,4 @@ class QuantizedEmbedding(Quantized):
         n = ids.flatten()
         offsets = None if self.offsets is None else self.offsets[:, n]
         rows = widened(self.typed(self.codes[n]), self.scales[:, n], offsets, self.bits, self.width)
-        rows = rows.unflatten(1, (8 // self.bits, -1, 16, 2, 2)).permute(0, 2, 5, 1, 3, 4).flatten(1)
-        return rows[:, : self.width].contiguous().view(*ids.shape, -1)
+        return rows.view(*ids.shape, -1)

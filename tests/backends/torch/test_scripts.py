@@ -20,10 +20,12 @@ from safetensors.torch import load_file, save_file
 import weft
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.ort.encoder import Encoder as Runner
-from weft.ir import Graph
+from weft.backends.torch.package.shipped.load import DTYPES
+from weft.ir import Graph, interpret
 
 from ...frontends.command import refused
 from ...passes.zoo import ZOO
+from .generated import assert_close, tolerance
 
 NAMES = ("model", "load", "sampling", "decode", "kernels")
 Script = Callable[..., tuple[int, str, str]]
@@ -82,6 +84,27 @@ def test_generates_as_the_runtime_does(name: str, script: Script, tmp_path: Path
     status, out, err = script(folder / "generate.py", "--ids", "3,4,5,6", "--max-tokens", 12)
     assert (status, ids_of(out)) == (0, wanted.tokens)
     assert err.startswith("4 tokens read and 12 written in ")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("weights", ["bits=4", "bits=8, group=64"])
+def test_packs_quantized_weights(weights: str, dtype: torch.dtype, script: Script, tmp_path: Path) -> None:
+    """Without weft, and with the logits of the dequantized weights."""
+    block = weft.Block(weft.Attention(heads=2, kv_heads=1, rope=weft.RoPE(1e4)), weft.GatedMLP(96), norm=weft.RMSNorm())
+    graph = weft.Decoder(vocab=97, dim=64, layers=[block] * 2, tie_embeddings=True).graph()
+    graph = weft.run_passes(graph, f"quantize{{{weights}, method=rtn}}")
+    name = next(name for name, known in DTYPES.items() if known == dtype)
+    folder = compiled(graph, tmp_path / "out", dtype=name)
+    assert json.loads((folder / "weft.json").read_text())["blocks"]
+    model = weft.load(folder, device="cpu", trust=True)
+    assert isinstance(model, Generator)
+    ids = np.random.default_rng(0).integers(0, 97, (1, 7))
+    want = interpret(graph, {"input_ids": ids, "position_ids": np.arange(7)[None]})["logits"]
+    assert_close(torch.from_numpy(model.logits(ids[0].tolist())), want[0], tolerance(graph, dtype))
+    (wanted,) = model.generate([[3, 4, 5, 6]], max_tokens=12)
+    status, out, _ = script(folder / "generate.py", "--ids", "3,4,5,6", "--max-tokens", 12)
+    assert (status, ids_of(out)) == (0, wanted.tokens)
+    assert sys.modules["kernels.cpu.packed"].refusal.cache_info().hits > 12  # it was asked for every product
 
 
 def test_draws_the_same_by_the_same_seed(decoder: Path, script: Script) -> None:

@@ -140,7 +140,7 @@ def place_heads(
     check_places(rows, k_cache, v_cache, q_norm, k_norm, cos, sin, k_scale, v_scale, rolling)
     heads = projected.shape[1] // head_dim - 2 * kv_heads
     if uses_torch(kernel, refusal, projected, k_cache, v_cache, q_norm, k_norm):
-        q_and_k, v = projected.view(rows, -1, head_dim).split([heads + kv_heads, kv_heads], dim=1)
+        q_and_k, v = projected.view(rows, -1, head_dim).split_with_sizes([heads + kv_heads, kv_heads], 1)
         if q_norm.kind != "none" or k_norm.kind != "none":
             q_and_k = torch.cat([q_norm(q_and_k[:, :heads]), k_norm(q_and_k[:, heads:])], 1)
         if cos is not None and sin is not None:

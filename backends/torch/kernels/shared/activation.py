@@ -38,7 +38,7 @@ def gated(
     """act(gate) ⊙ (up + shift); with `limit`, the gate is first capped at it, up clipped to ±limit."""
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return ACTIVATIONS[activation](gate) * (up + shift)
+    return ACTIVATIONS[activation](gate) * (up + shift if shift else up)
 
 
 @jit

@@ -47,14 +47,14 @@ def attend(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    seen: torch.Tensor,
+    seen: torch.Tensor | None,
     scale: float | None,
     *,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(scale · q kᵀ + bias) v over the keys that are `seen`, in at least f32, with gradients.
+    """softmax(scale · q kᵀ + bias) v over the keys that are `seen`, all if None, in at least f32, with gradients.
 
     q [batch, heads, seq, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv] → [batch, heads, seq, dv] in
     the dtype of q; query head h reads KV head ⌊h·kv_heads/heads⌋. `seen` bool and `bias` broadcast to [batch, heads,
@@ -62,10 +62,13 @@ def attend(
     score with value 0. A row that sees nothing is 0.
     """
     plain = softcap is None and sinks is None and bias is None
-    if plain and q.device.type == "cpu" and q.shape[2] == seen.shape[1] == 1 and not learns(q, k, v):
+    one = q.shape[2] == 1 and (seen is None or seen.shape[1] == 1)
+    if plain and one and q.device.type == "cpu" and not learns(q, k, v):
         rows = q.view(q.shape[0], k.shape[1], -1, q.shape[3])  # the heads of a group are queries of one head
         y = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen, scale=scale)
         return y.reshape(*q.shape[:3], -1)
+    if seen is None:
+        seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device)
     wide = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(wide).unflatten(1, (k.shape[1], -1))
     scores = torch.einsum("bngsd,bntd->bngst", grouped, k.to(wide)).flatten(1, 2)

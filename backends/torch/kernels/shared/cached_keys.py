@@ -110,7 +110,9 @@ class Mask:
         if self.rolling:
             rolled = newest - (newest - at) % (self.capacity - self.keep_first)
             at = torch.where(at < self.keep_first, at, torch.where(rolled < self.keep_first, -1, rolled))
-        there = (at >= 0) & (at <= newest)
+            there = (at >= 0) & (at <= newest)
+        else:
+            there = at <= newest
         if self.window is not None:
             there &= (newest - at < self.window) | (at < self.keep_first)
         if self.chunk is not None:
@@ -126,6 +128,11 @@ def write(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolli
     capacity, slot = cache.shape[2], positions.reshape(-1)
     if rolling:
         slot = torch.where(slot < keep_first, slot, keep_first + (slot - keep_first) % (capacity - keep_first))
+    if len(slot) == 1 and not cache.is_cuda:
+        only = int(slot)
+        if 0 <= only < capacity:
+            cache[0, :, only] = new[0]
+        return
     inside = (slot >= 0) & (slot < capacity)
     everywhere = not cache.is_cuda and bool(inside.all())  # a GPU is not waited for
     row = torch.arange(len(slot), device=cache.device) // (len(slot) // len(cache))

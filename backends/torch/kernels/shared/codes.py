@@ -47,10 +47,9 @@ def words(width: int, bits: int) -> int:
 
 def unpack(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
     """The codes [out, width], i32, that are in `packed` [out, words]; the module says how."""
-    shifts = torch.arange(0, 16, bits, device=packed.device)
-    halves = torch.stack([packed & 0xFFFF, (packed >> 16) & 0xFFFF], -1).unflatten(1, (-1, WORDS))
-    tiles = (halves[:, :, None] >> shifts[:, None, None]) & ((1 << bits) - 1)  # [out, chunks, tiles, WORDS, 2]
-    codes: torch.Tensor = tiles.flatten(1)[:, :width]
+    shifts = torch.arange(0, 16, bits, dtype=torch.int32, device=packed.device)[:, None]
+    tiles = packed.unflatten(1, (-1, 1, WORDS)) >> shifts & ((1 << bits) - 1) * 0x10001  # two codes to a word
+    codes: torch.Tensor = tiles.view(torch.int16).flatten(1)[:, :width].int()
     return codes
 
 
@@ -261,7 +260,7 @@ class Codes:
             raise ValueError(f"offsets {[*self.offsets.shape]} differ from scales {[*self.scales.shape]}")
 
     def __len__(self) -> int:
-        return len(self.packed)
+        return self.packed.shape[0]  # `len` of a tensor is Python
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -183,6 +183,8 @@ def few_rows(x: torch.Tensor) -> bool | None:
 
 def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
     """Say why these kernels do not take x [..., in] with weights and `others`, in a few words; None if they do."""
+    if not x.is_cuda and (reason := launch.refusal(x)):  # at once: on a CPU a call of torch takes a microsecond
+        return reason
     given = [tensor for tensor in others if isinstance(tensor, torch.Tensor)]
     coded = [part for one in others if isinstance(one, Codes) for part in one.parts if part is not None]
     if reason := launch.refusal(x, any(part.dtype == FLOAT8 for part in coded)):

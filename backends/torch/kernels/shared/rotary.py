@@ -26,8 +26,9 @@ def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: b
     """x [batch, heads, d] with its pairs turned by angles of which cos and sin [batch, pairs] are given."""
     pairs = cos.shape[-1]
     wide, rest = x[..., : 2 * pairs].float(), x[..., 2 * pairs :]
-    a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.split(pairs, -1)
+    a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
     c, s = cos[:, None], sin[:, None]
     both = a * c - b * s, b * c + a * s
     mixed = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
-    return torch.cat([mixed.to(x.dtype), rest], -1)
+    mixed = mixed.to(x.dtype)
+    return torch.cat([mixed, rest], -1) if rest.shape[-1] else mixed
