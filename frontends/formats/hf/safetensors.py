@@ -204,7 +204,7 @@ class SafetensorsReader(Rerouted):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the headers of all files say beside their tensors."""
+        """The texts in the headers of all files, by name."""
         return {name: text for file in self.files.values() for name, text in file.metadata.items()}
 
     def keys(self) -> Iterable[str]:
