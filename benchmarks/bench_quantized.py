@@ -12,11 +12,13 @@ are fitted to the same text, the one that comes with weft. MiniLM: the mean cosi
 
 Speed: prefill of 512 tokens and decode of 128, contenders in turns as `turns` says.
 
-    python benchmarks/bench_quantized.py [--tokens 6144] [--sets 4] [--rounds 2] [--threads 2] [--llama-cpp BUILD]
+    python benchmarks/bench_quantized.py [--tokens 6144] [--sets 4] [--rounds 2] [--threads 2]
+        [--llama-cpp BUILD] [--work DIR]
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -140,6 +142,7 @@ def child(name: str, model: Path, prompt_folder: Path, threads: int) -> None:
 def main() -> None:
     parser = options(__doc__, sets=4)
     parser.add_argument("--tokens", type=int, default=6144)
+    parser.add_argument("--work", help="a folder for models and scores, which another run goes on from")
     parser.add_argument("--llama-cpp", help="the folder of a build of llama.cpp with its tools and library")
     args = parser.parse_args()
     if args.child:
@@ -148,27 +151,27 @@ def main() -> None:
         return
     if args.llama_cpp:
         os.environ["LLAMA_CPP_LIB_PATH"] = args.llama_cpp
-    with tempfile.TemporaryDirectory() as work:
-        scored, timed, seconds = prepare(Path(work), args.llama_cpp)
-        scores = quality(scored, args.tokens)
-        cosines = minilm()
-        print(scores, cosines, file=sys.stderr)
-        runs = {name: str(model) for name, model in timed.items()}
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(args.work or scratch)
+        done = work / "measured.json"
+        if not done.exists():
+            work.mkdir(parents=True, exist_ok=True)
+            scored, timed, seconds = prepare(work, args.llama_cpp)
+            measured = {
+                "seconds": {name: round(s, 1) for name, s in seconds.items()},
+                **quality(scored, args.tokens),
+                "minilm_cosine": minilm(),
+            }
+            done.write_text(json.dumps([measured, {name: str(model) for name, model in timed.items()}]))
+        measured, runs = json.loads(done.read_text())
+        print(json.dumps(measured, indent=2), file=sys.stderr)
+        if not args.sets:
+            return
         results = all_sets(__file__, runs, args, prompts=TIMED[0])
-    draw(scores)
+    draw(measured)
     packages = ["onnxruntime", "onnxruntime-genai", "numpy", *(["llama-cpp-python"] if args.llama_cpp else [])]
     what = f"SmolLM2-135M, prompt {PROMPT}, decode {DECODE}, {args.threads} threads"
-    save(
-        "quantized",
-        {
-            "what": what,
-            "machine": facts(*packages),
-            "seconds": {name: round(s, 1) for name, s in seconds.items()},
-            **scores,
-            "minilm_cosine": cosines,
-            **compared(results, list(TIMED)),
-        },
-    )
+    save("quantized", {"what": what, "machine": facts(*packages), **measured, **compared(results, list(TIMED))})
 
 
 if __name__ == "__main__":
