@@ -37,7 +37,7 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
             tokenizer.
     """
     rows = _rows(graph, expanded(path), CHARACTERS * (limit + 1))
-    vocab = _vocabulary(graph)
+    vocab = vocabulary(graph)
     longest = graph.meta.get("max_positions")
     by_length: dict[int, list[Sequence[int]]] = {}
     for row in rows:
@@ -91,7 +91,7 @@ def _listed(found: Any, path: Path) -> list[Sequence[int]]:
     return rows
 
 
-def _vocabulary(graph: Graph) -> int:
+def vocabulary(graph: Graph) -> int:
     """Return the vocabulary size: the rows of the smallest table indexed by ids, or the range of int32."""
     tables = []
     for name in ("input_ids", "encoder_input_ids"):
@@ -132,12 +132,14 @@ class Activations:
 
     What is not asked for is not computed, and a value is dropped after its last reader: memory is needed for the
     stream between two layers and for one weight. Floats stay float32 where the weights are. The graph may change behind
-    what was asked for.
+    what was asked for. Texts begin at position 0, unless `positions` [texts, length] say otherwise.
     """
 
-    def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
+    def __init__(self, graph: Graph, texts: Sequence[Array], positions: Sequence[Array] | None = None) -> None:
         self.graph = graph
         fed = [feeds(graph, ids) for ids in texts]
+        for one, at in zip(fed, positions or (), strict=positions is not None):
+            one["position_ids"] = at
         self._bindings: list[dict[str, int]] = [{} for _ in fed]
         for one, binding in zip(fed, self._bindings, strict=True):
             for name, value in graph.inputs.items():
