@@ -132,14 +132,12 @@ class Activations:
 
     What is not asked for is not computed, and a value is dropped after its last reader: memory is needed for the
     stream between two layers and for one weight. Floats stay float32 where the weights are. The graph may change behind
-    what was asked for. Texts begin at position 0, unless `positions` [texts, length] say otherwise.
+    what was asked for.
     """
 
-    def __init__(self, graph: Graph, texts: Sequence[Array], positions: Sequence[Array] | None = None) -> None:
+    def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
         self.graph = graph
         fed = [feeds(graph, ids) for ids in texts]
-        for one, at in zip(fed, positions or (), strict=positions is not None):
-            one["position_ids"] = at
         self._bindings: list[dict[str, int]] = [{} for _ in fed]
         for one, binding in zip(fed, self._bindings, strict=True):
             for name, value in graph.inputs.items():
@@ -164,6 +162,13 @@ class Activations:
                 yield
         finally:
             self._replaced = {}
+
+    @contextlib.contextmanager
+    def assumed(self, values: Mapping[Value, list[Array]]) -> Iterator[None]:
+        """Compute as if `values` were those given inside, and discard what is computed there."""
+        with self.aside():
+            self._known.update(values)
+            yield
 
     def __call__(self, value: Value) -> list[Array]:
         """Evaluate `value` on every entry of the texts."""

@@ -7,7 +7,17 @@ Importing this package registers its recipes. Never here: which backend takes wh
 from .layouts import BlockRecipe, block_layout
 from .parts import Part, part_shapes
 from .quantize import Dequantize, Quantize
-from .scales import HeadScales
+from .scales import FittedScales, HeadScales
 from .stored import Stored
 
-__all__ = ["BlockRecipe", "Dequantize", "HeadScales", "Part", "Quantize", "Stored", "block_layout", "part_shapes"]
+__all__ = [
+    "BlockRecipe",
+    "Dequantize",
+    "FittedScales",
+    "HeadScales",
+    "Part",
+    "Quantize",
+    "Stored",
+    "block_layout",
+    "part_shapes",
+]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from weft.ir import Graph, Node, Value, ops
+from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.ops.cache_codes import limits
 from weft.ir.recipes.readers import Array
+from weft.ir.schema.visible_keys import VisibleKeys
 from weft.ir.types import sizes
 
+from ...analysis.rotary import rotations
 from ...analysis.states import has_state, specs
 from ...fitting.calibration import Activations
 
 Per = Literal["channel", "head", "tensor"]
-SHRINK = (*np.linspace(0.3, 1.0, 29), 1.1, 1.25)  # factors of the range that are tried
+SHRINK = np.linspace(0.3, 1.0, 29)  # factors of the largest number that are tried for codes of 4 bits
+ROOM = 1.1  # the factor for those of 8 bits: what other texts exceed costs more than their finer steps bring
 CONTEXT = 4096  # positions that keys are rotated to, where the model does not say how far it reads
 
 
@@ -24,35 +27,30 @@ def fitted(
     graph: Graph, attentions: Sequence[Node], texts: Sequence[Array], bits: int, per: Per
 ) -> Iterator[tuple[Node, Array, Array | None]]:
     """For each of `attentions` in order the scales of its keys and values, f32 [kv_heads · width] or [1], for what it
-    stores of the `texts` (ids [texts, length]); of latent caches those of the keys alone.
-
-    Keys are stored as they are rotated, which at later positions reaches where the first ones do not: the texts stand
-    all over the context, where the model's attention goes by distances.
-    """
+    stores of the `texts` (ids [texts, length]); of latent caches those of the keys alone."""
     copy, twins = _without_caches(graph)
-    activations = Activations(copy, texts, _spread(copy, texts))
+    activations = Activations(copy, texts)
+    places = _places(copy, texts)
     for node in attentions:
-        twin, heads = twins[node], int(node.attrs["kv_heads"])
-        k = _rows(activations(twin.required("k")), heads)
-        v = None if twin.operand("v") is None else _rows(activations(twin.required("v")), heads)
-        q = _rows(activations(twin.required("q")), int(node.attrs["heads"]))
-        # What an error of a key costs: the squares of the numbers that queries multiply it by.
-        weight = np.square(q).mean(0).reshape(heads, -1, q.shape[2]).sum(1)
-        yield node, scale_of(k, bits, per, weight), None if v is None else scale_of(v, bits, per)
+        seen = _Seen(activations, twins[node], places)
+        scales = [scale_of(np.concatenate(x), bits, per, np.concatenate(w)) for x, w in seen.stored()]
+        yield node, scales[0], scales[1] if len(scales) > 1 else None
 
 
-def scale_of(x: Array, bits: int, per: Per, weight: Array | None = None) -> Array:
-    """The scales, f32 [heads · width] or [1], that round x [n, heads, width] with the least squared error, in which
-    channels count by `weight` [heads, width]."""
+def scale_of(x: Array, bits: int, per: Per, weight: Array) -> Array:
+    """The scales, f32 [heads · width] or [1], that round x [n, heads, width] with the least sum of squared errors times
+    `weight` [n, heads, width or 1]."""
     n, heads, width = x.shape
     groups = {"channel": heads * width, "head": heads, "tensor": 1}[per]
-    rows = np.ascontiguousarray(x.reshape(n, groups, -1).transpose(1, 0, 2), np.float32)
-    counts = np.ones((groups, 1, rows.shape[2])) if weight is None else weight.reshape(groups, 1, -1)
+    rows, counts = (
+        np.ascontiguousarray(np.broadcast_to(part, x.shape).reshape(n, groups, -1).transpose(1, 0, 2), np.float32)
+        for part in (x, weight)
+    )
     low, high = limits(bits)
     widest = np.abs(rows).max((1, 2), keepdims=True)
     widest[widest == 0] = 1  # any scale will do
     best, least = widest, np.full(widest.shape, np.inf)
-    for factor in SHRINK:
+    for factor in SHRINK if bits < 8 else (ROOM,):
         scale = widest * np.float32(factor / high)
         error = np.clip(np.rint(rows / scale), low, high) * scale - rows
         cost = (np.square(error) * counts).sum((1, 2), keepdims=True)
@@ -61,16 +59,107 @@ def scale_of(x: Array, bits: int, per: Per, weight: Array | None = None) -> Arra
     return found if per != "head" else found.repeat(width)
 
 
-def _rows(parts: Iterable[Array], heads: int) -> Array:
-    """Activations [texts, length, heads · width] as [n, heads, width]."""
-    return np.concatenate([part.reshape(-1, heads, part.shape[-1] // heads) for part in parts])
+class _Seen:
+    """What the attention `node` stores of texts, and how much errors of it matter.
+
+    To first order an error e of key j changes the output of query i by p_ij (q_i · e) (v_j − o_i), p being the weights
+    of attention and o its outputs, one of value j by p_ij e. Errors of different keys and channels are taken for
+    independent: the weights below are the sums of squares of these factors over queries and heads.
+    """
+
+    def __init__(self, activations: Activations, node: Node, places: Sequence[Array]) -> None:
+        self.node, self.attrs = node, node.attrs
+        self.kv_heads = int(node.attrs["kv_heads"])
+        self._activations, self._places = activations, places
+
+    def stored(self) -> list[tuple[list[Array], list[Array]]]:
+        """Keys, and where they are apart values: rows [n, kv_heads, width], and their weights."""
+        moved = self._moved()
+        names = [name for name in "qkv" if self.node.operand(name) is not None]
+        added = self.node.operand("bias")
+        bias = None if added is None else self._read(added)
+        values = {name: self._activations(self.node.required(name)) for name in names}
+        keys: tuple[list[Array], list[Array]] = [], []
+        others: tuple[list[Array], list[Array]] = [], []
+        for i, whole in enumerate(values["k"]):
+            q, k = self._queries(values["q"][i]), self._by_head(whole)
+            v = k[..., : self.attrs["value_dim"]] if "v" not in values else self._by_head(values["v"][i])
+            on_scores, on_outputs = self._effects(q, k, v, None if bias is None else bias[i])
+            for at, (queries, stored) in enumerate([(q, k), *([moved[i]] if moved else [])]):
+                weight = np.einsum("bghij,bghid->bgjd", on_scores, np.square(queries))
+                if "v" not in values:
+                    weight[..., : v.shape[-1]] += on_outputs[..., None]
+                # The first token of a text draws much attention, and stands at its beginning only.
+                keys[0].append(_rows(stored[:, :, at:]))
+                keys[1].append(_rows(weight[:, :, at:]))
+            others[0].append(_rows(v))
+            others[1].append(_rows(on_outputs[..., None]))
+        return [keys, others] if "v" in values else [keys]
+
+    def _effects(self, q: Array, k: Array, v: Array, bias: Array | None) -> tuple[Array, Array]:
+        """Σ over channels of (p_ij (v_j − o_i))² [batch, kv_heads, group, queries, keys], and Σ_i p_ij² [batch,
+        kv_heads, keys], for q [batch, kv_heads, group, n, d] and k, v [batch, kv_heads, n, d]."""
+        scale = self.attrs["scale"] or q.shape[-1] ** -0.5
+        scores = np.einsum("bghid,bgjd->bghij", q, k) * scale
+        if (cap := self.attrs["softcap"]) is not None:
+            scores = cap * np.tanh(scores / cap)
+        if bias is not None:
+            full = np.broadcast_to(bias, (bias.shape[0], self.attrs["heads"], *bias.shape[2:]))
+            scores = scores + full.reshape(len(full), self.kv_heads, -1, *full.shape[2:])
+        at = np.arange(k.shape[2])
+        seen = VisibleKeys.of(self.attrs).mask(at[:, None], at[None])
+        scores = np.where(seen, scores, -np.inf)
+        most = scores.max(-1, keepdims=True)
+        p = np.exp(scores - most)
+        whole = p.sum(-1, keepdims=True)
+        if (sinks := self.node.operand("sinks")) is not None:
+            whole += np.exp(self._read(sinks)[0].reshape(1, self.kv_heads, -1, 1, 1) - most)
+        p /= whole
+        o = np.einsum("bghij,bgjd->bghid", p, v)
+        apart = np.square(v).sum(-1)[:, :, None, None] - 2 * np.einsum("bghid,bgjd->bghij", o, v)
+        apart += np.square(o).sum(-1)[..., None]
+        squares = np.square(p)
+        return squares * np.maximum(apart, 0) * scale**2, squares.sum((2, 3))
+
+    def _moved(self) -> list[tuple[Array, Array]]:
+        """Queries and keys as they are rotated at other places; none where they are not rotated."""
+        at = self.node.graph.inputs.get("position_ids")
+        ropes = [rope for rope in rotations(self.node) if rope.operand("positions") is at]
+        if not ropes:
+            return []
+        turned = {}
+        for rope in ropes:
+            x, table = (self._read(rope.required(name)) for name in ("x", "frequencies"))
+            moved = zip(x, self._places, table, strict=True)
+            turned[rope.output] = [np.asarray(ops.rope.reference(*given, **rope.attrs)) for given in moved]
+        with self._activations.assumed(turned):
+            queries, keys = (self._activations(self.node.required(name)) for name in "qk")
+        return [(self._queries(q), self._by_head(k)) for q, k in zip(queries, keys, strict=True)]
+
+    def _read(self, value: Value) -> list[Array]:
+        """What `value` is for every entry of the texts."""
+        if isinstance(value, Param):
+            return [value.recipe.evaluate(value.graph.reader)] * len(self._places)
+        return self._activations(value)
+
+    def _by_head(self, x: Array) -> Array:
+        """Keys or values [batch, n, kv_heads · d] as [batch, kv_heads, n, d]."""
+        return x.reshape(*x.shape[:2], self.kv_heads, -1).swapaxes(1, 2).astype(np.float32)
+
+    def _queries(self, x: Array) -> Array:
+        """Queries [batch, n, heads · d] as [batch, kv_heads, group, n, d]."""
+        apart = x.reshape(*x.shape[:2], self.attrs["heads"], -1).swapaxes(1, 2).astype(np.float32)
+        return apart.reshape(len(x), self.kv_heads, -1, *apart.shape[2:])
 
 
-def _spread(graph: Graph, texts: Sequence[Array]) -> list[Array] | None:
-    """Positions [texts, length] all over the context; None where texts must begin at 0."""
-    at = graph.inputs.get("position_ids")
-    if at is None or not at.uses or any(node.op is not ops.rope for node in at.users):
-        return None
+def _rows(x: Array) -> Array:
+    """x [batch, heads, n, d] as [batch · n, heads, d]."""
+    return x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3])
+
+
+def _places(graph: Graph, texts: Sequence[Array]) -> list[Array]:
+    """Positions [texts, length] all over the context: keys are stored as they are rotated, which there reaches where
+    first positions do not."""
     context = int(graph.meta.get("context") or CONTEXT)
     starts = iter(np.linspace(0, 1, sum(len(ids) for ids in texts)))
     return [

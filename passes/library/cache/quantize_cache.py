@@ -11,6 +11,7 @@ import numpy as np
 from weft.ir import Graph, Node, Param, TensorType, WeftError, ops
 from weft.ir.ops.cache_codes import limits
 from weft.ir.recipes import Source
+from weft.ir.recipes.blocks import FittedScales
 from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.schema.states import CODES
 from weft.ir.types import dtypes
@@ -20,11 +21,12 @@ from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.edit import changed
-from ...fitting.calibration import MIXTURE, read_tokens, vocabulary
+from ...fitting.calibration import MIXTURE, TOGETHER, read_tokens, vocabulary
 from .cache_scales import Per, fitted
 
 LEAST_TOKENS = 128  # of a text, below which its largest numbers say little of those of others
 DRAWN = 64  # tokens of a text that is drawn
+SPAN = 16  # times the tokens that are wanted, from among which they are taken
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class QuantizeCache(Pass):
     Scales are fitted to what attentions store of a text, rotated keys at positions all over the context: of factors of
     the largest number that with the least squared error, in which key channels count by the squares of what queries
     multiply them by. The text is `calibration`, a text file or token ids (.npy, .json), or else a mixture of prose,
-    code and languages that comes with weft; `tokens` of it are read. Random tokens stand for it where there is no
+    code and languages that comes with weft; `tokens` from all over it are read. Random tokens stand for it where there is no
     tokenizer.
 
     Weights and the rest of the graph stay as they are. Passes that change heads come before.
@@ -72,11 +74,12 @@ class QuantizeCache(Pass):
     bits: int = 8
     per: Per = "channel"
     calibration: str | None = None
-    tokens: int = 2048
+    tokens: int = 8192
 
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.bits not in CODES:
-            raise WeftError(f"quantize-cache: bits={self.bits}: codes of caches have {' or '.join(map(str, CODES))} bits")
+            known = " or ".join(map(str, CODES))
+            raise WeftError(f"quantize-cache: bits={self.bits}: caches hold codes of {known} bits")
         if self.tokens < 1:
             raise WeftError(f"quantize-cache: tokens={self.tokens} must be positive")
         chosen = []
@@ -127,7 +130,8 @@ class QuantizeCache(Pass):
             length = min(DRAWN, graph.meta.get("max_positions") or DRAWN)
             ids = np.random.default_rng(0).integers(0, min(vocabulary(graph), 2**31), (max(1, 512 // length), length))
             return [ids]
-        texts = read_tokens(graph, self.calibration or str(MIXTURE), self.tokens)
+        # From all over a text: its parts differ.
+        texts = _thinned(read_tokens(graph, self.calibration or str(MIXTURE), SPAN * self.tokens), self.tokens)
         if (count := sum(ids.size for ids in texts)) < min(LEAST_TOKENS, self.tokens):
             raise WeftError(
                 f"quantize-cache: the calibration text {self.calibration} has {count} tokens, and ranges need "
@@ -164,7 +168,20 @@ def _param(node: Node, name: str, scale: Array) -> Param:
     place = f"{node.scope}.{name}" if node.scope else name
     key = graph.reader.fresh(place)
     graph.reader.put(key, scale)
-    return graph.add_param(place, TensorType(dtypes.f32, scale.shape), Source(key))
+    return graph.add_param(place, TensorType(dtypes.f32, scale.shape), FittedScales(Source(key)))
+
+
+def _thinned(texts: list[Array], limit: int) -> list[Array]:
+    """Rows of `texts` at even distances, of `limit` tokens in all or a little more."""
+    every = max(1, sum(ids.size for ids in texts) // limit)
+    rows = [row for ids in texts for row in ids][::every]
+    lengths = sorted({len(row) for row in rows})
+    return [
+        np.stack(same[i : i + max(1, TOGETHER // length)])
+        for length in lengths
+        for same in [[row for row in rows if len(row) == length]]
+        for i in range(0, len(same), max(1, TOGETHER // length))
+    ]
 
 
 def _coded(graph: Graph) -> list[Node]:
