@@ -17,8 +17,8 @@ from .types.dtypes import DType
 def one_node(
     op: Op, case: Case, seed: int = 0, dtype: DType = dtypes.f32, weights: Collection[str] = ()
 ) -> tuple[Graph, dict[str, Array]]:
-    """A graph that applies `op` once to its inputs, and numbers for them: floats (float64) are declared as `dtype`, whole numbers as
-    i64 unless they are codes of 8 bits.
+    """A graph that applies `op` once to its inputs, and numbers for them: floats (float64) are declared as `dtype`,
+    whole numbers as i64, or i8 if they are.
 
     Inputs are called like the operands (numbered if variadic), outputs y0, y1, …. The operands named in `weights`
     become parameters, read from a checkpoint in memory.

@@ -1,7 +1,7 @@
 """Codes of quantized caches: keys and values as integers of 8 or 4 bits, times scales that do not change.
 
-A number is code · scale, code = round(number / scale) to the nearest, half to even, within −2^{bits−1} … 2^{bits−1} − 1.
-Scales are those of channels [heads · width], or one of all [1].
+A number is code · scale. The code is number / scale rounded to the nearest, half to even, and at least −2^{bits−1}, at
+most 2^{bits−1} − 1. Scales are those of channels [heads · width], or one of all [1].
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import numpy as np
 
 from ..op import Array, TensorType, Value, want
 from ..schema.states import CODES
-from ..types import dtypes
 from .elementwise import cast, clip, div, mul, round_
 from .tensor import reshape
 
@@ -45,7 +44,12 @@ def numbers_value(codes: Value, scale: Value, heads: int, like: Value) -> Value:
 
 
 def check(
-    bits: int | None, k: TensorType, v: TensorType | None, scales: dict[str, TensorType | None], causal: bool, heads: int
+    bits: int | None,
+    k: TensorType,
+    v: TensorType | None,
+    scales: dict[str, TensorType | None],
+    causal: bool,
+    heads: int,
 ) -> None:
     """Check bits and scales of an attention with `heads` KV heads.
 

@@ -102,7 +102,9 @@ _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2,
         case(*_QKV, *[None] * 6, *_SCALES, **_GQA, causal=True, cache_bits=8),
         case(*_QKV, *[None] * 6, *(s * 10 for s in _SCALES), **_GQA, causal=True, window=5, cache_bits=4),
         case(*_STEP, *[None] * 3, *_CODES, *_SCALES, **_GQA, causal=True, cache_bits=8),
-        case(*_STEP, None, None, normal(4), *_CODES, *_SCALES, **_GQA, causal=True, window=16, rolling=True, cache_bits=8),
+        case(
+            *_STEP, None, None, normal(4), *_CODES, *_SCALES, **_GQA, causal=True, window=16, rolling=True, cache_bits=8
+        ),
         case(*_SHARED[:6], _CODES[0], None, _CODES[2], _SCALES[0], **_GQA, causal=True, value_dim=5, cache_bits=8),
     ],
 )

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from ..types import TensorType, dtypes, sizes
 from ..types.sizes import Size
 
-
 CODES = {8: dtypes.i8, 4: dtypes.i4}  # what a quantized cache holds, by bits
 
 

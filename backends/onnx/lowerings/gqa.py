@@ -84,8 +84,9 @@ def _codes_refusal(node: Node, head: int, target: Backend) -> str | None:
     k, v = node.required("k_scale"), node.required("v_scale")
     if k.shape != v.shape:
         return "the kernel takes scales of channels for keys and values, or one for each, not both"
-    if node.attrs["cache_bits"] == 4 and node.attrs["rolling"] and head % 32:
-        return f"a rolling cache of 4 bits needs head sizes of multiples of 32, not {head}"
+    bits = node.attrs["cache_bits"]
+    if node.attrs["rolling"] and head % (128 // bits):
+        return f"a rolling cache of {bits} bits needs head sizes of multiples of {128 // bits}, not {head}"
     if target.device == "cuda" and node.operand("bias") is not None:
         return "the CUDA kernel takes a bias or a quantized cache, not both"
     return None
