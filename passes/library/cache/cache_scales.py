@@ -110,11 +110,12 @@ class _Seen:
         seen = VisibleKeys.of(self.attrs).mask(at[:, None], at[None])
         scores = np.where(seen, scores, -np.inf)
         most = scores.max(-1, keepdims=True)
+        most = np.where(np.isfinite(most), most, 0)  # of a row that sees nothing
         p = np.exp(scores - most)
         whole = p.sum(-1, keepdims=True)
         if (sinks := self.node.operand("sinks")) is not None:
             whole += np.exp(self._read(sinks)[0].reshape(1, self.kv_heads, -1, 1, 1) - most)
-        p /= whole
+        p /= np.where(whole == 0, 1, whole)
         o = np.einsum("bghij,bgjd->bghid", p, v)
         apart = np.square(v).sum(-1)[:, :, None, None] - 2 * np.einsum("bghid,bgjd->bghij", o, v)
         apart += np.square(o).sum(-1)[..., None]

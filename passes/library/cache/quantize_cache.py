@@ -127,9 +127,9 @@ class QuantizeCache(Pass):
                 "quantize-cache: warning: scales are fitted to random tokens: the model has no tokenizer to read a "
                 "text with; give calibration= a .npy or .json file of token ids"
             )
-            length = min(DRAWN, graph.meta.get("max_positions") or DRAWN)
-            ids = np.random.default_rng(0).integers(0, min(vocabulary(graph), 2**31), (max(1, 512 // length), length))
-            return [ids]
+            length = min(DRAWN, graph.meta.get("max_positions") or DRAWN, *_tables(graph))
+            rows = max(1, TOGETHER // length)
+            return [np.random.default_rng(0).integers(0, vocabulary(graph), (rows, length))]
         # From all over a text: its parts differ.
         texts = _thinned(read_tokens(graph, self.calibration or str(MIXTURE), SPAN * self.tokens), self.tokens)
         if (count := sum(ids.size for ids in texts)) < min(LEAST_TOKENS, self.tokens):
@@ -169,6 +169,13 @@ def _param(node: Node, name: str, scale: Array) -> Param:
     key = graph.reader.fresh(place)
     graph.reader.put(key, scale)
     return graph.add_param(place, TensorType(dtypes.f32, scale.shape), FittedScales(Source(key)))
+
+
+def _tables(graph: Graph) -> list[int]:
+    """The rows of tables that positions index."""
+    at = graph.inputs.get("position_ids")
+    tables = [node.inputs[1] for node in (() if at is None else at.users) if node.op is ops.embedding]
+    return [table.shape[0] for table in tables if table is not None and isinstance(table.shape[0], int)]
 
 
 def _thinned(texts: list[Array], limit: int) -> list[Array]:
