@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
-
 from .graph import Graph, Value
 from .op import Case, Op
 from .recipes import Source
@@ -17,8 +15,7 @@ from .types.dtypes import DType
 def one_node(
     op: Op, case: Case, seed: int = 0, dtype: DType = dtypes.f32, weights: Collection[str] = ()
 ) -> tuple[Graph, dict[str, Array]]:
-    """A graph that applies `op` once to its inputs, and numbers for them: floats (float64) are declared as `dtype`,
-    whole numbers as i64, or i8 if they are.
+    """A graph that applies `op` once to its inputs, and numbers for them: floats (float64) are declared as `dtype`.
 
     Inputs are called like the operands (numbered if variadic), outputs y0, y1, …. The operands named in `weights`
     become parameters, read from a checkpoint in memory.
@@ -34,7 +31,6 @@ def one_node(
         operand = op.operands[min(i, len(op.operands) - 1)]
         name = f"{operand.name}{i}" if operand.variadic else operand.name
         kind = {"f": dtype, "b": dtypes.bool_}.get(array.dtype.kind, dtypes.i64)
-        kind = dtypes.i8 if array.dtype == np.int8 else kind
         type = TensorType(kind, array.shape)
         if operand.name in weights:
             reader.arrays[name] = array

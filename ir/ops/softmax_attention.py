@@ -66,7 +66,6 @@ _LATE = np.arange(12) >= np.array([[2], [0]])
 _STEP = (normal(2, 3, 32), normal(2, 3, 16), normal(2, 3, 16))
 _LONG = (normal(2, 7, 32), normal(2, 7, 16), normal(2, 7, 16))  # more keys than the rolling cache holds
 _RING = (normal(2, 2, 5, 8), normal(2, 2, 5, 8), np.arange(5, 12) + np.array([[0], [4]]))
-_CODES = (*np.random.default_rng(0).integers(-128, 128, (2, 2, 2, 20, 8)).astype(np.int8), _CACHE[2])
 _SCALES = (np.linspace(0.01, 0.03, 16), np.array([0.02]))
 _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2, 2, 20, 8))
 
@@ -101,11 +100,6 @@ _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2,
         case(*_LONG, None, np.arange(16) < [[8], [15]], None, *_RING, **_GQA, causal=True, window=4, rolling=True),
         case(*_QKV, *[None] * 6, *_SCALES, **_GQA, causal=True, cache_bits=8),
         case(*_QKV, *[None] * 6, *(s * 10 for s in _SCALES), **_GQA, causal=True, window=5, cache_bits=4),
-        case(*_STEP, *[None] * 3, *_CODES, *_SCALES, **_GQA, causal=True, cache_bits=8),
-        case(
-            *_STEP, None, None, normal(4), *_CODES, *_SCALES, **_GQA, causal=True, window=16, rolling=True, cache_bits=8
-        ),
-        case(*_SHARED[:6], _CODES[0], None, _CODES[2], _SCALES[0], **_GQA, causal=True, value_dim=5, cache_bits=8),
     ],
 )
 def attention(

@@ -34,7 +34,7 @@ def codes(e: Emitter, x: Value, scale: Value, heads: int, bits: int) -> Out:
 
 
 def numbers(e: Emitter, held: Out, scale: Value, heads: int, bits: int, dtype: str) -> Out:
-    """What the codes `held` [batch, heads, slots, width or width / 2] stand for, in `dtype`."""
+    """The numbers in `dtype` that the codes `held` [batch, heads, slots, width or width / 2] stand for."""
     found = e.op("Cast", held, to=_F32)
     if bits == 4:
         upper = e.op("Floor", e.op("Mul", found, _number(e, 1 / 16)))

@@ -9,15 +9,15 @@ from .caches import KeyCache, KVCache, RollingKeyCache, RollingKVCache
 
 
 def by_channel(scale: Tensor, heads: int) -> Tensor:
-    """Scales of channels [heads · width], or one of all [1], for [batch, heads, slots, width]."""
-    return scale if len(scale) == 1 else scale.view(1, heads, 1, -1)
+    """Scales of channels [heads · width], or one of all [1], for [batch, heads, slots, width]; f32."""
+    return scale.float() if len(scale) == 1 else scale.float().view(1, heads, 1, -1)
 
 
 def to_codes(x: Tensor, scale: Tensor, bits: int) -> Tensor:
     """x [batch, heads, slots, width] as codes, i8; those of 4 bits as bytes [.., width / 2], each plus 8: of two
     neighbours the first is the lower half."""
     limit = 1 << (bits - 1)
-    codes = (x.to(scale.dtype) / by_channel(scale, x.shape[1])).round().clamp(-limit, limit - 1)
+    codes = (x.float() / by_channel(scale, x.shape[1])).round().clamp(-limit, limit - 1)
     if bits == 8:
         return codes.to(torch.int8)
     halves = (codes + limit).to(torch.uint8).unflatten(-1, (-1, 2))
@@ -28,7 +28,7 @@ def from_codes(codes: Tensor, scale: Tensor, bits: int, dtype: torch.dtype) -> T
     """The numbers that `codes` stand for, in `dtype`."""
     if bits == 4:
         codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2).to(torch.int8) - 8
-    return (codes.to(scale.dtype) * by_channel(scale, codes.shape[1])).to(dtype)
+    return (codes.float() * by_channel(scale, codes.shape[1])).to(dtype)
 
 
 def through_codes(

@@ -60,7 +60,7 @@ def scale_of(x: Array, bits: int, per: Per, weight: Array) -> Array:
 
 
 class _Seen:
-    """What the attention `node` stores of texts, and how much errors of it matter.
+    """Keys and values that the attention `node` stores of texts, and how much errors of it matter.
 
     To first order an error e of key j changes the output of query i by p_ij (q_i · e) (v_j − o_i), p being the weights
     of attention and o its outputs, one of value j by p_ij e. Errors of different keys and channels are taken for
@@ -138,7 +138,7 @@ class _Seen:
         return [(self._queries(q), self._by_head(k)) for q, k in zip(queries, keys, strict=True)]
 
     def _read(self, value: Value) -> list[Array]:
-        """What `value` is for every entry of the texts."""
+        """Return `value` for every entry of the texts."""
         if isinstance(value, Param):
             return [value.recipe.evaluate(value.graph.reader)] * len(self._places)
         return self._activations(value)

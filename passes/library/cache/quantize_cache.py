@@ -108,7 +108,7 @@ class QuantizeCache(Pass):
             trace.fired(self.name, changed(node, given, cache_bits=self.bits).output.name)
 
     def _refusal(self, node: Node) -> str | None:
-        """Why the cache of `node` stays as it is; None if it does not."""
+        """Say why the cache of `node` stays as it is; None if it does not."""
         if node.op is not ops.attention:
             return f"{node.op.name} reads its cache itself, and has no scales"
         if node.attrs["cache_bits"] is not None:

@@ -199,7 +199,7 @@ def test_the_interpreter_means_the_same(bits: int) -> None:
 
 
 def test_another_kernel_reads_one_scale_and_several() -> None:
-    """What the fused kernel refuses is computed by standard operators, on the same target."""
+    """Standard operators compute what the fused kernel refuses, on the same target."""
     graph = coded(8, "channel")
     (node,) = [n for n in graph.nodes if n.op is ops.attention]
     reader = graph.reader

@@ -165,7 +165,6 @@ def with_named_axes(op: Op, case: Case) -> Graph:
             shape[2:] = ["seq" if n == first.shape[1] else n for n in array.shape[2:]]
         named = tuple(sizes.sym(n) if isinstance(n, str) else n for n in shape)
         kind = {"f": dtypes.f32, "b": dtypes.bool_}.get(array.dtype.kind, dtypes.i64)
-        kind = dtypes.i8 if array.dtype == np.int8 else kind
         operands.append(graph.add_input(operand.name, TensorType(kind, named)))
     for i, value in enumerate(op.emit(*operands, **case.attrs)):
         graph.add_output(f"y{i}", value)
