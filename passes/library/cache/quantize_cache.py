@@ -94,12 +94,14 @@ class QuantizeCache(Pass):
             if not trace.refusals:
                 raise WeftError(f"quantize-cache: graph {graph.name} has no causal self-attention, hence no cache")
             return
-        texts = self._texts(graph, trace)
-        scales = list(fitted(graph, chosen, texts, self.bits, self.per))
-        for node, *found in scales:
+        scales = list[tuple[Node, Array, Array | None]]()
+        for found in fitted(graph, chosen, self._texts(graph, trace), self.bits, self.per):
+            scales.append(found)
+            trace.progress(len(scales), len(chosen))
+        for node, *own in scales:
             given = {
                 name: _param(node, name, scale)
-                for name, scale in zip(("k_scale", "v_scale"), found, strict=True)
+                for name, scale in zip(("k_scale", "v_scale"), own, strict=True)
                 if scale is not None
             }
             for spec in caches(node):
@@ -130,14 +132,13 @@ class QuantizeCache(Pass):
             length = min(DRAWN, graph.meta.get("max_positions") or DRAWN, *_tables(graph))
             rows = max(1, TOGETHER // length)
             return [np.random.default_rng(0).integers(0, vocabulary(graph), (rows, length))]
-        # From all over a text: its parts differ.
-        texts = _thinned(read_tokens(graph, self.calibration or str(MIXTURE), SPAN * self.tokens), self.tokens)
+        texts = read_tokens(graph, self.calibration or str(MIXTURE), SPAN * self.tokens)
         if (count := sum(ids.size for ids in texts)) < min(LEAST_TOKENS, self.tokens):
             raise WeftError(
                 f"quantize-cache: the calibration text {self.calibration} has {count} tokens, and ranges need "
                 f"{LEAST_TOKENS} or more; give a longer one, or leave calibration out"
             )
-        return texts
+        return _thinned(texts, self.tokens)  # from all over the text: its parts differ
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """The outputs are those of the original on keys and values that are rounded to codes, past and present."""
@@ -179,7 +180,7 @@ def _tables(graph: Graph) -> list[int]:
 
 
 def _thinned(texts: list[Array], limit: int) -> list[Array]:
-    """Rows of `texts` at even distances, of `limit` tokens in all or a little more."""
+    """Rows of `texts` at even distances, of `limit` tokens in all or more, less than twice as many."""
     every = max(1, sum(ids.size for ids in texts) // limit)
     rows = [row for ids in texts for row in ids][::every]
     lengths = sorted({len(row) for row in rows})
