@@ -49,7 +49,7 @@ class Emitter:
         self._names: set[str] = set()
         self._scope = ""
         for name, value in graph.inputs.items():
-            self.values[value] = self._declare(onnx.Value(name=name), value.type)
+            self.values[value] = self._declare(onnx.Value(name=name), _stored(value.type))
             self._names.add(name)
 
     # -- names and values
@@ -244,7 +244,7 @@ class Emitter:
                 self._names.discard(str(result.name))
                 result.name = self.fresh(value.name)
             if result.type is None:
-                self._declare(result, value.type)
+                self._declare(result, _stored(value.type))
 
     def model(self) -> onnx.Model:
         """The ONNX model; weights are initializers without data yet (see `write`)."""
@@ -255,7 +255,7 @@ class Emitter:
             if output.producer() is None or (output.name != name and output.name in self.graph.outputs):
                 output = self.op("Identity", output)
             output.name = name
-            self._declare(output, value.type)
+            self._declare(output, _stored(value.type))
             outputs.append(output)
         # Collected last: an output that is a parameter becomes an initializer above.
         initializers = [*self.constants.values(), *(w.value for w in self.weights.values())]
@@ -275,6 +275,13 @@ class Emitter:
             name=self.graph.name,
         )
         return onnx.Model(graph, ir_version=self.target.ir_version, producer_name="weft")
+
+
+def _stored(type: TensorType) -> TensorType:
+    """`type`, or of caches of 4 bits that of the bytes of two codes each."""
+    if type.dtype != dtypes.i4:
+        return type
+    return type.with_dtype(dtypes.u8).with_shape(*type.shape[:-1], sizes.floordiv(type.shape[-1], 2))
 
 
 def _trimmed(values: Sequence[onnx.Value | None]) -> list[onnx.Value | None]:

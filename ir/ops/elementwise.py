@@ -107,6 +107,8 @@ cos = _unary("cos", "cos x, radians", np.cos)
 tanh = _unary("tanh", "tanh x", np.tanh)
 floor = _unary("floor", "⌊x⌋", np.floor)
 ceil = _unary("ceil", "⌈x⌉", np.ceil)
+_HALVES = (case(normal(2, 3, 5, scale=3.0)), case(np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5])))
+round_ = _unary("round_", "The nearest whole number, of two the even one", np.rint, _HALVES)
 
 
 def _erf(x: Array) -> Array:

@@ -23,8 +23,10 @@ from ..op import (
     total,
     want,
 )
+from ..schema.states import CODES
 from ..schema.visible_keys import PATTERNS, VisibleKeys
 from ..types import dtypes, sizes
+from . import cache_codes
 from . import rolling as rolling_cache
 from .elementwise import (
     add,
@@ -64,6 +66,7 @@ _LATE = np.arange(12) >= np.array([[2], [0]])
 _STEP = (normal(2, 3, 32), normal(2, 3, 16), normal(2, 3, 16))
 _LONG = (normal(2, 7, 32), normal(2, 7, 16), normal(2, 7, 16))  # more keys than the rolling cache holds
 _RING = (normal(2, 2, 5, 8), normal(2, 2, 5, 8), np.arange(5, 12) + np.array([[0], [4]]))
+_SCALES = (np.linspace(0.01, 0.03, 16), np.array([0.02]))
 _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2, 2, 20, 8))
 
 
@@ -95,6 +98,8 @@ _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2,
         case(*_LONG, None, None, None, *_RING, **_GQA, causal=True, window=5, rolling=True),
         case(*_LONG, None, None, None, *_RING, **_GQA, causal=True, window=3, keep_first=2, rolling=True),
         case(*_LONG, None, np.arange(16) < [[8], [15]], None, *_RING, **_GQA, causal=True, window=4, rolling=True),
+        case(*_QKV, *[None] * 6, *_SCALES, **_GQA, causal=True, cache_bits=8),
+        case(*_QKV, *[None] * 6, *(s * 10 for s in _SCALES), **_GQA, causal=True, window=5, cache_bits=4),
     ],
 )
 def attention(
@@ -107,6 +112,8 @@ def attention(
     past_k: Array | None = None,
     past_v: Array | None = None,
     positions: Array | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
     *,
     heads: int,
     kv_heads: int,
@@ -120,6 +127,7 @@ def attention(
     summary: int = 1,
     rolling: bool = False,
     value_dim: int | None = None,
+    cache_bits: int | None = None,
 ) -> Array | tuple[Array, ...]:
     """softmax(scale · q kᵀ + bias + mask) v per head (Vaswani 2017; grouped heads: Shazeer 2019, Ainslie 2023).
 
@@ -139,6 +147,11 @@ def attention(
 
     Without `v` the first `value_dim` numbers of a key are its value too (latent attention; DeepSeek-V2, 2024), and a
     cache is `past_k` and present_k alone.
+
+    With `cache_bits` (8 or 4) a cache holds codes of so many bits: code · scale is the number, `k_scale` and `v_scale`
+    are those of channels [kv_heads·d] or one [1]. Keys and values of the call are rounded, too, as they are written: to
+    the nearest code, half to even, within −2^{bits−1} … 2^{bits−1} − 1. All keys and values that are read are code ·
+    scale, so that it does not matter how a text is cut into calls, nor whether there is a cache.
     """
     batch, seq, _ = q.shape
     group = heads // kv_heads
@@ -146,9 +159,18 @@ def attention(
     qh = q.reshape(batch, seq, kv_heads, group, d)
     kh = k.reshape(batch, -1, kv_heads, d).transpose(0, 2, 1, 3)
     vh = kh[..., :value_dim] if v is None else v.reshape(batch, kh.shape[2], kv_heads, -1).transpose(0, 2, 1, 3)
+    fresh = (kh, vh)
+    scales = (k_scale, k_scale if v is None else v_scale)
+    if cache_bits is not None and k_scale is not None:
+        codes = cache_codes.rounded(kh, k_scale, cache_bits)
+        kh = codes * cache_codes.by_channel(k_scale, kv_heads)
+        if v is None:
+            fresh, vh = (codes, codes), kh[..., :value_dim]
+        elif v_scale is not None:
+            fresh = codes, cache_codes.rounded(vh, v_scale, cache_bits)
+            vh = fresh[1] * cache_codes.by_channel(v_scale, kv_heads)
     key_at = np.arange(kh.shape[2])[None]
     query_at = np.arange(seq)[None]
-    fresh = (kh, vh)
     valid = np.ones((1, kh.shape[2]), bool)
     if past_k is not None and positions is not None:
         capacity = past_k.shape[2]
@@ -157,8 +179,12 @@ def attention(
         past_at = rolling_cache.held(first - 1, capacity, keep_first) if rolling else slots
         valid = np.concatenate([(past_at >= 0) & (past_at < first), np.ones_like(positions, bool)], 1)
         key_at, query_at = np.concatenate([past_at, positions], 1), positions
-        kh = np.concatenate([past_k, kh], 2)
-        vh = kh[..., :value_dim] if past_v is None else np.concatenate([past_v, vh], 2)
+        pasts = [
+            past if past is None or scale is None else past * cache_codes.by_channel(scale, kv_heads)
+            for past, scale in zip((past_k, past_v), scales, strict=True)
+        ]
+        kh = np.concatenate([pasts[0], kh], 2)
+        vh = kh[..., :value_dim] if pasts[1] is None else np.concatenate([pasts[1], vh], 2)
     by_head = qh.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * seq, d)  # a product that BLAS takes
     scores = (by_head @ kh.swapaxes(2, 3)) * (1 / math.sqrt(d) if scale is None else scale)
     if softcap is not None:
@@ -226,7 +252,8 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     want(n.window is None or n.window >= 1, f"window={n.window} must be positive")
     want(not n.rolling or (n.window is not None and n.past_k is not None), "rolling is for a cache and a window")
     want(n.keep_first >= 0, f"keep_first={n.keep_first} must not be negative")
-    for operand in (k, v, n.bias, n.sinks, n.past_k, n.past_v):
+    cache_codes.check(n.cache_bits, k, v, {"k_scale": n.k_scale, "v_scale": n.v_scale}, n.causal, kv_heads)
+    for operand in (k, v, n.bias, n.sinks, *((n.past_k, n.past_v) if n.cache_bits is None else ())):
         want(operand is None or operand.dtype == q.dtype, f"{operand} and q {q} differ in dtype; cast one of them")
     keys = None if n.positions is not None else k.shape[1]  # with a cache bias and key_mask index positions
     if n.bias is not None:
@@ -249,6 +276,8 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     for past, width, what in pasts:
         fits = past.rank == 4 and past.shape[:2] == (q.shape[0], kv_heads) and past.shape[3] == width
         want(fits, f"{what} {past} must be [batch, {kv_heads}, capacity, {width}]")
+        holds = n.cache_bits is None or past.dtype == CODES[n.cache_bits]
+        want(holds, f"{what} {past} holds no codes of {n.cache_bits} bits")
     capacity = n.past_k.shape[2]
     fits = not n.rolling or not isinstance(capacity, int) or n.window + n.keep_first <= capacity
     kept = f" and keep_first={n.keep_first}" if n.keep_first else ""
@@ -274,13 +303,14 @@ def _(n: OpCall) -> Cost:
     flops = q.shape[0] * q.shape[1] * reached * n.heads * ((d + dv) * 2 + 5)
     read = total(t.bytes for t in (q, k, v, n.bias, n.key_mask, n.sinks, n.past_k, n.past_v) if t is not None)
     written = q.with_shape(*q.shape[:2], dv * n.heads).bytes
-    return Cost(flops, read, written if n.past_k is None else written + k.bytes + (0 if v is None else v.bytes))
+    fresh = (t if n.cache_bits is None else t.with_dtype(CODES[n.cache_bits]) for t in (k, v) if t is not None)
+    return Cost(flops, read, written if n.past_k is None else written + total(t.bytes for t in fresh))
 
 
 @attention.states
 def attention_states(n: OpCall) -> tuple[StateSpec, ...]:
     if n.causal:
-        return caches(n.k, n.v, n.past_k, n.kv_heads, rolling=n.rolling, window=n.window)
+        return caches(n.k, n.v, n.past_k, n.kv_heads, rolling=n.rolling, window=n.window, bits=n.cache_bits)
     return () if n.k.shape[1] == n.q.shape[1] else cross_states(n.k, n.v)
 
 
@@ -290,7 +320,10 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
     (batch, seq, _), group = n.q.shape, heads // kv_heads
     d, dv = n.q.width // heads, _value_dim(n)
     qh = transpose(reshape(n.q, shape=(batch, seq, kv_heads, group, d)), axes=(0, 2, 3, 1, 4))
-    kv = [per_head(t, kv_heads) for t in (n.k, n.v) if t is not None]
+    kv = [t for t in (n.k, n.v) if t is not None]
+    if n.cache_bits is not None:
+        kv = [cache_codes.codes_value(t, s, n.cache_bits) for t, s in zip(kv, (n.k_scale, n.v_scale), strict=False)]
+    kv = [per_head(t, kv_heads) for t in kv]
     query_at, key_at = (unsqueeze(iota(t, axis=1), axes=(0,)) for t in (n.q, n.k))
     seen: list[Value] = []  # conditions, broadcast to [batch, seq, keys]
     present: list[Value] = []
@@ -317,6 +350,9 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
             rows = expand(key_mask, shape=(batch, key_mask.shape[1]))
             seen.append(unsqueeze(less_equal(reach, _inside(reach, key_mask, 1)), axes=(1,)))
             key_mask = gather_rows(rows, _inside(reach, key_mask, 1))
+    if n.cache_bits is not None:
+        scales = zip(kv, (n.k_scale, n.v_scale), strict=False)
+        kv = [cache_codes.numbers_value(codes, scale, kv_heads, n.k) for codes, scale in scales]
     kh, vh = kv[0], kv[1] if n.v is not None else slice_(kv[0], axis=3, start=0, stop=dv)
     keys, scale = kh.shape[2], 1 / math.sqrt(d) if n.scale is None else n.scale
     scores = matmul(reshape(qh, shape=(batch, kv_heads, group * seq, d)), swap(kh))

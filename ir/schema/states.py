@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from ..types import TensorType, dtypes, sizes
 from ..types.sizes import Size
 
+CODES = {8: dtypes.i8, 4: dtypes.i4}  # what a quantized cache holds, by bits
+
 
 class StateKind(enum.Enum):
     """The kind of a state: what its numbers are."""
@@ -92,16 +94,19 @@ def caches(
     *,
     rolling: bool = False,
     window: int | None = None,
+    bits: int | None = None,
 ) -> tuple[StateSpec, ...]:
     """The caches [batch, heads, capacity, width] of a causal attention: of keys alone where they are its values too.
 
-    k and v [batch, keys, heads · width] are those of a call, `past` is the cache of keys that the node takes.
+    k and v [batch, keys, heads · width] are those of a call, `past` is the cache of keys that the node takes. With
+    `bits` caches hold codes.
     """
     kind, growth = StateKind.LATENT if v is None else StateKind.KV, Growth.WINDOW if rolling else Growth.TEXT
     capacity = sizes.sym("capacity") if past is None else past.shape[2]
 
     def cache(part: str, fresh: TensorType) -> StateSpec:
         type = fresh.with_shape(fresh.shape[0], heads, capacity, sizes.floordiv(fresh.shape[2], heads))
+        type = type if bits is None else type.with_dtype(CODES[bits])
         names = f"past_{part[0]}", f"present_{part[0]}"
         return StateSpec(part, kind, growth, *names, type, slots=2, positions="positions", window=window)
 

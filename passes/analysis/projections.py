@@ -130,6 +130,8 @@ def branch_of(node: Node, role: str) -> Branch | str:
     """The way to the operand `role` (q, k or v) of the attention `node`, or why it cannot be told."""
     value = node.operand(role)
     assert value is not None
+    if role in "kv" and node.attrs.get("cache_bits") is not None:
+        return f"{role} (%{value.name}) is rounded to codes with scales of its own; quantize-cache has to come later"
     found = _branch(value, node)
     return f"{role} {found}" if isinstance(found, str) else found
 

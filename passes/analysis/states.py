@@ -99,7 +99,7 @@ def cache_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
     """A record per cache.
 
     `layer` is its number, `window` that of the attention or None; a `rolling` cache holds `capacity` keys (None: as
-    many as the text has tokens), a `latent` one has no values beside them.
+    many as the text has tokens), a `latent` one has no values beside them. One of codes has their `bits`.
     """
     keys = (spec for spec, _, _ in carried if spec.part == "key")
     return [
@@ -111,6 +111,7 @@ def cache_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
             "rolling": (rolling := spec.growth is Growth.WINDOW),
             "capacity": spec.type.shape[2] if rolling else None,
             "latent": spec.kind is StateKind.LATENT,
+            **({"bits": spec.type.dtype.bits} if spec.type.dtype.is_int else {}),
         }
         for i, spec in enumerate(keys)
     ]

@@ -21,6 +21,7 @@ from weft.ir.graph import Value
 from weft.ir.interpreter import free_sizes
 from weft.ir.recipes import Full, Map, Normal, Source, Uniform
 from weft.ir.recipes.readers import EMPTY, Array
+from weft.ir.schema.states import CODES
 from weft.ir.types import dtypes, sizes
 
 EXACT = 1e-12  # the largest difference of exact passes, relative to the largest number of an output
@@ -176,6 +177,8 @@ class EquivalenceCheck:
                 found[name] = (np.arange(shape[1]) < (past + valid)[:, None]).astype(np.int64)
             elif name == "position_ids":
                 found[name] = past[:, None] + np.arange(shape[1])
+            elif value.type.dtype in CODES.values():
+                found[name] = rng.integers(-8, 8, shape)
             elif value.type.dtype.is_int:
                 found[name] = rng.integers(0, _limit(value), shape)
             elif value.type.dtype == dtypes.bool_:

@@ -39,7 +39,7 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
             tokenizer.
     """
     rows = _rows(graph, expanded(path), CHARACTERS * (limit + 1))
-    vocab = _vocabulary(graph)
+    vocab = vocabulary(graph)
     longest = graph.meta.get("max_positions")
     by_length: dict[int, list[Sequence[int]]] = {}
     for row in rows:
@@ -93,7 +93,7 @@ def _listed(found: Any, path: Path) -> list[Sequence[int]]:
     return rows
 
 
-def _vocabulary(graph: Graph) -> int:
+def vocabulary(graph: Graph) -> int:
     """Return the vocabulary size: the rows of the smallest table indexed by ids, or the range of int32."""
     tables = []
     for name in ("input_ids", "encoder_input_ids"):
@@ -166,6 +166,13 @@ class Activations:
                 yield
         finally:
             self._replaced = {}
+
+    @contextlib.contextmanager
+    def assumed(self, values: Mapping[Value, list[Array]]) -> Iterator[None]:
+        """Compute as if `values` were those given inside, and discard what is computed there."""
+        with self.aside():
+            self._known.update(values)
+            yield
 
     def __call__(self, value: Value) -> list[Array]:
         """Evaluate `value` on every entry of the texts."""

@@ -158,6 +158,7 @@ from .ops import (
     reshape as reshape,
     rms_norm as rms_norm,
     rope as rope,
+    round as round,
     route as route,
     rsqrt as rsqrt,
     scatter_rows as scatter_rows,

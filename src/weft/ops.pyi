@@ -55,6 +55,8 @@ def attention(
     past_k: None = None,
     past_v: None = None,
     positions: Value | None = None,
+    k_scale: Value | None = None,
+    v_scale: Value | None = None,
     *,
     heads: int,
     kv_heads: int,
@@ -68,6 +70,7 @@ def attention(
     summary: int = 1,
     rolling: bool = False,
     value_dim: int | None = None,
+    cache_bits: int | None = None,
     name: str | Sequence[str] | None = None,
 ) -> Value:
     """softmax(scale · q kᵀ + bias + mask) v per head (Vaswani 2017; grouped heads: Shazeer 2019, Ainslie 2023).
@@ -88,6 +91,11 @@ def attention(
 
     Without `v` the first `value_dim` numbers of a key are its value too (latent attention; DeepSeek-V2, 2024), and a
     cache is `past_k` and present_k alone.
+
+    With `cache_bits` (8 or 4) a cache holds codes of so many bits: code · scale is the number, `k_scale` and `v_scale`
+    are those of channels [kv_heads·d] or one [1]. Keys and values of the call are rounded, too, as they are written: to
+    the nearest code, half to even, within −2^{bits−1} … 2^{bits−1} − 1. All keys and values that are read are code ·
+    scale, so that it does not matter how a text is cut into calls, nor whether there is a cache.
     """
 
 @overload
@@ -101,6 +109,8 @@ def attention(
     past_k: Value,
     past_v: Value,
     positions: Value | None = None,
+    k_scale: Value | None = None,
+    v_scale: Value | None = None,
     *,
     heads: int,
     kv_heads: int,
@@ -114,6 +124,7 @@ def attention(
     summary: int = 1,
     rolling: bool = False,
     value_dim: int | None = None,
+    cache_bits: int | None = None,
     name: str | Sequence[str] | None = None,
 ) -> AttentionResults: ...
 @overload
@@ -128,6 +139,8 @@ def attention(
     past_k: Value,
     past_v: Value,
     positions: Value | None = None,
+    k_scale: Value | None = None,
+    v_scale: Value | None = None,
     heads: int,
     kv_heads: int,
     causal: bool = False,
@@ -140,6 +153,7 @@ def attention(
     summary: int = 1,
     rolling: bool = False,
     value_dim: int | None = None,
+    cache_bits: int | None = None,
     name: str | Sequence[str] | None = None,
 ) -> AttentionResults: ...
 @overload
@@ -153,6 +167,8 @@ def attention(
     past_k: Value,
     past_v: None = None,
     positions: Value | None = None,
+    k_scale: Value | None = None,
+    v_scale: Value | None = None,
     *,
     heads: int,
     kv_heads: int,
@@ -166,6 +182,7 @@ def attention(
     summary: int = 1,
     rolling: bool = False,
     value_dim: int | None = None,
+    cache_bits: int | None = None,
     name: str | Sequence[str] | None = None,
 ) -> tuple[Value, Value]: ...
 @overload
@@ -180,6 +197,8 @@ def attention(
     past_k: Value,
     past_v: None = None,
     positions: Value | None = None,
+    k_scale: Value | None = None,
+    v_scale: Value | None = None,
     heads: int,
     kv_heads: int,
     causal: bool = False,
@@ -192,6 +211,7 @@ def attention(
     summary: int = 1,
     rolling: bool = False,
     value_dim: int | None = None,
+    cache_bits: int | None = None,
     name: str | Sequence[str] | None = None,
 ) -> tuple[Value, Value]: ...
 def cast(x: Value, *, to: DType = ..., name: str | None = None) -> Value:
@@ -670,6 +690,9 @@ def rope(
     through). Pair k is elements (k, k + pairs), or (2k, 2k + 1) if `interleaved`. `amplitude` multiplies the rotated
     part (YaRN's attention temperature).
     """
+
+def round(x: Value, *, name: str | None = None) -> Value:
+    """The nearest whole number, of two the even one"""
 
 def route(
     logits: Value,

@@ -14,7 +14,10 @@ from weft.ir.types.sizes import Size
 from ...targets import Backend
 from ..emitter import Emitter
 from ..lowering import lowering
-from . import gqa  # noqa: F401 - its lowering is tried before the one here
+from . import (
+    cache_codes,
+    gqa,  # noqa: F401 - its lowering is tried before the one here
+)
 from .masks import consecutive, extended, first_position, full_bias, is_length, is_plain, mask_of
 
 Out = onnx.Value
@@ -40,12 +43,17 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
     # is_causal lets query i see keys up to i: wrong where the keys begin with a cache. There the mask says it all.
     is_causal = int(is_plain(node) and a["causal"])
     common: dict[str, Any] = {"is_causal": is_causal, "scale": a["scale"], "softcap": a["softcap"]}
+    scales, bits = (node.operand("k_scale"), node.operand("v_scale")), a["cache_bits"]
     # [batch, seq, heads·d] needs no transposes. Caches and the extra key of sinks need an axis of keys alone, and ONNX
     # Runtime refuses queries and keys of different ranks: all are 4-D below.
-    if past_k is None and v is not None and sinks is None:
+    if past_k is None and v is not None and sinks is None and bits is None:
         heads = {"q_num_heads": a["heads"], "kv_num_heads": a["kv_heads"]}
         return [e.op("Attention", e[q], e[k], e[v], mask, **common, **heads)]
-    kv = [_heads_first(e, x, a["kv_heads"]) for x in (k, v) if x is not None]
+    if bits is None:
+        kv = [_heads_first(e, x, a["kv_heads"]) for x in (k, v) if x is not None]
+    else:
+        new = ((x, s) for x, s in zip((k, v), scales, strict=True) if x is not None and s is not None)
+        kv = [cache_codes.codes(e, x, s, a["kv_heads"], bits) for x, s in new]
     present: Sequence[Out] = ()
     if past_k is not None and positions is not None:
         past = [x for x in (past_k, past_v) if x is not None]
@@ -57,6 +65,9 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
             kv = present = [
                 e.op("TensorScatter", e[old], new, start, axis=2) for old, new in zip(past, kv, strict=True)
             ]
+    if bits is not None:
+        coded, dtype = zip(kv, scales, strict=False), node.output.type.dtype.name
+        kv = [cache_codes.numbers(e, x, s, a["kv_heads"], bits, dtype) for x, s in coded if s is not None]
     if sinks is not None:  # the key of zeros that they belong to
         kv = [e.op("Pad", x, e.constant([0, 1]), None, e.constant([2])) for x in kv]
     y = e.op("Attention", _heads_first(e, q, a["heads"]), kv[0], kv[-1], mask, **common)
@@ -121,6 +132,7 @@ def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
     """
     positions, mask = node.required("positions"), node.operand("key_mask")
     _, kv_heads, capacity, width = past.shape
+    width = width // 2 if past.type.dtype.bits == 4 else width  # two codes are a byte
     source, start = e.memo(("rolled", positions, mask, capacity), lambda: _turn(e, positions, mask, capacity))
     places = e.memo(
         ("rolled places", positions, mask, capacity, kv_heads, width),

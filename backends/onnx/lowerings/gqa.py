@@ -74,7 +74,22 @@ def _refusal(node: Node, target: Backend) -> str | None:
     # ONNX Runtime would run an f32 node on the CPU without a message, with copies of the caches around it.
     if target.device == "cuda" and q.type.dtype.name not in ("f16", "bf16"):
         return f"the CUDA kernel computes in f16 and bf16, not {q.type.dtype}"
+    if a["cache_bits"] is not None and (reason := _codes_refusal(node, head, target)):
+        return reason
     return None if bias is None else _bias_refusal(node, bias, mask, target)
+
+
+def _codes_refusal(node: Node, head: int, target: Backend) -> str | None:
+    """Say why the kernel cannot keep the cache of `node` as codes, if it cannot."""
+    k, v = node.required("k_scale"), node.required("v_scale")
+    if k.shape != v.shape:
+        return "the kernel takes scales of channels for keys and values, or one for each, not both"
+    bits = node.attrs["cache_bits"]
+    if node.attrs["rolling"] and head % (128 // bits):
+        return f"a rolling cache of {bits} bits needs head sizes of multiples of {128 // bits}, not {head}"
+    if target.device == "cuda" and node.operand("bias") is not None:
+        return "the CUDA kernel takes a bias or a quantized cache, not both"
+    return None
 
 
 def _bias_refusal(node: Node, bias: Value, mask: Value, target: Backend) -> str | None:
@@ -115,6 +130,8 @@ def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
     mask, bias = node.required("key_mask"), node.operand("bias")
     cos, sin = (None, None) if cover.rope is None else rope_tables(e, cover.rope, cover.query)
     last, total = _lengths(e, mask)
+    bits, scale = a["cache_bits"], node.operand("k_scale")
+    kind = None if scale is None else "PER_TENSOR" if scale.shape == (1,) else "PER_CHANNEL"
     return e.many(
         "GroupQueryAttention",
         e[cover.query],
@@ -129,6 +146,8 @@ def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
         None,
         None if bias is None else full_bias(e, bias, node.output.shape[1], mask.shape[1]),
         e[node.operand("sinks")],
+        e[scale],
+        e[node.operand("v_scale")],
         domain=MS,
         outputs=3,
         num_heads=a["heads"],
@@ -137,6 +156,9 @@ def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
         softcap=a["softcap"],
         local_window_size=-1 if a["window"] is None else a["window"],
         sliding_window_cache=1 if a["rolling"] else None,
+        kv_cache_bit_width=bits,
+        k_quant_type=kind,
+        v_quant_type=kind,
         do_rotary=int(cover.rope is not None),
         rotary_interleaved=int(cover.rope is not None and cover.rope.attrs["interleaved"]),
     )

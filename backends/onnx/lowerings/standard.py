@@ -17,7 +17,9 @@ Out = onnx.Value
 
 DIRECT = {  # operators of the same operands
     **{name: name.capitalize() for name in ("add", "sub", "mul", "div", "mod", "pow", "less", "equal", "where")},
-    **{name: name.capitalize() for name in ("neg", "abs", "exp", "log", "sqrt", "reciprocal", "floor", "ceil")},
+    **{
+        name: name.capitalize() for name in ("neg", "abs", "exp", "log", "sqrt", "reciprocal", "floor", "ceil", "round")
+    },
     **{name: name.capitalize() for name in ("sin", "cos", "tanh", "erf", "sigmoid", "softplus", "relu")},
     **{"minimum": "Min", "maximum": "Max", "less_equal": "LessOrEqual", "matmul": "MatMul"},
     **{"logical_and": "And", "logical_or": "Or", "logical_not": "Not"},

@@ -12,6 +12,7 @@ from ..program.emitter import Emitter
 from ..program.positions import query_positions, rolled, written_positions
 from ..program.registry import lowering
 from ..program.statements import CacheSlot, Operand, Var
+from . import cache_codes
 from .calls import Call
 from .distances import DISTANCE, distance, is_shared
 from .elementwise import number
@@ -53,6 +54,8 @@ def _attention(e: Emitter, node: Node) -> None:
     mask, causal = (seen_of(e, node), "") if some else mask_of(e, node)
     if node in e.cached:
         k, v = _cached(e, node, k, v, mask)
+    elif node.attrs["cache_bits"] is not None:
+        k, v = cache_codes.rounded(e, node, k, v)
     elif node in e.crosses and v is not None:
         k, v, mask = _crossed(e, k, v, mask)
     if v is None:
@@ -124,11 +127,22 @@ def _cached(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None)
         slots, keep = room
         length, kind, positions = f"min({slots}, length)", f"Rolling{kind}", written_positions(e)
         rest = f", {keep}" if keep else ""
-    scaled = scales(e, node)
+    bits = node.attrs.get("cache_bits")
+    scaled = scales(e, node) if bits is None else tuple(cache_codes.scales(e, node))
     like = "{like}" if scaled is None else "{like}.new_empty(0, dtype=torch.uint8)"
+    if bits is not None:
+        dtype, codes = cache_codes.held_as(node)
+        like, widths = f"{{like}}.new_empty(0, dtype={dtype})", [width // codes for width in widths]
     slot = CacheSlot("cache", f"{kind}(batch, {kv_heads}, {length}, {', '.join(map(str, widths))}, {like}{rest})", kind)
     assert mask is not None
     keys = ".keys" if isinstance(mask, Var) and mask.type == "Seen" else ""  # the last axis of either counts them
+    if bits is not None and scaled is not None:
+        text = f"key_through_codes({{0}}, {{1}}, {{2}}, {{3}}{keys}, {{4}}, {bits})"
+        if v is None:
+            return e.emit(text, slot, k, positions, mask, *scaled, name="k", replaces=1), None
+        text = f"through_codes({{0}}, {{1}}, {{2}}, {{3}}, {{4}}{keys}, {{5}}, {{6}}, {bits})"
+        coded = e.many(text, slot, k, v, positions, mask, *scaled, names=("k", "v"))
+        return coded[0], coded[1]
     if v is None:
         text = f"{{1}} if {{0}} is None else {{0}}.update({{1}}, {{2}}, {{3}}{keys})"
         return e.emit(text, slot, k, positions, mask, name="k", replaces=1), None

@@ -17,7 +17,7 @@ _SIGNS = {
     **{"equal": "==", "less": "<", "less_equal": "<=", "logical_and": "&", "logical_or": "|"},
 }
 TEXTS = {
-    **{name: f"{{0}}.{name}()" for name in ("abs", "ceil", "cos", "erf", "exp", "floor", "log", "reciprocal")},
+    **{name: f"{{0}}.{name}()" for name in ("abs", "ceil", "cos", "erf", "exp", "floor", "log", "reciprocal", "round")},
     **{name: f"{{0}}.{name}()" for name in ("rsqrt", "sigmoid", "sin", "sqrt", "square", "tanh")},
     **{name: f"{{0}} {sign} {{1}}" for name, sign in _SIGNS.items()},
     **{name: f"torch.{name}({{0}}, {{1}})" for name in ("maximum", "minimum")},

@@ -32,7 +32,8 @@ def scales(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
 
 def in_float8(node: Node) -> bool:
     """Return whether the keys and values of attention `node` are asked to be kept in FP8, and can be."""
-    return node.graph.meta.get(CACHE_DTYPE) == "fp8" and node.operand("v") is not None
+    coded = node.attrs.get("cache_bits") is not None
+    return node.graph.meta.get(CACHE_DTYPE) == "fp8" and node.operand("v") is not None and not coded
 
 
 def recipe(node: Node, role: str) -> tuple[Recipe, str]:

@@ -208,9 +208,12 @@ class _Candidate:
         if "cache" not in self.manifest:
             return None
         caches, dtype = self.manifest.records("cache"), self.manifest.choice("dtype", ("f32", "f16", "bf16"))
-        widths = (c.integer("kv_heads", least=0) * c.integer("head_dim", least=0) for c in caches)
-        numbers: int = sum((1 if c.flag("latent", False) else 2) * n for c, n in zip(caches, widths, strict=True))
-        return numbers * dtypes.parse(dtype).bits // 8
+        full = dtypes.parse(dtype).bits
+        total = 0
+        for c in caches:
+            numbers = c.integer("kv_heads", least=0) * c.integer("head_dim", least=0)
+            total += numbers * (1 if c.flag("latent", False) else 2) * (c.integer("bits", None) or full)
+        return total // 8
 
 
 def _open_all(

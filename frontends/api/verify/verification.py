@@ -162,7 +162,8 @@ def verify_folder(
         raise WeftError(f"{folder}: its output is {got.shape[-1]} wide, but that of {name} is {want.shape[-1]}")
     depth, reduction = size_of(runnable)
     rounded = manifest.choice("arithmetic", ("", "int8"), "")
-    tolerance = tolerated(dtype, depth, reduction, rounded == "int8")
+    bits = [bits for c in manifest.records("cache", []) if (bits := c.integer("bits", None)) is not None]
+    tolerance = tolerated(dtype, depth, reduction, rounded == "int8", min(bits, default=None))
     layers, divergence = _compare_layers(graphs, texts, reference.inside, tolerance)
     absolute = np.abs(got - want).max()
     kl = None if encoder else divergences(want, got)
@@ -189,7 +190,7 @@ def _compete(model: Model, tokens: int) -> bool:
     return any(n.op is ops.expert_choice or (n.attrs["capacity"] or 0) < tokens for n in routers)
 
 
-def tolerated(dtype: str, layers: int, reduction: int, rounded: bool = False) -> float:
+def tolerated(dtype: str, layers: int, reduction: int, rounded: bool = False, bits: int | None = None) -> float:
     """The largest relative error that rounding explains: 4 √(2·layers) · (ε(f32) √reduction + ε(dtype)).
 
     Where activations are `rounded` to 8 bits for products by quantized weights, ε is 1/127: each is off by half of that
@@ -197,9 +198,17 @@ def tolerated(dtype: str, layers: int, reduction: int, rounded: bool = False) ->
 
     Sums of `reduction` products are kept in f32 and err like a random walk; what is stored in `dtype` between them, and
     the weights, are rounded once; each of the two sublayers of a layer adds its error to the residual independently.
+
+    With a cache of codes of `bits` bits a number that lies between two codes falls to either. An error η of numbers up
+    to n = 2^{bits−1} − 1 steps moves a share 2ηn of them by a step, 1/n: √(2η/n) in the root mean square. That is an
+    error of the numbers of later layers, of which it moves some in turn.
     """
     stored = 1 / 127 if rounded else 0.0 if dtype == "f32" else dtypes.parse(dtype).eps
-    return 4 * math.sqrt(2 * max(layers, 1)) * (dtypes.f32.eps * math.sqrt(reduction) + stored)
+    error = dtypes.f32.eps * math.sqrt(reduction) + stored
+    if bits is not None:
+        steps = (1 << bits - 1) - 1
+        error += math.sqrt(2 * math.sqrt(2 * error / steps) / steps)
+    return 4 * math.sqrt(2 * max(layers, 1)) * error
 
 
 def relative_error(got: Array, want: Array) -> float:

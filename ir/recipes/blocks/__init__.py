@@ -8,12 +8,13 @@ from .floats import Float8, ToFloat8
 from .layouts import BlockRecipe, block_layout
 from .parts import Part, part_shapes
 from .quantize import Dequantize, Quantize
-from .scales import HeadScales
+from .scales import FittedScales, HeadScales
 from .stored import Stored
 
 __all__ = [
     "BlockRecipe",
     "Dequantize",
+    "FittedScales",
     "Float8",
     "HeadScales",
     "Part",

@@ -44,3 +44,20 @@ class HeadScales(Recipe):
         sizes = np.sqrt(squares.reshape(-1, self.width).mean(1))
         scales = np.broadcast_to(np.where(sizes > 0, sizes, 1), self.heads)
         return scales[start:stop].astype(np.float32)
+
+
+@dataclass(frozen=True)
+class FittedScales(Recipe):
+    """f32: scales of a cache of whole numbers, the tensor `item`, as a pass fitted them; they are never trained."""
+
+    item: Recipe
+
+    @property
+    def constant(self) -> bool:
+        return True
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        return self.item.shape(reader)
+
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        return self.item.read(reader, start, stop)

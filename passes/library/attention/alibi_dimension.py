@@ -65,6 +65,8 @@ def _refusal(node: Node, maker: Node) -> str | None:
     """Say why the bias of `node`, made by `maker`, cannot become a dimension of the heads."""
     if maker.attrs["symmetric"]:
         return "its bias by |i − j| is no product of something of the query and something of the key"
+    if node.attrs["cache_bits"] is not None:
+        return "its cache has scales of keys as they are; run it before quantize-cache"
     if node.attrs["softcap"] is not None:
         return "its soft cap bends scores before the bias is added"
     if node.operand("sinks") is not None:

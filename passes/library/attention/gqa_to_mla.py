@@ -70,6 +70,8 @@ def _convert(node: Node) -> str | None:
     heads, kv_heads = int(node.attrs["heads"]), int(node.attrs["kv_heads"])
     if node.operand("past_k") is not None:
         return "it has a cache of its KV heads; run gqa-to-mla before kv-cache"
+    if node.attrs["cache_bits"] is not None:
+        return "its cache has scales of its KV heads; run gqa-to-mla before quantize-cache"
     if heads == kv_heads:
         return "every query head has a KV head to itself"
     branches: dict[str, Branch] = {}

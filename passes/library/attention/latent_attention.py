@@ -185,7 +185,7 @@ class _Latent:
 def _made_from(node: Node) -> _Latent | None:
     """The latent of the attention `node`; None if its keys and values are not made so."""
     k, v = (node.operand(name) for name in "kv") if node.op is ops.attention else (None, None)
-    if k is None or v is None:
+    if k is None or v is None or node.attrs["cache_bits"] is not None:  # it keeps keys and values of heads
         return None
     kv_heads = node.attrs["kv_heads"]
     of_k, of_v = ({x: n.reshape(kv_heads, -1) for x, n in gathered(y).items()} for y in (k, v))
@@ -294,6 +294,8 @@ def _expand(node: Node) -> str | None:
     assert q is not None and k is not None
     if node.operand("past_k") is not None:
         return "it has a cache of the latent; run mla-expand before kv-cache"
+    if node.attrs["cache_bits"] is not None:
+        return "its cache has scales of latents; run mla-expand before quantize-cache"
     if node.attrs["kv_heads"] != 1:
         return f"it has {node.attrs['kv_heads']} KV heads, not one latent"
     after = node.output.users

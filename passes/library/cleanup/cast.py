@@ -90,9 +90,11 @@ class Cast(Pass):
 
 
 def _wide(node: Node, operand: int) -> bool:
-    """Return whether the operand stays f32 beside narrower ones: rotary frequencies, sums over all tokens."""
+    """Return whether the operand stays f32 beside narrower ones: rotary frequencies, scales of caches, sums over all
+    tokens."""
     frequencies = node.op is ops.rope and node.op.operands[operand].name == "frequencies"
-    return frequencies or operand in sums(node)
+    codes = node.op is ops.attention and node.op.operands[operand].name in ("k_scale", "v_scale")
+    return frequencies or codes or operand in sums(node)
 
 
 def _positional(graph: Graph) -> set[Value]:

@@ -102,6 +102,8 @@ class InsertRope(ScalingArguments, Pass):
         """Say why the attention `node` cannot be rotated; None if it can."""
         if node.op is not ops.attention:
             return f"{node.op.name} has positions already (strip-positions removes them)"
+        if node.attrs["cache_bits"] is not None:
+            return "its cache has scales of keys as they are; run insert-rope before quantize-cache"
         if rotations(node):
             return "it has rotary positions already (strip-positions removes them, extend-context changes them)"
         return "its values are part of its keys" if node.operand("v") is None else None

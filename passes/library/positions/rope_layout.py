@@ -100,6 +100,8 @@ def _mismatch(attention: Node, sides: list[tuple[Node, Destination]]) -> str | N
         return "its queries and keys are turned in different layouts"
     if attention.operand("past_k") is not None:
         return "its cache holds turned keys; run rope-layout before kv-cache"
+    if attention.attrs.get("cache_bits") is not None:
+        return "its turned keys are rounded with scales of their own; run rope-layout before quantize-cache"
     rows = np.concatenate([goes.labels for _, goes in sides])
     if (rows != rows[0]).any():
         return "turned numbers of queries face other numbers of keys"

@@ -55,13 +55,14 @@ def formula(
     sinks: Array | None = None,
     softcap: float | None = None,
     causal: bool = True,
+    dim: int = DIM,
 ) -> Array:
     """Attention of all tokens at once, one query and head at a time."""
     q, k = inputs["q"], inputs["k"]
     batch, length, width = q.shape
-    heads = width // DIM
-    v = inputs["v"].reshape(batch, length, kv_heads, DIM) if "v" in inputs else None
-    k = k.reshape(batch, length, kv_heads, DIM)
+    heads = width // dim
+    v = inputs["v"].reshape(batch, length, kv_heads, dim) if "v" in inputs else None
+    k = k.reshape(batch, length, kv_heads, dim)
     v = k[..., :value_dim] if v is None else v
     biases = np.broadcast_to(bias, (batch, heads, length, length))
     y = np.zeros((batch, length, heads, v.shape[-1]))
@@ -69,7 +70,7 @@ def formula(
     for b, i, h in np.ndindex(batch, length, heads):
         keys = every[seen(np.array(i), every) & ((every <= i) | (not causal))]
         group = h * kv_heads // heads
-        scores = k[b, keys, group] @ q[b, i, h * DIM : (h + 1) * DIM] / np.sqrt(DIM)
+        scores = k[b, keys, group] @ q[b, i, h * dim : (h + 1) * dim] / np.sqrt(dim)
         if softcap is not None:
             scores = softcap * np.tanh(scores / softcap)
         weights = np.exp(scores + biases[b, h, i, keys])
@@ -96,7 +97,8 @@ class Decoding:
             if given.name.startswith("past_key_values."):
                 shape = [batch, given.shape[1], given.shape[2], given.shape[3]]
                 shape[2] = shape[2] if isinstance(shape[2], int) else capacity
-                self.caches[given.name] = rng.standard_normal(shape).astype(np.float32)
+                kind = {"tensor(int8)": np.int8, "tensor(uint8)": np.uint8}.get(given.type, np.float32)
+                self.caches[given.name] = (100 * rng.random(shape)).astype(kind)
         self.wanted = {i.name for i in self.session.get_inputs()}
 
     def call(self, inputs: dict[str, Array], at: Array, mask: Array, rows: slice = slice(None)) -> Array:
@@ -109,8 +111,8 @@ class Decoding:
         for name, whole in self.caches.items():
             cache = whole[rows]
             place = (cache.shape, cache.ctypes.data)
-            binding.bind_input(name, "cpu", 0, np.float32, *place)
-            binding.bind_output(name.replace("past_key_values", "present"), "cpu", 0, np.float32, *place)
+            binding.bind_input(name, "cpu", 0, whole.dtype, *place)
+            binding.bind_output(name.replace("past_key_values", "present"), "cpu", 0, whole.dtype, *place)
         binding.bind_output("y")
         self.session.run_with_iobinding(binding)
         names = [o.name for o in self.session.get_outputs()]

@@ -18,7 +18,8 @@ WITH_BODY = [p for p in CASES if p.values[0].has_body]
 PRIMITIVES = {
     *("add", "sub", "mul", "div", "pow", "minimum", "maximum", "floordiv", "mod", "less", "less_equal", "equal"),
     *("logical_and", "logical_or", "logical_not", "neg", "abs", "square", "exp", "log", "sqrt", "rsqrt", "reciprocal"),
-    *("sin", "cos", "tanh", "floor", "ceil", "erf", "sigmoid", "softplus", "relu", "cast", "clip", "affine", "where"),
+    *("sin", "cos", "tanh", "floor", "ceil", "round", "erf", "sigmoid", "softplus", "relu", "cast", "clip", "affine"),
+    "where",
     *("sum", "mean", "max", "min", "prod", "softmax", "cumsum", "top_k", "matmul", "embedding", "reshape", "transpose"),
     *("squeeze", "unsqueeze", "expand", "concat", "split", "slice", "gather", "gather_rows", "scatter_rows", "iota"),
     *("one_hot", "pad"),
@@ -141,6 +142,8 @@ WEIGHTS = {
     "d",
     "key_table",
     "value_table",
+    "k_scale",
+    "v_scale",
 }
 
 

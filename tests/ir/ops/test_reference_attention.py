@@ -11,8 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from weft.ir import ops
+from weft.ir import Graph, TensorType, WeftError, interpret, ops
+from weft.ir.schema.states import CODES
 from weft.ir.schema.visible_keys import PATTERNS
+from weft.ir.testing import expand
+from weft.ir.types import dtypes
 
 B, S, D = 2, 24, 4
 RNG = np.random.default_rng(5)
@@ -283,3 +286,76 @@ def test_latent_attention_is_deepseek_v3() -> None:
         for w in ("expanded", "absorbed")
     ]
     np.testing.assert_allclose(*both, rtol=1e-10, atol=1e-12)
+
+
+# -- caches of codes
+
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 6},
+    "rolling": {"window": 16, "rolling": True},
+    "latent": {"value_dim": 5},
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("scales", ["channels", "one"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_cache_of_codes_is_one_of_numbers_that_are_rounded(bits: int, scales: str, name: str) -> None:
+    """By a loop over all numbers; the body in simpler ops says the same."""
+    attrs, limit, latent = FORMS[name], 1 << bits - 1, name == "latent"
+    q, k, v, at = draw(2, 3, 32), draw(2, 3, 16), draw(2, 3, 16), np.array([[5, 6, 7], [9, 10, 11]])
+    k_scale, v_scale = (RNG.uniform(1, 3, 16 if scales == "channels" else 1) / limit for _ in range(2))
+    past_k, past_v = RNG.integers(-limit, limit, (2, 2, 2, 20, 8))
+
+    def code(x: float, scale: float) -> int:
+        return max(-limit, min(limit - 1, round(x / scale)))  # Python rounds half to even
+
+    def rounded(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        flat = [code(n, scale[i % scale.size]) for row in x.reshape(-1, 16) for i, n in enumerate(row)]
+        return np.reshape(flat, x.shape)
+
+    wide = {"k": k_scale.repeat(16 // k_scale.size), "v": v_scale.repeat(16 // v_scale.size)}
+    given = {"heads": 4, "kv_heads": 2, "causal": True, **attrs}
+    pasts = past_k, None if latent else past_v
+    operands = (q, k, None if latent else v, None, None, None, *pasts, at, k_scale, None if latent else v_scale)
+    y, *present = ops.attention.reference(*operands, **given, cache_bits=bits)
+    by_head = {name: scale.reshape(1, 2, 1, 8) for name, scale in wide.items()}
+    numbers = rounded(k, k_scale) * wide["k"], None if latent else rounded(v, v_scale) * wide["v"]
+    held = past_k * by_head["k"], None if latent else past_v * by_head["v"]
+    wanted, *kept = ops.attention.reference(q, *numbers, None, None, None, *held, at, **given)
+    np.testing.assert_allclose(y, wanted, rtol=1e-12)
+    for codes, full, scale in zip(present, kept, by_head.values(), strict=False):
+        np.testing.assert_allclose(codes * scale, full, rtol=1e-12)
+        assert codes.min() >= -limit
+        assert codes.max() < limit
+    graph, feeds = Graph("one"), {}
+    values = []
+    for operand, array in zip(ops.attention.operands, operands, strict=False):
+        kind = {"past_k": CODES[bits], "past_v": CODES[bits], "positions": dtypes.i64}.get(operand.name, dtypes.f64)
+        values.append(None if array is None else graph.add_input(operand.name, TensorType(kind, array.shape)))
+        feeds |= {} if array is None else {operand.name: array}
+    for i, value in enumerate(ops.attention.emit(*values, **given, cache_bits=bits)):
+        graph.add_output(f"y{i}", value)
+    for one, again in zip((y, *present), interpret(expand(graph), feeds).values(), strict=True):
+        np.testing.assert_allclose(again, one, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "scales", "sentence"),
+    [
+        ({"cache_bits": 3}, (16, 16), "cache_bits=3: codes have 8 or 4 bits"),
+        ({}, (16, 16), "scales of a cache go with cache_bits"),
+        ({"cache_bits": 8}, (16, None), "v_scale None must be"),
+        ({"cache_bits": 8}, (2, 16), r"k_scale f32\[2\] must be \[1\] or \[16\]"),
+        ({"cache_bits": 8, "causal": False}, (16, 16), "only the cache of causal attention is quantized"),
+    ],
+)
+def test_scales_that_do_not_fit(attrs: dict[str, Any], scales: tuple[int | None, ...], sentence: str) -> None:
+    graph = Graph("one")
+    q = graph.add_input("q", TensorType(dtypes.f32, (1, 3, 16)))
+    given = [
+        None if n is None else graph.add_input(f"s{n}{i}", TensorType(dtypes.f32, (n,))) for i, n in enumerate(scales)
+    ]
+    with pytest.raises(WeftError, match=sentence):
+        ops.attention(q, q, q, *[None] * 6, *given, **{"heads": 2, "kv_heads": 2, "causal": True, **attrs})

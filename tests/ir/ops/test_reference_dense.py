@@ -46,7 +46,7 @@ ORACLES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any
     "logical_not": [((BITS,), {}, torch.logical_not)],
     **{name: [((X,), {}, getattr(torch, name))] for name in ("neg", "abs", "square", "exp", "sin", "cos", "tanh")},
     **{name: [((POS,), {}, getattr(torch, name))] for name in ("log", "sqrt", "rsqrt", "reciprocal")},
-    **{name: [((X,), {}, getattr(torch, name))] for name in ("floor", "ceil", "erf", "sigmoid", "relu")},
+    **{name: [((X,), {}, getattr(torch, name))] for name in ("floor", "ceil", "round", "erf", "sigmoid", "relu")},
     "softplus": [((X,), {}, F.softplus), ((np.array([-800.0, 800.0]),), {}, F.softplus)],
     "cast": [((X,), {"to": ops.cast.attrs["to"].default}, lambda x: x)],
     "clip": [

@@ -27,6 +27,9 @@ def attention(e: StepEmitter, node: Node) -> Var | None:
     """The attention of one token per row to what is cached; the model's own text where no kernel takes its scores."""
     if node not in e.cached:
         return None
+    if node.attrs.get("cache_bits") is not None:
+        e.declined("no kernel reads a cache of whole numbers")
+        return None
     slopes = patterns.slopes(node)
     if isinstance(slopes, str):
         e.declined(slopes)

@@ -1,0 +1,49 @@
+"""Codes of quantized caches by standard operators, for attentions that no kernel reads codes for.
+
+Two codes of 4 bits are a byte, those of channels 2i and 2i + 1 of a head in its lower and its upper half, each plus 8:
+as GroupQueryAttention packs them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as onnx
+
+from weft.ir.graph import Value
+from weft.ir.ops.cache_codes import limits
+
+from ..emitter import ONNX_DTYPES, Emitter
+
+Out = onnx.Value
+_F32 = int(ONNX_DTYPES["f32"])
+
+
+def codes(e: Emitter, x: Value, scale: Value, heads: int, bits: int) -> Out:
+    """The codes of x [batch, seq, heads · width]: i8 [batch, heads, seq, width], or u8 [.., width / 2] of 4 bits."""
+    low, high = limits(bits)
+    whole = e.op("Round", e.op("Div", e.op("Cast", e[x], to=_F32), e[scale]))
+    whole = e.op("Clip", whole, _number(e, low), _number(e, high))
+    apart = e.op("Reshape", whole, e.constant([0, 0, heads, x.width // heads]))
+    found = e.op("Transpose", apart, perm=[0, 2, 1, 3])
+    if bits == 8:
+        return e.op("Cast", found, to=int(ONNX_DTYPES["i8"]))
+    halves = (e.op("Slice", found, *(e.constant([n]) for n in (first, 2**31 - 1, 3, 2))) for first in (0, 1))
+    lower, upper = (e.op("Add", half, _number(e, -low)) for half in halves)
+    packed = e.op("Add", lower, e.op("Mul", upper, _number(e, 16)))
+    return e.op("Cast", packed, to=int(ONNX_DTYPES["u8"]))
+
+
+def numbers(e: Emitter, held: Out, scale: Value, heads: int, bits: int, dtype: str) -> Out:
+    """The numbers in `dtype` that the codes `held` [batch, heads, slots, width or width / 2] stand for."""
+    found = e.op("Cast", held, to=_F32)
+    if bits == 4:
+        upper = e.op("Floor", e.op("Mul", found, _number(e, 1 / 16)))
+        lower = e.op("Sub", found, e.op("Mul", upper, _number(e, 16)))
+        pair = e.op("Concat", *(e.op("Unsqueeze", x, e.constant([4])) for x in (lower, upper)), axis=4)
+        found = e.op("Add", e.op("Reshape", pair, e.constant([0, 0, 0, -1])), _number(e, limits(bits)[0]))
+    factor = e[scale] if scale.shape == (1,) else e.op("Reshape", e[scale], e.constant([1, heads, 1, -1]))
+    return e.op("Cast", e.op("Mul", found, factor), to=int(ONNX_DTYPES[dtype]))
+
+
+def _number(e: Emitter, x: float) -> Out:
+    return e.constant(x, np.float32)

@@ -1,0 +1,214 @@
+"""Scales of quantized caches, fitted to the keys and values that attentions store of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from weft.ir import Graph, Node, Param, Value, ops
+from weft.ir.ops.cache_codes import limits
+from weft.ir.recipes.readers import Array
+from weft.ir.schema.visible_keys import VisibleKeys
+from weft.ir.types import sizes
+
+from ...analysis.rotary import rotations
+from ...analysis.states import has_state, specs
+from ...fitting.calibration import Activations
+
+Per = Literal["channel", "head", "tensor"]
+SHRINK = np.linspace(0.3, 1.0, 29)  # factors of the largest number that are tried for codes of 4 bits
+ROOM = 1.1  # the factor for those of 8 bits: what other texts exceed costs more than their finer steps bring
+CONTEXT = 4096  # positions that keys are rotated to, where the model does not say how far it reads
+
+
+def fitted(
+    graph: Graph, attentions: Sequence[Node], texts: Sequence[Array], bits: int, per: Per
+) -> Iterator[tuple[Node, Array, Array | None]]:
+    """For each of `attentions` in order the scales of its keys and values, f32 [kv_heads · width] or [1], for what it
+    stores of the `texts` (ids [texts, length]); of latent caches those of the keys alone."""
+    copy, twins = _without_caches(graph)
+    activations = Activations(copy, texts)
+    places = _places(copy, texts)
+    for node in attentions:
+        seen = _Seen(activations, twins[node], places)
+        scales = [scale_of(np.concatenate(x), bits, per, np.concatenate(w)) for x, w in seen.stored()]
+        yield node, scales[0], scales[1] if len(scales) > 1 else None
+
+
+def scale_of(x: Array, bits: int, per: Per, weight: Array) -> Array:
+    """The scales, f32 [heads · width] or [1], that round x [n, heads, width] with the least sum of squared errors times
+    `weight` [n, heads, width or 1]."""
+    n, heads, width = x.shape
+    groups = {"channel": heads * width, "head": heads, "tensor": 1}[per]
+    rows, counts = (
+        np.ascontiguousarray(np.broadcast_to(part, x.shape).reshape(n, groups, -1).transpose(1, 0, 2), np.float32)
+        for part in (x, weight)
+    )
+    low, high = limits(bits)
+    widest = np.abs(rows).max((1, 2), keepdims=True)
+    widest[widest == 0] = 1  # any scale will do
+    best, least = widest, np.full(widest.shape, np.inf)
+    for factor in SHRINK if bits < 8 else (ROOM,):
+        scale = widest * np.float32(factor / high)
+        error = np.clip(np.rint(rows / scale), low, high) * scale - rows
+        cost = (np.square(error) * counts).sum((1, 2), keepdims=True)
+        best, least = np.where(cost < least, scale, best), np.minimum(cost, least)
+    found: Array = best.reshape(-1).astype(np.float32)
+    return found if per != "head" else found.repeat(width)
+
+
+class _Seen:
+    """Keys and values that the attention `node` stores of texts, and how much errors of it matter.
+
+    To first order an error e of key j changes the output of query i by p_ij (q_i · e) (v_j − o_i), p being the weights
+    of attention and o its outputs, one of value j by p_ij e. Errors of different keys and channels are taken for
+    independent: the weights below are the sums of squares of these factors over queries and heads.
+    """
+
+    def __init__(self, activations: Activations, node: Node, places: Sequence[Array]) -> None:
+        self.node, self.attrs = node, node.attrs
+        self.kv_heads = int(node.attrs["kv_heads"])
+        self._activations, self._places = activations, places
+
+    def stored(self) -> list[tuple[list[Array], list[Array]]]:
+        """Keys, and where they are apart values: rows [n, kv_heads, width], and their weights."""
+        moved = self._moved()
+        names = [name for name in "qkv" if self.node.operand(name) is not None]
+        added = self.node.operand("bias")
+        bias = None if added is None else self._read(added)
+        values = {name: self._activations(self.node.required(name)) for name in names}
+        keys: tuple[list[Array], list[Array]] = [], []
+        others: tuple[list[Array], list[Array]] = [], []
+        for i, whole in enumerate(values["k"]):
+            q, k = self._queries(values["q"][i]), self._by_head(whole)
+            v = k[..., : self.attrs["value_dim"]] if "v" not in values else self._by_head(values["v"][i])
+            on_scores, on_outputs = self._effects(q, k, v, None if bias is None else bias[i])
+            for at, (queries, stored) in enumerate([(q, k), *([moved[i]] if moved else [])]):
+                weight = np.einsum("bghij,bghid->bgjd", on_scores, np.square(queries))
+                if "v" not in values:
+                    weight[..., : v.shape[-1]] += on_outputs[..., None]
+                # The first token of a text draws much attention, and stands at its beginning only.
+                keys[0].append(_rows(stored[:, :, at:]))
+                keys[1].append(_rows(weight[:, :, at:]))
+            others[0].append(_rows(v))
+            others[1].append(_rows(on_outputs[..., None]))
+        return [keys, others] if "v" in values else [keys]
+
+    def _effects(self, q: Array, k: Array, v: Array, bias: Array | None) -> tuple[Array, Array]:
+        """Σ over channels of (p_ij (v_j − o_i))² [batch, kv_heads, group, queries, keys], and Σ_i p_ij² [batch,
+        kv_heads, keys], for q [batch, kv_heads, group, n, d] and k, v [batch, kv_heads, n, d]."""
+        scale = self.attrs["scale"] or q.shape[-1] ** -0.5
+        scores = np.einsum("bghid,bgjd->bghij", q, k) * scale
+        if (cap := self.attrs["softcap"]) is not None:
+            scores = cap * np.tanh(scores / cap)
+        if bias is not None:
+            full = np.broadcast_to(bias, (bias.shape[0], self.attrs["heads"], *bias.shape[2:]))
+            scores = scores + full.reshape(len(full), self.kv_heads, -1, *full.shape[2:])
+        at = np.arange(k.shape[2])
+        seen = VisibleKeys.of(self.attrs).mask(at[:, None], at[None])
+        scores = np.where(seen, scores, -np.inf)
+        most = scores.max(-1, keepdims=True)
+        most = np.where(np.isfinite(most), most, 0)  # of a row that sees nothing
+        p = np.exp(scores - most)
+        whole = p.sum(-1, keepdims=True)
+        if (sinks := self.node.operand("sinks")) is not None:
+            whole += np.exp(self._read(sinks)[0].reshape(1, self.kv_heads, -1, 1, 1) - most)
+        p /= np.where(whole == 0, 1, whole)
+        o = np.einsum("bghij,bgjd->bghid", p, v)
+        apart = np.square(v).sum(-1)[:, :, None, None] - 2 * np.einsum("bghid,bgjd->bghij", o, v)
+        apart += np.square(o).sum(-1)[..., None]
+        squares = np.square(p)
+        return squares * np.maximum(apart, 0) * scale**2, squares.sum((2, 3))
+
+    def _moved(self) -> list[tuple[Array, Array]]:
+        """Queries and keys as they are rotated at other places; none where they are not rotated."""
+        at = self.node.graph.inputs.get("position_ids")
+        ropes = [rope for rope in rotations(self.node) if rope.operand("positions") is at]
+        if not ropes:
+            return []
+        turned = {}
+        for rope in ropes:
+            x, table = (self._read(rope.required(name)) for name in ("x", "frequencies"))
+            moved = zip(x, self._places, table, strict=True)
+            turned[rope.output] = [np.asarray(ops.rope.reference(*given, **rope.attrs)) for given in moved]
+        with self._activations.assumed(turned):
+            queries, keys = (self._activations(self.node.required(name)) for name in "qk")
+        return [(self._queries(q), self._by_head(k)) for q, k in zip(queries, keys, strict=True)]
+
+    def _read(self, value: Value) -> list[Array]:
+        """Return `value` for every entry of the texts."""
+        if isinstance(value, Param):
+            return [value.recipe.evaluate(value.graph.reader)] * len(self._places)
+        return self._activations(value)
+
+    def _by_head(self, x: Array) -> Array:
+        """Keys or values [batch, n, kv_heads · d] as [batch, kv_heads, n, d]."""
+        return x.reshape(*x.shape[:2], self.kv_heads, -1).swapaxes(1, 2).astype(np.float32)
+
+    def _queries(self, x: Array) -> Array:
+        """Queries [batch, n, heads · d] as [batch, kv_heads, group, n, d]."""
+        apart = x.reshape(*x.shape[:2], self.attrs["heads"], -1).swapaxes(1, 2).astype(np.float32)
+        return apart.reshape(len(x), self.kv_heads, -1, *apart.shape[2:])
+
+
+def _rows(x: Array) -> Array:
+    """x [batch, heads, n, d] as [batch · n, heads, d]."""
+    return x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3])
+
+
+def _places(graph: Graph, texts: Sequence[Array]) -> list[Array]:
+    """Positions [texts, length] all over the context: keys are stored as they are rotated, which there reaches where
+    first positions do not."""
+    context = int(graph.meta.get("context") or CONTEXT)
+    starts = iter(np.linspace(0, 1, sum(len(ids) for ids in texts)))
+    return [
+        np.array([int(next(starts) * max(0, context - ids.shape[1])) + np.arange(ids.shape[1]) for _ in ids])
+        for ids in texts
+    ]
+
+
+def _without_caches(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
+    """A copy of `graph` that reads texts from their beginning, and its nodes by those of `graph`."""
+    copy = graph.clone()
+    twins = dict(zip(graph.nodes, copy.nodes, strict=True))
+    for name in list(copy.outputs):
+        del copy.outputs[name]
+    # A mask of past and call is one of the call.
+    _rename_size(copy, "total", "seq")
+    for node, twin in list(twins.items()):
+        if has_state(node):
+            twins[node] = _fresh(copy, twin)
+    for name, value in list(copy.inputs.items()):
+        if not value.uses:
+            del copy.inputs[name]
+    return copy, twins
+
+
+def _fresh(graph: Graph, node: Node) -> Node:
+    """`node` of a call without a past, in its place."""
+    absent = {spec.taken for spec in specs(node)} | {spec.positions for spec in specs(node)}
+    given = [None if o.name in absent else v for o, v in zip(node.op.operands, node.inputs, strict=False)]
+    attrs = {**node.attrs, **({"rolling": False} if "rolling" in node.attrs else {})}
+    with graph.inserting(before=node):
+        made = node.op.emit(*given, **attrs)
+    node.output.replace_uses(made[0])
+    graph.erase(node)
+    assert made[0].producer is not None
+    return made[0].producer
+
+
+def _rename_size(graph: Graph, old: str, new: str) -> None:
+    binding = {old: sizes.sym(new)}
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, sizes.Poly):
+            return sizes.substitute(value, binding)
+        return tuple(map(renamed, value)) if isinstance(value, tuple) else value
+
+    values: list[Value] = [*graph.inputs.values(), *(v for node in graph.nodes for v in node.outputs)]
+    for value in values:
+        value.type = value.type.with_shape(*(renamed(size) for size in value.type.shape))
+    for node in graph.nodes:
+        node.attrs = {name: renamed(value) for name, value in node.attrs.items()}

@@ -1,0 +1,220 @@
+"""Caches in fewer bits: keys and values as codes with scales that were fitted to a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.ir import Graph, Node, Param, TensorType, WeftError, ops
+from weft.ir.ops.cache_codes import limits
+from weft.ir.recipes import Source
+from weft.ir.recipes.blocks import FittedScales
+from weft.ir.recipes.readers import Array, SpilledTensors
+from weft.ir.schema.states import CODES
+from weft.ir.types import dtypes
+
+from ...analysis.states import caches
+from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
+from ...core.trace import Trace
+from ...edits.edit import changed
+from ...fitting.calibration import MIXTURE, TOGETHER, read_tokens, vocabulary
+from .cache_scales import Per, fitted
+
+LEAST_TOKENS = 128  # of a text, below which its largest numbers say little of those of others
+DRAWN = 64  # tokens of a text that is drawn
+SPAN = 16  # times the tokens that are wanted, from among which they are taken
+
+
+@dataclass(frozen=True)
+class QuantizeCache(Pass):
+    """Keep keys and values of causal self-attentions as integers of `bits` bits, 8 or 4.
+
+    A number of a cache is then scale · code, the code the nearest of −2^{bits−1} … 2^{bits−1} − 1. Attention reads what
+    the codes stand for, of the tokens of a call, too: it does not matter how a text is cut into calls. Scales are f32
+    and do not change: one for each channel of a KV head, or per=head for each KV head, or per=tensor one for all keys
+    and one for all values of a layer. Latent caches have those of their one head.
+
+    Scales are fitted to what attentions store of a text, and to its keys rotated to positions all over the context.
+    With 8 bits codes reach a tenth beyond the largest number. With 4 bits they reach as far as costs the least: the
+    squares of errors, times how much the text's queries make of them in outputs. The text is `calibration`, a text file
+    or token ids (.npy, .json), or else a mixture of prose, code and languages that comes with weft; `tokens` from all
+    over it are read. Random tokens stand for it where there is no tokenizer.
+
+    Weights and the rest of the graph stay as they are. Passes that change heads come before.
+
+    Condition: keys and values stay within the range that they have on the text; what is outside is clipped.
+
+    Source: Hooper 2024, KVQuant (arXiv 2401.18079): keys by channel; ONNX Runtime's GroupQueryAttention.
+
+    Example quantize-cache{bits=8}::
+
+        graph example {
+          input %input_ids: i64[batch, seq]
+          param %embed: f32[11, 4] = normal([11, 4], std=1.0, stream="embed")
+          param %wk: f32[2, 4] = normal([2, 4], std=0.5, stream="k")
+          param %wv: f32[2, 4] = normal([2, 4], std=0.5, stream="v")
+          %x: f32[batch, seq, 4] = embedding(%input_ids, %embed)
+          %k: f32[batch, seq, 2] = linear(%x, %wk)
+          %v: f32[batch, seq, 2] = linear(%x, %wv)
+          %y: f32[batch, seq, 4] = attention(%x, %k, %v, heads=2, kv_heads=1, causal=true)
+          %logits: f32[batch, seq, 11] = linear(%y, %embed)
+          output logits = %logits
+        }
+    """
+
+    name = "quantize-cache"
+    effect = "lossy"
+    purpose = "Numbers"
+    see = ("kv-cache", "quantize")
+    tradeoff = "keys and values are rounded when they are written, and multiplied by scales when they are read"
+    bits: int = 8
+    per: Per = "channel"
+    calibration: str | None = None
+    tokens: int = 8192
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        if self.bits not in CODES:
+            known = " or ".join(map(str, CODES))
+            raise WeftError(f"quantize-cache: bits={self.bits}: caches hold codes of {known} bits")
+        if self.tokens < 1:
+            raise WeftError(f"quantize-cache: tokens={self.tokens} must be positive")
+        chosen = []
+        for node in graph.nodes:
+            if not caches(node):
+                continue
+            if (reason := self._refusal(node)) is None:
+                chosen.append(node)
+            else:
+                trace.refuse(self.name, node.output.name, reason)
+        if not chosen:
+            if not trace.refusals:
+                raise WeftError(f"quantize-cache: graph {graph.name} has no causal self-attention, hence no cache")
+            return
+        scales = list[tuple[Node, Array, Array | None]]()
+        for found in fitted(graph, chosen, self._texts(graph, trace), self.bits, self.per):
+            scales.append(found)
+            trace.progress(len(scales), len(chosen))
+        for node, *own in scales:
+            given = {
+                name: _param(node, name, scale)
+                for name, scale in zip(("k_scale", "v_scale"), own, strict=True)
+                if scale is not None
+            }
+            for spec in caches(node):
+                if (past := node.operand(spec.taken)) is not None:
+                    past.type = past.type.with_dtype(CODES[self.bits])
+            trace.fired(self.name, changed(node, given, cache_bits=self.bits).output.name)
+
+    def _refusal(self, node: Node) -> str | None:
+        """Say why the cache of `node` stays as it is; None if it does not."""
+        if node.op is not ops.attention:
+            return f"{node.op.name} reads its cache itself, and has no scales"
+        if node.attrs["cache_bits"] is not None:
+            return f"its cache has codes of {node.attrs['cache_bits']} bits already"
+        pasts = (node.operand(spec.taken) for spec in caches(node))
+        if any(past is not None and len(past.uses) > 1 for past in pasts):
+            return "another attention reads its cache, too"
+        widths = {spec.type.shape[3] for spec in caches(node)}
+        if self.bits == 4 and any(not isinstance(width, int) or width % 2 for width in widths):
+            return f"two codes of 4 bits are a byte, and its heads have {min(map(str, widths))} numbers"
+        return None
+
+    def _texts(self, graph: Graph, trace: Trace) -> list[Array]:
+        if self.calibration is None and graph.tokenize is None:
+            trace.note(
+                "quantize-cache: warning: scales are fitted to random tokens: the model has no tokenizer to read a "
+                "text with; give calibration= a .npy or .json file of token ids"
+            )
+            length = min(DRAWN, graph.meta.get("max_positions") or DRAWN, *_tables(graph))
+            rows = max(1, TOGETHER // length)
+            return [np.random.default_rng(0).integers(0, vocabulary(graph), (rows, length))]
+        texts = read_tokens(graph, self.calibration or str(MIXTURE), SPAN * self.tokens)
+        if (count := sum(ids.size for ids in texts)) < min(LEAST_TOKENS, self.tokens):
+            raise WeftError(
+                f"quantize-cache: the calibration text {self.calibration} has {count} tokens, and ranges need "
+                f"{LEAST_TOKENS} or more; give a longer one, or leave calibration out"
+            )
+        return _thinned(texts, self.tokens)  # from all over the text: its parts differ
+
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
+        """The outputs are those of the original on keys and values that are rounded to codes, past and present."""
+        staged, inputs = equivalence.stage(after), equivalence.inputs(after)
+        meanings, scales, given = dict[str, Callable[..., Any]](), dict[str, Array](), dict(inputs)
+        for node in staged.nodes:
+            if node.attrs.get("cache_bits") is None or node.output.name in {n.output.name for n in _coded(before)}:
+                continue
+            own = [_numbers(node, name) for name in ("k_scale", "v_scale")]
+            meanings[node.output.name] = _rounding(own, limits(node.attrs["cache_bits"]))
+            scales |= dict(zip((v.name for v in node.outputs[1:]), _by_head(node, own), strict=False))
+            for spec, scale in zip(caches(node), _by_head(node, own), strict=False):
+                if (past := node.operand(spec.taken)) is not None:
+                    name = next(name for name, v in staged.inputs.items() if v is past)
+                    given[name] = inputs[name] * scale
+        wanted = equivalence.run_as(before, given, meanings)
+        for name, value in staged.outputs.items():
+            if value.name in scales:
+                wanted[name] = np.round(wanted[name] / scales[value.name])
+        equivalence.same(wanted, equivalence.run(after, inputs), EXACT)
+
+
+def _param(node: Node, name: str, scale: Array) -> Param:
+    """A parameter that holds `scale`, named after the operand it is for, in the scope of `node`."""
+    graph = node.graph
+    if not isinstance(graph.reader, SpilledTensors):
+        graph.reader = SpilledTensors(graph.reader)
+    place = f"{node.scope}.{name}" if node.scope else name
+    key = graph.reader.fresh(place)
+    graph.reader.put(key, scale)
+    return graph.add_param(place, TensorType(dtypes.f32, scale.shape), FittedScales(Source(key)))
+
+
+def _tables(graph: Graph) -> list[int]:
+    """The rows of tables that positions index."""
+    at = graph.inputs.get("position_ids")
+    tables = [node.inputs[1] for node in (() if at is None else at.users) if node.op is ops.embedding]
+    return [table.shape[0] for table in tables if table is not None and isinstance(table.shape[0], int)]
+
+
+def _thinned(texts: list[Array], limit: int) -> list[Array]:
+    """Rows of `texts` at even distances, of `limit` tokens in all or more, less than twice as many."""
+    every = max(1, sum(ids.size for ids in texts) // limit)
+    rows = [row for ids in texts for row in ids][::every]
+    lengths = sorted({len(row) for row in rows})
+    return [
+        np.stack(same[i : i + max(1, TOGETHER // length)])
+        for length in lengths
+        for same in [[row for row in rows if len(row) == length]]
+        for i in range(0, len(same), max(1, TOGETHER // length))
+    ]
+
+
+def _coded(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if node.attrs.get("cache_bits") is not None]
+
+
+def _numbers(node: Node, name: str) -> Array | None:
+    param = node.operand(name)
+    return param.recipe.evaluate(node.graph.reader) if isinstance(param, Param) else None
+
+
+def _by_head(node: Node, scales: list[Array | None]) -> list[Array]:
+    """`scales` as they multiply a cache [batch, kv_heads, slots, width]."""
+    shape = 1, node.attrs["kv_heads"], 1, -1
+    return [scale if scale.size == 1 else scale.reshape(shape) for scale in scales if scale is not None]
+
+
+def _rounding(scales: list[Array | None], within: tuple[int, int]) -> Callable[..., Any]:
+    """The attention that reads rounded numbers."""
+
+    def meaning(q: Array, *operands: Array | None, **attrs: Any) -> Any:
+        rounded = [
+            x if x is None or scale is None else np.round(x / scale).clip(*within) * scale
+            for x, scale in zip(operands[:2], scales, strict=False)
+        ]
+        return ops.attention.reference(q, *rounded, *operands[2:], **attrs)
+
+    return meaning

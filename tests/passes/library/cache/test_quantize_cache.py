@@ -1,0 +1,250 @@
+"""quantize-cache: what it marks, the scales that it fits, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft.ir import Graph, TensorType, WeftError, interpret, ops
+from weft.ir.recipes import Source
+from weft.ir.recipes.readers import MemoryReader
+from weft.ir.types import dtypes
+from weft.passes import Trace, all_passes, parse_pipeline, run_passes
+from weft.passes.core.equivalence import EquivalenceCheck
+from weft.passes.library.cache.cache_scales import ROOM, scale_of
+from weft.passes.library.cache.kv_cache import KvCache
+from weft.passes.library.cache.quantize_cache import QuantizeCache, _thinned
+
+from ....e2e.random_models import strong
+from ...models import BATCH, SEQ, Tiny, applied, weight
+
+DECODERS = {
+    "rope": Tiny(),
+    "window": Tiny(window=3, bias="q k v", qk_norm=True),
+    "ALiBi": Tiny(rope=False, alibi=True),
+    "no positions": Tiny(rope=False),
+}
+
+
+def codes(graph: Graph) -> list[int | None]:
+    return [node.attrs["cache_bits"] for node in graph.nodes if node.op is ops.attention]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("per", ["channel", "head", "tensor"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_the_check(name: str, per: str, bits: int) -> None:
+    """Before and after caches and buffers that roll."""
+    coded = f"quantize-cache{{bits={bits}, per={per}}}"
+    graph = DECODERS[name].graph()
+    for pipeline in (coded, f"kv-cache, {coded}", f"{coded}, kv-cache, rolling-buffer"):
+        after = run_passes(graph, pipeline, verify=True)
+        assert codes(after) == [bits, bits]
+    pasts = {str(v.type) for n, v in after.inputs.items() if n.startswith("past_key_values")}
+    assert all(text.startswith(f"i{bits}[") for text in pasts)
+
+
+@pytest.mark.parametrize("name", ["rope", "window"])
+def test_it_does_not_matter_how_a_text_is_cut(name: str) -> None:
+    coded = applied("quantize-cache{bits=4}", DECODERS[name].graph())
+    KvCache().check(coded, applied("kv-cache", coded), EquivalenceCheck())
+
+
+def test_before_and_after_kv_cache_are_one() -> None:
+    """The scales, too: those of a graph with caches are fitted to its texts read from their beginning."""
+    graph = Tiny(window=4).graph()
+    first, last = (applied(p, graph) for p in ("quantize-cache, kv-cache", "kv-cache, quantize-cache"))
+    assert str(first) == str(last)
+    for name, param in first.params.items():
+        np.testing.assert_array_equal(
+            param.recipe.evaluate(first.reader), last.params[name].recipe.evaluate(last.reader)
+        )
+    packed = applied("pack-qkv, kv-cache, rolling-buffer, quantize-cache", graph)
+    names = [name for name in first.params if name.endswith("_scale")]
+    assert len(names) == 4
+    for name in names:
+        own = packed.params[name].recipe.evaluate(packed.reader)
+        np.testing.assert_allclose(own, first.params[name].recipe.evaluate(first.reader), rtol=1e-5)
+
+
+def test_a_check_that_fails() -> None:
+    """Other scales than those that the graph says are noticed."""
+    before = Tiny().graph()
+    after = applied("quantize-cache", before)
+    node = next(n for n in after.nodes if n.op is ops.attention)
+    node.attrs["scale"] = 0.7
+    with pytest.raises(WeftError, match="output logits differs"):
+        QuantizeCache().check(before, after, EquivalenceCheck())
+
+
+# -- scales
+
+
+def test_codes_of_8_bits_reach_a_tenth_beyond_the_largest_number() -> None:
+    x = np.random.default_rng(0).standard_normal((50, 3, 4))
+    ones = np.ones((50, 3, 1))
+    largest = np.abs(x).max(0)
+    np.testing.assert_allclose(scale_of(x, 8, "channel", ones), ROOM * largest.reshape(-1) / 127, rtol=1e-6)
+    by_head = scale_of(x, 8, "head", ones).reshape(3, 4)
+    np.testing.assert_allclose(by_head, ROOM * largest.max(1, keepdims=True).repeat(4, 1) / 127, rtol=1e-6)
+    np.testing.assert_allclose(scale_of(x, 8, "tensor", ones), [ROOM * largest.max() / 127], rtol=1e-6)
+
+
+def test_codes_of_4_bits_cost_the_least_of_what_is_tried() -> None:
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((400, 2, 2)), rng.uniform(0, 1, (400, 2, 2)) ** 4
+
+    def cost(scale: np.ndarray) -> np.ndarray:
+        return (weight * (np.clip(np.round(x / scale), -8, 7) * scale - x) ** 2).sum(0)
+
+    found = scale_of(x, 4, "channel", weight).reshape(2, 2)
+    for factor in (0.3, 0.5, 0.7, 0.8, 0.9, 1.0):
+        tried = np.abs(x).max(0) * factor / 7
+        assert (cost(found) <= cost(tried) * (1 + 1e-5)).all()
+    assert (cost(found) < 0.9 * cost(np.abs(x).max(0) / 7)).all()
+
+
+def test_a_channel_of_zeros_has_some_scale() -> None:
+    found = scale_of(np.zeros((5, 1, 4)), 4, "channel", np.ones((5, 1, 1)))
+    assert (found > 0).all()
+
+
+def test_keys_are_fitted_as_they_are_rotated_anywhere() -> None:
+    """A key pair that only later positions turn into its second number: its scale knows of that."""
+    graph = Graph("turned")
+    ids = graph.add_input("input_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
+    at = graph.add_input("position_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
+    table = np.tile(np.array([[1.0, 0.0]]), (7, 1))
+    graph.reader = MemoryReader({"table": table.astype(np.float32), "slow": np.array([1e-3], np.float32)})
+    graph.meta |= {"kind": "decoder", "context": 2000}
+    k = ops.embedding(ids, graph.add_param("table", TensorType(dtypes.f32, (7, 2)), Source("table")))
+    slow = graph.add_param("slow", TensorType(dtypes.f32, (1,)), Source("slow"))
+    turned = ops.rope(k, at, slow, heads=1)
+    graph.add_output("y", ops.attention(turned, turned, k, heads=1, kv_heads=1, causal=True))
+    after = applied("quantize-cache", graph)
+    scale = after.params["k_scale"].recipe.evaluate(after.reader) * 127 / ROOM
+    # 64 tokens turn by 0.06 at most; 2,000 by more than a quarter turn.
+    np.testing.assert_allclose(scale, [1, 1], atol=0.02)
+
+
+def test_more_bits_lose_less() -> None:
+    model = Decoder(
+        vocab=23,
+        dim=16,
+        layers=2,
+        block=Block(Attention(heads=4, kv_heads=2, rope=RoPE()), GatedMLP(24), norm=RMSNorm()),
+    )
+    graph = strong(model.graph())
+    inputs = {"input_ids": np.arange(20)[None] % 23, "position_ids": np.arange(20)[None]}
+    exact = interpret(graph, inputs)["logits"]
+
+    def lost(pipeline: str) -> float:
+        return float(np.abs(interpret(applied(pipeline, graph), inputs)["logits"] - exact).max() / np.abs(exact).max())
+
+    eight, four = lost("quantize-cache"), lost("quantize-cache{bits=4}")
+    assert 0 < eight < four / 3
+    assert eight < 0.05
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "sentence"),
+    [
+        ("quantize-cache{bits=3}", "quantize-cache: bits=3: caches hold codes of 8 or 4 bits"),
+        ("quantize-cache{per=foo}", 'pass quantize-cache: per="foo" is none of channel, head, tensor'),
+        ("quantize-cache{tokens=0}", "quantize-cache: tokens=0 must be positive"),
+        ("quantize-cache{calibration=none.npy}", "the calibration text none.npy"),
+    ],
+)
+def test_refusals(pipeline: str, sentence: str) -> None:
+    with pytest.raises(WeftError) as error:
+        run_passes(Tiny().graph(), pipeline)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_cache() -> None:
+    graph = Graph("none")
+    graph.add_output("y", ops.relu(graph.add_input("x", TensorType(dtypes.f32, (BATCH, SEQ)))))
+    with pytest.raises(WeftError, match="quantize-cache: graph none has no causal self-attention, hence no cache"):
+        run_passes(graph, "quantize-cache")
+
+
+def test_a_short_text(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(20))
+    with pytest.raises(WeftError, match=r"ids.npy has 20 tokens, and ranges need 128 or more; give a longer one"):
+        run_passes(Tiny().graph(), f'quantize-cache{{calibration="{tmp_path / "ids.npy"}"}}')
+
+
+def test_tokens_come_from_all_over_a_text() -> None:
+    texts = [np.arange(40).reshape(10, 4), np.arange(40, 46).reshape(2, 3)]
+    kept = _thinned(texts, 12)
+    assert [ids.tolist() for ids in kept] == [[[4 * i + j for j in range(4)] for i in (0, 3, 6, 9)]]
+    assert sum(ids.size for ids in _thinned(texts, 1000)) == 46
+
+
+def test_odd_heads_keep_their_numbers_of_4_bits() -> None:
+    trace, graph = Trace(), Graph("odd")
+    ids = graph.add_input("input_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
+    x = ops.embedding(ids, weight(graph, "table", 5, 3))
+    graph.add_output("y", ops.attention(x, x, x, heads=1, kv_heads=1, causal=True))
+    QuantizeCache(bits=4).run(graph, trace)
+    assert codes(graph) == [None]
+    assert trace.refusals[0].reason == "two codes of 4 bits are a byte, and its heads have 3 numbers"
+    assert codes(applied("quantize-cache", graph)) == [8]
+
+
+def test_a_text_that_is_drawn_is_told() -> None:
+    trace = Trace()
+    QuantizeCache().run(Tiny().graph(), trace)
+    assert any("warning: scales are fitted to random tokens" in line for line in trace.lines)
+
+
+def test_a_second_run_changes_nothing() -> None:
+    graph, trace = applied("quantize-cache", Tiny().graph()), Trace()
+    before = str(graph)
+    QuantizeCache(bits=4).run(graph, trace)
+    assert str(graph) == before
+    assert trace.refusals[0].reason == "its cache has codes of 8 bits already"
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_exact_passes_stay_exact_behind_it(cached: bool) -> None:
+    """Those that change heads or the sizes of keys leave what has scales alone."""
+    model = Decoder(
+        vocab=23,
+        dim=16,
+        layers=2,
+        block=Block(Attention(heads=4, kv_heads=2, rope=RoPE()), GatedMLP(24), norm=RMSNorm()),
+    )
+    latent = Decoder(
+        vocab=23,
+        dim=16,
+        layers=1,
+        block=Block(MLA(2, 8, 8, 4, 8, RoPE()), GatedMLP(24), norm=RMSNorm()),
+    )
+    wrong = []
+    for decoder in (model, latent):
+        graph = applied(f"quantize-cache{{bits=8}}{', kv-cache' * cached}", strong(decoder.graph()))
+        equivalence = EquivalenceCheck()
+        inputs = equivalence.inputs(graph)
+        wanted = equivalence.run(graph, inputs)
+        for name, kind in all_passes().items():
+            if kind.effect != "exact":
+                continue
+            (one,) = parse_pipeline(kind.documentation().pipeline).passes
+            after = graph.clone()
+            try:
+                one.run(after, Trace())
+            except WeftError:
+                continue
+            try:
+                equivalence.same(wanted, equivalence.run(after, inputs), 1e-11)
+            except WeftError as e:
+                wrong.append(f"{name}: {e}")
+    assert not wrong
