@@ -21,6 +21,10 @@ CACHE_DTYPE = "cache_dtype"  # likewise: what keys and values are kept in
 class Options:
     """The options of a target; a subclass has a field for each, made by `option`."""
 
+    def passes(self) -> str:
+        """Return the passes that they ask for, after all others but those of the target; "" for none."""
+        return ""
+
     def mark(self, graph: Graph) -> None:
         """Tell `graph` what its lowerings have to know, once its passes have run."""
 
@@ -79,6 +83,19 @@ class Option(Argument):
         if self.is_choice and value not in typing.get_args(self.type):
             raise WeftError(f"{self.flag} {value!r} is not known; it takes {' or '.join(self.choices)}")
         return super().check(value, op)
+
+
+@dataclass(frozen=True)
+class CacheOptions(Options):
+    """Options of a target with caches of integers."""
+
+    cache_dtype: Literal["", "int8", "int4"] = option(
+        "", "Keep keys and values as integers of 8 or 4 bits, with scales fitted to a text by the pass quantize-cache"
+    )
+
+    def passes(self) -> str:
+        bits = self.cache_dtype.removeprefix("int")
+        return "" if bits == self.cache_dtype else f"quantize-cache{{bits={bits}}}"
 
 
 @dataclass(frozen=True)

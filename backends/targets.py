@@ -211,11 +211,14 @@ def register(*backends: Backend) -> None:
 
 
 def all_options() -> dict[str, tuple[Option, list[str]]]:
-    """Return the options of all targets by name, each with the names of the targets that have it."""
+    """Return the options of all targets by name, each with the names of the targets that have it; of one that several
+    have, that with the most choices."""
     found: dict[str, tuple[Option, list[str]]] = {}
     for target in TARGETS.values():
         for name, option in target.options.listed().items():
-            found.setdefault(name, (option, []))[1].append(target.name)
+            known, names = found.get(name, (option, []))
+            widest = option if len(option.choices) > len(known.choices) else known
+            found[name] = widest, [*names, target.name]
     return found
 
 

@@ -10,7 +10,7 @@ from weft.ir.graph import Graph, Node
 
 from .. import cpu
 from ..facts import Facts
-from ..options import ARITHMETIC, BlockOptions, Options, option
+from ..options import ARITHMETIC, BlockOptions, CacheOptions, Options, option
 from ..targets import Backend, Place, register
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class OnnxBackend(Backend):
     opset: int = 24
     ir_version: int = 11
 
+    options = CacheOptions
     libraries = ("numpy", "onnx", "onnx-ir")
 
     def lowerings(self, op: str) -> list[str]:
@@ -68,7 +69,7 @@ class OnnxBackend(Backend):
 
 
 @dataclass(frozen=True)
-class CpuOptions(BlockOptions):
+class CpuOptions(BlockOptions, CacheOptions):
     """Options of ONNX Runtime on a CPU."""
 
     prepack: bool = option(

@@ -10,7 +10,7 @@ from weft.ir.graph import Graph, Node
 from weft.passes import Pipeline
 
 from ..facts import Facts
-from ..options import ACTIVATIONS, CACHE_DTYPE, BlockOptions, Options, option
+from ..options import ACTIVATIONS, CACHE_DTYPE, BlockOptions, CacheOptions, Options, option
 from ..targets import Backend, Place, register
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TorchOptions(BlockOptions):
+class TorchOptions(BlockOptions, CacheOptions):
     """Options of generated models."""
 
     tensor_parallel: int = option(1, "Write parallel.py, a tensor-parallel plan for N processes")
@@ -26,20 +26,22 @@ class TorchOptions(BlockOptions):
         "", "Round what more than 64 tokens multiply with kept FP8 blocks to FP8, too: faster on GPUs from Hopper on"
     )
 
-    cache_dtype: Literal["", "fp8"] = option("", "Keep keys and values in FP8: half the memory of caches in 16 bits")
+    cache_dtype: Literal["", "int8", "int4", "fp8"] = option(  # type: ignore[assignment]  # a target takes more
+        "", "Keep keys and values as integers, with scales fitted to a text by the pass quantize-cache, or in FP8"
+    )
 
     def mark(self, graph: Graph) -> None:
         super().mark(graph)
         if self.activations:
             graph.meta[ACTIVATIONS] = self.activations
-        if self.cache_dtype:
+        if self.cache_dtype == "fp8":
             graph.meta[CACHE_DTYPE] = self.cache_dtype
 
     def __post_init__(self) -> None:
         if self.activations and not self.keep_blocks:
             raise WeftError("--activations fp8 goes with weights in FP8 blocks: add --keep-blocks all")
         if self.tensor_parallel != 1 and self.cache_dtype:
-            raise WeftError("--tensor-parallel divides no caches in FP8: leave out --cache-dtype")
+            raise WeftError("--tensor-parallel divides no caches of fewer bits: leave out --cache-dtype")
         if self.tensor_parallel != 1 and self.keep_blocks:
             raise WeftError("--tensor-parallel divides weights that are numbers, not blocks: leave out --keep-blocks")
 

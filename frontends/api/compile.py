@@ -83,7 +83,7 @@ def compile(
             ``prepack=True``: also store the weights in the CPU's packed layout (``ort-cpu``; twice the disk space);
             ``keep_blocks="head"`` or ``"all"``: the output head, or every linear map, is multiplied by the quantized
             blocks of the source where a kernel takes them exactly (``ort-cpu``, ``torch``);
-            ``cache_dtype="fp8"``: keep keys and values in 8 bits (``torch``);
+            ``cache_dtype="int8"``: keep keys and values as integers (int8, int4; ``torch`` also fp8);
             ``activations="fp8"``: round what many tokens multiply with FP8 blocks to FP8, too (``torch``);
             ``tensor_parallel=2``: write parallel.py, a tensor-parallel plan for 2 processes (``torch``).
 
@@ -96,10 +96,8 @@ def compile(
     dtype = backend.dtype(dtype)
     model = load_source(source, seed, adapters)
     passes = pipeline_text(passes)
-    if weights is not None:
-        passes = (
-            f"{weights_pipeline(model.graph, weights)}, {passes}" if passes else weights_pipeline(model.graph, weights)
-        )
+    first = "" if weights is None else weights_pipeline(model.graph, weights)
+    passes = ", ".join(filter(None, (first, passes, chosen.passes())))
     check_free(Path(out), model.files)  # before long work
     notes: list[str] = []
     verify_graph(model.graph, recipes=True)

@@ -29,7 +29,7 @@ def fitted(
     """For each of `attentions` in order the scales of its keys and values, f32 [kv_heads · width] or [1], for what it
     stores of the `texts` (ids [texts, length]); of latent caches those of the keys alone."""
     copy, twins = _without_caches(graph)
-    activations = Activations(copy, texts)
+    activations = Activations(copy, texts, single=True)
     places = _places(copy, texts)
     for node in attentions:
         seen = _Seen(activations, twins[node], places)

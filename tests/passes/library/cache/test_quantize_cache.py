@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import weft
 from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Source
@@ -248,3 +250,15 @@ def test_exact_passes_stay_exact_behind_it(cached: bool) -> None:
             except WeftError as e:
                 wrong.append(f"{name}: {e}")
     assert not wrong
+
+
+@pytest.mark.parametrize("target", ["ort-cpu", "ort-cuda", "onnx", "torch"])
+def test_an_option_of_every_target_is_short_for_it(target: str, tmp_path: Path) -> None:
+    block = Block(Attention(2, rope=RoPE()), GatedMLP(48), RMSNorm())
+    model = Decoder(97, 32, 1, block, context=64)
+    weft.compile(model, tmp_path / "out", target=target, cache_dtype="int4", weights="int8")
+    manifest = json.loads((tmp_path / "out" / "weft.json").read_text())
+    assert manifest["pipeline"].startswith("quantize{bits=8") and "; quantize-cache{bits=4}" in manifest["pipeline"]
+    assert {cache["bits"] for cache in manifest["cache"]} == {4}
+    with pytest.raises(WeftError, match="--cache-dtype 'int2' is not known; it takes int8 or int4"):
+        weft.compile(model, tmp_path / "out", target=target, cache_dtype="int2")
