@@ -106,7 +106,8 @@ def quality(models: dict[str, Path], tokens: int) -> dict[str, Any]:
             "kl_99": round(score.kl_99, 3),
             "agreement": round(score.agreement, 4),
             "bytes": model.stat().st_size if model.is_file() else score.weight_bytes,
-            "bits_of_linear_maps": None if score.bits is None else round(score.bits, 3),
+            # Of a GGUF file the score is that of its numbers in f32.
+            "bits_of_linear_maps": None if score.bits is None or model.is_file() else round(score.bits, 3),
         }
     return {"tokens": found.tokens, "window": found.context, "scores": rows}
 
