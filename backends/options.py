@@ -94,8 +94,13 @@ class CacheOptions(Options):
     )
 
     def passes(self) -> str:
-        bits = self.cache_dtype.removeprefix("int")
-        return "" if bits == self.cache_dtype else f"quantize-cache{{bits={bits}}}"
+        return cache_passes(self.cache_dtype)
+
+
+def cache_passes(dtype: str) -> str:
+    """Return the passes that make caches of integers, ``int8`` or ``int4``; "" for those of other dtypes."""
+    bits = dtype.removeprefix("int")
+    return "" if bits == dtype else f"quantize-cache{{bits={bits}}}"
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ TIMED = ("weft_int4", "weft_int4_64", "weft_int8")
 
 
 def prepare(work: Path, llama_cpp: str | None) -> tuple[dict[str, Path], dict[str, Path], dict[str, float]]:
-    """What is scored (folders with logits of all positions, GGUF files) and what is timed, and the seconds that making
-    each took."""
+    """Make the models that are scored (folders with logits of all positions, GGUF files) and those that are timed;
+    returns both by contender, and the seconds that each took."""
     import weft
     from weft.frontends.api.rewriting import rewrite
     from weft.frontends.api.source.sources import load_source

@@ -100,7 +100,7 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def commands(source: Path, out: Path, mobius: str | None) -> dict[str, list[str]]:
-    """How each contender compiles `source` into `out`, in f32."""
+    """The commands by which contenders compile `source` into `out`, in f32."""
     found = {"weft": weft_command(source, out), "genai_builder": builder_command(source, out, "fp32")}
     if mobius:
         found["mobius"] = [mobius, "-m", "mobius", "build", "--config"]
@@ -109,7 +109,7 @@ def commands(source: Path, out: Path, mobius: str | None) -> dict[str, list[str]
 
 
 def int4_commands(source: Path, out: Path) -> dict[str, list[str]]:
-    """How each contender compiles `source` into `out`, rounding to the nearest codes of 4 bits."""
+    """The commands by which contenders compile `source` into `out`, rounding to the nearest codes of 4 bits."""
     rounded = weft_command(source, out, "--weights", "int4{method=rtn}")
     return {"weft": rounded, "genai_builder": builder_command(source, out, "int4")}
 

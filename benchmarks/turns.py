@@ -127,7 +127,7 @@ def options(description: str | None, sets: int) -> argparse.ArgumentParser:
 
 
 def all_sets(script: str, folders: dict[str, str], args: argparse.Namespace, prompts: str) -> list[dict[str, Any]]:
-    """As many sets as `args` says, one after the other, with a line after each."""
+    """Run the sets that `args` asks for, one after the other, with a line after each."""
     results = []
     for seed in range(args.sets):
         results.append(one_set(script, folders, args.rounds, args.threads, seed, prompts))

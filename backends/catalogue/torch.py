@@ -10,7 +10,7 @@ from weft.ir.graph import Graph, Node
 from weft.passes import Pipeline
 
 from ..facts import Facts
-from ..options import ACTIVATIONS, CACHE_DTYPE, BlockOptions, CacheOptions, Options, option
+from ..options import ACTIVATIONS, CACHE_DTYPE, BlockOptions, Options, cache_passes, option
 from ..targets import Backend, Place, register
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TorchOptions(BlockOptions, CacheOptions):
+class TorchOptions(BlockOptions):
     """Options of generated models."""
 
     tensor_parallel: int = option(1, "Write parallel.py, a tensor-parallel plan for N processes")
@@ -26,9 +26,12 @@ class TorchOptions(BlockOptions, CacheOptions):
         "", "Round what more than 64 tokens multiply with kept FP8 blocks to FP8, too: faster on GPUs from Hopper on"
     )
 
-    cache_dtype: Literal["", "int8", "int4", "fp8"] = option(  # type: ignore[assignment]  # a target takes more
+    cache_dtype: Literal["", "int8", "int4", "fp8"] = option(
         "", "Keep keys and values as integers, with scales fitted to a text by the pass quantize-cache, or in FP8"
     )
+
+    def passes(self) -> str:
+        return cache_passes(self.cache_dtype)
 
     def mark(self, graph: Graph) -> None:
         super().mark(graph)
