@@ -30,7 +30,7 @@ def quantized_layout(weight: Value | None) -> BlockLayout | None:
 def packed_bytes(weight: Param, layout: BlockLayout) -> int:
     """Return what the codes, scales and zero points of `weight` take, its rows filled up to whole groups."""
     *lead, width = weight.type.concrete({})
-    return math.ceil(math.prod(lead) * -(-width // layout.group) * layout.group * layout.bits_per_weight / 8)
+    return math.ceil(math.prod(lead) * layout.row_bits(width) / 8)
 
 
 def kept_layout(weight: Value | None) -> BlockLayout | str:

@@ -6,7 +6,8 @@ import re
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.passes import lookup, run_passes
+from weft.passes import lookup, parse_pipeline, run_passes
+from weft.passes.library.quantize.quantize import QuantizeWeights
 
 BITS = (2, 3, 4, 8)
 FLOATS = ("fp8",)
@@ -19,7 +20,8 @@ def weights_pipeline(graph: Graph, text: str) -> str:
     """Return the pipeline that `text` is short for: ``int4``, or with arguments of `quantize`, ``int4{group=64}``.
 
     Codes of 8 bits, integers and floats, are rounded to the nearest; those of fewer are fitted to a text, after exact
-    rewrites that spread what is large in a few places over all, where the graph allows them.
+    rewrites that spread what is large in a few places over all, where the graph allows them. Weights that a file has in
+    such codes already stay as they are.
 
     Raises:
         WeftError: if the text is of another form.
@@ -33,15 +35,14 @@ def weights_pipeline(graph: Graph, text: str) -> str:
             'such as "int4{group=64}"'
         )
     given = (match[3] or "").strip()
-    names = set(re.findall(r"(\w+)\s*=", given))
     arguments = [f"bits={bits}" if kind == "int" else f"format={kind}{bits}", *([given] if given else [])]
     if kind != "int":
         return f"{lookup('quantize').name}{{{', '.join(arguments)}}}"
-    nearest = bits == 8 and not names & {"method", "calibration"}
-    if nearest:
-        arguments.append("method=rtn")
     last = f"{lookup('quantize').name}{{{', '.join(arguments)}}}"
-    if nearest or re.search(r"method\s*=\s*rtn", given) or (graph.tokenize is None and "calibration" not in names):
+    (step,) = parse_pipeline(last).passes
+    assert isinstance(step, QuantizeWeights)
+    nearest = step.method == "rtn" or not step.reads and step.method == "auto"
+    if nearest or (graph.tokenize is None and step.calibration is None) or step.keeps(graph):
         return last
     return ", ".join([*_fitting(graph), last])
 

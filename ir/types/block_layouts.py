@@ -6,7 +6,7 @@ number:
     weight[n, k] = scales[n, g] · (codes[n, k] − zeros[n, g]) + offsets[n, g],     g = k // group.
 
 Without zero points, zeros are 2^{bits−1}. Or the codes are floats of 8 bits, e4m3 of arXiv 2209.05433 without
-infinities, and a weight is scale · float.
+infinities, and a weight is scale · float. Offsets may be integers in groups, too (`BlockLayout.sums`).
 A layout is data: one of a file format is a `BlockLayout`, registered by `add_layout`; those of integers that weft
 quantizes to, or reads from folders of GPTQ, AWQ and others, are made by `integer_layout`. `layout_of` finds either.
 Kernels and lowerings never ask for a layout by name, they say which bits, groups, zero points and offsets they take. A
@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,11 +31,13 @@ from .dtypes import DType
 Array = np.ndarray[Any, Any]
 BITS = (4, 8)  # of codes that `pack_words` and kernels take
 INTEGER_BITS = (2, 3, 4, 8)  # of codes of `integer_layout`
+LARGEST = dtypes.f16  # of the scales of a row, where they are u8
 
 
 class Blocks(NamedTuple):
     """A matrix: codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups]; offsets f32 and zeros u8, both
-    shaped as scales, or None. Stacked matrices have more axes in front."""
+    shaped as scales, or None. Stacked matrices have more axes in front. What is behind the groups of a layout with
+    `sums`, see there."""
 
     codes: Array
     scales: Array
@@ -129,6 +131,10 @@ class BlockLayout:
     Scale and minimum m are stored in the dtype `scale`. With a minimum a weight is scale · code + m, so that the offset
     of the module's formula is m + scale · 2^{bits−1}. With `has_zeros` a block ends with a byte, its zero point.
     `floats` says that codes are floats, of 8 bits, without minimum.
+
+    With `sums` the offsets of a row are numbers in groups of codes themselves, and come behind its groups, so that
+    blocks have none apart: a product multiplies them by the sums of the activations over each group of the row, which
+    come behind the activations. Scales are then u8 (`scale`), in 255ths of the largest of the row, which is f16.
     """
 
     dtype: DType
@@ -137,6 +143,7 @@ class BlockLayout:
     scale: DType = dtypes.f16
     floats: bool = False
     has_zeros: bool = False
+    sums: bool = False
 
     def __str__(self) -> str:
         return self.dtype.name
@@ -158,8 +165,19 @@ class BlockLayout:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of a weight with its share of the scale and of what stands beside it; zero points take `bits`."""
-        return self.bits + (self.scale.bits * (1 + self.has_minimum) + self.bits * self.has_zeros) / self.group
+        """Bits of a weight of a long row with its share of the scale and of what stands beside it; zero points take
+        `bits`."""
+        minima = self.has_minimum and not self.sums
+        bits = self.bits + (self.scale.bits * (1 + minima) + self.bits * self.has_zeros) / self.group
+        return bits * (1 + self.sums / self.group)
+
+    def row_bits(self, width: int) -> float:
+        """Bits of a row of `width` numbers, filled up to whole groups."""
+        groups = -(-width // self.group)
+        if not self.sums:
+            return groups * self.group * self.bits_per_weight
+        groups += -(-groups // self.group)
+        return groups * (self.group * self.bits + self.bits + self.scale.bits) + LARGEST.bits
 
     def unpack(self, raw: Array) -> Blocks:
         """Take blocks apart, u8 [rows, groups, bytes of a block], exactly."""
@@ -180,8 +198,19 @@ class BlockLayout:
         last = [] if blocks.zeros is None else [blocks.zeros[..., None]]
         return np.concatenate([head, self.packing.pack(blocks.codes), *last], -1)
 
+    def apart(self, blocks: Blocks) -> Blocks:
+        """`blocks` with offsets apart from the groups, as numbers; of a layout with `sums`."""
+        codes, scales, _, zeros = blocks
+        assert zeros is not None
+        count = scales.shape[-1] - -(-scales.shape[-1] // (self.group + 1))
+        behind = Blocks(codes[..., count:, :], scales[..., count:], None, zeros[..., count:])
+        offsets = replace(self, sums=False).dequantize(behind)[..., :count]
+        return Blocks(codes[..., :count, :], scales[..., :count], offsets, zeros[..., :count])
+
     def dequantize(self, blocks: Blocks) -> Array:
         """The numbers that blocks stand for, f32 [rows, groups · group]: the meaning of a layout."""
+        if self.sums:
+            blocks = self.apart(blocks)
         if self.floats:
             values = blocks.codes.view(dtypes.f8e4m3.numpy).astype(np.float32)
         else:
@@ -204,6 +233,34 @@ def integer_layout(bits: int, group: int, zeros: bool, scale: DType = dtypes.f16
     whole = scale.bits // 8 + -(-group * bits // 8) + zeros
     packing = Packing(lambda codes: pack_codes(codes, bits), lambda raw: unpack_codes(raw, bits, group))
     return BlockLayout(DType(name, "block", bits, group, whole), packing, scale=scale, has_zeros=zeros)
+
+
+@functools.cache
+def offset_layout(bits: int, group: int) -> BlockLayout:
+    """Return the layout of integer codes with zero points and offsets that are such codes: uint4_32_sums."""
+    whole = integer_layout(bits, group, True)
+    dtype = DType(f"{whole}_sums", "block", bits, group, whole.dtype.block_bytes)
+    return BlockLayout(dtype, whole.packing, has_minimum=True, scale=dtypes.u8, has_zeros=True, sums=True)
+
+
+def largest_scales(scales: Array) -> Array:
+    """The largest of the `scales` [rows, groups] of each row, f16 [rows, 1]."""
+    largest: Array = scales.max(-1, keepdims=True).astype(LARGEST.numpy)
+    return largest
+
+
+def scale_levels(scales: Array, largest: Array) -> Array:
+    """`scales` f32 [rows, groups], none negative, in 255ths of the `largest` of each row, u8; 1 stands for smaller
+    ones, too."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        levels = np.rint(scales / (largest.astype(np.float32) / np.float32(255)))
+    return np.where(scales > 0, levels.clip(1, 255), 0).astype(np.uint8)
+
+
+def level_scales(levels: Array, largest: Array) -> Array:
+    """The scales f32 that `levels` stand for: the inverse of `scale_levels`, but for rounding."""
+    scales: Array = levels * (largest.astype(np.float32) / np.float32(255))
+    return scales
 
 
 LAYOUTS: Registry[BlockLayout] = Registry("block layout", __name__, "see docs/extending.md")  # by the name of the dtype

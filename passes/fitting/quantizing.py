@@ -16,7 +16,7 @@ import numpy as np
 from weft.ir import Graph, Node, Param, Recipe, Value, ops
 from weft.ir.ops.experts import hidden_of
 from weft.ir.recipes import Source
-from weft.ir.recipes.blocks import Dequantize, Quantize, ToFloat8
+from weft.ir.recipes.blocks import BlockRecipe, Dequantize, Quantize, ToFloat8, as_stored, block_layout
 from weft.ir.recipes.blocks.quantize import joined
 from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.types.block_layouts import BlockLayout, Blocks, pack_codes
@@ -42,6 +42,17 @@ def round_to_nearest(param: Param, layout: BlockLayout) -> None:
         reweigh(param, ToFloat8(param.recipe))
         return
     reweigh(param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.scale.name))
+
+
+def stored_layout(param: Param) -> BlockLayout | None:
+    """Return the layout of integers in blocks that the file has `param` in, if it has."""
+    layout = None if param.recipe.has(BlockRecipe) else block_layout(param.recipe, param.graph.reader)
+    return layout if isinstance(layout, BlockLayout) and not layout.floats else None
+
+
+def keep_stored(param: Param) -> None:
+    """Let `param` be the blocks that its file has it in."""
+    reweigh(param, as_stored(param.recipe))
 
 
 def round_once(param: Param, layout: BlockLayout, search: str) -> None:

@@ -33,6 +33,7 @@ from ...targets import Backend
 from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import lowering, standard
 from .layers import biased, normed
+from .quantized import levels, with_sums
 
 Out = onnx.Value
 SINCE = 21  # version of ONNX from which DequantizeLinear takes groups
@@ -46,7 +47,7 @@ def layout_of(weight: Value | None) -> BlockLayout | str:
     assert isinstance(weight, Param)
     if weight.type.rank != 2:
         return "a stack of matrices is stored as dequantized numbers"
-    if layout.floats or layout.has_minimum:
+    if layout.floats or (layout.has_minimum and not layout.sums):
         return f"DequantizeLinear does not compute what {layout} stands for{', but target torch' * layout.floats}"
     if weight.type.dtype not in (dtypes.f32, dtypes.f16):
         return f"no kernel of ONNX Runtime dequantizes to {weight.type.dtype}"
@@ -60,17 +61,19 @@ def _product_refusal(node: Node, target: Backend) -> str | None:
 
 def _lookup_refusal(node: Node, target: Backend) -> str | None:
     layout = layout_of(node.operand("table"))
+    if isinstance(layout, BlockLayout) and layout.sums:
+        return f"a lookup does not compute what {layout} stands for"
     return layout if isinstance(layout, str) else None
 
 
 @lowering(ops.linear, targets=standard, when=_product_refusal, first=True, opset=SINCE)
 def DequantizeMatMul(e: Emitter, node: Node) -> Out:
-    return biased(e, _product(e, e[node.required("x")], node.required("weight")), node)
+    return biased(e, _product(e, node.required("x"), e[node.required("x")], node), node)
 
 
 @lowering(ops.norm_linear, targets=standard, when=_product_refusal, first=True, opset=23)
 def NormDequantizeMatMul(e: Emitter, node: Node) -> Out:
-    return biased(e, _product(e, normed(e, node), node.required("weight")), node)
+    return biased(e, _product(e, ("normed", node.required("x")), normed(e, node), node), node)
 
 
 @lowering(ops.embedding, targets=standard, when=_lookup_refusal, first=True, opset=SINCE)
@@ -103,15 +106,20 @@ def GatherDequantize(e: Emitter, node: Node) -> Out:
     return rows
 
 
-def _product(e: Emitter, x: Out, weight: Value) -> Out:
-    """x Wᵀ, W [out, in] as codes [in, out]."""
+def _product(e: Emitter, key: object, x: Out, node: Node) -> Out:
+    """x Wᵀ, W [out, in] as codes [in, out]; `key` is what stands for x where parts of it are shared."""
+    weight = node.required("weight")
     assert isinstance(weight, Param)
     layout = layout_of(weight)
     assert isinstance(layout, BlockLayout)
 
     def dequantized() -> Out:
-        codes, scales, zeros = (_part(e, weight, layout, name, 1) for name in ("signed", "steps", "signed_zeros"))
+        codes, zeros = (_part(e, weight, layout, name, 1) for name in ("signed", "signed_zeros"))
+        scales = levels(e, weight, turned=True) if layout.sums else _part(e, weight, layout, "steps", 1)
         return _dequantized(e, codes, scales, zeros, layout, 0)
+
+    if layout.sums:
+        x = e.memo(("with sums", key, layout.group), lambda: with_sums(e, x, node.required("x").type.rank, layout.group))
 
     return e.op("MatMul", x, e.memo(("dequantized", weight), dequantized))
 
@@ -143,8 +151,9 @@ def _stored(e: Emitter, weight: Param, layout: BlockLayout, name: str, turned: i
     if name == "signed_zeros" and not layout.has_zeros:
         return None
     recipe: Recipe = Stored(weight.recipe, name)
-    if name == "signed" and weight.width % layout.group:
-        recipe = Slice(recipe, 1, 0, weight.width)
+    numbers = weight.width + layout.sums * -(-weight.width // layout.group)
+    if name == "signed" and numbers % layout.group:
+        recipe = Slice(recipe, 1, 0, numbers)
     if turned:
         recipe = Permute(recipe, (1, 0))
     if name in ("halves", "middles"):

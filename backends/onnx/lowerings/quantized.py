@@ -8,8 +8,9 @@ accuracy level:
 - Blocks of a checkpoint (--keep-blocks) take level 0: sums in f32, so the numbers are those of the dequantized
   weights. There an 8-bit code is two of 4 bits.
 
-The minimum of a q4_1 block is no zero point of 4 bits: what it has beyond that enters as a second, thin product with
-the sums of the activations over each block.
+The minimum of a q4_1 block is no zero point of 4 bits. What it has beyond that is multiplied by the sum of the activations
+over the block. Where it is in codes itself (`BlockLayout.sums`), the sums stand behind the activations; where it is
+numbers, it is a second, thin product.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import onnx_ir as onnx
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.ir.recipes import Recipe, Reshape
-from weft.ir.recipes.blocks import Stored
+from weft.ir.recipes import Permute, Recipe, Reshape
+from weft.ir.recipes.blocks import Stored, part_shapes
 from weft.ir.types import dtypes
-from weft.ir.types.block_layouts import BlockLayout
+from weft.ir.types.block_layouts import LARGEST, BlockLayout
+from weft.ir.types.dtypes import DType
 
 from ...blocks import NOT_ASKED, is_quantized, kept_layout
 from ...options import ARITHMETIC
@@ -64,6 +66,8 @@ def _lookup_refusal(node: Node, target: Backend) -> str | None:
     assert isinstance(table, Param)
     if not is_quantized(table):
         return NOT_ASKED
+    if layout.sums:
+        return f"GatherBlockQuantized does not compute what {layout} stands for"
     if layout.bits not in NATIVE:
         return f"GatherBlockQuantized does not take codes of {layout.bits} bits"
     if table.width % layout.group:
@@ -109,6 +113,10 @@ def product(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
     assert isinstance(layout, BlockLayout)
     exact = not is_quantized(weight) or weight.graph.meta.get(ARITHMETIC) == "f32"
     level, whole = 0 if exact else 4, weight.width % layout.group == 0
+    if layout.sums:
+        x = e.memo(("with sums", key, layout.group), lambda: with_sums(e, x, node.required("x").type.rank, layout.group))
+        codes, scales, points = native(e, weight, layout)
+        return _matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
     slow = exact and layout.bits == 8 and e.target.device == "cpu" and whole
     if layout.bits in NATIVE and not slow:
         codes, scales, points = native(e, weight, layout)
@@ -123,9 +131,11 @@ def product(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
 
 def native(e: Emitter, weight: Param, layout: BlockLayout) -> tuple[onnx.Value, onnx.Value, onnx.Value | None]:
     """The codes [out, groups, bytes of a group], scales and zero points of `weight` in the bits of its layout."""
-    groups, last = -(-weight.width // layout.group), layout.group * layout.bits // 8
+    last = layout.group * layout.bits // 8
+    groups = part_shapes(layout, weight.width)["packed"] // last
     points = _part(e, weight, "points") if layout.has_zeros else None
-    return _part(e, weight, "packed", groups, last), _part(e, weight, "steps"), points
+    scales = levels(e, weight) if layout.sums else _part(e, weight, "steps")
+    return _part(e, weight, "packed", groups, last), scales, points
 
 
 def _by_nibbles(e: Emitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout, level: int) -> onnx.Value:
@@ -150,12 +160,15 @@ def _matmul(
     level: int,
     planes: int = 1,
 ) -> onnx.Value:
+    layout = kept_layout(weight)
+    assert isinstance(layout, BlockLayout)
+    sums = layout.sums * -(-weight.width // group)
     # Without zero points the kernel subtracts 2^{bits−1}.
     return e.op(
         "MatMulNBits",
         *(x, codes, scales, points),
         domain=MS,
-        K=planes * weight.width,
+        K=planes * weight.width + sums,
         N=int(weight.shape[0]),
         bits=bits,
         block_size=group,
@@ -186,6 +199,27 @@ def scales(e: Emitter, label: str, recipe: Recipe, weight: Param) -> onnx.Value:
     if stored == dtype:
         return found
     return e.memo(("scales", found), lambda: e.op("Cast", found, to=int(ONNX_DTYPES[dtype.name])))
+
+
+def levels(e: Emitter, weight: Param, turned: bool = False) -> onnx.Value:
+    """The scales of `weight`, transposed if `turned`, from what they are of the largest of a row; ONNX Runtime folds
+    that when it opens the model."""
+
+    def part(name: str, dtype: DType) -> onnx.Value:
+        recipe: Recipe = Stored(weight.recipe, name)
+        found = e.weight(f"{weight.name}.{name}{'.T' * turned}", Permute(recipe, (1, 0)) if turned else recipe, dtype)
+        return e.op("Cast", found, to=int(ONNX_DTYPES["f32"]))
+
+    small, large = part("levels", dtypes.u8), part("largest", LARGEST)
+    scales = e.op("Mul", small, e.op("Div", large, e.constant(255, dtypes.f32.numpy)))
+    dtype = weight.type.dtype
+    return scales if dtype == dtypes.f32 else e.op("Cast", scales, to=int(ONNX_DTYPES[dtype.name]))
+
+
+def with_sums(e: Emitter, x: onnx.Value, rank: int, group: int) -> onnx.Value:
+    """`x` [..., in] with its sums over each group behind it, [..., in + in / group]."""
+    groups = e.op("Reshape", x, e.constant([*[0] * (rank - 1), -1, group]))
+    return e.op("Concat", x, e.op("ReduceSum", groups, e.constant([-1]), keepdims=0), axis=-1)
 
 
 def _block_sums(e: Emitter, x: onnx.Value, group: int, width: int) -> onnx.Value:

@@ -9,9 +9,10 @@ from .layouts import BlockRecipe, block_layout
 from .parts import Part, part_shapes
 from .quantize import Dequantize, Quantize
 from .scales import FittedScales, HeadScales
-from .stored import Stored
+from .stored import AsStored, Stored, as_stored
 
 __all__ = [
+    "AsStored",
     "BlockRecipe",
     "Dequantize",
     "FittedScales",
@@ -21,6 +22,7 @@ __all__ = [
     "Quantize",
     "Stored",
     "ToFloat8",
+    "as_stored",
     "block_layout",
     "part_shapes",
 ]

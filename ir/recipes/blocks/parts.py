@@ -16,6 +16,9 @@ multiplied by the activations twice over; its zero points, if it has any, are in
 points less 2^{bits−1}, one to a byte. `halves`, `steps` and `middles`: codes of up to 4 bits, the first half of a row
 in the low halves of its bytes and the second in the high ones, and zero points, one to a byte.
 
+`levels` and `largest`: scales in 255ths of the largest of the row, and that. They, `packed`, `points`, `signed` and
+`signed_zeros` are also of the groups of offsets behind a row, where a layout has such; the others have `offsets`.
+
 Nothing is rounded but the offsets, to f32; what a reader stored as a minimum was rounded by it, to the dtype of the
 layout.
 """
@@ -30,11 +33,14 @@ import numpy as np
 from ...errors import WeftError
 from ...types import dtypes
 from ...types.block_layouts import (
+    LARGEST,
     BlockLayout,
     Blocks,
+    largest_scales,
     pack_codes,
     pack_pairs,
     pack_words,
+    scale_levels,
     unpack_codes,
     unpack_words,
 )
@@ -56,7 +62,10 @@ DTYPES: Mapping[str, DType] = {
     "signed_zeros": dtypes.i8,
     "halves": dtypes.u8,
     "middles": dtypes.u8,
+    "levels": dtypes.u8,
+    "largest": LARGEST,
 }
+WITH_SUMS = ("packed", "points", "signed", "signed_zeros", "levels", "largest")  # of the groups of offsets, too
 
 
 def wide(layout: BlockLayout) -> int:
@@ -67,19 +76,22 @@ def wide(layout: BlockLayout) -> int:
 def part_shapes(layout: BlockLayout, width: int) -> dict[str, int]:
     """The numbers in a row of each part, of a matrix [out, width]."""
     groups, planes = -(-width // layout.group), wide(layout) // 4
+    every = groups + (-(-groups // layout.group) if layout.sums else 0)
     return {
         "words": -(-groups * layout.group * wide(layout) // 512) * 16,
         "steps": groups,
         "offsets": groups,
-        "packed": groups * -(-layout.group * layout.bits // 8),
-        "points": -(-groups * layout.bits // 8),
+        "packed": every * -(-layout.group * layout.bits // 8),
+        "points": -(-every * layout.bits // 8),
         "codes": planes * groups * layout.group // 2,
         "scales": planes * groups,
         "zeros": -(-planes * groups // 2),
-        "signed": groups * layout.group,
-        "signed_zeros": groups,
+        "signed": every * layout.group,
+        "signed_zeros": every,
         "halves": groups * layout.group // 2,
         "middles": groups,
+        "levels": every,
+        "largest": 1,
     }
 
 
@@ -108,7 +120,7 @@ class Part(Recipe):
         assert isinstance(layout, BlockLayout)
         _, *inner = self.leaf.shape(reader)
         step = max(1, BLOCK_ELEMENTS // max(1, int(np.prod(inner))))  # whoever transposes a part reads all of its rows
-        codes = self.part in ("words", "packed", "codes", "signed", "halves")
+        codes = layout.sums or self.part in ("words", "packed", "codes", "signed", "halves")
         rows = [
             one_part(layout, leaf_blocks(self.leaf, reader, first, min(first + step, stop), codes), self.part)
             for first in range(start, max(stop, start + 1), step)
@@ -118,7 +130,13 @@ class Part(Recipe):
 
 def one_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
     """The part called `part` of `blocks` in `layout`."""
+    if layout.sums and part not in WITH_SUMS:
+        blocks = layout.apart(blocks)
     codes, scales, offsets, zeros = blocks
+    if part == "largest":
+        return largest_scales(scales)
+    if part == "levels":
+        return scale_levels(scales, largest_scales(scales))
     if part == "steps":
         return scales
     if part == "packed":

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...errors import WeftError
+from ...types import dtypes
+from ...types.block_layouts import (
+    BlockLayout,
+    Blocks,
+    integer_layout,
+    largest_scales,
+    level_scales,
+    offset_layout,
+    scale_levels,
+)
+from ..combinators import Source
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
-from .layouts import BlockRecipe, block_layout
+from .layouts import BlockRecipe, block_layout, leaf_blocks
 from .parts import Part
+from .spans import extremes, grouped, nearest, reciprocal, spanned
 
 
 @dataclass(frozen=True)
@@ -19,7 +33,7 @@ class Stored(Recipe):
     ``packed``: u8 [out, in · bits / 8]; ``points``: u8 [out, groups · bits / 8]. ``codes``: u8 [out, planes · in / 2],
     two 4-bit codes a byte, the first in the low half; ``scales``: f32 [out, planes · groups]; ``zeros``: u8 [out,
     planes · groups / 2], packed like codes. ``signed``: i8 [out, in]; ``signed_zeros``: i8 [out, groups]; ``halves``:
-    u8 [out, in / 2]; ``middles``: u8 [out, groups]. `planes` is 2 for 8-bit layouts, else 1. Rows end with whole
+    u8 [out, in / 2]; ``middles``: u8 [out, groups]. ``levels``: u8 [out, groups]; ``largest``: f16 [out, 1]. `planes` is 2 for 8-bit layouts, else 1. Rows end with whole
     groups.
     """
 
@@ -41,3 +55,72 @@ def _of_leaves(recipe: Recipe, part: str) -> Recipe:
     if isinstance(recipe, BlockRecipe) or not recipe.parts:
         return Part(recipe, part)
     return recipe.map_parts(lambda inner: _of_leaves(inner, part))
+
+
+@dataclass(frozen=True)
+class AsStored(BlockRecipe):
+    """The matrix `item` [out, in], a tensor that a file stores in blocks of integers, in these.
+
+    Blocks without minima are as they are. With minima they become those of `offset_layout`: codes stay, but where all
+    numbers of a block are on one side of 0; scales are rounded to 255ths of the largest of the row, and what minima
+    have beyond a zero point to a fifteenth of what it is at most in a row of 32 blocks.
+
+    Raises:
+        WeftError: where a scale or minimum is not finite.
+    """
+
+    item: Recipe
+
+    def layout(self, reader: TensorReader) -> BlockLayout:
+        layout = block_layout(self.item, reader)
+        if isinstance(layout, str):
+            raise WeftError(f"the blocks of {', '.join(self.sources())} cannot be taken as stored: {layout}")
+        return offset_layout(layout.bits, layout.group) if layout.has_minimum else layout
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        return self.item.shape(reader)
+
+    def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
+        blocks = leaf_blocks(self.item, reader, start, stop)
+        for numbers in (blocks.scales, blocks.offsets):
+            if numbers is not None and not np.isfinite(numbers).all():
+                raise WeftError(f"a scale of {', '.join(self.sources())} is not finite: the file is broken")
+        return blocks if blocks.offsets is None else _with_sums(blocks, self.layout(reader))
+
+
+def as_stored(recipe: Recipe) -> Recipe:
+    """`recipe`, which moves rows of tensors that are stored in blocks, with these blocks."""
+    return AsStored(recipe) if isinstance(recipe, Source) else recipe.map_parts(as_stored)
+
+
+def _with_sums(stored: Blocks, layout: BlockLayout) -> Blocks:
+    """`stored`, which has offsets, in `layout`, whose offsets are codes, too."""
+    codes, scales, offsets, _ = stored
+    assert offsets is not None
+    numbers = scales[..., None] * (codes.astype(np.float32) - layout.middle) + offsets[..., None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        points = np.rint(layout.middle - offsets / scales)
+    inside = (scales > 0) & (points >= 0) & (points < 2**layout.bits)
+    # Blocks that have 0 outside of what their codes reach, or no scale, are rounded anew.
+    integers = integer_layout(layout.bits, layout.group, True, dtypes.f32)
+    anew, zeros = spanned(*extremes(numbers), integers)
+    assert zeros is not None
+    points = np.where(inside, points, zeros).astype(np.uint8)
+    rest = np.where(inside, offsets + scales * (points.astype(np.float32) - layout.middle), 0)
+    scales = np.where(inside, scales, anew)
+    largest = largest_scales(scales)
+    scales = level_scales(scale_levels(scales, largest), largest)
+    codes = nearest(numbers - rest[..., None], scales, points, integers)
+    # What the rounding of a scale leaves off, the offset makes up for on average.
+    reached = scales[..., None] * (codes.astype(np.float32) - points[..., None])
+    behind = grouped((numbers - reached).mean(-1), layout.group)
+    low, high = extremes(behind)
+    steps, _ = spanned(low, high, integers)
+    steps = level_scales(scale_levels(steps, largest), largest)
+    more = np.rint(-np.minimum(low, 0) * reciprocal(steps)).clip(0, 2**layout.bits - 1).astype(np.uint8)
+    return Blocks(
+        np.concatenate([codes, nearest(behind, steps, more, integers)], -2),
+        np.concatenate([scales, steps], -1),
+        None,
+        np.concatenate([points, more], -1),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,7 +21,7 @@ from ...core.trace import Trace
 from ...fitting.budget import report, within_budget
 from ...fitting.calibration import MIXTURE, read_tokens
 from ...fitting.matrices import Matrix, matrices, named, units
-from ...fitting.quantizing import fit, round_once, round_to_nearest
+from ...fitting.quantizing import fit, keep_stored, round_once, round_to_nearest, stored_layout
 
 HEAD_BITS = 8
 GROUPS = (32, 64, 128)  # that budgets choose among
@@ -41,7 +41,11 @@ class QuantizeWeights(Pass):
     making up for the errors of those before it, for inputs such as a text has: `calibration`, a text file or token ids
     (.npy, .json), or else a mixture of prose, code and languages that comes with weft; `tokens` of it are read. Layers
     see what the quantized ones before them make of the text. kquant: the nearest, with scales and zero points searched
-    by weighted squares of errors; it needs no text. The default is gptq where the model has a tokenizer.
+    by weighted squares of errors; it needs no text.
+
+    Without a method, weights that a file has in blocks of `group` integers of at most `bits` bits stay in these, so
+    that nothing is rounded twice: q4_0, q4_1 and q8_0 of GGUF files. The others are fitted by gptq if they get less
+    than 8 bits and the model has a tokenizer, and rounded to the nearest if not.
 
     With a `budget`, the bits of a weight on average, scales and zero points included, `bits` and `group` are chosen for
     every matrix: codes of the bits that `choices` lists in groups of 32, 64 or 128. How much a matrix matters is
@@ -96,10 +100,15 @@ class QuantizeWeights(Pass):
         plan = self._plan(graph, trace)
         if not plan and not trace.refusals:
             raise WeftError(f"quantize: graph {graph.name} has no weight matrix that can be quantized")
+        for matrix in self._stored(plan):
+            layout = stored_layout(matrix.param)
+            keep_stored(matrix.param)
+            trace.fired(self.name, f"{matrix.param.name} as stored, in {layout}")
+            del plan[matrix]
         texts = self._texts(graph, trace) if plan else []
         if self.budget is not None and plan:
             plan = self._within(self.budget, graph, plan, texts, trace)
-        if texts and self.method in ("auto", "gptq"):
+        if texts and self._fits:
             for name in fit(graph, texts, plan, trace.progress, self.resume):
                 trace.fired(self.name, name)
             return
@@ -126,16 +135,42 @@ class QuantizeWeights(Pass):
             raise WeftError(f"quantize: budget={self.budget:g}: it is bits of a weight on average, above 0, at most 16")
         if self.tokens < 1:
             raise WeftError(f"quantize: tokens={self.tokens} must be positive")
-        if self.calibration is not None and not self._reads:
+        if self.calibration is not None and not self.reads:
             raise WeftError(
                 f"quantize: {'method=' + self.method if self.format == 'int' else 'format=' + self.format} looks at no "
                 "text; calibration is for method=gptq or a budget"
             )
 
     @property
-    def _reads(self) -> bool:
+    def reads(self) -> bool:
         """True if a text is looked at."""
-        return self.format == "int" and (self.method in ("auto", "gptq") or self.budget is not None)
+        return self.format == "int" and (self._fits or self.budget is not None)
+
+    @property
+    def _fits(self) -> bool:
+        """True if codes are fitted to a text, where there is one."""
+        fits = self.bits < 8 or self.calibration is not None or self.budget is not None
+        return self.method == "gptq" or (self.method == "auto" and fits)
+
+    def keeps(self, graph: Graph) -> bool:
+        """Return whether most numbers of the linear maps of `graph` stay in the blocks that a file has them in."""
+        self._check_arguments()
+        mapped = {m: layout for m, layout in self._plan(graph, Trace()).items() if m.kind in ("linear", "experts")}
+        kept = sum(matrix.elements for matrix in self._stored(mapped))
+        return 2 * kept > sum(matrix.elements for matrix in mapped)
+
+    def _stored(self, plan: Mapping[Matrix, BlockLayout]) -> list[Matrix]:
+        """The matrices of `plan` that stay in the blocks that a file has them in."""
+        if self.format != "int" or self.method != "auto" or self.calibration is not None or self.budget is not None:
+            return []
+
+        def stays(matrix: Matrix, wanted: BlockLayout) -> bool:
+            layout = stored_layout(matrix.param)
+            if layout is None or layout.group != wanted.group or layout.bits > wanted.bits:
+                return False
+            return matrix.kind == "linear" or not layout.has_minimum
+
+        return [matrix for matrix, layout in plan.items() if stays(matrix, layout)]
 
     def _plan(self, graph: Graph, trace: Trace) -> dict[Matrix, BlockLayout]:
         """The layout of each matrix that is quantized."""
@@ -186,7 +221,7 @@ class QuantizeWeights(Pass):
 
     def _texts(self, graph: Graph, trace: Trace) -> list[Array]:
         """The texts that gptq and budgets look at."""
-        if not self._reads:
+        if not self.reads:
             return []
         if has_cache(graph):
             raise WeftError(
