@@ -41,7 +41,7 @@ def weights_pipeline(graph: Graph, text: str) -> str:
     last = f"{lookup('quantize').name}{{{', '.join(arguments)}}}"
     (step,) = parse_pipeline(last).passes
     assert isinstance(step, QuantizeWeights)
-    nearest = step.method == "rtn" or not step.reads and step.method == "auto"
+    nearest = step.method == "rtn" or (not step.reads and step.method == "auto")
     if nearest or (graph.tokenize is None and step.calibration is None) or step.keeps(graph):
         return last
     return ", ".join([*_fitting(graph), last])

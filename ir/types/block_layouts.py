@@ -164,6 +164,11 @@ class BlockLayout:
         return 1 << (self.bits - 1)
 
     @property
+    def numbers(self) -> DType:
+        """Dtype that holds every scale as a number."""
+        return dtypes.f32 if self.sums else self.scale
+
+    @property
     def bits_per_weight(self) -> float:
         """Bits of a weight of a long row with its share of the scale and of what stands beside it; zero points take
         `bits`."""

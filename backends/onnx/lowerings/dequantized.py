@@ -119,8 +119,7 @@ def _product(e: Emitter, key: object, x: Out, node: Node) -> Out:
         return _dequantized(e, codes, scales, zeros, layout, 0)
 
     if layout.sums:
-        x = e.memo(("with sums", key, layout.group), lambda: with_sums(e, x, node.required("x").type.rank, layout.group))
-
+        x = with_sums(e, key, x, node.required("x").type.rank, layout.group)
     return e.op("MatMul", x, e.memo(("dequantized", weight), dequantized))
 
 

@@ -8,9 +8,9 @@ accuracy level:
 - Blocks of a checkpoint (--keep-blocks) take level 0: sums in f32, so the numbers are those of the dequantized
   weights. There an 8-bit code is two of 4 bits.
 
-The minimum of a q4_1 block is no zero point of 4 bits. What it has beyond that is multiplied by the sum of the activations
-over the block. Where it is in codes itself (`BlockLayout.sums`), the sums stand behind the activations; where it is
-numbers, it is a second, thin product.
+The minimum of a q4_1 block is no zero point of 4 bits. What it has beyond that is multiplied by the sum of the
+activations over the block. Where it is in codes itself (`BlockLayout.sums`), the sums stand behind the activations;
+where it is numbers, it is a second, thin product.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def product(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
     exact = not is_quantized(weight) or weight.graph.meta.get(ARITHMETIC) == "f32"
     level, whole = 0 if exact else 4, weight.width % layout.group == 0
     if layout.sums:
-        x = e.memo(("with sums", key, layout.group), lambda: with_sums(e, x, node.required("x").type.rank, layout.group))
+        x = with_sums(e, key, x, node.required("x").type.rank, layout.group)
         codes, scales, points = native(e, weight, layout)
         return _matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
     slow = exact and layout.bits == 8 and e.target.device == "cpu" and whole
@@ -216,10 +216,14 @@ def levels(e: Emitter, weight: Param, turned: bool = False) -> onnx.Value:
     return scales if dtype == dtypes.f32 else e.op("Cast", scales, to=int(ONNX_DTYPES[dtype.name]))
 
 
-def with_sums(e: Emitter, x: onnx.Value, rank: int, group: int) -> onnx.Value:
-    """`x` [..., in] with its sums over each group behind it, [..., in + in / group]."""
-    groups = e.op("Reshape", x, e.constant([*[0] * (rank - 1), -1, group]))
-    return e.op("Concat", x, e.op("ReduceSum", groups, e.constant([-1]), keepdims=0), axis=-1)
+def with_sums(e: Emitter, key: object, x: onnx.Value, rank: int, group: int) -> onnx.Value:
+    """`x` [..., in] with its sums over each group behind it, [..., in + in / group]; `key` as of `product`."""
+
+    def made() -> onnx.Value:
+        groups = e.op("Reshape", x, e.constant([*[0] * (rank - 1), -1, group]))
+        return e.op("Concat", x, e.op("ReduceSum", groups, e.constant([-1]), keepdims=0), axis=-1)
+
+    return e.memo(("with sums", key, group), made)
 
 
 def _block_sums(e: Emitter, x: onnx.Value, group: int, width: int) -> onnx.Value:

@@ -53,8 +53,8 @@ def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodu
     how = f"bits={wide(layout)}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
     if layout.floats:
         how += ", floats=True" + ", activations=True" * (e.graph.meta.get(ACTIVATIONS) == "fp8")
-    if layout.scale != dtypes.f16:
-        how += f", scales=torch.{TORCH_NAMES[layout.scale.name]}"
+    if layout.numbers != dtypes.f16:
+        how += f", scales=torch.{TORCH_NAMES[layout.numbers.name]}"
     if embeds(weight):
         leaf = e.leaf(f"QuantizedEmbedding({out}, {width}, {how})", **parts)
         assert leaf is not None

@@ -63,7 +63,7 @@ def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
     stem, groups = weight.name.removesuffix(".weight"), width // layout.group
     parts = {
         "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, words(width, wide(layout)))),
-        "scales": (Permute(Stored(weight.recipe, "steps"), (1, 0)), layout.scale, (groups, out)),
+        "scales": (Permute(Stored(weight.recipe, "steps"), (1, 0)), layout.numbers, (groups, out)),
     }
     if layout.has_minimum or layout.has_zeros:
         parts["offsets"] = (Permute(Stored(weight.recipe, "offsets"), (1, 0)), dtypes.f32, (groups, out))

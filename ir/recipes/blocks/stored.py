@@ -33,8 +33,8 @@ class Stored(Recipe):
     ``packed``: u8 [out, in · bits / 8]; ``points``: u8 [out, groups · bits / 8]. ``codes``: u8 [out, planes · in / 2],
     two 4-bit codes a byte, the first in the low half; ``scales``: f32 [out, planes · groups]; ``zeros``: u8 [out,
     planes · groups / 2], packed like codes. ``signed``: i8 [out, in]; ``signed_zeros``: i8 [out, groups]; ``halves``:
-    u8 [out, in / 2]; ``middles``: u8 [out, groups]. ``levels``: u8 [out, groups]; ``largest``: f16 [out, 1]. `planes` is 2 for 8-bit layouts, else 1. Rows end with whole
-    groups.
+    u8 [out, in / 2]; ``middles``: u8 [out, groups]. ``levels``: u8 [out, groups]; ``largest``: f16 [out, 1]. `planes`
+    is 2 for 8-bit layouts, else 1. Rows end with whole groups.
     """
 
     item: Recipe

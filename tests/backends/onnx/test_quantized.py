@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -20,8 +22,9 @@ STORED = "it is stored as f16, not as q4_0, q4_1, q8_0, f8e4m3_128 or integers i
 DIM, FFN, VOCAB, HEADS, KV_HEADS, LAYERS = 64, 96, 160, 4, 2, 2
 
 
-def write(path: Path, kinds: dict[str, Type]) -> Path:
-    """A tiny llama whose tensors are stored as `kinds` says, by the last part of their name ("" for the others)."""
+def write(path: Path, kinds: dict[str, Type], blocks: Mapping[str, np.ndarray] = MappingProxyType({})) -> Path:
+    """A tiny llama whose tensors are stored as `kinds` says, by the last part of their name ("" for the others); some
+    have other `blocks`."""
     rng = np.random.default_rng(3)
     writer = GGUFWriter(path, "llama")
     writer.add_vocab_size(VOCAB)
@@ -42,7 +45,8 @@ def write(path: Path, kinds: dict[str, Type]) -> Path:
     for name, shape in shapes.items():
         w = rng.standard_normal(shape).astype(np.float32) * (0.3 if len(shape) == 2 else 1)
         kind = kinds.get(name.rsplit(".", 1)[-1], kinds[""]) if len(shape) == 2 else Type.F32
-        writer.add_tensor(f"{name}.weight", w if kind == Type.F32 else quantize(w, kind), raw_dtype=kind)
+        stored = blocks.get(f"{name}.weight", w if kind == Type.F32 else quantize(w, kind))
+        writer.add_tensor(f"{name}.weight", stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

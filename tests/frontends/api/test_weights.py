@@ -137,7 +137,7 @@ def test_model_folders_hold_codes_not_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "pipeline"),
     [
-        ("int8", "quantize{bits=8, method=rtn}"),
+        ("int8", "quantize{bits=8}"),
         ("int4", "quantize{bits=4}"),
         ("fp8", "quantize{format=fp8}"),
         ("fp8{keep=down}", "quantize{format=fp8, keep=down}"),

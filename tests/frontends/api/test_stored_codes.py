@@ -1,0 +1,140 @@
+"""Weights of GGUF files in few bits that stay in the blocks which the file has them in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from gguf.constants import GGMLQuantizationType as Type
+from gguf.quants import dequantize, quantize
+
+import weft
+from weft.frontends.api.source.sources import load_source
+from weft.frontends.api.weights import weights_pipeline
+from weft.ir import Graph, WeftError, interpret
+from weft.ir.recipes.blocks import AsStored, BlockRecipe
+from weft.ir.types.block_layouts import offset_layout
+from weft.passes import run_passes
+
+from ...backends.onnx.test_quantized import VOCAB, write
+from .test_weights import ExactOptions
+
+IDS = np.random.default_rng(1).integers(0, VOCAB, 20).tolist()
+
+
+def quantized(source: Path, weights: str) -> tuple[Graph, Graph]:
+    graph = load_source(str(source)).graph
+    return graph, run_passes(graph, weights_pipeline(graph, weights))
+
+
+def logits(graph: Graph) -> np.ndarray:
+    inputs = {"input_ids": np.array([IDS]), "position_ids": np.arange(len(IDS))[None]}
+    found: np.ndarray = interpret(graph, {k: v for k, v in inputs.items() if k in graph.inputs})["logits"][0]
+    return found
+
+
+def linear_maps(graph: Graph) -> list[str]:
+    return [name for name, p in graph.params.items() if name.startswith("layers.") and p.type.rank == 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights"), [(Type.Q4_0, "int4"), (Type.Q4_0, "int8"), (Type.Q8_0, "int8")], ids=lambda k: str(k)
+)
+def test_blocks_without_minima_stay_bit_by_bit(kind: Type, weights: str, tmp_path: Path) -> None:
+    before, after = quantized(write(tmp_path / "model.gguf", {"": kind}), weights)
+    for name in (*linear_maps(before), "embed.weight"):
+        recipe = after.params[name].recipe
+        assert recipe.has(AsStored)
+        np.testing.assert_array_equal(recipe.evaluate(after.reader), before.params[name].recipe.evaluate(before.reader))
+
+
+def test_codes_with_minima_stay_and_cost_a_thirtieth_of_rounding(tmp_path: Path) -> None:
+    source = write(tmp_path / "model.gguf", {"": Type.Q4_1, "token_embd": Type.Q8_0})
+    before, after = quantized(source, "int4")
+    anew = run_passes(before, "quantize{method=rtn}")
+    for name in linear_maps(before):
+        exact, found, rounded = (
+            g.params[name].recipe.evaluate(g.reader).astype(np.float64) for g in (before, after, anew)
+        )
+        assert str(after.params[name].recipe.evaluate(after.reader).dtype) == "float32"
+        assert np.square(found - exact).mean() < np.square(rounded - exact).mean() / 30
+    assert after.params["embed.weight"].recipe.has(AsStored)
+
+
+@pytest.mark.parametrize(
+    "weights", ["int4{group=64}", "int4{method=rtn}", "int4{method=kquant}", "int2", "int3{method=rtn}"]
+)
+def test_what_is_asked_for_explicitly_is_rounded(weights: str, tmp_path: Path) -> None:
+    _, after = quantized(write(tmp_path / "model.gguf", {"": Type.Q4_1}), weights)
+    for name in linear_maps(after):
+        recipe = after.params[name].recipe
+        assert recipe.has(BlockRecipe) and not recipe.has(AsStored)
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1], ids=lambda k: k.name)
+@pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
+def test_folders_compute_the_numbers_of_the_blocks(
+    kind: Type, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
+    source = write(tmp_path / "model.gguf", {"": kind, "token_embd": Type.Q8_0, "ffn_down": Type.Q4_1})
+    options = {"arithmetic": "f32"} if target == "ort-cpu" else {}
+    report = weft.compile(source, tmp_path / "out", target=target, weights="int4", **options)
+    exact = logits(quantized(source, "int4")[1])
+    found = weft.load(tmp_path / "out", trust=target == "torch").logits(IDS)
+    np.testing.assert_allclose(found[-1], exact[-1], rtol=0, atol=5e-5 * np.abs(exact).max())
+    blocks = json.loads((tmp_path / "out" / "weft.json").read_text())["blocks"]
+    assert blocks.keys() == {"q8_0", "uint4_32_sums", *({"q4_0"} if kind == Type.Q4_0 else ())}
+    assert not any("not as codes" in note for note in report.notes)
+
+
+def test_rounding_activations_costs_little(tmp_path: Path) -> None:
+    source = write(tmp_path / "model.gguf", {"": Type.Q4_1, "token_embd": Type.Q8_0})
+    weft.compile(source, tmp_path / "out", weights="int4")
+    exact = logits(load_source(str(source)).graph)[-1]
+    found = weft.load(tmp_path / "out").logits(IDS)[-1]
+    assert 0 < np.linalg.norm(found - exact) < 0.05 * np.linalg.norm(exact)
+
+
+def as_stored(numbers: np.ndarray, kind: Type, tmp_path: Path) -> tuple[np.ndarray, np.ndarray, AsStored, Graph]:
+    """What a file of `numbers` [64, 64] has them as, what blocks hold of these, and their recipe."""
+    from weft.ir.recipes import Source
+
+    path = tmp_path / "model.gguf"
+    raw = quantize(numbers.astype(np.float32), kind)
+    write(path, {"": kind}, {"blk.0.attn_q.weight": raw})
+    graph = load_source(str(path)).graph
+    recipe = AsStored(Source("blk.0.attn_q.weight"))
+    return dequantize(raw, kind), recipe.evaluate(graph.reader), recipe, graph
+
+
+def test_odd_blocks(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    numbers = rng.standard_normal((64, 64))
+    numbers[1] = 0
+    numbers[2] = 3  # no scale
+    numbers[3] += 100  # zero is far from all
+    numbers[4, :32] *= 1e-3  # beside large ones
+    numbers[5, 32:] = -7
+    exact, found, recipe, graph = as_stored(numbers, Type.Q4_1, tmp_path)
+    layout = recipe.layout(graph.reader)
+    assert layout == offset_layout(4, 32) and layout.row_bits(64) == 3 * 140 + 16
+    steps = np.abs(exact).reshape(64, 2, 32).max(-1).repeat(32, -1) / 15
+    error = np.abs(found - exact)
+    assert (error[[1]] == 0).all() and (error[[2, 5]] < 0.02).all()
+    # Where 0 is far, codes reach from 0 on. Offsets of a row share their step.
+    assert (error <= 0.6 * np.maximum(steps, steps.max(1, keepdims=True) / 15)).all()
+    ordinary = np.delete(np.arange(64), [1, 2, 3, 4, 5])
+    assert np.sqrt(np.square(error[ordinary]).mean()) < 0.02 * steps[ordinary].mean()
+
+
+def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    raw = quantize(np.ones((64, 64), np.float32), Type.Q4_1)
+    raw[3, :2] = np.array([np.nan], np.float16).view(np.uint8)
+    source = write(tmp_path / "model.gguf", {"": Type.Q4_1}, {"blk.0.attn_q.weight": raw})
+    with pytest.raises(WeftError, match=r"a scale of blk\.0\.attn_q\.weight is not finite: the file is broken"):
+        weft.compile(source, tmp_path / "out", weights="int4{method=auto}", passes="default")
+    assert not (tmp_path / "out").exists()
