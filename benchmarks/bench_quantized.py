@@ -1,9 +1,9 @@
 """SmolLM2-135M in fewer bits: what a text loses, what a file weighs, how fast it decodes; weft beside its peers.
 
-Everything starts from the same numbers: the GGUF for weft, the same weights as a Hugging Face folder for the model
-builder of onnxruntime-genai and as a GGUF of f32 for llama.cpp. The original is Q4_1 itself, so its weights lie on a
-grid of 4 bits: that flatters whoever rounds them as they are, most of all Q4_1. weft's `int4` rotates them first, which
-leaves that grid.
+Everything starts from the same numbers: a Hugging Face folder for weft and the model builder of onnxruntime-genai, a
+GGUF of f32 for llama.cpp. They come from a GGUF that is Q4_1 itself, so weights lie on a grid of 4 bits: that flatters
+whoever rounds them as they are, most of all Q4_1. weft's `int4` rotates them first, which leaves that grid; from the
+GGUF itself (weft_int4_gguf) it keeps the codes.
 
 Quality: negative log-likelihood and KL divergence from the f32 model on texts/held_out.txt, which is no part of what
 anyone calibrates on, in windows of 256 tokens. ONNX folders are run by ONNX Runtime as their users would run them; of
@@ -39,6 +39,7 @@ HELD_OUT = ROOT / "benchmarks" / "texts" / "held_out.txt"
 MINILM = ROOT / ".cache" / "weights" / "all-MiniLM-L6-v2"
 WINDOW = 256
 OURS = {
+    "weft_int4_gguf": "int4",  # of the GGUF, the others of the folder
     "weft_int4": "int4",
     "weft_int4_64": "int4{group=64}",
     "weft_int4_rtn": "int4{method=rtn}",
@@ -46,7 +47,7 @@ OURS = {
     "weft_3.3_bits": "int4{budget=3.3}",
 }
 BUILDER = {"builder_int4": (), "builder_k_quant": ("algo_config=k_quant_mixed",)}
-TIMED = ("weft_int4", "weft_int4_64", "weft_int8")
+TIMED = ("weft_int4_gguf", "weft_int4", "weft_int4_64", "weft_int8")
 
 
 def prepare(work: Path, llama_cpp: str | None) -> tuple[dict[str, Path], dict[str, Path], dict[str, float]]:
@@ -62,7 +63,7 @@ def prepare(work: Path, llama_cpp: str | None) -> tuple[dict[str, Path], dict[st
     source = hugging_face_folder(GGUF, work / "hf")
     for name, weights in OURS.items():
         start = time.perf_counter()
-        model = load_source(GGUF)
+        model = load_source(GGUF if name.endswith("_gguf") else source)
         rewritten = rewrite(model, weights_pipeline(model.graph, weights))
         if name in TIMED:
             timed[name] = work / name

@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Reshape
-from weft.ir.recipes.blocks import BlockRecipe, Stored, block_layout
+from weft.ir.recipes.blocks import BlockRecipe, Stored, block_layout, in_file
 from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.recipe import BLOCK_ELEMENTS, SWEEP_ELEMENTS, Recipe
 from weft.ir.types.block_layouts import BlockLayout, Blocks, unpack_codes
@@ -93,7 +93,7 @@ def choose(
         quantized = made.recipe.has(BlockRecipe)
         if weights == "float" or len(made.shape) < 2 or key in aside or not (quantized or weights == "codes"):
             continue
-        recipe = _by_rows(made.recipe, reader)
+        recipe = _by_rows(in_file(made.recipe), reader)
         layout = block_layout(recipe, reader)
         if isinstance(layout, BlockLayout):
             found = Codes(recipe, layout, made.shape)

@@ -176,7 +176,9 @@ class Activations:
 
     def __call__(self, value: Value) -> list[Array]:
         """Evaluate `value` on every entry of the texts."""
-        for nodes in _batches(self._missing(value)):
+        missing = self._missing(value)
+        self._done.difference_update(missing)  # what was dropped is computed again
+        for nodes in _batches(missing):
             if _looks_up(nodes[0]):
                 ids, table = nodes[0].inputs
                 assert ids is not None and isinstance(table, Param)

@@ -9,7 +9,7 @@ from .layouts import BlockRecipe, block_layout
 from .parts import Part, part_shapes
 from .quantize import Dequantize, Quantize
 from .scales import FittedScales, HeadScales
-from .stored import AsStored, Stored, as_stored
+from .stored import AsStored, Stored, as_stored, in_file
 
 __all__ = [
     "AsStored",
@@ -24,5 +24,6 @@ __all__ = [
     "ToFloat8",
     "as_stored",
     "block_layout",
+    "in_file",
     "part_shapes",
 ]

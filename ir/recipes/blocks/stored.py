@@ -93,6 +93,11 @@ def as_stored(recipe: Recipe) -> Recipe:
     return AsStored(recipe) if isinstance(recipe, Source) else recipe.map_parts(as_stored)
 
 
+def in_file(recipe: Recipe) -> Recipe:
+    """`recipe` with tensors in the place of `AsStored`."""
+    return recipe.item if isinstance(recipe, AsStored) else recipe.map_parts(in_file)
+
+
 def _with_sums(stored: Blocks, layout: BlockLayout) -> Blocks:
     """`stored`, which has offsets, in `layout`, whose offsets are codes, too."""
     codes, scales, offsets, _ = stored

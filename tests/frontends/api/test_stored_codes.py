@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 
 import weft
+from weft.frontends.api.rewriting import rewrite
 from weft.frontends.api.source.sources import load_source
 from weft.frontends.api.weights import weights_pipeline
 from weft.ir import Graph, WeftError, interpret
@@ -128,7 +130,7 @@ def test_odd_blocks(tmp_path: Path) -> None:
     # Where 0 is far, codes reach from 0 on. Offsets of a row share their step.
     assert (error <= 0.6 * np.maximum(steps, steps.max(1, keepdims=True) / 15)).all()
     ordinary = np.delete(np.arange(64), [1, 2, 3, 4, 5])
-    assert np.sqrt(np.square(error[ordinary]).mean()) < 0.02 * steps[ordinary].mean()
+    assert np.sqrt(np.square(error[ordinary]).mean()) < 0.03 * steps[ordinary].mean()
 
 
 def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -138,3 +140,14 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=r"a scale of blk\.0\.attn_q\.weight is not finite: the file is broken"):
         weft.compile(source, tmp_path / "out", weights="int4{method=auto}", passes="default")
     assert not (tmp_path / "out").exists()
+
+
+def test_exports_have_the_blocks_of_the_file(tmp_path: Path) -> None:
+    source = write(tmp_path / "model.gguf", {"": Type.Q4_1, "token_embd": Type.Q8_0})
+    model = rewrite(load_source(str(source)), "quantize")
+    weft.export(model, tmp_path / "again.gguf", weights="codes")
+    first, second = (
+        {t.name: (t.tensor_type, t.data.tobytes()) for t in GGUFReader(tmp_path / name).tensors}
+        for name in ("model.gguf", "again.gguf")
+    )
+    assert first == second
