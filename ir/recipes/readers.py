@@ -55,7 +55,7 @@ class BlockTensorReader(TensorReader, Protocol):
     """A reader that can also hand out quantized blocks as they are stored."""
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """The blocks of rows ``start:stop`` of a matrix, u8 [rows, blocks in a row, bytes of a block]."""
+        """The blocks of rows ``start:stop`` of axis 0, u8 [rows, ..., blocks in a row, bytes of a block]."""
         ...
 
 

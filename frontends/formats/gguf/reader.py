@@ -68,15 +68,15 @@ class GGUFTensors:
         return values[start * width - first * block :][: (stop - start) * width].reshape(stop - start, *info.shape[1:])
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """Rows `start:stop` of matrix `key` as its blocks are stored, u8 [rows, blocks in a row, bytes of a block].
+        """Rows `start:stop` of `key` as its blocks are stored, u8 [rows, ..., blocks in a row, bytes of a block].
 
         Raises:
             WeftError: if the file has shrunk since it was opened.
         """
         info = self._info(key)
-        blocks, size = info.shape[-1] // info.dtype.block, info.dtype.block_bytes
-        raw = self._load(info, start * blocks * size, (stop - start) * blocks * size)
-        return raw.reshape(stop - start, blocks, size)
+        inner = (*info.shape[1:-1], info.shape[-1] // info.dtype.block, info.dtype.block_bytes)
+        row = math.prod(inner)
+        return self._load(info, start * row, (stop - start) * row).reshape(stop - start, *inner)
 
     def _info(self, key: str) -> TensorInfo:
         if key not in self._tensors:

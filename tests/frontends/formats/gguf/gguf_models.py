@@ -94,7 +94,7 @@ def write_gguf(
         short = name.removeprefix({"bloom": "transformer.", "bert": "bert."}.get(arch, ""))
         found = names.get_name(short, try_suffixes=(".weight", ".bias")) or name
         tensor = converted(arch, name, tensor, facts["attention.head_count_kv"])
-        stored = kind if tensor.ndim == 2 and tensor.shape[1] % 32 == 0 else gguf.GGMLQuantizationType.F32
+        stored = kind if tensor.ndim > 1 and tensor.shape[-1] % 32 == 0 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(found, gguf.quants.quantize(np.ascontiguousarray(tensor), stored), raw_dtype=stored)
     for name, tensor in extra.items():
         writer.add_tensor(name, tensor)
