@@ -22,7 +22,7 @@ from weft.ir.recipes.blocks import AsStored, BlockRecipe
 from weft.ir.types.block_layouts import offset_layout
 from weft.passes import run_passes
 
-from ...backends.onnx.test_quantized import VOCAB, write
+from ...backends.onnx.test_quantized import write
 from ..formats.gguf.gguf_models import write_gguf
 from ..formats.gguf.gguf_sparse import SPARSE
 from .test_weights import ExactOptions
