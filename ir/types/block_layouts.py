@@ -12,7 +12,8 @@ A layout is data: one of a file format is a `BlockLayout`, registered by `add_la
 quantizes to, or reads from folders of GPTQ, AWQ and others, are made by `integer_layout`. `layout_of` finds either.
 Kernels and lowerings never ask for a layout by name, they say which bits, groups, zero points and offsets they take. A
 registered layout states the bits of an unpacked code: one with codes of w bits declares the smallest of 4 and 8 that
-holds them, in its dtype or as `code_bits`. If it has no minimum, `unpack` adds 2^{bits−1} − 2^{w−1}, so that the same code stands for 0.
+holds them, in its dtype or as `code_bits`. If it has no minimum, `unpack` adds 2^{bits−1} − 2^{w−1}, so that the same
+code stands for 0.
 """
 
 from __future__ import annotations

@@ -63,13 +63,13 @@ def _of_leaves(recipe: Recipe, part: str) -> Recipe:
 class AsStored(BlockRecipe):
     """The matrix `item` [out, in], a tensor that a file stores in blocks of integers, in these.
 
-    Blocks without minima are as they are, but that codes of 5 or 6 bits take 8, those of 3 bits take 4, and the scales of
-    K-quants are rounded to f16. With minima they become those of `offset_layout`: codes stay, but where all
+    Blocks without minima keep their codes, those of 5 and 6 bits as codes of 8 and those of 3 bits as codes of 4; the
+    scales of K-quants are rounded to f16. With minima they become those of `offset_layout`: codes stay, but where all
     numbers of a block are on one side of 0; scales are rounded to 255ths of the largest of the row, and what minima
     have beyond a zero point to a fifteenth of what it is at most in a row of 32 blocks.
 
     Raises:
-        WeftError: where a scale or minimum is not finite.
+        WeftError: where a scale or minimum is not finite, or a scale beyond what f16 reaches.
     """
 
     item: Recipe

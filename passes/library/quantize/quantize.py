@@ -48,8 +48,8 @@ class QuantizeWeights(Pass):
     that nothing is rounded twice: q4_0, q4_1, q4_k, q5_0 and q8_0 of GGUF files, codes of 5 bits as codes of 8. With
     groups of 16 also q2_k, q3_k and q6_k. A file whose linear maps take less than 6 bits a weight on average, such as a
     Q4_K_M, loses no more by bits=4: where it has more bits (q5_0, q5_1, q5_k, q6_k, q8_0), weights get codes of 8 bits
-    without zero points, kept or rounded to the nearest; experts do not. The other weights are fitted by gptq if they get
-    less than 8 bits and the model has a tokenizer, and rounded to the nearest if not.
+    without zero points, kept (q5_0, q8_0) or rounded to the nearest; experts do not. The other weights are fitted by
+    gptq if they get less than 8 bits and the model has a tokenizer, and rounded to the nearest if not.
 
     With a `budget`, the bits of a weight on average, scales and zero points included, `bits` and `group` are chosen for
     every matrix: codes of the bits that `choices` lists in groups of 32, 64 or 128. How much a matrix matters is
@@ -116,7 +116,7 @@ class QuantizeWeights(Pass):
         texts = self._texts(graph, trace) if plan else []
         if self.budget is not None and plan:
             plan = self._within(self.budget, graph, plan, texts, trace)
-        if texts and self._fits:
+        if texts and self.fits:
             for name in fit(graph, texts, plan, trace.progress, self.resume):
                 trace.fired(self.name, name)
             return
@@ -152,10 +152,10 @@ class QuantizeWeights(Pass):
     @property
     def reads(self) -> bool:
         """True if a text is looked at."""
-        return self.format == "int" and (self._fits or self.budget is not None)
+        return self.format == "int" and (self.fits or self.budget is not None)
 
     @property
-    def _fits(self) -> bool:
+    def fits(self) -> bool:
         """True if codes are fitted to a text, where there is one."""
         fits = self.bits < 8 or self.calibration is not None or self.budget is not None
         return self.method == "gptq" or (self.method == "auto" and fits)
@@ -169,8 +169,8 @@ class QuantizeWeights(Pass):
         return 2 * kept > sum(matrix.elements for matrix in mapped)
 
     def _stored(self, plan: Mapping[Matrix, BlockLayout]) -> dict[Matrix, BlockLayout | None]:
-        """The matrices of `plan` that stay in the blocks that a file has them in, with None; and those whose blocks have
-        more bits, in a file of few, with the layout of 8 bits that they are rounded to."""
+        """Return the matrices of `plan` that stay in the blocks of a file, with None, and those that a file of few bits
+        has in more than they get, with the layout of 8 bits that they are rounded to."""
         if self.format != "int" or self.method != "auto" or self.calibration is not None or self.budget is not None:
             return {}
         few = self._has_few_bits(plan)
