@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import quantize
 
 import weft
+from weft.frontends.api.inspect.weight_sizes import weight_sizes
 from weft.frontends.api.source.sources import load_source
+from weft.frontends.api.verify.verification import verify_folder
 from weft.frontends.api.weights import weights_pipeline
 from weft.ir import Graph, WeftError, interpret
 from weft.ir.recipes.blocks import AsStored, block_layout
@@ -61,7 +64,7 @@ def k_blocks(rng: np.random.Generator, shape: tuple[int, int], kind: Type, std: 
     return raw.reshape(rows, -1)
 
 
-def write(path: Path, kinds: Mapping[str, Type], given: Mapping[str, Array] | None = None) -> Path:
+def write(path: Path, kinds: Mapping[str, Type], given: Mapping[str, Array] = MappingProxyType({})) -> Path:
     """A tiny llama whose tensors are stored as `kinds` says, by the last part of their name ("" for the others)."""
     rng = np.random.default_rng(3)
     writer = GGUFWriter(path, "llama")
@@ -81,8 +84,8 @@ def write(path: Path, kinds: Mapping[str, Type], given: Mapping[str, Array] | No
         shapes |= {f"blk.{i}.{n}": (DIM, DIM) for n in ("attn_q", "attn_output", "ffn_gate", "ffn_up", "ffn_down")}
     for name, shape in shapes.items():
         kind = kinds.get(name.rsplit(".", 1)[-1], kinds[""]) if len(shape) == 2 else Type.F32
-        if f"{name}.weight" in (given or {}):
-            data = given[f"{name}.weight"]  # type: ignore[index]  # it is not None there
+        if f"{name}.weight" in given:
+            data = given[f"{name}.weight"]
         elif kind.name.endswith("_K"):
             data = k_blocks(rng, (shape[0], shape[1]), kind, 0.15)
         else:
@@ -173,6 +176,19 @@ def test_folders_compute_the_numbers_of_the_codes(
     blocks = json.loads((tmp_path / "out" / "weft.json").read_text())["blocks"]
     assert blocks.keys() == ({"uint4_32_sums", "int8_32"} if kinds == Q4_K_M else {"q8_0", "int8_32"})
     assert not any("not as codes" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("kinds", [Q4_K_M, FIVES], ids=["q4_k_m", "fives"])
+def test_sizes_are_predicted_and_codes_made_again(kinds: dict[str, Type], tmp_path: Path) -> None:
+    source = write(tmp_path / "model.gguf", kinds)
+    weft.compile(source, tmp_path / "out", weights="int4")
+    manifest = json.loads((tmp_path / "out" / "weft.json").read_text())
+    sizes = weight_sizes(weft.load_source(str(source)), "int4", "ort-cpu")
+    assert (sizes.blocks, sizes.kinds) == (manifest["blocks"], manifest["weights"]["kinds"])
+    weft.compile(source, tmp_path / "exact", weights="int4", arithmetic="f32")
+    found = verify_folder(tmp_path / "exact", tokens=4, device="cpu")
+    assert found.passed and found.weights is not None
+    assert (found.weights.fitted, found.weights.wrong) == (0, None)
 
 
 def test_rounding_activations_costs_little(tmp_path: Path) -> None:
