@@ -186,6 +186,7 @@ class QuantizeWeights(Pass):
             if layout.group == wanted.group and layout.bits <= bits and (takes_offsets or not layout.has_minimum):
                 found[matrix] = None
             elif few and bits == 8:
+                # Also q6_k, whose groups of 16 take half a bit more and suit no kernel of target torch.
                 found[matrix] = integer_layout(8, self.group, False)
         return found
 
