@@ -7,11 +7,13 @@ number:
 
 Without zero points, zeros are 2^{bits−1}. Or the codes are floats of 8 bits, e4m3 of arXiv 2209.05433 without
 infinities, and a weight is scale · float. Offsets may be integers in groups, too (`BlockLayout.sums`).
+A block of a file holds one group, or several (`SuperBlock`).
 A layout is data: one of a file format is a `BlockLayout`, registered by `add_layout`; those of integers that weft
 quantizes to, or reads from folders of GPTQ, AWQ and others, are made by `integer_layout`. `layout_of` finds either.
 Kernels and lowerings never ask for a layout by name, they say which bits, groups, zero points and offsets they take. A
 registered layout states the bits of an unpacked code: one with codes of w bits declares the smallest of 4 and 8 that
-holds them. If it has no minimum, `unpack` adds 2^{bits−1} − 2^{w−1}, so that the same code stands for 0.
+holds them, in its dtype or as `code_bits`. If it has no minimum, `unpack` adds 2^{bits−1} − 2^{w−1}, so that the same
+code stands for 0.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..registry import Registry
-from . import dtypes
+from . import dtypes, super_blocks
 from .dtypes import DType
 
 Array = np.ndarray[Any, Any]
@@ -50,6 +52,14 @@ class Packing(NamedTuple):
 
     pack: Callable[[Array], Array]
     unpack: Callable[[Array], Array]
+
+
+class SuperBlock(NamedTuple):
+    """A block of several groups, whose scales are packed, too: `unpack` takes the bytes [..., bytes] of blocks apart,
+    into codes u8 [..., groups, group], scales f32 [..., groups] and minima, or None."""
+
+    groups: int
+    unpack: Callable[[Array], super_blocks.Groups]
 
 
 def pack_pairs(codes: Array) -> Array:
@@ -121,12 +131,20 @@ def _pack_halves(codes: Array) -> Array:
 
 HALVES = Packing(_pack_halves, lambda raw: np.concatenate([raw & 15, raw >> 4], -1))  # low halves first, then high ones
 BYTES = Packing(lambda codes: codes, lambda raw: raw)
+FIVES = Packing(super_blocks.pack_fives, super_blocks.unpack_fives)
+MOVED_FIVES = Packing(  # from codes of 5 bits that stand for code − 16 to codes of 8
+    lambda codes: super_blocks.pack_fives(codes - np.uint8(128 - 16)),
+    lambda raw: super_blocks.unpack_fives(raw) + np.uint8(128 - 16),
+)
 SIGNED = Packing(lambda codes: codes ^ 128, lambda raw: raw ^ 128)  # two's complement; codes are that plus 128
 
 
 @dataclass(frozen=True)
 class BlockLayout:
     """The layout of the blocks of `dtype`: a scale, a minimum if `has_minimum`, then the codes as `packing` says.
+
+    Or `packing` says all, where a block holds several groups. Unpacked codes have `code_bits` bits, if these are not
+    those of the dtype.
 
     Scale and minimum m are stored in the dtype `scale`. With a minimum a weight is scale · code + m, so that the offset
     of the module's formula is m + scale · 2^{bits−1}. With `has_zeros` a block ends with a byte, its zero point.
@@ -138,12 +156,13 @@ class BlockLayout:
     """
 
     dtype: DType
-    packing: Packing
+    packing: Packing | SuperBlock
     has_minimum: bool = False
     scale: DType = dtypes.f16
     floats: bool = False
     has_zeros: bool = False
     sums: bool = False
+    code_bits: int = 0
 
     def __str__(self) -> str:
         return self.dtype.name
@@ -151,12 +170,12 @@ class BlockLayout:
     @property
     def bits(self) -> int:
         """Bits of a code."""
-        return self.dtype.bits
+        return self.code_bits or self.dtype.bits
 
     @property
     def group(self) -> int:
         """Number of elements in a row that share a scale."""
-        return self.dtype.block
+        return self.dtype.block // (self.packing.groups if isinstance(self.packing, SuperBlock) else 1)
 
     @property
     def middle(self) -> int:
@@ -185,7 +204,12 @@ class BlockLayout:
         return groups * (self.group * self.bits + self.bits + self.scale.bits) + LARGEST.bits
 
     def unpack(self, raw: Array) -> Blocks:
-        """Take blocks apart, u8 [rows, groups, bytes of a block], exactly."""
+        """Take blocks apart, u8 [rows, blocks, bytes of a block], exactly."""
+        if isinstance(self.packing, SuperBlock):
+            codes, scales, minima = self.packing.unpack(raw)
+            scales = scales.reshape(*raw.shape[:-2], -1)
+            offsets = None if minima is None else minima.reshape(scales.shape) + self.middle * scales
+            return Blocks(codes.reshape(*scales.shape, self.group), scales, offsets)
         head = (1 + self.has_minimum) * self.scale.bits // 8
         numbers = np.ascontiguousarray(raw[..., :head]).view(self.scale.numpy).astype(np.float32)
         scales = numbers[..., 0]
@@ -195,7 +219,13 @@ class BlockLayout:
         return Blocks(codes, scales, offsets, zeros)
 
     def pack(self, blocks: Blocks) -> Array:
-        """Put blocks together as they are stored: the inverse of `unpack`, but for rounding scales and minima."""
+        """Put blocks together as they are stored: the inverse of `unpack`, but for rounding scales and minima.
+
+        Raises:
+            TypeError: for blocks of several groups.
+        """
+        if isinstance(self.packing, SuperBlock):
+            raise TypeError(f"blocks of {self} are read, not written: choosing their scales is a search")
         numbers = [blocks.scales]
         if blocks.offsets is not None:
             numbers.append(blocks.offsets - self.middle * blocks.scales)
@@ -276,10 +306,20 @@ def add_layout(layout: BlockLayout) -> None:
     LAYOUTS.add(layout.dtype.name, layout)
 
 
-# Layouts of the GGUF specification with codes of 4 or 8 bits and one scale for each group.
+# Layouts of the GGUF specification with integer codes. The scales of K-quants are products, exact in f32.
 add_layout(BlockLayout(dtypes.q4_0, HALVES))
 add_layout(BlockLayout(dtypes.q4_1, HALVES, has_minimum=True))
+add_layout(BlockLayout(dtypes.q5_0, MOVED_FIVES, code_bits=8))
+add_layout(BlockLayout(dtypes.q5_1, FIVES, has_minimum=True, code_bits=8))
 add_layout(BlockLayout(dtypes.q8_0, SIGNED))
+for _dtype, _groups, _unpack, _has_minimum, _bits in (
+    (dtypes.q2_k, 16, super_blocks.unpack_q2_k, True, 4),
+    (dtypes.q3_k, 16, super_blocks.unpack_q3_k, False, 4),
+    (dtypes.q4_k, 8, super_blocks.unpack_q4_k, True, 4),
+    (dtypes.q5_k, 8, super_blocks.unpack_q5_k, True, 8),
+    (dtypes.q6_k, 16, super_blocks.unpack_q6_k, False, 8),
+):
+    add_layout(BlockLayout(_dtype, SuperBlock(_groups, _unpack), _has_minimum, dtypes.f32, code_bits=_bits))
 # Folders of Hugging Face: a scale for a tile of 128 · 128, which here every row of the tile has.
 add_layout(BlockLayout(dtypes.f8e4m3_128, BYTES, scale=dtypes.f32, floats=True))
 

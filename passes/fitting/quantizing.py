@@ -50,6 +50,12 @@ def stored_layout(param: Param) -> BlockLayout | None:
     return layout if isinstance(layout, BlockLayout) and not layout.floats else None
 
 
+def stored_bits(param: Param) -> float:
+    """Return the bits that the file takes for a number of `param`, scales included; 16 where it has no such blocks."""
+    layout = stored_layout(param)
+    return 16.0 if layout is None else 8 * layout.dtype.block_bytes / layout.dtype.block
+
+
 def keep_stored(param: Param) -> None:
     """Let `param` be the blocks that its file has it in."""
     reweigh(param, as_stored(param.recipe))

@@ -2,6 +2,7 @@
 
 The pipeline runs as it does for compiling, but codes are rounded to the nearest whatever method is asked for, and only
 when somebody reads them, which nobody does here: the size of weights does not depend on how their codes are chosen.
+Blocks of a file that stay as they are do so here, too.
 """
 
 from __future__ import annotations
@@ -66,6 +67,12 @@ def weight_sizes(model: Model, weights: str, target: str, dtype: str | None = No
     return WeightSizes(weights, target, dtype, facts["kinds"], facts["layers"], blocks, built.weight_bytes)
 
 
+class _Untaught(QuantizeWeights):
+    """Keep what a file has in blocks, and round other weights to the nearest instead of fitting them."""
+
+    fits = False
+
+
 def nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
     """Return `pipeline` with codes that are rounded to the nearest, by passes that read no text but for budgets;
     `searches` leaves those alone that search for scales by the weights."""
@@ -73,6 +80,8 @@ def nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
     def untaught(step: Pass) -> Pass:
         if not isinstance(step, QuantizeWeights) or (searches and step.method == "kquant"):
             return step
+        if step.method == "auto" and step.calibration is None and step.budget is None:
+            return _Untaught(**asdict(step))
         return replace(step, method="rtn", calibration=None if step.budget is None else step.calibration)
 
     phases = (replace(phase, passes=tuple(map(untaught, phase.passes))) for phase in pipeline.phases)

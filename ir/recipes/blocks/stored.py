@@ -9,8 +9,10 @@ import numpy as np
 from ...errors import WeftError
 from ...types import dtypes
 from ...types.block_layouts import (
+    LAYOUTS,
     BlockLayout,
     Blocks,
+    Packing,
     integer_layout,
     largest_scales,
     level_scales,
@@ -22,7 +24,7 @@ from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe, block_layout, leaf_blocks
 from .parts import Part
-from .spans import extremes, grouped, nearest, reciprocal, spanned
+from .spans import extremes, grouped, nearest, reciprocal, rounded_scales, spanned
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,13 @@ def _of_leaves(recipe: Recipe, part: str) -> Recipe:
 class AsStored(BlockRecipe):
     """The matrix `item` [out, in], a tensor that a file stores in blocks of integers, in these.
 
-    Blocks without minima are as they are. With minima they become those of `offset_layout`: codes stay, but where all
+    Blocks without minima keep their codes, those of 5 and 6 bits as codes of 8 and those of 3 bits as codes of 4; the
+    scales of K-quants are rounded to f16. With minima they become those of `offset_layout`: codes stay, but where all
     numbers of a block are on one side of 0; scales are rounded to 255ths of the largest of the row, and what minima
     have beyond a zero point to a fifteenth of what it is at most in a row of 32 blocks.
 
     Raises:
-        WeftError: where a scale or minimum is not finite.
+        WeftError: where a scale or minimum is not finite, or a scale beyond what f16 reaches.
     """
 
     item: Recipe
@@ -75,7 +78,9 @@ class AsStored(BlockRecipe):
         layout = block_layout(self.item, reader)
         if isinstance(layout, str):
             raise WeftError(f"the blocks of {', '.join(self.sources())} cannot be taken as stored: {layout}")
-        return offset_layout(layout.bits, layout.group) if layout.has_minimum else layout
+        if layout.has_minimum:
+            return offset_layout(layout.bits, layout.group)
+        return _unpacked(layout)
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return self.item.shape(reader)
@@ -85,7 +90,23 @@ class AsStored(BlockRecipe):
         for numbers in (blocks.scales, blocks.offsets):
             if numbers is not None and not np.isfinite(numbers).all():
                 raise WeftError(f"a scale of {', '.join(self.sources())} is not finite: the file is broken")
-        return blocks if blocks.offsets is None else _with_sums(blocks, self.layout(reader))
+        layout = self.layout(reader)
+        if blocks.offsets is not None:
+            return _with_sums(blocks, layout)
+        scales = rounded_scales(blocks.scales, layout)
+        if not np.isfinite(scales).all():
+            raise WeftError(f"a scale of {', '.join(self.sources())} exceeds what {layout.scale} reaches")
+        return Blocks(blocks.codes, scales)
+
+
+def _unpacked(layout: BlockLayout) -> BlockLayout:
+    """Return the layout with one group in a block that holds the codes of `layout`, which has no minimum."""
+    if layout.bits == layout.dtype.bits and isinstance(layout.packing, Packing):
+        return layout
+    # Files mix q5_0 with q8_0, and weights in one layout can be packed.
+    wider = LAYOUTS[dtypes.q8_0.name]
+    same = (layout.bits, layout.group) == (wider.bits, wider.group)
+    return wider if same else integer_layout(layout.bits, layout.group, False)
 
 
 def as_stored(recipe: Recipe) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,10 +21,11 @@ from ...core.trace import Trace
 from ...fitting.budget import report, within_budget
 from ...fitting.calibration import MIXTURE, read_tokens
 from ...fitting.matrices import Matrix, matrices, named, units
-from ...fitting.quantizing import fit, keep_stored, round_once, round_to_nearest, stored_layout
+from ...fitting.quantizing import fit, keep_stored, round_once, round_to_nearest, stored_bits, stored_layout
 
 HEAD_BITS = 8
 GROUPS = (32, 64, 128)  # that budgets choose among
+FEW = 6.0  # bits of a weight, scales included, below which a file counts as one of 4 bits, as "Q4_K_M" and "Q5_K_M" do
 LEAST_TOKENS = 256  # of a text, below which moments of activations tell nothing
 
 
@@ -43,9 +44,13 @@ class QuantizeWeights(Pass):
     see what the quantized ones before them make of the text. kquant: the nearest, with scales and zero points searched
     by weighted squares of errors; it needs no text.
 
-    Without a method, weights that a file has in blocks of `group` integers of at most `bits` bits stay in these, so
-    that nothing is rounded twice: q4_0, q4_1 and q8_0 of GGUF files. The others are fitted by gptq if they get less
-    than 8 bits and the model has a tokenizer, and rounded to the nearest if not.
+    Without a method, weights that a file has as integers of at most `bits` bits in groups of `group` or more stay so,
+    and nothing is rounded twice: q4_0, q4_1, q4_k, q5_0 and q8_0 of GGUF files, codes of 5 bits as codes of 8, and what
+    GPTQ, AWQ and others left in a Hugging Face folder. With groups of 16 also q2_k, q3_k and q6_k. A file whose linear
+    maps take less than 6 bits a weight on average, such as a Q4_K_M, loses no more by bits=4: where it has more bits
+    (q5_0, q5_1, q5_k, q6_k, q8_0), weights get codes of 8 bits without zero points, kept (q5_0, q8_0) or rounded to the
+    nearest; experts do not. The other weights are fitted by gptq if they get less than 8 bits and the model has a
+    tokenizer, and rounded to the nearest if not.
 
     With a `budget`, the bits of a weight on average, scales and zero points included, `bits` and `group` are chosen for
     every matrix: codes of the bits that `choices` lists in groups of 32, 64 or 128. How much a matrix matters is
@@ -100,15 +105,19 @@ class QuantizeWeights(Pass):
         plan = self._plan(graph, trace)
         if not plan and not trace.refusals:
             raise WeftError(f"quantize: graph {graph.name} has no weight matrix that can be quantized")
-        for matrix in self._stored(plan):
+        for matrix, wider in self._stored(plan).items():
             layout = stored_layout(matrix.param)
-            keep_stored(matrix.param)
-            trace.fired(self.name, f"{matrix.param.name} as stored, in {layout}")
+            if wider is None:
+                keep_stored(matrix.param)
+                trace.fired(self.name, f"{matrix.param.name} as stored, in {layout}")
+            else:
+                round_to_nearest(matrix.param, wider)
+                trace.fired(self.name, f"{matrix.param.name} from {layout} to {wider}, which loses next to nothing")
             del plan[matrix]
         texts = self._texts(graph, trace) if plan else []
         if self.budget is not None and plan:
             plan = self._within(self.budget, graph, plan, texts, trace)
-        if texts and self._fits:
+        if texts and self.fits:
             for name in fit(graph, texts, plan, trace.progress, self.resume):
                 trace.fired(self.name, name)
             return
@@ -144,33 +153,49 @@ class QuantizeWeights(Pass):
     @property
     def reads(self) -> bool:
         """True if a text is looked at."""
-        return self.format == "int" and (self._fits or self.budget is not None)
+        return self.format == "int" and (self.fits or self.budget is not None)
 
     @property
-    def _fits(self) -> bool:
+    def fits(self) -> bool:
         """True if codes are fitted to a text, where there is one."""
         fits = self.bits < 8 or self.calibration is not None or self.budget is not None
         return self.method == "gptq" or (self.method == "auto" and fits)
 
     def keeps(self, graph: Graph) -> bool:
-        """Return whether most numbers of the linear maps of `graph` stay in the blocks that a file has them in."""
+        """Return whether most numbers of the linear maps of `graph` stay in the blocks that a file has them in, or in
+        wider ones."""
         self._check_arguments()
         mapped = {m: layout for m, layout in self._plan(graph, Trace()).items() if m.kind in ("linear", "experts")}
         kept = sum(matrix.elements for matrix in self._stored(mapped))
         return 2 * kept > sum(matrix.elements for matrix in mapped)
 
-    def _stored(self, plan: Mapping[Matrix, BlockLayout]) -> list[Matrix]:
-        """The matrices of `plan` that stay in the blocks that a file has them in."""
+    def _stored(self, plan: Mapping[Matrix, BlockLayout]) -> dict[Matrix, BlockLayout | None]:
+        """Return the matrices of `plan` that stay in the blocks of a file, with None, and those that a file of few bits
+        has in more than they get, with the layout of 8 bits that they are rounded to."""
         if self.format != "int" or self.method != "auto" or self.calibration is not None or self.budget is not None:
-            return []
-
-        def stays(matrix: Matrix, wanted: BlockLayout) -> bool:
+            return {}
+        few = self._has_few_bits(plan)
+        found: dict[Matrix, BlockLayout | None] = {}
+        for matrix, wanted in plan.items():
             layout = stored_layout(matrix.param)
-            if layout is None or layout.group != wanted.group or layout.bits > wanted.bits:
-                return False
-            return matrix.kind == "linear" or not layout.has_minimum
+            if layout is None:
+                continue
+            # One kernel takes all weights of experts, with zero points in all or in none.
+            bits = 8 if few and layout.bits == 8 and matrix.kind != "experts" else wanted.bits
+            # Offsets that are codes need sums of activations, and are for codes of 4 bits: 8 lose nothing without.
+            takes_offsets = matrix.kind == "linear" and layout.bits <= 4
+            if layout.group >= wanted.group and layout.bits <= bits and (takes_offsets or not layout.has_minimum):
+                found[matrix] = None
+            elif few and bits == 8:
+                # Also q6_k, whose groups of 16 take half a bit more and suit no kernel of target torch.
+                found[matrix] = integer_layout(8, self.group, False)
+        return found
 
-        return [matrix for matrix, layout in plan.items() if stays(matrix, layout)]
+    def _has_few_bits(self, plan: Iterable[Matrix]) -> bool:
+        """Return whether a file has the linear maps of `plan` in little more bits than they get."""
+        mapped = [matrix for matrix in plan if matrix.kind in ("linear", "experts")]
+        bits = sum(stored_bits(matrix.param) * matrix.elements for matrix in mapped)
+        return self.bits >= 4 and bits < FEW * sum(matrix.elements for matrix in mapped)
 
     def _plan(self, graph: Graph, trace: Trace) -> dict[Matrix, BlockLayout]:
         """The layout of each matrix that is quantized."""

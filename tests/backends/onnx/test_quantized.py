@@ -17,8 +17,9 @@ from gguf.quants import quantize
 
 import weft
 from weft.ir import WeftError
+from weft.ir.types.block_layouts import LAYOUTS
 
-STORED = "it is stored as f16, not as q4_0, q4_1, q8_0, f8e4m3_128 or integers in groups"
+STORED = f"it is stored as f16, not as {', '.join(LAYOUTS)} or integers in groups"
 DIM, FFN, VOCAB, HEADS, KV_HEADS, LAYERS = 64, 96, 160, 4, 2, 2
 
 

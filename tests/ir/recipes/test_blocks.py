@@ -26,7 +26,7 @@ ROWS, WIDTH, BLOCK = 12, 96, 32
 @pytest.fixture
 def reader(tmp_path: Path, rng: np.random.Generator) -> GGUFTensors:
     writer = GGUFWriter(tmp_path / "a.gguf", "llama")
-    for kind in (Type.Q4_0, Type.Q4_1, Type.Q8_0, Type.Q5_0):
+    for kind in (Type.Q4_0, Type.Q4_1, Type.Q8_0, Type.BF16):
         for name in "ab":
             w = rng.standard_normal((ROWS, WIDTH)).astype(np.float32)
             w[0, :BLOCK] = 0  # a block without a scale
@@ -116,7 +116,7 @@ def test_slices_agree_with_the_whole(reader: GGUFTensors) -> None:
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
-        (Source("a.q5_0"), "it is stored as q5_0"),
+        (Source("a.bf16"), "it is stored as bf16"),
         (Concat((Source("a.q4_0"), Source("b.q8_0"))), r"in different ways \(q4_0, q8_0\)"),
         (Scale(Source("a.q4_0"), 2.0), r"its recipe \(scale\)"),
         (Permute(Source("a.q4_0"), (1, 0)), r"its recipe \(permute\)"),
