@@ -96,7 +96,7 @@ class AsStored(BlockRecipe):
         scales = rounded_scales(blocks.scales, layout)
         if not np.isfinite(scales).all():
             raise WeftError(f"a scale of {', '.join(self.sources())} exceeds what {layout.scale} reaches")
-        return Blocks(blocks.codes, scales)
+        return blocks._replace(scales=scales)
 
 
 def _unpacked(layout: BlockLayout) -> BlockLayout:

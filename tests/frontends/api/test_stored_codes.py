@@ -173,3 +173,18 @@ def test_experts_of_a_file_stay(weights: str, save: Any, tmp_path: Path) -> None
     found = weft.load(tmp_path / "out").logits(IDS)[-1]
     exact = logits(after)[-1]
     assert np.linalg.norm(found - exact) < 0.1 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("arguments", ["group=64", "group=64, zeros=false", "bits=8"])
+def test_integers_of_a_hugging_face_folder_stay(arguments: str, save: Any, tmp_path: Path) -> None:
+    _, folder = save("llama", num_key_value_heads=2, hidden_size=64, intermediate_size=128)
+    weft.export(rewrite(load_source(str(folder)), f"quantize{{method=rtn, {arguments}}}"), tmp_path / "hf")
+    before, after = quantized(tmp_path / "hf", "int8" if "8" in arguments else "int4")
+    for name in linear_maps(before):
+        recipe = after.params[name].recipe
+        assert recipe.has(AsStored)
+        np.testing.assert_array_equal(
+            recipe.evaluate(after.reader), before.params[name].recipe.evaluate(before.reader)
+        )
+    _, finer = quantized(tmp_path / "hf", "int4{group=128}")
+    assert not any(p.recipe.has(AsStored) for name, p in finer.params.items() if name in linear_maps(finer))
