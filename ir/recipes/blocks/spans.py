@@ -49,14 +49,24 @@ def reciprocal(scales: Array) -> Array:
 
 def offset_codes(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
     """The codes nearest to `groups` [..., group] with these scales and zero points [...], less the zero points: f32."""
-    centre = np.float32(layout.middle) if zeros is None else zeros[..., None].astype(np.float32)
-    codes: Array = groups * reciprocal(scales)[..., None]
-    np.rint(codes, out=codes)
-    return np.clip(codes, -centre, np.float32(2**layout.bits - 1) - centre, out=codes)
+    centre = _centre(zeros, layout)
+    codes = _float_codes(groups, scales, centre, layout)
+    codes -= centre
+    return codes
 
 
 def nearest(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
     """The codes u8 nearest to `groups` [..., group] with these scales and zero points [...]."""
-    codes = offset_codes(groups, scales, zeros, layout)
-    codes += np.float32(layout.middle) if zeros is None else zeros[..., None]
-    return codes.astype(np.uint8)
+    return _float_codes(groups, scales, _centre(zeros, layout), layout).astype(np.uint8)
+
+
+def _centre(zeros: Array | None, layout: BlockLayout) -> Array | np.float32:
+    return np.float32(layout.middle) if zeros is None else zeros.astype(np.float32)[..., None]
+
+
+def _float_codes(groups: Array, scales: Array, centre: Array | np.float32, layout: BlockLayout) -> Array:
+    codes: Array = groups * reciprocal(scales)[..., None]
+    np.rint(codes, out=codes)
+    codes += centre
+    # Clipped last, since numpy clips to numbers ten times as fast as to arrays; sums that are not exact are far outside.
+    return np.clip(codes, np.float32(0), np.float32(2**layout.bits - 1), out=codes)
