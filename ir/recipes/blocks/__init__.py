@@ -6,7 +6,7 @@ Importing this package registers its recipes. Never here: which backend takes wh
 
 from .floats import Float8, ToFloat8
 from .layouts import BlockRecipe, block_layout
-from .parts import Part, part_shapes
+from .parts import Part, part_shapes, split_parts
 from .quantize import Dequantize, Quantize
 from .scales import FittedScales, HeadScales
 from .stored import AsStored, Stored, as_stored
@@ -25,4 +25,5 @@ __all__ = [
     "as_stored",
     "block_layout",
     "part_shapes",
+    "split_parts",
 ]

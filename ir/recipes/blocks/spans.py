@@ -17,11 +17,12 @@ def grouped(rows: Array, group: int) -> Array:
 
 
 def extremes(groups: Array) -> tuple[Array, Array]:
-    """The least and the largest number of each group, of `groups` [..., group]."""
-    # numpy is three times as fast along an axis that is not the short last one, the copy included.
-    turned = np.ascontiguousarray(groups.reshape(-1, groups.shape[-1]).T)
-    shape = groups.shape[:-1]
-    return turned.min(0).reshape(shape), turned.max(0).reshape(shape)
+    """The least and the largest number of each group, of `groups` f32 [..., group], whose size is a multiple of 4."""
+    # numpy is several times as fast along an axis that is not the short last one, and transposes four numbers at a time,
+    # as one of 16 bytes, three times as fast as one; what is left of a group is transposed once more.
+    fours = np.ascontiguousarray(groups.reshape(-1, groups.shape[-1]).view(np.complex128).T).view(np.float32)
+    low, high = (np.ascontiguousarray(ends.reshape(-1, 4).T) for ends in (fours.min(0), fours.max(0)))
+    return low.min(0).reshape(groups.shape[:-1]), high.max(0).reshape(groups.shape[:-1])
 
 
 def spanned(low: Array, high: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
@@ -68,5 +69,5 @@ def _float_codes(groups: Array, scales: Array, centre: Array | np.float32, layou
     codes: Array = groups * reciprocal(scales)[..., None]
     np.rint(codes, out=codes)
     codes += centre
-    # Clipped last, since numpy clips to numbers ten times as fast as to arrays; sums that are not exact are far outside.
+    # Clipped last: numpy clips to numbers ten times as fast as to arrays, and a sum that is not exact is far outside.
     return np.clip(codes, np.float32(0), np.float32(2**layout.bits - 1), out=codes)
