@@ -174,7 +174,7 @@ class _Place:
 
     def _put(self, file: BinaryIO, array: Array) -> int:
         file.seek(self.at)
-        file.write(memoryview(array.reshape(-1).view(np.uint8)))
+        file.write(array.reshape(-1).view(np.uint8).data)
         self.at += array.nbytes
         return array.nbytes
 

@@ -18,8 +18,8 @@ def grouped(rows: Array, group: int) -> Array:
 
 def extremes(groups: Array) -> tuple[Array, Array]:
     """The least and the largest number of each group, of `groups` f32 [..., group]; a group is a multiple of 4."""
-    # numpy is several times as fast along an axis that is not the short last one, and transposes four numbers at a time,
-    # as one of 16 bytes, three times as fast as one; what is left of a group is transposed once more.
+    # numpy is several times as fast along an axis that is not the short last one, and transposes numbers three times as
+    # fast if it takes four of them for one of 16 bytes; what is left of a group is transposed once more.
     fours = np.ascontiguousarray(groups.reshape(-1, groups.shape[-1]).view(np.complex128).T).view(np.float32)
     low, high = (np.ascontiguousarray(ends.reshape(-1, 4).T) for ends in (fours.min(0), fours.max(0)))
     return low.min(0).reshape(groups.shape[:-1]), high.max(0).reshape(groups.shape[:-1])
