@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx_ir as onnx
@@ -17,7 +17,7 @@ from onnx_ir import serde
 from weft.ir.graph import Graph
 from weft.ir.recipes import Recipe
 from weft.ir.recipes.readers import Array, TensorReader
-from weft.ir.recipes.streams import stream
+from weft.ir.recipes.streams import stored_part, stream, stream_parts
 from weft.ir.types.block_layouts import pack_pairs
 from weft.ir.types.dtypes import DType
 
@@ -88,7 +88,7 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
     """
     reader = next(iter(models.values())).reader
     offset = 0
-    external: list[tuple[Weight, int]] = []
+    external: list[_Place] = []
     for same in _distinct(models.values()):
         size = _bytes(same[0])
         if size < INLINE_BYTES:
@@ -100,7 +100,7 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
         # Padding to a page then costs at most a sixteenth of the weight; smaller weights begin on a cache line.
         align = PAGE if size >= 16 * PAGE else 64
         offset = -(-offset // align) * align
-        external.append((same[0], offset))
+        external.append(_Place(same[0], offset))
         for w in same:
             w.value.const_value = onnx.ExternalTensor(
                 DATA,
@@ -114,11 +114,13 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
         offset += size
     with (folder / DATA).open("wb") as file:
         _reserve(file.fileno(), folder, offset)
-        for w, start in external:
-            file.seek(start)
-            for block in _stored_blocks(w, reader):
-                file.write(memoryview(block.reshape(-1).view(np.uint8)))
-                progress(block.nbytes)
+        for places in _bundles(external):
+            for blocks in _streams(places, reader):
+                for place, block in zip(places, blocks, strict=True):
+                    progress(place.write(file, block))
+            for place in places:
+                if place.left.size:
+                    progress(place.finish(file))
     for name, built in models.items():
         (folder / name).write_bytes(serde.serialize_model(built.model).SerializeToString())
 
@@ -149,24 +151,58 @@ def _tensor(w: Weight, array: Array) -> onnx.Tensor[Any]:
     return onnx.Tensor(array.reshape(w.shape), dtype=ONNX_DTYPES[w.dtype.name], name=w.value.name)
 
 
-def _stored_blocks(w: Weight, reader: TensorReader) -> Iterator[Any]:
-    """The bytes of a weight in order, as ONNX stores them: numbers of 4 bits in pairs, whatever rows they are of."""
-    blocks: Iterator[Array] = _cast_blocks(w, reader)
-    if w.dtype.bits != 4:
-        yield from blocks
-        return
-    left: Array = np.empty(0, np.uint8)
-    for block in blocks:
-        numbers = np.concatenate([left, block.reshape(-1).view(np.uint8) & 15])
-        whole = numbers.size // 2 * 2
-        yield pack_pairs(numbers[:whole])
-        left = numbers[whole:]
-    if left.size:
-        yield pack_pairs(left)
+@dataclass
+class _Place:
+    """The place of a weight in the file, `at` that of its next numbers; those of 4 bits are in pairs across rows."""
+
+    weight: Weight
+    at: int
+    left: Array = field(default_factory=lambda: np.empty(0, np.uint8))  # a number of 4 bits that has no pair yet
+
+    def write(self, file: BinaryIO, numbers: Array) -> int:
+        """Write the next `numbers` of the weight; return how many bytes they take."""
+        numbers = _cast(self.weight, numbers)
+        if self.weight.dtype.bits == 4:
+            numbers = np.concatenate([self.left, numbers.reshape(-1).view(np.uint8) & 15])
+            numbers, self.left = np.split(numbers, [numbers.size // 2 * 2])
+            numbers = pack_pairs(numbers)
+        return self._put(file, numbers)
+
+    def finish(self, file: BinaryIO) -> int:
+        """Write what is left after the last numbers; return how many bytes that takes."""
+        return self._put(file, pack_pairs(self.left))
+
+    def _put(self, file: BinaryIO, array: Array) -> int:
+        file.seek(self.at)
+        file.write(array.reshape(-1).view(np.uint8).data)
+        self.at += array.nbytes
+        return array.nbytes
+
+
+def _bundles(places: Iterable[_Place]) -> Iterable[list[_Place]]:
+    """Group `places` that are filled in one reading: those of the parts of one weight's blocks."""
+    bundles: dict[object, list[_Place]] = {}
+    for place in places:
+        part = stored_part(place.weight.recipe)
+        bundles.setdefault(place.weight.recipe if part is None else ("blocks", part.item), []).append(place)
+    return bundles.values()
+
+
+def _streams(places: Sequence[_Place], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
+    """The numbers of the weights of one bundle in order, some of each at a time."""
+    recipes = [place.weight.recipe for place in places]
+    parts = [part for part in map(stored_part, recipes) if part is not None]
+    if parts:
+        return stream_parts(parts, reader)
+    return ((block,) * len(recipes) for block in stream(recipes[0], reader))  # equal ones, stored in several dtypes
 
 
 def _cast_blocks(w: Weight, reader: TensorReader) -> Any:
     """The rows of a weight in its final dtype, contiguous."""
     for block in stream(w.recipe, reader):
-        # Contiguous, because `write` writes the memory of a block as it lies.
-        yield np.ascontiguousarray(np.atleast_1d(block).astype(w.dtype.numpy, copy=False))
+        yield _cast(w, block)
+
+
+def _cast(w: Weight, block: Array) -> Array:
+    # Contiguous, because `_Place` writes the memory of a block as it lies.
+    return np.ascontiguousarray(np.atleast_1d(block).astype(w.dtype.numpy, copy=False))

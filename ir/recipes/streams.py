@@ -7,10 +7,11 @@ stack is mostly a recipe itself, whose own rows can be read alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from .blocks import Dequantize, Float8, Quantize, Stored, ToFloat8
+from ..types.block_layouts import BlockLayout
+from .blocks import Dequantize, Float8, Quantize, Stored, ToFloat8, block_layout, split_parts
 from .combinators import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
 from .matrices import Centre, MatMul
 from .readers import Array, TensorReader
@@ -33,6 +34,22 @@ def stream(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
             yield recipe.read(reader, i, i + 1)
         else:
             yield from stream(part, reader)
+
+
+def stored_part(recipe: Recipe) -> Stored | None:
+    """The part of a weight's blocks that `recipe` is, in whatever shape, if it is one."""
+    while isinstance(recipe, Reshape):
+        recipe = recipe.item
+    return recipe if isinstance(recipe, Stored) else None
+
+
+def stream_parts(parts: Sequence[Stored], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
+    """Like `stream`, for several parts of the blocks of one weight at a time, whose rows are read and rounded once."""
+    item, names = parts[0].item, [part.part for part in parts]
+    layout, width = block_layout(item, reader), item.shape(reader)[-1]
+    assert isinstance(layout, BlockLayout)
+    for rows in stream(Stored(item, "+".join(names)), reader):
+        yield split_parts(rows, layout, width, names) if names[1:] else (rows,)
 
 
 def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:

@@ -6,7 +6,7 @@ Importing this package registers its recipes. Never here: which backend takes wh
 
 from .floats import Float8, ToFloat8
 from .layouts import BlockRecipe, block_layout
-from .parts import Part, part_shapes
+from .parts import Part, part_shapes, split_parts
 from .quantize import Dequantize, Quantize
 from .scales import FittedScales, HeadScales
 from .stored import AsStored, Stored, as_stored, in_file
@@ -26,4 +26,5 @@ __all__ = [
     "block_layout",
     "in_file",
     "part_shapes",
+    "split_parts",
 ]

@@ -19,13 +19,16 @@ in the low halves of its bytes and the second in the high ones, and zero points,
 `levels` and `largest`: scales in 255ths of the largest of the row, and that. They, `packed`, `points`, `signed` and
 `signed_zeros` are also of the groups of offsets behind a row, where a layout has such; the others have `offsets`.
 
+Several parts joined by "+", as in "packed+steps", are one whose rows are the bytes of each side by side, u8: so all of
+them are made of rows that are read, and rounded, once.
+
 Nothing is rounded but the offsets, to f32; what a reader stored as a minimum was rounded by it, to the dtype of the
 layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +68,7 @@ DTYPES: Mapping[str, DType] = {
     "levels": dtypes.u8,
     "largest": LARGEST,
 }
+WITH_CODES = ("words", "packed", "codes", "signed", "halves")  # the others need no codes
 WITH_SUMS = ("packed", "points", "signed", "signed_zeros", "levels", "largest")  # of the groups of offsets, too
 
 
@@ -110,7 +114,8 @@ class Part(Recipe):
         if isinstance(layout, str):
             raise WeftError(f"the blocks of {', '.join(self.sources())} cannot be taken as stored: {layout}")
         *lead, width = self.leaf.shape(reader)
-        return (*lead, part_shapes(layout, width)[self.part])
+        names = self.part.split("+")
+        return (*lead, sum(row_bytes(layout, width, names)) if names[1:] else part_shapes(layout, width)[self.part])
 
     def sources(self) -> Iterator[str]:
         yield from self.leaf.sources()
@@ -120,12 +125,31 @@ class Part(Recipe):
         assert isinstance(layout, BlockLayout)
         _, *inner = self.leaf.shape(reader)
         step = max(1, BLOCK_ELEMENTS // max(1, int(np.prod(inner))))  # whoever transposes a part reads all of its rows
-        codes = layout.sums or self.part in ("words", "packed", "codes", "signed", "halves")
+        names = self.part.split("+")
+        codes = layout.sums or not set(names).isdisjoint(WITH_CODES)
         rows = [
-            one_part(layout, leaf_blocks(self.leaf, reader, first, min(first + step, stop), codes), self.part)
+            _side_by_side(layout, leaf_blocks(self.leaf, reader, first, min(first + step, stop), codes), names)
             for first in range(start, max(stop, start + 1), step)
         ]
         return np.concatenate(rows) if len(rows) > 1 else rows[0]
+
+
+def row_bytes(layout: BlockLayout, width: int, names: Sequence[str]) -> list[int]:
+    """The bytes in a row of each of the parts called `names`, of a matrix [out, width]."""
+    shapes = part_shapes(layout, width)
+    return [DTYPES[name].bytes_for(shapes[name]) for name in names]
+
+
+def split_parts(rows: Array, layout: BlockLayout, width: int, names: Sequence[str]) -> tuple[Array, ...]:
+    """Take `rows` u8 [..., bytes] of parts side by side apart into these."""
+    ends = np.cumsum(row_bytes(layout, width, names))
+    columns = zip(names, np.split(rows, ends[:-1], -1), strict=True)
+    return tuple(np.ascontiguousarray(column).view(DTYPES[name].numpy) for name, column in columns)
+
+
+def _side_by_side(layout: BlockLayout, blocks: Blocks, names: Sequence[str]) -> Array:
+    parts = [one_part(layout, blocks, name) for name in names]
+    return np.concatenate([np.ascontiguousarray(p).view(np.uint8) for p in parts], -1) if parts[1:] else parts[0]
 
 
 def one_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:

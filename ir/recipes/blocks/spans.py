@@ -17,11 +17,12 @@ def grouped(rows: Array, group: int) -> Array:
 
 
 def extremes(groups: Array) -> tuple[Array, Array]:
-    """The least and the largest number of each group, of `groups` [..., group]."""
-    # numpy is three times as fast along an axis that is not the short last one, the copy included.
-    turned = np.ascontiguousarray(groups.reshape(-1, groups.shape[-1]).T)
-    shape = groups.shape[:-1]
-    return turned.min(0).reshape(shape), turned.max(0).reshape(shape)
+    """The least and the largest number of each group, of `groups` f32 [..., group]; a group is a multiple of 4."""
+    # numpy is several times as fast along an axis that is not the short last one, and transposes numbers three times as
+    # fast if it takes four of them for one of 16 bytes; what is left of a group is transposed once more.
+    fours = np.ascontiguousarray(groups.reshape(-1, groups.shape[-1]).view(np.complex128).T).view(np.float32)
+    low, high = (np.ascontiguousarray(ends.reshape(-1, 4).T) for ends in (fours.min(0), fours.max(0)))
+    return low.min(0).reshape(groups.shape[:-1]), high.max(0).reshape(groups.shape[:-1])
 
 
 def spanned(low: Array, high: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
@@ -49,14 +50,24 @@ def reciprocal(scales: Array) -> Array:
 
 def offset_codes(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
     """The codes nearest to `groups` [..., group] with these scales and zero points [...], less the zero points: f32."""
-    centre = np.float32(layout.middle) if zeros is None else zeros[..., None].astype(np.float32)
-    codes: Array = groups * reciprocal(scales)[..., None]
-    np.rint(codes, out=codes)
-    return np.clip(codes, -centre, np.float32(2**layout.bits - 1) - centre, out=codes)
+    centre = _centre(zeros, layout)
+    codes = _float_codes(groups, scales, centre, layout)
+    codes -= centre
+    return codes
 
 
 def nearest(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
     """The codes u8 nearest to `groups` [..., group] with these scales and zero points [...]."""
-    codes = offset_codes(groups, scales, zeros, layout)
-    codes += np.float32(layout.middle) if zeros is None else zeros[..., None]
-    return codes.astype(np.uint8)
+    return _float_codes(groups, scales, _centre(zeros, layout), layout).astype(np.uint8)
+
+
+def _centre(zeros: Array | None, layout: BlockLayout) -> Array | np.float32:
+    return np.float32(layout.middle) if zeros is None else zeros.astype(np.float32)[..., None]
+
+
+def _float_codes(groups: Array, scales: Array, centre: Array | np.float32, layout: BlockLayout) -> Array:
+    codes: Array = groups * reciprocal(scales)[..., None]
+    np.rint(codes, out=codes)
+    codes += centre
+    # Clipped last: numpy clips to numbers ten times as fast as to arrays, and a sum that is not exact is far outside.
+    return np.clip(codes, np.float32(0), np.float32(2**layout.bits - 1), out=codes)

@@ -22,6 +22,8 @@ from weft.backends.onnx.lowering import LOWERINGS, refusals, select
 from weft.backends.targets import TARGETS
 from weft.ir import OPS, Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Full, Normal
+from weft.ir.recipes import recipe as recipe_module
+from weft.ir.recipes.blocks import Quantize
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, legalize, run_passes
 from weft.passes.core.equivalence import EquivalenceCheck
@@ -185,6 +187,27 @@ def test_weights_are_written_in_blocks_aligned_and_equal(tmp_path: Path) -> None
         if facts:
             align = export.PAGE if int(facts["length"]) >= 16 * export.PAGE else 64
             assert int(facts["offset"]) % align == 0
+
+
+@pytest.mark.parametrize(("target", "writes"), [("ort-cpu", 3 * 3), ("onnx", 11 + 1 + 2)])
+def test_quantized_weights_are_what_their_recipes_make(
+    target: str, writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For ort-cpu in blocks of all parts; for onnx transposed, as 4-bit integers in blocks of an odd number."""
+    monkeypatch.setattr(recipe_module, "SWEEP_ELEMENTS", 99 * 2001)
+    graph = Graph("big")
+    x = graph.add_input("x", TensorType(dtypes.f32, (1, 999)))
+    recipe = Quantize(Normal((2001, 999), 0.02, "w"), 4, 32)  # rows end within a group
+    weight = graph.add_param("w", TensorType(dtypes.f32, (2001, 999)), recipe)
+    graph.add_output("y", ops.linear(x, weight))
+    built = export.build(graph, TARGETS.lookup(target), 8)
+    steps: list[int] = []
+    export.write({export.MODEL: built}, tmp_path, steps.append)
+    assert len(steps) == writes and sum(steps) == export.weight_bytes([built])
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(tmp_path / "model.onnx").graph.initializer}
+    for name, tensor in export.stored_tensors([built]).items():
+        whole = tensor.recipe.evaluate(graph.reader)
+        np.testing.assert_array_equal(stored[name].astype(whole.dtype), whole, name)
 
 
 def test_a_full_disk_is_noticed_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from weft.ir import WeftError
-from weft.ir.recipes import Concat, Recipe, Source
+from weft.ir.recipes import Concat, Recipe, Source, streams
+from weft.ir.recipes import recipe as recipe_module
 from weft.ir.recipes.blocks import Dequantize, Float8, Quantize, Stored, ToFloat8, block_layout
 from weft.ir.recipes.readers import Array, MemoryReader
 from weft.ir.recipes.spelling import spell_recipe
-from weft.ir.recipes.streams import stream
 from weft.ir.text.parser import parse
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout, integer_layout, pack_codes, unpack_codes
@@ -84,6 +84,17 @@ def test_codes_lie_lowest_bits_first(bits: int, rng: np.random.Generator) -> Non
     np.testing.assert_array_equal(unpack_codes(packed, bits, 24), codes)
 
 
+class Counting(MemoryReader):
+    """A reader that counts the numbers it hands out."""
+
+    numbers = 0
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        rows = super().read(key, start, stop)
+        self.numbers += rows.size
+        return rows
+
+
 def parts_of(recipe: Recipe, reader: MemoryReader, names: str) -> dict[str, Array]:
     return {name: Stored(recipe, name).evaluate(reader) for name in names.split()}
 
@@ -111,6 +122,24 @@ def test_every_form_of_the_parts_means_the_same(bits: int, group: int, zeros: bo
     np.testing.assert_allclose(nibbles, expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("names", ["packed steps points", "signed offsets", "words largest steps", "levels", "halves"])
+@pytest.mark.parametrize("elements", [1, 1 << 19])
+def test_parts_that_are_read_together_are_those_read_alone(
+    names: str, elements: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (recipe_module, streams):
+        monkeypatch.setattr(module, "BLOCK_ELEMENTS", elements)
+    counting = Counting({key: rng.standard_normal((3, 4, 40)).astype(np.float32) for key in "ab"})
+    recipe = Concat(tuple(Quantize(Source(key), 4, 16) for key in "ab"), 1)  # a stack, whose rows end within a group
+    alone = parts_of(recipe, counting, names)
+    counting.numbers = 0
+    columns = zip(*streams.stream_parts([Stored(recipe, name) for name in names.split()], counting), strict=True)
+    for (name, expected), blocks in zip(alone.items(), columns, strict=True):
+        assert {block.dtype for block in blocks} == {expected.dtype}, name
+        np.testing.assert_array_equal(np.concatenate([b.reshape(-1) for b in blocks]), expected.reshape(-1), name)
+    assert counting.numbers == 2 * 3 * 4 * 40
+
+
 def test_a_stored_matrix_is_that_which_was_rounded(rng: np.random.Generator) -> None:
     weight = rng.standard_normal((3, 4, 40)).astype(np.float32)  # a stack, whose rows end within a group
     made = Quantize(Source("w"), 4, 16, True)
@@ -120,7 +149,7 @@ def test_a_stored_matrix_is_that_which_was_rounded(rng: np.random.Generator) -> 
     again = Dequantize(Source("c"), Source("s"), Source("z"), width=40, bits=4, group=16)
     np.testing.assert_array_equal(again.evaluate(stored), made.evaluate(reader))
     for recipe, source in ((made, reader), (again, stored)):
-        streamed = np.concatenate([part.reshape(-1) for part in stream(recipe, source)])
+        streamed = np.concatenate([part.reshape(-1) for part in streams.stream(recipe, source)])
         np.testing.assert_array_equal(streamed, made.evaluate(reader).reshape(-1))
         text = f"graph g {{\n  param %w: f32[3, 4, 40] = {spell_recipe(recipe)}\n}}\n"
         assert parse(text).params["w"].recipe == recipe
@@ -147,7 +176,7 @@ def test_floats_of_8_bits_are_the_nearest(width: int, rng: np.random.Generator) 
     again = Float8(Source("c"), Source("s"), width)
     for recipe, source in ((made, reader), (again, stored)):
         np.testing.assert_array_equal(recipe.evaluate(source), found)
-        streamed = np.concatenate([part.reshape(-1) for part in stream(recipe, source)])
+        streamed = np.concatenate([part.reshape(-1) for part in streams.stream(recipe, source)])
         np.testing.assert_array_equal(streamed, found.reshape(-1))
         text = f"graph g {{\n  param %w: f32[2, 150, {width}] = {spell_recipe(recipe)}\n}}\n"
         assert parse(text).params["w"].recipe == recipe
