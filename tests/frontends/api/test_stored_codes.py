@@ -183,8 +183,6 @@ def test_integers_of_a_hugging_face_folder_stay(arguments: str, save: Any, tmp_p
     for name in linear_maps(before):
         recipe = after.params[name].recipe
         assert recipe.has(AsStored)
-        np.testing.assert_array_equal(
-            recipe.evaluate(after.reader), before.params[name].recipe.evaluate(before.reader)
-        )
+        np.testing.assert_array_equal(recipe.evaluate(after.reader), before.params[name].recipe.evaluate(before.reader))
     _, finer = quantized(tmp_path / "hf", "int4{group=128}")
     assert not any(p.recipe.has(AsStored) for name, p in finer.params.items() if name in linear_maps(finer))
