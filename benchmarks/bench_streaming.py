@@ -2,10 +2,10 @@
 
 Writes a random bf16 llama checkpoint (d 2048, 16 layers, 32/8 heads, ffn 8192, vocabulary 128256, tied; sharded) and
 compiles it to fp32 in turn with weft, onnxruntime-genai's model builder and, if it is installed, mobius. With --int4
-it compiles to 4 bits instead: weft rounds to the nearest as the builder does, and once, last, by GPTQ on 16,384 tokens.
-Rounds interleave the contenders; outputs are deleted in between.
+it compiles to 4 bits instead, rounding to the nearest as the builder does; with --gptq weft alone does, by GPTQ on
+16,384 tokens. Rounds interleave the contenders; outputs are deleted in between.
 
-    python benchmarks/bench_streaming.py [--rounds 3] [--work DIR] [--int4 | --mobius PYTHON]
+    python benchmarks/bench_streaming.py [--rounds 3] [--work DIR] [--int4 | --gptq | --mobius PYTHON]
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=None, help="folder with 20 GB of room (default: a temporary one)")
     parser.add_argument("--mobius", default=None, help="a Python that can import mobius")
     parser.add_argument("--int4", action="store_true", help="compile to 4 bits")
+    parser.add_argument("--gptq", action="store_true", help="compile to 4 bits that are fitted to tokens")
     args = parser.parse_args()
     packages = ("numpy", "onnx", "onnx-ir", "onnxruntime-genai", "torch", "transformers")
     runs: dict[str, list[tuple[float, float]]] = {}
@@ -159,17 +160,18 @@ def main() -> None:
             print(f"{name}: {runs[name][-1][0]:.1f} s, {runs[name][-1][1]:.2f} GiB", flush=True)
             shutil.rmtree(out)
 
-        contenders = int4_commands(source, out) if args.int4 else commands(source, out, args.mobius)
+        if args.gptq:
+            tokens = Path(work) / "tokens.npy"
+            np.save(tokens, np.random.default_rng(0).integers(3, VOCAB, (128, 128)))
+            contenders = {"weft": weft_command(source, out, "--weights", f'int4{{calibration="{tokens}"}}')}
+        else:
+            contenders = int4_commands(source, out) if args.int4 else commands(source, out, args.mobius)
         for r in range(args.rounds):
             order = list(contenders.items())
             for name, command in order if r % 2 == 0 else reversed(order):
                 run(name, command)
-        if args.int4:
-            tokens = Path(work) / "tokens.npy"
-            np.save(tokens, np.random.default_rng(0).integers(3, VOCAB, (128, 128)))
-            run("weft_gptq", weft_command(source, out, "--weights", f'int4{{calibration="{tokens}"}}'))
     result = {
-        "what": f"compile a bf16 checkpoint to {'int4' if args.int4 else 'fp32'} ONNX",
+        "what": f"compile a bf16 checkpoint to {'int4' if args.int4 or args.gptq else 'fp32'} ONNX",
         "parameters": parameters,
         "machine": facts(*packages),
         "wall_seconds": {n: spread([w for w, _ in v]) for n, v in runs.items()},
@@ -177,7 +179,7 @@ def main() -> None:
     }
     ours = result["wall_seconds"]["weft"]["median"]
     result["wall_ratio_to_weft"] = {n: round(v["median"] / ours, 2) for n, v in result["wall_seconds"].items()}
-    save("streaming_int4" if args.int4 else "streaming", result)
+    save("streaming_gptq" if args.gptq else "streaming_int4" if args.int4 else "streaming", result)
 
 
 if __name__ == "__main__":
