@@ -105,7 +105,7 @@ def test_rounding_activations_costs_little(tmp_path: Path) -> None:
 
 
 def as_stored(numbers: np.ndarray, kind: Type, tmp_path: Path) -> tuple[np.ndarray, np.ndarray, AsStored, Graph]:
-    """What a file of `numbers` [64, 64] has them as, what blocks hold of these, and their recipe."""
+    """`numbers` [64, 64] as a file has them and as blocks hold these, and the recipe of the blocks."""
     from weft.ir.recipes import Source
 
     path = tmp_path / "model.gguf"
