@@ -119,7 +119,7 @@ def _product(e: Emitter, key: object, x: Out, node: Node) -> Out:
         return _dequantized(e, codes, scales, zeros, layout, 0)
 
     if layout.sums:
-        x = with_sums(e, key, x, node.required("x").type.rank, layout.group)
+        x = with_sums(e, key, x, node.required("x").type.rank, weight.width, layout.group)
     return e.op("MatMul", x, e.memo(("dequantized", weight), dequantized))
 
 

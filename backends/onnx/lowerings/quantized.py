@@ -114,7 +114,7 @@ def product(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
     exact = not is_quantized(weight) or weight.graph.meta.get(ARITHMETIC) == "f32"
     level, whole = 0 if exact else 4, weight.width % layout.group == 0
     if layout.sums:
-        x = with_sums(e, key, x, node.required("x").type.rank, layout.group)
+        x = with_sums(e, key, x, node.required("x").type.rank, weight.width, layout.group)
         codes, scales, points = native(e, weight, layout)
         return _matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
     slow = exact and layout.bits == 8 and e.target.device == "cpu" and whole
@@ -162,7 +162,7 @@ def _matmul(
 ) -> onnx.Value:
     layout = kept_layout(weight)
     assert isinstance(layout, BlockLayout)
-    sums = layout.sums * -(-weight.width // group)
+    sums = -(-weight.width // group) + _padding(e, weight.width, group) if layout.sums else 0
     # Without zero points the kernel subtracts 2^{bits−1}.
     return e.op(
         "MatMulNBits",
@@ -216,12 +216,20 @@ def levels(e: Emitter, weight: Param, turned: bool = False) -> onnx.Value:
     return scales if dtype == dtypes.f32 else e.op("Cast", scales, to=int(ONNX_DTYPES[dtype.name]))
 
 
-def with_sums(e: Emitter, key: object, x: onnx.Value, rank: int, group: int) -> onnx.Value:
-    """`x` [..., in] with its sums over each group behind it, [..., in + in / group]; `key` as of `product`."""
+def _padding(e: Emitter, width: int, group: int) -> int:
+    """The zeros behind the sums of `width` activations: CUDA kernels for few rows take whole groups alone."""
+    return 0 if e.target.device == "cpu" else -(-(-width // group)) % group
+
+
+def with_sums(e: Emitter, key: object, x: onnx.Value, rank: int, width: int, group: int) -> onnx.Value:
+    """`x` [..., width] with its sums over each group behind it, [..., width + width / group]; `key` as of `product`."""
 
     def made() -> onnx.Value:
         groups = e.op("Reshape", x, e.constant([*[0] * (rank - 1), -1, group]))
-        return e.op("Concat", x, e.op("ReduceSum", groups, e.constant([-1]), keepdims=0), axis=-1)
+        whole = e.op("Concat", x, e.op("ReduceSum", groups, e.constant([-1]), keepdims=0), axis=-1)
+        if not (more := _padding(e, width, group)):
+            return whole
+        return e.op("Pad", whole, e.constant([*[0] * (2 * rank - 1), more]))
 
     return e.memo(("with sums", key, group), made)
 

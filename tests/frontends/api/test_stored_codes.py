@@ -14,11 +14,15 @@ from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 
 import weft
+from weft.backends.onnx import export
+from weft.backends.options import ARITHMETIC
+from weft.backends.targets import TARGETS
 from weft.frontends.api.rewriting import rewrite
 from weft.frontends.api.source.sources import load_source
 from weft.frontends.api.weights import weights_pipeline
-from weft.ir import Graph, WeftError, interpret
+from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes.blocks import AsStored, BlockRecipe
+from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import offset_layout
 from weft.passes import run_passes
 
@@ -134,6 +138,30 @@ def test_odd_blocks(tmp_path: Path) -> None:
     assert (error <= 0.6 * np.maximum(steps, steps.max(1, keepdims=True) / 15)).all()
     ordinary = np.delete(np.arange(64), [1, 2, 3, 4, 5])
     assert np.sqrt(np.square(error[ordinary]).mean()) < 0.03 * steps[ordinary].mean()
+
+
+@pytest.mark.parametrize(("target", "dtype"), [("ort-cpu", "f32"), ("onnx", "f32"), ("ort-cuda", "f16")])
+@pytest.mark.parametrize("shape", [(5, 64), (2, 3, 64)], ids=str)
+def test_products_with_sums(
+    target: str, dtype: str, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
+    rng = np.random.default_rng(2)
+    _, weight, recipe, source = as_stored(rng.standard_normal((64, 64)), Type.Q4_1, tmp_path)
+    graph = Graph("product", source.reader)
+    graph.meta[ARITHMETIC] = "f32"
+    x = graph.add_input("x", TensorType(dtypes.parse(dtype), shape))
+    w = graph.add_param("w", TensorType(dtypes.parse(dtype), (64, 64)), recipe)
+    graph.add_output("y", ops.linear(x, w))
+    given = rng.standard_normal(shape).astype(dtypes.parse(dtype).numpy)
+    backend = TARGETS.lookup(target)
+    backend.legalize(graph)
+    model = export.in_memory(export.build(graph, backend, 16))
+    found = onnxruntime.InferenceSession(model, onnxruntime.SessionOptions(), providers=["CPUExecutionProvider"]).run(
+        None, {"x": given}
+    )[0]
+    exact = given.astype(np.float64) @ weight.T
+    np.testing.assert_allclose(found, exact, rtol=0, atol=(2e-6 if dtype == "f32" else 2e-3) * np.abs(exact).max())
 
 
 def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
