@@ -218,7 +218,8 @@ def levels(e: Emitter, weight: Param, turned: bool = False) -> onnx.Value:
 
 def _padding(e: Emitter, width: int, group: int) -> int:
     """The zeros behind the sums of `width` activations: CUDA kernels for few rows take whole groups alone."""
-    return 0 if e.target.device == "cpu" else -(-(-width // group)) % group
+    sums = -(-width // group)
+    return 0 if e.target.device == "cpu" else -sums % group
 
 
 def with_sums(e: Emitter, key: object, x: onnx.Value, rank: int, width: int, group: int) -> onnx.Value:
