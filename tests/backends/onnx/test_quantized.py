@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,30 +23,40 @@ STORED = f"it is stored as f16, not as {', '.join(LAYOUTS)} or integers in group
 DIM, FFN, VOCAB, HEADS, KV_HEADS, LAYERS = 64, 96, 160, 4, 2, 2
 
 
-def write(path: Path, kinds: dict[str, Type], blocks: Mapping[str, np.ndarray] = MappingProxyType({})) -> Path:
+def write(
+    path: Path,
+    kinds: Mapping[str, Type],
+    blocks: Mapping[str, np.ndarray] = MappingProxyType({}),
+    *,
+    dim: int = DIM,
+    ffn: int = FFN,
+    vocab: int = VOCAB,
+    std: float = 0.3,
+    store: Callable[[np.ndarray, Type], np.ndarray] = quantize,
+) -> Path:
     """A tiny llama whose tensors are stored as `kinds` says, by the last part of their name ("" for the others); some
-    have other `blocks`."""
+    have other `blocks` than what `store` makes of numbers."""
     rng = np.random.default_rng(3)
     writer = GGUFWriter(path, "llama")
-    writer.add_vocab_size(VOCAB)
-    writer.add_embedding_length(DIM)
-    writer.add_feed_forward_length(FFN)
+    writer.add_vocab_size(vocab)
+    writer.add_embedding_length(dim)
+    writer.add_feed_forward_length(ffn)
     writer.add_block_count(LAYERS)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_context_length(64)
     writer.add_layer_norm_rms_eps(1e-5)
-    kv = DIM // HEADS * KV_HEADS
-    shapes = {"token_embd": (VOCAB, DIM), "output_norm": (DIM,)}
+    kv = dim // HEADS * KV_HEADS
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (vocab, dim), "output_norm": (dim,)}
     for i in range(LAYERS):
-        shapes |= {f"blk.{i}.{n}": (DIM,) for n in ("attn_norm", "ffn_norm")}
-        shapes |= {f"blk.{i}.attn_q": (DIM, DIM), f"blk.{i}.attn_k": (kv, DIM), f"blk.{i}.attn_v": (kv, DIM)}
-        shapes |= {f"blk.{i}.attn_output": (DIM, DIM), f"blk.{i}.ffn_gate": (FFN, DIM)}
-        shapes |= {f"blk.{i}.ffn_up": (FFN, DIM), f"blk.{i}.ffn_down": (DIM, FFN)}
+        shapes |= {f"blk.{i}.{n}": (dim,) for n in ("attn_norm", "ffn_norm")}
+        shapes |= {f"blk.{i}.attn_q": (dim, dim), f"blk.{i}.attn_k": (kv, dim), f"blk.{i}.attn_v": (kv, dim)}
+        shapes |= {f"blk.{i}.attn_output": (dim, dim), f"blk.{i}.ffn_gate": (ffn, dim)}
+        shapes |= {f"blk.{i}.ffn_up": (ffn, dim), f"blk.{i}.ffn_down": (dim, ffn)}
     for name, shape in shapes.items():
-        w = rng.standard_normal(shape).astype(np.float32) * (0.3 if len(shape) == 2 else 1)
+        w = rng.standard_normal(shape).astype(np.float32) * np.float32(std if len(shape) == 2 else 1)
         kind = kinds.get(name.rsplit(".", 1)[-1], kinds[""]) if len(shape) == 2 else Type.F32
-        stored = blocks.get(f"{name}.weight", w if kind == Type.F32 else quantize(w, kind))
+        stored = blocks.get(f"{name}.weight", w if kind == Type.F32 else store(w, kind))
         writer.add_tensor(f"{name}.weight", stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

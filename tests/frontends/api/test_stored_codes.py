@@ -31,7 +31,7 @@ from ..formats.gguf.gguf_models import write_gguf
 from ..formats.gguf.gguf_sparse import SPARSE
 from .test_weights import ExactOptions
 
-IDS = np.random.default_rng(1).integers(0, 97, 20).tolist()
+IDS = np.random.default_rng(1).integers(0, 96, 20).tolist()  # of the smallest vocabulary
 
 
 def quantized(source: Path, weights: str) -> tuple[Graph, Graph]:
@@ -197,10 +197,11 @@ def test_experts_of_a_file_stay(weights: str, save: Any, tmp_path: Path) -> None
         np.testing.assert_array_equal(
             after.params[name].recipe.evaluate(after.reader), before.params[name].recipe.evaluate(before.reader)
         )
-    weft.compile(source, tmp_path / "out", weights=weights)
+    # In f32, because rounded activations may choose other experts.
+    weft.compile(source, tmp_path / "out", weights=weights, arithmetic="f32")
     found = weft.load(tmp_path / "out").logits(IDS)[-1]
     exact = logits(after)[-1]
-    assert np.linalg.norm(found - exact) < 0.1 * np.linalg.norm(exact)
+    np.testing.assert_allclose(found, exact, rtol=0, atol=5e-5 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("arguments", ["group=64", "group=64, zeros=false", "bits=8"])
