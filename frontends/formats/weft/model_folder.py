@@ -113,7 +113,8 @@ def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
         return None
     *lead, width = param.type.concrete({})
     numbers, sources, tensors = part_shapes(layout, width), dict[str, Source](), dict[str, Tensor]()
-    wanted = {"codes": ("packed", dtypes.u8), "scales": ("steps", layout.scale), "zeros": ("points", dtypes.u8)}
+    scales = "every_step" if layout.sums else "steps"
+    wanted = {"codes": ("packed", dtypes.u8), "scales": (scales, layout.numbers), "zeros": ("points", dtypes.u8)}
     for part, (stored, dtype) in wanted.items():
         if part != "zeros" or layout.has_zeros:
             key = f"{param.name}.{part}"
@@ -129,7 +130,8 @@ def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
         width=width,
         bits=layout.bits,
         group=layout.group,
-        scale=layout.scale.name,
+        scale=layout.numbers.name,
+        sums=layout.sums,
     )
     return stored_recipe, tensors
 

@@ -16,8 +16,9 @@ multiplied by the activations twice over; its zero points, if it has any, are in
 points less 2^{bits−1}, one to a byte. `halves`, `steps` and `middles`: codes of up to 4 bits, the first half of a row
 in the low halves of its bytes and the second in the high ones, and zero points, one to a byte.
 
-`levels` and `largest`: scales in 255ths of the largest of the row, and that. They, `packed`, `points`, `signed` and
-`signed_zeros` are also of the groups of offsets behind a row, where a layout has such; the others have `offsets`.
+`levels` and `largest`: scales in 255ths of the largest of the row, and that; `every_step`: scales as numbers. They,
+`packed`, `points`, `signed` and `signed_zeros` are also of the groups of offsets behind a row, where a layout has such;
+the others have `offsets`.
 
 Several parts joined by "+", as in "packed+steps", are one whose rows are the bytes of each side by side, u8: so all of
 them are made of rows that are read, and rounded, once.
@@ -67,9 +68,11 @@ DTYPES: Mapping[str, DType] = {
     "middles": dtypes.u8,
     "levels": dtypes.u8,
     "largest": LARGEST,
+    "every_step": dtypes.f32,
 }
 WITH_CODES = ("words", "packed", "codes", "signed", "halves")  # the others need no codes
-WITH_SUMS = ("packed", "points", "signed", "signed_zeros", "levels", "largest")  # of the groups of offsets, too
+# Of the groups of offsets, too.
+WITH_SUMS = ("packed", "points", "signed", "signed_zeros", "levels", "largest", "every_step")
 
 
 def wide(layout: BlockLayout) -> int:
@@ -96,6 +99,7 @@ def part_shapes(layout: BlockLayout, width: int) -> dict[str, int]:
         "middles": groups,
         "levels": every,
         "largest": 1,
+        "every_step": every,
     }
 
 
@@ -161,7 +165,7 @@ def one_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
         return largest_scales(scales)
     if part == "levels":
         return scale_levels(scales, largest_scales(scales))
-    if part == "steps":
+    if part in ("steps", "every_step"):
         return scales
     if part == "packed":
         return pack_codes(codes, layout.bits).reshape(*scales.shape[:-1], -1)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import WeftError
 from ...types import dtypes
-from ...types.block_layouts import INTEGER_BITS, BlockLayout, Blocks, integer_layout, unpack_codes
+from ...types.block_layouts import INTEGER_BITS, BlockLayout, Blocks, integer_layout, offset_layout, unpack_codes
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe
@@ -70,7 +70,8 @@ class Quantize(BlockRecipe):
 @dataclass(frozen=True)
 class Dequantize(BlockRecipe):
     """The matrix [..., out, `width`] that `codes` stand for: u8 [..., out, groups · group · bits / 8], the lowest bits
-    first, with `scales` [..., out, groups] and, if there are any, `zeros` u8 [..., out, groups · bits / 8]."""
+    first, with `scales` [..., out, groups] and, if there are any, `zeros` u8 [..., out, groups · bits / 8]. With `sums`
+    the groups of offsets are among these, behind the others, and the layout is `offset_layout`."""
 
     codes: Recipe
     scales: Recipe
@@ -79,13 +80,16 @@ class Dequantize(BlockRecipe):
     bits: int = 4
     group: int = 32
     scale: str = "f16"
+    sums: bool = False
 
     def layout(self, reader: TensorReader) -> BlockLayout:
-        return _layout(self.bits, self.group, self.zeros is not None, self.scale)
+        integers = _layout(self.bits, self.group, self.zeros is not None, self.scale)
+        return offset_layout(self.bits, self.group) if self.sums else integers
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        _layout(self.bits, self.group, self.zeros is not None, self.scale)
+        self.layout(reader)
         lead, groups = self.scales.shape(reader)[:-1], -(-self.width // self.group)
+        groups += -(-groups // self.group) if self.sums else 0
         wanted = {"codes": groups * self.group * self.bits // 8, "scales": groups, "zeros": -(-groups * self.bits // 8)}
         for name, count in wanted.items():
             part: Recipe | None = getattr(self, name)

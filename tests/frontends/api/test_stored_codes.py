@@ -20,8 +20,9 @@ from weft.backends.targets import TARGETS
 from weft.frontends.api.rewriting import rewrite
 from weft.frontends.api.source.sources import load_source
 from weft.frontends.api.weights import weights_pipeline
+from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
-from weft.ir.recipes.blocks import AsStored, BlockRecipe
+from weft.ir.recipes.blocks import AsStored, BlockRecipe, Dequantize
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import offset_layout
 from weft.passes import run_passes
@@ -215,3 +216,16 @@ def test_integers_of_a_hugging_face_folder_stay(arguments: str, save: Any, tmp_p
         np.testing.assert_array_equal(recipe.evaluate(after.reader), before.params[name].recipe.evaluate(before.reader))
     _, finer = quantized(tmp_path / "hf", "int4{group=128}")
     assert not any(p.recipe.has(AsStored) for name, p in finer.params.items() if name in linear_maps(finer))
+
+
+def test_model_folders_hold_the_codes(tmp_path: Path) -> None:
+    source = write(tmp_path / "model.gguf", {"": Type.Q4_1, "token_embd": Type.Q8_0, "ffn_up": Type.Q4_0})
+    model = rewrite(load_source(str(source)), "quantize")
+    write_model(model, tmp_path / "folder")
+    again = load_source(str(tmp_path / "folder")).graph
+    for name in (*linear_maps(again), "embed.weight"):
+        assert isinstance(again.params[name].recipe, Dequantize)
+        np.testing.assert_array_equal(
+            again.params[name].recipe.evaluate(again.reader),
+            model.graph.params[name].recipe.evaluate(model.graph.reader),
+        )
