@@ -1,5 +1,5 @@
 """Folders of integer codes (GPTQ, AWQ, compressed-tensors, torchao) are the models of the numbers that these stand for,
-and `--keep-blocks` keeps the codes bit by bit."""
+and `--keep-blocks` and the pass quantize keep the codes bit by bit."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from onnx import numpy_helper
 import weft
 from weft.frontends import load_source
 from weft.ir import WeftError
+from weft.ir.recipes.blocks import AsStored
+from weft.passes import run_passes
 
 from . import integer_checkpoints as checkpoints
 from .integer_checkpoints import VOCAB, Codes
@@ -108,6 +110,19 @@ def test_kept_codes_compute_the_same(case: str, target: str, tmp_path: Path) -> 
     counts = json.loads((tmp_path / "kept" / "weft.json").read_text())["blocks"]
     assert list(counts) == [layout]  # also where q, k and v, and gate and up are packed
     assert counts[layout] >= 4 * checkpoints.LAYERS
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_quantize_keeps_codes(case: str, tmp_path: Path) -> None:
+    how, pack, drawn = CASES[case]
+    folder, _, weights = checkpoints.model(tmp_path, how, pack, **drawn)
+    before = load_source(folder).graph
+    after = run_passes(before, "quantize{bits=8, group=16}")
+    kept = [name for name, param in after.params.items() if param.recipe.has(AsStored)]
+    assert len(kept) == len(weights)
+    for name in kept:
+        want, found = (g.params[name].recipe.evaluate(g.reader) for g in (before, after))
+        np.testing.assert_array_equal(found, want)
 
 
 @pytest.mark.parametrize("case", CASES)
