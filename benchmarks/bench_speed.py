@@ -1,12 +1,12 @@
 """SmolLM2-135M fp32 on a CPU: prefill of 512 tokens and decode of 128, weft's graph beside its peers.
 
-The contenders take turns as `turns` says. ONNX graphs go through the same loop: I/O binding, shared cache buffers,
-argmax on the host.
+The contenders take turns as `turns` says. The peers' graphs go through a loop of their own: I/O binding, shared cache
+buffers, argmax on the host; so does weft's graph as `weft_graph`.
 
-weft runs four times: its graph as it is; with --prepack, where ONNX Runtime maps the packed weights from the file, by
-huge pages where the system can; the same with --keep-blocks head, where the head reads the GGUF's own 8-bit blocks; and
-with --keep-blocks all, where every product reads its 4- or 8-bit blocks. The weights are the same numbers everywhere,
-and all arithmetic is in f32.
+weft's own runtime runs four folders: one compiled without options; with --prepack, where ONNX Runtime maps the packed
+weights from the file, by huge pages where the system can; the same with --keep-blocks head, where the head reads the
+GGUF's own 8-bit blocks; and with --keep-blocks all, where every product reads its 4- or 8-bit blocks. The weights are
+the same numbers everywhere, and all arithmetic is in f32.
 
     python benchmarks/bench_speed.py [--sets 8] [--rounds 2] [--threads 2]
 """
@@ -34,6 +34,7 @@ class OnnxRun:
     def __init__(self, folder: Path, threads: int) -> None:
         import onnxruntime as ort
 
+        ort.set_global_thread_pool_sizes(threads, 1)
         options = ort.SessionOptions()
         options.use_per_session_threads = False
         self.session = ort.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
@@ -81,6 +82,23 @@ class OnnxRun:
         return int(self.logits.numpy()[0, 0].argmax())
 
 
+class WeftRun:
+    """A folder in weft's runtime, as its `generate` runs it."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        import weft
+
+        model = weft.load(folder, device="cpu", threads=threads)
+        assert isinstance(model, weft.Generator)
+        self.context = model.decoder.new_context(1, PROMPT + DECODE)
+
+    def prefill(self, ids: np.ndarray) -> int:
+        return int(self.context.prefill([ids[0].tolist()])[0].argmax())
+
+    def step(self, token: int, done: int) -> int:
+        return int(self.context.step([token])[0].argmax())
+
+
 class HuggingFaceRun:
     """transformers, eager mode, its own SDPA and growing cache; logits of the last token only."""
 
@@ -107,16 +125,18 @@ class HuggingFaceRun:
         return self._run(self.torch.tensor([[token]]))
 
 
-KINDS = {"hf_eager": HuggingFaceRun, "bandwidth": ReadBandwidth}
-
-
 def child(name: str, folder: Path, prompt_folder: Path, threads: int) -> None:
     """One contender's process."""
-    if name not in KINDS:
-        import onnxruntime as ort
-
-        ort.set_global_thread_pool_sizes(threads, 1)
-    serve(KINDS.get(name, OnnxRun)(folder, threads), prompt_folder)
+    match name:
+        case "hf_eager":
+            run: Any = HuggingFaceRun(folder, threads)
+        case "bandwidth":
+            run = ReadBandwidth(folder, threads)
+        case _ if name.startswith("weft") and name != "weft_graph":
+            run = WeftRun(folder, threads)
+        case _:
+            run = OnnxRun(folder, threads)
+    serve(run, prompt_folder)
 
 
 def main() -> None:
@@ -145,6 +165,7 @@ def prepare(work: Path) -> dict[str, str]:
     subprocess.run(builder_command(source, work / "builder_prune", "prune_lm_head=true"), **quiet)
     names = {
         "weft": "weft",
+        "weft_graph": "weft",
         "weft_prepack": "weft_prepack",
         "weft_keep_head": "weft_keep_head",
         "weft_keep_all": "weft_keep_all",

@@ -36,11 +36,16 @@ def kind_of(name: str, value: Any) -> Kind:
 
 
 class Buffer:
-    """Zeros at a fixed address on the session's device; `host` is that memory on the CPU, a staging copy on CUDA."""
+    """Zeros at a fixed address on the session's device; `host` is that memory on the CPU, a staging copy on CUDA.
 
-    def __init__(self, session: Session, shape: tuple[int, ...], kind: Kind) -> None:
+    It may be given; it is taken otherwise.
+    """
+
+    def __init__(
+        self, session: Session, shape: tuple[int, ...], kind: Kind, host: NDArray[np.uint8] | None = None
+    ) -> None:
         self.shape, self.device, (self.onnx_type, dtype) = shape, session.device, kind
-        self.host: NDArray[Any] = np.zeros(shape, dtype)
+        self.host: NDArray[Any] = np.zeros(shape, dtype) if host is None else host.view(dtype).reshape(shape)
         self.nbytes = self.host.nbytes
         self._value = onnxruntime().OrtValue.ortvalue_from_numpy(self.host, self.device, 0)
         self.address: int = self._value.data_ptr()

@@ -18,6 +18,7 @@ from weft.ir.errors import WeftError
 
 from ...targets import Backend
 from ..core.sampling import check_count
+from ..huge_pages import huge_pages
 
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
@@ -232,7 +233,8 @@ def _create(ort: Any, model: Path, providers: list[Any], threads: int | None) ->
     # `host_ops` reads the assignment.
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.intra_op_num_threads = threads or usual_threads()
-    with failures(str(model), "ONNX Runtime cannot open it"):
+    pages = huge_pages() if providers == [CPU] else contextlib.nullcontext()
+    with failures(str(model), "ONNX Runtime cannot open it"), pages:
         try:
             # With the fallback an error on CUDA would open the model on the CPU instead.
             return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)

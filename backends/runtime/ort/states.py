@@ -8,12 +8,14 @@ one side and writes the other.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 from weft.ir.schema.states import Growth
@@ -22,6 +24,8 @@ from ...facts import Carried
 from ..arrays import Ints
 from .buffers import Buffer, Kind, kind_of
 from .session import Session
+
+_ALIGNMENT = 64  # bytes, a cache line
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,10 @@ class Memory:
         self.side, self.sides = 0, 1 + any(state.recurrent for state in states)
         self._states = states
         self._buffers: list[tuple[Buffer, Buffer]] = []
-        for state in states:
-            shape = (batch, *(capacity if n is None else n for n in state.shape))
-            sides = [Buffer(session, shape, state.kind).drop_host() for _ in range(1 + state.recurrent)]
+        shapes = [(batch, *(capacity if n is None else n for n in state.shape)) for state in states]
+        room = _rooms(session, states, shapes)
+        for state, shape in zip(states, shapes, strict=True):
+            sides = [Buffer(session, shape, state.kind, next(room)).drop_host() for _ in range(1 + state.recurrent)]
             self._buffers.append((sides[0], sides[-1]))
 
     @property
@@ -138,3 +143,22 @@ class Memory:
                 held = to.pull()
                 held[:, :, :used] = values[:, :, :used]
                 to.write(held)
+
+
+def _rooms(
+    session: Session, states: Sequence[State], shapes: Sequence[tuple[int, ...]]
+) -> Iterator[NDArray[np.uint8] | None]:
+    """Memory for each side of each state; on the CPU parts of one block, which numpy asks huge pages for."""
+    sizes = [
+        math.prod(shape) * np.dtype(state.kind[1]).itemsize
+        for state, shape in zip(states, shapes, strict=True)
+        for _ in range(1 + state.recurrent)
+    ]
+    if session.device != "cpu":
+        yield from [None] * len(sizes)
+        return
+    starts = [0, *itertools.accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+    block = np.zeros(starts[-1] + _ALIGNMENT, np.uint8)
+    block = block[-block.ctypes.data % _ALIGNMENT :]
+    for start, size in zip(starts, sizes, strict=False):
+        yield block[start : start + size]

@@ -18,6 +18,7 @@ from weft.ir.errors import WeftError
 from ...facts import Facts
 from ..arrays import Floats
 from ..core.sampling import check_count
+from ..huge_pages import huge_pages
 from ..ort.encoder import Encoder
 from ..ort.session import DEVICES
 
@@ -97,7 +98,7 @@ def _opened(facts: Facts, device: str, threads: int | None, whole: bool = True) 
         torch.set_num_threads(threads)
     from ...torch.package.shipped.load import Failure, check_device, load_model, stepper
 
-    with importing(facts.folder):
+    with importing(facts.folder), huge_pages():
         try:
             check_device(_chosen(device))
             model = load_model(facts.folder, _chosen(device) if whole else "cpu")

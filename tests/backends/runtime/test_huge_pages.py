@@ -1,0 +1,145 @@
+"""Memory that is moved to huge pages holds what it held, and nothing else is moved."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import random
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weft.backends.runtime import huge_pages as module
+from weft.backends.runtime.huge_pages import _without, huge_pages
+from weft.backends.runtime.ort.session import Session
+from weft.backends.runtime.ort.states import Memory, State
+from weft.ir.schema.states import Growth
+
+MIB = 1 << 20
+
+
+def taken(size: int) -> tuple[mmap.mmap, np.ndarray]:
+    """Fresh memory of numbers, away from numpy's own, which asks for huge pages itself."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    numbers = np.frombuffer(memory, np.uint32)
+    numbers[:] = np.arange(numbers.size)
+    return memory, numbers
+
+
+def in_huge_pages() -> int:
+    """Bytes of the process that are in huge pages."""
+    found = re.search(r"^AnonHugePages: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) << 10
+
+
+def finish() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "weft huge pages":
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def test_memory_taken_inside_is_moved_and_keeps_its_contents(monkeypatch: pytest.MonkeyPatch) -> None:
+    other, outside = taken(32 * MIB)
+    asking, asked = taken(32 * MIB)
+    before = in_huge_pages()
+    if page := module._size():
+        module._collapse([(-(-asked.ctypes.data // page) * page, asked.ctypes.data + 16 * MIB)], page)
+    gives_them = in_huge_pages() > before  # to a program that asks
+
+    moved: list[module.Ranges] = []
+    collapse = module._collapse
+    monkeypatch.setattr(module, "_collapse", lambda found, page: (moved.append(found), collapse(found, page)))
+    with huge_pages():
+        memory, numbers = taken(64 * MIB)
+        before = in_huge_pages()
+    finish()
+    np.testing.assert_array_equal(numbers, np.arange(numbers.size, dtype=np.uint32))
+    np.testing.assert_array_equal(outside, np.arange(outside.size, dtype=np.uint32))
+    assert (in_huge_pages() > before) is gives_them
+    for first, end in (span for ranges in moved for span in ranges):
+        assert end <= outside.ctypes.data or outside.ctypes.data + outside.nbytes <= first, "taken before, yet moved"
+    del numbers, outside, asked
+    memory.close(), other.close(), asking.close()
+
+
+def test_memory_given_back_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges: list[module.Ranges] = []
+    monkeypatch.setattr(module, "_collapse", lambda found, page: ranges.append(found))
+    monkeypatch.setattr(module, "_size", lambda: 2 * MIB)
+    with huge_pages():
+        memory, numbers = taken(64 * MIB)
+    finish()
+    monkeypatch.undo()
+    del numbers
+    memory.close()
+    assert ranges
+    module._collapse(ranges[0], 2 * MIB)
+
+
+def test_little_memory_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_collapse", lambda *_: pytest.fail("moved"))
+    with huge_pages():
+        memory, numbers = taken(4 * MIB)
+    finish()
+    del numbers
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    ("enabled", "size", "expected"),
+    [
+        ("always [madvise] never", "2097152\n", 2 * MIB),
+        ("[always] madvise never", "2097152\n", 2 * MIB),
+        ("always madvise [never]", "2097152\n", 0),
+        ("always [madvise] never", "", 0),
+        (None, None, 0),
+    ],
+)
+def test_what_the_system_says_is_obeyed(
+    enabled: str | None, size: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SETTINGS", tmp_path)
+    monkeypatch.setattr(module.sys, "platform", "linux")
+    if enabled is not None and size is not None:
+        (tmp_path / "enabled").write_text(enabled)
+        (tmp_path / "hpage_pmd_size").write_text(size)
+    assert module._size() == expected
+    monkeypatch.setattr(module.sys, "platform", "win32")
+    assert module._size() == 0
+
+
+def test_what_is_new_is_the_difference_of_the_mappings() -> None:
+    draw = random.Random(0)
+
+    def mappings() -> list[tuple[int, int]]:
+        borders = sorted(draw.sample(range(60), 2 * draw.randrange(6)))
+        return list(zip(borders[::2], borders[1::2], strict=True))
+
+    for _ in range(2000):
+        ranges, others = mappings(), mappings()
+        expected = {x for a, b in ranges for x in range(a, b)} - {x for a, b in others for x in range(a, b)}
+        found = _without(ranges, others)
+        assert [x for a, b in found for x in range(a, b)] == sorted(expected)
+        assert all(a < b for a, b in found)
+
+
+def test_caches_of_a_context_are_parts_of_one_block() -> None:
+    shapes = [((2, None, 3), 1, Growth.TEXT), ((2, None, 5), 10, Growth.TEXT), ((7,), 1, Growth.CONSTANT)]
+    kinds = {1: np.float32, 10: np.float16}
+    states = [State(f"p{i}", f"n{i}", (kind, kinds[kind]), shape, g) for i, (shape, kind, g) in enumerate(shapes)]
+    memory = Memory(Session(None, "cpu"), states, batch=3, capacity=11)
+    buffers = [b for sides in memory._buffers for b in dict.fromkeys(sides)]
+    assert [b.shape for b in buffers] == [(3, 2, 11, 3), (3, 2, 11, 5), (3, 7), (3, 7)]
+    assert memory.nbytes == sum(b.host.nbytes for b in buffers) == sum(3 * state.nbytes(11) for state in states)
+    assert all(b.address == b.host.ctypes.data and b.address % 64 == 0 and not b.host.any() for b in buffers)
+    for number, buffer in enumerate(buffers, 1):
+        buffer.host[...] = number
+    assert all((buffer.host == number).all() for number, buffer in enumerate(buffers, 1))
+    spans = sorted((b.address, b.address + b.nbytes) for b in buffers)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    assert spans[-1][1] - spans[0][0] < memory.nbytes + 64 * len(buffers)
