@@ -132,7 +132,7 @@ def child(name: str, folder: Path, prompt_folder: Path, threads: int) -> None:
             run: Any = HuggingFaceRun(folder, threads)
         case "bandwidth":
             run = ReadBandwidth(folder, threads)
-        case _ if name.startswith("weft") and name != "weft_graph":
+        case _ if name.startswith("weft") and not name.endswith("_graph"):
             run = WeftRun(folder, threads)
         case _:
             run = OnnxRun(folder, threads)
