@@ -88,8 +88,7 @@ class WeftRun:
     def __init__(self, folder: Path, threads: int) -> None:
         import weft
 
-        model = weft.load(folder, device="cpu", threads=threads)
-        assert isinstance(model, weft.Generator)
+        model: Any = weft.load(folder, device="cpu", threads=threads)
         self.context = model.decoder.new_context(1, PROMPT + DECODE)
 
     def prefill(self, ids: np.ndarray) -> int:
