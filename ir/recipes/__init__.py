@@ -5,6 +5,7 @@ Never here: graphs, passes, file formats (their readers implement `TensorReader`
 """
 
 from . import blocks as blocks
+from . import cache_scales as cache_scales
 from . import frequencies as frequencies
 from . import matrices as matrices
 from .combinators import (

@@ -16,10 +16,10 @@ import numpy as np
 from weft.ir import Graph, Node, Param, Recipe, Value, ops
 from weft.ir.ops.experts import hidden_of
 from weft.ir.recipes import Source
-from weft.ir.recipes.blocks import BlockRecipe, Dequantize, Quantize, ToFloat8, as_stored, block_layout
+from weft.ir.recipes.blocks import BlockRecipe, Dequantize, Quantize, ToFloat8, as_stored, block_layout, grid_layout
 from weft.ir.recipes.blocks.quantize import joined
 from weft.ir.recipes.readers import Array, SpilledTensors
-from weft.ir.types.block_layouts import BlockLayout, Blocks, pack_codes
+from weft.ir.types.block_layouts import BlockLayout, Blocks, integer_layout, offset_layout, pack_codes
 
 from ..core.resume import Finished
 from ..edits.edit import derive, replace_param
@@ -32,6 +32,11 @@ POOLED = 0.1  # share of all tokens in the moment of an expert: it may have seen
 ROWS = 2048  # activations that are multiplied at once, and
 COLUMNS = 1024  # of their moment
 NUMBERS = 1 << 23  # of a weight that are rounded at once
+GRIDS = (  # that floats are recognized on: the fewest bits first
+    *(integer_layout(4, group, zeros) for zeros in (False, True) for group in (128, 64, 32)),
+    offset_layout(4, 32),
+    integer_layout(8, 32, False),
+)
 
 Progress = Callable[[int, int], None]
 
@@ -45,20 +50,23 @@ def round_to_nearest(param: Param, layout: BlockLayout) -> None:
 
 
 def stored_layout(param: Param) -> BlockLayout | None:
-    """Return the layout of integers in blocks that the file has `param` in, if it has."""
-    layout = None if param.recipe.has(BlockRecipe) else block_layout(param.recipe, param.graph.reader)
+    """Return the layout of integers in blocks that the file has `param` in, or that it was in before somebody wrote it
+    as floats; None if there is none."""
+    recipe, reader = param.recipe, param.graph.reader
+    layout = None if recipe.has(BlockRecipe) else block_layout(recipe, reader)
+    if isinstance(layout, str):
+        return grid_layout(recipe, reader, GRIDS)
     return layout if isinstance(layout, BlockLayout) and not layout.floats else None
 
 
-def stored_bits(param: Param) -> float:
-    """Return the bits that the file takes for a number of `param`, scales included; 16 where it has no such blocks."""
-    layout = stored_layout(param)
+def stored_bits(layout: BlockLayout | None) -> float:
+    """Return the bits that a file takes for a number in `layout`, scales included; 16 where it has no such blocks."""
     return 16.0 if layout is None else 8 * layout.dtype.block_bytes / layout.dtype.block
 
 
-def keep_stored(param: Param) -> None:
-    """Let `param` be the blocks that its file has it in."""
-    reweigh(param, as_stored(param.recipe))
+def keep_stored(param: Param, layout: BlockLayout) -> None:
+    """Let `param` be the blocks of its `stored_layout`."""
+    reweigh(param, as_stored(param.recipe, param.graph.reader, layout))
 
 
 def round_once(param: Param, layout: BlockLayout, search: str) -> None:

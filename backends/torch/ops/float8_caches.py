@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param
 from weft.ir.recipes import Full, Recipe, Reshape
-from weft.ir.recipes.blocks import HeadScales
+from weft.ir.recipes.cache_scales import HeadScales
 from weft.ir.types import TensorType, dtypes
 from weft.passes.analysis.projections import Branch, branch_of, rows
 

@@ -5,25 +5,25 @@ Importing this package registers its recipes. Never here: which backend takes wh
 """
 
 from .floats import Float8, ToFloat8
+from .grids import OnGrid, grid_layout
 from .layouts import BlockRecipe, block_layout
 from .parts import Part, part_shapes, split_parts
 from .quantize import Dequantize, Quantize
-from .scales import FittedScales, HeadScales
 from .stored import AsStored, Stored, as_stored, in_file
 
 __all__ = [
     "AsStored",
     "BlockRecipe",
     "Dequantize",
-    "FittedScales",
     "Float8",
-    "HeadScales",
+    "OnGrid",
     "Part",
     "Quantize",
     "Stored",
     "ToFloat8",
     "as_stored",
     "block_layout",
+    "grid_layout",
     "in_file",
     "part_shapes",
     "split_parts",

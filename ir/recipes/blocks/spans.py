@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...types.block_layouts import BlockLayout
+from ...types import dtypes
+from ...types.block_layouts import BlockLayout, Blocks, integer_layout, largest_scales, level_scales, scale_levels
 from ..readers import Array
 
 
@@ -71,3 +72,36 @@ def _float_codes(groups: Array, scales: Array, centre: Array | np.float32, layou
     codes += centre
     # Clipped last: numpy clips to numbers ten times as fast as to arrays, and a sum that is not exact is far outside.
     return np.clip(codes, np.float32(0), np.float32(2**layout.bits - 1), out=codes)
+
+
+def with_sums(stored: Blocks, layout: BlockLayout) -> Blocks:
+    """`stored`, which has offsets, in `layout`, whose offsets are codes, too."""
+    codes, scales, offsets, _ = stored
+    assert offsets is not None
+    numbers = scales[..., None] * (codes.astype(np.float32) - layout.middle) + offsets[..., None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        points = np.rint(layout.middle - offsets / scales)
+    inside = (scales > 0) & (points >= 0) & (points < 2**layout.bits)
+    # Blocks that have 0 outside of what their codes reach, or no scale, are rounded anew.
+    integers = integer_layout(layout.bits, layout.group, True, dtypes.f32)
+    anew, zeros = spanned(*extremes(numbers), integers)
+    assert zeros is not None
+    points = np.where(inside, points, zeros).astype(np.uint8)
+    rest = np.where(inside, offsets + scales * (points.astype(np.float32) - layout.middle), 0)
+    scales = np.where(inside, scales, anew)
+    largest = largest_scales(scales)
+    scales = level_scales(scale_levels(scales, largest), largest)
+    codes = nearest(numbers - rest[..., None], scales, points, integers)
+    # What the rounding of a scale leaves off, the offset makes up for on average.
+    reached = scales[..., None] * (codes.astype(np.float32) - points[..., None])
+    behind = grouped((numbers - reached).mean(-1), layout.group)
+    low, high = extremes(behind)
+    steps, _ = spanned(low, high, integers)
+    steps = level_scales(scale_levels(steps, largest), largest)
+    more = np.rint(-np.minimum(low, 0) * reciprocal(steps)).clip(0, 2**layout.bits - 1).astype(np.uint8)
+    return Blocks(
+        np.concatenate([codes, nearest(behind, steps, more, integers)], -2),
+        np.concatenate([scales, steps], -1),
+        None,
+        np.concatenate([points, more], -1),
+    )

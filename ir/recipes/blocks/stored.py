@@ -14,17 +14,16 @@ from ...types.block_layouts import (
     Blocks,
     Packing,
     integer_layout,
-    largest_scales,
-    level_scales,
+    layout_of,
     offset_layout,
-    scale_levels,
 )
 from ..combinators import Source
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
+from .grids import OnGrid
 from .layouts import BlockRecipe, block_layout, leaf_blocks
 from .parts import Part
-from .spans import extremes, grouped, nearest, reciprocal, rounded_scales, spanned
+from .spans import rounded_scales, with_sums
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class AsStored(BlockRecipe):
             if blocks.offsets is None:
                 made = blocks._replace(scales=rounded_scales(blocks.scales, layout))
             else:
-                made = _with_sums(blocks, layout)
+                made = with_sums(blocks, layout)
         if not np.isfinite(made.scales).all():
             raise WeftError(f"a scale of {', '.join(self.sources())} exceeds what f16 reaches")
         return made
@@ -111,44 +110,16 @@ def _unpacked(layout: BlockLayout) -> BlockLayout:
     return wider if same else integer_layout(layout.bits, layout.group, False)
 
 
-def as_stored(recipe: Recipe) -> Recipe:
-    """`recipe`, which moves rows of tensors that are stored in blocks, with these blocks."""
-    return AsStored(recipe) if isinstance(recipe, Source) else recipe.map_parts(as_stored)
+def as_stored(recipe: Recipe, reader: TensorReader, grid: BlockLayout) -> Recipe:
+    """`recipe`, which moves rows of tensors that are stored in blocks, with these blocks; or rows of floats that lie on
+    the grids of `grid`, with these."""
+    if not isinstance(recipe, Source):
+        return recipe.map_parts(lambda part: as_stored(part, reader, grid))
+    if layout_of(reader.dtype(recipe.key)) is not None:
+        return AsStored(recipe)
+    return OnGrid(recipe, grid.bits, grid.group, grid.has_zeros and not grid.has_minimum, grid.has_minimum)
 
 
 def in_file(recipe: Recipe) -> Recipe:
     """`recipe` with tensors in the place of `AsStored`."""
     return recipe.item if isinstance(recipe, AsStored) else recipe.map_parts(in_file)
-
-
-def _with_sums(stored: Blocks, layout: BlockLayout) -> Blocks:
-    """`stored`, which has offsets, in `layout`, whose offsets are codes, too."""
-    codes, scales, offsets, _ = stored
-    assert offsets is not None
-    numbers = scales[..., None] * (codes.astype(np.float32) - layout.middle) + offsets[..., None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        points = np.rint(layout.middle - offsets / scales)
-    inside = (scales > 0) & (points >= 0) & (points < 2**layout.bits)
-    # Blocks that have 0 outside of what their codes reach, or no scale, are rounded anew.
-    integers = integer_layout(layout.bits, layout.group, True, dtypes.f32)
-    anew, zeros = spanned(*extremes(numbers), integers)
-    assert zeros is not None
-    points = np.where(inside, points, zeros).astype(np.uint8)
-    rest = np.where(inside, offsets + scales * (points.astype(np.float32) - layout.middle), 0)
-    scales = np.where(inside, scales, anew)
-    largest = largest_scales(scales)
-    scales = level_scales(scale_levels(scales, largest), largest)
-    codes = nearest(numbers - rest[..., None], scales, points, integers)
-    # What the rounding of a scale leaves off, the offset makes up for on average.
-    reached = scales[..., None] * (codes.astype(np.float32) - points[..., None])
-    behind = grouped((numbers - reached).mean(-1), layout.group)
-    low, high = extremes(behind)
-    steps, _ = spanned(low, high, integers)
-    steps = level_scales(scale_levels(steps, largest), largest)
-    more = np.rint(-np.minimum(low, 0) * reciprocal(steps)).clip(0, 2**layout.bits - 1).astype(np.uint8)
-    return Blocks(
-        np.concatenate([codes, nearest(behind, steps, more, integers)], -2),
-        np.concatenate([scales, steps], -1),
-        None,
-        np.concatenate([points, more], -1),
-    )

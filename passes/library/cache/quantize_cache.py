@@ -11,7 +11,7 @@ import numpy as np
 from weft.ir import Graph, Node, Param, TensorType, WeftError, ops
 from weft.ir.ops.cache_codes import limits
 from weft.ir.recipes import Source
-from weft.ir.recipes.blocks import FittedScales
+from weft.ir.recipes.cache_scales import FittedScales
 from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.schema.states import CODES
 from weft.ir.types import dtypes

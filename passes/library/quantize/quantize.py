@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -46,7 +46,9 @@ class QuantizeWeights(Pass):
 
     Without a method, weights that a file has as integers of at most `bits` bits in groups of `group` or more stay so,
     and nothing is rounded twice: q4_0, q4_1, q4_k, q5_0 and q8_0 of GGUF files, codes of 5 bits as codes of 8, and what
-    GPTQ, AWQ and others left in a Hugging Face folder. With groups of 16 also q2_k, q3_k and q6_k. A file whose linear
+    GPTQ, AWQ and others left in a Hugging Face folder. With groups of 16 also q2_k, q3_k and q6_k. So do weights that
+    were in such blocks before somebody wrote them as floats: their numbers still lie on the grids of 4 bits in groups
+    of 32, 64 or 128, or of 8 bits in groups of 32 without zero points. A file whose linear
     maps take less than 6 bits a weight on average, such as a Q4_K_M, loses no more by bits=4: where it has more bits
     (q5_0, q5_1, q5_k, q6_k, q8_0), weights get codes of 8 bits without zero points, kept (q5_0, q8_0) or rounded to the
     nearest; experts do not. The other weights are fitted by gptq if they get less than 8 bits and the model has a
@@ -105,16 +107,17 @@ class QuantizeWeights(Pass):
         plan = self._plan(graph, trace)
         if not plan and not trace.refusals:
             raise WeftError(f"quantize: graph {graph.name} has no weight matrix that can be quantized")
-        for matrix, wider in self._stored(plan).items():
-            layout = stored_layout(matrix.param)
+        for matrix, (layout, wider) in self._stored(plan).items():
             if wider is None:
-                keep_stored(matrix.param)
+                keep_stored(matrix.param, layout)
                 trace.fired(self.name, f"{matrix.param.name} as stored, in {layout}")
             else:
                 round_to_nearest(matrix.param, wider)
                 trace.fired(self.name, f"{matrix.param.name} from {layout} to {wider}, which loses next to nothing")
             del plan[matrix]
-        texts = self._texts(graph, trace) if plan else []
+        given = self.method == "gptq" or self.calibration is not None or self.budget is not None
+        fitted = given or any(layout.bits < 8 for layout in plan.values())
+        texts = self._texts(graph, trace) if plan and fitted else []
         if self.budget is not None and plan:
             plan = self._within(self.budget, graph, plan, texts, trace)
         if texts and self.fits:
@@ -169,15 +172,16 @@ class QuantizeWeights(Pass):
         kept = sum(matrix.elements for matrix in self._stored(mapped))
         return 2 * kept > sum(matrix.elements for matrix in mapped)
 
-    def _stored(self, plan: Mapping[Matrix, BlockLayout]) -> dict[Matrix, BlockLayout | None]:
-        """Return the matrices of `plan` that stay in the blocks of a file, with None, and those that a file of few bits
-        has in more than they get, with the layout of 8 bits that they are rounded to."""
+    def _stored(self, plan: Mapping[Matrix, BlockLayout]) -> dict[Matrix, tuple[BlockLayout, BlockLayout | None]]:
+        """Return the matrices of `plan` that stay in the blocks of a file, with their layout and None, and those that a
+        file of few bits has in more than they get, with the layout of 8 bits that they are rounded to."""
         if self.format != "int" or self.method != "auto" or self.calibration is not None or self.budget is not None:
             return {}
-        few = self._has_few_bits(plan)
-        found: dict[Matrix, BlockLayout | None] = {}
+        stored = {matrix: stored_layout(matrix.param) for matrix in plan}
+        few = self._has_few_bits(stored)
+        found: dict[Matrix, tuple[BlockLayout, BlockLayout | None]] = {}
         for matrix, wanted in plan.items():
-            layout = stored_layout(matrix.param)
+            layout = stored[matrix]
             if layout is None:
                 continue
             # One kernel takes all weights of experts, with zero points in all or in none.
@@ -185,16 +189,16 @@ class QuantizeWeights(Pass):
             # Offsets that are codes need sums of activations, and are for codes of 4 bits: 8 lose nothing without.
             takes_offsets = matrix.kind == "linear" and layout.bits <= 4
             if layout.group >= wanted.group and layout.bits <= bits and (takes_offsets or not layout.has_minimum):
-                found[matrix] = None
+                found[matrix] = layout, None
             elif few and bits == 8:
                 # Also q6_k, whose groups of 16 take half a bit more and suit no kernel of target torch.
-                found[matrix] = integer_layout(8, self.group, False)
+                found[matrix] = layout, integer_layout(8, self.group, False)
         return found
 
-    def _has_few_bits(self, plan: Iterable[Matrix]) -> bool:
-        """Return whether a file has the linear maps of `plan` in little more bits than they get."""
-        mapped = [matrix for matrix in plan if matrix.kind in ("linear", "experts")]
-        bits = sum(stored_bits(matrix.param) * matrix.elements for matrix in mapped)
+    def _has_few_bits(self, stored: Mapping[Matrix, BlockLayout | None]) -> bool:
+        """Return whether a file has the linear maps among those `stored` in little more bits than they get."""
+        mapped = {matrix: layout for matrix, layout in stored.items() if matrix.kind in ("linear", "experts")}
+        bits = sum(stored_bits(layout) * matrix.elements for matrix, layout in mapped.items())
         return self.bits >= 4 and bits < FEW * sum(matrix.elements for matrix in mapped)
 
     def _plan(self, graph: Graph, trace: Trace) -> dict[Matrix, BlockLayout]:

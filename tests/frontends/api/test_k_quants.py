@@ -18,7 +18,7 @@ from weft.frontends.api.inspect.weight_sizes import weight_sizes
 from weft.frontends.api.source.sources import load_source
 from weft.frontends.api.verify.verification import verify_folder
 from weft.ir import Graph, WeftError
-from weft.ir.recipes.blocks import AsStored, block_layout
+from weft.ir.recipes.blocks import AsStored, OnGrid, block_layout
 from weft.ir.types.block_layouts import LAYOUTS
 from weft.passes import run_passes
 
@@ -194,3 +194,13 @@ def test_scales_beyond_f16_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=r"a scale of blk\.0\.attn_q\.weight exceeds what f16 reaches"):
         weft.compile(source, tmp_path / "out", weights="int8{group=16}")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_floats_of_q4_k_become_codes_again(dtype: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "model.gguf", {"": Type.Q4_K, "token_embd": Type.Q6_K})
+    weft.export(source, tmp_path / "hf", dtype=dtype, weights="float")
+    before, after = quantized(tmp_path / "hf", "int4")
+    names = [name for name, p in before.params.items() if name.startswith("layers.") and p.type.rank == 2]
+    assert all(after.params[name].recipe.has(OnGrid) for name in names)
+    assert max(errors(before, after, name) for name in names) < 0.01

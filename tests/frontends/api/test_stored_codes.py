@@ -22,10 +22,11 @@ from weft.frontends.api.source.sources import load_source
 from weft.frontends.api.weights import weights_pipeline
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
-from weft.ir.recipes.blocks import AsStored, BlockRecipe, Dequantize
+from weft.ir.recipes.blocks import AsStored, BlockRecipe, Dequantize, OnGrid, Quantize
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import offset_layout
 from weft.passes import run_passes
+from weft.passes.library.quantize import quantize as pass_module
 
 from ...backends.onnx.test_quantized import write
 from ..formats.gguf.gguf_models import write_gguf
@@ -229,3 +230,54 @@ def test_model_folders_hold_the_codes(tmp_path: Path) -> None:
             again.params[name].recipe.evaluate(again.reader),
             model.graph.params[name].recipe.evaluate(model.graph.reader),
         )
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1], ids=lambda k: k.name)
+def test_floats_of_a_dequantized_file_become_its_codes_again(kind: Type, dtype: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "model.gguf", {"": kind, "token_embd": Type.Q8_0})
+    weft.export(source, tmp_path / "hf", dtype=dtype, weights="float")
+    before, after = quantized(tmp_path / "hf", "int4")
+    _, kept = quantized(source, "int4")
+    for name in linear_maps(before):
+        assert after.params[name].recipe.has(OnGrid), name
+        exact, found, same = (
+            g.params[name].recipe.evaluate(g.reader).astype(np.float64) for g in (before, after, kept)
+        )
+        # As little is lost as from the file itself, but for what the floats have rounded off.
+        blur = np.square(exact * {"f32": 2.0**-20, "f16": 2.0**-11, "bf16": 2.0**-8}[dtype]).mean()
+        assert np.square(found - exact).mean() <= 1.1 * np.square(same - exact).mean() + blur
+    embedding = after.params["embed.weight"].recipe
+    assert embedding.has(BlockRecipe) and embedding.has(OnGrid) == (dtype != "bf16")
+
+
+def test_only_what_is_on_no_grid_is_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path / "model.gguf", {"": Type.Q4_0, "token_embd": Type.F16, "attn_output": Type.F16})
+    weft.export(source, tmp_path / "hf", dtype="f16", weights="float")
+    graph = load_source(str(tmp_path / "hf")).graph
+    # A head of 8 bits is no reason to read a text.
+    monkeypatch.setattr(pass_module, "read_tokens", lambda *_: pytest.fail("a text was read"))
+    graph.tokenize = lambda text: [1] * 9999
+    kept = run_passes(graph, 'quantize{keep="layers.*.attn.o.weight"}')
+    assert kept.params["layers.0.ffn.down.weight"].recipe.has(OnGrid)
+    assert kept.params["embed.weight"].recipe.has(Quantize)
+    monkeypatch.undo()
+    graph.tokenize = None
+    both = run_passes(graph, "quantize")
+    assert [n for n in linear_maps(both) if both.params[n].recipe.has(Quantize)] == [
+        f"layers.{i}.attn.o.weight" for i in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
+def test_folders_compute_what_lies_on_grids(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
+    kinds = {"": Type.Q4_0, "token_embd": Type.Q8_0, "ffn_down": Type.Q4_1}
+    weft.export(write(tmp_path / "model.gguf", kinds), tmp_path / "hf", dtype="f16", weights="float")
+    options = {"arithmetic": "f32"} if target == "ort-cpu" else {}
+    weft.compile(tmp_path / "hf", tmp_path / "out", target=target, weights="int4", **options)
+    exact = logits(quantized(tmp_path / "hf", "int4")[1])
+    found = weft.load(tmp_path / "out", trust=target == "torch").logits(IDS)
+    np.testing.assert_allclose(found[-1], exact[-1], rtol=0, atol=5e-5 * np.abs(exact).max())
+    blocks = json.loads((tmp_path / "out" / "weft.json").read_text())["blocks"]
+    assert blocks.keys() == {"int4_32", "int8_32", "uint4_32_sums"}

@@ -15,7 +15,7 @@ from weft.ir import Graph, MemoryReader, TensorType, WeftError, parse
 from weft.ir.recipes import combinators as r
 from weft.ir.recipes import frequencies as fq
 from weft.ir.recipes import matrices as mx
-from weft.ir.recipes.blocks import FittedScales, HeadScales
+from weft.ir.recipes.cache_scales import FittedScales, HeadScales
 from weft.ir.recipes.readers import SpilledTensors
 from weft.ir.recipes.recipe import REGISTRY
 from weft.ir.recipes.spelling import spell_recipe
@@ -163,8 +163,8 @@ def test_every_recipe_is_tried() -> None:
     def names(recipe: r.Recipe) -> set[str]:
         return {recipe.name}.union(*map(names, recipe.parts))
 
-    # In test_blocks.py, test_rounding.py and test_k_quants.py.
-    elsewhere = {"stored", "as_stored", "part", "quantize", "dequantize", "to_float8", "float8"}
+    # In test_blocks.py, test_rounding.py, test_grids.py and test_k_quants.py.
+    elsewhere = {"stored", "as_stored", "on_grid", "part", "quantize", "dequantize", "to_float8", "float8"}
     assert set().union(*(names(x) for x, _ in RECIPES.values())) == set(REGISTRY) - elsewhere - {"block_recipe"}
 
 

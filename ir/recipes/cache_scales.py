@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...errors import WeftError
-from ..readers import Array, TensorReader
-from ..recipe import Recipe
+from ..errors import WeftError
+from .readers import Array, TensorReader
+from .recipe import Recipe
 
 
 @dataclass(frozen=True)
