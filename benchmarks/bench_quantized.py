@@ -2,8 +2,9 @@
 
 Everything starts from the same numbers: a Hugging Face folder for weft and the model builder of onnxruntime-genai, a
 GGUF of f32 for llama.cpp. They come from a GGUF that is Q4_1 itself, so weights lie on a grid of 4 bits: that flatters
-whoever rounds them as they are, most of all Q4_1. weft's `int4` rotates them first, which leaves that grid; from the
-GGUF itself (weft_int4_gguf) it keeps the codes.
+whoever rounds them as they are, most of all Q4_1. weft's `int4` recognizes the grid in the floats, and has the codes of
+the GGUF again; the contenders with a method rotate the weights first, which leaves the grid, as models that never were
+in few bits would have none.
 
 Quality: negative log-likelihood and KL divergence from the f32 model on texts/held_out.txt, which is no part of what
 anyone calibrates on, in windows of 256 tokens. ONNX folders are run by ONNX Runtime as their users would run them; of
@@ -42,14 +43,16 @@ WINDOW = 256
 OURS = {
     "weft_int4_gguf": "int4",  # of the GGUF, the others of the folder
     "weft_int4": "int4",
-    "weft_int4_64": "int4{group=64}",
+    "weft_int4_gptq": "int4{method=gptq}",
+    "weft_int4_gptq_64": "int4{method=gptq, group=64}",
     "weft_int4_rtn": "int4{method=rtn}",
-    "weft_int8": "int8",
+    "weft_int8": "int8{method=rtn}",
+    "weft_int8_gptq": "int8{method=gptq}",
     "weft_3.3_bits": "int4{budget=3.3}",
 }
 BUILDER = {"builder_int4": (), "builder_k_quant": ("algo_config=k_quant_mixed",)}
-TIMED = ("weft_int4_gguf", "weft_int4", "weft_int4_64", "weft_int8")
-GRAPHS = ("weft_int4_gguf", "weft_int4")  # timed in the loop of the builder's graph, too
+TIMED = ("weft_int4", "weft_int4_gptq", "weft_int4_gptq_64", "weft_int8")
+GRAPHS = ("weft_int4", "weft_int4_gptq")  # timed in the loop of the builder's graph, too
 
 
 def prepare(work: Path, llama_cpp: str | None) -> tuple[dict[str, Path], dict[str, Path], dict[str, float]]:
