@@ -20,8 +20,8 @@ def weights_pipeline(graph: Graph, text: str) -> str:
     """Return the pipeline that `text` is short for: ``int4``, or with arguments of `quantize`, ``int4{group=64}``.
 
     Codes of 8 bits, integers and floats, are rounded to the nearest; those of fewer are fitted to a text, after exact
-    rewrites that spread what is large in a few places over all, where the graph allows them. Weights that a file has in
-    such codes already stay as they are.
+    rewrites that spread what is large in a few places over all, where the graph allows them: without a text they lose
+    more than they gain. Weights that a file has in such codes already stay as they are.
 
     Raises:
         WeftError: if the text is of another form.
@@ -41,7 +41,7 @@ def weights_pipeline(graph: Graph, text: str) -> str:
     last = f"{lookup('quantize').name}{{{', '.join(arguments)}}}"
     (step,) = parse_pipeline(last).passes
     assert isinstance(step, QuantizeWeights)
-    nearest = step.method == "rtn" or (not step.reads and step.method == "auto")
+    nearest = step.method == "rtn" or step.searches or (not step.reads and step.method == "auto")
     if nearest or (graph.tokenize is None and step.calibration is None) or step.keeps(graph):
         return last
     return ", ".join([*_fitting(graph), last])

@@ -188,6 +188,11 @@ class BlockLayout:
         return dtypes.f32 if self.sums else self.scale
 
     @property
+    def unit(self) -> DType:
+        """Dtype of the scales, or of the largest of a row, in which the others are counted."""
+        return LARGEST if self.sums else self.scale
+
+    @property
     def bits_per_weight(self) -> float:
         """Bits of a weight of a long row with its share of the scale and of what stands beside it; zero points take
         `bits`."""
@@ -233,13 +238,18 @@ class BlockLayout:
         last = [] if blocks.zeros is None else [blocks.zeros[..., None]]
         return np.concatenate([head, self.packing.pack(blocks.codes), *last], -1)
 
+    @property
+    def integers(self) -> BlockLayout:
+        """The layout of the groups alone, where there are sums."""
+        return replace(self, sums=False)
+
     def apart(self, blocks: Blocks) -> Blocks:
         """`blocks` with offsets apart from the groups, as numbers; of a layout with `sums`."""
         codes, scales, _, zeros = blocks
         assert zeros is not None
         count = scales.shape[-1] - -(-scales.shape[-1] // (self.group + 1))
         behind = Blocks(codes[..., count:, :], scales[..., count:], None, zeros[..., count:])
-        offsets = replace(self, sums=False).dequantize(behind)[..., :count]
+        offsets = self.integers.dequantize(behind)[..., :count]
         return Blocks(codes[..., :count, :], scales[..., :count], offsets, zeros[..., :count])
 
     def dequantize(self, blocks: Blocks) -> Array:

@@ -73,7 +73,7 @@ def round_once(param: Param, layout: BlockLayout, search: str) -> None:
     """Let `param` be rounded to the nearest codes of `layout` now, with scales found by `search`, and be these from now
     on: targets read weights several times, and a search takes longer than all of that."""
     reader = param.graph.reader
-    made = Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.scale.name, search)
+    made = Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.unit.name, search)
     count, *rest, width = param.type.concrete({})
     step = 1 if rest else max(1, NUMBERS // width)
     parts = [made.read_blocks(reader, i, min(i + step, count)) for i in range(0, count, step)]
@@ -91,7 +91,7 @@ def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
     for one in blocks:
         rows = len(one.scales)
         packed.setdefault("codes", []).append(pack_codes(one.codes, layout.bits).reshape(rows, -1))
-        packed.setdefault("scales", []).append(one.scales.astype(layout.scale.numpy))
+        packed.setdefault("scales", []).append(one.scales.astype(layout.numbers.numpy))
         if one.zeros is not None:
             packed.setdefault("zeros", []).append(pack_codes(one.zeros, layout.bits))
     parts: dict[str, Source] = {}
@@ -106,7 +106,8 @@ def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
         width=int(param.shape[-1]),
         bits=layout.bits,
         group=layout.group,
-        scale=layout.scale.name,
+        scale=layout.unit.name,
+        sums=layout.sums,
     )
     reweigh(param, new)
 

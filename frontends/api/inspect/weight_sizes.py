@@ -78,7 +78,7 @@ def nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
     `searches` leaves those alone that search for scales by the weights."""
 
     def untaught(step: Pass) -> Pass:
-        if not isinstance(step, QuantizeWeights) or (searches and step.method == "kquant"):
+        if not isinstance(step, QuantizeWeights) or (searches and step.searches):
             return step
         if step.method == "auto" and step.calibration is None and step.budget is None:
             return _Untaught(**asdict(step))

@@ -60,7 +60,8 @@ class OnGrid(BlockRecipe):
             groups = grouped(rows[first : first + step], self.group)
             with np.errstate(over="ignore", invalid="ignore"):  # found below
                 blocks, _ = gridded(groups, layout, _unit(self.item, reader) or 0)
-                blocks = with_sums(blocks, layout) if self.minima else blocks
+                if blocks.offsets is not None:
+                    blocks = with_sums(groups, blocks.scales, blocks.offsets, layout)
             if not np.isfinite(blocks.scales).all():
                 found = "exceeds what scales in f16 reach" if np.isfinite(groups).all() else "is not finite"
                 raise WeftError(f"a weight of {', '.join(self.sources())} {found}: it cannot be quantized")

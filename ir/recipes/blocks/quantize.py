@@ -8,12 +8,19 @@ import numpy as np
 
 from ...errors import WeftError
 from ...types import dtypes
-from ...types.block_layouts import INTEGER_BITS, BlockLayout, Blocks, integer_layout, offset_layout, unpack_codes
+from ...types.block_layouts import (
+    INTEGER_BITS,
+    BlockLayout,
+    Blocks,
+    integer_layout,
+    offset_layout,
+    unpack_codes,
+)
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe
-from .searches import SEARCHES
-from .spans import grouped, nearest
+from .searches import MINIMA, SEARCHES
+from .spans import grouped, nearest, with_sums
 
 CHUNK = 1 << 17  # numbers that are rounded at once: with what is made of them they stay in the processor's cache
 
@@ -25,7 +32,8 @@ class Quantize(BlockRecipe):
     With zero points (`zeros`) the codes 0 to 2^bits − 1 cover a group from its least to its greatest number, and 0.
     Without, the number of largest magnitude becomes the code 0, which stands for −2^{bits−1} scales. Scales are rounded
     to the dtype `scale` before codes are chosen. `search` looks for scales and zero points that lose less:
-    "kquant" by weighted squares.
+    "kquant" by weighted squares; "hqq" for minima, by half-quadratic splitting, which are then codes, too, as of
+    `offset_layout`.
 
     Raises:
         WeftError: where a number is not finite, or scales exceed the range of their dtype.
@@ -39,12 +47,13 @@ class Quantize(BlockRecipe):
     search: str = ""
 
     def layout(self, reader: TensorReader) -> BlockLayout:
-        return _layout(self.bits, self.group, self.zeros, self.scale)
+        layout = _layout(self.bits, self.group, self.zeros, self.scale)
+        return offset_layout(self.bits, self.group) if self.search in MINIMA else layout
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         _layout(self.bits, self.group, self.zeros, self.scale)
-        if self.search not in SEARCHES:
-            known = " and ".join(filter(None, SEARCHES))
+        if self.search not in SEARCHES and self.search not in MINIMA:
+            known = " and ".join(filter(None, [*SEARCHES, *MINIMA]))
             raise WeftError(f"there is no search {self.search!r} for scales; there is {known}")
         return _matrix(self, self.item.shape(reader))
 
@@ -144,9 +153,16 @@ def round_rows(
 ) -> Blocks:
     """`rows` [..., width] as blocks of `layout`, each number rounded to the nearest; `names` are for messages."""
     groups = grouped(rows, layout.group)
-    scales, zeros = SEARCHES[search](groups, layout)
+    with np.errstate(over="ignore", invalid="ignore"):  # found below
+        if layout.sums:
+            made = with_sums(groups, *MINIMA[search](groups, layout), layout)
+            scales, zeros = made.scales, made.zeros
+        else:
+            scales, zeros = SEARCHES[search](groups, layout)
     if not np.isfinite(scales).all():
-        found = "is not finite" if not np.isfinite(rows).all() else f"exceeds what scales in {layout.scale} reach"
+        found = "is not finite" if not np.isfinite(rows).all() else f"exceeds what scales in {layout.unit} reach"
         raise WeftError(f"a weight of {', '.join(names)} {found}: it cannot be quantized")
+    if layout.sums:
+        return made
     codes = nearest(groups, scales, zeros, layout) if with_codes else np.empty((*scales.shape, 0), np.uint8)
     return Blocks(codes, scales, None, zeros)

@@ -1,7 +1,7 @@
 """Searches for the scales and zero points of groups by their weights alone, without a text.
 
 Each takes groups f32 [..., group] and a layout of integer codes, and returns scales f32 [...], already rounded to the
-layout's dtype, and zero points u8 [...] if the layout has any.
+layout's dtype, and zero points u8 [...] if the layout has any; those in `MINIMA` return scales and offsets, both f32.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .spans import extremes, offset_codes, reciprocal, rounded_scales, spanned
 
 Found = tuple[Array, Array | None]
 
+NORM, PENALTY, GROWTH, ROUNDS = 0.7, 10.0, 1.01, 20  # of half_quadratic, as its authors have them
 STEPS = np.linspace(-1, 1, 21, dtype=np.float32)  # added to the number of codes that the range of a group covers
 
 
@@ -65,7 +66,33 @@ def _refit(groups: Array, weights: Array, low: Array, high: Array, step: np.floa
         return scale, np.rint(-minimum * reciprocal(scale)).clip(0, top).astype(np.uint8)
 
 
-SEARCHES: dict[str, Callable[[Array, BlockLayout], Found]] = {"": by_range, "kquant": by_squares}
+def half_quadratic(groups: Array, layout: BlockLayout) -> tuple[Array, Array]:
+    """Scales over the range of each group, and offsets for which the p-norm of its errors is least, p = 0.7: large
+    errors count for less than in squares, so that outliers do not pull at the others.
+
+    That is HQQ (Badri and Shaji 2023, mobiusml.github.io/hqq_blog). In steps of the scale, the errors e of rounding to
+    codes are split into r, the part that is forgiven, and the rest; in turn r = sign(e) · max(0, |e| − |e|^{p−1} / β),
+    and the zero point z, a real number, becomes the mean of code − number + r. β grows. The best z of all rounds stays.
+    """
+    low, high = extremes(groups)
+    top = np.float32(2**layout.bits - 1)
+    scales = (high - low) / top
+    numbers = groups * reciprocal(scales)[..., None]
+    zeros = -low * reciprocal(scales)
+    least, best, penalty = np.full_like(zeros, np.inf), zeros, np.float32(PENALTY)
+    for _ in range(ROUNDS):
+        codes = np.clip(np.rint(numbers + zeros[..., None]), 0, top)
+        codes -= numbers
+        errors = zeros[..., None] - codes  # number − (code − zero point)
+        sizes = np.abs(errors)
+        lost = (sizes**NORM).mean(-1)
+        least, best = np.where(lost < least, lost, least), np.where(lost < least, zeros, best)
+        with np.errstate(divide="ignore"):
+            sizes -= sizes ** np.float32(NORM - 1) / penalty
+        np.maximum(sizes, 0, out=sizes)
+        codes += np.copysign(sizes, errors)
+        zeros, penalty = codes.mean(-1), penalty * np.float32(GROWTH)
+    return scales, np.where(scales > 0, (layout.middle - best) * scales, low)
 
 
 def _signed(groups: Array, scales: Array, layout: BlockLayout) -> Array:
@@ -79,3 +106,7 @@ def _error(groups: Array, weights: Array, scales: Array, zeros: Array | None, la
     codes -= groups
     error: Array = (weights * np.square(codes, out=codes)).sum(-1)
     return error
+
+
+SEARCHES: dict[str, Callable[[Array, BlockLayout], Found]] = {"": by_range, "kquant": by_squares}
+MINIMA: dict[str, Callable[[Array, BlockLayout], tuple[Array, Array]]] = {"hqq": half_quadratic}

@@ -74,11 +74,9 @@ def _float_codes(groups: Array, scales: Array, centre: Array | np.float32, layou
     return np.clip(codes, np.float32(0), np.float32(2**layout.bits - 1), out=codes)
 
 
-def with_sums(stored: Blocks, layout: BlockLayout) -> Blocks:
-    """`stored`, which has offsets, in `layout`, whose offsets are codes, too."""
-    codes, scales, offsets, _ = stored
-    assert offsets is not None
-    numbers = scales[..., None] * (codes.astype(np.float32) - layout.middle) + offsets[..., None]
+def with_sums(numbers: Array, scales: Array, offsets: Array, layout: BlockLayout) -> Blocks:
+    """`numbers` [..., groups, group] in `layout`, whose offsets are codes, with scales and offsets [..., groups] near
+    to those given."""
     with np.errstate(divide="ignore", invalid="ignore"):
         points = np.rint(layout.middle - offsets / scales)
     inside = (scales > 0) & (points >= 0) & (points < 2**layout.bits)

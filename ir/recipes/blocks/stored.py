@@ -94,7 +94,8 @@ class AsStored(BlockRecipe):
             if blocks.offsets is None:
                 made = blocks._replace(scales=rounded_scales(blocks.scales, layout))
             else:
-                made = with_sums(blocks, layout)
+                numbers = layout.integers.dequantize(blocks).reshape(blocks.codes.shape)
+                made = with_sums(numbers, blocks.scales, blocks.offsets, layout)
         if not np.isfinite(made.scales).all():
             raise WeftError(f"a scale of {', '.join(self.sources())} exceeds what f16 reaches")
         return made

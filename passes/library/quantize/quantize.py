@@ -12,7 +12,7 @@ from weft.ir import Graph, WeftError
 from weft.ir.recipes.blocks import BlockRecipe, block_layout
 from weft.ir.recipes.blocks.floats import FLOAT8
 from weft.ir.recipes.readers import Array
-from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, integer_layout
+from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, integer_layout, offset_layout
 
 from ...analysis.states import has_cache
 from ...core.base import Pass
@@ -42,7 +42,9 @@ class QuantizeWeights(Pass):
     making up for the errors of those before it, for inputs such as a text has: `calibration`, a text file or token ids
     (.npy, .json), or else a mixture of prose, code and languages that comes with weft; `tokens` of it are read. Layers
     see what the quantized ones before them make of the text. kquant: the nearest, with scales and zero points searched
-    by weighted squares of errors; it needs no text.
+    by weighted squares of errors; it needs no text. hqq: zero points that are real numbers, for which a norm of errors
+    that forgives outliers is least (Badri and Shaji 2023, HQQ), of linear maps in 4 bits; they are stored as a zero
+    point and a code for what is left, one set for a row, and take no more bits than zero points do. It needs no text.
 
     Without a method, weights that a file has as integers of at most `bits` bits in groups of `group` or more stay so,
     and nothing is rounded twice: q4_0, q4_1, q4_k, q5_0 and q8_0 of GGUF files, codes of 5 bits as codes of 8, and what
@@ -92,7 +94,7 @@ class QuantizeWeights(Pass):
     format: Literal["int", "fp8"] = "int"
     bits: int = 4
     group: int = 32
-    method: Literal["auto", "rtn", "kquant", "gptq"] = "auto"
+    method: Literal["auto", "rtn", "kquant", "hqq", "gptq"] = "auto"
     zeros: bool = True
     head: int = HEAD_BITS
     budget: float | None = None
@@ -125,8 +127,8 @@ class QuantizeWeights(Pass):
                 trace.fired(self.name, name)
             return
         for matrix, layout in plan.items():
-            if self.method == "kquant":
-                round_once(matrix.param, layout, "kquant")
+            if self.searches and (self.method == "kquant" or layout.sums):
+                round_once(matrix.param, layout, self.method)
             else:
                 round_to_nearest(matrix.param, layout)
             trace.fired(self.name, matrix.param.name)
@@ -139,6 +141,11 @@ class QuantizeWeights(Pass):
         if self.group < 16 or self.group & (self.group - 1) or self.group > 256:
             raise WeftError(f"quantize: group={self.group}: kernels take groups of 16, 32, 64, 128 and 256 numbers")
         self._widths()
+        if self.method == "hqq" and (self.bits != 4 or not self.zeros or self.budget is not None):
+            raise WeftError(
+                "quantize: method=hqq fits zero points of codes of 4 bits: it takes no other bits, no zeros=false and "
+                "no budget"
+            )
         if self.format != "int" and (self.method not in ("auto", "rtn") or self.budget is not None):
             raise WeftError(
                 f"quantize: format={self.format} is rounded to the nearest: it takes no method and no budget"
@@ -157,6 +164,11 @@ class QuantizeWeights(Pass):
     def reads(self) -> bool:
         """True if a text is looked at."""
         return self.format == "int" and (self.fits or self.budget is not None)
+
+    @property
+    def searches(self) -> bool:
+        """True if scales and zero points are searched by the weights alone."""
+        return self.method in ("kquant", "hqq")
 
     @property
     def fits(self) -> bool:
@@ -222,6 +234,8 @@ class QuantizeWeights(Pass):
         if self.format == "fp8":
             return FLOAT8
         bits = self.head if matrix.kind in ("head", "table") else self.bits
+        if self.method == "hqq" and matrix.kind == "linear":
+            return offset_layout(bits, self.group)
         return integer_layout(bits, self.group, self.zeros and bits < 8)
 
     def _within(

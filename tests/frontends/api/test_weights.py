@@ -142,6 +142,7 @@ def test_model_folders_hold_codes_not_numbers(tmp_path: Path) -> None:
         ("fp8", "quantize{format=fp8}"),
         ("fp8{keep=down}", "quantize{format=fp8, keep=down}"),
         ("int4{method=rtn, group=64}", "quantize{bits=4, method=rtn, group=64}"),
+        ("int4{method=kquant}", "quantize{bits=4, method=kquant}"),
         (
             "int3{calibration=a.npy}",
             "fold-norm-scale, rotate-residual, rotate-heads, quantize{bits=3, calibration=a.npy}",
@@ -150,6 +151,13 @@ def test_model_folders_hold_codes_not_numbers(tmp_path: Path) -> None:
 )
 def test_the_pipelines_that_words_stand_for(weights: str, pipeline: str) -> None:
     assert weights_pipeline(in_memory(MODELS["tied"].graph()), weights) == pipeline
+
+
+@pytest.mark.parametrize(("method", "rotates"), [("gptq", True), ("kquant", False), ("hqq", False), ("rtn", False)])
+def test_weights_are_rotated_for_a_text_alone(method: str, rotates: bool) -> None:
+    graph = in_memory(MODELS["tied"].graph())
+    graph.tokenize = lambda text: [1] * 999
+    assert ("rotate" in weights_pipeline(graph, f"int4{{method={method}}}")) is rotates
 
 
 def test_a_graph_that_cannot_be_rotated_goes_without() -> None:

@@ -12,11 +12,12 @@ from weft.ir import WeftError
 from weft.ir.recipes import Concat, Recipe, Source, streams
 from weft.ir.recipes import recipe as recipe_module
 from weft.ir.recipes.blocks import Dequantize, Float8, Quantize, Stored, ToFloat8, block_layout
+from weft.ir.recipes.blocks.searches import MINIMA
 from weft.ir.recipes.readers import Array, MemoryReader
 from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.text.parser import parse
 from weft.ir.types import dtypes
-from weft.ir.types.block_layouts import BlockLayout, integer_layout, pack_codes, unpack_codes
+from weft.ir.types.block_layouts import BlockLayout, integer_layout, offset_layout, pack_codes, unpack_codes
 
 KINDS = list(itertools.product((2, 3, 4, 8), (16, 32), (True, False)))
 
@@ -252,6 +253,48 @@ def test_searched_scales_lose_less(bits: int, zeros: bool, rng: np.random.Genera
     assert spell_recipe(searched).endswith('search="kquant")')
 
 
+def half_quadratic(group: Array) -> tuple[float, float]:
+    """The scale and the zero point of HQQ for one group, step by step as its authors write it, in float64."""
+    scale = (group.max() - group.min()) / 15
+    zero, beta = -group.min() / scale, 10.0
+    found = []
+    for _ in range(20):
+        codes = np.clip(np.round(group / scale + zero), 0, 15)
+        error = group / scale - (codes - zero)
+        found.append(((np.abs(error) ** 0.7).mean(), zero))
+        kept = np.maximum(np.abs(error), 1e-30)
+        forgiven = np.sign(error) * np.maximum(0, kept - kept**-0.3 / beta)
+        zero = float((codes - (group / scale - forgiven)).mean())
+        beta *= 1.01
+    return float(scale), min(found)[1]
+
+
+def test_hqq_minimizes_the_norm_of_the_errors(rng: np.random.Generator) -> None:
+    weight = rng.standard_t(4, (12, 64)).astype(np.float32)
+    groups = weight.reshape(12, 2, 32)
+    scales, offsets = MINIMA["hqq"](groups, offset_layout(4, 32))
+    for row in range(12):
+        for g in range(2):
+            scale, zero = half_quadratic(groups[row, g].astype(np.float64))
+            assert scales[row, g] == pytest.approx(scale, rel=1e-5)
+            assert offsets[row, g] == pytest.approx((8 - zero) * scale, abs=2e-4 * scale)
+
+
+def test_hqq_loses_less_than_integer_zero_points(rng: np.random.Generator) -> None:
+    weight = (rng.standard_t(5, (64, 96)) * 0.02).astype(np.float32)
+    weight[3], weight[4], weight[5] = 0, 0.3, 1.0 + np.arange(96) * 1e-3
+    reader = reader_of(w=weight)
+    plain, searched = Quantize(Source("w")), Quantize(Source("w"), search="hqq")
+    assert searched.layout(reader) == offset_layout(4, 32)
+    errors = [np.abs(recipe.evaluate(reader) - weight) for recipe in (plain, searched)]
+    ordinary = np.delete(np.arange(64), [3, 4, 5])
+    assert (errors[1][ordinary] ** 0.7).mean() < 0.95 * (errors[0][ordinary] ** 0.7).mean()
+    assert np.square(errors[1][ordinary]).mean() < np.square(errors[0][ordinary]).mean()
+    assert (errors[1][3] == 0).all() and errors[1][4].max() < 0.003 and errors[1][5].max() < 0.05
+    assert spell_recipe(searched).endswith('search="hqq")')
+    np.testing.assert_array_equal(searched.read(reader, 5, 20), searched.read(reader, 0, 64)[5:20])
+
+
 def test_an_unknown_search_is_refused() -> None:
-    with pytest.raises(WeftError, match="no search 'best' for scales; there is kquant"):
+    with pytest.raises(WeftError, match="no search 'best' for scales; there is kquant and hqq"):
         Quantize(Source("w"), search="best").shape(reader_of(w=np.zeros((2, 32), np.float32)))

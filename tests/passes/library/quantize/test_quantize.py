@@ -171,7 +171,11 @@ def test_packing_keeps_blocks_of_one_layout_only() -> None:
         ("format=fp8, method=gptq", "format=fp8 is rounded to the nearest: it takes no method"),
         ("format=fp8, budget=4.5", "format=fp8 is rounded to the nearest: it takes no method and no budget"),
         ("format=fp8, calibration=a.txt", "format=fp8 looks at no text"),
-        ("method=awq", 'method="awq" is none of auto, rtn, kquant, gptq'),
+        ("method=awq", 'method="awq" is none of auto, rtn, kquant, hqq, gptq'),
+        ("method=hqq, bits=3", "method=hqq fits zero points of codes of 4 bits: it takes no other bits"),
+        ("method=hqq, zeros=false", "method=hqq fits zero points of codes of 4 bits"),
+        ("method=hqq, budget=4.5", "method=hqq .* no budget"),
+        ("method=hqq, calibration=a.txt", "method=hqq looks at no text"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: str, why: str) -> None:
