@@ -27,9 +27,9 @@ FOLDERS: dict[str, dict[str, Any]] = {  # what `weft.compile` is given
     "weft": {},
     "weft_bf16": {"dtype": "bf16"},
     "weft_int4": {"dtype": "bf16", "weights": "int4{method=rtn}"},  # codes that are fitted are as fast
-    "weft_int8": {"dtype": "bf16", "weights": "int8"},
+    "weft_int8": {"dtype": "bf16", "weights": "int8{method=rtn}"},
     "weft_int4_f32": {"weights": "int4{method=rtn}"},
-    "weft_int8_f32": {"weights": "int8"},
+    "weft_int8_f32": {"weights": "int8{method=rtn}"},
 }
 OURS = [*FOLDERS, "weft_module"]
 PEERS = ["hf_eager", "hf_compile"]

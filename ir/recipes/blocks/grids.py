@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import WeftError
 from ...types import dtypes
-from ...types.block_layouts import BlockLayout, Blocks, integer_layout, offset_layout
+from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks, integer_layout, offset_layout
 from ..combinators import Source
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
@@ -32,7 +32,8 @@ class OnGrid(BlockRecipe):
     """The matrix `item` [out, in], a tensor of floats whose numbers lie on grids of `bits` bits in groups of `group`
     numbers of a row, as the blocks that it was before somebody wrote it as floats, see `grid_layout`.
 
-    With `minima` offsets are codes, as of `AsStored`; a group that is on no grid is rounded to one over its range.
+    Grids of 4 bits in groups of 32 may have `minima`: "codes", offsets as of `AsStored`, or "numbers", as of Q4_1. A
+    group that is on no grid is rounded to one over its range.
 
     Raises:
         WeftError: where a number is not finite, or a scale beyond what f16 reaches.
@@ -42,12 +43,12 @@ class OnGrid(BlockRecipe):
     bits: int = 4
     group: int = 32
     zeros: bool = False
-    minima: bool = False
+    minima: str = ""
 
     def layout(self, reader: TensorReader) -> BlockLayout:
-        return (
-            offset_layout(self.bits, self.group) if self.minima else integer_layout(self.bits, self.group, self.zeros)
-        )
+        if not self.minima:
+            return integer_layout(self.bits, self.group, self.zeros)
+        return LAYOUTS[dtypes.q4_1.name] if self.minima == "numbers" else offset_layout(self.bits, self.group)
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return self.item.shape(reader)
@@ -60,7 +61,7 @@ class OnGrid(BlockRecipe):
             groups = grouped(rows[first : first + step], self.group)
             with np.errstate(over="ignore", invalid="ignore"):  # found below
                 blocks, _ = gridded(groups, layout, _unit(self.item, reader) or 0)
-                if blocks.offsets is not None:
+                if blocks.offsets is not None and layout.sums:
                     blocks = with_sums(groups, blocks.scales, blocks.offsets, layout)
             if not np.isfinite(blocks.scales).all():
                 found = "exceeds what scales in f16 reach" if np.isfinite(groups).all() else "is not finite"

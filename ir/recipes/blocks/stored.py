@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -118,9 +118,14 @@ def as_stored(recipe: Recipe, reader: TensorReader, grid: BlockLayout) -> Recipe
         return recipe.map_parts(lambda part: as_stored(part, reader, grid))
     if layout_of(reader.dtype(recipe.key)) is not None:
         return AsStored(recipe)
-    return OnGrid(recipe, grid.bits, grid.group, grid.has_zeros and not grid.has_minimum, grid.has_minimum)
+    minima = "codes" if grid.has_minimum else ""
+    return OnGrid(recipe, grid.bits, grid.group, grid.has_zeros and not minima, minima)
 
 
 def in_file(recipe: Recipe) -> Recipe:
-    """`recipe` with tensors in the place of `AsStored`."""
-    return recipe.item if isinstance(recipe, AsStored) else recipe.map_parts(in_file)
+    """`recipe` with tensors in the place of `AsStored`, and grids with minima as a file has them."""
+    if isinstance(recipe, AsStored):
+        return recipe.item
+    if isinstance(recipe, OnGrid) and recipe.minima:
+        return replace(recipe, minima="numbers")
+    return recipe.map_parts(in_file)

@@ -269,6 +269,18 @@ def test_only_what_is_on_no_grid_is_rounded(tmp_path: Path, monkeypatch: pytest.
     ]
 
 
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1], ids=lambda k: k.name)
+def test_a_dequantized_file_is_written_again(kind: Type, tmp_path: Path) -> None:
+    source = write(tmp_path / "model.gguf", {"": kind, "token_embd": Type.Q8_0})
+    weft.export(source, tmp_path / "hf", dtype="f32", weights="float")
+    weft.export(rewrite(load_source(str(tmp_path / "hf")), "quantize"), tmp_path / "again.gguf", weights="codes")
+    first, second = (
+        {t.name: (t.tensor_type, t.data.tobytes()) for t in GGUFReader(tmp_path / name).tensors}
+        for name in ("model.gguf", "again.gguf")
+    )
+    assert first == second
+
+
 @pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
 def test_folders_compute_what_lies_on_grids(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)

@@ -87,7 +87,7 @@ def test_grids_are_recognized_and_become_their_codes_again(layout: BlockLayout, 
         assert found is None, "bf16 rounds as much as a step of 8 bits is"
         return
     assert found == layout
-    recipe = OnGrid(Source("w"), layout.bits, layout.group, layout.has_zeros and not layout.sums, layout.sums)
+    recipe = OnGrid(Source("w"), layout.bits, layout.group, layout.has_zeros and not layout.sums, "codes" * layout.sums)
     again = recipe.read_blocks(reader, 0, ROWS)
     assert recipe.layout(reader) == layout
     step = made.scales.repeat(layout.group, -1).reshape(ROWS, WIDTH)
@@ -156,8 +156,8 @@ def test_rows_of_several_tensors() -> None:
 
 
 @pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("minima", [False, True])
-def test_a_group_that_is_on_no_grid_is_rounded(zeros: bool, minima: bool) -> None:
+@pytest.mark.parametrize("minima", ["", "codes", "numbers"])
+def test_a_group_that_is_on_no_grid_is_rounded(zeros: bool, minima: str) -> None:
     layout = offset_layout(4, 32) if minima else integer_layout(4, 32, zeros)
     numbers = numbers_of(layout, blocks(layout))
     numbers[3, 32:64] = np.random.default_rng(4).standard_normal(32)
