@@ -92,9 +92,10 @@ def grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLay
 
 def _sample(leaf: Recipe, reader: TensorReader) -> Array:
     """Some rows [rows, width] from the beginning, the middle and the end of a tensor."""
-    count, *_, width = leaf.shape(reader)
-    starts = dict.fromkeys(int(at) for at in np.linspace(0, max(0, count - SAMPLED), SAMPLES))
-    parts = [leaf.read(reader, at, min(at + SAMPLED, count)).reshape(-1, width)[-SAMPLED:] for at in starts]
+    count, *stacked, width = leaf.shape(reader)
+    rows = 1 if len(stacked) else SAMPLED  # of a stack, one matrix
+    starts = dict.fromkeys(int(at) for at in np.linspace(0, max(0, count - rows), SAMPLES))
+    parts = [leaf.read(reader, at, min(at + rows, count)).reshape(-1, width)[-SAMPLED:] for at in starts]
     return np.concatenate(parts)
 
 
@@ -123,33 +124,38 @@ def gridded(groups: Array, layout: BlockLayout, unit: float) -> tuple[Blocks, Ar
     rows = groups.reshape(-1, groups.shape[-1])
     low, high = extremes(rows)
     start = low if layout.has_minimum else np.zeros_like(low)
-    allowed = np.float32(1.5 * unit) * np.maximum(high, -low)
-    if layout.has_minimum:
-        reach, counts = high - low, range(2**layout.bits - 1, 0, -1)
-    elif layout.has_zeros:
-        reach, counts = np.maximum(high, 0) - np.minimum(low, 0), range(2**layout.bits - 1, 0, -1)
-    else:  # the number of largest magnitude has the code 0, or one of the next where numbers rounded otherwise before
-        reach, counts = np.where(high > -low, -high, -low), range(layout.middle, layout.middle - 4, -1)
-    multiples, steps, starts, off = _on_steps(rows, start, reach / np.float32(counts[0]), layout)
+    most = np.maximum(high, -low)
+    allowed = np.float32(1.5 * unit) * most
+    if layout.has_minimum or layout.has_zeros:
+        reach = high - low if layout.has_minimum else np.maximum(high, 0) - np.minimum(low, 0)
+        tried = [reach / np.float32(count) for count in range(2**layout.bits - 1, 0, -1)]
+    else:
+        # The code 0 alone stands for so large a number as it does: its sign is that of the step, turned.
+        turned = np.where(high > -low, -most, most) / np.float32(layout.middle)
+        tried = [turned, *(most / np.float32(layout.middle - less) for less in (1, 2, 3))]
+    multiples, steps, starts, off = _on_steps(rows, start, tried[0], layout)
     fits = _close(off, allowed, steps)
-    for count in counts[1:]:
+    for coarser in tried[1:]:
         left = np.flatnonzero(~fits)
         if not left.size:
             break
-        found = _on_steps(rows[left], start[left], reach[left] / np.float32(count), layout)
+        found = _on_steps(rows[left], start[left], coarser[left], layout)
         close = _close(found[3], allowed[left], found[1])
         fits[left] = close
         for values, new in zip((multiples, steps, starts), found, strict=False):
             values[left[close]] = new[close]
-    least = np.zeros_like(low) if layout.has_minimum else np.full_like(low, -layout.middle)
-    if layout.has_zeros and not layout.has_minimum:
-        least = np.minimum(multiples.min(-1), 0)
+    offsets, zeros, least = None, None, np.full_like(low, -layout.middle)  # the multiple of the code 0
+    if layout.has_minimum:
+        least, offsets = np.zeros_like(low), starts + layout.middle * steps
+    else:
+        steps = rounded_scales(steps, layout)
+        if layout.has_zeros:
+            least = np.minimum(multiples.min(-1), 0)
+            zeros = (-least).astype(np.uint8)
     codes = np.clip(multiples - least[:, None], 0, 2**layout.bits - 1).astype(np.uint8)
     shape = groups.shape[:-1]
-    steps = rounded_scales(steps, layout) if not layout.has_minimum else steps
-    offsets = (starts + layout.middle * steps).reshape(shape) if layout.has_minimum else None
-    zeros = (-least).astype(np.uint8).reshape(shape) if layout.has_zeros and not layout.has_minimum else None
-    return Blocks(codes.reshape(groups.shape), steps.reshape(shape), offsets, zeros), fits.reshape(shape)
+    beside = [None if part is None else part.reshape(shape) for part in (offsets, zeros)]
+    return Blocks(codes.reshape(groups.shape), steps.reshape(shape), *beside), fits.reshape(shape)
 
 
 def _close(off: Array, allowed: Array, steps: Array) -> Array:
