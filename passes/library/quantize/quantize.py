@@ -196,8 +196,8 @@ class QuantizeWeights(Pass):
             layout = stored[matrix]
             if layout is None:
                 continue
-            # One kernel takes all weights of experts, with zero points in all or in none.
-            bits = 8 if few and layout.bits == 8 and matrix.kind != "experts" else wanted.bits
+            # One kernel takes all weights of experts, with zero points in all or in none; heads have bits of their own.
+            bits = 8 if few and layout.bits == 8 and matrix.kind == "linear" else wanted.bits
             # Offsets that are codes need sums of activations, and are for codes of 4 bits: 8 lose nothing without.
             takes_offsets = matrix.kind == "linear" and layout.bits <= 4
             if layout.group >= wanted.group and layout.bits <= bits and (takes_offsets or not layout.has_minimum):

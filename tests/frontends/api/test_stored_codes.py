@@ -251,6 +251,13 @@ def test_floats_of_a_dequantized_file_become_its_codes_again(kind: Type, dtype: 
     assert embedding.has(BlockRecipe) and embedding.has(OnGrid) == (dtype != "bf16")
 
 
+def test_a_head_has_the_bits_that_are_asked_for(tmp_path: Path) -> None:
+    _, after = quantized(write(tmp_path / "model.gguf", {"": Type.Q4_0, "token_embd": Type.Q8_0}), "int4{head=4}")
+    assert all(after.params[name].recipe.has(AsStored) for name in linear_maps(after))
+    recipe = after.params["embed.weight"].recipe
+    assert isinstance(recipe, Quantize) and recipe.bits == 4
+
+
 def test_only_what_is_on_no_grid_is_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.Q4_0, "token_embd": Type.F16, "attn_output": Type.F16})
     weft.export(source, tmp_path / "hf", dtype="f16", weights="float")
