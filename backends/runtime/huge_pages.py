@@ -1,8 +1,8 @@
 """Huge pages for weights: a step of decoding reads them all, and a page of 4 KiB is soon read to its end.
 
 Where Linux leaves the choice to programs (`madvise`, the default of most distributions), memory that a library takes is
-in small pages, and in a virtual machine the walks through two page tables cost up to a fifth of a step. MADV_COLLAPSE
-(Linux 6.1) moves what is there already, contents and addresses unchanged.
+in small pages; in the virtual machine of the benchmarks their page tables cost 2 to 11 percent of a step beside other
+processes, up to a fifth alone. MADV_COLLAPSE (Linux 6.1) moves what is there already, contents and addresses unchanged.
 """
 
 from __future__ import annotations

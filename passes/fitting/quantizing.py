@@ -42,11 +42,12 @@ Progress = Callable[[int, int], None]
 
 
 def round_to_nearest(param: Param, layout: BlockLayout) -> None:
-    """Let `param` be rounded to the nearest codes of `layout` whenever it is read."""
+    """Let `param` be rounded to the nearest codes of `layout` whenever it is read; with the offsets of HQQ, if any."""
     if layout.floats:
         reweigh(param, ToFloat8(param.recipe))
         return
-    reweigh(param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.scale.name))
+    search = "hqq" if layout.sums else ""
+    reweigh(param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.unit.name, search))
 
 
 def stored_layout(param: Param) -> BlockLayout | None:

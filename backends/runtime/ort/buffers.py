@@ -38,7 +38,7 @@ def kind_of(name: str, value: Any) -> Kind:
 class Buffer:
     """Zeros at a fixed address on the session's device; `host` is that memory on the CPU, a staging copy on CUDA.
 
-    It may be given; it is taken otherwise.
+    The bytes of `host` may be given, zeros too.
     """
 
     def __init__(

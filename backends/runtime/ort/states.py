@@ -90,9 +90,9 @@ class Memory:
         self.side, self.sides = 0, 1 + any(state.recurrent for state in states)
         self._states = states
         self._buffers: list[tuple[Buffer, Buffer]] = []
-        shapes = [(batch, *(capacity if n is None else n for n in state.shape)) for state in states]
-        room = _rooms(session, states, shapes)
-        for state, shape in zip(states, shapes, strict=True):
+        room = _rooms(session, states, batch, capacity)
+        for state in states:
+            shape = (batch, *(capacity if n is None else n for n in state.shape))
             sides = [Buffer(session, shape, state.kind, next(room)).drop_host() for _ in range(1 + state.recurrent)]
             self._buffers.append((sides[0], sides[-1]))
 
@@ -145,15 +145,10 @@ class Memory:
                 to.write(held)
 
 
-def _rooms(
-    session: Session, states: Sequence[State], shapes: Sequence[tuple[int, ...]]
-) -> Iterator[NDArray[np.uint8] | None]:
+def _rooms(session: Session, states: Sequence[State], batch: int, capacity: int) -> Iterator[NDArray[np.uint8] | None]:
     """Memory for each side of each state; on the CPU parts of one block, which numpy asks huge pages for."""
-    sizes = [
-        math.prod(shape) * np.dtype(state.kind[1]).itemsize
-        for state, shape in zip(states, shapes, strict=True)
-        for _ in range(1 + state.recurrent)
-    ]
+    sides = [1 + state.recurrent for state in states]
+    sizes = [batch * s.nbytes(capacity) // n for s, n in zip(states, sides, strict=True) for _ in range(n)]
     if session.device != "cpu":
         yield from [None] * len(sizes)
         return

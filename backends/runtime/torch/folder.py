@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,10 +98,11 @@ def _opened(facts: Facts, device: str, threads: int | None, whole: bool = True) 
         torch.set_num_threads(threads)
     from ...torch.package.shipped.load import Failure, check_device, load_model, stepper
 
-    with importing(facts.folder), huge_pages():
+    place = _chosen(device) if whole else "cpu"
+    with importing(facts.folder), huge_pages() if place == "cpu" else nullcontext():
         try:
             check_device(_chosen(device))
-            model = load_model(facts.folder, _chosen(device) if whole else "cpu")
+            model = load_model(facts.folder, place)
             return model, stepper(model, facts.folder) if whole else None
         except Failure as failure:
             raise WeftError(str(failure)) from failure

@@ -68,9 +68,10 @@ def weight_sizes(model: Model, weights: str, target: str, dtype: str | None = No
 
 
 class _Untaught(QuantizeWeights):
-    """Keep what a file has in blocks, and round other weights to the nearest instead of fitting them."""
+    """Keep what a file has in blocks, and round other weights to the nearest, in their layouts, instead of fitting them
+    and searching for scales."""
 
-    fits = False
+    fits = searches = False
 
 
 def nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
@@ -80,7 +81,7 @@ def nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
     def untaught(step: Pass) -> Pass:
         if not isinstance(step, QuantizeWeights) or (searches and step.searches):
             return step
-        if step.method == "auto" and step.calibration is None and step.budget is None:
+        if step.method in ("auto", "hqq") and step.calibration is None and step.budget is None:
             return _Untaught(**asdict(step))
         return replace(step, method="rtn", calibration=None if step.budget is None else step.calibration)
 

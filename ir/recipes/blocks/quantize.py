@@ -156,13 +156,12 @@ def round_rows(
     with np.errstate(over="ignore", invalid="ignore"):  # found below
         if layout.sums:
             made = with_sums(groups, *MINIMA[search](groups, layout), layout)
-            scales, zeros = made.scales, made.zeros
         else:
             scales, zeros = SEARCHES[search](groups, layout)
-    if not np.isfinite(scales).all():
+            made = Blocks(np.empty((*scales.shape, 0), np.uint8), scales, None, zeros)
+    if not np.isfinite(made.scales).all():
         found = "is not finite" if not np.isfinite(rows).all() else f"exceeds what scales in {layout.unit} reach"
         raise WeftError(f"a weight of {', '.join(names)} {found}: it cannot be quantized")
-    if layout.sums:
+    if layout.sums or not with_codes:
         return made
-    codes = nearest(groups, scales, zeros, layout) if with_codes else np.empty((*scales.shape, 0), np.uint8)
-    return Blocks(codes, scales, None, zeros)
+    return made._replace(codes=nearest(groups, made.scales, made.zeros, layout))

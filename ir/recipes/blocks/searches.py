@@ -16,7 +16,7 @@ from .spans import extremes, offset_codes, reciprocal, rounded_scales, spanned
 
 Found = tuple[Array, Array | None]
 
-NORM, PENALTY, GROWTH, ROUNDS = 0.7, 10.0, 1.01, 20  # of half_quadratic, as its authors have them
+NORM, PENALTY, GROWTH, ROUNDS = 0.7, 10.0, 1.01, 20  # of half_quadratic: its authors' numbers
 STEPS = np.linspace(-1, 1, 21, dtype=np.float32)  # added to the number of codes that the range of a group covers
 
 
@@ -73,6 +73,7 @@ def half_quadratic(groups: Array, layout: BlockLayout) -> tuple[Array, Array]:
     That is HQQ (Badri and Shaji 2023, mobiusml.github.io/hqq_blog). In steps of the scale, the errors e of rounding to
     codes are split into r, the part that is forgiven, and the rest; in turn r = sign(e) · max(0, |e| − |e|^{p−1} / β),
     and the zero point z, a real number, becomes the mean of code − number + r. β grows. The best z of all rounds stays.
+    (Its authors measure errors in the weights' own unit, so that β has another effect on small weights than on large.)
     """
     low, high = extremes(groups)
     top = np.float32(2**layout.bits - 1)

@@ -40,7 +40,9 @@ def stored(folder: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
-@pytest.mark.parametrize("weights", ["int8", "int4{method=rtn}", "int3{method=rtn, group=64, zeros=false}"])
+@pytest.mark.parametrize(
+    "weights", ["int8", "int4{method=rtn}", "int4{method=hqq}", "int3{method=rtn, group=64, zeros=false}"]
+)
 def test_sizes_are_those_of_the_folder(name: str, target: str, weights: str, tmp_path: Path) -> None:
     model = Model(in_memory(MODELS[name].graph()), name, name)
     sizes = weight_sizes(model, weights, target)

@@ -155,17 +155,17 @@ def test_rows_of_several_tensors() -> None:
     np.testing.assert_allclose(both.read(reader, 0, 2), np.stack([grid, grid * 2]), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("minima", ["", "codes", "numbers"])
+@pytest.mark.parametrize(("zeros", "minima"), [(False, ""), (True, ""), (False, "codes"), (False, "numbers")])
 def test_a_group_that_is_on_no_grid_is_rounded(zeros: bool, minima: str) -> None:
     layout = offset_layout(4, 32) if minima else integer_layout(4, 32, zeros)
-    numbers = numbers_of(layout, blocks(layout))
-    numbers[3, 32:64] = np.random.default_rng(4).standard_normal(32)
+    made = blocks(layout)
+    numbers, steps = numbers_of(layout, made), made.scales.repeat(32, -1)
+    strange = np.random.default_rng(4).standard_normal(32) * 0.05
+    numbers[3, 32:64], steps[3, 32:64] = strange, np.ptp(np.append(strange, 0)) / 15
     found = OnGrid(Source("w"), 4, 32, zeros, minima).read(Written({"w": numbers}, dtypes.f32), 0, ROWS)
-    span = 2 * np.abs(numbers[3, 32:64]).max()
-    assert np.abs(found - numbers)[3, 32:64].max() < span / 8
-    others = np.delete(np.abs(found - numbers), 3, 0)
-    assert others.max() < 0.02
+    off = np.abs(found - numbers) / steps
+    assert 0.3 < off[3, 32:64].max() < 0.6
+    assert np.delete(off, 3, 0).max() < (0.15 if minima == "codes" else 1e-5)
 
 
 def test_what_cannot_be_kept_is_said() -> None:

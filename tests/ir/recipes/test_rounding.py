@@ -254,7 +254,7 @@ def test_searched_scales_lose_less(bits: int, zeros: bool, rng: np.random.Genera
 
 
 def half_quadratic(group: Array) -> tuple[float, float]:
-    """The scale and the zero point of HQQ for one group, step by step as its authors write it, in float64."""
+    """The scale and the zero point of HQQ for one group, step by step, in float64."""
     scale = (group.max() - group.min()) / 15
     zero, beta = -group.min() / scale, 10.0
     found = []
