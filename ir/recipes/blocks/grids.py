@@ -83,6 +83,9 @@ def grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLay
         for leaf in leaves:
             if leaf not in samples:
                 samples[leaf] = _sample(leaf, reader)
+            whole = samples[leaf].shape[-1] % layout.group == 0
+            if layout.has_minimum and not whole:  # a group that is filled up has 0 among its numbers
+                break
             if not _lies_on(grouped(samples[leaf], layout.group), layout, _unit(leaf, reader) or 0):
                 break
         else:

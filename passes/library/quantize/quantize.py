@@ -43,8 +43,9 @@ class QuantizeWeights(Pass):
     (.npy, .json), or else a mixture of prose, code and languages that comes with weft; `tokens` of it are read. Layers
     see what the quantized ones before them make of the text. kquant: the nearest, with scales and zero points searched
     by weighted squares of errors; it needs no text. hqq: zero points that are real numbers, for which a norm of errors
-    that forgives outliers is least (Badri and Shaji 2023, HQQ), of linear maps in 4 bits; they are stored as a zero
-    point and a code for what is left, one set for a row, and take no more bits than zero points do. It needs no text.
+    that forgives outliers is least (Badri and Shaji 2023, HQQ), of linear maps in 4 bits whose rows are whole groups;
+    they are stored as a zero point and a code for what is left, which takes little more bits in wide rows. Other
+    weights are rounded to the nearest. It needs no text.
 
     Without a method, weights that a file has as integers of at most `bits` bits in groups of `group` or more stay so,
     and nothing is rounded twice: q4_0, q4_1, q4_k, q5_0 and q8_0 of GGUF files, codes of 5 bits as codes of 8, and what
@@ -234,7 +235,8 @@ class QuantizeWeights(Pass):
         if self.format == "fp8":
             return FLOAT8
         bits = self.head if matrix.kind in ("head", "table") else self.bits
-        if self.method == "hqq" and matrix.kind == "linear":
+        # Sums of activations that offsets are multiplied by are those of whole groups.
+        if self.method == "hqq" and matrix.kind == "linear" and int(matrix.param.shape[-1]) % self.group == 0:
             return offset_layout(bits, self.group)
         return integer_layout(bits, self.group, self.zeros and bits < 8)
 

@@ -300,3 +300,22 @@ def test_folders_compute_what_lies_on_grids(target: str, tmp_path: Path, monkeyp
     np.testing.assert_allclose(found[-1], exact[-1], rtol=0, atol=5e-5 * np.abs(exact).max())
     blocks = json.loads((tmp_path / "out" / "weft.json").read_text())["blocks"]
     assert blocks.keys() == {"int4_32", "int8_32", "uint4_32_sums"}
+
+
+@pytest.mark.parametrize("group", [16, 32, 64, 128])
+@pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
+def test_real_zero_points_in_rows_of_any_width(
+    target: str, group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of 96 and 160 numbers are whole groups of 16 and 32 alone; in others zero points are integers."""
+    monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
+    source = write(tmp_path / "model.gguf", {"": Type.F16}, dim=96, ffn=160, std=0.08)
+    options = {"arithmetic": "f32"} if target == "ort-cpu" else {}
+    weights = f"int4{{method=hqq, group={group}}}"
+    weft.compile(source, tmp_path / "out", target=target, weights=weights, **options)
+    blocks = json.loads((tmp_path / "out" / "weft.json").read_text()).get("blocks", {})
+    taken = group == 32 or (group == 16 and target != "torch")  # whose kernels take groups of 32 and more
+    assert any("sums" in name for name in blocks) == taken
+    exact = logits(quantized(source, weights)[1])
+    found = weft.load(tmp_path / "out", trust=target == "torch").logits(IDS)
+    np.testing.assert_allclose(found[-1], exact[-1], rtol=0, atol=5e-5 * np.abs(exact).max())

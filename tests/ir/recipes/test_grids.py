@@ -142,6 +142,16 @@ def test_random_numbers_are_never_taken_for_codes() -> None:
         assert all(recognized(numbers, dtype) is None for dtype in FLOATS.values())
 
 
+def test_minima_are_those_of_whole_groups() -> None:
+    """A group that is filled up with 0 may lie on a grid, too, but the sum of its activations is nobody's."""
+    numbers = (np.random.default_rng(6).integers(0, 16, (ROWS, 48)) - 3.0) * 0.01
+    numbers[:, :2], numbers[:, 32:34] = (-0.03, 0.12), (-0.03, 0.12)
+    found = recognized(numbers, dtypes.f32)
+    assert found is not None and not found.has_minimum
+    assert grid_layout(Source("w"), Written({"w": numbers}, dtypes.f32), [offset_layout(4, 32)]) is None
+    assert grid_layout(Source("w"), Written({"w": numbers[:, :32]}, dtypes.f32), [offset_layout(4, 32)]) is not None
+
+
 def test_rows_of_several_tensors() -> None:
     layout = integer_layout(4, 32, False)
     grid, normal = numbers_of(layout, blocks(layout)), np.random.default_rng(3).standard_normal((ROWS, WIDTH))
