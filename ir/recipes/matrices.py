@@ -1,4 +1,5 @@
-"""Recipes of linear algebra: products of matrices, centring, norms of rows, orthogonal matrices, the identity.
+"""Recipes of linear algebra: products and inverses of matrices, centring, norms of rows, orthogonal matrices, the
+identity.
 
 Products are summed in float64 and rounded once to the precision of what they read (float32 from checkpoints), so that
 a block of rows is the same whether it is computed alone or with others. Centred and normalized rows stay float64.
@@ -137,6 +138,35 @@ class Identity(Recipe):
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         return np.eye(stop - start, self.size, start, np.float32)
+
+
+@dataclass(frozen=True)
+class Inverse(Recipe):
+    """The inverses of the square matrices `item` [..., n, n].
+
+    Raises:
+        WeftError: if one has none.
+    """
+
+    item: Recipe
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        shape = self.item.shape(reader)
+        if len(shape) < 2 or shape[-1] != shape[-2]:
+            raise WeftError(f"a tensor of shape {shape} holds no square matrices, which alone have inverses")
+        return shape
+
+    @property
+    def needs_full_read(self) -> bool:
+        return True
+
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        whole = self.item.evaluate(reader)
+        try:
+            found: Array = np.linalg.inv(whole.astype(np.float64))[start:stop]
+        except np.linalg.LinAlgError:
+            raise WeftError("a matrix that is to be inverted has no inverse") from None
+        return found.astype(whole.dtype if whole.dtype == np.float64 else np.float32)
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.ops.cache_codes import limits
-from weft.ir.recipes.readers import Array
+from weft.ir.recipes.readers import EMPTY, Array
 from weft.ir.schema.visible_keys import VisibleKeys
 from weft.ir.types import sizes
 
 from ...analysis.rotary import rotations
 from ...analysis.states import has_state, specs
 from ...fitting.calibration import Activations
+from .head_maps import HeadMap, balanced, rotation
 
 Per = Literal["channel", "head", "tensor"]
 SHRINK = np.linspace(0.3, 1.0, 29)  # factors of the largest number that are tried for codes of 4 bits
@@ -23,40 +25,99 @@ ROOM = 1.1  # the factor for those of 8 bits: what other texts exceed costs more
 CONTEXT = 4096  # positions that keys are rotated to, where the model does not say how far it reads
 
 
+@dataclass(frozen=True)
+class FittedCache:
+    """Scales f32 [kv_heads · width] or [1] of keys and, where they are apart, values, and maps before and behind."""
+
+    scales: tuple[Array, ...]
+    maps: tuple[HeadMap, HeadMap] | None = None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Keys or values that an attention stores of texts.
+
+    `rows` are [n, kv_heads, width], their `weights` in errors [n, kv_heads, width or 1]; `first` is what the first
+    tokens of texts have [kv_heads, width]; `queries` is the second moment of the queries that meet keys [kv_heads,
+    width, width].
+    """
+
+    rows: Array
+    weights: Array
+    first: Array
+    queries: Array | None = None
+
+
 def fitted(
     graph: Graph, attentions: Sequence[Node], texts: Sequence[Array], bits: int, per: Per
-) -> Iterator[tuple[Node, Array, Array | None]]:
-    """For each of `attentions` in order the scales of its keys and values, f32 [kv_heads · width] or [1], for what it
-    stores of the `texts` (ids [texts, length]); of latent caches those of the keys alone."""
-    copy, twins = _without_caches(graph)
+) -> Iterator[tuple[Node, FittedCache]]:
+    """Fit scales and maps of each of `attentions`, in order, to what it stores of the `texts` (ids [texts, length])."""
+    copy, twins = without_caches(graph)
     activations = Activations(copy, texts, single=True)
     places = _places(copy, texts)
     for node in attentions:
-        seen = _Seen(activations, twins[node], places)
-        scales = [scale_of(np.concatenate(x), bits, per, np.concatenate(w)) for x, w in seen.stored()]
-        yield node, scales[0], scales[1] if len(scales) > 1 else None
+        stored = _Seen(activations, twins[node], places).stored()
+        mapped = bits < 8 and len(stored) > 1
+        yield node, _mapped(node, stored, bits, per) if mapped else _scaled(stored, bits, per)
 
 
-def scale_of(x: Array, bits: int, per: Per, weight: Array) -> Array:
+def _scaled(stored: Sequence[Stored], bits: int, per: Per) -> FittedCache:
+    return FittedCache(tuple(scale_of(x.rows, bits, per, x.weights) for x in stored))
+
+
+def _mapped(node: Node, stored: Sequence[Stored], bits: int, per: Per) -> FittedCache:
+    # A sink takes part of the weights, and the cap of scores does not let what all of them share through.
+    sinks, capped = node.operand("sinks") is not None, node.attrs["softcap"] is not None
+    scales, maps = list[Array](), list[HeadMap]()
+    for x, shifts in zip(stored, (not sinks and not capped, not sinks), strict=True):
+        shift = x.rows.mean(0) if shifts else None
+        centred = x.rows if shift is None else x.rows - shift
+        if x.queries is None:
+            matrix = rotation(centred.shape[-1]).evaluate(EMPTY)
+        else:
+            matrix = balanced(centred.transpose(1, 2, 0) @ centred.swapaxes(0, 1), x.queries)
+        map = HeadMap(shift, matrix)
+        first = map(x.first) if shifts else None
+        # Errors of all channels matter as much behind such a matrix.
+        scale = scale_of(map(x.rows), bits, per, x.weights.mean(-1, keepdims=True), first)
+        scales.append(scale)
+        maps.append(map if first is None else map.moved(on_codes(first, _by_channel(scale, first), bits)))
+    return FittedCache(tuple(scales), (maps[0], maps[1]))
+
+
+def scale_of(x: Array, bits: int, per: Per, weight: Array, first: Array | None = None) -> Array:
     """The scales, f32 [heads · width] or [1], that round x [n, heads, width] with the least sum of squared errors times
-    `weight` [n, heads, width or 1]."""
-    n, heads, width = x.shape
-    groups = {"channel": heads * width, "head": heads, "tensor": 1}[per]
-    rows, counts = (
-        np.ascontiguousarray(np.broadcast_to(part, x.shape).reshape(n, groups, -1).transpose(1, 0, 2), np.float32)
-        for part in (x, weight)
-    )
+    `weight` [n, heads, width or 1]; where `first` [heads, width] is given, of x moved so that a code stands for it."""
+    groups = {"channel": x.shape[1] * x.shape[2], "head": x.shape[1], "tensor": 1}[per]
+    rows, counts = (_grouped(np.broadcast_to(part, x.shape), groups) for part in (x, weight))
+    anchor = None if first is None else _grouped(first[None], groups)
     low, high = limits(bits)
     widest = np.abs(rows).max((1, 2), keepdims=True)
     widest[widest == 0] = 1  # any scale will do
     best, least = widest, np.full(widest.shape, np.inf)
     for factor in SHRINK if bits < 8 else (ROOM,):
         scale = widest * np.float32(factor / high)
-        error = np.clip(np.rint(rows / scale), low, high) * scale - rows
+        moved = rows if anchor is None else rows - on_codes(anchor, scale, bits)
+        error = np.clip(np.rint(moved / scale), low, high) * scale - moved
         cost = (np.square(error) * counts).sum((1, 2), keepdims=True)
         best, least = np.where(cost < least, scale, best), np.minimum(cost, least)
     found: Array = best.reshape(-1).astype(np.float32)
-    return found if per != "head" else found.repeat(width)
+    return found if per != "head" else found.repeat(x.shape[2])
+
+
+def on_codes(x: Array, scale: Array, bits: int) -> Array:
+    """Return what to take from x so that codes of `bits` bits stand for the rest: the least, but for codes too far."""
+    return np.asarray(x - np.clip(np.rint(x / scale), *limits(bits)) * scale)
+
+
+def _by_channel(scale: Array, x: Array) -> Array:
+    """`scale` as it divides x [heads, width]."""
+    return scale if scale.size == 1 else scale.reshape(x.shape)
+
+
+def _grouped(x: Array, groups: int) -> Array:
+    """x [n, heads, width] as f32 [groups, n, heads · width / groups]."""
+    return np.ascontiguousarray(x.reshape(len(x), groups, -1).transpose(1, 0, 2), np.float32)
 
 
 class _Seen:
@@ -72,35 +133,33 @@ class _Seen:
         self.kv_heads = int(node.attrs["kv_heads"])
         self._activations, self._places = activations, places
 
-    def stored(self) -> list[tuple[list[Array], list[Array]]]:
-        """Keys, and where they are apart values: rows [n, kv_heads, width], and their weights."""
+    def stored(self) -> list[Stored]:
+        """Keys, and where they are apart values."""
         moved = self._moved()
         names = [name for name in "qkv" if self.node.operand(name) is not None]
         added = self.node.operand("bias")
         bias = None if added is None else self._read(added)
         values = {name: self._activations(self.node.required(name)) for name in names}
-        keys: tuple[list[Array], list[Array]] = [], []
-        others: tuple[list[Array], list[Array]] = [], []
+        keys, others = _Collected(), _Collected()
         for i, whole in enumerate(values["k"]):
             q, k = self._queries(values["q"][i]), self._by_head(whole)
             v = k[..., : self.attrs["value_dim"]] if "v" not in values else self._by_head(values["v"][i])
             on_scores, on_outputs = self._effects(q, k, v, None if bias is None else bias[i])
             for at, (queries, stored) in enumerate([(q, k), *([moved[i]] if moved else [])]):
-                weight = np.einsum("bghij,bghid->bgjd", on_scores, np.square(queries))
+                weight = (on_scores.swapaxes(-1, -2) @ np.square(queries)).sum(2)
                 if "v" not in values:
                     weight[..., : v.shape[-1]] += on_outputs[..., None]
                 # The first token of a text draws much attention, and stands at its beginning only.
-                keys[0].append(_rows(stored[:, :, at:]))
-                keys[1].append(_rows(weight[:, :, at:]))
-            others[0].append(_rows(v))
-            others[1].append(_rows(on_outputs[..., None]))
-        return [keys, others] if "v" in values else [keys]
+                keys.add(stored, weight, at)
+                keys.meet(queries, on_scores)
+            others.add(v, on_outputs[..., None])
+        return [keys.whole(), others.whole()] if "v" in values else [keys.whole()]
 
     def _effects(self, q: Array, k: Array, v: Array, bias: Array | None) -> tuple[Array, Array]:
         """Σ over channels of (p_ij (v_j − o_i))² [batch, kv_heads, group, queries, keys], and Σ_i p_ij² [batch,
         kv_heads, keys], for q [batch, kv_heads, group, n, d] and k, v [batch, kv_heads, n, d]."""
         scale = self.attrs["scale"] or q.shape[-1] ** -0.5
-        scores = np.einsum("bghid,bgjd->bghij", q, k) * scale
+        scores = q @ k[:, :, None].swapaxes(-1, -2) * scale
         if (cap := self.attrs["softcap"]) is not None:
             scores = cap * np.tanh(scores / cap)
         if bias is not None:
@@ -116,8 +175,8 @@ class _Seen:
         if (sinks := self.node.operand("sinks")) is not None:
             whole += np.exp(self._read(sinks)[0].reshape(1, self.kv_heads, -1, 1, 1) - most)
         p /= np.where(whole == 0, 1, whole)
-        o = np.einsum("bghij,bgjd->bghid", p, v)
-        apart = np.square(v).sum(-1)[:, :, None, None] - 2 * np.einsum("bghid,bgjd->bghij", o, v)
+        o = p @ v[:, :, None]
+        apart = np.square(v).sum(-1)[:, :, None, None] - 2 * (o @ v[:, :, None].swapaxes(-1, -2))
         apart += np.square(o).sum(-1)[..., None]
         squares = np.square(p)
         return squares * np.maximum(apart, 0) * scale**2, squares.sum((2, 3))
@@ -153,6 +212,31 @@ class _Seen:
         return apart.reshape(len(x), self.kv_heads, -1, *apart.shape[2:])
 
 
+class _Collected:
+    """Collects a `Stored`, text by text."""
+
+    def __init__(self) -> None:
+        self._rows, self._weights, self._firsts = list[Array](), list[Array](), list[Array]()
+        self._queries: Array | None = None
+
+    def add(self, x: Array, weights: Array, start: int = 0) -> None:
+        """Keys or values x [batch, heads, n, d] from token `start` on, with weights [batch, heads, n, d or 1]."""
+        self._rows.append(_rows(x[:, :, start:]))
+        self._weights.append(_rows(weights[:, :, start:]))
+        if not start:
+            self._firsts.append(x[:, :, 0])
+
+    def meet(self, queries: Array, on_scores: Array) -> None:
+        """Queries [batch, heads, group, n, d] that meet the keys, as much as errors of scores [.., n, keys] matter."""
+        weighted = queries * on_scores.sum(-1, keepdims=True)
+        moment = (weighted.swapaxes(-1, -2) @ queries).sum((0, 2))
+        self._queries = moment if self._queries is None else self._queries + moment
+
+    def whole(self) -> Stored:
+        first = np.median(np.concatenate(self._firsts), axis=0)
+        return Stored(np.concatenate(self._rows), np.concatenate(self._weights), first, self._queries)
+
+
 def _rows(x: Array) -> Array:
     """x [batch, heads, n, d] as [batch · n, heads, d]."""
     return x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3])
@@ -169,12 +253,13 @@ def _places(graph: Graph, texts: Sequence[Array]) -> list[Array]:
     ]
 
 
-def _without_caches(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
+def without_caches(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
     """A copy of `graph` that reads texts from their beginning, and its nodes by those of `graph`."""
     copy = graph.clone()
     twins = dict(zip(graph.nodes, copy.nodes, strict=True))
-    for name in list(copy.outputs):
-        del copy.outputs[name]
+    for name, value in list(copy.outputs.items()):
+        if (maker := value.producer) is not None and value is not maker.output and has_state(maker):
+            del copy.outputs[name]
     # A mask of past and call is one of the call.
     _rename_size(copy, "total", "seq")
     for node, twin in list(twins.items()):

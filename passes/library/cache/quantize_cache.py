@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.edit import changed
 from ...fitting.calibration import MIXTURE, TOGETHER, read_tokens, vocabulary
-from .cache_scales import Per, fitted
+from .cache_scales import FittedCache, Per, fitted, without_caches
+from .head_maps import insert
 
 LEAST_TOKENS = 128  # of a text, below which its largest numbers say little of those of others
 DRAWN = 64  # tokens of a text that is drawn
@@ -44,11 +46,18 @@ class QuantizeCache(Pass):
     or token ids (.npy, .json), or else a mixture of prose, code and languages that comes with weft; `tokens` from all
     over it are read. Random tokens stand for it where there is no tokenizer.
 
+    With 4 bits keys k are stored as (k − c) T and met by queries q T⁻ᵀ, where T spreads over all channels of a head
+    what keys and queries have in few, and values v as (v − c) R, R orthogonal, so that outputs are turned back. The
+    first tokens of texts, to which much attention goes, are then codes without an error. These maps are exact; they
+    stand between RoPE and attention, and take a few products of the size of a head for every token. With attention
+    sinks there is no c, with soft caps none for keys; latent caches have no maps.
+
     Weights and the rest of the graph stay as they are. Passes that change heads come before.
 
     Condition: keys and values stay within the range that they have on the text; what is outside is clipped.
 
-    Source: Hooper 2024, KVQuant (arXiv 2401.18079): keys by channel; ONNX Runtime's GroupQueryAttention.
+    Source: Hooper 2024, KVQuant (arXiv 2401.18079): keys by channel; Ashkboos 2024, QuaRot (arXiv 2404.00456): rotated
+    keys and values; ONNX Runtime's GroupQueryAttention.
 
     Example quantize-cache{bits=8}::
 
@@ -94,15 +103,16 @@ class QuantizeCache(Pass):
             if not trace.refusals:
                 raise WeftError(f"quantize-cache: graph {graph.name} has no causal self-attention, hence no cache")
             return
-        scales = list[tuple[Node, Array, Array | None]]()
-        for found in fitted(graph, chosen, self._texts(graph, trace), self.bits, self.per):
-            scales.append(found)
-            trace.progress(len(scales), len(chosen))
-        for node, *own in scales:
+        found = list[tuple[Node, FittedCache]]()
+        for node, own in fitted(graph, chosen, self._texts(graph, trace), self.bits, self.per):
+            found.append((node, own))
+            trace.progress(len(found), len(chosen))
+        for node, own in found:
+            if own.maps is not None:
+                insert(node, *own.maps, partial(_kept, node))
             given = {
-                name: _param(node, name, scale)
-                for name, scale in zip(("k_scale", "v_scale"), own, strict=True)
-                if scale is not None
+                name: _kept(node, name, scale, FittedScales)
+                for name, scale in zip(("k_scale", "v_scale"), own.scales, strict=False)
             }
             for spec in caches(node):
                 if (past := node.operand(spec.taken)) is not None:
@@ -141,11 +151,21 @@ class QuantizeCache(Pass):
         return _thinned(texts, self.tokens)  # from all over the text: its parts differ
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """The outputs are those of the original on keys and values that are rounded to codes, past and present."""
+        """The outputs are those of the original on keys and values that are rounded to codes, past and present; and
+        where these are mapped, those of the original without a past."""
+        known = {node.output.name for node in _coded(before)}
+        plain = before
+        if maps := _maps(after, before):
+            plain = _decoded(after, known)
+            for key in maps:  # numbers that have inverses
+                equivalence.exact[key] = after.reader.read(key, 0, after.reader.shape(key)[0]).astype(np.float64)
+            first, second = (without_caches(graph)[0] for graph in (before, plain))
+            inputs = equivalence.inputs(first)
+            equivalence.same(equivalence.run(first, inputs), equivalence.run(second, inputs), EXACT)
         staged, inputs = equivalence.stage(after), equivalence.inputs(after)
         meanings, scales, given = dict[str, Callable[..., Any]](), dict[str, Array](), dict(inputs)
         for node in staged.nodes:
-            if node.attrs.get("cache_bits") is None or node.output.name in {n.output.name for n in _coded(before)}:
+            if node.attrs.get("cache_bits") is None or node.output.name in known:
                 continue
             own = [_numbers(node, name) for name in ("k_scale", "v_scale")]
             meanings[node.output.name] = _rounding(own, limits(node.attrs["cache_bits"]))
@@ -154,22 +174,43 @@ class QuantizeCache(Pass):
                 if (past := node.operand(spec.taken)) is not None:
                     name = next(name for name, v in staged.inputs.items() if v is past)
                     given[name] = inputs[name] * scale
-        wanted = equivalence.run_as(before, given, meanings)
+        wanted = equivalence.run_as(plain, given, meanings)
         for name, value in staged.outputs.items():
             if value.name in scales:
                 wanted[name] = np.round(wanted[name] / scales[value.name])
         equivalence.same(wanted, equivalence.run(after, inputs), EXACT)
 
 
-def _param(node: Node, name: str, scale: Array) -> Param:
-    """A parameter that holds `scale`, named after the operand it is for, in the scope of `node`."""
+def _decoded(graph: Graph, known: Collection[str]) -> Graph:
+    """A copy of `graph` whose caches hold numbers, but for those of the attentions `known`."""
+    copy = graph.clone()
+    for node in _coded(copy):
+        if node.output.name in known:
+            continue
+        for spec in caches(node):
+            if (past := node.operand(spec.taken)) is not None:
+                past.type = past.type.with_dtype(node.required("k").type.dtype)
+        changed(node, {"k_scale": None, "v_scale": None}, cache_bits=None)
+    return copy
+
+
+def _maps(graph: Graph, before: Graph) -> list[str]:
+    """The tensors of maps that `graph` has and `before` has not."""
+    added = (param.recipe for name, param in graph.params.items() if name not in before.params)
+    return [recipe.key for recipe in added if isinstance(recipe, Source)]
+
+
+def _kept(node: Node, name: str, numbers: Array, scales: type[FittedScales] | None = None) -> Param:
+    """A parameter that holds `numbers`, named after what they are, in the scope of `node`: weights of its dtype, or
+    `scales` in f32."""
     graph = node.graph
     if not isinstance(graph.reader, SpilledTensors):
         graph.reader = SpilledTensors(graph.reader)
     place = f"{node.scope}.{name}" if node.scope else name
     key = graph.reader.fresh(place)
-    graph.reader.put(key, scale)
-    return graph.add_param(place, TensorType(dtypes.f32, scale.shape), FittedScales(Source(key)))
+    graph.reader.put(key, numbers)
+    source, dtype = Source(key), dtypes.f32 if scales else node.output.type.dtype
+    return graph.add_param(place, TensorType(dtype, numbers.shape), scales(source) if scales else source)
 
 
 def _tables(graph: Graph) -> list[int]:

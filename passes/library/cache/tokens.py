@@ -60,8 +60,9 @@ def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
     if op is ops.transpose:
         return rows if node.attrs["axes"][:2] == (0, 1) else None
     if op is ops.matmul:
-        flat = all(v is not None and (len(v.shape) > 2) == (i == 0) for i, v in enumerate(node.inputs))
-        return rows if rows == (0,) and flat else None
+        ranks = [0 if v is None else len(v.shape) for v in node.inputs]
+        # By one matrix, or by matrices along axes behind those of tokens.
+        return rows if rows == (0,) and ranks[0] > 2 and ranks[1] <= max(2, ranks[0] - 2) else None
     if op is ops.attention:  # over keys that are not these tokens
         return rows if rows == (0,) and not node.attrs["causal"] and node.operand("bias") is None else None
     return None

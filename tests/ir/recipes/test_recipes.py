@@ -96,6 +96,8 @@ RECIPES: dict[str, tuple[r.Recipe, np.ndarray]] = {
     ),
     "alibi": (fq.AlibiSlopes(6), fq.AlibiSlopes(6).evaluate(ARCHIVE)),
     "matmul": (mx.MatMul(a, r.Permute(b, (1, 0))), A @ B.T),
+    "inverse": (mx.Inverse(mx.MatMul(r.Permute(a, (1, 0)), a)), np.linalg.inv(A.T @ A)),
+    "inverses of a stack": (mx.Inverse(r.Slice(t, 1, 0, 3)), np.linalg.inv(T[:, :3])),
     "matmul vector": (mx.MatMul(a, r.Source("a5")), A.astype(float) @ np.arange(5)),
     "matmul stack": (mx.MatMul(t, r.Slice(a, 0, 0, 3)), T @ A[:3]),
     "centre rows": (mx.Centre(a, 0), A - A.mean(0)),
