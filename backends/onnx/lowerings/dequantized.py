@@ -14,6 +14,8 @@ Gathering columns reads single bytes, which costs a prefill of 1,000 tokens some
 | alone, up to 4 bits | [rows, width], two to a byte: Gather takes no integers of 4 bits, so bytes are taken apart |
 | also an output head, 8 bits | once, [width, rows], gathered along axis 1 |
 | also an output head, up to 4 bits | once in each layout: together as large as codes of 8 bits |
+
+Experts are stacks of such tables, of which those in use are gathered: nothing fuses their DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -40,13 +42,11 @@ SINCE = 21  # version of ONNX from which DequantizeLinear takes groups
 
 
 def layout_of(weight: Value | None) -> BlockLayout | str:
-    """Return the layout that DequantizeLinear takes `weight` in, or why it does not."""
+    """Return the layout that DequantizeLinear takes `weight`, a matrix or a stack, in, or why it does not."""
     layout = kept_layout(weight)
     if isinstance(layout, str):
         return layout
     assert isinstance(weight, Param)
-    if weight.type.rank != 2:
-        return "a stack of matrices is stored as dequantized numbers"
     if layout.floats or (layout.has_minimum and not layout.sums):
         return f"DequantizeLinear does not compute what {layout} stands for{', but target torch' * layout.floats}"
     if weight.type.dtype not in (dtypes.f32, dtypes.f16):
@@ -90,20 +90,48 @@ def GatherDequantize(e: Emitter, node: Node) -> Out:
         rank = 0 if ids is None else ids.type.rank
         return e.op("Transpose", rows, perm=[*range(1, rank + 1), 0]) if axis else rows
     pairs, scales = (_gathered(e, ids, table, layout, name) for name in ("halves", "steps"))
+    zeros = _gathered(e, ids, table, layout, "middles") if layout.has_zeros else None
+    return _taken_apart(e, pairs, scales, zeros, table, layout)
+
+
+def _taken_apart(
+    e: Emitter, pairs: Out | None, scales: Out | None, zeros: Out | None, weight: Param, layout: BlockLayout
+) -> Out:
+    """The numbers of rows [..., in] of `weight` whose codes of up to 4 bits are `pairs` [..., in / 2]."""
     four = e.constant(4, dtypes.u8.numpy)
     low, high = (
         e.op("BitwiseAnd", pairs, e.constant(15, dtypes.u8.numpy)),
         e.op("BitShift", pairs, four, direction="RIGHT"),
     )
     codes = e.op("Concat", low, high, axis=-1)
-    if layout.has_zeros:
-        zeros = _gathered(e, ids, table, layout, "middles")
-    else:
+    if zeros is None:
         zeros = e.op("Expand", e.constant(layout.middle, dtypes.u8.numpy), e.op("Shape", scales))
-    rows = _dequantized(e, codes, scales, zeros, layout, -1)
-    if table.width % layout.group:
-        rows = e.op("Slice", rows, e.constant([0]), e.constant([table.width]), e.constant([-1]))
-    return rows
+    return _whole(e, _dequantized(e, codes, scales, zeros, layout, -1), weight, layout)
+
+
+def _whole(e: Emitter, rows: Out, weight: Param, layout: BlockLayout) -> Out:
+    """`rows` without what fills up their last group."""
+    if weight.width % layout.group == 0:
+        return rows
+    return e.op("Slice", rows, e.constant([0]), e.constant([weight.width]), e.constant([-1]))
+
+
+def stack(e: Emitter, weight: Param, chosen: Out | None) -> Out:
+    """The numbers [used, out, in] of the matrices of `weight` [experts, out, in]: of all, or of those `chosen`."""
+    layout = layout_of(weight)
+    assert isinstance(layout, BlockLayout)
+
+    def part(name: str, dtype: DType) -> Out:
+        held = e.weight(f"{weight.name}.{name}", Stored(weight.recipe, name), dtype)
+        return held if chosen is None else e.op("Gather", held, chosen, axis=0)
+
+    scales = _as_computed(e, weight, layout, part("steps", _scale_dtype(layout)), "steps")
+    if layout.bits < 8 and chosen is not None:  # Gather takes no integers of 4 bits
+        zeros = part("middles", dtypes.u8) if layout.has_zeros else None
+        return _taken_apart(e, part("halves", dtypes.u8), scales, zeros, weight, layout)
+    dtype = dtypes.i8 if layout.bits == 8 else dtypes.i4
+    zeros = part("signed_zeros", dtype) if layout.has_zeros else None
+    return _whole(e, _dequantized(e, part("signed", dtype), scales, zeros, layout, -1), weight, layout)
 
 
 def _product(e: Emitter, key: object, x: Out, node: Node) -> Out:

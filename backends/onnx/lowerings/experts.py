@@ -8,7 +8,7 @@ not grow with the number of experts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -228,21 +228,19 @@ def _unit(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
     return e.op("Mul", activation(e, gate, a["activation"], dtype), up)
 
 
-def _project(e: Emitter, chosen: Out | None, rows: Out, weight: Value | None, bias: Value | None) -> Out:
-    """rows [used, n, in] by weight [experts, out, in], plus bias [experts, out] → [used, n, out]; the experts in use
-    are all, or those of the numbers `chosen`, whose weights are copied."""
+def taken(e: Emitter, value: Out | None, chosen: Out | None) -> Out | None:
+    """`value` [experts, ...] of the experts of the numbers `chosen`, a copy; of all where that is None."""
+    return value if chosen is None else e.op("Gather", value, chosen, axis=0)
 
-    def taken(value: Out | None) -> Out | None:
-        return value if chosen is None else e.op("Gather", value, chosen, axis=0)
 
+def _product(e: Emitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
+    """rows [used, n, in] by weight [experts, out, in] of those `chosen` → [used, n, out]."""
     if e.target.contrib:
-        y = e.op("FusedMatMul", rows, taken(e[weight]), domain=MS, transB=1)
-    elif isinstance(weight, Param):
+        return e.op("FusedMatMul", rows, taken(e, e[weight], chosen), domain=MS, transB=1)
+    if isinstance(weight, Param):
         turned = e.weight(weight.name + ".T", Permute(weight.recipe, (0, 2, 1)), weight.type.dtype)
-        y = e.op("MatMul", rows, taken(turned))
-    else:
-        y = e.op("MatMul", rows, e.op("Transpose", taken(e[weight]), perm=[0, 2, 1]))
-    return y if bias is None else e.op("Add", y, e.op("Unsqueeze", taken(e[bias]), e.constant([1])))
+        return e.op("MatMul", rows, taken(e, turned, chosen))
+    return e.op("MatMul", rows, e.op("Transpose", taken(e, e[weight], chosen), perm=[0, 2, 1]))
 
 
 def _most(e: Emitter, counts: Out) -> Out:
@@ -252,6 +250,11 @@ def _most(e: Emitter, counts: Out) -> Out:
 
 @lowering(ops.moe, targets=on_cpu)
 def GroupedExperts(e: Emitter, node: Node) -> Out:
+    return grouped(e, node, _product)
+
+
+def grouped(e: Emitter, node: Node, product: Callable[[Emitter, Out, Value, Out | None], Out]) -> Out:
+    """Emit the experts of `node`, whose weights `product` multiplies rows by."""
     x, combine = node.required("x"), node.required("combine")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     experts, active = combine.width, node.attrs["active"]
@@ -273,9 +276,15 @@ def GroupedExperts(e: Emitter, node: Node) -> Out:
     tokens = e.many("TopK", used, n, axis=1, outputs=2)[1]
     states = e[x] if x.type.rank == 2 else e.op("Reshape", e[x], e.constant([-1, x.width]))
     rows = e.op("Gather", states, tokens, axis=0)
-    opened = None if gate is None else _project(e, chosen, rows, gate, gate_bias)
-    hidden = _unit(e, node, _project(e, chosen, rows, up, up_bias), opened)
-    results = e.op("Reshape", _project(e, chosen, hidden, down, down_bias), e.constant([-1, x.width]))
+
+    def projected(rows: Out, weight: Value, bias: Value | None) -> Out:
+        y = product(e, rows, weight, chosen)
+        return y if bias is None else e.op("Add", y, e.op("Unsqueeze", taken(e, e[bias], chosen), one))
+
+    opened = None if gate is None else projected(rows, gate, gate_bias)
+    assert up is not None and down is not None
+    hidden = _unit(e, node, projected(rows, up, up_bias), opened)
+    results = e.op("Reshape", projected(hidden, down, down_bias), e.constant([-1, x.width]))
 
     # Back to tokens: where in `results` those of a token's k experts stand, [tokens, k].
     # TopK puts the lower index first among equal values (ONNX), so each expert's tokens above are in text order, and

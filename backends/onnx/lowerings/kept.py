@@ -26,6 +26,8 @@ def _reason(weight: Param, node: Node, target: Backend) -> str | None:
         return None if isinstance(layout, BlockLayout) else layout
     if node.op is ops.moe and target.contrib and weight in quantized_experts.expert_weights(node):
         return quantized_experts.refusal(node, target)
+    if node.op is ops.moe and weight in quantized_experts.expert_weights(node):
+        return quantized_experts.stack_refusal(node, target)
     return f"{target.name} has no {node.op.name} by codes"
 
 

@@ -1,6 +1,6 @@
-"""Experts with quantized weights, on ONNX Runtime's QMoE: the codes of all experts in one operator.
+"""Experts with quantized weights: the codes of all in ONNX Runtime's QMoE, or those in use by DequantizeLinear.
 
-The operator chooses the k largest of what it gets as router's numbers, and weighs experts by a second input: both are
+QMoE chooses the k largest of what it gets as router's numbers, and weighs experts by a second input: both are
 `combine` here, whatever the router. (Without the second the CPU kernel divides by the sum of the k weights, asked or
 not.) Whom `combine` leaves out enters with the weight of zero, where fewer than k experts are asked.
 
@@ -29,8 +29,9 @@ from ...blocks import NOT_ASKED, is_quantized, kept_layout
 from ...options import ARITHMETIC
 from ...targets import Backend
 from ..emitter import Emitter
-from ..lowering import contrib, lowering
-from .experts import interleaved, kernel_unit, packed_refusal, shaped
+from ..lowering import contrib, lowering, standard
+from . import dequantized
+from .experts import grouped, interleaved, kernel_unit, packed_refusal, shaped
 from .layers import MS
 from .quantized import scales
 
@@ -132,3 +133,24 @@ def _parts(e: Emitter, weight: Param, gate: Param | None, form: _Form) -> list[O
 
 def _is_exact(node: Node) -> bool:
     return node.required("x").graph.meta.get(ARITHMETIC) == "f32"
+
+
+# -- in standard operators
+
+
+def stack_refusal(node: Node, target: Backend) -> str | None:
+    """Say why the experts of `node` are not multiplied by what DequantizeLinear makes of codes; None if they are."""
+    layouts = [dequantized.layout_of(weight) for weight in expert_weights(node)]
+    if any(isinstance(layout, BlockLayout) and layout.has_minimum for layout in layouts):
+        return "DequantizeLinear takes no minima"
+    return next((layout for layout in layouts if isinstance(layout, str)), None)
+
+
+@lowering(ops.moe, targets=standard, when=stack_refusal, first=True, opset=dequantized.SINCE)
+def DequantizeExperts(e: Emitter, node: Node) -> Out:
+    return grouped(e, node, _product)
+
+
+def _product(e: Emitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
+    assert isinstance(weight, Param)
+    return e.op("MatMul", rows, e.op("Transpose", dequantized.stack(e, weight, chosen), perm=[0, 2, 1]))
