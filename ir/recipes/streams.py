@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..types.block_layouts import BlockLayout
-from .blocks import Dequantize, Float8, Quantize, Stored, ToFloat8, block_layout, split_parts
+from .blocks import Dequantize, Float4, Float8, Quantize, Stored, ToFloat4, ToFloat8, block_layout, split_parts
 from .combinators import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
 from .matrices import Centre, MatMul
 from .readers import Array, TensorReader
@@ -76,6 +76,13 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
         case Float8(codes, scales):
             arrays = _each((codes, scales), reader, index)
             return replace(recipe, codes=arrays[0], scales=arrays[1]) if arrays else None
+        case Float4(codes, scales, whole):
+            arrays = _each((codes, scales) if whole is None else (codes, scales, whole), reader, index)
+            names = ("codes", "scales", "tensor_scales")
+            return replace(recipe, **dict(zip(names, arrays, strict=False))) if arrays else None
+        case ToFloat4(item, _, whole):
+            part = row(item, reader, index)
+            return part and replace(recipe, item=part, tensor_scales=whole[index : index + 1] if whole[1:] else whole)
         case Map(item) | Cast(item) | Quantize(item) | ToFloat8(item) | Stored(item):
             part = row(item, reader, index)
             return part and replace(recipe, item=part)
