@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..shared import launch
-from ..shared.codes import Codes, as_words, centred, chunk, two_numbers
-from ..shared.float8 import FLOAT8, two_floats
+from ..shared.codes import Codes, as_words, chunk, dequantize, two_numbers
+from ..shared.float8 import FLOAT4, FLOAT8, two_floats
 from ..shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, variant, wait
 from ..shared.operands import gradient_refusal
 
@@ -59,6 +59,8 @@ def widen_kernel(
 def refusal(weight: Codes, dtype: torch.dtype) -> str | None:
     """Say why there is no kernel for `weight` as numbers of `dtype`; None if there is."""
     given = [part for part in weight.parts if part is not None]
+    if weight.packed.dtype == FLOAT4:
+        return "floats of 4 bits are widened by torch"
     if reason := launch.refusal(weight.packed, weight.packed.dtype == FLOAT8):
         return reason
     if dtype not in DTYPES:
@@ -79,11 +81,7 @@ def widen(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> t
     packed, scales, offsets = weight.parts
     K = weight.width
     if uses_torch(kernel, refusal, weight, dtype):
-        numbers = centred(packed, weight.bits, K).unflatten(1, (len(scales), -1)) * scales.T.float()[..., None]
-        if offsets is not None:
-            numbers = numbers + offsets.T.float()[..., None]
-        whole: torch.Tensor = numbers.flatten(1).to(dtype)
-        return whole
+        return dequantize(packed, scales, offsets, bits=weight.bits, width=K).to(dtype)
     return widened_codes(packed, scales, offsets, weight.bits, K, dtype)
 
 

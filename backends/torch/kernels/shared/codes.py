@@ -13,7 +13,8 @@ tile s at shift 8·s, the high ones at 8·s + 4. So a mask that also sets the ex
 
 What was added is taken off the sums, as Σ x of the group is known from a product with ones, which offsets need too; or
 of many rows off the numbers.
-Floats of 8 bits, see `float8`, lie as codes of 8 bits do: weight = scale · float.
+Floats of 8 bits, see `float8`, lie as codes of 8 bits do: weight = scale · float. Floats of 4 bits, see `float8`, lie
+as codes of 4: weight = tensor scale · scale · float, with scales of 8 bits.
 
 Scales and offsets lie as [groups, out]. x of fp32 is the sum of three numbers of bf16, each of which is multiplied.
 """
@@ -28,7 +29,7 @@ import torch
 from torch.nn import functional as F
 
 from .dots import moments, operand, scaled
-from .float8 import FLOAT8, two_floats
+from .float8 import FLOAT4, FLOAT8, SHORT, scale_numbers, two_float4, two_floats
 from .launch import INTERPRETER, constant, jit, tl
 
 WORDS = 16  # in a chunk
@@ -47,10 +48,14 @@ def words(width: int, bits: int) -> int:
 
 def unpack(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
     """The codes [out, width], i32, that are in `packed` [out, words]; the module says how."""
-    shifts = torch.arange(0, 16, bits, dtype=torch.int32, device=packed.device)[:, None]
-    tiles = packed.unflatten(1, (-1, 1, WORDS)) >> shifts & ((1 << bits) - 1) * 0x10001  # two codes to a word
+    tiles = packed.unflatten(1, (-1, 1, WORDS)) >> _shifts(bits, packed) & ((1 << bits) - 1) * 0x10001  # two to a word
     codes: torch.Tensor = tiles.view(torch.int16).flatten(1)[:, :width].int()
     return codes
+
+
+def _shifts(bits: int, packed: torch.Tensor) -> torch.Tensor:
+    """What brings each tile into the low bits of both halves of words [..., 1, WORDS]."""
+    return torch.arange(0, 16, bits, dtype=torch.int32, device=packed.device)[:, None]
 
 
 @constant
@@ -191,8 +196,11 @@ def code_products(
 
 
 def centred(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
-    """The numbers of codes [out, words] of `bits`, or of floats of 8 bits [out, 4·words], without scales and offsets:
-    f32 [out, width]."""
+    """The numbers of codes [out, words] of `bits`, or of floats [out, 4·words], without scales and offsets: f32
+    [out, width]."""
+    if packed.dtype == FLOAT4:
+        tiles = packed.view(torch.int32).unflatten(1, (-1, 1, WORDS)) >> _shifts(4, packed)
+        return two_float4(tiles).flatten(1)[:, :width]
     if packed.dtype != torch.int32:
         tiles = packed.float().unflatten(1, (-1, WORDS, 2, 2)).permute(0, 1, 4, 2, 3)  # [out, chunks, tiles, WORDS, 2]
         numbers: torch.Tensor = tiles.flatten(1)[:, :width]
@@ -203,8 +211,11 @@ def centred(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
 def dequantize(
     packed: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None, *, bits: int, width: int
 ) -> torch.Tensor:
-    """The weights [out, width], f32, of codes as in `Codes`, and scales and offsets [groups, out]."""
+    """The weights [out, width], f32, of codes, scales and offsets as in `Codes`."""
     numbers = centred(packed, bits, width).unflatten(1, (len(scales), -1))
+    if packed.dtype == FLOAT4:
+        whole: torch.Tensor = numbers * scale_numbers(scales, offsets).T[..., None]
+        return whole.flatten(1)
     weight: torch.Tensor = numbers * scales.T.float()[..., None]
     return (weight if offsets is None else weight + offsets.T.float()[..., None]).flatten(1)
 
@@ -228,6 +239,9 @@ class Codes:
     """W [out, width] in codes of `bits`: `packed` i32 [out, words], scales and maybe offsets [groups, out]; or in
     floats of 8 bits, `packed` float8_e4m3fn [out, 4·words], which are the bytes of words.
 
+    In floats of 4 bits `packed` are these bytes as uint8, scales are uint8, the bytes of E8M0, or float8_e4m3fn, which
+    groups of 16 may have, and `offsets` [1, out], if there are any, are factors of rows: tensor scales.
+
     `otherwise` is what torch multiplies with, as `multiplied` does.
 
     Raises:
@@ -248,15 +262,20 @@ class Codes:
         kind, size = torch.int32, words(width, bits)
         if self.packed.dtype == FLOAT8 and bits == 8:
             kind, size = FLOAT8, 4 * size
+        small = self.packed.dtype == FLOAT4 and bits == 4
+        if small:
+            kind, size = FLOAT4, 4 * size
         if self.packed.dtype != kind or self.packed.shape != (out, size):
             given = f"codes {[*self.packed.shape]} {self.packed.dtype}"
             raise ValueError(f"{given} must be {str(kind)[6:]} [out, {size}] for rows of {width}")
         groups = len(self.scales)
-        if self.scales.shape[1:] != (out,) or width % groups or (width // groups % TILE and groups > 1):
+        tile = SHORT if small else TILE
+        if self.scales.shape[1:] != (out,) or width % groups or (width // groups % tile and groups > 1):
             raise ValueError(
-                f"scales {[*self.scales.shape]} must be [groups, {out}], of groups of a multiple of {TILE}"
+                f"scales {[*self.scales.shape]} must be [groups, {out}], of groups of a multiple of {tile}"
             )
-        if self.offsets is not None and self.offsets.shape != self.scales.shape:
+        wanted = torch.Size([1, out]) if small else self.scales.shape
+        if self.offsets is not None and self.offsets.shape != wanted:
             raise ValueError(f"offsets {[*self.offsets.shape]} differ from scales {[*self.scales.shape]}")
 
     def __len__(self) -> int:

@@ -1,9 +1,12 @@
-"""Floats of 8 bits, e4m3 of arXiv 2209.05433 (no infinities, 448 the largest), as numbers of 16 bits and back.
+"""Floats of 8 bits, e4m3 of arXiv 2209.05433 (no infinities, 448 the largest), and of 4, as numbers of 16 bits.
 
 Sign, exponent and fraction of a float, each moved to its place in a number of 16 bits, are that float but for a power
 of 2: the bias of its exponent is 7, those of fp16 and bf16 are 15 and 127. So fp16 holds 2⁻⁸ of it, which whoever sums
 makes good, and bf16 2⁻¹²⁰, too small to be summed, which is multiplied by 2¹²⁰ at once. Both are exact, and take two to
 three instructions for two numbers, where conversions of the hardware go through fp16 and fp32 to bf16.
+
+Floats of 4 bits, e2m1, are moved so, too: the bias of their exponent is 1, so fp16 holds 2⁻¹⁴ of it. Groups of them
+have scales of 8 bits: powers of two, e8m0 (mxfp4), or e4m3 (nvfp4).
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from .dots import operand
 from .launch import INTERPRETER, constant, fixed, jit, tl
 
 FLOAT8 = torch.float8_e4m3fn
+FLOAT4 = torch.uint8  # the type that tells codes of floats of 4 bits from integers: the bytes of words
+SHORT = 16  # group of nvfp4; others are multiples of a tile
 LARGEST = 448.0
 _LARGEST = fixed(LARGEST)
 
@@ -88,6 +93,20 @@ def from_bytes(held: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> t
     """The numbers that `held` u8 [batch, heads, seq, width] stands for with `scale` [heads], in `dtype`."""
     wide = torch.promote_types(dtype, torch.float32)
     return (held.view(FLOAT8).to(wide) * scale[:, None, None].to(wide)).to(dtype)
+
+
+def two_float4(words: torch.Tensor) -> torch.Tensor:
+    """The e2m1 in the low 4 bits of both halves of `words` i32 [..., n], as numbers f32 [..., 2·n]."""
+    halves = (words & 0x00080008) << 12 | (words & 0x00070007) << 9
+    numbers: torch.Tensor = halves.view(torch.float16).float().mul_(2.0**14)
+    return numbers
+
+
+def scale_numbers(scales: torch.Tensor, whole: torch.Tensor | None = None) -> torch.Tensor:
+    """Scales of floats of 4 bits as f32: e4m3, or bytes of e8m0; times `whole` [1, out], if it is given."""
+    exact = scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
+    numbers: torch.Tensor = exact.float()
+    return numbers if whole is None else numbers * whole
 
 
 def check_scales(k: torch.Tensor, v: torch.Tensor, *scales: torch.Tensor | None) -> None:

@@ -19,7 +19,7 @@ import torch
 from . import launch
 from .codes import TILE, Codes, as_words, chunk, code_products
 from .dots import dot_products, prefetch_rows
-from .float8 import FLOAT8
+from .float8 import FLOAT4, FLOAT8
 from .launch import DTYPES, Variant, jit, options, tl, variant, wait
 from .norm import Norm
 from .operands import gradient_refusal, power_of_2
@@ -187,6 +187,8 @@ def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
         return reason
     given = [tensor for tensor in others if isinstance(tensor, torch.Tensor)]
     coded = [part for one in others if isinstance(one, Codes) for part in one.parts if part is not None]
+    if any(isinstance(one, Codes) and one.packed.dtype == FLOAT4 for one in others):
+        return "weights are floats of 4 bits"
     if reason := launch.refusal(x, any(part.dtype == FLOAT8 for part in coded)):
         return reason
     if x.dtype not in DTYPES:
