@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..types.block_layouts import BlockLayout
-from .blocks import Dequantize, Float4, Float8, Quantize, Stored, ToFloat4, ToFloat8, block_layout, split_parts
+from .blocks import Dequantize, Float4, Float8, InBytes, Quantize, Stored, ToFloat4, ToFloat8, block_layout, split_parts
 from .combinators import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
 from .matrices import Centre, MatMul
 from .readers import Array, TensorReader
@@ -83,7 +83,7 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
         case ToFloat4(item, _, whole):
             part = row(item, reader, index)
             return part and replace(recipe, item=part, tensor_scales=whole[index : index + 1] if whole[1:] else whole)
-        case Map(item) | Cast(item) | Quantize(item) | ToFloat8(item) | Stored(item):
+        case Map(item) | Cast(item) | Quantize(item) | ToFloat8(item) | InBytes(item) | Stored(item):
             part = row(item, reader, index)
             return part and replace(recipe, item=part)
         case Slice(item, axis) | Scale(item, _, axis) | Centre(item, axis) if axis > 0:

@@ -4,7 +4,7 @@ Importing this package registers its recipes. Never here: which backend takes wh
 (`weft.passes.fitting`).
 """
 
-from .floats import Float4, Float8, ToFloat4, ToFloat8
+from .floats import Float4, Float8, InBytes, ToFloat4, ToFloat8, in_bytes
 from .grids import OnGrid, grid_layout
 from .layouts import BlockRecipe, block_layout
 from .parts import Part, part_shapes, split_parts
@@ -17,6 +17,7 @@ __all__ = [
     "Dequantize",
     "Float4",
     "Float8",
+    "InBytes",
     "OnGrid",
     "Part",
     "Quantize",
@@ -26,6 +27,7 @@ __all__ = [
     "as_stored",
     "block_layout",
     "grid_layout",
+    "in_bytes",
     "in_file",
     "part_shapes",
     "split_parts",

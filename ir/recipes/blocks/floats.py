@@ -16,8 +16,8 @@ import numpy as np
 
 from ...errors import WeftError
 from ...types import dtypes
-from ...types.block_layouts import LAYOUTS, NVFP4, BlockLayout, Blocks, unpack_codes
-from ...types.small_floats import LARGEST_E2M1, LARGEST_E4M3, e4m3_scales, nearest_e2m1, power_scales
+from ...types.block_layouts import LAYOUTS, NVFP4, BlockLayout, Blocks, integer_layout, unpack_codes
+from ...types.small_floats import E2M1, LARGEST_E2M1, LARGEST_E4M3, e4m3_scales, nearest_e2m1, power_scales
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe
@@ -28,6 +28,7 @@ FLOAT8 = LAYOUTS.lookup(dtypes.f8e4m3_128.name)
 TALL = 128  # rows of a tile
 MOST = np.float32(448)  # the largest of the floats
 FORMATS = (dtypes.mxfp4.name, NVFP4.name)
+_DOUBLED = (128 + 2 * E2M1).astype(np.uint8)  # by code, with 128 for 0
 LEAST = np.finfo(np.float32).tiny  # of the scales of matrices: smaller ones would lose bits
 
 
@@ -232,3 +233,30 @@ class Float4(BlockRecipe):
             packed = self.codes.read(reader, start, stop)
             found = unpack_codes(packed, 4, scales.shape[-1] * layout.group).reshape(*scales.shape, layout.group)
         return Blocks(found, scales, tensor_scales=whole)
+
+
+@dataclass(frozen=True)
+class InBytes(BlockRecipe):
+    """The matrix that `item` makes in floats of 4 bits, exactly, as integers of 8 bits: twice a float is one, from −12
+    to 12. Kernels of 8 bits take them so."""
+
+    item: Recipe
+
+    def layout(self, reader: TensorReader) -> BlockLayout:
+        assert isinstance(self.item, BlockRecipe)
+        return integer_layout(8, self.item.layout(reader).group, False, dtypes.f32)
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        return self.item.shape(reader)
+
+    def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
+        assert isinstance(self.item, BlockRecipe)
+        found = self.item.read_blocks(reader, start, stop, codes)
+        return Blocks(_DOUBLED[found.codes], found.scales * np.float32(0.5))
+
+
+def in_bytes(recipe: Recipe, reader: TensorReader) -> Recipe:
+    """`recipe` with floats of 4 bits as `InBytes`."""
+    if isinstance(recipe, BlockRecipe):
+        return InBytes(recipe) if recipe.layout(reader).small_floats else recipe
+    return recipe.map_parts(lambda part: in_bytes(part, reader))
