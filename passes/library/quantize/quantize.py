@@ -11,7 +11,8 @@ import numpy as np
 from weft.ir import Graph, WeftError
 from weft.ir.recipes.blocks import BlockRecipe, block_layout
 from weft.ir.recipes.blocks.floats import FLOAT8, float4_layout
-from weft.ir.recipes.readers import Array
+from weft.ir.recipes.blocks.floats import FORMATS as FLOATS4
+from weft.ir.recipes.readers import EMPTY, Array
 from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, integer_layout, offset_layout
 
 from ...analysis.states import has_cache
@@ -68,7 +69,7 @@ class QuantizeWeights(Pass):
     Other formats are floats, rounded to the nearest; `bits`, `group`, `zeros` and `head` say nothing then. fp8: 8 bits
     (e4m3) with a scale for each tile of 128 · 128. mxfp4: 4 bits (e2m1) in groups of 32 with a power of two (e8m0).
     nvfp4: 4 bits (e2m1) in groups of 16 with a scale of 8 bits (e4m3), counted in one number f32 for a matrix, which
-    matrices that multiply the same value share.
+    matrices that multiply the same value share. Weights that a file has in mxfp4 or nvfp4 stay so in that format.
 
     Embedding tables and output heads take `head` bits. Routers stay as they are, as do weights whose names, or a part
     of them between dots, match a pattern of `keep` (``"down, layers.0.*"``), norms, biases and whatever else is no
@@ -192,6 +193,9 @@ class QuantizeWeights(Pass):
     def _stored(self, plan: Mapping[Matrix, BlockLayout]) -> dict[Matrix, tuple[BlockLayout, BlockLayout | None]]:
         """Return the matrices of `plan` that stay in the blocks of a file, with their layout and None, and those that a
         file of few bits has in more than they get, with the layout of 8 bits that they are rounded to."""
+        if self.format in FLOATS4:
+            reader = next((matrix.param.graph.reader for matrix in plan), EMPTY)
+            return {m: (layout, None) for m, layout in plan.items() if block_layout(m.param.recipe, reader) == layout}
         if self.format != "int" or self.method != "auto" or self.calibration is not None or self.budget is not None:
             return {}
         stored = {matrix: stored_layout(matrix.param) for matrix in plan}
