@@ -12,11 +12,9 @@ from weft.backends.storage import seal, whole_folder
 from weft.backends.storage.safetensors import Progress, Tensor, counted, parse_stored, write_shards
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.recipes.blocks import BlockRecipe, block_layout
-from weft.ir.recipes.readers import TensorReader
+from weft.ir.recipes.blocks import BlockRecipe
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
-from weft.ir.types.block_layouts import BlockLayout
 
 from ...formats.hf import Folder
 from ...formats.weft.manifest import PROVENANCE, hashing, provenance
@@ -60,13 +58,14 @@ def write_huggingface(
         weights = "float"
         if any(made.recipe.has(BlockRecipe) for made in found.tensors.values()):
             note(f"all weights are written as floats: transformers loads no codes of {found.family} models")
-    if weights == "auto" and any(_loses_scales(found, key, reader) for key in found.tensors):
-        weights = "float"
+    kept = choose(found.tensors, reader, weights, partial(compressed.refusal, reader), note, aside)
+    # transformers 5 (`CompressedTensorsDequantize`) gives the scales of groups alone to what widens experts.
+    if weights == "auto" and any(c.layout.tensor_scale and found.kinds[key] == "experts" for key, c in kept.items()):
+        weights, kept = "float", {}
         note(
             "all weights are written as floats: transformers leaves out the scales of experts' matrices in nvfp4; "
             "--weights codes keeps the codes, for loaders that do not"
         )
-    kept = choose(found.tensors, reader, weights, partial(compressed.refusal, reader), note, aside)
     kind = wanted or exact_dtype(model.graph, (made for key, made in found.tensors.items() if key not in kept))
     tensors: dict[str, Tensor] = {}
     for key, made in found.tensors.items():
@@ -94,15 +93,6 @@ def write_huggingface(
             model.tokenizer(folder)
         seal(folder, PROVENANCE, provenance(model, hashes()))
     return found
-
-
-def _loses_scales(found: Fit, key: str, reader: TensorReader) -> bool:
-    """Return whether `key` is the weight of an expert in codes whose scales are counted in one of its matrix. The
-    loader of transformers 5 (`CompressedTensorsDequantize`) passes scales of groups alone to what decompresses them."""
-    if found.kinds.get(key) != "experts" or not found.tensors[key].recipe.has(BlockRecipe):
-        return False
-    layout = block_layout(found.tensors[key].recipe, reader)
-    return isinstance(layout, BlockLayout) and layout.tensor_scale
 
 
 def _modules(found: Fit) -> list[str]:
