@@ -1,4 +1,4 @@
-"""Products of few rows with W of 4- or 8-bit codes or floats of 8 bits, W read once: on tensor cores, 1 to 64 rows.
+"""Products of few rows with W of 4- or 8-bit codes or floats of as many, W read once: on tensor cores, 1 to 64 rows.
 
 weight = scale · (code − 2^{bits−1}) + offset, codes unsigned, with one scale, and maybe one offset, for each `group`
 consecutive weights of a row. This covers the GGUF layouts q4_0, q4_1 and q8_0 (groups of 32) and AWQ and GPTQ (arXiv
@@ -29,7 +29,17 @@ import torch
 from torch.nn import functional as F
 
 from .dots import moments, operand, scaled
-from .float8 import FLOAT4, FLOAT8, SHORT, scale_numbers, two_float4, two_floats
+from .float8 import (
+    FLOAT4,
+    FLOAT8,
+    SHORT,
+    power_of_byte,
+    scale_numbers,
+    two_float4,
+    two_floats,
+    two_small_floats,
+    widened,
+)
 from .launch import INTERPRETER, constant, jit, tl
 
 WORDS = 16  # in a chunk
@@ -109,14 +119,16 @@ def code_products(
     """
     CHUNK: tl.constexpr = 512 // BITS
     TILES: tl.constexpr = BLOCK_K // 32
+    FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
+    SMALL: tl.constexpr = codes.dtype.element_ty == tl.uint8  # floats of 4 bits
+    SHORT: tl.constexpr = SMALL and GROUP == 16  # which are multiplied by their scales at once
     # After so many tiles a scale is due: at the end of a group, or of the step where groups are longer.
-    DUE: tl.constexpr = TILES if GROUP % BLOCK_K == 0 else GROUP // 32 if BLOCK_K % GROUP == 0 else 1
+    DUE: tl.constexpr = TILES if SHORT or GROUP % BLOCK_K == 0 else GROUP // 32 if BLOCK_K % GROUP == 0 else 1
     DTYPE: tl.constexpr = tl.float16 if x.dtype.element_ty == tl.float16 else tl.bfloat16
     HALF: tl.constexpr = 0x6400 if tl.float16 == DTYPE else 0x4300
     ADDED: tl.constexpr = 1024 if tl.float16 == DTYPE else 128  # to a code by HALF
     ZERO: tl.constexpr = ADDED + 8 if BITS == 4 else 17 * ADDED + 128
-    FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
-    CENTRED: tl.constexpr = FLOATS or BLOCK_M >= 16  # from then on sums cost more than to subtract from codes
+    CENTRED: tl.constexpr = FLOATS or SMALL or BLOCK_M >= 16  # from then on sums cost more than to subtract from codes
     LESS: tl.constexpr = ADDED + 8 if CENTRED else 0
     PLANES: tl.constexpr = 2 if BITS == 8 and not FLOATS else 1
     COLUMNS: tl.constexpr = BLOCK_M if BLOCK_M >= 8 else 8  # one row of x is multiplied eight times over
@@ -161,6 +173,14 @@ def code_products(
                         v = tl.where(there[None, :], v, 0.0)  # codes beyond the columns are not 0 as numbers
                 if FLOATS:
                     numbers = two_floats(some, t, DTYPE)
+                elif SHORT:
+                    group = (begin + k) // 16 + i // 8
+                    if not EVEN:
+                        group = tl.minimum(group, (K - 1) // 16)
+                    factors = tl.load(scales + group[None, :] * N + rows[:, None])
+                    numbers = two_small_floats(some, widened(factors, DTYPE), t, DTYPE)
+                elif SMALL:
+                    numbers = two_small_floats(some, None, t, DTYPE)
                 else:
                     numbers = two_numbers(some, BITS * t, HALF, LESS - 8 if BITS == 8 and CENTRED else LESS, DTYPE)
                 if PLANES == 2:
@@ -171,7 +191,7 @@ def code_products(
                     low = tl.dot(numbers, turned, low)
                     if PLANES == 2:
                         high = tl.dot(upper, turned, high)
-                    if not CENTRED or offsets is not None:
+                    if not CENTRED or (offsets is not None and not SMALL):
                         sums = tl.dot(ones, turned, sums)
                     if part + 1 < PARTS:
                         v -= rounded.to(tl.float32)
@@ -182,15 +202,21 @@ def code_products(
                     product = low + 16 * high if PLANES == 2 else low
                     if not CENTRED:
                         product -= ZERO * sums
-                    scale = tl.load(scales + row * N + rows).to(tl.float32)
-                    if FLOATS and tl.float16 == DTYPE:
-                        scale *= 256
-                    total += product * scale[:, None]
-                    if offsets is not None:
+                    if SHORT:
+                        total += product
+                    else:
+                        scale = tl.load(scales + row * N + rows)
+                        scale = power_of_byte(scale) if SMALL else scale.to(tl.float32)
+                        if (FLOATS or SMALL) and tl.float16 == DTYPE:
+                            scale *= 16384 if SMALL else 256
+                        total += product * scale[:, None]
+                    if offsets is not None and not SMALL:
                         total += sums * tl.load(offsets + row * N + rows).to(tl.float32)[:, None]
                     low = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
                     high = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
                     sums = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
+    if SMALL and offsets is not None:
+        total *= tl.load(offsets + rows)[:, None]
     y = tl.max(total, axis=1)[None, :] if BLOCK_M == 1 else tl.trans(total)
     return y * tl.rsqrt(tl.sum(squares, axis=1)[:, None] / K + eps) if NORM == "rms" else y
 
