@@ -146,7 +146,7 @@ def test_floats_of_4_bits_in_an_encoder(form: str, tmp_path: Path) -> None:
     feeds = {"input_ids": ids, "attention_mask": np.ones((2, 12), np.int64)}
     exact = interpret(graph, feeds)["last_hidden_state"]
     with torch.inference_mode():
-        by_torch = weft.torch(graph)(torch.from_numpy(ids))
+        by_torch = weft.torch(graph)(*map(torch.from_numpy, feeds.values()))
     np.testing.assert_allclose(by_torch.numpy(), exact, rtol=0, atol=5e-5 * np.abs(exact).max())
     weft.compile(model, tmp_path / "out", target="ort-cpu", weights=form, arithmetic="f32")
     session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
