@@ -121,10 +121,12 @@ def code_products(
     TILES: tl.constexpr = BLOCK_K // 32
     FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
     SMALL: tl.constexpr = codes.dtype.element_ty == tl.uint8  # floats of 4 bits
-    SHORT: tl.constexpr = SMALL and GROUP == 16  # which are multiplied by their scales at once
-    # After so many tiles a scale is due: at the end of a group, or of the step where groups are longer.
-    DUE: tl.constexpr = TILES if SHORT or GROUP % BLOCK_K == 0 else GROUP // 32 if BLOCK_K % GROUP == 0 else 1
+    SHORT: tl.constexpr = SMALL and GROUP == 16
     DTYPE: tl.constexpr = tl.float16 if x.dtype.element_ty == tl.float16 else tl.bfloat16
+    # Numbers are multiplied by their scales before sums, or where registers hold no sums of a group beside the others.
+    AT_ONCE: tl.constexpr = SHORT or (SMALL and BLOCK_M == 64 and tl.bfloat16 == DTYPE)
+    # After so many tiles a scale is due: at the end of a group, or of the step where groups are longer.
+    DUE: tl.constexpr = TILES if AT_ONCE or GROUP % BLOCK_K == 0 else GROUP // 32 if BLOCK_K % GROUP == 0 else 1
     HALF: tl.constexpr = 0x6400 if tl.float16 == DTYPE else 0x4300
     ADDED: tl.constexpr = 1024 if tl.float16 == DTYPE else 128  # to a code by HALF
     ZERO: tl.constexpr = ADDED + 8 if BITS == 4 else 17 * ADDED + 128
@@ -179,6 +181,12 @@ def code_products(
                         group = tl.minimum(group, (K - 1) // 16)
                     factors = tl.load(scales + group[None, :] * N + rows[:, None])
                     numbers = two_small_floats(some, widened(factors, DTYPE), t, DTYPE)
+                elif AT_ONCE:
+                    group = (begin + k) // GROUP
+                    if not EVEN:
+                        group = tl.minimum(group, (K - 1) // GROUP)
+                    raw = tl.load(scales + group * N + rows)
+                    numbers = two_small_floats(some, power_of_byte(raw)[:, None].to(DTYPE), t, DTYPE)
                 elif SMALL:
                     numbers = two_small_floats(some, None, t, DTYPE)
                 else:
@@ -202,7 +210,7 @@ def code_products(
                     product = low + 16 * high if PLANES == 2 else low
                     if not CENTRED:
                         product -= ZERO * sums
-                    if SHORT:
+                    if AT_ONCE:
                         total += product
                     else:
                         scale = tl.load(scales + row * N + rows)
