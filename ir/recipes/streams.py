@@ -78,8 +78,7 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
             return replace(recipe, codes=arrays[0], scales=arrays[1]) if arrays else None
         case Float4(codes, scales, whole):
             arrays = _each((codes, scales) if whole is None else (codes, scales, whole), reader, index)
-            names = ("codes", "scales", "tensor_scales")
-            return replace(recipe, **dict(zip(names, arrays, strict=False))) if arrays else None
+            return _small_floats(recipe, arrays) if arrays else None
         case ToFloat4(item, _, whole):
             part = row(item, reader, index)
             return part and replace(recipe, item=part, tensor_scales=whole[index : index + 1] if whole[1:] else whole)
@@ -101,6 +100,11 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
 def _with_parts(recipe: Dequantize, parts: tuple[Recipe, ...]) -> Recipe:
     codes, scales, *zeros = parts
     return replace(recipe, codes=codes, scales=scales, zeros=zeros[0] if zeros else None)
+
+
+def _small_floats(recipe: Float4, parts: tuple[Recipe, ...]) -> Float4:
+    codes, scales, *whole = parts
+    return replace(recipe, codes=codes, scales=scales, tensor_scales=whole[0] if whole else None)
 
 
 def _each(items: tuple[Recipe, ...], reader: TensorReader, index: int) -> tuple[Recipe, ...]:

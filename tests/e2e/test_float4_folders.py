@@ -44,7 +44,7 @@ class Matrix:
 
     @property
     def numbers(self) -> np.ndarray:
-        """What they stand for, float64 [out, in]."""
+        """The numbers that they stand for, float64 [out, in]."""
         if self.divisor:
             scales = torch.from_numpy(self.scales).view(torch.float8_e4m3fn).double().numpy() / self.divisor
         else:

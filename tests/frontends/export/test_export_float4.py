@@ -121,7 +121,7 @@ def test_rows_that_are_no_whole_groups(form: str, width: int, group: int, save: 
 
 
 def test_a_file_of_gguf(save: Save, tmp_path: Path) -> None:
-    """Which has blocks for mxfp4, and other blocks than these for nvfp4."""
+    """The format has blocks for mxfp4, and other blocks than these for nvfp4."""
     _, folder = save("llama", **GQA)
     model = rewrite(load_source(folder), "quantize{format=mxfp4}")
     assert exported(model, tmp_path / "mx.gguf") == ["weights that keep their codes: 23 as mxfp4"]

@@ -64,7 +64,7 @@ def unpack(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
 
 
 def _shifts(bits: int, packed: torch.Tensor) -> torch.Tensor:
-    """What brings each tile into the low bits of both halves of words [..., 1, WORDS]."""
+    """The shifts that bring each tile into the low bits of both halves of words [..., 1, WORDS]."""
     return torch.arange(0, 16, bits, dtype=torch.int32, device=packed.device)[:, None]
 
 
