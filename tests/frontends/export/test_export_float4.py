@@ -13,12 +13,13 @@ import torch
 from gguf.quants import dequantize
 from safetensors.torch import load_file
 
+import weft
 from weft.frontends import load_source
 from weft.frontends.api.rewriting import rewrite
 from weft.ir.recipes.blocks import BlockRecipe
 
 from ..conftest import Save
-from .test_export_codes import GQA, exported, meaning
+from .test_export_codes import GQA, IDS, exported, meaning
 
 HALF = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 E2M1 = np.array([*HALF, *(-v for v in HALF)])
@@ -134,6 +135,10 @@ def test_a_file_of_gguf(save: Save, tmp_path: Path) -> None:
     again = load_source(tmp_path / "mx.gguf")
     want = meaning(model.graph)
     np.testing.assert_allclose(meaning(again.graph), want, rtol=0, atol=1e-6 * np.abs(want).max())
+    weft.compile(tmp_path / "mx.gguf", tmp_path / "kept", target="torch", keep_blocks="all", max_length=24)
+    assert json.loads((tmp_path / "kept" / "weft.json").read_text())["blocks"] == {"mxfp4": 22}  # but the table
+    found_logits = weft.load(tmp_path / "kept", trust=True).logits(IDS[0].tolist())
+    np.testing.assert_allclose(found_logits[-1], want[0, -1], rtol=0, atol=5e-5 * np.abs(want).max())
     model = rewrite(load_source(folder), "quantize{format=nvfp4}")
     (note,) = exported(model, tmp_path / "nv.gguf")
     assert "GGUF has no blocks for codes of nvfp4" in note
