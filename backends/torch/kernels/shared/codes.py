@@ -35,10 +35,10 @@ from .float8 import (
     SHORT,
     power_of_byte,
     scale_numbers,
+    scale_of_byte,
     two_float4,
     two_floats,
     two_small_floats,
-    widened,
 )
 from .launch import INTERPRETER, constant, jit, tl
 
@@ -179,8 +179,8 @@ def code_products(
                     group = (begin + k) // 16 + i // 8
                     if not EVEN:
                         group = tl.minimum(group, (K - 1) // 16)
-                    factors = tl.load(scales + group[None, :] * N + rows[:, None])
-                    numbers = two_small_floats(some, widened(factors, DTYPE), t, DTYPE)
+                    raw = tl.load(scales.to(tl.pointer_type(tl.uint8)) + group[None, :] * N + rows[:, None])
+                    numbers = two_small_floats(some, scale_of_byte(raw, DTYPE), t, DTYPE)
                 elif AT_ONCE:
                     group = (begin + k) // GROUP
                     if not EVEN:

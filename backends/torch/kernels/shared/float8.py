@@ -102,6 +102,16 @@ def two_small_floats(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @jit
+def scale_of_byte(x, DTYPE: tl.constexpr):
+    """The scale in DTYPE, in the interpreter in fp32, that the byte x stands for as e4m3, which is not negative."""
+    if tl.float16 == DTYPE:
+        return (x.to(tl.int16) << 7).to(DTYPE, bitcast=True) * 256
+    if INTERPRETER:
+        return (x.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    return (x.to(tl.int16) << 4).to(DTYPE, bitcast=True) * 1.329227995784916e36
+
+
+@jit
 def power_of_byte(x):
     """The power of two in fp32 that the byte x stands for as e8m0, of which 0 is 2⁻¹²⁷."""
     return tl.maximum(x.to(tl.int32) << 23, 0x400000).to(tl.float32, bitcast=True)

@@ -146,6 +146,8 @@ def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: in
     held = batch == 16 or (batch == 32 and bits == 4 and size == 2)
     double = held and not many and outputs // 256 >= PROCESSORS * 3 // 4
     rows = 256 if double else rows
+    if small and group == SHORT and batch < 16:  # two warps would spill registers under Triton 3.6
+        rows = 32
     step = one if batch == 64 or many or double or inputs % (2 * one) else 2 * one
     if group % TILE and not (small and group == SHORT):
         group = -(-group // step) * step  # of all columns, which may be any number
