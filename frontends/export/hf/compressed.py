@@ -35,11 +35,8 @@ def refusal(reader: TensorReader, key: str, codes: Codes) -> str:
     if layout.small_floats:
         if width % layout.group:
             return f"rows of {width} numbers are not whole groups of {layout.group}, those of {layout}"
-        return (
-            ""
-            if not layout.tensor_scale or len(_whole(codes, reader)) == 1
-            else f"its rows have several scales of {layout}"
-        )
+        several = layout.tensor_scale and len(_whole(codes, reader)) > 1
+        return f"its rows are counted in several scales, of which {layout} has one" if several else ""
     if layout.floats:
         return "" if _is_tiled(codes, reader) else f"rows of {TALL} have scales of their own in {layout}"
     if layout.has_minimum:

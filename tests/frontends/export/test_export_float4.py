@@ -112,6 +112,18 @@ def test_experts(save: Save, tmp_path: Path) -> None:
     np.testing.assert_allclose(again, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
+def test_one_tensor_of_several_matrices(save: Save, tmp_path: Path) -> None:
+    """Query, key and value of Phi-3, which are one tensor, have one scale; rows that others put together may not."""
+    _, folder = save("phi3", num_key_value_heads=2, pad_token_id=0)
+    model = rewrite(load_source(folder), "quantize{format=nvfp4}")
+    assert exported(model, tmp_path / "out")[0] == "weights that keep their codes: 12 as nvfp4"
+    again, want = meaning(load_source(tmp_path / "out").graph), meaning(model.graph)
+    np.testing.assert_allclose(again, want, rtol=0, atol=1e-5 * np.abs(want).max())
+    apart = rewrite(load_source(folder), 'quantize{format=nvfp4, keep="q"}, quantize{format=nvfp4}')
+    (note,) = exported(apart, tmp_path / "apart")
+    assert "its rows are counted in several scales, of which nvfp4 has one" in note
+
+
 @pytest.mark.parametrize(("form", "width", "group"), [("mxfp4", 80, 32), ("nvfp4", 72, 16)])
 def test_rows_that_are_no_whole_groups(form: str, width: int, group: int, save: Save, tmp_path: Path) -> None:
     _, folder = save("llama", num_key_value_heads=2, intermediate_size=width)
