@@ -12,7 +12,7 @@ from gguf.quants import dequantize
 
 from weft.ir import WeftError
 from weft.ir.recipes import Concat, Recipe, Reshape, Source, streams
-from weft.ir.recipes.blocks import Float4, Stored, ToFloat4, block_layout
+from weft.ir.recipes.blocks import Float4, Stored, ToFloat4, block_layout, in_bytes
 from weft.ir.recipes.blocks.floats import tensor_scale
 from weft.ir.recipes.readers import Array, MemoryReader
 from weft.ir.recipes.spelling import spell_recipe
@@ -189,6 +189,20 @@ def test_blocks_pack_and_unpack(form: str, rng: np.random.Generator) -> None:
         assert raw.shape == (2, 64 // GROUP[form] + (form == "nvfp4"), layout.dtype.block_bytes)
         for part, again in zip(blocks, layout.unpack(raw), strict=True):
             np.testing.assert_array_equal(part, again)  # or both are None
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_integers_of_8_bits_stand_for_the_same_numbers(form: str, rng: np.random.Generator) -> None:
+    weights = {key: rng.standard_normal((2, 40)).astype(np.float32) * size for key, size in (("a", 1), ("b", 30))}
+    reader = MemoryReader(weights)
+    both = Concat(tuple(recipe_of(form, weights[key], key=key) for key in "ab"))
+    integers = in_bytes(both, reader)
+    assert str(block_layout(integers, reader)) == f"int8_{GROUP[form]}_f32"
+    np.testing.assert_array_equal(integers.evaluate(reader), both.evaluate(reader))
+    codes = Stored(integers, "signed").evaluate(reader).astype(int)
+    assert np.isin(codes, [s * c for s in (1, -1) for c in (0, 1, 2, 3, 4, 6, 8, 12)]).all()
+    text = f"graph g {{\n  param %w: f32[4, 40] = {spell_recipe(integers)}\n}}\n"
+    assert parse(text).params["w"].recipe == integers
 
 
 def test_mxfp4_is_that_of_gguf(rng: np.random.Generator) -> None:

@@ -175,6 +175,7 @@ def test_every_recipe_is_tried() -> None:
         "float8",
         "to_float4",
         "float4",
+        "in_bytes",
     }
     assert set().union(*(names(x) for x, _ in RECIPES.values())) == set(REGISTRY) - elsewhere - {"block_recipe"}
 
