@@ -6,6 +6,7 @@ Weights have variance 1 / fan-in, so that results are of the size of their input
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
@@ -339,6 +340,30 @@ def coded(
     step = inner**-0.5 * 12**0.5 / (1 << bits)  # of codes that spread evenly
     scales = draw.uniform(inner // group, out, low=0.8 * step, high=1.2 * step)
     return Codes(codes.int(), scales, draw.normal(inner // group, out, scale=step) if offsets else None, bits, inner)
+
+
+def small_floats(draw: Draw, out: int, inner: int, form: str) -> Codes:
+    """Weights [out, inner] in floats of 4 bits, in the layout mxfp4 or nvfp4."""
+    size = inner**-0.5 / 3  # of scales: codes that spread evenly are about 3
+    more: dict[str, Any] = {"generator": draw.generator, "device": draw.device}
+    packed = torch.randint(0, 256, (out, 4 * words(inner, 4)), dtype=torch.uint8, **more)
+    if form == "mxfp4":
+        power = 127 + round(math.log2(size))
+        scales = torch.randint(power - 1, power + 2, (inner // 32, out), dtype=torch.uint8, **more)
+        return Codes(packed, scales, None, 4, inner)
+    scales = draw.uniform(inner // 16, out, low=0.25, high=400, dtype=torch.float32).to(FLOAT8)
+    factors = draw.uniform(1, out, low=0.8 * size / 200, high=1.2 * size / 200, dtype=torch.float32)
+    return Codes(packed, scales, factors, 4, inner)
+
+
+def small_linear(draw: Draw, rows: int, out: int, inner: int, form: str) -> Inputs:
+    """x [rows, inner] and weights in floats of 4 bits, for `norm_linear`."""
+    return Inputs((draw.normal(rows, inner), small_floats(draw, out, inner, form)))
+
+
+def widen_small(draw: Draw, out: int, inner: int, form: str) -> Inputs:
+    """Weights in floats of 4 bits, to be numbers of bf16."""
+    return Inputs((small_floats(draw, out, inner, form), draw.dtype))
 
 
 def coded_linear(draw: Draw, rows: int, out: int, inner: int, **layout: Any) -> Inputs:

@@ -8,11 +8,13 @@ from typing import Any
 
 from weft.ir import ops
 from weft.ir.graph import Graph
+from weft.ir.recipes.blocks import in_bytes
 from weft.ir.types import dtypes
 from weft.passes import Trace
 from weft.passes.analysis.states import has_cache, max_source
 from weft.passes.encoder_decoder import split_encoder
 
+from ..blocks import is_quantized
 from ..options import KEEP_BLOCKS
 from ..targets import Backend
 from ..weights import weight_facts
@@ -30,6 +32,8 @@ class OnnxFolder:
 
     def __init__(self, graph: Graph, target: Backend, length: int, notes: list[str], *, prepack: bool = False) -> None:
         self._graph, self._target, self._length, self._prepack = graph, target, length, prepack
+        if target.device == "cpu":
+            _integers_for_floats(graph)
         if graph.meta.get("kind") == "encoder":
             _widen_outputs(graph)
         self._for_genai = _suits_genai(graph, notes)
@@ -66,6 +70,14 @@ class OnnxFolder:
                 packing.prepack(folder, name)
         if self._for_genai:
             genai.write_config(self._graph, self._target, self._length, folder, capture=not self._stray)
+
+
+def _integers_for_floats(graph: Graph) -> None:
+    """Let weights that a pass made floats of 4 bits be integers of 8 bits that stand for the same: ONNX Runtime has no
+    CPU kernel that reads FLOAT4E2M1."""
+    for param in graph.params.values():
+        if is_quantized(param):
+            param.recipe = in_bytes(param.recipe, graph.reader)
 
 
 def _suits_genai(graph: Graph, notes: list[str]) -> bool:

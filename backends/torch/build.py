@@ -24,7 +24,7 @@ from .program import quantized as blocks
 from .program.positions import rolled
 from .program.states import cached_nodes
 
-WIDENS = "on a CPU PyTorch widens FP8 weights again for every token: that saves memory and costs time"
+WIDENS = "on a CPU PyTorch widens weights of FP8 and FP4 again for every token: that saves memory and costs time"
 NARROW = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
 
 
@@ -52,9 +52,9 @@ class TorchFolder:
             reason = self.trace[0] if self.trace else "the model has no separate output head"
             notes.append(f"no weights keep their blocks: {reason}")
         notes += float8_caches.untold(graph)
-        if graph.meta.get(ACTIVATIONS) and not any(name in LAYOUTS and LAYOUTS[name].floats for name in kept):
+        if graph.meta.get(ACTIVATIONS) and not any(_floats(name) == 8 for name in kept):
             notes.append("activations are not rounded to FP8: no weights are FP8 blocks")
-        if any(name in LAYOUTS and LAYOUTS[name].floats for name in kept):
+        if any(map(_floats, kept)):
             notes.append(WIDENS)
         elif kept and dtypes.parse(dtype) != dtypes.bf16:
             notes.append(NARROW)
@@ -75,6 +75,11 @@ class TorchFolder:
         if self._plan:
             (folder / "parallel.py").write_text(self._plan, encoding="utf-8")
         write_shards(folder, self._weights, step=step)
+
+
+def _floats(name: str) -> int:
+    """The bits of the floats that codes of the layout called `name` are; 0 if they are integers."""
+    return LAYOUTS[name].bits if name in LAYOUTS and LAYOUTS[name].floats else 0
 
 
 def _kept(graph: Graph) -> dict[str, Any]:

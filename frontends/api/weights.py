@@ -10,7 +10,7 @@ from weft.passes import lookup, parse_pipeline, run_passes
 from weft.passes.library.quantize.quantize import QuantizeWeights
 
 BITS = (2, 3, 4, 8)
-FLOATS = ("fp8",)
+FLOATS = ("fp8", "mxfp4", "nvfp4")
 _FORM = re.compile(r"\s*([a-z]+)(\d+)\s*(?:\{(.*)\})?\s*", re.DOTALL)
 # Exact rewrites after which weights lose less when they are rounded; a graph that one does not fit goes without it.
 PREPARED = ("fold-norm-scale, rotate-residual, rotate-heads", "rotate-heads")
@@ -19,7 +19,7 @@ PREPARED = ("fold-norm-scale, rotate-residual, rotate-heads", "rotate-heads")
 def weights_pipeline(graph: Graph, text: str) -> str:
     """Return the pipeline that `text` is short for: ``int4``, or with arguments of `quantize`, ``int4{group=64}``.
 
-    Codes of 8 bits, integers and floats, are rounded to the nearest; those of fewer are fitted to a text, after exact
+    Floats, and integers of 8 bits, are rounded to the nearest; integers of fewer are fitted to a text, after exact
     rewrites that spread what is large in a few places over all, where the graph allows them: without a text they lose
     more than they gain. Weights that a file has in such codes already stay as they are.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..types.block_layouts import BlockLayout
-from .blocks import Dequantize, Float8, Quantize, Stored, ToFloat8, block_layout, split_parts
+from .blocks import Dequantize, Float4, Float8, InBytes, Quantize, Stored, ToFloat4, ToFloat8, block_layout, split_parts
 from .combinators import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
 from .matrices import Centre, MatMul
 from .readers import Array, TensorReader
@@ -76,7 +76,13 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
         case Float8(codes, scales):
             arrays = _each((codes, scales), reader, index)
             return replace(recipe, codes=arrays[0], scales=arrays[1]) if arrays else None
-        case Map(item) | Cast(item) | Quantize(item) | ToFloat8(item) | Stored(item):
+        case Float4(codes, scales, whole):
+            arrays = _each((codes, scales) if whole is None else (codes, scales, whole), reader, index)
+            return _small_floats(recipe, arrays) if arrays else None
+        case ToFloat4(item, _, whole):
+            part = row(item, reader, index)
+            return part and replace(recipe, item=part, tensor_scales=whole[index : index + 1] if whole[1:] else whole)
+        case Map(item) | Cast(item) | Quantize(item) | ToFloat8(item) | InBytes(item) | Stored(item):
             part = row(item, reader, index)
             return part and replace(recipe, item=part)
         case Slice(item, axis) | Scale(item, _, axis) | Centre(item, axis) if axis > 0:
@@ -94,6 +100,11 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
 def _with_parts(recipe: Dequantize, parts: tuple[Recipe, ...]) -> Recipe:
     codes, scales, *zeros = parts
     return replace(recipe, codes=codes, scales=scales, zeros=zeros[0] if zeros else None)
+
+
+def _small_floats(recipe: Float4, parts: tuple[Recipe, ...]) -> Float4:
+    codes, scales, *whole = parts
+    return replace(recipe, codes=codes, scales=scales, tensor_scales=whole[0] if whole else None)
 
 
 def _each(items: tuple[Recipe, ...], reader: TensorReader, index: int) -> tuple[Recipe, ...]:

@@ -5,8 +5,9 @@ number:
 
     weight[n, k] = scales[n, g] · (codes[n, k] − zeros[n, g]) + offsets[n, g],     g = k // group.
 
-Without zero points, zeros are 2^{bits−1}. Or the codes are floats of 8 bits, e4m3 of arXiv 2209.05433 without
-infinities, and a weight is scale · float. Offsets may be integers in groups, too (`BlockLayout.sums`).
+Without zero points, zeros are 2^{bits−1}. Or the codes are floats, of 8 bits (e4m3 of arXiv 2209.05433 without
+infinities) or 4 (e2m1, `small_floats`), and a weight is scale · float. Offsets may be integers in groups, too
+(`BlockLayout.sums`).
 A block of a file holds one group, or several (`SuperBlock`).
 A layout is data: one of a file format is a `BlockLayout`, registered by `add_layout`; those of integers that weft
 quantizes to, or reads from folders of GPTQ, AWQ and others, are made by `integer_layout`. `layout_of` finds either.
@@ -29,6 +30,7 @@ import numpy as np
 from ..registry import Registry
 from . import dtypes, super_blocks
 from .dtypes import DType
+from .small_floats import E2M1, scale_bytes, scale_numbers
 
 Array = np.ndarray[Any, Any]
 BITS = (4, 8)  # of codes that `pack_words` and kernels take
@@ -39,12 +41,14 @@ LARGEST = dtypes.f16  # of the scales of a row, where they are u8
 class Blocks(NamedTuple):
     """A matrix: codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups]; offsets f32 and zeros u8, both
     shaped as scales, or None. Stacked matrices have more axes in front. What is behind the groups of a layout with
-    `sums`, see there."""
+    `sums`, see there. `tensor_scales` f32 [rows, 1] are the numbers that scales are counted in, where a layout has
+    such; scales are multiplied by them already."""
 
     codes: Array
     scales: Array
     offsets: Array | None = None
     zeros: Array | None = None
+    tensor_scales: Array | None = None
 
 
 class Packing(NamedTuple):
@@ -148,7 +152,9 @@ class BlockLayout:
 
     Scale and minimum m are stored in the dtype `scale`. With a minimum a weight is scale · code + m, so that the offset
     of the module's formula is m + scale · 2^{bits−1}. With `has_zeros` a block ends with a byte, its zero point.
-    `floats` says that codes are floats, of 8 bits, without minimum.
+    `floats` says that codes are floats, of 8 bits or 4, without minimum. The scales of those of 4 bits are floats of 8
+    bits themselves: e8m0 where `scale` is u8, or f8e4m3. With `tensor_scale` these are counted in a number f32 that all
+    rows of a matrix share, each of which ends with a block that begins with it.
 
     With `sums` the offsets of a row are numbers in groups of codes themselves, and come behind its groups, so that
     blocks have none apart: a product multiplies them by the sums of the activations over each group of the row, which
@@ -163,6 +169,7 @@ class BlockLayout:
     has_zeros: bool = False
     sums: bool = False
     code_bits: int = 0
+    tensor_scale: bool = False
 
     def __str__(self) -> str:
         return self.dtype.name
@@ -185,7 +192,12 @@ class BlockLayout:
     @property
     def numbers(self) -> DType:
         """Dtype that holds every scale as a number."""
-        return dtypes.f32 if self.sums else self.scale
+        return dtypes.f32 if self.sums or self.small_floats else self.scale
+
+    @property
+    def small_floats(self) -> bool:
+        """True where codes are floats of 4 bits."""
+        return self.floats and self.bits == 4
 
     @property
     def unit(self) -> DType:
@@ -204,7 +216,7 @@ class BlockLayout:
         """Bits of a row of `width` numbers, filled up to whole groups."""
         groups = -(-width // self.group)
         if not self.sums:
-            return groups * self.group * self.bits_per_weight
+            return groups * self.group * self.bits_per_weight + dtypes.f32.bits * self.tensor_scale
         groups += -(-groups // self.group)
         return groups * (self.group * self.bits + self.bits + self.scale.bits) + LARGEST.bits
 
@@ -215,6 +227,8 @@ class BlockLayout:
             scales = scales.reshape(*raw.shape[:-2], -1)
             offsets = None if minima is None else minima.reshape(scales.shape) + self.middle * scales
             return Blocks(codes.reshape(*scales.shape, self.group), scales, offsets)
+        if self.small_floats:
+            return self._unpack_floats(raw)
         head = (1 + self.has_minimum) * self.scale.bits // 8
         numbers = np.ascontiguousarray(raw[..., :head]).view(self.scale.numpy).astype(np.float32)
         scales = numbers[..., 0]
@@ -231,12 +245,39 @@ class BlockLayout:
         """
         if isinstance(self.packing, SuperBlock):
             raise TypeError(f"blocks of {self} are read, not written: choosing their scales is a search")
+        if self.small_floats:
+            return self._pack_floats(blocks)
         numbers = [blocks.scales]
         if blocks.offsets is not None:
             numbers.append(blocks.offsets - self.middle * blocks.scales)
         head = np.ascontiguousarray(np.stack(numbers, -1).astype(self.scale.numpy)).view(np.uint8)
         last = [] if blocks.zeros is None else [blocks.zeros[..., None]]
         return np.concatenate([head, self.packing.pack(blocks.codes), *last], -1)
+
+    def _unpack_floats(self, raw: Array) -> Blocks:
+        assert isinstance(self.packing, Packing)
+        whole = None
+        if self.tensor_scale:
+            whole = np.ascontiguousarray(raw[..., -1, :4]).view(np.float32)
+            raw = raw[..., :-1, :]
+        return Blocks(self.packing.unpack(raw[..., 1:]), self.scales_of(raw[..., 0], whole), tensor_scales=whole)
+
+    def _pack_floats(self, blocks: Blocks) -> Array:
+        assert isinstance(self.packing, Packing)
+        raw = np.concatenate([self.scale_bytes(blocks)[..., None], self.packing.pack(blocks.codes)], -1)
+        if blocks.tensor_scales is None:
+            return raw
+        last = np.zeros_like(raw[..., :1, :])
+        last[..., 0, :4] = np.ascontiguousarray(blocks.tensor_scales, np.float32).view(np.uint8)
+        return np.concatenate([raw, last], -2)
+
+    def scale_bytes(self, blocks: Blocks) -> Array:
+        """The scales of `blocks` of floats of 4 bits as stored, u8 [rows, groups]."""
+        return scale_bytes(blocks.scales, self.scale == dtypes.u8, blocks.tensor_scales)
+
+    def scales_of(self, raw: Array, whole: Array | None) -> Array:
+        """The scales f32 that `raw` u8 [rows, groups] stand for, times `whole` [rows, 1]: the inverse."""
+        return scale_numbers(raw, self.scale == dtypes.u8, whole)
 
     @property
     def integers(self) -> BlockLayout:
@@ -245,7 +286,7 @@ class BlockLayout:
 
     def apart(self, blocks: Blocks) -> Blocks:
         """`blocks` with offsets apart from the groups, as numbers; of a layout with `sums`."""
-        codes, scales, _, zeros = blocks
+        codes, scales, _, zeros, _ = blocks
         assert zeros is not None
         count = scales.shape[-1] - -(-scales.shape[-1] // (self.group + 1))
         behind = Blocks(codes[..., count:, :], scales[..., count:], None, zeros[..., count:])
@@ -256,7 +297,9 @@ class BlockLayout:
         """The numbers that blocks stand for, f32 [rows, groups · group]: the meaning of a layout."""
         if self.sums:
             blocks = self.apart(blocks)
-        if self.floats:
+        if self.small_floats:
+            values = E2M1[blocks.codes]
+        elif self.floats:
             values = blocks.codes.view(dtypes.f8e4m3.numpy).astype(np.float32)
         else:
             values = blocks.codes.astype(np.float32)
@@ -332,6 +375,12 @@ for _dtype, _groups, _unpack, _has_minimum, _bits in (
     add_layout(BlockLayout(_dtype, SuperBlock(_groups, _unpack), _has_minimum, dtypes.f32, code_bits=_bits))
 # Folders of Hugging Face: a scale for a tile of 128 · 128, which here every row of the tile has.
 add_layout(BlockLayout(dtypes.f8e4m3_128, BYTES, scale=dtypes.f32, floats=True))
+# OCP Microscaling Formats 1.0, in the order that GGUF files have, and the format of NVIDIA's Blackwell. The blocks that
+# GGUF calls NVFP4 are others: four groups of 16.
+add_layout(BlockLayout(dtypes.mxfp4, HALVES, scale=dtypes.u8, floats=True))
+PAIRS = Packing(pack_pairs, lambda raw: unpack_codes(raw, 4, 2 * raw.shape[-1]))
+NVFP4 = DType("nvfp4", "block", 4, block=16, block_bytes=9)
+add_layout(BlockLayout(NVFP4, PAIRS, scale=dtypes.f8e4m3, floats=True, tensor_scale=True))
 
 
 _INTEGER = re.compile(r"(u?)int([2348])_([1-9]\d{0,8})(?:_(bf16|f32))?")

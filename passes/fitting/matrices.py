@@ -6,8 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from weft.ir import Graph, Node, Param, Value, ops
+import numpy as np
+
+from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
+from weft.ir.recipes.blocks.floats import tensor_scale
+from weft.ir.recipes.readers import Array
 
 from ..analysis.projections import THROUGH
 
@@ -73,6 +77,48 @@ def units(found: Iterable[Matrix]) -> list[list[Matrix]]:
             beside = [weight for other in same if isinstance(weight := other.operand("weight"), Param)]
         grouped.append([by_param.pop(param) for param in dict.fromkeys(beside) if param in by_param])
     return grouped
+
+
+def tensor_scales(found: Iterable[Matrix]) -> dict[Matrix, tuple[float, ...]]:
+    """Return the numbers f32 that nvfp4 counts scales in: one for each matrix, or for each of a stack.
+
+    Matrices that multiply the same value share it: runtimes multiply query, key and value, or gate and up, by one
+    product, which has one scale.
+
+    Raises:
+        WeftError: where a weight is not finite.
+    """
+    largest = {matrix: _largest(matrix.param) for matrix in found}
+    beside: dict[object, list[Matrix]] = {}
+    for matrix in largest:
+        beside.setdefault(_multiplied(matrix), []).append(matrix)
+    scales: dict[Matrix, tuple[float, ...]] = {}
+    for members in beside.values():
+        most = np.maximum.reduce([largest[matrix] for matrix in members])
+        scales |= dict.fromkeys(members, tuple(map(tensor_scale, most.tolist())))
+    return scales
+
+
+def _multiplied(matrix: Matrix) -> object:
+    """The value that `matrix` multiplies, with what else must be the same; of tables and heads, themselves."""
+    node = matrix.readers[0]
+    if matrix.kind == "experts":
+        return node, "down" if node.operand("down") is matrix.param else "up"
+    if matrix.kind != "linear" or node.op not in (ops.linear, ops.norm_linear):
+        return matrix
+    return node.op, node.inputs[0]
+
+
+def _largest(param: Param) -> Array:
+    """The largest magnitude of a matrix, f32 [1], or of each one in a stack."""
+    reader, stacked = param.graph.reader, param.type.rank > 2
+    parts = [np.abs(rows).max(tuple(range(1, rows.ndim))) for rows in param.recipe.blocks(reader)]
+    largest = np.concatenate(parts).astype(np.float32)
+    if not np.isfinite(largest).all():
+        raise WeftError(
+            f"a weight of {', '.join(param.recipe.sources()) or param.name} is not finite: it cannot be quantized"
+        )
+    return largest if stacked else largest.max(keepdims=True)
 
 
 def _feeds_attention(node: Node) -> bool:

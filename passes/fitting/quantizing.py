@@ -16,7 +16,16 @@ import numpy as np
 from weft.ir import Graph, Node, Param, Recipe, Value, ops
 from weft.ir.ops.experts import hidden_of
 from weft.ir.recipes import Source
-from weft.ir.recipes.blocks import BlockRecipe, Dequantize, Quantize, ToFloat8, as_stored, block_layout, grid_layout
+from weft.ir.recipes.blocks import (
+    BlockRecipe,
+    Dequantize,
+    Quantize,
+    ToFloat4,
+    ToFloat8,
+    as_stored,
+    block_layout,
+    grid_layout,
+)
 from weft.ir.recipes.blocks.quantize import joined
 from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.types.block_layouts import BlockLayout, Blocks, integer_layout, offset_layout, pack_codes
@@ -41,8 +50,12 @@ GRIDS = (  # that floats are recognized on: the fewest bits first
 Progress = Callable[[int, int], None]
 
 
-def round_to_nearest(param: Param, layout: BlockLayout) -> None:
-    """Let `param` be rounded to the nearest codes of `layout` whenever it is read; with the offsets of HQQ, if any."""
+def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...] = ()) -> None:
+    """Let `param` be rounded to the nearest codes of `layout` whenever it is read; with the offsets of HQQ, if any, and
+    with its `tensor_scales`, if `layout` has such."""
+    if layout.small_floats:
+        reweigh(param, ToFloat4(param.recipe, str(layout), scales))
+        return
     if layout.floats:
         reweigh(param, ToFloat8(param.recipe))
         return

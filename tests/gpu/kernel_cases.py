@@ -157,6 +157,17 @@ CASES = {
         )
         for rows in (1, 8, 16, 32, 64)
     },
+    **{
+        f"norm_linear {form} {rows} rows": Odd(
+            "norm_linear", _odd(inputs.small_linear, rows=rows, out=70, inner=inner, form=form), inner
+        )
+        for form, inner in (("mxfp4", 352), ("nvfp4", 336))
+        for rows in (1, 8, 16, 64)
+    },
+    **{
+        f"widen {form}": Odd("widen", _odd(inputs.widen_small, out=67, inner=inner, form=form), 1, ())
+        for form, inner in (("mxfp4", 352), ("nvfp4", 336))
+    },
     "widen": Odd("widen", _odd(inputs.widen, out=35, inner=96, group=32, offsets=True), 1, ()),
     "widen fp8": Odd("widen", _odd(inputs.widen, out=67, inner=384, bits=8, floats=True), 1, ()),
     "to_float8": Odd("to_float8", _odd(inputs.to_float8, rows=11, inner=384, group=128), 1),

@@ -111,6 +111,8 @@ def check_reference(case: Odd, dtype: str) -> None:
     eps, inner = torch.finfo(DTYPES[dtype]).eps, torch.finfo(torch.float32).eps
     bound = case.roundings * eps + 8 * inner * case.terms**0.5
     for i, (x, y) in enumerate(zip(got, want, strict=False)):  # the launcher's own tensors come after the reference's
+        if x.dtype == torch.uint8 and torch.equal(x, y):  # codes of weights, for example, that nothing writes
+            continue
         if x.dtype == torch.uint8:  # of a cache: where sums differ, the nearest float may be the next one
             x, y, bound = x.view(FLOAT8), y.view(FLOAT8), max(bound, 0.02)
         elif not x.is_floating_point():

@@ -9,7 +9,7 @@ import torch
 
 from .shared.activation import ACTIVATIONS, activate, check_activation
 from .shared.codes import Codes
-from .shared.gemv import FLOATS, Weight, affine, check, coded, flat, parts, refusal, tile
+from .shared.gemv import FLOATS, MXFP4, NVFP4, Weight, affine, check, coded, flat, parts, refusal, tile
 from .shared.launch import BF16, FP16, FP32, Variant, jit, operator, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
@@ -109,7 +109,7 @@ def variants() -> list[Variant]:
 
 def _coded() -> list[Variant]:
     """8 B parameters in 4 bits by groups of 128 and 32, with offsets; 8 bits per channel and as q8_0; several rows;
-    blocks as GGUF files have them, whose scales are fp16 and offsets fp32, whatever x is; and floats of 8 bits."""
+    blocks as GGUF files have them, whose scales are fp16 and offsets fp32, whatever x is; floats of 8 and 4 bits."""
     shipped, stored = [], {"scales": "*fp16", "offsets": "*fp32"}
     plain = {"NORM": "none", "ACTIVATION": "identity"}
     for m, n, k, dtype, bits, group, absent, types in (
@@ -127,8 +127,13 @@ def _coded() -> list[Variant]:
         (1, 28672, 4096, BF16, 8, 4096, "offsets bias", FLOATS),
         (1, 28672, 4096, FP16, 8, 128, "offsets bias", FLOATS),
         (8, 4096, 4096, FP32, 8, 128, "offsets bias", FLOATS),
+        *((m, 28672, 4096, BF16, 4, 32, "offsets bias", MXFP4) for m in (1, 8, 64)),
+        (1, 4096, 14336, FP16, 4, 32, "offsets bias", MXFP4),
+        *((m, 28672, 4096, BF16, 4, 16, "bias", NVFP4) for m in (1, 8, 64)),
+        (1, 4096, 14336, FP16, 4, 16, "bias", NVFP4),
+        (8, 4096, 4096, FP32, 4, 16, "bias", NVFP4),
     ):
         types = {"weight": "*i32", **types}
-        plan, absent = coded(m, n, k, bits, group), f"gain shift {absent}"
+        plan, absent = coded(m, n, k, bits, group, small=types["weight"] == "*u8"), f"gain shift {absent}"
         shipped.append(plan.variant(norm_linear_kernel, m, dtype, "N K x_row", plain, absent=absent, types=types))
     return shipped

@@ -52,8 +52,10 @@ def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodu
     out, width = weight.type.concrete({})
     how = f"bits={wide(layout)}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
     if layout.floats:
-        how += ", floats=True" + ", activations=True" * (e.graph.meta.get(ACTIVATIONS) == "fp8")
-    if layout.numbers != dtypes.f16:
+        how += ", floats=True" + ", activations=True" * (e.graph.meta.get(ACTIVATIONS) == "fp8" and layout.bits == 8)
+    if layout.small_floats:
+        how += f", scales=torch.{'float8_e8m0fnu' if layout.scale == dtypes.u8 else 'float8_e4m3fn'}"
+    elif layout.numbers != dtypes.f16:
         how += f", scales=torch.{TORCH_NAMES[layout.numbers.name]}"
     if embeds(weight):
         leaf = e.leaf(f"QuantizedEmbedding({out}, {width}, {how})", **parts)

@@ -38,7 +38,7 @@ def kept(weight: Value | None) -> BlockLayout | str:
         return layout
     if weight.width % layout.group:
         return f"its rows of {weight.width} numbers end within a group of {layout.group}"
-    if layout.group % TILE:
+    if layout.group % TILE and not layout.small_floats:
         return f"groups of {layout.group} codes are not multiples of {TILE}, which kernels multiply at a time"
     if embeds(weight) and dense(weight.graph) is None:
         return "no other weight tells the dtype of the model"
@@ -61,10 +61,13 @@ def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
     """The tensors of a `kept` weight, by what its module calls them."""
     out, width = weight.type.concrete({})
     stem, groups = weight.name.removesuffix(".weight"), width // layout.group
+    steps, dtype = ("levels", dtypes.u8) if layout.small_floats else ("steps", layout.numbers)
     parts = {
         "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, words(width, wide(layout)))),
-        "scales": (Permute(Stored(weight.recipe, "steps"), (1, 0)), layout.numbers, (groups, out)),
+        "scales": (Permute(Stored(weight.recipe, steps), (1, 0)), dtype, (groups, out)),
     }
+    if layout.tensor_scale:
+        parts["tensor_scales"] = (Permute(Stored(weight.recipe, "tensor_scale"), (1, 0)), dtypes.f32, (1, out))
     if layout.has_minimum or layout.has_zeros:
         parts["offsets"] = (Permute(Stored(weight.recipe, "offsets"), (1, 0)), dtypes.f32, (groups, out))
     return {

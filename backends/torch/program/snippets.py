@@ -42,6 +42,7 @@ KERNELS = {  # what parts call of the kernels, by the file it is in
     "learns": "shared.attend",
     "shared_memory": "shared.attend",
     "Codes": "shared.codes",
+    "dequantize": "shared.codes",
     "packed_linear": "cpu.packed",
     "norm_linear": "norm_linear",
     "to_float8": "prompt.to_float8",

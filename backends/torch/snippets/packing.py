@@ -30,7 +30,7 @@ def pack_blocks(*linears: Any) -> Codes:
     codes = torch.cat([linear.codes for linear in linears])
     for linear, own in zip(linears, codes.split([len(linear.codes) for linear in linears]), strict=True):
         linear.codes = own
-    scales = torch.cat([linear.scales for linear in linears], 1)
-    offsets = [linear.offsets for linear in linears if linear.offsets is not None]
+    scales = first.numbers(torch.cat([linear.scales for linear in linears], 1))
+    offsets = [part for linear in linears if (part := linear.blocks().offsets) is not None]
     codes = first.typed(codes)
     return Codes(codes, scales, torch.cat(offsets, 1) if offsets else None, first.bits, first.width, first.product)

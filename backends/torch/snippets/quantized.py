@@ -13,13 +13,15 @@ from ..kernels.cpu.packed import packed_linear
 from ..kernels.norm_linear import norm_linear
 from ..kernels.prompt.to_float8 import to_float8
 from ..kernels.prompt.widen import widen, widens
-from ..kernels.shared.codes import Codes
+from ..kernels.shared.codes import Codes, dequantize
 from ..kernels.shared.gemv import few_rows
 from .tables import restore
 
 
 def widened(codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int, width: int) -> Tensor:
     """Rows of the W of a `Quantized`, f32 [rows, width]."""
+    if codes.dtype == torch.uint8:  # floats of 4 bits
+        return dequantize(codes, scales, offsets, bits=bits, width=width)
     if bits == 4:
         # Two codes at a time: in the low bits of 0x4300 a code is the bf16 number 128 + code.
         shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=codes.device)[:, None]
@@ -87,6 +89,9 @@ class Quantized(nn.Module):
     of a row; or scale · code, if codes are `floats` of 8 bits, float8_e4m3fn. With `activations` x is rounded to these,
     too, where it has many rows. Buffers: `codes` i32 [out, words], `scales` and `offsets` (f32) [in/group, out].
 
+    Floats of 4 bits are e2m1, with `scales` of 8 bits, whose bytes u8 are held: float8_e8m0fnu, powers of two (mxfp4);
+    or float8_e4m3fn (nvfp4), counted in `tensor_scales` f32 [1, out], which all rows of a matrix share.
+
     16 words hold 16/bits tiles of 32 codes: codes 2i and 2i + 1 of tile t stand in word i, from bits t·bits and
     16 + t·bits on. The buffers keep their dtype when the model is cast, and are not trained: gradients only pass
     through, to what is multiplied and to biases.
@@ -95,6 +100,7 @@ class Quantized(nn.Module):
     codes: Tensor
     scales: Tensor
     offsets: Tensor | None
+    tensor_scales: Tensor | None
     bias: Tensor | None
 
     def __init__(
@@ -112,18 +118,30 @@ class Quantized(nn.Module):
         self.bits, self.width, groups = bits, inputs, inputs // group
         self.floats, self.product = floats, float8_linear if activations else block_linear
         self.register_buffer("codes", torch.empty(outputs, -(-inputs * bits // 512) * 16, dtype=torch.int32))
-        self.register_buffer("scales", torch.empty(groups, outputs, dtype=scales))
+        self.kind, small = scales, floats and bits == 4
+        self.register_buffer("scales", torch.empty(groups, outputs, dtype=torch.uint8 if small else scales))
         self.register_buffer("offsets", torch.empty(groups, outputs, dtype=torch.float32) if offsets else None)
+        whole = small and scales == torch.float8_e4m3fn
+        self.register_buffer("tensor_scales", torch.empty(1, outputs, dtype=torch.float32) if whole else None)
         self.register_parameter("bias", None)
 
     def blocks(self) -> Codes:
         """W as kernels take it, which read the codes."""
-        offsets = None if self.offsets is None else self.offsets.contiguous()
-        return Codes(self.typed(self.codes), self.scales.contiguous(), offsets, self.bits, self.width, self.product)
+        offsets = self.offsets if self.tensor_scales is None else self.tensor_scales
+        offsets = None if offsets is None else offsets.contiguous()
+        scales = self.numbers(self.scales).contiguous()
+        return Codes(self.typed(self.codes), scales, offsets, self.bits, self.width, self.product)
 
     def typed(self, codes: Tensor) -> Tensor:
-        """`codes` i32 [rows, words], or what they are if they are floats: float8_e4m3fn [rows, 4·words]."""
-        return codes.view(torch.float8_e4m3fn) if self.floats else codes
+        """`codes` i32 [rows, words], or what tells that they are floats: their bytes [rows, 4·words] as float8_e4m3fn,
+        or as uint8 if they have 4 bits."""
+        if not self.floats:
+            return codes
+        return codes.view(torch.uint8 if self.bits == 4 else torch.float8_e4m3fn)
+
+    def numbers(self, scales: Tensor) -> Tensor:
+        """`scales` as their kind of numbers; those of float8_e8m0fnu stay bytes, as kernels take them."""
+        return scales.view(self.kind) if self.tensor_scales is not None else scales
 
     def linear(self, x: Tensor) -> Tensor:
         """x Wᵀ + b, of up to 64 rows on a GPU by a kernel."""
@@ -155,6 +173,8 @@ class QuantizedEmbedding(Quantized):
 
     def forward(self, ids: Tensor) -> Tensor:
         n = ids.flatten()
-        offsets = None if self.offsets is None else self.offsets[:, n]
-        rows = widened(self.typed(self.codes[n]), self.scales[:, n], offsets, self.bits, self.width)
+        offsets = self.offsets if self.tensor_scales is None else self.tensor_scales
+        offsets = None if offsets is None else offsets[:, n]
+        scales = self.numbers(self.scales[:, n])
+        rows = widened(self.typed(self.codes[n]), scales, offsets, self.bits, self.width)
         return rows.view(*ids.shape, -1)

@@ -140,7 +140,7 @@ class _Filled:
                 own[at] = new[mine]
 
     def put(self, reader: SpilledTensors) -> None:
-        leaf, (codes, scales, _, zeros) = self._leaf, self._blocks
+        leaf, codes, scales, zeros = self._leaf, self._blocks.codes, self._blocks.scales, self._blocks.zeros
         packed: dict[Recipe | None, Array] = {
             leaf.codes: pack_codes(codes, leaf.bits).reshape(len(codes), -1),
             leaf.scales: scales,

@@ -1,10 +1,11 @@
-"""Integer codes as the blocks of a GGUF file: of 32 numbers each, with a scale in f16 and perhaps a minimum.
+"""Codes as the blocks of a GGUF file: of 32 numbers each, with a scale and perhaps a minimum.
 
 | codes | blocks | exact |
 |---|---|---|
 | 8 bits | Q8_0 | yes |
 | 2 to 4 bits | Q4_0 | yes |
 | 2 to 4 bits with zero points | Q4_1 | but for the minimum, −zero · scale, which is rounded to f16 |
+| floats of 4 bits, mxfp4 | MXFP4 | yes |
 
 Scales of other dtypes, which checkpoints may have, are rounded to f16 too.
 """
@@ -25,7 +26,7 @@ from weft.ir.types.dtypes import DType
 from ..codes import Codes
 
 BLOCK = 32  # numbers of a row in a block
-FILE_TYPES = {dtypes.q4_0: 2, dtypes.q4_1: 3, dtypes.q8_0: 7}  # general.file_type
+FILE_TYPES = {dtypes.q4_0: 2, dtypes.q4_1: 3, dtypes.q8_0: 7, dtypes.mxfp4: 38}  # general.file_type
 
 
 def kind_of(layout: BlockLayout) -> DType | None:

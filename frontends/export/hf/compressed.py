@@ -1,6 +1,7 @@
 """Codes in the formats of compressed-tensors: its tensors, and what config.json says of them.
 
-Integers are written as ``pack-quantized``, floats of 8 bits in tiles of 128 · 128 as ``float-quantized``.
+Integers are written as ``pack-quantized``, floats of 8 bits in tiles of 128 · 128 as ``float-quantized``, floats of 4
+bits as ``nvfp4-pack-quantized`` and ``mxfp4-pack-quantized``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from weft.ir.types.dtypes import DType
 
 from ..codes import Codes
 
-PACK, FLOAT = "pack-quantized", "float-quantized"
+PACK, FLOAT, SMALL = "pack-quantized", "float-quantized", "{}-pack-quantized"
 MULTIPLIED = ("linear", "experts")  # matrices that layers of the class Linear have
 
 
@@ -31,6 +32,11 @@ def refusal(reader: TensorReader, key: str, codes: Codes) -> str:
     layout, width = codes.layout, codes.shape[-1]
     if not key.endswith(".weight") or len(codes.shape) != 2:
         return "compressed-tensors packs matrices of linear layers"
+    if layout.small_floats:
+        if width % layout.group:
+            return f"rows of {width} numbers are not whole groups of {layout.group}, those of {layout}"
+        several = layout.tensor_scale and len(_whole(codes, reader)) > 1
+        return f"its rows are counted in several scales, of which {layout} has one" if several else ""
     if layout.floats:
         return "" if _is_tiled(codes, reader) else f"rows of {TALL} have scales of their own in {layout}"
     if layout.has_minimum:
@@ -54,6 +60,8 @@ def packed(key: str, codes: Codes, dtype: DType, reader: TensorReader) -> dict[s
     scale = dtype if dtype == dtypes.f32 else codes.layout.scale
     name, layout = key.removesuffix("weight"), codes.layout
     (rows, width), groups = codes.shape, codes.groups
+    if layout.small_floats:
+        return {f"{name}{part}": tensor for part, tensor in _small(codes, reader).items()}
     if layout.floats:
         return {
             key: Tensor((rows, width), dtypes.f8e4m3, partial(_bytes, codes, reader)),
@@ -68,6 +76,29 @@ def packed(key: str, codes: Codes, dtype: DType, reader: TensorReader) -> dict[s
         words = -(-rows * layout.bits // 32)
         tensors["zero_point"] = Tensor((words, groups), dtypes.i32, partial(_zero_points, codes, reader))
     return {f"{name}weight_{part}": tensor for part, tensor in tensors.items()}
+
+
+def _small(codes: Codes, reader: TensorReader) -> dict[str, Tensor]:
+    """Floats of 4 bits, two to a byte, and the bytes of their scales; readers divide these by the global scale."""
+    (rows, width), layout = codes.shape, codes.layout
+    scale = dtypes.f8e4m3 if layout.tensor_scale else dtypes.u8
+    tensors = {
+        "weight_packed": Tensor((rows, width // 2), dtypes.u8, partial(stream, codes.part("packed"), reader)),
+        "weight_scale": Tensor((rows, codes.groups), scale, partial(_small_scales, codes, reader, scale)),
+    }
+    if layout.tensor_scale:
+        tensors["weight_global_scale"] = Tensor((1,), dtypes.f32, lambda: [1 / _whole(codes, reader)])
+    return tensors
+
+
+def _small_scales(codes: Codes, reader: TensorReader, dtype: DType) -> Iterator[Array]:
+    for rows in stream(codes.part("levels"), reader):
+        yield rows.view(dtype.numpy)
+
+
+def _whole(codes: Codes, reader: TensorReader) -> Array:
+    """The scales that the rows of a matrix are counted in, f32: one, if it is one matrix."""
+    return np.unique(codes.part("tensor_scale").read(reader, 0, codes.shape[0]))
 
 
 def _words(codes: Codes, reader: TensorReader) -> Iterator[Array]:
@@ -105,7 +136,7 @@ def config(kept: Mapping[str, Codes], modules: Collection[str]) -> dict[str, Any
     quantized = {name for group in names.values() for name in group}
     # transformers calls every head so: also one without a weight of its own, or of another name in the checkpoint.
     ignored = dict.fromkeys([*(name for name in modules if name not in quantized), "lm_head"])
-    formats = {FLOAT if layout.floats else PACK for layout in counts}
+    formats = set(map(_format, counts))
     return {
         "quant_method": "compressed-tensors",
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
@@ -117,7 +148,7 @@ def config(kept: Mapping[str, Codes], modules: Collection[str]) -> dict[str, Any
                 "weights": _scheme(layout),
                 "input_activations": None,
                 "output_activations": None,
-                "format": FLOAT if layout.floats else PACK,
+                "format": _format(layout),
             }
             for i, (layout, _) in enumerate(counts.most_common())
         },
@@ -126,7 +157,26 @@ def config(kept: Mapping[str, Codes], modules: Collection[str]) -> dict[str, Any
     }
 
 
+def _format(layout: BlockLayout) -> str:
+    if layout.small_floats:
+        return SMALL.format(layout)
+    return FLOAT if layout.floats else PACK
+
+
 def _scheme(layout: BlockLayout) -> dict[str, Any]:
+    if layout.small_floats:
+        scale = "torch.float8_e4m3fn" if layout.tensor_scale else "torch.uint8"
+        return {
+            "num_bits": 4,
+            "type": "float",
+            "symmetric": True,
+            "strategy": "tensor_group" if layout.tensor_scale else "group",
+            "group_size": layout.group,
+            "dynamic": False,
+            "actorder": None,
+            "scale_dtype": scale,
+            "zp_dtype": scale,
+        }
     if layout.floats:
         return {
             "num_bits": 8,

@@ -59,6 +59,13 @@ def write_huggingface(
         if any(made.recipe.has(BlockRecipe) for made in found.tensors.values()):
             note(f"all weights are written as floats: transformers loads no codes of {found.family} models")
     kept = choose(found.tensors, reader, weights, partial(compressed.refusal, reader), note, aside)
+    # transformers 5 (`CompressedTensorsDequantize`) gives the scales of groups alone to what widens experts.
+    if weights == "auto" and any(c.layout.tensor_scale and found.kinds[key] == "experts" for key, c in kept.items()):
+        weights, kept = "float", {}
+        note(
+            "all weights are written as floats: transformers leaves out the scales of experts' matrices in nvfp4; "
+            "--weights codes keeps the codes, for loaders that do not"
+        )
     kind = wanted or exact_dtype(model.graph, (made for key, made in found.tensors.items() if key not in kept))
     tensors: dict[str, Tensor] = {}
     for key, made in found.tensors.items():
@@ -70,8 +77,8 @@ def write_huggingface(
     if kept:
         config["quantization_config"] = compressed.config(kept, _modules(found))
         note(f"weights that keep their codes: {counted_layouts(kept)}")
-        scales = {codes.layout.scale for codes in kept.values()}
-        if kind not in (dtypes.f32, *scales):
+        scales = {codes.layout.scale for codes in kept.values() if not codes.layout.small_floats}
+        if scales and kind not in (dtypes.f32, *scales):
             listed = ", ".join(sorted(map(str, scales)))
             note(f"scales stay {listed}: a loader that rounds them to {kind} changes weights")
     quantized = {key for key, made in found.tensors.items() if made.recipe.has(BlockRecipe)}

@@ -22,7 +22,7 @@ from weft.ir.documents import read_json, read_text
 from weft.ir.graph import Graph, Param
 from weft.ir.graph.verifier import verify
 from weft.ir.recipes import RANDOM, Concat, Full, Permute, Reshape, Slice, Source, Take
-from weft.ir.recipes.blocks import BlockRecipe, Dequantize, Float8, Stored, block_layout, part_shapes
+from weft.ir.recipes.blocks import BlockRecipe, Dequantize, Float4, Float8, Stored, block_layout, part_shapes
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import Recipe
 from weft.ir.recipes.streams import stream
@@ -106,21 +106,29 @@ def _provenance(path: Path) -> dict[str, Any]:
 
 
 def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
-    """The codes, scales and zero points of a quantized parameter as tensors by name, and the recipe that reads them."""
+    """The codes, scales and what belongs to them of a quantized parameter as tensors by name, and the recipe that reads
+    them."""
     reader, recipe = param.graph.reader, param.recipe
     layout = block_layout(recipe, reader) if recipe.has(BlockRecipe) else ""
     if isinstance(layout, str):
         return None
     *lead, width = param.type.concrete({})
     numbers, sources, tensors = part_shapes(layout, width), dict[str, Source](), dict[str, Tensor]()
-    scales = "every_step" if layout.sums else "steps"
-    wanted = {"codes": ("packed", dtypes.u8), "scales": (scales, layout.numbers), "zeros": ("points", dtypes.u8)}
+    scales = ("every_step" if layout.sums else "steps", layout.numbers)
+    if layout.small_floats:
+        scales = ("levels", dtypes.u8)
+    wanted = {"codes": ("packed", dtypes.u8), "scales": scales}
+    if layout.has_zeros:
+        wanted["zeros"] = ("points", dtypes.u8)
+    if layout.tensor_scale:
+        wanted["tensor_scales"] = ("tensor_scale", dtypes.f32)
     for part, (stored, dtype) in wanted.items():
-        if part != "zeros" or layout.has_zeros:
-            key = f"{param.name}.{part}"
-            sources[part] = Source(key)
-            shape = (*lead, numbers[stored])
-            tensors[key] = Tensor(shape, dtype, partial(stream, Stored(recipe, stored), reader))
+        key = f"{param.name}.{part}"
+        sources[part] = Source(key)
+        shape = (*lead, numbers[stored])
+        tensors[key] = Tensor(shape, dtype, partial(stream, Stored(recipe, stored), reader))
+    if layout.small_floats:
+        return Float4(sources["codes"], sources["scales"], sources.get("tensor_scales"), width, str(layout)), tensors
     if layout.floats:
         return Float8(sources["codes"], sources["scales"], width), tensors
     stored_recipe = Dequantize(

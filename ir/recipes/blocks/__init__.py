@@ -4,7 +4,7 @@ Importing this package registers its recipes. Never here: which backend takes wh
 (`weft.passes.fitting`).
 """
 
-from .floats import Float8, ToFloat8
+from .floats import Float4, Float8, InBytes, ToFloat4, ToFloat8, in_bytes
 from .grids import OnGrid, grid_layout
 from .layouts import BlockRecipe, block_layout
 from .parts import Part, part_shapes, split_parts
@@ -15,15 +15,19 @@ __all__ = [
     "AsStored",
     "BlockRecipe",
     "Dequantize",
+    "Float4",
     "Float8",
+    "InBytes",
     "OnGrid",
     "Part",
     "Quantize",
     "Stored",
+    "ToFloat4",
     "ToFloat8",
     "as_stored",
     "block_layout",
     "grid_layout",
+    "in_bytes",
     "in_file",
     "part_shapes",
     "split_parts",

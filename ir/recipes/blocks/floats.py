@@ -1,26 +1,35 @@
-"""Recipes that round weights to floats of 8 bits with a scale for each tile, and that read weights stored so.
+"""Recipes that round weights to floats of 8 and 4 bits in groups, and that read weights stored so.
 
-The floats are e4m3 of FP8 Formats for Deep Learning (arXiv 2209.05433), without infinities; tiles of 128 · 128 share a
-scale, as in DeepSeek-V3 (arXiv 2412.19437, 3.3). Blocks repeat the scale for each row of a tile.
+Floats of 8 bits are e4m3 of FP8 Formats for Deep Learning (arXiv 2209.05433), without infinities; tiles of 128 · 128
+share a scale, as in DeepSeek-V3 (arXiv 2412.19437, 3.3). Blocks repeat the scale for each row of a tile.
+
+Floats of 4 bits are E2M1. ``mxfp4``: groups of 32 with a power of two, E8M0 (OCP Microscaling Formats 1.0). ``nvfp4``:
+groups of 16 with a scale E4M3, counted in one number f32 for a matrix (NVIDIA, arXiv 2509.25149).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...errors import WeftError
 from ...types import dtypes
-from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks
+from ...types.block_layouts import LAYOUTS, NVFP4, BlockLayout, Blocks, integer_layout, unpack_codes
+from ...types.small_floats import E2M1, LARGEST_E2M1, LARGEST_E4M3, e4m3_scales, nearest_e2m1, power_scales
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe
+from .quantize import CHUNK, joined
 from .spans import extremes, grouped, reciprocal
 
 FLOAT8 = LAYOUTS.lookup(dtypes.f8e4m3_128.name)
 TALL = 128  # rows of a tile
 MOST = np.float32(448)  # the largest of the floats
+FORMATS = (dtypes.mxfp4.name, NVFP4.name)
+_DOUBLED = (128 + 2 * E2M1).astype(np.uint8)  # by code, with 128 for 0
+LEAST = np.finfo(np.float32).tiny  # of the scales of matrices: smaller ones would lose bits
 
 
 @dataclass(frozen=True)
@@ -97,3 +106,157 @@ class Float8(BlockRecipe):
             if not np.isfinite(scales).all() or np.isnan(found.view(dtypes.f8e4m3.numpy)).any():
                 raise WeftError(f"a number of {', '.join(self.sources())} is not finite: the weights are broken")
         return Blocks(found, scales)
+
+
+def float4_layout(name: str) -> BlockLayout:
+    """Return the layout of floats of 4 bits called `name`.
+
+    Raises:
+        WeftError: if there is none.
+    """
+    if name not in FORMATS:
+        raise WeftError(f"there are no floats of 4 bits called {name!r}; there are {' and '.join(FORMATS)}")
+    return LAYOUTS[name]
+
+
+def tensor_scale(largest: float) -> float:
+    """The number that the scales of a matrix are counted in whose largest magnitude is `largest`: with it the largest
+    number is 6 of the largest E4M3."""
+    return float(max(np.float32(largest) / (LARGEST_E2M1 * LARGEST_E4M3), LEAST))
+
+
+@dataclass(frozen=True)
+class ToFloat4(BlockRecipe):
+    """`item` [..., out, in] rounded to the nearest floats of 4 bits, ties to even, a group of a row at a time.
+
+    The scales of ``mxfp4`` are 2^(⌊log2 largest⌋ − 2) for the largest magnitude of a group; numbers beyond 6 scales
+    become 6. Those of ``nvfp4`` are the E4M3 nearest to largest / 6 / tensor scale, but 0 for zeros alone;
+    `tensor_scales` has one for all or, of a stack [experts, out, in], one for each matrix.
+
+    Raises:
+        WeftError: where a number is not finite.
+    """
+
+    item: Recipe
+    format: str = dtypes.mxfp4.name
+    tensor_scales: tuple[float, ...] = ()
+
+    def layout(self, reader: TensorReader) -> BlockLayout:
+        return float4_layout(self.format)
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        layout, shape = self.layout(reader), self.item.shape(reader)
+        if len(shape) < 2 or not shape[-1]:
+            raise WeftError(f"{', '.join(self.sources())} of shape {list(shape)} is no matrix to quantize")
+        count = len(self.tensor_scales)
+        wanted = {1, shape[0] if len(shape) > 2 else 1} if layout.tensor_scale else {0}
+        if count not in wanted or not all(0 < s < math.inf for s in self.tensor_scales):
+            raise WeftError(
+                f"{', '.join(self.sources())} of shape {list(shape)} in {self.format} has {count} scales of matrices; "
+                f"it takes {' or '.join(map(str, sorted(wanted)))}, each above 0 and finite"
+            )
+        return shape
+
+    def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
+        layout, rows = self.layout(reader), self.item.read(reader, start, stop)
+        whole = self._whole(rows, start) if layout.tensor_scale else None
+        step = max(1, CHUNK // max(1, int(np.prod(rows.shape[1:]))))
+        parts = []
+        for i in range(0, max(len(rows), 1), step):
+            groups = grouped(rows[i : i + step], layout.group)
+            largest = np.maximum(*(np.abs(end) for end in extremes(groups)))
+            if not np.isfinite(largest).all():
+                raise WeftError(f"a weight of {', '.join(self.sources())} is not finite: it cannot be quantized")
+            own = None if whole is None else whole[i : i + step]
+            scales = power_scales(largest) if own is None else e4m3_scales(largest, own) * own
+            found = np.empty((*scales.shape, 0), np.uint8)
+            if codes:
+                with np.errstate(over="ignore"):  # beyond 6 scales all is 6
+                    found = nearest_e2m1(groups / np.where(scales == 0, np.float32(1), scales)[..., None])
+            parts.append(Blocks(found, scales, tensor_scales=own))
+        return parts[0] if len(parts) == 1 else joined(parts)
+
+    def _whole(self, rows: Array, start: int) -> Array:
+        """The scale of the matrix of each row, f32 [..., 1]."""
+        scales = np.array(self.tensor_scales, np.float32)
+        own = scales if len(scales) == 1 else scales[start : start + len(rows)]
+        lead = rows.shape[:-1]
+        return np.broadcast_to(own.reshape(-1, *(1 for _ in lead)), (*lead, 1))
+
+
+@dataclass(frozen=True)
+class Float4(BlockRecipe):
+    """The matrix [..., out, `width`] that `codes` stand for: u8 [..., out, groups · group / 2], the first of two E2M1
+    in the low half of a byte, times `scales` u8 [..., out, groups], the bytes of E8M0 or E4M3, and, of ``nvfp4``,
+    times `tensor_scales` f32 [..., out, 1].
+
+    Raises:
+        WeftError: where a scale is not finite.
+    """
+
+    codes: Recipe
+    scales: Recipe
+    tensor_scales: Recipe | None = None
+    width: int = 0
+    format: str = dtypes.mxfp4.name
+
+    def layout(self, reader: TensorReader) -> BlockLayout:
+        return float4_layout(self.format)
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        layout, lead = self.layout(reader), self.scales.shape(reader)[:-1]
+        groups = -(-self.width // layout.group)
+        parts = [(self.codes, groups * layout.group // 2), (self.scales, groups)]
+        if layout.tensor_scale != (self.tensor_scales is not None):
+            raise WeftError(f"{', '.join(self.sources())}: scales of matrices are for nvfp4, which needs them")
+        if self.tensor_scales is not None:
+            parts.append((self.tensor_scales, 1))
+        for part, count in parts:
+            if (found := part.shape(reader)) != (*lead, count) or not lead or not groups:
+                raise WeftError(
+                    f"{', '.join(part.sources())} {list(found)} does not fit: a row of {self.width} floats in "
+                    f"{self.format} has {count} here, in {list(lead)} rows"
+                )
+        return (*lead, self.width)
+
+    def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
+        layout = self.layout(reader)
+        whole = None if self.tensor_scales is None else self.tensor_scales.read(reader, start, stop)
+        if whole is not None:
+            whole = whole.astype(np.float32, copy=False)
+        with np.errstate(over="ignore", invalid="ignore"):  # found below
+            scales = layout.scales_of(self.scales.read(reader, start, stop), whole)
+            if not np.isfinite(scales * LARGEST_E2M1).all():
+                raise WeftError(f"a scale of {', '.join(self.sources())} is not finite: the weights are broken")
+        found = np.empty((*scales.shape, 0), np.uint8)
+        if codes:
+            packed = self.codes.read(reader, start, stop)
+            found = unpack_codes(packed, 4, scales.shape[-1] * layout.group).reshape(*scales.shape, layout.group)
+        return Blocks(found, scales, tensor_scales=whole)
+
+
+@dataclass(frozen=True)
+class InBytes(BlockRecipe):
+    """The matrix that `item` makes in floats of 4 bits, exactly, as integers of 8 bits: twice a float is one, from −12
+    to 12. Kernels of 8 bits take them so."""
+
+    item: Recipe
+
+    def layout(self, reader: TensorReader) -> BlockLayout:
+        assert isinstance(self.item, BlockRecipe)
+        return integer_layout(8, self.item.layout(reader).group, False, dtypes.f32)
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        return self.item.shape(reader)
+
+    def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
+        assert isinstance(self.item, BlockRecipe)
+        found = self.item.read_blocks(reader, start, stop, codes)
+        return Blocks(_DOUBLED[found.codes], found.scales * np.float32(0.5))
+
+
+def in_bytes(recipe: Recipe, reader: TensorReader) -> Recipe:
+    """`recipe` with floats of 4 bits as `InBytes`."""
+    if isinstance(recipe, BlockRecipe):
+        return InBytes(recipe) if recipe.layout(reader).small_floats else recipe
+    return recipe.map_parts(lambda part: in_bytes(part, reader))

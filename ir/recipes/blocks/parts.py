@@ -18,7 +18,8 @@ in the low halves of its bytes and the second in the high ones, and zero points,
 
 `levels` and `largest`: scales in 255ths of the largest of the row, and that; `every_step`: scales as numbers. They,
 `packed`, `points`, `signed` and `signed_zeros` are also of the groups of offsets behind a row, where a layout has such;
-the others have `offsets`.
+the others have `offsets`. Of floats of 4 bits, `levels` are the bytes of scales, and `tensor_scale` is the number that
+these are counted in.
 
 Several parts joined by "+", as in "packed+steps", are one whose rows are the bytes of each side by side, u8: so all of
 them are made of rows that are read, and rounded, once.
@@ -68,6 +69,7 @@ DTYPES: Mapping[str, DType] = {
     "middles": dtypes.u8,
     "levels": dtypes.u8,
     "largest": LARGEST,
+    "tensor_scale": dtypes.f32,
     "every_step": dtypes.f32,
 }
 WITH_CODES = ("words", "packed", "codes", "signed", "halves")  # the others need no codes
@@ -99,6 +101,7 @@ def part_shapes(layout: BlockLayout, width: int) -> dict[str, int]:
         "middles": groups,
         "levels": every,
         "largest": 1,
+        "tensor_scale": 1,
         "every_step": every,
     }
 
@@ -160,9 +163,13 @@ def one_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
     """The part called `part` of `blocks` in `layout`."""
     if layout.sums and part not in WITH_SUMS:
         blocks = layout.apart(blocks)
-    codes, scales, offsets, zeros = blocks
+    codes, scales, offsets, zeros, _ = blocks
     if part == "largest":
         return largest_scales(scales)
+    if part == "tensor_scale":
+        return np.ones_like(scales[..., :1]) if blocks.tensor_scales is None else blocks.tensor_scales
+    if part == "levels" and layout.small_floats:
+        return layout.scale_bytes(blocks)
     if part == "levels":
         return scale_levels(scales, largest_scales(scales))
     if part in ("steps", "every_step"):
@@ -197,7 +204,7 @@ def one_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
 
 def _single(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
     """Codes or zero points, one to a byte, or codes in `halves`."""
-    codes, scales, _, zeros = blocks
+    codes, scales, _, zeros, _ = blocks
     if part in ("middles", "signed_zeros"):
         numbers = np.full(scales.shape, layout.middle, np.uint8) if zeros is None else zeros
     else:

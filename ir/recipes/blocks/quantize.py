@@ -145,7 +145,8 @@ def joined(parts: list[Blocks]) -> Blocks:
         return np.concatenate(arrays) if arrays else None
 
     codes, scales = (np.concatenate(arrays) for arrays in ([b.codes for b in parts], [b.scales for b in parts]))
-    return Blocks(codes, scales, column([b.offsets for b in parts]), column([b.zeros for b in parts]))
+    others = ([getattr(b, name) for b in parts] for name in ("offsets", "zeros", "tensor_scales"))
+    return Blocks(codes, scales, *map(column, others))
 
 
 def round_rows(

@@ -60,12 +60,13 @@ def _of_leaves(recipe: Recipe, part: str) -> Recipe:
 
 @dataclass(frozen=True)
 class AsStored(BlockRecipe):
-    """The matrix `item` [out, in], a tensor that a file stores in blocks of integers, in these.
+    """The matrix `item` [out, in], a tensor that a file stores in blocks, in these.
 
-    Blocks without minima keep their codes, those of 5 and 6 bits as codes of 8 and those of 3 bits as codes of 4; the
-    scales of K-quants are rounded to f16. With minima they become those of `offset_layout`: codes stay, but where all
-    numbers of a block are on one side of 0; scales are rounded to 255ths of the largest of the row, and what minima
-    have beyond a zero point to a fifteenth of what it is at most in a row of 32 blocks.
+    Floats of 4 bits stay as they are. Blocks without minima keep their codes, those of 5 and 6 bits as codes of 8 and
+    those of 3 bits as codes of 4; the scales of K-quants are rounded to f16. With minima they become those of
+    `offset_layout`: codes stay, but where all numbers of a block are on one side of 0; scales are rounded to 255ths of
+    the largest of the row, and what minima have beyond a zero point to a fifteenth of what it is at most in a row of 32
+    blocks.
 
     Raises:
         WeftError: where a scale or minimum is not finite, or a scale beyond what f16 reaches.
@@ -90,6 +91,8 @@ class AsStored(BlockRecipe):
             if numbers is not None and not np.isfinite(numbers).all():
                 raise WeftError(f"a scale of {', '.join(self.sources())} is not finite: the file is broken")
         layout = self.layout(reader)
+        if layout.small_floats:
+            return blocks
         with np.errstate(over="ignore", invalid="ignore"):  # found below
             if blocks.offsets is None:
                 made = blocks._replace(scales=rounded_scales(blocks.scales, layout))

@@ -10,8 +10,9 @@ import numpy as np
 
 from weft.ir import Graph, WeftError
 from weft.ir.recipes.blocks import BlockRecipe, block_layout
-from weft.ir.recipes.blocks.floats import FLOAT8
-from weft.ir.recipes.readers import Array
+from weft.ir.recipes.blocks.floats import FLOAT8, float4_layout
+from weft.ir.recipes.blocks.floats import FORMATS as FLOATS4
+from weft.ir.recipes.readers import EMPTY, Array
 from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, integer_layout, offset_layout
 
 from ...analysis.states import has_cache
@@ -20,7 +21,7 @@ from ...core.equivalence import EquivalenceCheck
 from ...core.trace import Trace
 from ...fitting.budget import report, within_budget
 from ...fitting.calibration import MIXTURE, read_tokens
-from ...fitting.matrices import Matrix, matrices, named, units
+from ...fitting.matrices import Matrix, matrices, named, tensor_scales, units
 from ...fitting.quantizing import fit, keep_stored, round_once, round_to_nearest, stored_bits, stored_layout
 
 HEAD_BITS = 8
@@ -65,8 +66,10 @@ class QuantizeWeights(Pass):
     What gptq has done is kept in the folder `resume`, if one is given: the same command goes on there after it was
     stopped.
 
-    With format=fp8 codes are floats of 8 bits (e4m3) with a scale for each tile of 128 · 128, rounded to the nearest;
-    `bits`, `group`, `zeros` and `head` say nothing then.
+    Other formats are floats, rounded to the nearest; `bits`, `group`, `zeros` and `head` say nothing then. fp8: 8 bits
+    (e4m3) with a scale for each tile of 128 · 128. mxfp4: 4 bits (e2m1) in groups of 32 with a power of two (e8m0).
+    nvfp4: 4 bits (e2m1) in groups of 16 with a scale of 8 bits (e4m3), counted in one number f32 for a matrix, which
+    matrices that multiply the same value share. Weights that a file has in mxfp4 or nvfp4 stay so in that format.
 
     Embedding tables and output heads take `head` bits. Routers stay as they are, as do weights whose names, or a part
     of them between dots, match a pattern of `keep` (``"down, layers.0.*"``), norms, biases and whatever else is no
@@ -74,7 +77,8 @@ class QuantizeWeights(Pass):
 
     Condition: weights are finite, and their sizes are fixed.
 
-    Source: Frantar 2022, GPTQ (arXiv 2210.17323); group-wise integers as in ONNX Runtime's MatMulNBits.
+    Source: Frantar 2022, GPTQ (arXiv 2210.17323); group-wise integers as in ONNX Runtime's MatMulNBits; mxfp4 of OCP
+    Microscaling Formats 1.0; nvfp4 of NVIDIA 2025, Pretraining Large Language Models with NVFP4 (arXiv 2509.25149).
 
     Example quantize{bits=8, group=16, method=rtn}::
 
@@ -92,7 +96,7 @@ class QuantizeWeights(Pass):
     name = "quantize"
     effect = "lossy"
     purpose = "Numbers"
-    format: Literal["int", "fp8"] = "int"
+    format: Literal["int", "fp8", "mxfp4", "nvfp4"] = "int"
     bits: int = 4
     group: int = 32
     method: Literal["auto", "rtn", "kquant", "hqq", "gptq"] = "auto"
@@ -127,11 +131,12 @@ class QuantizeWeights(Pass):
             for name in fit(graph, texts, plan, trace.progress, self.resume):
                 trace.fired(self.name, name)
             return
+        scales = tensor_scales(matrix for matrix, layout in plan.items() if layout.tensor_scale)
         for matrix, layout in plan.items():
             if self.searches and (self.method == "kquant" or layout.sums):
                 round_once(matrix.param, layout, self.method)
             else:
-                round_to_nearest(matrix.param, layout)
+                round_to_nearest(matrix.param, layout, scales.get(matrix, ()))
             trace.fired(self.name, matrix.param.name)
 
     def _check_arguments(self) -> None:
@@ -188,6 +193,9 @@ class QuantizeWeights(Pass):
     def _stored(self, plan: Mapping[Matrix, BlockLayout]) -> dict[Matrix, tuple[BlockLayout, BlockLayout | None]]:
         """Return the matrices of `plan` that stay in the blocks of a file, with their layout and None, and those that a
         file of few bits has in more than they get, with the layout of 8 bits that they are rounded to."""
+        if self.format in FLOATS4:
+            reader = next((matrix.param.graph.reader for matrix in plan), EMPTY)
+            return {m: (layout, None) for m, layout in plan.items() if block_layout(m.param.recipe, reader) == layout}
         if self.format != "int" or self.method != "auto" or self.calibration is not None or self.budget is not None:
             return {}
         stored = {matrix: stored_layout(matrix.param) for matrix in plan}
@@ -232,8 +240,8 @@ class QuantizeWeights(Pass):
         return plan
 
     def _layout(self, graph: Graph, matrix: Matrix) -> BlockLayout:
-        if self.format == "fp8":
-            return FLOAT8
+        if self.format != "int":
+            return FLOAT8 if self.format == "fp8" else float4_layout(self.format)
         bits = self.head if matrix.kind in ("head", "table") else self.bits
         # Sums of activations that offsets are multiplied by are those of whole groups.
         if self.method == "hqq" and matrix.kind == "linear" and int(matrix.param.shape[-1]) % self.group == 0:
@@ -303,7 +311,11 @@ class QuantizeWeights(Pass):
             blocks = recipe.read_blocks(staged.reader, 0, len(exact))
             steps = np.abs(blocks.scales).repeat(recipe.layout(staged.reader).group, -1)[..., : exact.shape[-1]]
             error = np.abs(exact - found)
-            if recipe.layout(staged.reader).floats:
+            if recipe.layout(staged.reader).small_floats:
+                # Steps are a quarter of a float at most, and half a scale below 1; a scale that is rounded down, to the
+                # least E4M3 from up to 1.5 of it, leaves the largest a third short.
+                steps = np.maximum(np.abs(exact) / 3, steps / 4)
+            elif recipe.layout(staged.reader).floats:
                 steps = np.maximum(np.abs(exact), steps * 2.0**-6) * 2.0**-3  # subnormal below 2^-6
             # A zero point is rounded by half a step, and a code by another; a scale by 2^-11, of as many steps as a
             # code has.

@@ -66,7 +66,16 @@ def change(folder: Path, part: str, at: int, by: int = 1) -> None:
 @pytest.mark.parametrize("name", ["tied", "mixture"])
 @pytest.mark.parametrize(
     "weights",
-    ["int8", "int4{method=rtn}", "int3{method=rtn, zeros=false}", "int4{method=kquant}", "int4{method=hqq}", "fp8"],
+    [
+        "int8",
+        "int4{method=rtn}",
+        "int3{method=rtn, zeros=false}",
+        "int4{method=kquant}",
+        "int4{method=hqq}",
+        "fp8",
+        "mxfp4",
+        "nvfp4",
+    ],
 )
 def test_codes_rounded_to_the_nearest_are_compared_bit_by_bit(
     name: str, target: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

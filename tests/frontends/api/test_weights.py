@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -17,7 +18,7 @@ from weft.frontends.api.verify.verification import verify_folder
 from weft.frontends.api.weights import weights_pipeline
 from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret
-from weft.ir.recipes.blocks import Dequantize, Float8
+from weft.ir.recipes.blocks import Dequantize, Float4, Float8
 from weft.passes import run_passes
 
 from ...passes.library.quantize.test_quantize import USED, in_memory
@@ -111,6 +112,61 @@ def test_floats_are_codes_in_folders_of_torch_and_numbers_in_others(tmp_path: Pa
         assert any("stored as numbers, not as codes" in note for note in report.notes) == (target != "torch")
 
 
+ENCODER = weft.Encoder(VOCAB, DIM, 1, weft.Block(weft.Attention(4, causal=False), weft.MLP(96), weft.LayerNorm()))
+
+
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("target", ["torch", "ort-cpu", "onnx"])
+@pytest.mark.parametrize("name", [*MODELS, "odd"])
+def test_floats_of_4_bits_on_every_target(
+    name: str, target: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Codes on PyTorch, integers of 8 bits that stand for the same on ONNX Runtime; experts are numbers, as are rows
+    that end within a group on PyTorch."""
+    monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
+    odd = weft.Decoder(VOCAB, 40, 1, weft.Block(weft.Attention(4), weft.GatedMLP(72), weft.RMSNorm()), context=64)
+    model = Model(in_memory(MODELS.get(name, odd).graph()), name, name)
+    options = {"arithmetic": "f32"} if target == "ort-cpu" else {}
+    weft.compile(model, tmp_path / "out", target=target, weights=form, **options)
+    ids = np.random.default_rng(1).integers(0, VOCAB, 20).tolist()
+    exact = _logits(run_passes(model.graph, weights_pipeline(model.graph, form)), ids)
+    found = weft.load(tmp_path / "out", trust=target == "torch").logits(ids)
+    np.testing.assert_allclose(found[-1], exact[-1], rtol=0, atol=5e-5 * np.abs(exact).max())
+    blocks = json.loads((tmp_path / "out" / "weft.json").read_text()).get("blocks", {})
+    as_integers = f"int8_{32 if form == 'mxfp4' else 16}_f32"
+    kinds = [] if (name, target) == ("odd", "torch") else [form if target == "torch" else as_integers]
+    assert list(blocks) == kinds and (name != "tied" or sum(blocks.values()) >= 9)
+
+
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4"])
+def test_floats_of_4_bits_in_an_encoder(form: str, tmp_path: Path) -> None:
+    model = Model(in_memory(ENCODER.graph()), "encoder", "encoder")
+    graph = run_passes(model.graph, f"quantize{{format={form}}}")
+    ids = np.random.default_rng(1).integers(0, VOCAB, (2, 12))
+    feeds = {"input_ids": ids, "attention_mask": np.ones((2, 12), np.int64)}
+    exact = interpret(graph, feeds)["last_hidden_state"]
+    with torch.inference_mode():
+        by_torch = weft.torch(graph)(*map(torch.from_numpy, feeds.values()))
+    np.testing.assert_allclose(by_torch.numpy(), exact, rtol=0, atol=5e-5 * np.abs(exact).max())
+    weft.compile(model, tmp_path / "out", target="ort-cpu", weights=form, arithmetic="f32")
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
+    (by_onnxruntime,) = session.run(["last_hidden_state"], {i.name: feeds[i.name] for i in session.get_inputs()})
+    np.testing.assert_allclose(by_onnxruntime, exact, rtol=0, atol=5e-5 * np.abs(exact).max())
+    assert any("MatMulNBits" in node.op_type for node in onnx.load(tmp_path / "out" / "model.onnx").graph.node)
+
+
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4"])
+def test_bits_of_a_weight_of_4_bit_floats(form: str, tmp_path: Path) -> None:
+    """Of matrices of whole chunks; each row of nvfp4 has the scale of its matrix, too."""
+    block = weft.Block(weft.Attention(4), weft.GatedMLP(512), weft.RMSNorm())
+    graph = run_passes(in_memory(weft.Decoder(VOCAB, 256, 1, block).graph()), f"quantize{{format={form}}}")
+    state = weft.torch(graph).state_dict()
+    for name, rows, width in (("layers.0.attn.q", 256, 256), ("layers.0.ffn.down", 256, 512)):
+        parts = [tensor for key, tensor in state.items() if key.startswith(f"{name}.")]
+        bits = 8 * sum(tensor.nbytes for tensor in parts) / (rows * width)
+        assert bits == (4.25 if form == "mxfp4" else 4.5 + 32 / width)
+
+
 def test_model_folders_hold_codes_not_numbers(tmp_path: Path) -> None:
     graph = in_memory(MODELS["tied"].graph())
     np.save(tmp_path / "ids.npy", np.random.default_rng(1).integers(0, USED, (24, 32)))
@@ -119,13 +175,14 @@ def test_model_folders_hold_codes_not_numbers(tmp_path: Path) -> None:
     from weft.frontends.formats.weft.model_folder import write_model
 
     fitted = f"quantize{{calibration={tmp_path / 'ids.npy'}}}"
-    for i, pipeline in enumerate(("quantize{method=rtn}", fitted, "quantize{format=fp8}")):
+    small = ("quantize{format=mxfp4}", "quantize{format=nvfp4}")
+    for i, pipeline in enumerate(("quantize{method=rtn}", fitted, "quantize{format=fp8}", *small)):
         quantized = rewrite(model, pipeline)
         write_model(quantized, tmp_path / str(i))
         again = load_source(str(tmp_path / str(i)))
         ids = list(range(12))
         np.testing.assert_array_equal(_logits(again.graph, ids), _logits(quantized.graph, ids))
-        made = Float8 if "fp8" in pipeline else Dequantize
+        made = Float8 if "fp8" in pipeline else Float4 if pipeline in small else Dequantize
         assert isinstance(again.graph.params["layers.0.ffn.up.weight"].recipe, made)
         if made is Float8:
             continue  # groups of 128 are longer than these rows
@@ -141,6 +198,8 @@ def test_model_folders_hold_codes_not_numbers(tmp_path: Path) -> None:
         ("int4", "quantize{bits=4}"),
         ("fp8", "quantize{format=fp8}"),
         ("fp8{keep=down}", "quantize{format=fp8, keep=down}"),
+        ("mxfp4", "quantize{format=mxfp4}"),
+        ("nvfp4{keep=down}", "quantize{format=nvfp4, keep=down}"),
         ("int4{method=rtn, group=64}", "quantize{bits=4, method=rtn, group=64}"),
         ("int4{method=kquant}", "quantize{bits=4, method=kquant}"),
         (
@@ -167,13 +226,13 @@ def test_a_graph_that_cannot_be_rotated_goes_without() -> None:
 
 @pytest.mark.parametrize("weights", ["int5", "q4_0", "int4{", "4", "", "fp4"])
 def test_unknown_words_are_refused(weights: str) -> None:
-    with pytest.raises(WeftError, match="is not known; it takes int2, int3, int4, int8, fp8"):
+    with pytest.raises(WeftError, match="is not known; it takes int2, int3, int4, int8, fp8, mxfp4, nvfp4"):
         weights_pipeline(in_memory(MODELS["tied"].graph()), weights)
 
 
 def test_the_command_names_what_it_takes(tmp_path: Path) -> None:
     line = refused("compile", "gpt2", "--weights", "int5", "-o", tmp_path / "out")
-    assert "--weights 'int5' is not known; it takes int2, int3, int4, int8, fp8" in line
+    assert "--weights 'int5' is not known; it takes int2, int3, int4, int8, fp8, mxfp4, nvfp4" in line
     assert not (tmp_path / "out").exists()
     (tmp_path / "tiny.py").write_text(ARCHITECTURE)
     done("compile", tmp_path / "tiny.py", "--weights", "int4", "-o", tmp_path / "out")

@@ -165,8 +165,20 @@ def test_every_recipe_is_tried() -> None:
     def names(recipe: r.Recipe) -> set[str]:
         return {recipe.name}.union(*map(names, recipe.parts))
 
-    # In test_blocks.py, test_rounding.py, test_grids.py and test_k_quants.py.
-    elsewhere = {"stored", "as_stored", "on_grid", "part", "quantize", "dequantize", "to_float8", "float8"}
+    # In test_blocks.py, test_rounding.py, test_floats4.py, test_grids.py and test_k_quants.py.
+    elsewhere = {
+        "stored",
+        "as_stored",
+        "on_grid",
+        "part",
+        "quantize",
+        "dequantize",
+        "to_float8",
+        "float8",
+        "to_float4",
+        "float4",
+        "in_bytes",
+    }
     assert set().union(*(names(x) for x, _ in RECIPES.values())) == set(REGISTRY) - elsewhere - {"block_recipe"}
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..shared import launch
-from ..shared.codes import Codes, as_words, centred, chunk, two_numbers
-from ..shared.float8 import FLOAT8, two_floats
+from ..shared.codes import Codes, as_words, chunk, dequantize, two_numbers
+from ..shared.float8 import FLOAT8, power_of_byte, two_floats, two_small_floats, widened
 from ..shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, variant, wait
 from ..shared.operands import gradient_refusal
 
@@ -26,6 +26,7 @@ def widen_kernel(
     wait(PDL)
     CHUNK: tl.constexpr = 512 // BITS
     FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
+    SMALL: tl.constexpr = codes.dtype.element_ty == tl.uint8  # floats of 4 bits
     HALF: tl.constexpr = tl.float16 if y.dtype.element_ty == tl.float16 else tl.bfloat16
     ADDED: tl.constexpr = 1024 if tl.float16 == HALF else 128
     EXPONENT: tl.constexpr = 0x6400 if tl.float16 == HALF else 0x4300
@@ -42,15 +43,28 @@ def widen_kernel(
                 numbers = two_floats(some, t, HALF).to(tl.float32)
                 if tl.float16 == HALF:
                     numbers *= 256
+            elif SMALL:
+                numbers = two_small_floats(some, None, t, HALF).to(tl.float32)
+                if tl.float16 == HALF:
+                    numbers *= 16384
             elif BITS == 8:
                 low = two_numbers(some, 8 * t, EXPONENT, ADDED, HALF)
                 high = two_numbers(some, 8 * t + 4, EXPONENT, ADDED + 8, HALF)
                 numbers = low.to(tl.float32) + 16 * high.to(tl.float32)
             else:
                 numbers = two_numbers(some, 4 * t, EXPONENT, ADDED + 8, HALF).to(tl.float32)
-            group = tl.minimum(k, K - 1) // GROUP
-            numbers *= tl.load(scales + group * N + row, mask=row < N, other=0.0).to(tl.float32)[:, None]
-            if offsets is not None:
+            if SMALL and GROUP == 16:
+                groups = tl.minimum(k + j, K - 1) // 16
+                each = tl.load(scales + groups[None, :] * N + row[:, None], mask=(row < N)[:, None], other=0.0)
+                numbers *= widened(each, tl.float32)
+            else:
+                group = tl.minimum(k, K - 1) // GROUP
+                scale = tl.load(scales + group * N + row, mask=row < N, other=0)
+                numbers *= (power_of_byte(scale) if SMALL else scale.to(tl.float32))[:, None]
+            if SMALL:
+                if offsets is not None:
+                    numbers *= tl.load(offsets + row, mask=row < N, other=0.0)[:, None]
+            elif offsets is not None:
                 numbers += tl.load(offsets + group * N + row, mask=row < N, other=0.0).to(tl.float32)[:, None]
             there = (row < N)[:, None] & (k + j < K)[None, :]
             tl.store(y + row.to(tl.int64)[:, None] * K + (k + j)[None, :], numbers, mask=there)
@@ -59,7 +73,7 @@ def widen_kernel(
 def refusal(weight: Codes, dtype: torch.dtype) -> str | None:
     """Say why there is no kernel for `weight` as numbers of `dtype`; None if there is."""
     given = [part for part in weight.parts if part is not None]
-    if reason := launch.refusal(weight.packed, weight.packed.dtype == FLOAT8):
+    if reason := launch.refusal(weight.packed, any(part.dtype == FLOAT8 for part in given)):
         return reason
     if dtype not in DTYPES:
         return f"{dtype} is none of {', '.join(DTYPES.values())}"
@@ -79,11 +93,7 @@ def widen(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> t
     packed, scales, offsets = weight.parts
     K = weight.width
     if uses_torch(kernel, refusal, weight, dtype):
-        numbers = centred(packed, weight.bits, K).unflatten(1, (len(scales), -1)) * scales.T.float()[..., None]
-        if offsets is not None:
-            numbers = numbers + offsets.T.float()[..., None]
-        whole: torch.Tensor = numbers.flatten(1).to(dtype)
-        return whole
+        return dequantize(packed, scales, offsets, bits=weight.bits, width=K).to(dtype)
     return widened_codes(packed, scales, offsets, weight.bits, K, dtype)
 
 
@@ -108,7 +118,7 @@ reference = partial(widen, kernel=False)
 
 
 def variants() -> list[Variant]:
-    """Codes of 4 bits by groups of 128 and as GGUF files have them, 8 bits, and floats of 8 bits, in each dtype."""
+    """Codes of 4 bits by groups of 128 and as GGUF files have them, 8 bits, and floats of 8 and 4 bits."""
     return [
         variant(widen_kernel, dtype, constants, "N", "K", absent, types={"codes": codes, "scales": scales, **more})
         for dtype, bits, group, codes, scales, more, absent in (
@@ -117,6 +127,8 @@ def variants() -> list[Variant]:
             (BF16, 8, 32, "*i32", "*fp16", {}, "offsets"),
             (BF16, 8, 128, "*fp8e4nv", "*fp32", {}, "offsets"),
             (FP32, 8, 128, "*fp8e4nv", "*fp32", {}, "offsets"),
+            (BF16, 4, 32, "*u8", "*u8", {}, "offsets"),
+            (FP16, 4, 16, "*u8", "*fp8e4nv", {"offsets": "*fp32"}, ""),
         )
         for constants in [{"BITS": bits, "GROUP": group, "ROWS": ROWS, "CHUNKS": CHUNKS}]
     ]

@@ -1,4 +1,4 @@
-"""Products of few rows with W of 4- or 8-bit codes or floats of 8 bits, W read once: on tensor cores, 1 to 64 rows.
+"""Products of few rows with W of 4- or 8-bit codes or floats of as many, W read once: on tensor cores, 1 to 64 rows.
 
 weight = scale · (code − 2^{bits−1}) + offset, codes unsigned, with one scale, and maybe one offset, for each `group`
 consecutive weights of a row. This covers the GGUF layouts q4_0, q4_1 and q8_0 (groups of 32) and AWQ and GPTQ (arXiv
@@ -13,7 +13,8 @@ tile s at shift 8·s, the high ones at 8·s + 4. So a mask that also sets the ex
 
 What was added is taken off the sums, as Σ x of the group is known from a product with ones, which offsets need too; or
 of many rows off the numbers.
-Floats of 8 bits, see `float8`, lie as codes of 8 bits do: weight = scale · float.
+Floats of 8 bits, see `float8`, lie as codes of 8 bits do: weight = scale · float. Floats of 4 bits, see `float8`, lie
+as codes of 4: weight = tensor scale · scale · float, with scales of 8 bits.
 
 Scales and offsets lie as [groups, out]. x of fp32 is the sum of three numbers of bf16, each of which is multiplied.
 """
@@ -28,7 +29,17 @@ import torch
 from torch.nn import functional as F
 
 from .dots import moments, operand, scaled
-from .float8 import FLOAT8, two_floats
+from .float8 import (
+    FLOAT4,
+    FLOAT8,
+    SHORT,
+    power_of_byte,
+    scale_numbers,
+    scale_of_byte,
+    two_float4,
+    two_floats,
+    two_small_floats,
+)
 from .launch import INTERPRETER, constant, jit, tl
 
 WORDS = 16  # in a chunk
@@ -47,10 +58,14 @@ def words(width: int, bits: int) -> int:
 
 def unpack(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
     """The codes [out, width], i32, that are in `packed` [out, words]; the module says how."""
-    shifts = torch.arange(0, 16, bits, dtype=torch.int32, device=packed.device)[:, None]
-    tiles = packed.unflatten(1, (-1, 1, WORDS)) >> shifts & ((1 << bits) - 1) * 0x10001  # two codes to a word
+    tiles = packed.unflatten(1, (-1, 1, WORDS)) >> _shifts(bits, packed) & ((1 << bits) - 1) * 0x10001  # two to a word
     codes: torch.Tensor = tiles.view(torch.int16).flatten(1)[:, :width].int()
     return codes
+
+
+def _shifts(bits: int, packed: torch.Tensor) -> torch.Tensor:
+    """The shifts that bring each tile into the low bits of both halves of words [..., 1, WORDS]."""
+    return torch.arange(0, 16, bits, dtype=torch.int32, device=packed.device)[:, None]
 
 
 @constant
@@ -104,14 +119,18 @@ def code_products(
     """
     CHUNK: tl.constexpr = 512 // BITS
     TILES: tl.constexpr = BLOCK_K // 32
-    # After so many tiles a scale is due: at the end of a group, or of the step where groups are longer.
-    DUE: tl.constexpr = TILES if GROUP % BLOCK_K == 0 else GROUP // 32 if BLOCK_K % GROUP == 0 else 1
+    FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
+    SMALL: tl.constexpr = codes.dtype.element_ty == tl.uint8  # floats of 4 bits
+    SHORT: tl.constexpr = SMALL and GROUP == 16
     DTYPE: tl.constexpr = tl.float16 if x.dtype.element_ty == tl.float16 else tl.bfloat16
+    # Numbers are multiplied by their scales before sums, or where registers hold no sums of a group beside the others.
+    AT_ONCE: tl.constexpr = SHORT or (SMALL and BLOCK_M == 64 and tl.bfloat16 == DTYPE)
+    # After so many tiles a scale is due: at the end of a group, or of the step where groups are longer.
+    DUE: tl.constexpr = TILES if AT_ONCE or GROUP % BLOCK_K == 0 else GROUP // 32 if BLOCK_K % GROUP == 0 else 1
     HALF: tl.constexpr = 0x6400 if tl.float16 == DTYPE else 0x4300
     ADDED: tl.constexpr = 1024 if tl.float16 == DTYPE else 128  # to a code by HALF
     ZERO: tl.constexpr = ADDED + 8 if BITS == 4 else 17 * ADDED + 128
-    FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
-    CENTRED: tl.constexpr = FLOATS or BLOCK_M >= 16  # from then on sums cost more than to subtract from codes
+    CENTRED: tl.constexpr = FLOATS or SMALL or BLOCK_M >= 16  # from then on sums cost more than to subtract from codes
     LESS: tl.constexpr = ADDED + 8 if CENTRED else 0
     PLANES: tl.constexpr = 2 if BITS == 8 and not FLOATS else 1
     COLUMNS: tl.constexpr = BLOCK_M if BLOCK_M >= 8 else 8  # one row of x is multiplied eight times over
@@ -156,6 +175,20 @@ def code_products(
                         v = tl.where(there[None, :], v, 0.0)  # codes beyond the columns are not 0 as numbers
                 if FLOATS:
                     numbers = two_floats(some, t, DTYPE)
+                elif SHORT:
+                    group = (begin + k) // 16 + i // 8
+                    if not EVEN:
+                        group = tl.minimum(group, (K - 1) // 16)
+                    raw = tl.load(scales.to(tl.pointer_type(tl.uint8)) + group[None, :] * N + rows[:, None])
+                    numbers = two_small_floats(some, scale_of_byte(raw, DTYPE), t, DTYPE)
+                elif AT_ONCE:
+                    group = (begin + k) // GROUP
+                    if not EVEN:
+                        group = tl.minimum(group, (K - 1) // GROUP)
+                    raw = tl.load(scales + group * N + rows)
+                    numbers = two_small_floats(some, power_of_byte(raw)[:, None].to(DTYPE), t, DTYPE)
+                elif SMALL:
+                    numbers = two_small_floats(some, None, t, DTYPE)
                 else:
                     numbers = two_numbers(some, BITS * t, HALF, LESS - 8 if BITS == 8 and CENTRED else LESS, DTYPE)
                 if PLANES == 2:
@@ -166,7 +199,7 @@ def code_products(
                     low = tl.dot(numbers, turned, low)
                     if PLANES == 2:
                         high = tl.dot(upper, turned, high)
-                    if not CENTRED or offsets is not None:
+                    if not CENTRED or (offsets is not None and not SMALL):
                         sums = tl.dot(ones, turned, sums)
                     if part + 1 < PARTS:
                         v -= rounded.to(tl.float32)
@@ -177,22 +210,31 @@ def code_products(
                     product = low + 16 * high if PLANES == 2 else low
                     if not CENTRED:
                         product -= ZERO * sums
-                    scale = tl.load(scales + row * N + rows).to(tl.float32)
-                    if FLOATS and tl.float16 == DTYPE:
-                        scale *= 256
-                    total += product * scale[:, None]
-                    if offsets is not None:
+                    if AT_ONCE:
+                        total += product
+                    else:
+                        scale = tl.load(scales + row * N + rows)
+                        scale = power_of_byte(scale) if SMALL else scale.to(tl.float32)
+                        if (FLOATS or SMALL) and tl.float16 == DTYPE:
+                            scale *= 16384 if SMALL else 256
+                        total += product * scale[:, None]
+                    if offsets is not None and not SMALL:
                         total += sums * tl.load(offsets + row * N + rows).to(tl.float32)[:, None]
                     low = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
                     high = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
                     sums = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
+    if SMALL and offsets is not None:
+        total *= tl.load(offsets + rows)[:, None]
     y = tl.max(total, axis=1)[None, :] if BLOCK_M == 1 else tl.trans(total)
     return y * tl.rsqrt(tl.sum(squares, axis=1)[:, None] / K + eps) if NORM == "rms" else y
 
 
 def centred(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
-    """The numbers of codes [out, words] of `bits`, or of floats of 8 bits [out, 4·words], without scales and offsets:
-    f32 [out, width]."""
+    """The numbers of codes [out, words] of `bits`, or of floats [out, 4·words], without scales and offsets: f32
+    [out, width]."""
+    if packed.dtype == FLOAT4:
+        tiles = packed.view(torch.int32).unflatten(1, (-1, 1, WORDS)) >> _shifts(4, packed)
+        return two_float4(tiles).flatten(1)[:, :width]
     if packed.dtype != torch.int32:
         tiles = packed.float().unflatten(1, (-1, WORDS, 2, 2)).permute(0, 1, 4, 2, 3)  # [out, chunks, tiles, WORDS, 2]
         numbers: torch.Tensor = tiles.flatten(1)[:, :width]
@@ -203,8 +245,11 @@ def centred(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
 def dequantize(
     packed: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None, *, bits: int, width: int
 ) -> torch.Tensor:
-    """The weights [out, width], f32, of codes as in `Codes`, and scales and offsets [groups, out]."""
+    """The weights [out, width], f32, of codes, scales and offsets as in `Codes`."""
     numbers = centred(packed, bits, width).unflatten(1, (len(scales), -1))
+    if packed.dtype == FLOAT4:
+        whole: torch.Tensor = numbers * scale_numbers(scales, offsets).T[..., None]
+        return whole.flatten(1)
     weight: torch.Tensor = numbers * scales.T.float()[..., None]
     return (weight if offsets is None else weight + offsets.T.float()[..., None]).flatten(1)
 
@@ -228,6 +273,9 @@ class Codes:
     """W [out, width] in codes of `bits`: `packed` i32 [out, words], scales and maybe offsets [groups, out]; or in
     floats of 8 bits, `packed` float8_e4m3fn [out, 4·words], which are the bytes of words.
 
+    In floats of 4 bits `packed` are these bytes as uint8, scales are uint8, the bytes of E8M0, or float8_e4m3fn, which
+    groups of 16 may have, and `offsets` [1, out], if there are any, are factors of rows: tensor scales.
+
     `otherwise` is what torch multiplies with, as `multiplied` does.
 
     Raises:
@@ -248,15 +296,20 @@ class Codes:
         kind, size = torch.int32, words(width, bits)
         if self.packed.dtype == FLOAT8 and bits == 8:
             kind, size = FLOAT8, 4 * size
+        small = self.packed.dtype == FLOAT4 and bits == 4
+        if small:
+            kind, size = FLOAT4, 4 * size
         if self.packed.dtype != kind or self.packed.shape != (out, size):
             given = f"codes {[*self.packed.shape]} {self.packed.dtype}"
             raise ValueError(f"{given} must be {str(kind)[6:]} [out, {size}] for rows of {width}")
         groups = len(self.scales)
-        if self.scales.shape[1:] != (out,) or width % groups or (width // groups % TILE and groups > 1):
+        tile = SHORT if small else TILE
+        if self.scales.shape[1:] != (out,) or width % groups or (width // groups % tile and groups > 1):
             raise ValueError(
-                f"scales {[*self.scales.shape]} must be [groups, {out}], of groups of a multiple of {TILE}"
+                f"scales {[*self.scales.shape]} must be [groups, {out}], of groups of a multiple of {tile}"
             )
-        if self.offsets is not None and self.offsets.shape != self.scales.shape:
+        wanted = torch.Size([1, out]) if small else self.scales.shape
+        if self.offsets is not None and self.offsets.shape != wanted:
             raise ValueError(f"offsets {[*self.offsets.shape]} differ from scales {[*self.scales.shape]}")
 
     def __len__(self) -> int:

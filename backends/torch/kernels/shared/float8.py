@@ -1,9 +1,13 @@
-"""Floats of 8 bits, e4m3 of arXiv 2209.05433 (no infinities, 448 the largest), as numbers of 16 bits and back.
+"""Floats of 8 bits, e4m3 of arXiv 2209.05433 (no infinities, 448 the largest), and of 4, as numbers of 16 bits.
 
 Sign, exponent and fraction of a float, each moved to its place in a number of 16 bits, are that float but for a power
 of 2: the bias of its exponent is 7, those of fp16 and bf16 are 15 and 127. So fp16 holds 2⁻⁸ of it, which whoever sums
 makes good, and bf16 2⁻¹²⁰, too small to be summed, which is multiplied by 2¹²⁰ at once. Both are exact, and take two to
 three instructions for two numbers, where conversions of the hardware go through fp16 and fp32 to bf16.
+
+Floats of 4 bits, e2m1, are moved so, too: the bias of their exponent is 1, so fp16 holds 2⁻¹⁴ of it and bf16 2⁻¹²⁶.
+Groups of them have scales of 8 bits: powers of two, e8m0 (mxfp4), or e4m3 (nvfp4). A float times an e4m3 has 6
+significant bits, and is exact in either.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from .dots import operand
 from .launch import INTERPRETER, constant, fixed, jit, tl
 
 FLOAT8 = torch.float8_e4m3fn
+FLOAT4 = torch.uint8  # the type that tells codes of floats of 4 bits from integers: the bytes of words
+SHORT = 16  # group of nvfp4; others are multiples of a tile
 LARGEST = 448.0
 _LARGEST = fixed(LARGEST)
 
@@ -54,6 +60,63 @@ def two_floats(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
     return operand(tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]]))
 
 
+@constant
+def float4_assembly(tile: int, half: bool) -> str:
+    """PTX that makes two numbers, of fp16 if `half`, else of bf16, of the floats of 4 bits of `tile` in the halves of a
+    word."""
+    left, mask = (9 - 4 * tile, 0x0E000E00) if half else (6 - 4 * tile, 0x01C001C0)
+    shifts = f"{'shl' if left > 0 else 'shr'}.b32 numbers, $1, {abs(left)}; shl.b32 signs, $1, {12 - 4 * tile};"
+    both = f"{shifts} and.b32 signs, signs, 0x80008000; lop3.b32 numbers, numbers, {mask:#x}, signs, 0xEA;"
+    if half:
+        return f"{{ .reg .b32 numbers, signs; {both} mov.b32 $0, numbers; }}"
+    power = "mov.b32 power, 0x7E807E80; mov.b32 zero, 0x80008000;"  # 2^126 and −0, twice
+    return f"{{ .reg .b32 numbers, signs, power, zero; {both} {power} fma.rn.bf16x2 $0, numbers, power, zero; }}"
+
+
+@jit
+def two_small_floats(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
+    """The floats of 4 bits of tile TILE of words [n, 16], times `factors` [n, 16] of DTYPE, as numbers of DTYPE
+    [n, 32]; without factors 2⁻¹⁴ of them in fp16."""
+    if INTERPRETER:
+        shifted = words >> (4 * TILE)
+        signs, rest = (shifted & 0x00080008) << 12, shifted & 0x00070007
+        if tl.float16 == DTYPE:
+            both = signs | (rest << 9)
+            low = both.to(tl.int16).to(DTYPE, bitcast=True)
+            high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+        else:  # it takes the smallest of bf16 for 0
+            both = signs | (rest << 6)
+            low = (both << 16).to(tl.float32, bitcast=True) * 8.507059173023462e37
+            high = (both & -0x10000).to(tl.float32, bitcast=True) * 8.507059173023462e37
+    else:
+        both = tl.inline_asm_elementwise(
+            float4_assembly(TILE, tl.float16 == DTYPE), "=r,r", [words], tl.int32, is_pure=True, pack=1
+        )
+        low = both.to(tl.int16).to(DTYPE, bitcast=True)
+        high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+    if factors is not None:
+        if tl.float16 == DTYPE:
+            low, high = low * 16384, high * 16384
+        low, high = low * factors, high * factors
+    return operand(tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]]))
+
+
+@jit
+def scale_of_byte(x, DTYPE: tl.constexpr):
+    """The scale in DTYPE, in the interpreter in fp32, that the byte x stands for as e4m3, which is not negative."""
+    if tl.float16 == DTYPE:
+        return (x.to(tl.int16) << 7).to(DTYPE, bitcast=True) * 256
+    if INTERPRETER:
+        return (x.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    return (x.to(tl.int16) << 4).to(DTYPE, bitcast=True) * 1.329227995784916e36
+
+
+@jit
+def power_of_byte(x):
+    """The power of two in fp32 that the byte x stands for as e8m0, of which 0 is 2⁻¹²⁷."""
+    return tl.maximum(x.to(tl.int32) << 23, 0x400000).to(tl.float32, bitcast=True)
+
+
 @jit
 def nearest(x):
     """x in fp32 rounded to the nearest float of 8 bits, ties to even, and no further than the largest."""
@@ -88,6 +151,20 @@ def from_bytes(held: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> t
     """The numbers that `held` u8 [batch, heads, seq, width] stands for with `scale` [heads], in `dtype`."""
     wide = torch.promote_types(dtype, torch.float32)
     return (held.view(FLOAT8).to(wide) * scale[:, None, None].to(wide)).to(dtype)
+
+
+def two_float4(words: torch.Tensor) -> torch.Tensor:
+    """The e2m1 in the low 4 bits of both halves of `words` i32 [..., n], as numbers f32 [..., 2·n]."""
+    halves = (words & 0x00080008) << 12 | (words & 0x00070007) << 9
+    numbers: torch.Tensor = halves.view(torch.float16).float().mul_(2.0**14)
+    return numbers
+
+
+def scale_numbers(scales: torch.Tensor, whole: torch.Tensor | None = None) -> torch.Tensor:
+    """Scales of floats of 4 bits as f32: e4m3, or bytes of e8m0; times `whole` [1, out], if it is given."""
+    exact = scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
+    numbers: torch.Tensor = exact.float()
+    return numbers if whole is None else numbers * whole
 
 
 def check_scales(k: torch.Tensor, v: torch.Tensor, *scales: torch.Tensor | None) -> None:

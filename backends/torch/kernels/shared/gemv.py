@@ -19,7 +19,7 @@ import torch
 from . import launch
 from .codes import TILE, Codes, as_words, chunk, code_products
 from .dots import dot_products, prefetch_rows
-from .float8 import FLOAT8
+from .float8 import FLOAT4, FLOAT8, SHORT
 from .launch import DTYPES, Variant, jit, options, tl, variant, wait
 from .norm import Norm
 from .operands import gradient_refusal, power_of_2
@@ -87,6 +87,8 @@ class Tile:
 Weight = torch.Tensor | Codes
 CODES = {"weight": "*i32", "scales": "*fp16", "offsets": "*fp32"}  # their types, where they come from a checkpoint
 FLOATS = {"weight": "*fp8e4nv", "scales": "*fp32"}  # likewise
+MXFP4 = {"weight": "*u8", "scales": "*u8"}
+NVFP4 = {"weight": "*u8", "scales": "*fp8e4nv", "offsets": "*fp32"}
 
 
 def parts(weight: Weight) -> tuple[Any, Any, Any]:
@@ -105,7 +107,8 @@ def tile(
     """
     vector = 16 // dtype.itemsize
     if isinstance(weight, Codes):
-        return coded(batch, outputs, inputs, weight.bits, weight.group, dtype.itemsize)
+        small = weight.packed.dtype == FLOAT4
+        return coded(batch, outputs, inputs, weight.bits, weight.group, dtype.itemsize, small)
     if batch >= DOT_ROWS:
         return _dots(power_of_2(batch, 8), outputs, inputs, dtype.itemsize)
     warps = next(w for w in (4, 2, 1) if w == 1 or -inputs % (32 * vector * w) <= inputs // 8)
@@ -128,13 +131,13 @@ def _dots(batch: int, outputs: int, inputs: int, size: int) -> Tile:
     return Tile(batch, rows, columns, 16 // size, rows // 16, stages)
 
 
-def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: int = 2) -> Tile:
+def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: int = 2, small: bool = False) -> Tile:
     """The tile for W in codes and x in numbers of `size` bytes: 32 rows of W to a warp, two warps or one, as leave
     every multiprocessor a block, but four of many rows of x, which all of them read; two chunks at a time, or one where
     two do not divide the columns, or registers would not hold what groups need.
 
     Of 16 rows of x, or 32, a warp takes 64 of W where there are so many, as far as registers hold that: x and its norm
-    are then prepared half as often.
+    are then prepared half as often. `small` says that codes are floats of 4 bits.
     """
     many = group < 64 and bits == 4  # scales, whose registers one row alone would not leave
     batch, one = 1 if batch == 1 and not many else power_of_2(batch, 8), chunk(bits)
@@ -143,8 +146,11 @@ def coded(batch: int, outputs: int, inputs: int, bits: int, group: int, size: in
     held = batch == 16 or (batch == 32 and bits == 4 and size == 2)
     double = held and not many and outputs // 256 >= PROCESSORS * 3 // 4
     rows = 256 if double else rows
+    if small and group == SHORT and batch < 16:  # two warps would spill registers under Triton 3.6
+        rows = 32
     step = one if batch == 64 or many or double or inputs % (2 * one) else 2 * one
-    group = group if group % TILE == 0 else -(-group // step) * step  # of all columns, which may be any number
+    if group % TILE and not (small and group == SHORT):
+        group = -(-group // step) * step  # of all columns, which may be any number
     stages = staged(rows * step * bits // 8, batch * step * 2, outputs // rows)
     return Tile(batch, rows, step, 1, rows // (64 if double else 32), stages, bits, group, inputs % step == 0)
 

@@ -1,10 +1,12 @@
-"""compressed-tensors, as llm-compressor and vLLM write it: integers in words or bytes, floats of 8 bits.
+"""compressed-tensors, as llm-compressor and vLLM write it: integers in words or bytes, floats of 8 and of 4 bits.
 
 Codes are signed; a word holds a code plus 2^{bits−1}, so that it is unsigned. ``pack-quantized`` stores
 `weight_packed` i32 [out, ⌈in · bits / 32⌉], a stream of bits from the lowest on (older versions begin a word with
 each ⌊32 / bits⌋ codes), `weight_scale` [out, groups], `weight_shape` and, if not symmetric, `weight_zero_point` i32
 [⌈out · bits / 32⌉, groups], packed along the outputs. ``int-quantized``, ``float-quantized`` and ``naive-quantized``
-store `weight` as bytes. Which tensors are quantized, the tensors say; of which bits they may be, the config does.
+store `weight` as bytes; ``nvfp4-pack-quantized`` and ``mxfp4-pack-quantized`` store `weight_packed` u8 [out, in / 2],
+floats of 4 bits, and `weight_scale` of 8. Which tensors are quantized, the tensors say; of which bits they may be, the
+config does.
 """
 
 from __future__ import annotations
@@ -22,13 +24,21 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import INTEGER_BITS, unpack_codes
 
 from .codes import Integers, bits_of, float_kinds, is_act_order
-from .floats import Tiles
+from .floats import Tiles, float4
 from .tensor import Quantized, beside, misfit, whole
 
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+)
 _MIXED = "mixed-precision"  # every group says its own
 _OF_ACTIVATIONS = (
     "input_scale",
+    "input_global_scale",
     "input_zero_point",
     "output_scale",
     "output_zero_point",
@@ -127,7 +137,9 @@ def compressed_tensors(reader: TensorReader, keys: Collection[str], how: Mapping
     tensors: dict[str, Quantized] = {}
     for key in keys:
         name, _, part = key.rpartition(".")
-        if part == "weight_packed":
+        if part == "weight_packed" and reader.dtype(key) == dtypes.u8:
+            tensors[f"{name}.weight"] = float4(reader, key, name, keys)
+        elif part == "weight_packed":
             tensors[f"{name}.weight"] = _packed(reader, key, name, keys, widths)
         elif part == "weight" and reader.dtype(key) in _BYTES:
             tensors[key] = _bytes(reader, key, name, keys, tiles)

@@ -1,8 +1,9 @@
 """Weights that are published as small floats, read as the numbers that the codes stand for.
 
 ``mxfp4`` (gpt-oss) is the microscaling format of the OCP MX specification 1.0: 32 codes of 4 bits (E2M1) share one
-power of two (E8M0). ``fp8`` (DeepSeek-V3, https://arxiv.org/abs/2412.19437, 3.3) are floats of 8 bits of which every
-tile, mostly 128 · 128, has a scale. Only weights: what such models round activations to while they run is left out.
+power of two (E8M0). Others store such codes as matrices (`Float4`), or with scales of 8 bits and one for a matrix
+(nvfp4). ``fp8`` (DeepSeek-V3, https://arxiv.org/abs/2412.19437, 3.3) are floats of 8 bits of which every tile, mostly
+128 · 128, has a scale. Only weights: what such models round activations to while they run is left out.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import numpy as np
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.types import dtypes
+from weft.ir.types.block_layouts import LAYOUTS, NVFP4, BlockLayout, Blocks, unpack_codes
 from weft.ir.types.dtypes import DType
 
-from .tensor import Quantized, beside, misfit, whole
+from .tensor import Quantized, beside, finite, misfit, whole
 
 _BYTES = np.arange(256, dtype=np.uint8)
 _NIBBLES = np.stack([_BYTES & 15, _BYTES >> 4], -1)  # the first of two numbers is the low half
@@ -76,6 +78,67 @@ def mxfp4(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -
             raise misfit(reader, key, scales, expected="u8 [experts, out, in / 32, 16], without the last axis")
         tensors[name] = MXFP4(key, scales)
     return tensors
+
+
+@dataclass(frozen=True)
+class Float4(Floats):
+    """A matrix [out, in] in floats of 4 bits: `codes` u8 [out, in / 2], two to a byte, the first in the low half, and
+    `scales` [out, groups]: exponents u8, or f8e4m3 to be divided by the number in the tensor `divisor`."""
+
+    divisor: str
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (*super().parts, *((self.divisor,) if self.divisor else ()))
+
+    @property
+    def layout(self) -> BlockLayout:
+        """The layout of the blocks."""
+        return LAYOUTS[NVFP4.name if self.divisor else dtypes.mxfp4.name]
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        rows, count = reader.shape(self.codes)
+        return (rows, 2 * count)
+
+    def dtype(self, reader: TensorReader) -> DType:
+        return self.layout.dtype
+
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        return self.layout.dequantize(self._blocks(reader, start, stop))
+
+    def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Array:
+        return self.layout.pack(self._blocks(reader, start, stop))
+
+    def _blocks(self, reader: TensorReader, start: int, stop: int) -> Blocks:
+        scales, tensor_scales = reader.read(self.scales, start, stop), None
+        with np.errstate(divide="ignore", over="ignore"):  # found below
+            if self.divisor:
+                one = np.float32(1) / whole(reader, self.divisor).astype(np.float32).reshape(1, 1)
+                tensor_scales = np.broadcast_to(finite(one, self.divisor, reader), (stop - start, 1))
+                scales = finite(scales.astype(np.float32) * tensor_scales, self.scales, reader)
+            else:
+                scales = self.layout.scales_of(scales, None)
+            finite(scales * np.float32(6), self.scales, reader)
+        count, group = scales.shape[1], self.layout.group
+        codes = unpack_codes(reader.read(self.codes, start, stop), 4, count * group)
+        return Blocks(codes.reshape(-1, count, group), scales, tensor_scales=tensor_scales)
+
+
+def float4(reader: TensorReader, codes: str, name: str, keys: Collection[str]) -> Float4:
+    """The matrix whose `codes` are those of the module `name`, as compressed-tensors stores it."""
+    scales, divisor = beside(codes, f"{name}.weight_scale", keys), f"{name}.weight_global_scale"
+    given = reader.dtype(scales)
+    found = Float4(codes, scales, "" if given == dtypes.u8 else beside(codes, divisor, keys))
+    shape, group = reader.shape(codes), found.layout.group
+    fits = len(shape) == 2 and shape[1] > 0 and 2 * shape[1] % group == 0
+    fits = fits and reader.shape(scales) == (shape[0], 2 * shape[1] // group)
+    fits = fits and given in (dtypes.u8, dtypes.f8e4m3)
+    if found.divisor:
+        one = reader.shape(found.divisor)
+        fits = fits and one in ((), (1,)) and reader.dtype(found.divisor).is_float
+    if not fits:
+        raise misfit(reader, *found.parts, expected="u8 [out, in / 32], or f8e4m3 [out, in / 16] and one float")
+    return found
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,9 @@ def label(name: str, variant: Variant) -> str:
     """A variant as a test names it."""
     shown = " ".join(f"{key}={value}" for key, value in variant.constants.items() if value not in (None, False))
     floats = [n for n, kind in variant.types.items() if kind == "*fp8e4nv" and n.endswith(("k", "k_cache"))]
-    return f"{name}.{variant.kernel.__name__} {next(iter(variant.types.values()))} {shown}{' fp8 cache' * len(floats)}"
+    small = " fp4" * ("*u8" in (variant.types.get("weight"), variant.types.get("codes")))
+    kind = next(iter(variant.types.values()))
+    return f"{name}.{variant.kernel.__name__} {kind} {shown}{' fp8 cache' * len(floats)}{small}"
 
 
 def compiled(variant: Variant) -> Any:

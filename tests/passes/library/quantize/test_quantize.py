@@ -10,7 +10,7 @@ import pytest
 import weft
 from weft.ir import Graph, MemoryReader, WeftError, interpret, ops
 from weft.ir.recipes import Source
-from weft.ir.recipes.blocks import Dequantize, Quantize, block_layout
+from weft.ir.recipes.blocks import Dequantize, Quantize, ToFloat4, block_layout
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout
 from weft.passes import Report, run_passes
@@ -109,6 +109,32 @@ def test_floats_of_8_bits_lose_more_than_integers_of_8_and_less_than_those_of_4(
     assert error(graph, int8) < error(graph, quantized) < error(graph, int4)
 
 
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4"])
+def test_floats_of_4_bits_lose_more_than_those_of_8(form: str) -> None:
+    for graph in (model(tied=True), mixture()):
+        quantized = run_passes(graph, f"quantize{{format={form}}}", verify=True)
+        made = [quantized.params[p.name].recipe for p, m in matrices(graph).items() if isinstance(m, Matrix)]
+        assert made and {str(block_layout(recipe, quantized.reader)) for recipe in made} == {form}
+        fp8, int2 = (run_passes(graph, f"quantize{{{how}}}") for how in ("format=fp8", "bits=2, head=2, method=rtn"))
+        assert error(graph, fp8) < error(graph, quantized) < error(graph, int2)
+
+
+def test_matrices_that_multiply_the_same_value_share_the_scale_of_nvfp4() -> None:
+    graph = model()
+    quantized = run_passes(graph, "quantize{format=nvfp4}")
+    stored = {name: param.recipe for name, param in quantized.params.items() if isinstance(param.recipe, ToFloat4)}
+    for names in (["q", "k", "v"], ["o"]):
+        keys = [f"layers.1.attn.{name}.weight" for name in names]
+        largest = max(float(np.abs(graph.params[key].recipe.evaluate(graph.reader)).max()) for key in keys)
+        assert {stored[key].tensor_scales for key in keys} == {(float(np.float32(largest) / np.float32(2688)),)}
+    assert len({recipe.tensor_scales for recipe in stored.values()}) > 4
+    experts = run_passes(mixture(), "quantize{format=nvfp4}").params
+    gate, up, down = (experts[f"layers.1.ffn.experts.{name}"].recipe for name in ("gate", "up", "down"))
+    assert isinstance(gate, ToFloat4) and isinstance(up, ToFloat4) and isinstance(down, ToFloat4)
+    assert gate.tensor_scales == up.tensor_scales != down.tensor_scales
+    assert len(set(gate.tensor_scales)) == 4  # one for each expert
+
+
 def test_bits_of_heads_and_names_to_keep(text: Path) -> None:
     graph, report = model(), Report()
     quantized = run_passes(graph, 'quantize{bits=4, head=8, method=rtn, keep="down, layers.1.attn.*"}', report=report)
@@ -171,6 +197,9 @@ def test_packing_keeps_blocks_of_one_layout_only() -> None:
         ("format=fp8, method=gptq", "format=fp8 is rounded to the nearest: it takes no method"),
         ("format=fp8, budget=4.5", "format=fp8 is rounded to the nearest: it takes no method and no budget"),
         ("format=fp8, calibration=a.txt", "format=fp8 looks at no text"),
+        ("format=nvfp4, method=gptq", "format=nvfp4 is rounded to the nearest: it takes no method"),
+        ("format=mxfp4, calibration=a.txt", "format=mxfp4 looks at no text"),
+        ("format=fp4", 'format="fp4" is none of int, fp8, mxfp4, nvfp4'),
         ("method=awq", 'method="awq" is none of auto, rtn, kquant, hqq, gptq'),
         ("method=hqq, bits=3", "method=hqq fits zero points of codes of 4 bits: it takes no other bits"),
         ("method=hqq, zeros=false", "method=hqq fits zero points of codes of 4 bits"),

@@ -1,0 +1,148 @@
+"""Weights of 4-bit floats (mxfp4, nvfp4) against numbers worked out code by code in float64."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from weft.backends.torch.kernels import norm_linear as kernel
+from weft.backends.torch.kernels.linear_residual import linear_residual
+from weft.backends.torch.kernels.norm_glu import norm_glu
+from weft.backends.torch.kernels.norm_linear import norm_linear
+from weft.backends.torch.kernels.norm_qkv import norm_qkv
+from weft.backends.torch.kernels.prompt import widen as widening
+from weft.backends.torch.kernels.prompt.widen import widen
+from weft.backends.torch.kernels.shared import gemv
+from weft.backends.torch.kernels.shared.codes import Codes, dequantize
+from weft.backends.torch.snippets.quantized import block_linear
+
+from .close import DTYPES, exact, rounded
+from .oracles import FORMULAS, assert_near, draw, make_norm, norm64
+from .test_codes import EIGHT, packed
+
+HALF = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+FOUR = np.array([*HALF, *(-v for v in HALF)])  # OCP Microscaling Formats 1.0, table 5, by code
+FORMS = ("mxfp4", "nvfp4")
+
+
+@pytest.fixture(autouse=True)
+def _few_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of many rows even where there are few outputs: fewer blocks to interpret."""
+    monkeypatch.setattr(gemv, "PROCESSORS", 1)
+
+
+def drawn(form: str, out: int, width: int, device: torch.device, seed: int = 0) -> tuple[Codes, np.ndarray]:
+    """Random codes with all scales that a sum in f32 bears, and the weights that they stand for, float64."""
+    rng, group = np.random.default_rng(seed), 32 if form == "mxfp4" else 16
+    codes = rng.permuted(np.resize(np.arange(16), (out, width)), axis=1)
+    words = torch.from_numpy(packed(codes, 4)).to(device).view(torch.uint8)
+    shape = (width // group, out)
+    if form == "mxfp4":
+        raw = rng.integers(118, 130, shape).astype(np.uint8)
+        weight = FOUR[codes] * (2.0 ** (raw.T.astype(np.float64) - 127)).repeat(group, 1)
+        return Codes(words, torch.from_numpy(raw).to(device), None, 4, width), weight
+    raw = rng.integers(0, 127, shape).astype(np.uint8)  # subnormal ones and the largest, 448, are among them
+    factors = torch.from_numpy(np.ldexp(rng.uniform(1, 2, (1, out)), -6)).float()
+    weight = FOUR[codes] * EIGHT[raw.T].repeat(group, 1) * exact(factors).T
+    scales = torch.from_numpy(raw).view(torch.float8_e4m3fn)
+    return Codes(words, scales.to(device), factors.to(device), 4, width), weight
+
+
+def block_linear_of(x: torch.Tensor, weight: Codes) -> torch.Tensor:
+    """The product of generated modules without kernels, in f32: weights of fp16 could be too large."""
+    return block_linear(x.float(), *weight.parts, bits=4).to(x.dtype)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "out", "width"),
+    [(1, 37, 1280), (1, 1, 32), (2, 5, 160), (3, 17, 192), (8, 6, 352), (16, 18, 96), (33, 9, 96), (64, 40, 384)],
+)
+def test_few_rows(device: torch.device, rows: int, out: int, width: int, dtype: torch.dtype, form: str) -> None:
+    given, weight = drawn(form, out, width, device)
+    np.testing.assert_allclose(exact(dequantize(*given.parts, bits=4, width=width)), weight, rtol=2.0**-23, atol=0)
+    x = rounded(np.random.default_rng(1).normal(size=(rows, width)) / 16, dtype, device)
+    size = np.abs(exact(x)) @ np.abs(weight).T
+    assert kernel.refusal(x, given) is None
+    for computed in (kernel.norm_linear, kernel.reference, block_linear_of):
+        made = exact(computed(x, given))
+        assert (np.abs(made - exact(x) @ weight.T) <= (2 + width / 64) * torch.finfo(dtype).eps * size).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_end_within_two_groups_of_16(device: torch.device, dtype: torch.dtype) -> None:
+    given, weight = drawn("nvfp4", 5, 208, device)  # 13 groups: half a tile is beyond the columns
+    x = rounded(np.random.default_rng(1).normal(size=(2, 208)) / 16, dtype, device)
+    size = np.abs(exact(x)) @ np.abs(weight).T
+    for computed in (partial(kernel.norm_linear, kernel=True), kernel.reference):
+        made = exact(computed(x, given))
+        assert (np.abs(made - exact(x) @ weight.T) <= 6 * torch.finfo(dtype).eps * size).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("out", "width"), [(37, 32), (5, 352), (33, 96), (1, 160)])
+def test_numbers(device: torch.device, out: int, width: int, dtype: torch.dtype, form: str) -> None:
+    given, weight = drawn(form, out, width, device)
+    unit = torch.finfo(dtype).eps  # the interpreter cuts off what a GPU rounds
+    for made in (widen(given, dtype, kernel=True), widening.reference(given, dtype)):
+        least = np.finfo(np.float16).smallest_subnormal
+        assert made.dtype == dtype and (np.abs(exact(made) - weight) <= unit * np.abs(weight) + least).all()
+
+
+def test_the_least_power_of_two(device: torch.device) -> None:
+    """The byte 0 is 2^−127, the largest of 6 of which float32 has as a number of its own."""
+    words = torch.from_numpy(packed(np.full((2, 32), 7), 4)).to(device).view(torch.uint8)
+    codes = Codes(words, torch.tensor([[0, 1]], dtype=torch.uint8, device=device), None, 4, 32)
+    for made in (widen(codes, torch.float32, kernel=True), widening.reference(codes, torch.float32)):
+        assert torch.equal(made[:, 0].cpu(), torch.tensor([6 * 2.0**-127, 6 * 2.0**-126]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 17])
+def test_the_fusions(device: torch.device, rows: int, form: str, dtype: torch.dtype, kind: str) -> None:
+    """Every kernel that takes codes takes these: against the same with the numbers that they stand for."""
+    width, out = 96, 64
+    codes, weight = drawn(form, out, width, device)
+    largest = 1 / np.abs(weight).max()
+    factors = codes.offsets if form == "nvfp4" else torch.ones(1, out, device=device)
+    assert factors is not None
+    codes = Codes(codes.packed, codes.scales, factors * largest, 4, width)  # the largest is about 1
+    plain = dequantize(*codes.parts, bits=4, width=width).double()
+    np.testing.assert_allclose(plain.cpu().numpy(), weight * largest, rtol=2.0**-21, atol=0)
+    x = draw(rows, width, seed=1, dtype=dtype, device=device)
+    norm = make_norm(kind, width, dtype, device)
+    normed = norm64(x, norm)
+    size = (normed.abs() + 1) @ plain.abs().T + 1
+    near = partial(assert_near, reduced=width, inner=dtype)
+    gate, up = (normed @ plain.T).chunk(2, -1)
+    gate_size, up_size = size.chunk(2, -1)
+    near(norm_linear(x, codes, norm=norm, kernel=True), normed @ plain.T, size)
+    near(norm_glu(x, codes, norm=norm, kernel=True), FORMULAS["silu"](gate) * up, 4 * gate_size * up_size)
+    residual = draw(rows, out, seed=2, dtype=dtype, device=device)
+    made, product = linear_residual(x, codes, residual, kernel=True), x.double() @ plain.T
+    near(made, residual.double() + product, size + x.double().abs() @ plain.abs().T)
+    k, v = (torch.zeros(rows, 1, 4, 16, dtype=dtype, device=device) for _ in range(2))
+    at = torch.full((rows, 1), 2, device=device)
+    q = norm_qkv(x, codes, k, v, at, norm=norm, kernel=True)
+    want, sizes = (normed @ plain.T).view(rows, 4, 16), size.view(rows, 4, 16)
+    for found, heads in ((q, slice(0, 2)), (k[:, :, 2], slice(2, 3)), (v[:, :, 2], slice(3, 4))):
+        near(found, want[:, heads], sizes[:, heads])
+
+
+def test_wrong_operands(device: torch.device) -> None:
+    codes, _ = drawn("nvfp4", 5, 64, device)
+    for changed, words in (
+        ({"width": 320}, r"codes \[5, 64\] torch.uint8 must be uint8 \[out, 192\] for rows of 320"),
+        ({"scales": codes.scales[:, :4]}, r"scales \[4, 4\] must be \[groups, 5\], of groups of a multiple of 16"),
+        ({"offsets": torch.ones(4, 5)}, r"offsets \[4, 5\] differ from scales"),
+    ):
+        parts = {"packed": codes.packed, "scales": codes.scales, "offsets": codes.offsets, "bits": 4, "width": 64}
+        with pytest.raises(ValueError, match=words):
+            Codes(**{**parts, **changed})
