@@ -27,7 +27,7 @@ from typing import NoReturn
 CLIENT = """\
 #!{python} -IS
 import array, json, os, socket, sys
-OWN = {{"PWD", "OLDPWD", "SHLVL", "_"}}  # what a shell sets
+OWN = {{"PWD", "OLDPWD", "SHLVL", "_", "TORCHINDUCTOR_CACHE_DIR"}}  # what a shell sets, and PyTorch to its default
 environment = dict(os.environ)
 differs = {{key for key in {{*environment, *{environment!r}}} if environment.get(key) != {environment!r}.get(key)}}
 known = {name!r} == "weft" or sys.argv[1:] and sys.argv[1].endswith(".py")  # python -c and -m start by themselves
