@@ -1,4 +1,4 @@
-"""The commands `weft`, `python FILE` and `torchrun` that start at once: forks of a process that has imported everything.
+"""The commands `weft`, `python FILE` and `torchrun` that start at once: forks of a process that imported everything.
 
 `python warm.py SOCKET` is that process. `command` writes the programs to put on the PATH, which hand over their
 arguments, folder and standard streams, and end as the fork ends; where they are killed, the fork is too. Pages of the
