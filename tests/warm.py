@@ -28,7 +28,8 @@ from typing import NoReturn
 CLIENT = """\
 #!{python} -IS
 import array, json, os, socket, sys
-OWN = {{"PWD", "OLDPWD", "SHLVL", "_", "TORCHINDUCTOR_CACHE_DIR"}}  # what a shell sets, and PyTorch to its default
+OWN = {{"PWD", "OLDPWD", "SHLVL", "_"}}  # what a shell sets
+OWN |= {{"PYTHON_EXEC", "TORCHINDUCTOR_CACHE_DIR"}}  # what torchrun starts; what PyTorch sets to its default
 environment, name, arguments = dict(os.environ), {name!r}, sys.argv[1:]
 differs = {{key for key in {{*environment, *{environment!r}}} if environment.get(key) != {environment!r}.get(key)}}
 if "TORCHELASTIC_RUN_ID" in differs:  # torchrun starts its workers as `python -u FILE`, and numbers them by variables
@@ -68,7 +69,6 @@ def command(folder: Path, environment: dict[str, str]) -> tuple[Path, subprocess
     place, programs = folder / "socket", folder / "bin"
     programs.mkdir()
     environment = {**environment, "PATH": f"{programs}{os.pathsep}{environment['PATH']}"}
-    environment["PYTHON_EXEC"] = str(programs / "python")  # of the workers of torchrun
     for name in ("weft", "python", "torchrun"):
         cold = str(Path(sys.executable).with_name(name))
         known = {"path": str(place), "environment": environment, "workers": WORKERS}
