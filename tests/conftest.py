@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from .device import gpus
 from .interpreter import quicken
+from .warm import command
 
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ROOT / ".cache" / "weights"
@@ -89,6 +91,16 @@ def _no_network() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect)
         yield
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Variables of processes in which `weft`, `python FILE` and `torchrun` need not import anything again."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    own |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{own['PATH']}", "COLUMNS": "120"}
+    folder, process = command(tmp_path_factory.mktemp("warm"), own)
+    yield {**own, "PATH": f"{folder}{os.pathsep}{own['PATH']}", "PYTHON_EXEC": str(folder / "python")}
+    process.communicate()  # closes its input, at which it ends
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ def quicken(load: bool = False) -> None:
     interpreter._get_np_dtype = lambda dtype: np.dtype(np.uint64) if dtype.scalar.is_ptr() else of_scalar(dtype.scalar)
     interpreter.interpreter_semantic.__class__.binary_op_sanitize_overflow_impl = _check_overflow
     _know_shapes(interpreter.tl)
+    _call_directly(interpreter)
 
 
 def _check_overflow(semantic: Any, x: Any, y: Any, op: Any) -> None:
@@ -36,20 +37,52 @@ def _check_overflow(semantic: Any, x: Any, y: Any, op: Any) -> None:
 
 
 def _know_shapes(language: Any) -> None:
-    """Let types of blocks of one shape share it, and what is checked about it: every result has a type of its own."""
-    known: dict[tuple[int, ...], Any] = {}
-    create = language.block_type.__init__
+    """Let blocks of one shape, and their types, share it and what follows from it: every result has both of its own.
+
+    The name of a type, which is for messages, is written where it is read.
+    """
+    known: dict[tuple[int, ...], Any] = {}  # shape and size of types
+    shown: dict[tuple[int, ...], Any] = {}  # the same as constants of the language, of blocks
+    create, make, equals = language.block_type.__init__, language.tensor.__init__, language.tuple.__eq__
 
     def create_known(self: Any, element_ty: Any, shape: Any) -> None:
         sizes = tuple(getattr(size, "value", size) for size in shape)
         if sizes in known:
             self.element_ty, (self.shape, self.numel) = element_ty, known[sizes]
-            self.name = f"<{sizes}, {element_ty}>"
         else:
             create(self, element_ty, shape)
             known[sizes] = self.shape, self.numel
 
-    language.block_type.__init__ = create_known
+    def make_known(self: Any, handle: Any, type: Any) -> None:
+        shape = type.shape if type.is_block() else ()
+        if shape in shown:
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+            self.shape, self.numel = shown[shape]
+        else:
+            make(self, handle, type)
+            shown[shape] = self.shape, self.numel
+
+    def equal_known(self: Any, other: Any) -> Any:
+        return language.constexpr(True) if self is other else equals(self, other)
+
+    name = functools.cached_property(lambda self: f"<{self.shape}, {self.element_ty}>")
+    name.__set_name__(language.block_type, "name")
+    language.block_type.name = name
+    language.block_type.__init__, language.tensor.__init__ = create_known, make_known
+    language.tuple.__eq__ = equal_known
+
+
+def _call_directly(interpreter: Any) -> None:
+    """Let functions of the language be called without copying their keywords."""
+
+    def patch(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = interpreter.interpreter_semantic
+            return member(*args, **kwargs)
+
+        scope.set_attr(owner, name, call)
+
+    interpreter._patch_attr = patch
 
 
 def _prepare_once(interpreter: Any) -> None:

@@ -30,9 +30,6 @@ from pathlib import Path
 
 import pytest
 
-if __package__:  # the process that runs a page needs none of it
-    from .warm import command
-
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
@@ -57,20 +54,6 @@ def blocks(page: Path) -> Iterator[Block]:
     for found in BLOCK.finditer(text):
         words = (word.partition("=") for word in found[2].split())
         yield Block(text.count("\n", 0, found.start()) + 1, found[1], {k: v for k, _, v in words}, found[3])
-
-
-@pytest.fixture(scope="session")
-def environment() -> dict[str, str]:
-    """Of the processes that run pages."""
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "120"}
-
-
-@pytest.fixture(scope="session")
-def warm(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The same, where `weft` and `python FILE` need not import anything again."""
-    folder, process = command(tmp_path_factory.mktemp("warm"), environment)
-    yield {**environment, "PATH": f"{folder}{os.pathsep}{environment['PATH']}"}
-    process.communicate()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -62,12 +63,12 @@ def test_the_cache_samples_what_whole_passes_would(base: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("option", ["", "--bf16 --checkpointing"])
-def test_two_processes_train_as_one_does(option: str, base: ModuleType) -> None:
+def test_two_processes_train_as_one_does(option: str, base: ModuleType, warm: dict[str, str]) -> None:
     """FSDP2 over gloo: the same losses; with products in bf16 as near as their 8 bits."""
     script = str(EXAMPLES / "train_fsdp.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    command = [str(shutil.which("torchrun", path=warm["PATH"])), "--standalone", "--nproc-per-node", "2", script]
     options = ["--steps", "3", "--every", "1", *option.split()]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=1800)
+    done = subprocess.run([*command, *options], env=warm, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-4000:]
     found = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step ")]
     _, want = losses(base, 3)

@@ -1,13 +1,14 @@
-"""The commands `weft` and `python FILE` that start at once: a process that has imported everything forks for each call.
+"""The commands `weft`, `python FILE` and `torchrun` that start at once: forks of a process that imported everything.
 
 `python warm.py SOCKET` is that process. `command` writes the programs to put on the PATH, which hand over their
-arguments, folder and standard streams, and end as the fork ends. Pages of the documentation run a hundred commands,
-each of which would import ONNX, PyTorch and the rest again.
+arguments, folder and standard streams, and end as the fork ends; where they are killed, the fork is too. Pages of the
+documentation run a hundred commands, each of which would import ONNX, PyTorch and the rest again.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -28,14 +29,20 @@ CLIENT = """\
 #!{python} -IS
 import array, json, os, socket, sys
 OWN = {{"PWD", "OLDPWD", "SHLVL", "_"}}  # what a shell sets
-environment = dict(os.environ)
+OWN |= {{"PYTHON_EXEC", "TORCHINDUCTOR_CACHE_DIR"}}  # what torchrun starts; what PyTorch sets to its default
+environment, name, arguments = dict(os.environ), {name!r}, sys.argv[1:]
 differs = {{key for key in {{*environment, *{environment!r}}} if environment.get(key) != {environment!r}.get(key)}}
-known = {name!r} == "weft" or sys.argv[1:] and sys.argv[1].endswith(".py")  # python -c and -m start by themselves
+if "TORCHELASTIC_RUN_ID" in differs:  # torchrun starts its workers as `python -u FILE`, and numbers them by variables
+    OWN |= {workers!r}
+    arguments = arguments[arguments[:1] == ["-u"] :]
+if name == "python" and arguments[:2] == ["-m", "torch.distributed.run"]:
+    name, arguments = "torchrun", arguments[2:]
+known = name != "python" or arguments and arguments[0].endswith(".py")  # python -c and -m start by themselves
 if not known or not os.path.exists({path!r}) or differs - OWN:  # settings are read where modules are imported
     os.execv({cold!r}, [{cold!r}, *sys.argv[1:]])
 server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 server.connect({path!r})
-message = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), environment]).encode()
+message = json.dumps([name, arguments, os.getcwd(), environment]).encode()
 streams = array.array("i", [0, 1, 2])
 server.sendmsg([len(message).to_bytes(8, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
 server.sendall(message)
@@ -44,7 +51,16 @@ os._exit(int.from_bytes(status, "little") if status else 1)
 """
 WEFT = ("ir", "passes", "backends.onnx", "backends.storage", "backends.viz", "frontends")  # imported with all they hold
 # Without onnxruntime, whose threads no fork has, and which waits for them where the process ends.
-HEAVY = ("torch", "transformers", "tokenizers", "onnx", "onnx_ir", "gguf", "jinja2", "safetensors")
+HEAVY = (
+    *("torch", "transformers", "tokenizers", "onnx", "onnx_ir", "gguf", "jinja2", "safetensors"),
+    *("torch.distributed.run", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch._dynamo"),
+)
+WORKERS = {  # what torchrun sets for each process
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"),
+    *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_PORT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_RUN_ID"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE"),
+    *("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"),
+}
 
 
 def command(folder: Path, environment: dict[str, str]) -> tuple[Path, subprocess.Popen[bytes]]:
@@ -53,9 +69,10 @@ def command(folder: Path, environment: dict[str, str]) -> tuple[Path, subprocess
     place, programs = folder / "socket", folder / "bin"
     programs.mkdir()
     environment = {**environment, "PATH": f"{programs}{os.pathsep}{environment['PATH']}"}
-    for name in ("weft", "python"):
+    for name in ("weft", "python", "torchrun"):
         cold = str(Path(sys.executable).with_name(name))
-        text = CLIENT.format(python=sys.executable, path=str(place), name=name, cold=cold, environment=environment)
+        known = {"path": str(place), "environment": environment, "workers": WORKERS}
+        text = CLIENT.format(python=sys.executable, name=name, cold=cold, **known)
         (programs / name).write_text(text, encoding="utf-8")
         (programs / name).chmod(0o755)
     process = subprocess.Popen(
@@ -78,8 +95,12 @@ def serve(path: str) -> tuple[str, list[str]]:
         for key, _ in waiting.select():
             if key.fileobj is sys.stdin:
                 os._exit(0)
-            if key.fileobj is not listening:
+            if isinstance(key.fileobj, int):
                 _end(waiting, key)
+                continue
+            if key.fileobj is not listening:  # whose program was killed before its fork has ended
+                os.kill(key.data, signal.SIGKILL)
+                waiting.unregister(key.fileobj)
                 continue
             call, _ = listening.accept()
             length, given, *_ = socket.recv_fds(call, 8, 3)
@@ -99,6 +120,7 @@ def serve(path: str) -> tuple[str, list[str]]:
                 return name, arguments
             for descriptor in given:
                 os.close(descriptor)
+            waiting.register(call, selectors.EVENT_READ, child)
             waiting.register(os.pidfd_open(child), selectors.EVENT_READ, (child, call))
 
 
@@ -119,7 +141,10 @@ def _end(waiting: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
     code = os.waitstatus_to_exitcode(status)
     waiting.unregister(key.fileobj)
     os.close(key.fd)
-    call.sendall((code if code >= 0 else 128 - code).to_bytes(4, "little"))
+    with contextlib.suppress(BrokenPipeError):  # of a program that was killed
+        call.sendall((code if code >= 0 else 128 - code).to_bytes(4, "little"))
+    with contextlib.suppress(KeyError):
+        waiting.unregister(call)
     call.close()
 
 
@@ -138,15 +163,17 @@ def main(path: str) -> NoReturn:
         package = importlib.import_module(f"weft.{name}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
+    from torch.distributed.run import main as run
+
     from weft.frontends.cli import main
 
     gc.collect()
     gc.freeze()
     name, arguments = serve(path)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if name == "weft":
-        sys.argv = ["weft", *arguments]
-        _leave(main)
+    if name != "python":
+        sys.argv = [name, *arguments]
+        _leave(main if name == "weft" else run)
     sys.argv = arguments
     sys.path[0] = str(Path(arguments[0]).resolve().parent)
     _leave(lambda: runpy.run_path(arguments[0], run_name="__main__"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 import weft
 from weft.backends.runtime.core.generate import Generator
 
-LENGTHS = 1, 7, 64, 513, 600  # of prompts: the last two cross the chunk of 512
+PROMPTS = (1, 512), (7, 512), (64, 50), (513, 512)  # tokens and chunk: the last two cross it, by several and by one
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +38,6 @@ def model(folder: Path) -> Generator:
     return loaded
 
 
-def prompts() -> Iterator[list[int]]:
-    rng = np.random.default_rng(7)
-    for length in LENGTHS:
-        yield rng.integers(20, 49_000, length).tolist()
-
-
 def hf_logits(hf_model: torch.nn.Module, ids: list[int]) -> np.ndarray:
     return _logits(hf_model, tuple(ids))
 
@@ -65,11 +58,12 @@ def hf_greedy(hf_model: torch.nn.Module, ids: list[int], found: list[int]) -> li
 
 def test_logits_of_all_positions_equal_transformers(hf_model: torch.nn.Module, everything: Path) -> None:
     loaded = weft.load(everything)
-    for ids in prompts():
-        want = hf_logits(hf_model, ids)
-        got = loaded.logits(ids)
+    text = np.random.default_rng(7).integers(20, 49_000, 513).tolist()
+    wanted = hf_logits(hf_model, text)  # of every beginning of it: no token sees a later one
+    for length, chunk in PROMPTS:
+        got, want = loaded.logits(text[:length], chunk=chunk), wanted[:length]
         assert got.shape == want.shape
-        assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max(), len(ids)
+        assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max(), length
 
 
 def test_kept_blocks_are_the_same_model(
@@ -82,9 +76,9 @@ def test_kept_blocks_are_the_same_model(
     assert sum(f.stat().st_size for f in (tmp_path / "kept").iterdir()) < 0.45 * 538e6
     kept = weft.load(tmp_path / "kept")
     text = kept.tokenizer.encode((root / "LICENSE").read_text(encoding="utf-8"))
-    for ids in (text[:n] for n in (1, 7, 64, 513)):
-        want = hf_logits(hf_model, ids)
-        assert np.abs(kept.logits(ids) - want).max() <= 1e-4 * np.abs(want).max(), len(ids)
+    wanted = hf_logits(hf_model, text[:513])
+    for n in (1, 7, 64, 513):
+        assert np.abs(kept.logits(text[:n]) - wanted[:n]).max() <= 1e-4 * np.abs(wanted[:n]).max(), n
     ids = kept.tokenizer.encode("The three laws of motion, explained to a child: ")
     unstopped = Generator(kept.decoder, folder=kept.folder)
     found = unstopped.generate(ids, max_tokens=64)[0].tokens
@@ -106,8 +100,8 @@ def test_greedy_tokens_equal_transformers_whatever_the_chunk(
 def test_a_batch_of_unequal_prompts_equals_each_alone(model: Generator) -> None:
     texts = ["Hello", "The capital of France is", "List the first ten prime numbers, then explain why 1 is not one."]
     together = model.generate(texts, max_tokens=24)
-    long = [t * 40 for t in texts]  # 40 to 640 tokens: beyond one chunk, so rows are prefilled one by one
-    together += model.generate(long, max_tokens=8, chunk=128)
+    long = [t * 10 for t in texts]  # 10 to 160 tokens: beyond one chunk, so rows are prefilled one by one
+    together += model.generate(long, max_tokens=8, chunk=32)
     alone = [model.generate(t, max_tokens=24)[0] for t in texts] + [model.generate(t, max_tokens=8)[0] for t in long]
     assert [r.tokens for r in together] == [r.tokens for r in alone]
 

@@ -41,9 +41,10 @@ def run(*command: str | Path, root: Path, status: int = 0) -> str:
     return done.stdout
 
 
-def measured(root: Path, out: Path, *arguments: str) -> tuple[str, dict[str, dict[str, Any]]]:
+def measured(root: Path, out: Path, *arguments: str, jobs: int = 1) -> tuple[str, dict[str, dict[str, Any]]]:
     """Run on the CPU: what is printed, and what the result files hold by stage."""
-    printed = run(root / "benchmarks/gpu.py", *arguments, "--device", "cpu", "--jobs", "2", "--out", out, root=root)
+    arguments = (*arguments, "--device", "cpu", "--jobs", str(jobs), "--out", str(out))
+    printed = run(root / "benchmarks/gpu.py", *arguments, root=root)
     return printed, {path.stem[4:]: json.loads(path.read_text())["results"] for path in out.glob("gpu_*.json")}
 
 
@@ -56,7 +57,7 @@ def test_checks(root: Path, tmp_path: Path) -> None:
 def test_benchmark(root: Path, tmp_path: Path) -> None:
     """All stages but what takes seconds to compile; no measurement fails, and the table shows every one."""
     only = "^(?!.*compiled)(?!sweep)|^sweep/decode_attention"
-    printed, files = measured(root, tmp_path, *STAGES, "--only", only, "--quick", *SMALL)
+    printed, files = measured(root, tmp_path, *STAGES, "--only", only, "--quick", *SMALL, jobs=2)
     assert {*files} == {*STAGES}
     for stage, found in files.items():
         assert found and all(result["ok"] for result in found.values()), printed
@@ -66,26 +67,33 @@ def test_benchmark(root: Path, tmp_path: Path) -> None:
     assert "kernels/route" not in again  # what is known is not measured anew
 
 
-def test_the_plan_measures_what_the_goals_ask_for(root: Path) -> None:
+@pytest.fixture(scope="module")
+def listed(root: Path) -> dict[str, Any]:
+    """The plan, the works that it measures, what goals ask for, and sweeps, by one process that imports all of it."""
+    *lines, found = run("-c", LISTS, root=root).splitlines()
+    return {"lines": lines, **json.loads(found)}
+
+
+def test_the_plan_measures_what_the_goals_ask_for(listed: dict[str, Any]) -> None:
     """In four runs of less than ten minutes, half an hour with the starts of a machine."""
-    lines = run(root / "benchmarks/gpu.py", "plan", root=root).splitlines()
+    lines = listed["lines"]
     budgets = [int(word) for line in lines for word in re.findall(r"--budget (\d+)", line)]
     assert len(lines) == len(budgets) == 4
     assert max(budgets) < 600 and sum(budgets) <= 1600
-    found = json.loads(run("-c", WORKS + ASKED, root=root))
-    named = {tuple(work.split("/", 1)) for work in found["named"]}
-    asked = {(stage, name) for stage, name in found["asked"] if "autotuned" not in name}
+    named = {tuple(work.split("/", 1)) for work in listed["named"]}
+    asked = {(stage, name) for stage, name in listed["asked"] if "autotuned" not in name}
     # The runtime decodes one text; where a goal takes the faster of step and runtime, the step is there.
     missing = {(stage, name.replace("weft_runtime", "weft_step")) for stage, name in asked - named}
     assert asked and missing <= named, sorted(missing - named)
 
 
-WORKS = """
-import gpu, gpu_plan
+LISTS = """
+import inspect, json, sys
+import gpu, gpu_goals, gpu_plan
+
+sys.argv = ["gpu.py", "plan"]
+assert gpu.main() == 0
 named = [work.name for line in gpu_plan.lines() for work in gpu.selected(line)]
-"""
-ASKED = """
-import json, gpu_goals
 
 class Stage(dict):
     def __init__(self, name): self.name = name
@@ -99,7 +107,16 @@ class Stages(dict):
 asked = set()
 for goal in gpu_goals.goals():
     goal.verdict(Stages())
-print(json.dumps({"named": named, "asked": sorted(item for item in asked if item[1])}))
+
+import gpu_cases, gpu_kernels, gpu_sweep  # which import PyTorch
+
+swept = {}  # of a kernel, by case: the keywords that sweeps give and it does not take
+for case in gpu_cases.cases(large=True):
+    file = gpu_kernels.module(case.kernel)
+    known = inspect.signature(gpu_kernels.functions(case)[0]).parameters
+    with gpu_sweep.configured(file, {name: values[0] for name, values in case.sweep.items()}) as keywords:
+        swept.setdefault(case.kernel, {})[case.name] = sorted(keywords.keys() - known.keys())
+print(json.dumps({"named": named, "asked": sorted(item for item in asked if item[1]), "swept": swept}))
 """
 
 
@@ -195,14 +212,6 @@ for variant in gpu_limits.variants() + kernel_cases.variants():
     good = found["waits"] == found["launches_dependents"] == variant.pdl and found["vector_loads"] >= variant.vectors
     print(variant.kernel.__name__, found, "good" if good else "wrong")
 """
-SWEEP = """
-import inspect, gpu_cases, gpu_kernels, gpu_sweep
-for case in gpu_cases.cases(large=True):
-    file = gpu_kernels.module(case.kernel)
-    known = inspect.signature(gpu_kernels.functions(case)[0]).parameters
-    with gpu_sweep.configured(file, {name: values[0] for name, values in case.sweep.items()}) as keywords:
-        print(case.kernel, case.name, "good" if known.keys() >= keywords.keys() else "wrong")
-"""
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is published for Linux alone")
@@ -215,10 +224,9 @@ def test_own_kernels_compile(root: Path) -> None:
     assert all(line.endswith("good") for line in lines), lines
 
 
-def test_cases_and_sweeps_name_what_is_there(root: Path) -> None:
-    lines = run("-c", SWEEP, root=root).splitlines()
-    assert {line.split()[0] for line in lines} >= set(kernels_with_variants(root))
-    assert all(line.endswith("good") for line in lines), lines
+def test_cases_and_sweeps_name_what_is_there(listed: dict[str, Any], root: Path) -> None:
+    assert {*listed["swept"]} >= {*kernels_with_variants(root)}
+    assert not [case for cases in listed["swept"].values() for case in cases.items() if case[1]]
 
 
 def kernels_with_variants(root: Path) -> list[str]:

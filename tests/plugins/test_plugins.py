@@ -249,9 +249,10 @@ for target, passes in (("ort-cpu", "default, -last-token-logits"), ("torch", "de
 
 
 @pytest.mark.parametrize(("layout", "codes"), [("q3_64", 8), ("q4_64", 16), ("q5_64", 32)])
-def test_a_block_layout_from_outside(layout: str, codes: int, installed: Path) -> None:
+def test_a_block_layout_from_outside(layout: str, codes: int, warm: Path, installed: Path) -> None:
     """Every kernel and lowering that takes its bits and groups takes it, with scales that f16 does not have."""
-    done = run(installed, "-c", BLOCKS, layout, codes)
+    (installed / "blocks.py").write_text(BLOCKS)
+    done = run(installed, "blocks.py", layout, codes, program=warm.with_name("python"))
     assert done.returncode == 0, done.stderr
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     assert [(target, kept) for target, _, kept in lines] == [

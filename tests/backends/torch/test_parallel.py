@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +73,18 @@ Ran = dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def ran(tmp_path_factory: pytest.TempPathFactory, warm: dict[str, str]) -> Ran:
     """Run every model in one process and in each of two."""
-    return together(MODELS, 2, tmp_path_factory.mktemp("two"))
+    return together(MODELS, 2, tmp_path_factory.mktemp("two"), warm)
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def four(tmp_path_factory: pytest.TempPathFactory, warm: dict[str, str]) -> Ran:
     """Run models in one process and in each of four."""
-    return together(FOUR, 4, tmp_path_factory.mktemp("four"))
+    return together(FOUR, 4, tmp_path_factory.mktemp("four"), warm)
 
 
-def together(models: dict[str, Decoder], processes: int, folder: Path) -> Ran:
+def together(models: dict[str, Decoder], processes: int, folder: Path, warm: dict[str, str]) -> Ran:
     """Run `models` in one process, and in each of several by folders that are compiled for them."""
     alone = {}
     for name, model in models.items():
@@ -99,8 +99,8 @@ def together(models: dict[str, Decoder], processes: int, folder: Path) -> Ran:
         net = build_module(graph)
         alone[name]["steps"] = stepped(net, build_step(graph, net), IDS, PROMPT)
     worker = Path(__file__).with_name("parallel_worker.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run([*command, str(worker), str(folder)], capture_output=True, text=True, timeout=1800)
+    run = [str(shutil.which("torchrun", path=warm["PATH"])), "--standalone", "--nproc-per-node", str(processes)]
+    done = subprocess.run([*run, str(worker), str(folder)], env=warm, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-12000:]
     seen = {name: [torch.load(folder / name / f"{rank}.pt") for rank in range(processes)] for name in models}
     return {name: (alone[name], seen[name]) for name in models}

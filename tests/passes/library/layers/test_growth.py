@@ -59,6 +59,8 @@ MODELS: dict[str, Callable[[int], Graph]] = {
 }
 
 
+LAYERS = (16, 32, 64)
+GROWTH = 2.05  # of the calls from 32 to 64 layers, over those from 16 to 32: more where 0.05 % of a layer's are squared
 HUGE = ("llama", "llama, packed", "no weights in norms")
 COMPUTING = ("quantize-cache",)  # passes that compute activations without being given a text
 
@@ -92,21 +94,21 @@ def suited(applied: Pass) -> str:
 @pytest.mark.parametrize("applied", examples().values(), ids=str)
 def test_a_pass_is_linear(applied: Pass) -> None:
     model = suited(applied)
-    few, more, most = (calls(made(model, layers), applied) for layers in (32, 64, 128))
-    assert most - more <= 2.1 * (more - few)
+    few, more, most = (calls(made(model, layers), applied) for layers in LAYERS)
+    assert most - more <= GROWTH * (more - few)
 
 
 def test_exact_passes_together_are_linear() -> None:
     exact = [applied for applied in examples().values() if applied.effect == "exact" and suited(applied) == "llama"]
-    few, more, most = (calls(made("llama", layers), *exact) for layers in (32, 64, 128))
-    assert most - more <= 2.1 * (more - few)
+    few, more, most = (calls(made("llama", layers), *exact) for layers in LAYERS)
+    assert most - more <= GROWTH * (more - few)
 
 
 def test_the_default_pipeline_is_linear() -> None:
     """With the caches that it makes, which are inputs and outputs of every layer."""
-    graphs = (made("llama", layers) for layers in (32, 64, 128))
+    graphs = (made("llama", layers) for layers in LAYERS)
     few, more, most = (calls(g, *parse_pipeline(FUSED, default_pipeline(g)).passes) for g in graphs)
-    assert most - more <= 2.1 * (more - few)
+    assert most - more <= GROWTH * (more - few)
 
 
 def test_a_pipeline_is_quick() -> None:
