@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,16 +101,22 @@ def kernel_files(kernels: Iterable[str]) -> list[str]:
             continue
         package = name.rpartition(".")[0]
         needed |= {name, f"{package}.__init__"} if package else {name}
-        for node in ast.walk(ast.parse((_KERNELS / _path(name)).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                base = package if node.level == 1 else ""  # kernels are one folder deep at most
-                modules = (
-                    [node.module or ""]
-                    if _is_file(base, node.module)
-                    else [_join(node.module, a.name) for a in node.names]
-                )
-                queue += [_join(base, module) for module in modules]
+        queue += _imported_kernels(name)
     return sorted(map(_path, needed))
+
+
+@functools.cache
+def _imported_kernels(name: str) -> tuple[str, ...]:
+    """Return the modules of kernels that the module `name` imports; the files stay as they are while weft runs."""
+    package, found = name.rpartition(".")[0], list[str]()
+    for node in ast.walk(ast.parse((_KERNELS / _path(name)).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package if node.level == 1 else ""  # kernels are one folder deep at most
+            modules = (
+                [node.module or ""] if _is_file(base, node.module) else [_join(node.module, a.name) for a in node.names]
+            )
+            found += [_join(base, module) for module in modules]
+    return tuple(found)
 
 
 def _join(*parts: str | None) -> str:
