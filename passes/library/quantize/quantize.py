@@ -66,14 +66,14 @@ class QuantizeWeights(Pass):
     What gptq has done is kept in the folder `resume`, if one is given: the same command goes on there after it was
     stopped.
 
-    Other formats are floats, rounded to the nearest; `bits`, `group`, `zeros` and `head` say nothing then. fp8: 8 bits
-    (e4m3) with a scale for each tile of 128 · 128. mxfp4: 4 bits (e2m1) in groups of 32 with a power of two (e8m0).
-    nvfp4: 4 bits (e2m1) in groups of 16 with a scale of 8 bits (e4m3), counted in one number f32 for a matrix, which
-    matrices that multiply the same value share. Weights that a file has in mxfp4 or nvfp4 stay so in that format.
+    Other formats are floats, rounded to the nearest; `bits` says nothing then. fp8: 8 bits (e4m3) with a scale for each
+    tile of 128 · 128. mxfp4: 4 bits (e2m1) in groups of 32 with a power of two (e8m0). nvfp4: 4 bits (e2m1) in groups
+    of 16 with a scale of 8 bits (e4m3), counted in one number f32 for a matrix, which matrices that multiply the same
+    value share. Weights that a file has in mxfp4 or nvfp4 stay so in that format.
 
-    Embedding tables and output heads take `head` bits. Routers stay as they are, as do weights whose names, or a part
-    of them between dots, match a pattern of `keep` (``"down, layers.0.*"``), norms, biases and whatever else is no
-    matrix of products.
+    Embedding tables and output heads take integers of `head` bits, but with fp8, which is for them, too. Routers stay
+    as they are, as do weights whose names, or a part of them between dots, match a pattern of `keep` (``"down,
+    layers.0.*"``), norms, biases and whatever else is no matrix of products.
 
     Condition: weights are finite, and their sizes are fixed.
 
@@ -240,9 +240,12 @@ class QuantizeWeights(Pass):
         return plan
 
     def _layout(self, graph: Graph, matrix: Matrix) -> BlockLayout:
-        if self.format != "int":
-            return FLOAT8 if self.format == "fp8" else float4_layout(self.format)
-        bits = self.head if matrix.kind in ("head", "table") else self.bits
+        if self.format == "fp8":
+            return FLOAT8
+        outer = matrix.kind in ("head", "table")
+        if self.format in FLOATS4 and not outer:
+            return float4_layout(self.format)
+        bits = self.head if outer else self.bits
         # Sums of activations that offsets are multiplied by are those of whole groups.
         if self.method == "hqq" and matrix.kind == "linear" and int(matrix.param.shape[-1]) % self.group == 0:
             return offset_layout(bits, self.group)
@@ -308,18 +311,18 @@ class QuantizeWeights(Pass):
             if not isinstance(recipe, BlockRecipe):
                 equivalence.same({name: exact}, {name: found}, 0.0)
                 continue
-            blocks = recipe.read_blocks(staged.reader, 0, len(exact))
-            steps = np.abs(blocks.scales).repeat(recipe.layout(staged.reader).group, -1)[..., : exact.shape[-1]]
+            blocks, layout = recipe.read_blocks(staged.reader, 0, len(exact)), recipe.layout(staged.reader)
+            steps = np.abs(blocks.scales).repeat(layout.group, -1)[..., : exact.shape[-1]]
             error = np.abs(exact - found)
-            if recipe.layout(staged.reader).small_floats:
+            if layout.small_floats:
                 # Steps are a quarter of a float at most, and half a scale below 1; a scale that is rounded down, to the
                 # least E4M3 from up to 1.5 of it, leaves the largest a third short.
                 steps = np.maximum(np.abs(exact) / 3, steps / 4)
-            elif recipe.layout(staged.reader).floats:
+            elif layout.floats:
                 steps = np.maximum(np.abs(exact), steps * 2.0**-6) * 2.0**-3  # subnormal below 2^-6
             # A zero point is rounded by half a step, and a code by another; a scale by 2^-11, of as many steps as a
             # code has.
-            if not (error <= steps * (1 + 2.0 ** (self.bits - 10))).all():
+            if not (error <= steps * (1 + 2.0 ** (layout.bits - 10))).all():
                 raise WeftError(
                     f"%{name} differs from the original by {np.nanmax(error / steps):.2f} steps of its codes"
                 )

@@ -137,7 +137,7 @@ def test_a_file_of_gguf(save: Save, tmp_path: Path) -> None:
     """The format has blocks for mxfp4, and other blocks than these for nvfp4."""
     _, folder = save("llama", **GQA)
     model = rewrite(load_source(folder), "quantize{format=mxfp4}")
-    assert exported(model, tmp_path / "mx.gguf") == ["weights that keep their codes: 23 as mxfp4"]
+    assert exported(model, tmp_path / "mx.gguf") == ["weights that keep their codes: 2 as int8_32, 21 as mxfp4"]
     found = {t.name: t for t in gguf.GGUFReader(tmp_path / "mx.gguf").tensors}
     for i in range(3):
         tensor, param = found[f"blk.{i}.ffn_down.weight"], model.graph.params[f"layers.{i}.ffn.down.weight"]
@@ -148,7 +148,10 @@ def test_a_file_of_gguf(save: Save, tmp_path: Path) -> None:
     want = meaning(model.graph)
     np.testing.assert_allclose(meaning(again.graph), want, rtol=0, atol=1e-6 * np.abs(want).max())
     weft.compile(tmp_path / "mx.gguf", tmp_path / "kept", target="torch", keep_blocks="all", max_length=24)
-    assert json.loads((tmp_path / "kept" / "weft.json").read_text())["blocks"] == {"mxfp4": 22}  # but the table
+    assert json.loads((tmp_path / "kept" / "weft.json").read_text())["blocks"] == {
+        "mxfp4": 21,
+        "q8_0": 1,
+    }  # but the table
     found_logits = weft.load(tmp_path / "kept", trust=True).logits(IDS[0].tolist())
     np.testing.assert_allclose(found_logits[-1], want[0, -1], rtol=0, atol=5e-5 * np.abs(want).max())
     model = rewrite(load_source(folder), "quantize{format=nvfp4}")

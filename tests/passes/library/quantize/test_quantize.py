@@ -113,8 +113,10 @@ def test_floats_of_8_bits_lose_more_than_integers_of_8_and_less_than_those_of_4(
 def test_floats_of_4_bits_lose_more_than_those_of_8(form: str) -> None:
     for graph in (model(tied=True), mixture()):
         quantized = run_passes(graph, f"quantize{{format={form}}}", verify=True)
-        made = [quantized.params[p.name].recipe for p, m in matrices(graph).items() if isinstance(m, Matrix)]
-        assert made and {str(block_layout(recipe, quantized.reader)) for recipe in made} == {form}
+        for param, matrix in matrices(graph).items():
+            if isinstance(matrix, Matrix):
+                layout = block_layout(quantized.params[param.name].recipe, quantized.reader)
+                assert str(layout) == ("int8_32" if matrix.kind in ("head", "table") else form)
         fp8, int2 = (run_passes(graph, f"quantize{{{how}}}") for how in ("format=fp8", "bits=2, head=2, method=rtn"))
         assert error(graph, fp8) < error(graph, quantized) < error(graph, int2)
 
