@@ -52,7 +52,7 @@ class Matrix:
         return E2M1[self.codes] * scales.repeat(self.codes.shape[1] // scales.shape[1], 1)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """As compressed-tensors stores them, by the last part of their names."""
+        """Return the tensors that compressed-tensors stores, by the last part of their names."""
         stored = {
             "weight_packed": torch.from_numpy((self.codes[:, ::2] | self.codes[:, 1::2] << 4).astype(np.uint8)),
             "weight_scale": torch.from_numpy(self.scales),

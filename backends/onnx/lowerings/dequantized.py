@@ -34,6 +34,7 @@ from ...blocks import kept_layout
 from ...targets import Backend
 from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import lowering, standard
+from .experts import taken
 from .layers import biased, normed
 from .quantized import levels, with_sums
 
@@ -122,8 +123,7 @@ def stack(e: Emitter, weight: Param, chosen: Out | None) -> Out:
     assert isinstance(layout, BlockLayout)
 
     def part(name: str, dtype: DType) -> Out:
-        held = e.weight(f"{weight.name}.{name}", Stored(weight.recipe, name), dtype)
-        return held if chosen is None else e.op("Gather", held, chosen, axis=0)
+        return taken(e, e.weight(f"{weight.name}.{name}", Stored(weight.recipe, name), dtype), chosen)
 
     scales = _as_computed(e, weight, layout, part("steps", _scale_dtype(layout)), "steps")
     if layout.bits < 8 and chosen is not None:  # Gather takes no integers of 4 bits

@@ -228,7 +228,7 @@ def _unit(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
     return e.op("Mul", activation(e, gate, a["activation"], dtype), up)
 
 
-def taken(e: Emitter, value: Out | None, chosen: Out | None) -> Out | None:
+def taken(e: Emitter, value: Out, chosen: Out | None) -> Out:
     """`value` [experts, ...] of the experts of the numbers `chosen`, a copy; of all where that is None."""
     return value if chosen is None else e.op("Gather", value, chosen, axis=0)
 

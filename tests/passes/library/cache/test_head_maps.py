@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes
 from weft.passes.edits.edit import changed
-from weft.passes.library.cache.cache_scales import on_codes, scale_of
+from weft.passes.library.cache.cache_scales import Per, on_codes, scale_of
 from weft.passes.library.cache.head_maps import RIDGE, HeadMap, balanced, rotation
 
 from ....e2e.random_models import strong
@@ -94,8 +96,8 @@ def attentions(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if node.op is ops.attention]
 
 
-def model(**how: object) -> Graph:
-    attention = Attention(heads=4, kv_heads=2, rope=RoPE(), **how)  # type: ignore[arg-type]
+def model(softcap: float | None = None, sinks: bool = False) -> Graph:
+    attention = Attention(heads=4, kv_heads=2, rope=RoPE(), softcap=softcap, sinks=sinks)
     return strong(Decoder(23, 16, 2, Block(attention, GatedMLP(24), norm=RMSNorm())).graph())
 
 
@@ -104,7 +106,7 @@ def model(**how: object) -> Graph:
     [({}, {"k_shift", "v_shift"}), ({"softcap": 5.0}, {"v_shift"}), ({"sinks": True}, set())],
     ids=["plain", "soft cap", "sinks"],
 )
-def test_shifts_are_where_softmax_does_not_see_them(how: dict[str, object], shifts: set[str]) -> None:
+def test_shifts_are_where_softmax_does_not_see_them(how: dict[str, Any], shifts: set[str]) -> None:
     graph = model(**how)
     after = applied("quantize-cache{bits=4}", graph)
     names = {name.rpartition(".")[2] for name in after.params if name.rpartition(".")[0] in ("layers.0.attn",)}
@@ -126,7 +128,7 @@ def test_codes_of_8_bits_need_no_maps() -> None:
 
 
 @pytest.mark.parametrize("per", ["channel", "head", "tensor"])
-def test_outliers_of_keys_cost_little(per: str) -> None:
+def test_outliers_of_keys_cost_little(per: Per) -> None:
     """Keys that stand far from zero, each channel by its own, and move little around there."""
     rng, width, n = np.random.default_rng(3), 16, 40
     sizes = np.geomspace(0.2, 4, width)
@@ -158,7 +160,7 @@ def test_outliers_of_keys_cost_little(per: str) -> None:
     assert lost(applied(f"quantize-cache{{bits=4, per={per}}}", graph)) < 0.75 * lost(plain)
 
 
-def _nearest(given: dict[str, np.ndarray], per: str) -> dict[str, np.ndarray]:
+def _nearest(given: dict[str, np.ndarray], per: Per) -> dict[str, np.ndarray]:
     """Scales of keys and values as they are."""
     ones = np.ones((50, 1, 1))
-    return {f"{name}_scale": scale_of(given[name][:, None], 4, per, ones) for name in "kv"}  # type: ignore[arg-type]
+    return {f"{name}_scale": scale_of(given[name][:, None], 4, per, ones) for name in "kv"}
