@@ -221,23 +221,10 @@ def block_linear_of(x: torch.Tensor, weight: Codes) -> torch.Tensor:
     return block_linear(x.float(), *weight.parts, bits=8).to(x.dtype)
 
 
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("rows", "bits", "group", "floats"), [(1, 4, 32, False), (3, 8, 96, False), (33, 4, 96, False), (2, 8, 32, True)]
-)
-def test_the_fusions(
-    device: torch.device, rows: int, bits: int, group: int, floats: bool, dtype: torch.dtype, kind: str
-) -> None:
-    """Every kernel that takes weights takes codes: against the same with the numbers that they stand for."""
-    rng, width, out = np.random.default_rng(0), 96, 64
-    drawn = rng.choice(NUMBERS, (out, width)) if floats else rng.integers(0, 1 << bits, (out, width))
-    words = torch.from_numpy(packed(drawn, bits)).to(device)
-    words = words.view(torch.float8_e4m3fn) if floats else words
-    scales = rounded(rng.uniform(0.2, 1, (width // group, out)) / (1 << bits), torch.float16, device)
-    offsets = None if floats else rounded(rng.normal(size=(width // group, out)) / 8, torch.float32, device)
-    codes = Codes(words, scales, offsets, bits, width)
-    plain = dequantize(words, scales, offsets, bits=bits, width=width).double()
+def check_fusions(codes: Codes, plain: torch.Tensor, rows: int, dtype: torch.dtype, kind: str) -> None:
+    """Every kernel that takes weights takes `codes` [64, width]: against the numbers `plain` that they stand for, in
+    float64."""
+    (out, width), device = plain.shape, plain.device
     x = draw(rows, width, seed=1, dtype=dtype, device=device)
     norm = make_norm(kind, width, dtype, device)
     normed = norm64(x, norm)
@@ -262,3 +249,23 @@ def test_the_fusions(
     near(q, want[:, :2], sizes[:, :2])
     near(k[:, :, 2], want[:, 2:3], sizes[:, 2:3])
     near(v[:, :, 2], want[:, 3:], sizes[:, 3:])
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "bits", "group", "floats"), [(1, 4, 32, False), (3, 8, 96, False), (33, 4, 96, False), (2, 8, 32, True)]
+)
+def test_the_fusions(
+    device: torch.device, rows: int, bits: int, group: int, floats: bool, dtype: torch.dtype, kind: str
+) -> None:
+    """Every kernel that takes weights takes codes: against the same with the numbers that they stand for."""
+    rng, width, out = np.random.default_rng(0), 96, 64
+    drawn = rng.choice(NUMBERS, (out, width)) if floats else rng.integers(0, 1 << bits, (out, width))
+    words = torch.from_numpy(packed(drawn, bits)).to(device)
+    words = words.view(torch.float8_e4m3fn) if floats else words
+    scales = rounded(rng.uniform(0.2, 1, (width // group, out)) / (1 << bits), torch.float16, device)
+    offsets = None if floats else rounded(rng.normal(size=(width // group, out)) / 8, torch.float32, device)
+    codes = Codes(words, scales, offsets, bits, width)
+    plain = dequantize(words, scales, offsets, bits=bits, width=width).double()
+    check_fusions(codes, plain, rows, dtype, kind)

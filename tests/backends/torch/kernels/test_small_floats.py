@@ -9,10 +9,6 @@ import pytest
 import torch
 
 from weft.backends.torch.kernels import norm_linear as kernel
-from weft.backends.torch.kernels.linear_residual import linear_residual
-from weft.backends.torch.kernels.norm_glu import norm_glu
-from weft.backends.torch.kernels.norm_linear import norm_linear
-from weft.backends.torch.kernels.norm_qkv import norm_qkv
 from weft.backends.torch.kernels.prompt import widen as widening
 from weft.backends.torch.kernels.prompt.widen import widen
 from weft.backends.torch.kernels.shared import gemv
@@ -20,8 +16,7 @@ from weft.backends.torch.kernels.shared.codes import Codes, dequantize
 from weft.backends.torch.snippets.quantized import block_linear
 
 from .close import DTYPES, exact, rounded
-from .oracles import FORMULAS, assert_near, draw, make_norm, norm64
-from .test_codes import EIGHT, packed
+from .test_codes import EIGHT, check_fusions, packed
 
 HALF = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 FOUR = np.array([*HALF, *(-v for v in HALF)])  # OCP Microscaling Formats 1.0, table 5, by code
@@ -116,24 +111,7 @@ def test_the_fusions(device: torch.device, rows: int, form: str, dtype: torch.dt
     codes = Codes(codes.packed, codes.scales, factors * largest, 4, width)  # the largest is about 1
     plain = dequantize(*codes.parts, bits=4, width=width).double()
     np.testing.assert_allclose(plain.cpu().numpy(), weight * largest, rtol=2.0**-21, atol=0)
-    x = draw(rows, width, seed=1, dtype=dtype, device=device)
-    norm = make_norm(kind, width, dtype, device)
-    normed = norm64(x, norm)
-    size = (normed.abs() + 1) @ plain.abs().T + 1
-    near = partial(assert_near, reduced=width, inner=dtype)
-    gate, up = (normed @ plain.T).chunk(2, -1)
-    gate_size, up_size = size.chunk(2, -1)
-    near(norm_linear(x, codes, norm=norm, kernel=True), normed @ plain.T, size)
-    near(norm_glu(x, codes, norm=norm, kernel=True), FORMULAS["silu"](gate) * up, 4 * gate_size * up_size)
-    residual = draw(rows, out, seed=2, dtype=dtype, device=device)
-    made, product = linear_residual(x, codes, residual, kernel=True), x.double() @ plain.T
-    near(made, residual.double() + product, size + x.double().abs() @ plain.abs().T)
-    k, v = (torch.zeros(rows, 1, 4, 16, dtype=dtype, device=device) for _ in range(2))
-    at = torch.full((rows, 1), 2, device=device)
-    q = norm_qkv(x, codes, k, v, at, norm=norm, kernel=True)
-    want, sizes = (normed @ plain.T).view(rows, 4, 16), size.view(rows, 4, 16)
-    for found, heads in ((q, slice(0, 2)), (k[:, :, 2], slice(2, 3)), (v[:, :, 2], slice(3, 4))):
-        near(found, want[:, heads], sizes[:, heads])
+    check_fusions(codes, plain, rows, dtype, kind)
 
 
 def test_wrong_operands(device: torch.device) -> None:
