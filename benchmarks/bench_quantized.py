@@ -15,7 +15,7 @@ Speed: prefill of 512 tokens and decode of 128, contenders in turns as `turns` s
 runtime, the builder's in the loop of bench_speed.py, and in that loop two of weft's as well (`_graph`).
 
     python benchmarks/bench_quantized.py [--tokens 6144] [--sets 4] [--rounds 2] [--threads 2]
-        [--llama-cpp BUILD] [--work DIR]
+        [--llama-cpp BUILD] [--work DIR] [--only NAME,NAME]
 """
 
 from __future__ import annotations
@@ -47,17 +47,21 @@ OURS = {
     "weft_int4_gptq_64": "int4{method=gptq, group=64}",
     "weft_int4_rtn": "int4{method=rtn}",
     "weft_int8": "int8{method=rtn}",
+    "weft_int8_scaled": "scale-channels{bits=8}, quantize{bits=8, method=rtn}",
     "weft_int8_gptq": "int8{method=gptq}",
     "weft_3.3_bits": "int4{budget=3.3}",
 }
+PIPELINES = {OURS["weft_int8_scaled"]}  # what `int8` does with weights that lie on no grid
 BUILDER = {"builder_int4": (), "builder_k_quant": ("algo_config=k_quant_mixed",)}
 TIMED = ("weft_int4", "weft_int4_gptq", "weft_int4_gptq_64", "weft_int8")
 GRAPHS = ("weft_int4", "weft_int4_gptq")  # timed in the loop of the builder's graph, too
 
 
-def prepare(work: Path, llama_cpp: str | None) -> tuple[dict[str, Path], dict[str, Path], dict[str, float]]:
+def prepare(
+    work: Path, llama_cpp: str | None, only: set[str]
+) -> tuple[dict[str, Path], dict[str, Path], dict[str, float]]:
     """Make the models that are scored (folders with logits of all positions, GGUF files) and those that are timed;
-    returns both by contender, and the seconds that each took."""
+    returns both by contender, and the seconds that each took. `only` names the contenders, if not all."""
     import weft
     from weft.frontends.api.rewriting import rewrite
     from weft.frontends.api.source.sources import load_source
@@ -67,9 +71,12 @@ def prepare(work: Path, llama_cpp: str | None) -> tuple[dict[str, Path], dict[st
     scored, timed, seconds = {}, {}, {}
     source = hugging_face_folder(GGUF, work / "hf")
     for name, weights in OURS.items():
+        if only and name not in only:
+            continue
         start = time.perf_counter()
         model = load_source(GGUF if name.endswith("_gguf") else source)
-        rewritten = rewrite(model, weights_pipeline(model.graph, weights))
+        passes = weights if weights in PIPELINES else weights_pipeline(model.graph, weights)
+        rewritten = rewrite(model, passes)
         if name in TIMED:
             timed[name] = work / name
             weft.compile(rewritten, timed[name], max_length=2048)
@@ -80,6 +87,8 @@ def prepare(work: Path, llama_cpp: str | None) -> tuple[dict[str, Path], dict[st
         seconds[name] = time.perf_counter() - start
         print(f"{name}: {seconds[name]:.0f} s", file=sys.stderr)
     for name, more in BUILDER.items():
+        if only and name not in only:
+            continue
         start = time.perf_counter()
         timed[name] = scored[name] = work / name
         command = builder_command(source, timed[name], *more)
@@ -90,6 +99,7 @@ def prepare(work: Path, llama_cpp: str | None) -> tuple[dict[str, Path], dict[st
         floats = work / "f32.gguf"
         weft.export(GGUF, floats, dtype="f32", weights="float")
         files, took = quantized(Path(llama_cpp), floats, MIXTURE, work)
+        files = {name: file for name, file in files.items() if not only or name in only}
         scored |= files
         timed |= {name: file for name, file in files.items() if not name.endswith("_imatrix")}
         seconds |= took
@@ -152,6 +162,7 @@ def main() -> None:
     parser = options(__doc__, sets=4)
     parser.add_argument("--tokens", type=int, default=6144)
     parser.add_argument("--work", help="a folder for models and scores, which another run goes on from")
+    parser.add_argument("--only", default="", help="names of contenders, with commas between them")
     parser.add_argument("--llama-cpp", help="the folder of a build of llama.cpp with its tools and library")
     args = parser.parse_args()
     if args.child:
@@ -165,7 +176,8 @@ def main() -> None:
         done = work / "measured.json"
         if not done.exists():
             work.mkdir(parents=True, exist_ok=True)
-            scored, timed, seconds = prepare(work, args.llama_cpp)
+            only = {name.strip() for name in args.only.split(",") if name.strip()}
+            scored, timed, seconds = prepare(work, args.llama_cpp, only)
             measured = {
                 "seconds": {name: round(s, 1) for name, s in seconds.items()},
                 **quality(scored, args.tokens),
@@ -176,8 +188,9 @@ def main() -> None:
         print(json.dumps(measured, indent=2), file=sys.stderr)
         if not args.sets:
             return
-        results = all_sets(__file__, runs, args, prompts=TIMED[0])
-    draw(measured)
+        results = all_sets(__file__, runs, args, prompts=next(name for name in TIMED if name in runs))
+    if not args.only:
+        draw(measured)
     packages = ["onnxruntime", "onnxruntime-genai", "numpy", *(["llama-cpp-python"] if args.llama_cpp else [])]
     what = f"SmolLM2-135M, prompt {PROMPT}, decode {DECODE}, {args.threads} threads"
     save(
@@ -186,7 +199,7 @@ def main() -> None:
             "what": what,
             "machine": facts(*packages),
             **measured,
-            **compared(results, [*TIMED, *(f"{name}_graph" for name in GRAPHS)]),
+            **compared(results, [name for name in (*TIMED, *(f"{name}_graph" for name in GRAPHS)) if name in runs]),
         },
     )
 

@@ -43,10 +43,13 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
 
 
 def save(name: str, result: dict[str, Any]) -> None:
-    """Keep `result` as results/`name`.json and print it."""
+    """Keep `result` as results/`name`.json and print it; of a CPU without AVX-512 with its instruction set in the
+    name, beside the others."""
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps(result, indent=2) + "\n"
-    (RESULTS / f"{name}.json").write_text(text, encoding="utf-8")
+    instructions = instruction_set()
+    suffix = "" if instructions == "AVX-512" else f"_{instructions.lower()}"
+    (RESULTS / f"{name}{suffix}.json").write_text(text, encoding="utf-8")
     print(text)
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+
+import numpy as np
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.passes import lookup, parse_pipeline, run_passes
+from weft.passes.analysis.states import has_cache
+from weft.passes.fitting.calibration import feeds
 from weft.passes.library.quantize.quantize import QuantizeWeights
 
 BITS = (2, 3, 4, 8)
@@ -19,9 +24,10 @@ PREPARED = ("fold-norm-scale, rotate-residual, rotate-heads", "rotate-heads")
 def weights_pipeline(graph: Graph, text: str) -> str:
     """Return the pipeline that `text` is short for: ``int4``, or with arguments of `quantize`, ``int4{group=64}``.
 
-    Floats, and integers of 8 bits, are rounded to the nearest; integers of fewer are fitted to a text, after exact
-    rewrites that spread what is large in a few places over all, where the graph allows them: without a text they lose
-    more than they gain. Weights that a file has in such codes already stay as they are.
+    Floats are rounded to the nearest. So are integers of 8 bits, after channels were scaled by what a text has in them;
+    integers of fewer are fitted to a text, after exact rewrites that spread what is large in a few places over all,
+    where the graph allows them: without a text they lose more than they gain. Weights that a file has in such codes
+    already stay as they are, and method=rtn reads no text.
 
     Raises:
         WeftError: if the text is of another form.
@@ -41,10 +47,20 @@ def weights_pipeline(graph: Graph, text: str) -> str:
     last = f"{lookup('quantize').name}{{{', '.join(arguments)}}}"
     (step,) = parse_pipeline(last).passes
     assert isinstance(step, QuantizeWeights)
-    nearest = step.method == "rtn" or step.searches or (not step.reads and step.method == "auto")
-    if nearest or (graph.tokenize is None and step.calibration is None) or step.keeps(graph):
+    no_text = graph.tokenize is None and step.calibration is None
+    if step.method == "rtn" or step.searches or no_text or step.keeps(graph):
         return last
+    if not step.reads:
+        scaled = f"{lookup('scale-channels').name}{{bits={bits}, group={step.group}}}, {last}"
+        return scaled if _takes_text(graph) else last
     return ", ".join([*_fitting(graph), last])
+
+
+def _takes_text(graph: Graph) -> bool:
+    """Return whether a text, read from its beginning, is all that `graph` needs."""
+    with contextlib.suppress(WeftError):
+        return bool(feeds(graph, np.zeros((1, 1), np.int64))) and not has_cache(graph)
+    return False
 
 
 def _fitting(graph: Graph) -> list[str]:

@@ -133,9 +133,9 @@ def _costs(
     graph = graph.clone()
     twins = _spilled(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
-    activations = Activations(graph, texts, single=True)
+    activations = Activations(graph, texts, dtype=np.float32)
     output = graph.outputs.get("logits") or next(iter(graph.outputs.values()))
-    exact = Activations(graph, texts, single=True)(output)
+    exact = Activations(graph, texts, dtype=np.float32)(output)
     found: list[dict[BlockLayout, float]] = [{} for _ in units]
     done, total = 0, sum(matrix.elements for unit in units for matrix in unit)
     copies = [[twins[matrix.param.name] for matrix in unit] for unit in units]

@@ -21,9 +21,13 @@ from weft.ir.documents import check_regular, expanded, open_regular, read_json
 from weft.ir.interpreter import bind, run_node
 from weft.ir.recipes.readers import Array
 
+from ..core.trace import Trace
+
 MIXTURE = Path(__file__).parent / "mixture.txt"  # prose, dialogue, code, tables and languages, written for weft
 WINDOW = 128  # tokens of a plain text that are read together
 TOGETHER = 512  # tokens of texts that are computed at once
+DRAWN = 64  # tokens of a text that is drawn, for want of a tokenizer
+SPAN = 16  # times the tokens that are wanted, from among which they are sampled
 HELD = 1 << 26  # numbers of weights that are in memory at once, unless one node needs more
 CHARACTERS = 32  # of a plain text, read for a token that is wanted of it: no text has so long ones
 
@@ -58,6 +62,52 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
         for length, texts in by_length.items()
         for i in range(0, len(texts), max(1, TOGETHER // length))
     ]
+
+
+def sampled_tokens(
+    graph: Graph, path: str | None, limit: int, least: int, name: str, what: str, trace: Trace
+) -> list[Array]:
+    """Texts as `read_tokens` returns them, `limit` tokens from all over a longer text, as its parts differ: the file
+    `path`, or the one that comes with weft. Without a tokenizer tokens are drawn, and `trace` warns of it. Messages
+    say that the pass `name` fits `what` to them.
+
+    Raises:
+        WeftError: as `read_tokens`, or if the text has less than `least` tokens.
+    """
+    if path is None and graph.tokenize is None:
+        trace.note(
+            f"{name}: warning: {what} are fitted to random tokens: the model has no tokenizer to read a text with; "
+            "give calibration= a .npy or .json file of token ids"
+        )
+        length = min(DRAWN, graph.meta.get("max_positions") or DRAWN, *_position_tables(graph))
+        return [np.random.default_rng(0).integers(0, vocabulary(graph), (max(1, TOGETHER // length), length))]
+    texts = read_tokens(graph, path or str(MIXTURE), SPAN * limit)
+    if (count := sum(ids.size for ids in texts)) < min(least, limit):
+        raise WeftError(
+            f"{name}: {what} need {least} tokens or more, and the calibration text {path} has {count}; give a longer "
+            "one, or leave calibration out"
+        )
+    return thinned(texts, limit)
+
+
+def thinned(texts: Sequence[Array], limit: int) -> list[Array]:
+    """Rows of `texts` at even distances, of `limit` tokens in all or more, less than twice as many."""
+    every = max(1, sum(ids.size for ids in texts) // limit)
+    rows = [row for ids in texts for row in ids][::every]
+    lengths = sorted({len(row) for row in rows})
+    return [
+        np.stack(same[i : i + max(1, TOGETHER // length)])
+        for length in lengths
+        for same in [[row for row in rows if len(row) == length]]
+        for i in range(0, len(same), max(1, TOGETHER // length))
+    ]
+
+
+def _position_tables(graph: Graph) -> list[int]:
+    """The rows of tables that positions index."""
+    at = graph.inputs.get("position_ids")
+    tables = [node.inputs[1] for node in (() if at is None else at.users) if node.op is ops.embedding]
+    return [table.shape[0] for table in tables if table is not None and isinstance(table.shape[0], int)]
 
 
 def _rows(graph: Graph, path: Path, characters: int) -> list[Sequence[int]]:
@@ -135,12 +185,12 @@ class Activations:
     What is not asked for is not computed, and a value is dropped after its last reader. Between two values that are
     asked for, one entry of the texts follows the other, so that memory is needed for the stream between layers, for
     what is asked for, and for `HELD` numbers of weights. Floats stay float32 where the weights are, which recipes may
-    compute in float64; with `single` they all are. The graph may change behind what was asked for.
+    compute in float64; with a `dtype` weights have that. The graph may change behind what was asked for.
     """
 
-    def __init__(self, graph: Graph, texts: Sequence[Array], single: bool = False) -> None:
+    def __init__(self, graph: Graph, texts: Sequence[Array], dtype: type[np.floating[Any]] | None = None) -> None:
         self.graph = graph
-        self._single = single
+        self._dtype = dtype
         fed = [feeds(graph, ids) for ids in texts]
         self._bindings: list[dict[str, int]] = [{} for _ in fed]
         for one, binding in zip(fed, self._bindings, strict=True):
@@ -213,7 +263,7 @@ class Activations:
         """Run `nodes`, one entry of the texts after the other; `value` and what other nodes read stays known."""
         made = [v for node in nodes for v in node.outputs]
         weights = {
-            v: self._replaced[v] if v in self._replaced else self._narrowed(v.recipe.evaluate(self.graph.reader))
+            v: self._replaced[v] if v in self._replaced else self._cast(v.recipe.evaluate(self.graph.reader))
             for node in nodes
             for v in node.inputs
             if isinstance(v, Param)
@@ -240,15 +290,15 @@ class Activations:
                 arrays.append(here[v])
         self._known.update(found)
 
-    def _narrowed(self, weight: Array) -> Array:
-        return weight.astype(np.float32) if self._single and weight.dtype == np.float64 else weight
+    def _cast(self, weight: Array) -> Array:
+        return weight if self._dtype is None or weight.dtype.kind != "f" else weight.astype(self._dtype, copy=False)
 
     def _looked_up(self, ids: Sequence[Array], table: Recipe) -> list[Array]:
         """Rows of `table`, which is read a block at a time."""
         width = table.shape(self.graph.reader)[1]
         found = [np.empty(0)] * len(ids)
         start = 0
-        for block in map(self._narrowed, table.blocks(self.graph.reader)):
+        for block in map(self._cast, table.blocks(self.graph.reader)):
             for i, wanted in enumerate(ids):
                 # The dtype is known with the first block.
                 if not start:

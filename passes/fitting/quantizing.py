@@ -144,7 +144,7 @@ def fit(
     yields the name of each. Tables that are looked up alone are rounded to the nearest. What is done is kept in the
     folder `resume`, and taken from there."""
     done, total = 0, sum(matrix.elements for matrix in plan)
-    activations = Activations(graph, texts, single=True)
+    activations = Activations(graph, texts, dtype=np.float32)
     original = _Original(graph, texts) if total <= FOLLOWED else None
     finished = Finished(resume, texts, RIDGE, SHRINK, AIM if original else 0, POOLED)
     waiting = {matrix.param: matrix for matrix in plan}
@@ -184,7 +184,7 @@ class _Original:
 
     def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
         copy = graph.clone()
-        self._activations = Activations(copy, texts, single=True)
+        self._activations = Activations(copy, texts, dtype=np.float32)
         self._twins = {value: copy.inputs[name] for name, value in graph.inputs.items()}
         for node, twin in zip(graph.nodes, copy.nodes, strict=True):
             self._twins.update(zip(node.outputs, twin.outputs, strict=True))

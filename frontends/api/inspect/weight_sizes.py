@@ -16,6 +16,7 @@ from weft.backends.weights import bits_per_weight
 from weft.ir.errors import WeftError
 from weft.passes import Pipeline, run_passes
 from weft.passes.core.base import Pass
+from weft.passes.library.fold.scale_channels import ScaleChannels
 from weft.passes.library.quantize.quantize import QuantizeWeights
 
 from ...model import Model
@@ -57,7 +58,7 @@ def weight_sizes(model: Model, weights: str, target: str, dtype: str | None = No
     dtype = backend.dtype(dtype)
     length = int(model.graph.meta.get("context") or MAX_LENGTH)
     pipeline = backend.pipeline(model.graph, dtype, f"{weights_pipeline(model.graph, weights)}, default", length)
-    graph = run_passes(model.graph, nearest(pipeline))
+    graph = run_passes(model.graph, nearest(_unscaled(pipeline)))
     at_length(graph, length)
     built = backend.build(graph, dtype, length, backend.choose({}), [])
     facts = built.facts.get("weights")
@@ -74,9 +75,16 @@ class _Untaught(QuantizeWeights):
     fits = searches = False
 
 
+def _unscaled(pipeline: Pipeline) -> Pipeline:
+    """`pipeline` without passes that read a text and change no size."""
+    kept = (tuple(step for step in phase.passes if not isinstance(step, ScaleChannels)) for phase in pipeline.phases)
+    phases = (replace(phase, passes=passes) for phase, passes in zip(pipeline.phases, kept, strict=True))
+    return replace(pipeline, phases=tuple(phases))
+
+
 def nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
-    """Return `pipeline` with codes that are rounded to the nearest, by passes that read no text but for budgets;
-    `searches` leaves those alone that search for scales by the weights."""
+    """Return `pipeline` with codes that are rounded to the nearest, by passes that read no text but for budgets and
+    scales of channels; `searches` leaves those alone that search for scales by the weights."""
 
     def untaught(step: Pass) -> Pass:
         if not isinstance(step, QuantizeWeights) or (searches and step.searches):

@@ -53,7 +53,7 @@ def fitted(
 ) -> Iterator[tuple[Node, FittedCache]]:
     """Fit scales and maps of each of `attentions`, in order, to what it stores of the `texts` (ids [texts, length])."""
     copy, twins = without_caches(graph)
-    activations = Activations(copy, texts, single=True)
+    activations = Activations(copy, texts, dtype=np.float32)
     places = _places(copy, texts)
     for node in attentions:
         stored = _Seen(activations, twins[node], places).stored()

@@ -22,13 +22,11 @@ from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.edit import changed
-from ...fitting.calibration import MIXTURE, TOGETHER, read_tokens, vocabulary
+from ...fitting.calibration import sampled_tokens
 from .cache_scales import FittedCache, Per, fitted, without_caches
 from .head_maps import insert
 
 LEAST_TOKENS = 128  # of a text, below which its largest numbers say little of those of others
-DRAWN = 64  # tokens of a text that is drawn
-SPAN = 16  # times the tokens that are wanted, from among which they are taken
 
 
 @dataclass(frozen=True)
@@ -103,8 +101,9 @@ class QuantizeCache(Pass):
             if not trace.refusals:
                 raise WeftError(f"quantize-cache: graph {graph.name} has no causal self-attention, hence no cache")
             return
+        texts = sampled_tokens(graph, self.calibration, self.tokens, LEAST_TOKENS, self.name, "scales", trace)
         found = list[tuple[Node, FittedCache]]()
-        for node, own in fitted(graph, chosen, self._texts(graph, trace), self.bits, self.per):
+        for node, own in fitted(graph, chosen, texts, self.bits, self.per):
             found.append((node, own))
             trace.progress(len(found), len(chosen))
         for node, own in found:
@@ -132,23 +131,6 @@ class QuantizeCache(Pass):
         if self.bits == 4 and any(not isinstance(width, int) or width % 2 for width in widths):
             return f"two codes of 4 bits are a byte, and its heads have {min(map(str, widths))} numbers"
         return None
-
-    def _texts(self, graph: Graph, trace: Trace) -> list[Array]:
-        if self.calibration is None and graph.tokenize is None:
-            trace.note(
-                "quantize-cache: warning: scales are fitted to random tokens: the model has no tokenizer to read a "
-                "text with; give calibration= a .npy or .json file of token ids"
-            )
-            length = min(DRAWN, graph.meta.get("max_positions") or DRAWN, *_tables(graph))
-            rows = max(1, TOGETHER // length)
-            return [np.random.default_rng(0).integers(0, vocabulary(graph), (rows, length))]
-        texts = read_tokens(graph, self.calibration or str(MIXTURE), SPAN * self.tokens)
-        if (count := sum(ids.size for ids in texts)) < min(LEAST_TOKENS, self.tokens):
-            raise WeftError(
-                f"quantize-cache: the calibration text {self.calibration} has {count} tokens, and ranges need "
-                f"{LEAST_TOKENS} or more; give a longer one, or leave calibration out"
-            )
-        return _thinned(texts, self.tokens)  # from all over the text: its parts differ
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """The outputs are those of the original on keys and values that are rounded to codes, past and present; and
@@ -211,26 +193,6 @@ def _kept(node: Node, name: str, numbers: Array, scales: type[FittedScales] | No
     graph.reader.put(key, numbers)
     source, dtype = Source(key), dtypes.f32 if scales else node.output.type.dtype
     return graph.add_param(place, TensorType(dtype, numbers.shape), scales(source) if scales else source)
-
-
-def _tables(graph: Graph) -> list[int]:
-    """The rows of tables that positions index."""
-    at = graph.inputs.get("position_ids")
-    tables = [node.inputs[1] for node in (() if at is None else at.users) if node.op is ops.embedding]
-    return [table.shape[0] for table in tables if table is not None and isinstance(table.shape[0], int)]
-
-
-def _thinned(texts: list[Array], limit: int) -> list[Array]:
-    """Rows of `texts` at even distances, of `limit` tokens in all or more, less than twice as many."""
-    every = max(1, sum(ids.size for ids in texts) // limit)
-    rows = [row for ids in texts for row in ids][::every]
-    lengths = sorted({len(row) for row in rows})
-    return [
-        np.stack(same[i : i + max(1, TOGETHER // length)])
-        for length in lengths
-        for same in [[row for row in rows if len(row) == length]]
-        for i in range(0, len(same), max(1, TOGETHER // length))
-    ]
 
 
 def _coded(graph: Graph) -> list[Node]:

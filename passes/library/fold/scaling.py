@@ -110,6 +110,14 @@ def absorbed(reader: Node, index: int, factor: Factor, order: Mapping[Node, int]
     return walk.run()
 
 
+def absorbed_for_all(value: Value, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
+    """As `absorbed`, for all that read `value`."""
+    walk = _Walk(order)
+    for reader, index in value.uses:
+        walk.demand(reader, index, factor)
+    return walk.run()
+
+
 class _Walk:
     """Demands on values, met from the last made to the first."""
 

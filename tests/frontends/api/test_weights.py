@@ -220,6 +220,16 @@ def test_weights_are_rotated_for_a_text_alone(method: str, rotates: bool) -> Non
     assert ("rotate" in weights_pipeline(graph, f"int4{{method={method}}}")) is rotates
 
 
+def test_channels_are_scaled_for_8_bits_where_a_text_says_how() -> None:
+    graph = in_memory(MODELS["tied"].graph())
+    graph.tokenize = lambda text: [1] * 999
+    assert weights_pipeline(graph, "int8{group=64}") == ("scale-channels{bits=8, group=64}, quantize{bits=8, group=64}")
+    assert weights_pipeline(graph, "int8{method=rtn}") == "quantize{bits=8, method=rtn}"
+    cached = run_passes(graph, "kv-cache")
+    cached.tokenize = graph.tokenize
+    assert weights_pipeline(cached, "int8") == "quantize{bits=8}"
+
+
 def test_a_graph_that_cannot_be_rotated_goes_without() -> None:
     graph = in_memory(MODELS["biased"].graph())  # LayerNorms
     assert weights_pipeline(graph, "int4{calibration=a.npy}") == "rotate-heads, quantize{bits=4, calibration=a.npy}"

@@ -1,0 +1,74 @@
+"""Factors of channels with which a product loses least when it is rounded.
+
+x Wᵀ = (x / s) (W · s)ᵀ for a factor s of every channel. Numbers of a group share a scale, so a channel that is much
+larger than those beside it costs them digits: among activations, among weights, or among both. Factors move size from
+one to the other. Which are best is tried on activations of a text, with both sides rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.ir.recipes.blocks.quantize import round_rows
+from weft.ir.recipes.blocks.spans import grouped
+from weft.ir.recipes.readers import Array
+from weft.ir.types.block_layouts import BlockLayout
+
+# Factors are the sizes of activations to the one power, by those of weights to the other: of AWQ, and of SmoothQuant.
+POWERS = ((0.25, 0.0), (0.5, 0.0), (0.75, 0.0), (0.25, 0.75), (0.5, 0.5), (0.75, 0.25))
+GAIN = 0.98  # of the error, which factors have to reach
+FARTHEST = 8  # exponent of two
+ROWS = 256  # activations that are multiplied in a trial, and
+OUTPUTS = 1024  # rows of a weight
+
+
+def channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> Array | None:
+    """Return the factors f32 [in] of `weights` [out, in], all powers of two, with which their products with rows of `x`
+    [n, in] lose least when they are rounded to `layout`, and x to 8 bits; None if they gain next to nothing."""
+    # In float64, so that every processor finds the same.
+    inputs = _size(x.astype(np.float64, copy=False))
+    outputs = np.sqrt(np.mean([np.square(_size(weight.astype(np.float64))) for weight in weights], 0))
+    x = _some(x, ROWS).astype(np.float64)
+    weights = [_some(weight, OUTPUTS).astype(np.float64) for weight in weights]
+    exact = [x @ weight.T for weight in weights]
+
+    def error(factors: Array) -> float:
+        rounded = _in_8_bits(x / factors, layout.group)
+        total = 0.0
+        for weight, wanted in zip(weights, exact, strict=True):
+            blocks = round_rows(weight * factors, layout)
+            found = rounded @ layout.dequantize(blocks)[:, : weight.shape[1]].T
+            total += float(np.square(found - wanted).mean()) / max(float(np.square(wanted).mean()), 1e-30)
+        return total
+
+    best: Array | None = None
+    least = GAIN * error(np.ones(x.shape[1]))
+    for by_input, by_weight in POWERS:
+        exponents = by_input * np.log2(inputs) - by_weight * np.log2(outputs)
+        exponents = np.clip(np.rint(exponents - exponents.mean()), -FARTHEST, FARTHEST)
+        factors = np.exp2(exponents)
+        if (found := error(factors)) < least:
+            best, least = factors, found
+    return None if best is None else best.astype(np.float32)
+
+
+def _some(rows: Array, count: int) -> Array:
+    """`count` of `rows` at even distances, or all if they are fewer."""
+    return rows if len(rows) <= count else rows[np.linspace(0, len(rows) - 1, count).astype(int)]
+
+
+def _size(rows: Array) -> Array:
+    """The root mean square of every column, f32 [width]; of one without numbers as of a very small one."""
+    sizes = np.sqrt(np.square(rows).mean(0))
+    return np.asarray(np.maximum(sizes, max(float(sizes.max()), 1e-30) * 2.0**-FARTHEST))
+
+
+def _in_8_bits(x: Array, group: int) -> Array:
+    """x [n, width] with every group rounded to whole numbers of −127 to 127 scales, as kernels of CPUs round it."""
+    groups = grouped(x, group)
+    scales = np.abs(groups).max(-1, keepdims=True) / 127
+    scales[scales == 0] = 1
+    rounded: Array = np.rint(groups / scales) * scales
+    return rounded.reshape(len(x), -1)[:, : x.shape[1]]

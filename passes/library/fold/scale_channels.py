@@ -1,0 +1,161 @@
+"""Scaling the channels of what products multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from weft.ir import Graph, Node, Param, Recipe, Value, WeftError
+from weft.ir.recipes import Full, Map, Source
+from weft.ir.recipes.readers import Array, SpilledTensors
+from weft.ir.types.block_layouts import INTEGER_BITS, integer_layout
+
+from ...analysis.states import has_cache
+from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
+from ...core.trace import Trace
+from ...fitting.calibration import Activations, sampled_tokens
+from ...fitting.channel_factors import channel_factors
+from ...fitting.matrices import Matrix, matrices
+from .scaling import Edit, absorbed_for_all, apply, numbered, reading
+
+LEAST_TOKENS = 128  # of a text, below which sizes of activations say little of those of others
+
+
+@dataclass(frozen=True)
+class ScaleChannels(Pass):
+    """Divide the channels of what linear maps read by factors, and multiply the columns of their weights by them, so
+    that less is lost when these are quantized.
+
+    W x = (W diag(s)) (diag(s)⁻¹ x), and 1/s goes into what makes x: the weight of a norm, or the rows of the `up` of a
+    gated feed-forward. Groups of numbers share a scale, among activations too where kernels round them to 8 bits, and a
+    channel that is larger than its neighbours costs them digits; factors move size to the side that has room for it.
+    Families of factors, sizes of activations to a power, by those of weights to another, are tried where they are used:
+    on activations of a text, with weights rounded to the nearest of `bits` bits in groups of `group`, and activations
+    to 8. All that read the same value have the same factors. Factors are powers of two, so no digit of a weight changes
+    but for exponents. `calibration` and `tokens` are as for quantize.
+
+    Condition: what makes the value is linear in a parameter, such as a norm with a weight (before fold-norm-scale), and
+    linear maps alone read it, whose weights are their own: before a head tied to its embedding, or experts, nothing
+    changes. Where nothing is gained, nothing changes either.
+
+    Source: SmoothQuant (Xiao 2022, 2211.10438); AWQ (Lin 2023, 2306.00978).
+
+    Example scale-channels{bits=8}::
+
+        graph example {
+          input %input_ids: i64[batch, seq]
+          param %embed: f32[11, 32] = normal([11, 32], std=1.0, stream="embed")
+          param %norm.weight: f32[32] = map(normal([32], std=2.0, stream="norm"), fn="exp")
+          param %up.weight: f32[64, 32] = normal([64, 32], std=0.5, stream="up")
+          param %head.weight: f32[11, 64] = normal([11, 64], std=0.5, stream="head")
+          %x: f32[batch, seq, 32] = embedding(%input_ids, %embed)
+          %norm: f32[batch, seq, 32] = rms_norm(%x, %norm.weight)
+          %up: f32[batch, seq, 64] = linear(%norm, %up.weight)
+          %act: f32[batch, seq, 64] = relu(%up)
+          %logits: f32[batch, seq, 11] = linear(%act, %head.weight)
+          output logits = %logits
+        }
+    """
+
+    name = "scale-channels"
+    effect = "exact"
+    purpose = "Same function, other weights"
+    see = ("quantize", "rotate-residual")
+    idempotent: ClassVar[bool] = False  # a second run may gain a little more
+    bits: int = 4
+    group: int = 32
+    calibration: str | None = None
+    tokens: int = 1024
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        if self.bits not in INTEGER_BITS or self.group not in (16, 32, 64, 128, 256):
+            raise WeftError(
+                f"scale-channels: bits={self.bits}, group={self.group}: there are codes of "
+                f"{', '.join(map(str, INTEGER_BITS))} bits in groups of 16, 32, 64, 128 and 256"
+            )
+        if self.tokens < 1:
+            raise WeftError(f"scale-channels: tokens={self.tokens} must be positive")
+        if has_cache(graph):
+            raise WeftError(
+                f"scale-channels: graph {graph.name} has caches already, and texts are read from their beginning: run "
+                "scale-channels before kv-cache"
+            )
+        sites = list(self._sites(graph, trace))
+        if not sites:
+            return
+        layout = integer_layout(self.bits, self.group, self.bits < 8)
+        texts = sampled_tokens(graph, self.calibration, self.tokens, LEAST_TOKENS, self.name, "factors", trace)
+        # In float64, so that every processor finds the same.
+        activations = Activations(graph, texts, dtype=np.float64)
+        found = list[tuple[Value, Array]]()
+        for i, site in enumerate(sites):
+            trace.progress(i, len(sites))
+            x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(site)])
+            factors = channel_factors(x, [p.recipe.evaluate(graph.reader) for p in _weights(site)], layout)
+            if factors is not None:
+                found.append((site, factors))
+        order = numbered(graph)
+        for site, factors in found:
+            _scale(site, factors, order)
+            trace.fired(self.name, site.name)
+        trace.progress(len(sites), len(sites))
+
+    def _sites(self, graph: Graph, trace: Trace) -> Iterator[Value]:
+        """The values whose channels can be scaled."""
+        known, order = matrices(graph), numbered(graph)
+        for node in graph.nodes:
+            for value in node.outputs:
+                read = (param for reader in value.users for param in reader.inputs if isinstance(param, Param))
+                if not any(isinstance(known.get(param), Matrix) for param in read):
+                    continue
+                made = _edits(value, Full(1.0, (value.width,)), order)
+                if isinstance(made, str):
+                    trace.refuse(self.name, value.name, made)
+                else:
+                    yield value
+
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
+        """Outputs before and after agree to 1e-12, on small random inputs and weights in float64, with the factors that
+        were found."""
+        known = {key for param in before.params.values() for key in param.recipe.sources()}
+        for key in {key for param in after.params.values() for key in param.recipe.sources()} - known:
+            equivalence.exact[key] = after.reader.read(key, 0, after.reader.shape(key)[0]).astype(np.float64)
+        inputs = equivalence.inputs(before)
+        equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
+
+
+def _weights(value: Value) -> list[Param]:
+    """The weights that multiply `value`."""
+    return [weight for node in value.users if isinstance(weight := node.inputs[1], Param)]
+
+
+def _edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> list[Edit] | str:
+    """The edits that divide `value` by `factors` and multiply what reads it by them, or why there are none."""
+    read = reading(value, factors)
+    if isinstance(read, str):
+        return read
+    made = absorbed_for_all(value, Map(factors, "reciprocal"), order)
+    if isinstance(made, str):
+        return made
+    edits = [*made, *read]
+    edited = {(e.node, e.index): e.what for e in edits}
+    for e in edits:
+        for node, i in e.param.uses:
+            if edited.get((node, i)) != e.what:
+                return f"%{e.param.name} is also a weight of {node.op.name} (%{node.output.name})"
+    return edits
+
+
+def _scale(value: Value, factors: Array, order: Mapping[Node, int]) -> None:
+    graph = value.graph
+    if not isinstance(graph.reader, SpilledTensors):
+        graph.reader = SpilledTensors(graph.reader)
+    key = graph.reader.fresh(f"{value.name}.factors")
+    graph.reader.put(key, factors)
+    edits = _edits(value, Source(key), order)
+    assert not isinstance(edits, str)
+    apply(edits)
