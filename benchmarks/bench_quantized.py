@@ -160,7 +160,7 @@ def child(name: str, model: Path, prompt_folder: Path, threads: int) -> None:
 
 def main() -> None:
     parser = options(__doc__, sets=4)
-    parser.add_argument("--tokens", type=int, default=6144)
+    parser.add_argument("--tokens", type=int, default=6144, help="of text that scores are of; 0: no scores")
     parser.add_argument("--work", help="a folder for models and scores, which another run goes on from")
     parser.add_argument("--only", default="", help="names of contenders, with commas between them")
     parser.add_argument("--llama-cpp", help="the folder of a build of llama.cpp with its tools and library")
@@ -178,18 +178,16 @@ def main() -> None:
             work.mkdir(parents=True, exist_ok=True)
             only = {name.strip() for name in args.only.split(",") if name.strip()}
             scored, timed, seconds = prepare(work, args.llama_cpp, only)
-            measured = {
-                "seconds": {name: round(s, 1) for name, s in seconds.items()},
-                **quality(scored, args.tokens),
-                "minilm_cosine": minilm(),
-            }
+            measured: dict[str, Any] = {"seconds": {name: round(s, 1) for name, s in seconds.items()}}
+            if args.tokens:
+                measured |= {**quality(scored, args.tokens), "minilm_cosine": minilm()}
             done.write_text(json.dumps([measured, {name: str(model) for name, model in timed.items()}]))
         measured, runs = json.loads(done.read_text())
         print(json.dumps(measured, indent=2), file=sys.stderr)
         if not args.sets:
             return
         results = all_sets(__file__, runs, args, prompts=next(name for name in TIMED if name in runs))
-    if not args.only:
+    if args.tokens and not args.only:
         draw(measured)
     packages = ["onnxruntime", "onnxruntime-genai", "numpy", *(["llama-cpp-python"] if args.llama_cpp else [])]
     what = f"SmolLM2-135M, prompt {PROMPT}, decode {DECODE}, {args.threads} threads"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import re
 
-import numpy as np
-
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.passes import lookup, parse_pipeline, run_passes
 from weft.passes.analysis.states import has_cache
-from weft.passes.fitting.calibration import feeds
+from weft.passes.fitting.calibration import MIXTURE, feeds, read_tokens
 from weft.passes.library.quantize.quantize import QuantizeWeights
 
 BITS = (2, 3, 4, 8)
+FEW = 64  # tokens of a text that show whether it can be read
 FLOATS = ("fp8", "mxfp4", "nvfp4")
 _FORM = re.compile(r"\s*([a-z]+)(\d+)\s*(?:\{(.*)\})?\s*", re.DOTALL)
 # Exact rewrites after which weights lose less when they are rounded; a graph that one does not fit goes without it.
@@ -57,9 +56,9 @@ def weights_pipeline(graph: Graph, text: str) -> str:
 
 
 def _takes_text(graph: Graph) -> bool:
-    """Return whether a text, read from its beginning, is all that `graph` needs."""
+    """Return whether a text, read from its beginning by the tokenizer, is all that `graph` needs."""
     with contextlib.suppress(WeftError):
-        return bool(feeds(graph, np.zeros((1, 1), np.int64))) and not has_cache(graph)
+        return not has_cache(graph) and all(feeds(graph, ids) for ids in read_tokens(graph, str(MIXTURE), FEW))
     return False
 
 

@@ -21,7 +21,7 @@ POWERS = ((0.25, 0.0), (0.5, 0.0), (0.75, 0.0), (0.25, 0.75), (0.5, 0.5), (0.75,
 GAIN = 0.98  # of the error, which factors have to reach
 FARTHEST = 8  # exponent of two
 ROWS = 256  # activations that are multiplied in a trial, and
-OUTPUTS = 1024  # rows of a weight
+OUTPUTS = 1024  # rows of a weight, which are enough to tell its columns' sizes
 
 
 def channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> Array | None:
@@ -29,9 +29,9 @@ def channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> 
     [n, in] lose least when they are rounded to `layout`, and x to 8 bits; None if they gain next to nothing."""
     # In float64, so that every processor finds the same.
     inputs = _size(x.astype(np.float64, copy=False))
-    outputs = np.sqrt(np.mean([np.square(_size(weight.astype(np.float64))) for weight in weights], 0))
-    x = _some(x, ROWS).astype(np.float64)
-    weights = [_some(weight, OUTPUTS).astype(np.float64) for weight in weights]
+    weights = [weight.astype(np.float64) for weight in weights]
+    outputs = np.sqrt(np.mean([np.square(_size(weight)) for weight in weights], 0))
+    x = x[np.linspace(0, len(x) - 1, min(len(x), ROWS)).astype(int)].astype(np.float64)
     exact = [x @ weight.T for weight in weights]
 
     def error(factors: Array) -> float:
@@ -52,11 +52,6 @@ def channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> 
         if (found := error(factors)) < least:
             best, least = factors, found
     return None if best is None else best.astype(np.float32)
-
-
-def _some(rows: Array, count: int) -> Array:
-    """`count` of `rows` at even distances, or all if they are fewer."""
-    return rows if len(rows) <= count else rows[np.linspace(0, len(rows) - 1, count).astype(int)]
 
 
 def _size(rows: Array) -> Array:

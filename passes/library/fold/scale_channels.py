@@ -18,7 +18,7 @@ from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...fitting.calibration import Activations, sampled_tokens
-from ...fitting.channel_factors import channel_factors
+from ...fitting.channel_factors import OUTPUTS, channel_factors
 from ...fitting.matrices import Matrix, matrices
 from .scaling import Edit, absorbed_for_all, apply, numbered, reading
 
@@ -95,7 +95,7 @@ class ScaleChannels(Pass):
         for i, site in enumerate(sites):
             trace.progress(i, len(sites))
             x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(site)])
-            factors = channel_factors(x, [p.recipe.evaluate(graph.reader) for p in _weights(site)], layout)
+            factors = channel_factors(x, list(map(_rows, _weights(site))), layout)
             if factors is not None:
                 found.append((site, factors))
         order = numbered(graph)
@@ -109,6 +109,8 @@ class ScaleChannels(Pass):
         known, order = matrices(graph), numbered(graph)
         for node in graph.nodes:
             for value in node.outputs:
+                if not value.type.dtype.is_float or not isinstance(value.shape[-1], int):
+                    continue  # ids, which tables are looked up with
                 read = (param for reader in value.users for param in reader.inputs if isinstance(param, Param))
                 if not any(isinstance(known.get(param), Matrix) for param in read):
                     continue
@@ -131,6 +133,17 @@ class ScaleChannels(Pass):
 def _weights(value: Value) -> list[Param]:
     """The weights that multiply `value`."""
     return [weight for node in value.users if isinstance(weight := node.inputs[1], Param)]
+
+
+def _rows(weight: Param) -> Array:
+    """Rows of `weight` at even distances, at most `OUTPUTS`; of a large weight no more is in memory than a block."""
+    count = int(weight.shape[0])
+    wanted = np.linspace(0, count - 1, min(count, OUTPUTS)).astype(int)
+    found, start = list[Array](), 0
+    for block in weight.recipe.blocks(weight.graph.reader):
+        found.append(block[wanted[(wanted >= start) & (wanted < start + len(block))] - start])
+        start += len(block)
+    return np.concatenate(found)
 
 
 def _edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> list[Edit] | str:

@@ -222,12 +222,14 @@ def test_weights_are_rotated_for_a_text_alone(method: str, rotates: bool) -> Non
 
 def test_channels_are_scaled_for_8_bits_where_a_text_says_how() -> None:
     graph = in_memory(MODELS["tied"].graph())
-    graph.tokenize = lambda text: [1] * 999
+    graph.tokenize = lambda texts: [[1] * 999 for _ in texts]
     assert weights_pipeline(graph, "int8{group=64}") == ("scale-channels{bits=8, group=64}, quantize{bits=8, group=64}")
     assert weights_pipeline(graph, "int8{method=rtn}") == "quantize{bits=8, method=rtn}"
     cached = run_passes(graph, "kv-cache")
     cached.tokenize = graph.tokenize
     assert weights_pipeline(cached, "int8") == "quantize{bits=8}"
+    graph.tokenize = lambda texts: [[10**6] * 999 for _ in texts]  # of another vocabulary
+    assert weights_pipeline(graph, "int8") == "quantize{bits=8}"
 
 
 def test_a_graph_that_cannot_be_rotated_goes_without() -> None:

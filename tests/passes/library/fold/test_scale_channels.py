@@ -17,7 +17,7 @@ from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 from weft.passes.fitting.channel_factors import FARTHEST, channel_factors
 
-from ...models import Tiny, applied, worst
+from ...models import Tiny, applied, weight, worst
 
 TINY = Tiny(dim=64, hidden=96)
 IDS = np.random.default_rng(4).integers(0, 37, (4, 24))
@@ -130,6 +130,17 @@ def test_experts_stay() -> None:
     graph, trace = Decoder(37, 64, 1, Block(Attention(4), MoE(32, 4, 2))).graph(), Trace()
     applied("scale-channels", graph, trace)
     assert any("is read by moe" in refusal.reason for refusal in trace.refusals)
+
+
+def test_tables_that_computed_ids_look_up_stay() -> None:
+    graph = uneven()
+    table = weight(graph, "types.weight", 3, 64)
+    first, at = next(iter(graph.nodes)), graph.inputs["position_ids"]
+    with graph.inserting(after=first):
+        x = ops.add(first.output, ops.embedding(ops.sub(at, at), table))
+        first.output.replace_uses(x, keep=[x.producer])
+    after = applied("scale-channels", graph)
+    assert factors(after) and worst(graph, after) <= EXACT
 
 
 def test_a_check_that_can_fail() -> None:
