@@ -16,8 +16,8 @@ from weft.backends.weights import bits_per_weight
 from weft.ir.errors import WeftError
 from weft.passes import Pipeline, run_passes
 from weft.passes.core.base import Pass
-from weft.passes.library.fold.scale_channels import ScaleChannels
 from weft.passes.library.quantize.quantize import QuantizeWeights
+from weft.passes.library.quantize.scale_channels import ScaleChannels
 
 from ...model import Model
 from ...models.tables.rope_config import at_length

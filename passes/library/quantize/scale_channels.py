@@ -15,12 +15,11 @@ from weft.ir.types.block_layouts import INTEGER_BITS, integer_layout
 
 from ...analysis.states import has_cache
 from ...core.base import Pass
-from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...fitting.calibration import Activations, sampled_tokens
-from ...fitting.channel_factors import OUTPUTS, channel_factors
 from ...fitting.matrices import Matrix, matrices
-from .scaling import Edit, absorbed_for_all, apply, numbered, reading
+from ..fold.scaling import Edit, absorbed_for_all, apply, numbered, reading
+from .channel_factors import OUTPUTS, channel_factors
 
 LEAST_TOKENS = 128  # of a text, below which sizes of activations say little of those of others
 
@@ -120,15 +119,6 @@ class ScaleChannels(Pass):
                 else:
                     yield value
 
-    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Outputs before and after agree to 1e-12, on small random inputs and weights in float64, with the factors that
-        were found."""
-        known = {key for param in before.params.values() for key in param.recipe.sources()}
-        for key in {key for param in after.params.values() for key in param.recipe.sources()} - known:
-            equivalence.exact[key] = after.reader.read(key, 0, after.reader.shape(key)[0]).astype(np.float64)
-        inputs = equivalence.inputs(before)
-        equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
-
 
 def _weights(value: Value) -> list[Param]:
     """The weights that multiply `value`."""
@@ -140,10 +130,15 @@ def _rows(weight: Param) -> Array:
     count = int(weight.shape[0])
     wanted = np.linspace(0, count - 1, min(count, OUTPUTS)).astype(int)
     found, start = list[Array](), 0
-    for block in weight.recipe.blocks(weight.graph.reader):
+    reader = weight.graph.reader
+    for block in weight.recipe.blocks(reader):
         found.append(block[wanted[(wanted >= start) & (wanted < start + len(block))] - start])
         start += len(block)
-    return np.concatenate(found)
+    rows = np.concatenate(found)
+    if not np.isfinite(rows).all():
+        names = ", ".join(weight.recipe.sources()) or weight.name
+        raise WeftError(f"a weight of {names} is not finite: its channels cannot be scaled")
+    return rows
 
 
 def _edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> list[Edit] | str:

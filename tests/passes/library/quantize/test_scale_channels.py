@@ -15,7 +15,7 @@ from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import integer_layout
 from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
-from weft.passes.fitting.channel_factors import FARTHEST, channel_factors
+from weft.passes.library.quantize.channel_factors import FARTHEST, channel_factors
 
 from ...models import Tiny, applied, weight, worst
 
@@ -148,7 +148,7 @@ def test_a_check_that_can_fail() -> None:
     after = applied("scale-channels", before)
     param = next(p for n, p in after.params.items() if n.endswith("mlp_norm.weight"))
     param.recipe = param.recipe.item  # type: ignore[attr-defined]
-    from weft.passes.library.fold.scale_channels import ScaleChannels
+    from weft.passes.library.quantize.scale_channels import ScaleChannels
 
     with pytest.raises(WeftError):
         ScaleChannels().check(before, after, EquivalenceCheck())
