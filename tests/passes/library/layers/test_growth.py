@@ -63,7 +63,7 @@ MODELS: dict[str, Callable[[int], Graph]] = {
 LAYERS = (16, 32, 64)
 GROWTH = 2.05  # of the calls from 32 to 64 layers, over those from 16 to 32: more where 0.05 % of a layer's are squared
 HUGE = ("llama", "llama, packed", "no weights in norms")
-COMPUTING = ("quantize-cache",)  # passes that compute activations without being given a text
+COMPUTING = ("quantize-cache", "scale-channels")  # passes that compute activations without being given a text
 
 
 @functools.cache

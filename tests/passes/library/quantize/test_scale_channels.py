@@ -180,3 +180,11 @@ def test_nothing_to_scale() -> None:
     graph = Graph("none")
     graph.add_output("y", ops.relu(graph.add_input("x", TINY.graph().inputs["input_ids"].type)))
     assert str(applied("scale-channels", graph)) == str(graph)
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    graph = uneven()
+    name = "layers.0.mlp.up.weight"
+    graph.params[name].recipe = Scale(graph.params[name].recipe, float("nan"))
+    with pytest.raises(WeftError, match=f"a weight of {name} is not finite: its channels cannot be scaled"):
+        run_passes(graph, "scale-channels")
