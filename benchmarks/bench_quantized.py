@@ -178,6 +178,8 @@ def main() -> None:
             work.mkdir(parents=True, exist_ok=True)
             only = {name.strip() for name in args.only.split(",") if name.strip()}
             scored, timed, seconds = prepare(work, args.llama_cpp, only)
+            if unknown := only - scored.keys():
+                parser.error(f"--only: there is no contender {', '.join(sorted(unknown))}")
             measured: dict[str, Any] = {"seconds": {name: round(s, 1) for name, s in seconds.items()}}
             if args.tokens:
                 measured |= {**quality(scored, args.tokens), "minilm_cosine": minilm()}

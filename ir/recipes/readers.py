@@ -110,6 +110,11 @@ class SpilledTensors:
             weakref.finalize(self, files.pop_all().close)  # it lives as long as this object
         self._places: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
 
+    @classmethod
+    def over(cls, reader: TensorReader) -> SpilledTensors:
+        """Return `reader` if it takes computed tensors already, and one on top of it if not."""
+        return reader if isinstance(reader, cls) else cls(reader)
+
     @property
     def path(self) -> Path:
         return self.base.path

@@ -99,8 +99,7 @@ def round_once(param: Param, layout: BlockLayout, search: str) -> None:
 def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
     """Let `param` be the `blocks` of `layout` from now on, of a stack one for each matrix; they are spilled to disk."""
     graph = param.graph
-    if not isinstance(graph.reader, SpilledTensors):
-        graph.reader = SpilledTensors(graph.reader)
+    reader = graph.reader = SpilledTensors.over(graph.reader)
     packed: dict[str, list[Array]] = {}
     for one in blocks:
         rows = len(one.scales)
@@ -110,8 +109,8 @@ def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
             packed.setdefault("zeros", []).append(pack_codes(one.zeros, layout.bits))
     parts: dict[str, Source] = {}
     for name, arrays in packed.items():
-        key = graph.reader.fresh(f"{param.name}.{name}")
-        graph.reader.put(key, np.stack(arrays) if len(param.shape) > 2 else arrays[0])
+        key = reader.fresh(f"{param.name}.{name}")
+        reader.put(key, np.stack(arrays) if len(param.shape) > 2 else arrays[0])
         parts[name] = Source(key)
     new = Dequantize(
         parts["codes"],

@@ -77,8 +77,10 @@ class _Untaught(QuantizeWeights):
 
 def _unscaled(pipeline: Pipeline) -> Pipeline:
     """`pipeline` without passes that read a text and change no size."""
-    kept = (tuple(step for step in phase.passes if not isinstance(step, ScaleChannels)) for phase in pipeline.phases)
-    phases = (replace(phase, passes=passes) for phase, passes in zip(pipeline.phases, kept, strict=True))
+    phases = (
+        replace(phase, passes=tuple(step for step in phase.passes if not isinstance(step, ScaleChannels)))
+        for phase in pipeline.phases
+    )
     return replace(pipeline, phases=tuple(phases))
 
 

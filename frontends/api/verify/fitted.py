@@ -49,9 +49,7 @@ class Fitted:
         self._graph = graph
         self.original: dict[Recipe, Recipe] = {}  # of what a code stands for, by the recipe that has the codes
         self._shapes: dict[Recipe, tuple[int, ...]] = {}
-        if not isinstance(graph.reader, SpilledTensors):
-            graph.reader = SpilledTensors(graph.reader)
-        self.reader: SpilledTensors = graph.reader
+        self.reader = graph.reader = SpilledTensors.over(graph.reader)
         found = matrices(graph)
         for param in graph.params.values():
             matrix = found.get(param)

@@ -186,11 +186,10 @@ def _kept(node: Node, name: str, numbers: Array, scales: type[FittedScales] | No
     """A parameter that holds `numbers`, named after what they are, in the scope of `node`: weights of its dtype, or
     `scales` in f32."""
     graph = node.graph
-    if not isinstance(graph.reader, SpilledTensors):
-        graph.reader = SpilledTensors(graph.reader)
+    reader = graph.reader = SpilledTensors.over(graph.reader)
     place = f"{node.scope}.{name}" if node.scope else name
-    key = graph.reader.fresh(place)
-    graph.reader.put(key, numbers)
+    key = reader.fresh(place)
+    reader.put(key, numbers)
     source, dtype = Source(key), dtypes.f32 if scales else node.output.type.dtype
     return graph.add_param(place, TensorType(dtype, numbers.shape), scales(source) if scales else source)
 

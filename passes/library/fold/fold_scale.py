@@ -11,7 +11,7 @@ from weft.ir import Graph, Node, Param, ops
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import changed, drop_params
-from .scaling import Edit, Factor, absorbed, apply, numbered, reading, spread, writing
+from .scaling import Edit, Factor, absorbed, apply, numbered, other_use, reading, spread, writing
 
 
 @dataclass
@@ -95,7 +95,7 @@ class FoldScale(Pass):
         # To a fixpoint: dropping a plan may leave another one's weight scaled for some of its readers only.
         while not self.untie:
             edited = {(e.node, e.index): e.what for plan in plans for e in plan.edits}
-            broken = {id(plan): why for plan in plans if (why := _shared(plan, edited))}
+            broken = {id(plan): f"{why}; untie copies it" for plan in plans if (why := other_use(plan.edits, edited))}
             for plan in plans:
                 refused.update((site.output.name, broken[id(plan)]) for site in plan.sites if id(plan) in broken)
             plans = [plan for plan in plans if id(plan) not in broken]
@@ -197,15 +197,6 @@ def _compensate(plan: _Plan, order: Mapping[Node, int]) -> None:
                 shrunk = absorbed(node, 0, 1 / table.factor, order)
                 if not isinstance(shrunk, str):
                     plan.edits += [*shrunk, replace(table, node=node, index=i)]
-
-
-def _shared(plan: _Plan, edited: Mapping[tuple[Node, int], object]) -> str | None:
-    """Say why a weight of `plan` cannot be scaled: another reader needs it unchanged."""
-    for e in plan.edits:
-        for node, i in e.param.uses:
-            if edited.get((node, i)) != e.what:
-                return f"%{e.param.name} is also a weight of {node.op.name} (%{node.output.name}); untie copies it"
-    return None
 
 
 def _remove(site: Node) -> None:

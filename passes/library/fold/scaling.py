@@ -111,11 +111,20 @@ def absorbed(reader: Node, index: int, factor: Factor, order: Mapping[Node, int]
 
 
 def absorbed_for_all(value: Value, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
-    """As `absorbed`, for all that read `value`."""
+    """The edits that make `value` `factor` times as large for all that read it, or why there are none."""
     walk = _Walk(order)
     for reader, index in value.uses:
         walk.demand(reader, index, factor)
     return walk.run()
+
+
+def other_use(edits: Sequence[Edit], edited: Mapping[tuple[Node, int], object]) -> str | None:
+    """Say why a parameter of `edits` cannot be scaled: it has a use that is not among those `edited`, or otherwise."""
+    for e in edits:
+        for node, i in e.param.uses:
+            if edited.get((node, i)) != e.what:
+                return f"%{e.param.name} is also a weight of {node.op.name} (%{node.output.name})"
+    return None
 
 
 class _Walk:

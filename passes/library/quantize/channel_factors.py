@@ -27,7 +27,6 @@ OUTPUTS = 1024  # rows of a weight, which are enough to tell its columns' sizes
 def channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> Array | None:
     """Return the factors f32 [in] of `weights` [out, in], all powers of two, with which their products with rows of `x`
     [n, in] lose least when they are rounded to `layout`, and x to 8 bits; None if they gain next to nothing."""
-    # In float64, so that every processor finds the same.
     inputs = _size(x.astype(np.float64, copy=False))
     weights = [weight.astype(np.float64) for weight in weights]
     outputs = np.sqrt(np.mean([np.square(_size(weight)) for weight in weights], 0))
@@ -55,7 +54,7 @@ def channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> 
 
 
 def _size(rows: Array) -> Array:
-    """The root mean square of every column, f32 [width]; of one without numbers as of a very small one."""
+    """The root mean square of every column, [width]; of one without numbers as of a very small one."""
     sizes = np.sqrt(np.square(rows).mean(0))
     return np.asarray(np.maximum(sizes, max(float(sizes.max()), 1e-30) * 2.0**-FARTHEST))
 

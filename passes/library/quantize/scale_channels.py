@@ -18,7 +18,7 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...fitting.calibration import Activations, sampled_tokens
 from ...fitting.matrices import Matrix, matrices
-from ..fold.scaling import Edit, absorbed_for_all, apply, numbered, reading
+from ..fold.scaling import Edit, absorbed_for_all, apply, numbered, other_use, reading
 from .channel_factors import OUTPUTS, channel_factors
 
 LEAST_TOKENS = 128  # of a text, below which sizes of activations say little of those of others
@@ -35,7 +35,8 @@ class ScaleChannels(Pass):
     Families of factors, sizes of activations to a power, by those of weights to another, are tried where they are used:
     on activations of a text, with weights rounded to the nearest of `bits` bits in groups of `group`, and activations
     to 8. All that read the same value have the same factors. Factors are powers of two, so no digit of a weight changes
-    but for exponents. `calibration` and `tokens` are as for quantize.
+    but for exponents. The text is `calibration`, as for quantize, or else the one that comes with weft; `tokens` from
+    all over it are read. Without a tokenizer they are drawn at random, and a warning says so.
 
     Condition: what makes the value is linear in a parameter, such as a norm with a weight (before fold-norm-scale), and
     linear maps alone read it, whose weights are their own: before a head tied to its embedding, or experts, nothing
@@ -83,12 +84,13 @@ class ScaleChannels(Pass):
                 f"scale-channels: graph {graph.name} has caches already, and texts are read from their beginning: run "
                 "scale-channels before kv-cache"
             )
-        sites = list(self._sites(graph, trace))
+        order = numbered(graph)
+        sites = list(self._sites(graph, order, trace))
         if not sites:
             return
         layout = integer_layout(self.bits, self.group, self.bits < 8)
         texts = sampled_tokens(graph, self.calibration, self.tokens, LEAST_TOKENS, self.name, "factors", trace)
-        # In float64, so that every processor finds the same.
+        # In float64: its last digits, in which processors differ, change no factor but by a rare chance.
         activations = Activations(graph, texts, dtype=np.float64)
         found = list[tuple[Value, Array]]()
         for i, site in enumerate(sites):
@@ -97,15 +99,14 @@ class ScaleChannels(Pass):
             factors = channel_factors(x, list(map(_rows, _weights(site))), layout)
             if factors is not None:
                 found.append((site, factors))
-        order = numbered(graph)
         for site, factors in found:
             _scale(site, factors, order)
             trace.fired(self.name, site.name)
         trace.progress(len(sites), len(sites))
 
-    def _sites(self, graph: Graph, trace: Trace) -> Iterator[Value]:
+    def _sites(self, graph: Graph, order: Mapping[Node, int], trace: Trace) -> Iterator[Value]:
         """The values whose channels can be scaled."""
-        known, order = matrices(graph), numbered(graph)
+        known = matrices(graph)
         for node in graph.nodes:
             for value in node.outputs:
                 if not value.type.dtype.is_float or not isinstance(value.shape[-1], int):
@@ -150,20 +151,14 @@ def _edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> list[Edi
     if isinstance(made, str):
         return made
     edits = [*made, *read]
-    edited = {(e.node, e.index): e.what for e in edits}
-    for e in edits:
-        for node, i in e.param.uses:
-            if edited.get((node, i)) != e.what:
-                return f"%{e.param.name} is also a weight of {node.op.name} (%{node.output.name})"
-    return edits
+    return other_use(edits, {(e.node, e.index): e.what for e in edits}) or edits
 
 
 def _scale(value: Value, factors: Array, order: Mapping[Node, int]) -> None:
-    graph = value.graph
-    if not isinstance(graph.reader, SpilledTensors):
-        graph.reader = SpilledTensors(graph.reader)
-    key = graph.reader.fresh(f"{value.name}.factors")
-    graph.reader.put(key, factors)
+    """Divide `value` by `factors`, which are kept beside the weights, and multiply what reads it by them."""
+    reader = value.graph.reader = SpilledTensors.over(value.graph.reader)
+    key = reader.fresh(f"{value.name}.factors")
+    reader.put(key, factors)
     edits = _edits(value, Source(key), order)
     assert not isinstance(edits, str)
     apply(edits)

@@ -205,7 +205,7 @@ def test_odd_heads_keep_their_numbers_of_4_bits() -> None:
 def test_a_text_that_is_drawn_is_told() -> None:
     trace = Trace()
     QuantizeCache().run(Tiny().graph(), trace)
-    assert any("scales are fitted to random tokens" in line for line in trace.lines)
+    assert any("warning: scales are fitted to random tokens" in line for line in trace.lines)
 
 
 def test_a_second_run_changes_nothing() -> None:

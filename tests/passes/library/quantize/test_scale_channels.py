@@ -16,6 +16,7 @@ from weft.ir.types.block_layouts import integer_layout
 from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 from weft.passes.library.quantize.channel_factors import FARTHEST, channel_factors
+from weft.passes.library.quantize.scale_channels import ScaleChannels
 
 from ...models import Tiny, applied, weight, worst
 
@@ -53,7 +54,7 @@ def fired(trace: Trace) -> set[str]:
 def test_the_same_function_with_powers_of_two(tiny: Tiny) -> None:
     before, trace = uneven(tiny), Trace()
     after = applied("scale-channels", before, trace)
-    assert {f"layers.{i}.{name}" for i in range(2) for name in ("attn_norm", "mlp_norm")} <= set(fired(trace))
+    assert {f"layers.{i}.{name}" for i in range(2) for name in ("attn_norm", "mlp_norm")} <= fired(trace)
     np.testing.assert_array_equal(logits(before), logits(after))  # to the last bit
     for found in factors(after).values():
         mantissas, exponents = np.frexp(found)
@@ -102,22 +103,28 @@ def test_channels_without_numbers() -> None:
 def test_pieces_of_packed_weights() -> None:
     before = applied("pack-qkv, pack-gate-up", uneven())
     after = applied("scale-channels", before)
-    assert any(key.endswith("act.factors") or "glu" in key for key in factors(after)), factors(after).keys()
+    assert {"layers.0.attn_norm.factors", "layers.0.mlp.glu.factors"} <= factors(after).keys()
+    packed = after.params["layers.0.mlp.gate_up.weight"].recipe
+    gate, up = (packed.evaluate(after.reader)[i * 96 : (i + 1) * 96] for i in range(2))
+    was = before.params["layers.0.mlp.gate_up.weight"].recipe.evaluate(before.reader)
+    rows, columns = (factors(after)[f"layers.0.{name}.factors"] for name in ("mlp.glu", "mlp_norm"))
+    np.testing.assert_array_equal(gate, was[:96] * columns)
+    np.testing.assert_array_equal(up, was[96:] * columns / rows[:, None])
     assert worst(before, after) <= EXACT
 
 
 @pytest.mark.parametrize(
     ("pipeline", "place", "reason"),
     [
-        ("", "layers.0.attn.o", "attention"),
-        ("fold-norm-scale", "layers.0.attn_norm", "has no weight"),
+        ("dce", "layers.0.attn.attention", "attention (%layers.0.attn.attention) stands between the scale and"),
+        ("fold-norm-scale", "layers.0.attn_norm", "rms_norm (%layers.0.attn_norm) has no weight"),
     ],
 )
 def test_what_stays(pipeline: str, place: str, reason: str) -> None:
-    graph, trace = applied(pipeline, uneven()) if pipeline else uneven(), Trace()
-    applied("scale-channels", graph, trace)
-    reasons = [refusal.reason for refusal in trace.refusals]
-    assert any(reason in told for told in reasons), (place, reasons)
+    trace = Trace()
+    after = applied("scale-channels", applied(pipeline, uneven()), trace)
+    assert reason in {refusal.at: refusal.reason for refusal in trace.refusals}[place]
+    assert f"{place}.factors" not in factors(after)
 
 
 def test_a_tied_head_stays() -> None:
@@ -146,11 +153,9 @@ def test_tables_that_computed_ids_look_up_stay() -> None:
 def test_a_check_that_can_fail() -> None:
     before = uneven()
     after = applied("scale-channels", before)
-    param = next(p for n, p in after.params.items() if n.endswith("mlp_norm.weight"))
-    param.recipe = param.recipe.item  # type: ignore[attr-defined]
-    from weft.passes.library.quantize.scale_channels import ScaleChannels
-
-    with pytest.raises(WeftError):
+    ScaleChannels().check(before, after, EquivalenceCheck())
+    after.params["layers.0.mlp_norm.weight"].recipe = before.params["layers.0.mlp_norm.weight"].recipe
+    with pytest.raises(WeftError, match="differs"):
         ScaleChannels().check(before, after, EquivalenceCheck())
 
 
