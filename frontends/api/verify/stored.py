@@ -105,7 +105,7 @@ def _fits(step: Pass, graph: Graph) -> bool:
     if not isinstance(step, QuantizeWeights):
         return False
     has_text = graph.tokenize is not None or step.calibration is not None
-    return step.method == "gptq" or (step.method == "auto" and has_text)
+    return step.fits and (step.method == "gptq" or has_text)
 
 
 def _tensors(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from weft.ir import WeftError
 from ...passes.library.quantize.test_quantize import USED
 from ..command import done
 from ..formats.weft.sealing import seal_again
+from .test_eval import write_llama
 from .test_weights import ExactOptions
 
 SOURCE = """
@@ -116,6 +118,23 @@ def test_targets_without_blocks_have_them_fitted_again(tmp_path: Path) -> None:
     (tmp_path / "ids.npy").unlink()
     with pytest.raises(WeftError, match=r"ids\.npy"):
         verified(folder)
+
+
+@pytest.mark.parametrize(
+    ("target", "part"), [("ort-cpu", "layers.1.ffn.down"), ("torch", "layers.1.ffn.down"), ("torch", "ffn_norm.weight")]
+)
+def test_scaled_channels_are_compared_bit_by_bit(target: str, part: str, tmp_path: Path) -> None:
+    """Factors are found again on the text that the model's own tokenizer reads; no code of `int8` is fitted."""
+    source = write_llama(tmp_path / "llama", 0)
+    weft.compile(source, tmp_path / "out", weights="int8", target=target, max_length=64)
+    manifest = json.loads((tmp_path / "out" / "weft.json").read_text())
+    assert "scale-channels{bits=8}, quantize{bits=8}" in manifest["pipeline"]
+    found = verified(tmp_path / "out")
+    assert found.passed and found.weights is not None and found.weights.fitted == 0
+    change(tmp_path / "out", part, 5)
+    found = verified(tmp_path / "out")
+    assert found.weights is not None and found.weights.wrong is not None
+    assert part in found.weights.wrong and "byte 5 is" in found.weights.wrong
 
 
 @pytest.mark.parametrize("target", ["ort-cpu", "torch"])
