@@ -18,6 +18,7 @@ from weft.ir import WeftError
 
 from ...passes.library.quantize.test_quantize import in_memory
 from ..command import done, refused
+from .test_eval import write_llama
 from .test_weights import ARCHITECTURE, MODELS
 
 
@@ -110,3 +111,15 @@ def test_targets_that_say_nothing_are_named() -> None:
     model = Model(in_memory(MODELS["tied"].graph()), "tied", "tied")
     with pytest.raises(WeftError, match="unknown target"):
         weight_sizes(model, "int4", "nonesuch")
+
+
+def test_sizes_of_8_bits_take_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels are scaled by a text when the model is compiled; sizes do not hang on it."""
+    source = write_llama(tmp_path / "llama", 0)
+    weft.compile(source, tmp_path / "out", weights="int8")
+    place = "weft.passes.library.quantize.scale_channels.sampled_tokens"
+    monkeypatch.setattr(place, lambda *_: pytest.fail("a text is read"))
+    sizes = weight_sizes(weft.load_source(source), "int8", "ort-cpu")
+    manifest = json.loads((tmp_path / "out" / "weft.json").read_text())
+    assert "scale-channels" in manifest["pipeline"]
+    assert manifest["weights"] == {"kinds": sizes.kinds, "layers": sizes.layers} and sizes.blocks == manifest["blocks"]
