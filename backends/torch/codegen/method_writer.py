@@ -15,9 +15,13 @@ COMMENTED = 108  # the same, of a line with its comment
 
 
 class Writer:
-    """Writes the forward of one method; one that `trains` may compute activations again, and be given no cache."""
+    """Writes the forward of one method; one that `trains` may compute activations again, and be given no cache.
+
+    A hidden state on its way through the layers is called `stream`.
+    """
 
     trains = True
+    stream = "x"
 
     def __init__(self, method: Method, given: list[Named], hidden: Var | None, top: bool) -> None:
         self.method, self.given, self.hidden, self.top = method, given, hidden, top
@@ -52,13 +56,52 @@ class Writer:
         for item in self.method.items:
             self._add(item)
         outputs = ", ".join(self.token(o) for o in self.method.outputs)
-        self.lines.append(Line([], self._inlined(_expression(f"({outputs})"), 7)[0]))
-        names = Names(self.lines, self.tokens, taken)
+        self.lines.append(Line([], self._inlined(_expression(self.result(outputs)), 7)[0]))
+        names = Names(self.lines, self.tokens, taken, self.stream)
         return [names.give(o, self._called(o)) for o in self.given], names.text()
+
+    # -- what kinds of classes differ in
+
+    def result(self, outputs: str) -> str:
+        """The text of what the method returns, of the text of its outputs."""
+        return f"({outputs})"
+
+    def slot(self, item: Statement, slot: CacheSlot) -> str:
+        """The text that reaches what a statement keeps."""
+        return self.states[item]
+
+    def handed(self, item: Call) -> list[str]:
+        """The arguments of a call besides its inputs: the state that it is given."""
+        return [self.states[item]] if item.slots else []
+
+    def answer(self, item: Call, text: str) -> str:
+        """The results of the call that is `text`."""
+        return text
+
+    def rounds(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
+        """The arguments of each call of a loop besides its inputs; what it goes through at the same time is added to
+        `sources`, as a variable and what it stands for in turn."""
+        if not loop.slots:
+            return []
+        same = all(c.path == loop.calls[0].path for c in loop.calls)
+        count = len(loop.calls) if same else f"len({sources[0][1]})"
+        sources.append(("state", self.states[loop] + f" or [None] * {count}" * self.trains))
+        return ["state"]
+
+    def varying(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
+        """The same of inputs that differ from call to call, of which `rests` are the tuples."""
+        sources.append(("args", periodic(rests)))
+        return ["*args"]
+
+    def recomputed(self, loop: Loop) -> str:
+        """The line that lets ``layer`` run with its activations made again in the backward pass; "" for none."""
+        return _checkpointed("state" if loop.slots else "") if self.trains else ""
+
+    # -- writing
 
     def _called(self, o: Named) -> str:
         """Return the preferred name of a parameter."""
-        return "x" if o is self.hidden else o.name if isinstance(o, Var) else o.path.replace(".", "_")
+        return self.stream if o is self.hidden else o.name if isinstance(o, Var) else o.path.replace(".", "_")
 
     def _name_states(self) -> None:
         stateful = self.method.stateful
@@ -83,10 +126,8 @@ class Writer:
             self._add_loop(item)
             return
         if isinstance(item, Call):
-            arguments = [self.token(o) for o in item.inputs]
-            if item.slots:
-                arguments.append(self.states[item])
-            text = f"{self.member(item.path)}({', '.join(arguments)})"
+            arguments = [*(self.token(o) for o in item.inputs), *self.handed(item)]
+            text = self.answer(item, f"{self.member(item.path)}({', '.join(arguments)})")
             guard = next((o for o in item.inputs if isinstance(o, Var) and o.skips), None) if self.top else None
             if guard is not None:
                 nothing = "None" if len(item.results) == 1 else f"({', '.join(['None'] * len(item.results))})"
@@ -94,7 +135,9 @@ class Writer:
             replaces = next((o for o in item.inputs if _alike(o, item.results)), None)
             self._append(item.results, text, "", replaces)
             return
-        tokens = [self.states[item] if isinstance(o, CacheSlot) else self.token(o) for o in item.operands]
+        if not item.text:  # it asks only that what it reads is handed on
+            return
+        tokens = [self.slot(item, o) if isinstance(o, CacheSlot) else self.token(o) for o in item.operands]
         text = item.text.format(*tokens)
         if not item.results:
             self.lines.append(Line([], self._inlined(ast.parse(text).body[0], 60)[0]))
@@ -150,7 +193,7 @@ class Writer:
             [self.token(results[chain[c][i]]) if i in chain[c] else self.token(o) for i, o in enumerate(c.inputs)]
             for c in calls
         ]
-        shared, rest = _common(argument_lists)
+        shared, rests = _common(argument_lists)
         same = all(c.path == first.path for c in calls)
         sources: list[tuple[str, str]] = []  # loop variable, iterable
         if same:
@@ -160,21 +203,17 @@ class Writer:
             _, cut = layers(self.method, calls)
             sources.append(("layer", self.member(first.path.rpartition(".")[0]) + cut))
         arguments = list(shared)
-        if rest is not None:
-            sources.append(("args", rest))
-            arguments.append("*args")
-        if loop.slots:
-            state = self.states[loop]
-            count = len(calls) if same else f"len({sources[0][1]})"
-            sources.append(("state", state + f" or [None] * {count}" * self.trains))
-            arguments.append("state")
+        if rests:
+            arguments += self.varying(loop, rests, sources)
+        arguments += self.rounds(loop, sources)
         variables, iterables = zip(*(sources or [("_", f"range({len(calls)})")]), strict=True)
         over = iterables[0] if len(iterables) == 1 else f"zip({', '.join(iterables)})"
         targets = ", ".join(self.token(v) for v in results)
-        again = self.trains and callee == "layer"
-        body = f"{targets} = {'run' if again else callee}({', '.join(arguments)})"
+        again = self.recomputed(loop) if callee == "layer" else ""
+        made = self.answer(first, f"{'run' if again else callee}({', '.join(arguments)})")
+        body = f"{targets} = {made}"
         if again:
-            body = f"{_checkpointed('state' if loop.slots else '')}\n    {body}"
+            body = f"{again}\n    {body}"
         text = f"for {', '.join(variables)} in {over}:\n    {body}"
         pairs = tuple(zip(results, entering, strict=True))
         self.lines.append(Line([*results], ast.parse(text).body[0], loop=pairs))
@@ -201,15 +240,15 @@ def _checkpointed(state: str) -> str:
     return f"run = partial(checkpoint, layer, use_reentrant=False) if {asked} else layer"
 
 
-def _common(lists: list[list[str]]) -> tuple[list[str], str | None]:
-    """The arguments that all calls have in common from the first on, and the text of the others, call by call."""
+def _common(lists: list[list[str]]) -> tuple[list[str], list[str]]:
+    """The arguments that all calls have in common from the first on, and the others, if any, as a tuple for each."""
     shared: list[str] = []
     for column in zip(*lists, strict=False):
         if len({*column}) != 1:
             break
         shared.append(column[0])
     rests = [f"({', '.join(a[len(shared) :])}{',' if len(a) == len(shared) + 1 else ''})" for a in lists]
-    return shared, None if set(rests) == {"()"} else periodic(rests)
+    return shared, [] if set(rests) == {"()"} else rests
 
 
 def periodic(texts: list[str]) -> str:

@@ -27,9 +27,13 @@ class Line:
 
 
 class Names:
-    """The names of the values in `lines`; `tokens` are what stands for them there until then."""
+    """The names of the values in `lines`; `tokens` are what stands for them there until then. What passes through a
+    loop is called `stream`."""
 
-    def __init__(self, lines: Sequence[Line], tokens: dict[Operand, str], taken: Collection[str] = ()) -> None:
+    def __init__(
+        self, lines: Sequence[Line], tokens: dict[Operand, str], taken: Collection[str] = (), stream: str = "x"
+    ) -> None:
+        self.stream = stream
         self.lines, self.tokens, self.taken = lines, dict(tokens), {*RESERVED, *library(), *taken}
         for target in (t for line in lines for t in line.targets):
             self.token(target)
@@ -42,13 +46,13 @@ class Names:
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
     def _wanted(self) -> dict[Operand, str]:
-        """Prefer the name x for values that pass through a loop, and for those they are made from."""
+        """Prefer the name of the stream for values that pass through a loop, and for those they are made from."""
         names: dict[Operand, str] = {}
         for line in reversed(self.lines):
             if len(line.loop) == 1:
-                names |= dict.fromkeys(line.loop[0], "x")
+                names |= dict.fromkeys(line.loop[0], self.stream)
             elif len(line.targets) == 1 and line.targets[0] in names and line.replaces is not None:
-                names[line.replaces] = "x"
+                names[line.replaces] = self.stream
         return names
 
     def _last_reads(self) -> dict[str, int]:

@@ -152,8 +152,13 @@ class _Builder:
         results = [v for s in members for v in s.results]
         mine = set(members)
         outputs: list[Operand] = [v for v in results if not self.uses.get(v, set()) <= mine]
+        outputs.sort(key=lambda v: isinstance(v, Var) and self._only_handed(v, mine))
         callee = self.method(path, members, outputs)
         return Call(path, callee, list(callee.inputs), tuple(v for v in outputs if isinstance(v, Var)))
+
+    def _only_handed(self, v: Var, mine: set[Statement]) -> bool:
+        """Return whether nothing outside computes with `v`: it is handed on after all else."""
+        return all(s is not None and (s in mine or not s.text) for s in self.uses[v])
 
     def _groups(self, path: str, statements: Sequence[Statement]) -> list[tuple[str | None, list[Statement]]]:
         """The statements in the order of first appearance, those of an inner module together, as far as that works."""

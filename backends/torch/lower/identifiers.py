@@ -21,9 +21,10 @@ SPARSE = 1000  # of a list of modules, whose places between the numbers are fill
 OWN = {*dir(nn.Module()), "new_cache", "cache"}  # what a module has besides its parts
 
 
-def with_identifiers(graph: Graph) -> Graph:
-    """Return `graph`, or a copy whose scopes, values, parameters, inputs and outputs have names for Python."""
-    paths, inputs = _paths(graph), argument_names(graph)
+def with_identifiers(graph: Graph, avoid: Collection[str] = ()) -> Graph:
+    """Return `graph`, or a copy whose scopes, values, parameters, inputs and outputs have names for Python, none of them
+    to `avoid`."""
+    paths, inputs = _paths(graph, avoid), argument_names(graph)
     outputs = _distinct([name for name, _ in graph.outputs.items()])
     if all(old == new for names in (paths, inputs, outputs) for old, new in names.items()):
         return graph
@@ -55,7 +56,7 @@ def parameter_names(graph: Graph) -> dict[str, str]:
     return {paths[name]: name for name in graph.params}
 
 
-def _paths(graph: Graph) -> dict[str, str]:
+def _paths(graph: Graph, avoid: Collection[str] = ()) -> dict[str, str]:
     """Map every dotted name of `graph` to one whose parts are attributes, or numbers of a list."""
     values = (v.name for node in graph.nodes for v in node.outputs)
     names = [*graph.params, *(node.scope for node in graph.nodes), *values, *(v.name for v in graph.inputs.values())]
@@ -67,7 +68,7 @@ def _paths(graph: Graph) -> dict[str, str]:
             tree.setdefault(path, {})[part] = None
             path += f"{part}."
         tree.setdefault(path, {})[last] = None
-    below = {path: _siblings(parts, listed=bool(path)) for path, parts in tree.items()}
+    below = {path: _siblings(parts, bool(path), avoid) for path, parts in tree.items()}
     renamed = {name: _renamed(name, below) for name in names if name}
     for name in graph.params:
         if f"{name}." in tree:  # a tensor has no parts
@@ -86,13 +87,13 @@ def _renamed(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
     return ".".join(parts)
 
 
-def _siblings(parts: Iterable[str], listed: bool) -> dict[str, str]:
+def _siblings(parts: Iterable[str], listed: bool, avoid: Collection[str] = ()) -> dict[str, str]:
     """Map the names of siblings to identifiers; where all are numbers and they may be `listed`, they stay numbers."""
     parts = [part for part in parts if part]
     numbered = listed and all(re.fullmatch(r"0|[1-9]\d{0,8}", part) for part in parts)
     if numbered and max(map(int, parts), default=0) < SPARSE + 4 * len(parts):
         return {part: part for part in parts}
-    return {"": "_", **_distinct(parts)}
+    return {"": "_", **_distinct(parts, {*OWN, *avoid})}
 
 
 def _distinct(names: list[str], avoid: Collection[str] = OWN) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -51,7 +51,7 @@ def lower(graph: Graph) -> Lowered:
     Raises:
         WeftError: naming an op that cannot be written.
     """
-    legal = _legal(graph)
+    legal = legal_form(graph)
     cached = cached_nodes(legal)
     emitter = Emitter(legal, cached, counts_keys(legal, cached), cross_attentions(legal, cached))
     begin(emitter)
@@ -95,13 +95,14 @@ def emit(
     emitter.leave()
 
 
-def _legal(graph: Graph) -> Graph:
-    """Copy `graph` with ops that all have lowerings; sums stand apart from their norms, each in its own layer.
+def legal_form(graph: Graph, avoid: Collection[str] = ()) -> Graph:
+    """Copy `graph` with ops that all have lowerings, and no name that is to `avoid`; sums stand apart from their norms,
+    each in its own layer.
 
     Raises:
         WeftError: naming an op that cannot be written, or whose state cannot be kept.
     """
-    graph, trace = with_identifiers(graph.clone()), Trace()
+    graph, trace = with_identifiers(graph.clone(), avoid), Trace()
     lookup("unfuse-residual-norm")().run(graph, trace)
     cached = cached_nodes(graph)
     for node in graph.nodes:

@@ -34,8 +34,7 @@ def carried(e: Emitter, node: Node, call: Call) -> tuple[Var, ...]:
         return (y, present) if len(own) == 1 else (y, *e.many("{0}", present, names=tuple(others)))
     if node not in e.cached:
         return (e.emit(f"{text('None')}[0]", *call.operands),)
-    slot = call.place(CacheSlot(*_slot(parts)))
-    return (e.emit(f"keep({slot}, {text(f'resumed({slot})')})", *call.operands),)
+    return (e.keep_state(node, CacheSlot(*_slot(parts)), len(parts), text, call.operands),)
 
 
 def _slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
@@ -49,7 +48,7 @@ def _slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
 
 @lowering(ops.causal_conv)
 def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
-    x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
+    x, weight, bias = e.shown(node.required("x")), node.required("weight"), node.operand("bias")
     operands, act = [x, weight, *([] if bias is None else [bias])], node.attrs["activation"]
     if node not in e.cached and node.operand("past") is None:
         outputs: tuple[Var, ...] = (Call("causal_conv").give(*operands).emit(e, replaces=x),)
@@ -60,18 +59,19 @@ def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 @lowering(ops.selective_scan, ops.ssd)
 def _state_space(e: Emitter, node: Node) -> tuple[Var, ...]:
-    call = Call(node.op.name).give(*(node.operand(o.name) for o in node.op.operands[:6]), PAST)
+    given = [node.operand(o.name) for o in node.op.operands[:6]]
+    call = Call(node.op.name).give(given[0], e.shown(node.required("delta")), *given[2:], PAST)
     return carried(e, node, call.set("heads", node.attrs.get("heads")).set("groups", node.attrs.get("groups")))
 
 
 @lowering(ops.gated_linear_attention)
 def _gated_linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
-    q, k, v, decay = node.required("q"), node.required("k"), node.required("v"), node.operand("decay")
-    heads, groups = node.attrs["heads"], node.attrs["groups"]
+    q, v, decay = node.required("q"), node.required("v"), node.operand("decay")
+    heads, groups, k = node.attrs["heads"], node.attrs["groups"], e.shown(node.required("k"))
     part = "plain_linear_attention"
     if decay is not None:  # where keys are one number, a gate for every key is one for every head
         part = "gated_linear_attention" if decay.width == heads else "keyed_linear_attention"
-    call = Call(part).give(q, k, v, *([] if decay is None else [decay]), PAST)
+    call = Call(part).give(q, k, v, *([] if decay is None else [e.shown(decay)]), PAST)
     return carried(e, node, call.set("heads", heads).set("groups", groups))
 
 
@@ -82,6 +82,7 @@ def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
     k = e.emit("elu_plus_one({0})", node.required("k"), name="k", replaces=0)
     if mask is not None:
         k = e.emit("{0} * ({1} != 0)[..., None]", k, mask, name="k", replaces=0)
+    k = e.shown(k)
     turned = q, k
     positions, frequencies = node.operand("positions"), node.operand("frequencies")
     if positions is not None and frequencies is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 from weft.ir import ops
 from weft.ir.errors import WeftError
@@ -70,6 +70,20 @@ class Emitter:
                 return var
         self.program.inputs.append(var := Var(name, type=type, default=default))
         return var
+
+    # -- states
+
+    def shown(self, value: Value | Operand) -> Value | Operand:
+        """What recurrences read of `value` [batch, seq, width], of which a model may hide padding."""
+        return value
+
+    def keep_state(
+        self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
+    ) -> Var:
+        """The result of the recurrence `node`, whose states, of `parts` tensors, are kept in `slot`: `text` calls it,
+        on `operands`, with the states before."""
+        place = f"{{{len(operands)}}}"
+        return self.emit(f"keep({place}, {text(f'resumed({place})')})", *operands, slot)
 
     # -- heads
 

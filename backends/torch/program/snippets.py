@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import inspect
-import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from .. import snippets as parts
 
@@ -64,11 +63,12 @@ class Snippet:
 
 
 @functools.cache
-def library() -> dict[str, Snippet]:
-    """All parts by name, in the order of their files."""
+def library(room: str = parts.__name__) -> dict[str, Snippet]:
+    """All parts of a `room` by name, in the order of their files, which are read and not imported."""
     found = {}
-    for info in sorted(pkgutil.iter_modules(parts.__path__), key=lambda i: i.name):
-        text = inspect.getsource(importlib.import_module(f"{parts.__name__}.{info.name}"))
+    (folder,) = importlib.import_module(room).__path__
+    for path in sorted(Path(folder).glob("[a-z]*.py")):
+        text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
         for node in ast.parse(text).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Assign)):
@@ -98,9 +98,9 @@ def bound(tree: ast.AST) -> frozenset[str]:
     return frozenset(arguments | variables)
 
 
-def used_snippets(wanted: Iterable[str]) -> list[Snippet]:
-    """The parts among the names `wanted` and what they use, in the order of the library."""
-    known = library()
+def used_snippets(wanted: Iterable[str], known: Mapping[str, Snippet] | None = None) -> list[Snippet]:
+    """The parts among the names `wanted` and what they use, in the order of the library that is `known`."""
+    known = library() if known is None else known
     needed: set[str] = set()
     queue = [n for n in wanted if n in known]
     while queue:
@@ -111,10 +111,11 @@ def used_snippets(wanted: Iterable[str]) -> list[Snippet]:
     return [part for name, part in known.items() if name in needed]
 
 
-def imports(used: Iterable[str], package: str = "") -> list[str]:
-    """The import lines for the names `used`, standard library first; kernels come from `package`, if one is given."""
+def imports(used: Iterable[str], package: str = "", table: Mapping[str, str] = IMPORTS) -> list[str]:
+    """The import lines for the names `used`, which `table` has, standard library first; kernels come from `package`, if
+    one is given."""
     wanted = {*used}
-    found = {IMPORTS[n] for n in wanted if n in IMPORTS}
+    found = {table[n] for n in wanted if n in table}
     if package:
         found |= {f"from {package}.{KERNELS[n]} import {n}" for n in wanted & KERNELS.keys()}
     lines = [line for line in found if not line.startswith("from")]

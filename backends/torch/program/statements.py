@@ -69,7 +69,8 @@ Operand = Var | Submodule | ParamRef | CacheSlot
 @dataclass(eq=False)
 class Statement:
     """``results = text``, where `operands` fill the places of `text`; `replaces` is the operand that the (first) result
-    takes the place of, so that it may take over its name; `comment` says what the eye should know (a new layout)."""
+    takes the place of, so that it may take over its name; `comment` says what the eye should know (a new layout). One
+    without a text asks that what it reads is handed to its scope."""
 
     text: str
     operands: tuple[Operand, ...]

@@ -1,0 +1,68 @@
+"""The target `transformers`: a folder with its own code that Hugging Face transformers loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weft.ir.graph import Graph, Node
+from weft.passes import Pipeline
+
+from ..options import Options, option
+from ..targets import Backend, register
+
+if TYPE_CHECKING:
+    from ..transformers.build import TransformersFolder
+
+
+@dataclass(frozen=True)
+class TransformersOptions(Options):
+    """Options of folders for transformers."""
+
+    class_name: str = option("", "What classes are called: NAMEConfig, NAMEModel, NAMEForCausalLM")
+
+
+@dataclass(frozen=True)
+class TransformersBackend(Backend):
+    """A model with its own code for transformers and what builds upon it: PEFT, TRL, vLLM, SGLang."""
+
+    options = TransformersOptions
+    libraries = ("numpy", "torch")
+    is_code = True
+
+    def finish(self, pipeline: Pipeline, dtype: str) -> Pipeline:
+        return pipeline  # weights get their dtype where they are stored
+
+    def lowerings(self, op: str) -> list[str]:
+        from ..torch.program.registry import LOWERINGS
+
+        return [low.name.strip("_") for low in LOWERINGS.get(op, ())]
+
+    def refusals(self, node: Node) -> list[str] | None:
+        from ..torch.lower.lower import refusals
+
+        return refusals(node)
+
+    def build(self, graph: Graph, dtype: str, length: int, options: Options, notes: list[str]) -> TransformersFolder:
+        from ..runtime.torch.folder import pytorch
+
+        pytorch()
+        from ..transformers.build import TransformersFolder
+
+        assert isinstance(options, TransformersOptions)
+        return TransformersFolder(graph, dtype, length, options.class_name, notes)
+
+    def files(self, kind: str) -> tuple[str, ...]:
+        return ("config.json",)
+
+
+register(
+    TransformersBackend(
+        "transformers",
+        "a folder with its own code for Hugging Face transformers, PEFT, TRL, vLLM and SGLang",
+        "transformers",
+        "any",
+        ("f32", "bf16", "f16"),
+        phases=("simplify",),
+    )
+)

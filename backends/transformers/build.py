@@ -1,0 +1,136 @@
+"""Build folders for transformers: a configuration, a model, weights, and what generates text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.ir.recipes.streams import stream
+from weft.ir.types import dtypes
+from weft.passes.analysis.states import has_cache
+
+from ..storage.safetensors import Tensor, write_shards
+from ..torch.program.constants import stored_dtype
+from ..weights import StoredTensor, weight_facts
+from .lower.lower import Lowered, lower
+from .shell.configuration import TORCH_DTYPES, Configuration, states_each, write_configuration
+from .shell.initial import initializer_range
+from .shell.modeling import Modeling, write_modeling
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+class TransformersFolder:
+    """The model of `graph` with weights in `dtype`, not written yet, of a class called `name`; `notes` are added to.
+
+    Raises:
+        WeftError: if the graph has caches of its own, or an op cannot be written.
+    """
+
+    def __init__(self, graph: Graph, dtype: str, length: int, name: str, notes: list[str]) -> None:
+        if has_cache(graph):
+            raise WeftError("target transformers has caches of its own: leave out the pass kv-cache, and what needs it")
+        self._graph, self._name = graph, name or class_name(graph.name)
+        self._stem = stem_of(self._name)
+        self._lowered: Lowered = lower(graph)
+        self._modeling: Modeling = write_modeling(self._lowered, self._name, self._stem)
+        self._config: Configuration = write_configuration(
+            self._lowered, self._modeling, self._name, self._stem, {}, self._more(length)
+        )
+        self._dtype = dtype
+        self._weights = self._tensors()
+        self.trace: list[str] = []
+        self.weight_bytes = sum(w.nbytes for w in self._weights.values())
+        self.facts: dict[str, Any] = {
+            "outputs": list(graph.outputs),
+            "weights": weight_facts(graph, self.tensors),
+        }
+
+    def _more(self, length: int) -> dict[str, Any]:
+        """What a config says beside the numbers of the architecture."""
+        meta = self._graph.meta
+        eos = meta.get("eos_token_ids") or [None]
+        tokens = {"bos_token_id": meta.get("bos_token_id"), "pad_token_id": meta.get("pad_token_id")}
+        more: dict[str, Any] = {
+            "max_position_embeddings": length,
+            "initializer_range": initializer_range(self._lowered.base.weights),
+            "use_cache": bool(self._lowered.emitter.cached),
+            "tie_word_embeddings": bool(self._lowered.tied),
+            **tokens,
+            "eos_token_id": eos[0],
+        }
+        if (count := states_each(self._lowered)) > 1:
+            more["number_of_conv_states"] = count
+        return more
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The weights by their keys in the model that predicts tokens, or in the base model."""
+        head, base, reader = self._lowered.head, self._lowered.base, self._lowered.graph.reader
+        kind = dtypes.parse(self._dtype)
+        prefix = "" if head is None else "model."
+        params = {f"{prefix}{key}": param for key, param in base.weights.items()}
+        if head is not None:
+            params |= {key: param for key, param in head.weights.items() if key not in self._lowered.tied}
+        tensors = {
+            key: Tensor(tuple(p.type.concrete({})), stored_dtype(p, kind), partial(stream, p.recipe, reader))
+            for key, p in params.items()
+        }
+        self.tensors = {key: StoredTensor(params[key].recipe, t.dtype, t.shape) for key, t in tensors.items()}
+        return dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.bits))
+
+    def write(self, folder: Path, step: Callable[[int], None]) -> None:
+        """Write everything into `folder`; `step` is told the bytes just written."""
+        (folder / f"modeling_{self._stem}.py").write_text(self._modeling.text, encoding="utf-8")
+        (folder / f"configuration_{self._stem}.py").write_text(self._config.text, encoding="utf-8")
+        _write_json(folder / "config.json", self._config_json())
+        _write_json(folder / "generation_config.json", self._generation())
+        write_shards(folder, self._weights, step=step)
+
+    def _config_json(self) -> dict[str, Any]:
+        name, stem, head = self._name, self._stem, self._lowered.head
+        code = f"modeling_{stem}.{name}"
+        classes = {"AutoConfig": f"configuration_{stem}.{name}Config", "AutoModel": f"{code}Model"}
+        if head is not None:
+            classes |= {
+                "AutoModelForCausalLM": f"{code}ForCausalLM",
+                "AutoModelForSequenceClassification": f"{code}ForSequenceClassification",
+            }
+        return {
+            "architectures": [f"{name}{'ForCausalLM' if head is not None else 'Model'}"],
+            "auto_map": classes,
+            "model_type": stem,
+            "dtype": TORCH_DTYPES[self._dtype],
+            **{k: v for k, v in self._config.fields.items() if v is not None},
+        }
+
+    def _generation(self) -> dict[str, Any]:
+        meta = self._graph.meta
+        eos = meta.get("eos_token_ids") or [None]
+        said = {
+            "bos_token_id": meta.get("bos_token_id"),
+            "eos_token_id": eos if len(eos) > 1 else eos[0],
+            "pad_token_id": meta.get("pad_token_id"),
+        }
+        return {key: value for key, value in said.items() if value is not None}
+
+
+def class_name(name: str) -> str:
+    """A name for classes: that of the model, its size left out."""
+    words = [w for w in re.split(r"[^A-Za-z0-9]+", name) if w and not re.fullmatch(r"\d+(\.\d+)?[mbkMBK]", w)]
+    joined = "".join(w[0].upper() + w[1:] for w in words) or "Model"
+    return joined if not joined[0].isdigit() else f"Model{joined}"
+
+
+def stem_of(name: str) -> str:
+    """The name of files for classes called `name`: as a module of Python."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

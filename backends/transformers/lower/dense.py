@@ -1,0 +1,106 @@
+"""Embeddings that a call may bring along, activations as modules, and biases by distance."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.graph import Node, Param
+
+from ...torch.program.statements import TOP, Operand, Submodule, Var
+from .emitter import HEAD, ShellEmitter, lowers
+
+MODULES = {  # activations that torch has a module for
+    "silu": "nn.SiLU()",
+    "gelu": "nn.GELU()",
+    "gelu_tanh": 'nn.GELU(approximate="tanh")',
+    "relu": "nn.ReLU()",
+    "sigmoid": "nn.Sigmoid()",
+    "tanh": "nn.Tanh()",
+    "elu": "nn.ELU()",
+    "identity": "nn.Identity()",
+}
+
+
+@lowers(ops.embedding)
+def _embedding(e: ShellEmitter, node: Node) -> Operand | None:
+    """The embedding of tokens is given or made before everything else."""
+    ids, table = node.required("ids"), node.required("table")
+    if e.graph.inputs.get("input_ids") is not ids or e.embedding or not isinstance(table, Param):
+        return None
+    if e[ids] is not e.embeds:
+        return None
+    rows, width = table.shape
+    e.embeds.shape = node.output.shape
+    leaf = e.leaf(f"nn.Embedding({rows}, {width})", weight=table)
+    e.embedding = table.name.removesuffix(".weight")
+    e.embed("{2}({1})" if leaf else "F.embedding({1}, {2})", leaf or e[table])
+    return e.emit("{0}", e.embeds, name="hidden_states", shape=node.output.shape)
+
+
+@lowers(ops.linear)
+def _head(e: ShellEmitter, node: Node) -> Operand | None:
+    """The head, which engines hold themselves."""
+    if node is not e.head:
+        return None
+    weight, bias = node.required("weight"), node.operand("bias")
+    assert isinstance(weight, Param)
+    out, width = weight.shape
+    e.program.weights[f"{HEAD}.weight"] = weight
+    if isinstance(bias, Param):
+        e.program.weights[f"{HEAD}.bias"] = bias
+    e.scope = TOP
+    init = f"nn.Linear({width}, {out}{', bias=False' * (bias is None)})"
+    leaf = Submodule(HEAD, init, ("weight",) if bias is None else ("weight", "bias"))
+    return e.emit("{1}({0})", node.required("x"), leaf, name="logits")
+
+
+@lowers(ops.glu)
+def _glu(e: ShellEmitter, node: Node) -> Operand | None:
+    """A gated unit whose activation is a module, as engines look for it."""
+    if node.attrs["limit"] is not None or node.attrs["shift"] or node.attrs["activation"] not in MODULES:
+        return None
+    act = _act(e, node, MODULES[node.attrs["activation"]])
+    return e.emit("{2}({0}) * {1}", node.required("gate"), node.required("up"), act)
+
+
+@lowers(ops.relu, ops.gelu, ops.tanh, ops.swish)
+def _activation(e: ShellEmitter, node: Node) -> Operand | None:
+    """The activation between two linear maps."""
+    x = node.required("x")
+    name = {"swish": "silu"}.get(node.op.name, node.op.name)
+    if node.op is ops.gelu and node.attrs["approximate"] != "none":
+        name = {"tanh": "gelu_tanh"}.get(node.attrs["approximate"], "")
+    plain = node.op is not ops.swish or node.attrs["beta"] == 1
+    between = x.producer is not None and x.producer.op is ops.linear and x.producer.scope == node.scope
+    feeds = [reader.op for reader, _ in node.output.uses] == [ops.linear]
+    if not (plain and between and feeds and node.scope and name in MODULES):
+        return None
+    return e.emit("{1}({0})", x, _act(e, node, MODULES[name]), replaces=0)
+
+
+def _act(e: ShellEmitter, node: Node, init: str) -> Submodule:
+    """The module of an activation beside the linear maps around it."""
+    path = f"{node.scope}.act" if node.scope else "act"
+    taken = {p.partition(f"{path}.")[2] != "" or p == path for p in e.graph.params if p.startswith(path)}
+    return Submodule(f"{path}_fn" if True in taken else path, init)
+
+
+@lowers(ops.alibi)
+def _alibi(e: ShellEmitter, node: Node) -> Operand:
+    slopes = e[node.required("slopes")]
+    apart = _distances(e)
+    text = "alibi({0}, {1})" if not node.attrs["symmetric"] else "alibi({0}, -{1}.abs())"
+    if isinstance(slopes, Var) and e.is_hoisted(slopes):
+        return e.hoist((text, slopes, apart), text, slopes, apart, name="bias")
+    return e.emit(text, slopes, apart, name="bias")
+
+
+@lowers(ops.relative_position_bias)
+def _relative_position_bias(e: ShellEmitter, node: Node) -> Operand:
+    part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
+    text = f"{part}({{0}}, {{1}}, {node.attrs['max_distance']})"
+    return e.emit(text, node.required("table"), _distances(e), name="bias")
+
+
+def _distances(e: ShellEmitter) -> Var:
+    """The distances of all keys from the tokens of a call."""
+    return e.hoist("distance", "key_distances({0}, {1})", e.embeds, e.past, name="distance")

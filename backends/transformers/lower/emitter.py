@@ -1,0 +1,188 @@
+"""The emitter of models for transformers: what a call is given, what layers keep, and which masks they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from weft.ir import ops
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.op import Op
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.types import Shape
+
+from ...torch.program.constants import formula
+from ...torch.program.emitter import Emitter
+from ...torch.program.statements import TOP, CacheSlot, Operand, Statement, Var
+from ...torch.program.states import cached_nodes
+from ..numbers.axes import Axes
+from ..numbers.fields import Fields
+
+CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int")  # in the text of a statement
+HEAD = "lm_head"
+FULL, SLIDING, CHUNKED, RECURRENT = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
+GIVEN = {  # what a call may bring
+    "input_ids": "Tensor | None",
+    "attention_mask": "Tensor | None",
+    "position_ids": "Tensor | None",
+    "past_key_values": "Cache | None",
+    "inputs_embeds": "Tensor | None",
+    "use_cache": "bool | None",
+}
+STANDARD = {  # kinds of layers whose masks transformers makes from a config
+    FULL: "create_causal_mask",
+    SLIDING: "create_sliding_window_causal_mask",
+    CHUNKED: "create_chunked_causal_mask",
+    RECURRENT: "create_recurrent_attention_mask",
+}
+
+
+@dataclass
+class Mask:
+    """A mask that layers share: its `kind`, the conditions on the positions of a query ``q`` and a key ``k`` where it
+    is none of `STANDARD`, and the statement that takes it."""
+
+    kind: str
+    condition: str
+    statement: Statement
+    nodes: list[Node] = field(default_factory=list)  # that see what it shows
+
+
+@dataclass
+class Attending:
+    """A statement that attends: its keyword arguments, and what its module says of it."""
+
+    node: Node
+    scaling: str
+    groups: str
+    features: set[str] = field(default_factory=set)  # softcap, s_aux, position_bias, sliding_window
+
+
+class ShellEmitter(Emitter):
+    """Collects the statements of a decoder or an encoder for transformers; `fields` are the numbers of its config."""
+
+    def __init__(self, graph: Graph, axes: Axes, fields: Fields, head: Node | None) -> None:
+        super().__init__(graph, cached_nodes(graph), set())
+        self.axes, self.fields, self.head = axes, fields, head
+        self.given = {name: Var(name, type=kind, default="None") for name, kind in GIVEN.items()}
+        self.embeds, self.positions = Var("inputs_embeds"), Var("position_ids")
+        self.past = Var("past_key_values", type="Cache | None")
+        self.attention_mask = self.given["attention_mask"]
+        self.embedding = ""  # the path of the module that embeds tokens
+        self.masks: dict[object, Mask] = {}
+        self.attending: dict[Statement, Attending] = {}
+        self.experts: list[str] = []  # the paths of mixtures
+        self.states: dict[str, int] = {}  # how many states the recurrences of a scope keep
+        for name, value in graph.inputs.items():
+            if name == "input_ids":
+                self._made[value] = self.embeds if only_embedded(graph, value) else self.given["input_ids"]
+            elif name == "position_ids":
+                self._made[value] = self.positions
+        self.program.inputs = [*self.given.values()]
+        self._begin()
+
+    def many(
+        self,
+        text: str,
+        *operands: Value | Operand,
+        names: tuple[str, ...],
+        shapes: tuple[Shape | None, ...] = (),
+        replaces: int | None = None,
+        comment: str = "",
+    ) -> tuple[Var, ...]:
+        """Append a statement, without a comment on its layout: numbers have names."""
+        return super().many(text, *operands, names=names, shapes=shapes, replaces=replaces)
+
+    def _begin(self) -> None:
+        """What a call leaves out, but for the embeddings of its tokens."""
+        given = self.given
+        text = "DynamicCache(config=self.config) if {0} and {1} is None else {1}"
+        self._first(text, (given["use_cache"], given["past_key_values"]), self.past, 1)
+        past = Var("past", type="int")
+        self._first("0 if {0} is None else {0}.get_seq_length()", (self.past,), past)
+        arange = "(torch.arange({1}.shape[1], device={1}.device) + {2})[None]"
+        self._first(
+            f"{arange} if {{0}} is None else {{0}}", (given["position_ids"], self.embeds, past), self.positions, 0
+        )
+
+    def embed(self, text: str, module: Operand) -> None:
+        """Say how embeddings are made of the token ids of a call, where they are not given."""
+        operands = self.given["inputs_embeds"], self.given["input_ids"], module
+        self._first(f"{text} if {{0}} is None else {{0}}", operands, self.embeds, 0)
+
+    def _first(self, text: str, operands: tuple[Operand, ...], made: Var, replaces: int | None = None) -> None:
+        self.program.statements.append(Statement(text, operands, (made,), TOP, replaces, early=True))
+
+    def shown(self, value: Value | Operand) -> Operand:
+        """`value` [batch, seq, width] with zeros where padding is: recurrences pass over it."""
+        mask = self._padding()
+        return self.emit("shown({0}, {1})", value, mask, replaces=0)
+
+    def _padding(self) -> Var:
+        """The mask of padding, [batch, seq], which all recurrences share."""
+        key = RECURRENT, ""
+        if key not in self.masks:
+            given = (self.embeds, self.attention_mask, self.past, self.positions)
+            made = self.hoist(("mask", key), "...", *given, name="padding")
+            made.type = "Tensor | None"
+            statement = next(s for s in self.program.statements if made in s.results)
+            self.masks[key] = Mask(RECURRENT, "", statement)
+        return self.masks[key].statement.results[0]
+
+    def keep_state(
+        self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
+    ) -> Var:
+        """The result of a recurrence whose states the cache of its layer keeps."""
+        first = self.states.get(self.scope, 0)
+        self.states[self.scope] = first + parts
+        cache, index = f"{{{len(operands)}}}", f"{{{len(operands) + 1}}}"
+        place = f"{cache}, {index}" + (f", {first}" if first or parts > 1 else "")
+        past = f"past_states({place}{f', {parts}' if parts > 1 else ''})"
+        kept = f"keep_states({cache}, {index}, {text(past)}{f', {first}' if first else ''})"
+        return self.emit(kept, *operands, CACHE, INDEX)
+
+    def hold(self, param: Param) -> Operand:
+        """Tables of rotary frequencies are made from the config."""
+        recipe = param.recipe
+        if not isinstance(recipe, RopeFrequencies) or formula(recipe) is None:
+            return super().hold(param)
+        return self.hoist(recipe, self._frequencies(recipe), self.embeds, name="frequencies")
+
+    def _frequencies(self, recipe: RopeFrequencies) -> str:
+        """The text of `formula` with names of fields in the place of numbers."""
+        heads = [name for name in self.fields.values if name.endswith("head_dim")]
+        width = next((name for name in heads if self.fields.values[name] == recipe.dim), "")
+        width = width or self.fields.name("rotary_dim", recipe.dim)
+        theta = self.fields.name("rope_theta", _plain(recipe.theta))
+        text = formula(recipe) or ""
+        start = f"rope_frequencies({recipe.dim}, {_plain(recipe.theta)}, "
+        named = f"rope_frequencies(config.{width}, config.{theta}, "
+        if start not in text:  # a base that was scaled
+            return text
+        text = text.replace(start, named)
+        return text.replace(f"{{0}}.device), {_plain(recipe.theta)}, ", f"{{0}}.device), config.{theta}, ")
+
+
+def _plain(x: float) -> float | int:
+    """A whole number as one."""
+    return int(x) if float(x).is_integer() and abs(x) < 1e15 else x
+
+
+def only_embedded(graph: Graph, ids: Value) -> bool:
+    """Return whether one embedding is all that reads the token ids, but for their sizes."""
+    return [node.op for node, _ in ids.uses] == [ops.embedding]
+
+
+Lower = Callable[[ShellEmitter, Node], "Operand | tuple[Operand, ...] | None"]
+OVERRIDES: dict[Op, Lower] = {}
+
+
+def lowers(*ops: Op) -> Callable[[Lower], Lower]:
+    """Register the decorated function as the lowering of `ops` for transformers; where it returns None, that for the
+    target torch is taken, unless the function has told the emitter itself."""
+
+    def register(lower: Lower) -> Lower:
+        OVERRIDES.update(dict.fromkeys(ops, lower))
+        return lower
+
+    return register

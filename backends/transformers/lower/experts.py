@@ -1,0 +1,118 @@
+"""Mixtures of experts as transformers holds them: stacked weights, and the chosen experts of each token."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.graph import Node, Param
+from weft.ir.recipes import Concat
+from weft.ir.types import TensorType
+
+from ...torch.ops.elementwise import activation, number
+from ...torch.program.statements import Operand, Submodule, Var
+from .dense import MODULES
+from .emitter import ShellEmitter, lowers
+
+
+@lowers(ops.moe)
+def _moe(e: ShellEmitter, node: Node) -> Operand:
+    x, combine, up = node.required("x"), node.required("combine"), node.required("up")
+    asked = node.attrs["active"] or up.shape[0]
+    home = _home(node)
+    names = _hold(e, node, home)
+    leaf = Submodule(home, f"{e.function('Experts', _class(node))}(config)", tuple(names))
+    flat: list[Operand] = [e[x], e[combine]]
+    if len(x.shape) == 3:
+        flat = [e.emit("{0}.flatten(0, 1)", o, name=n) for o, n in zip(flat, ("tokens", "combine"), strict=True)]
+    weights, index = e.many("{0}.topk({1})".replace("{1}", str(asked)), flat[1], names=("top_k_weights", "top_k_index"))
+    made: Var = e.emit("{3}({0}, {1}, {2})", flat[0], index, weights, leaf, name="x")
+    e.experts.append(home)
+    return e.emit("{0}.view_as({1})", made, x, name="x") if len(x.shape) == 3 else made
+
+
+def _home(node: Node) -> str:
+    """The path of the experts: where their weights are, if nothing else is there, or in the scope of the node."""
+    homes = {v.name.rpartition(".")[0] for v in node.inputs[2:] if v is not None}
+    (home, *others) = homes
+    inside = home.startswith(f"{node.scope}.") if node.scope else bool(home)
+    return home if not others and inside else f"{node.scope}.experts" if node.scope else "experts"
+
+
+def _hold(e: ShellEmitter, node: Node, home: str) -> list[str]:
+    """Hold the stacks of weights under the names that transformers knows them by; those of gate and up are one."""
+    held = []
+    for ending in ("", "_bias"):
+        up, down, gate = (node.operand(f"{name}{ending}") for name in ("up", "down", "gate"))
+        if isinstance(up, Param) and gate is None:
+            held.append(_stack(e, home, f"up_proj{ending}", up))
+        elif isinstance(up, Param) and isinstance(gate, Param):
+            experts, hidden, *rest = up.shape
+            kind = TensorType(up.type.dtype, (experts, 2 * hidden, *rest))
+            both = Param(up.graph, "", kind, Concat((gate.recipe, up.recipe), 1))
+            held.append(_stack(e, home, f"gate_up_proj{ending}", both))
+        if isinstance(down, Param):
+            held.append(_stack(e, home, f"down_proj{ending}", down))
+    return held
+
+
+def _stack(e: ShellEmitter, home: str, name: str, param: Param) -> str:
+    e.program.weights[f"{home}.{name}"] = Param(param.graph, f"{home}.{name}", param.type, param.recipe)
+    return name
+
+
+def _class(node: Node) -> str:
+    """The class of the experts of a mixture, ``{name}`` in its text."""
+    a, gated, biased = node.attrs, node.operand("gate") is not None, node.operand("up_bias") is not None
+    experts, hidden, dim = node.required("up").shape
+    first, wide = ("gate_up_proj", f"2 * {hidden}") if gated else ("up_proj", f"{hidden}")
+    shapes = {first: f"{experts}, {wide}, {dim}", "down_proj": f"{experts}, {dim}, {hidden}"}
+    if biased:
+        shapes |= {f"{first}_bias": f"{experts}, {wide}", "down_proj_bias": f"{experts}, {dim}"}
+    act = MODULES.get(a["activation"], "")
+    special = a["limit"] is not None or a["shift"] != 0 or not act
+    told = ", ".join(f"{k}={v}" for k, v in (("has_gate", False),) * (not gated) + (("has_bias", True),) * biased)
+    lines = [
+        f"@use_experts_implementation({told})" if told else "@use_experts_implementation",
+        "class {name}(nn.Module):",
+        f'    """A feed-forward for each expert: {first} [experts, {"2 · " * gated}hidden, dim], down_proj [experts, dim, hidden]."""',
+        "",
+        "    def __init__(self, config: Any) -> None:",
+        "        super().__init__()",
+        f"        self.num_experts = {experts}",
+        *(f"        self.{name} = nn.Parameter(torch.empty({shape}))" for name, shape in shapes.items()),
+        *([f"        self.act_fn = {act}"] if act else []),
+    ]
+    if special:
+        lines += _gate(node, gated)
+    bias = (f", self.{first}_bias[expert]", ", self.down_proj_bias[expert]") if biased else ("", "")
+    opened = f"F.linear(hidden_states[token], self.{first}[expert]{bias[0]})"
+    between = [f"            x = {'self._apply_gate' if gated else 'self.act_fn'}({opened})"]
+    if gated and not special:
+        between = [f"            gate, up = {opened}.chunk(2, -1)", "            x = self.act_fn(gate) * up"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:",
+            '        """Σ_k w_k · expert_k(x) of hidden_states [tokens, dim], experts and weights [tokens, k]."""',
+            "        y = torch.zeros_like(hidden_states)",
+            "        for expert in range(self.num_experts):",
+            "            token, place = (top_k_index == expert).nonzero(as_tuple=True)",
+            *between,
+            f"            x = F.linear(x, self.down_proj[expert]{bias[1]})",
+            "            y = y.index_add(0, token, (x * top_k_weights[token, place, None]).to(y.dtype))",
+            "        return y",
+        ]
+    )
+
+
+def _gate(node: Node, gated: bool) -> list[str]:
+    """The method that opens a gate which is more than an activation."""
+    limit, shift, act = node.attrs["limit"], node.attrs["shift"], activation(node.attrs["activation"])
+    if not gated:
+        return ["", "    def act_fn(self, x: Tensor) -> Tensor:", f"        return {act.format('x')}"]
+    lines = ["", "    def _apply_gate(self, gate_up: Tensor) -> Tensor:", "        gate, up = gate_up.chunk(2, -1)"]
+    if limit is not None:
+        most = str(limit).replace("config.", "self.config.")
+        lines.append(f"        gate, up = gate.clamp(max={most}), up.clamp(-{most}, {most})")
+    up = "up" if shift == 0 else f"(up + {number(shift)})"
+    return [*lines, f"        return {act.format('gate')} * {up}"]

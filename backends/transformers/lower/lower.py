@@ -1,0 +1,106 @@
+"""From a graph to two programs: a base model that makes hidden states, and a head that makes logits of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.op import Trait
+
+from ...torch.lower.lower import emit, legal_form, needed, read_weights
+from ...torch.program.statements import Program, Statement, Var
+from ..numbers.fields import Fields
+from ..numbers.naming import named_numbers
+from . import attention, dense, experts
+from .emitter import HEAD, OVERRIDES, ShellEmitter
+
+OWN = (  # names that classes of transformers have for themselves
+    *("config", "layer_idx", "is_causal", "scaling", "num_key_value_groups", "device", "dtype", "base_model", "model"),
+    *("generation_config", "loss_function", "loss_type", "framework", "name_or_path", "warnings_issued", HEAD),
+    *("main_input_name", "base_model_prefix", "gradient_checkpointing", "generate", "post_init", "num_experts"),
+)
+REGISTERED = (attention, dense, experts)  # what transformers computes in its own way
+
+
+@dataclass
+class Lowered:
+    """A decoder or an encoder: the programs of its base model and of its head, and the numbers of its config.
+
+    `hidden` is what the base model makes, and the head reads; `tied` are weights of the head by those of the base
+    model that they are. `masks` is the function that makes the masks of all layers, "" if one of transformers does.
+    """
+
+    graph: Graph
+    legal: Graph
+    base: Program
+    head: Program | None
+    hidden: Var
+    fields: Fields
+    emitter: ShellEmitter
+    tied: dict[str, str]
+    masks: str
+
+
+def lower(graph: Graph) -> Lowered:
+    """Lower `graph`.
+
+    Raises:
+        WeftError: naming an op that cannot be written.
+    """
+    legal, fields = legal_form(graph, OWN), Fields()
+    hidden, head = _head(legal)
+    with named_numbers(legal, fields) as axes:
+        e = ShellEmitter(legal, axes, fields, head)
+        emit(e, legal, OVERRIDES)
+        outputs = {name: e[value] for name, value in legal.outputs.items()}
+        made = e[hidden]
+        masks = attention.finish_masks(e)
+    if not isinstance(made, Var):
+        raise WeftError(f"{graph.name} makes no hidden states: its output is a weight")
+    base = Program(graph.name, e.program.inputs, outputs, e.program.statements, functions=e.program.functions)
+    above = None
+    if head is not None:
+        made.name = "hidden_states"
+        above = Program(graph.name, [made], {"logits": outputs["logits"]}, _downstream(base.statements, made))
+        base.statements = [s for s in base.statements if s not in above.statements]
+        base.outputs = {"last_hidden_state": made}
+        above.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(above)}
+    base.statements = needed(base)
+    base.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(base)}
+    for program in filter(None, (base, above)):
+        program.nodes = [n for n in legal.nodes if any(s.node is n for s in program.statements)]
+    return Lowered(graph, legal, base, above, made, fields, e, _tied(base, above), masks)
+
+
+def _head(graph: Graph) -> tuple[Value, Node | None]:
+    """What a base model makes, and the linear map that makes logits of it; None for a model without logits."""
+    value = graph.outputs.get("logits")
+    if value is None:
+        return next(iter(graph.outputs.items()))[1], None
+    while value.producer is not None and value.producer.op is not ops.linear:
+        if Trait.ELEMENTWISE not in value.producer.op.traits:
+            break
+        value = value.producer.required(value.producer.op.operands[0].name)
+    if value.producer is None or not isinstance(weight := value.producer.operand("weight"), Param):
+        raise WeftError(f"target transformers needs logits made by a linear map: those of {graph.name} are not")
+    assert weight.type.rank == 2
+    return value.producer.required("x"), value.producer
+
+
+def _downstream(statements: Sequence[Statement], made: Var) -> list[Statement]:
+    """The statements that read `made`, or what is made of it."""
+    known, found = {made}, []
+    for s in statements:
+        if not known.isdisjoint(o for o in s.operands if isinstance(o, Var)):
+            known.update(s.results)
+            found.append(s)
+    return found
+
+
+def _tied(base: Program, head: Program | None) -> dict[str, str]:
+    """The weights of the head that are weights of the base model, by their names in both."""
+    own = {} if head is None else head.weights
+    return {k: name for k, p in own.items() for name, other in base.weights.items() if other is p}

@@ -1,0 +1,280 @@
+"""Names for the numbers of a graph, by what they are in the architecture: those that configs of transformers have."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from weft.ir import ops
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.op import Op
+from weft.ir.types import sizes
+from weft.passes.analysis.feed_forward import feed_forward
+
+from .axes import Axes, last, params_of
+from .fields import Fields
+from .named import Real, whole
+
+REALS = {  # attributes of ops that are numbers of an architecture
+    (ops.rms_norm, "eps"): "rms_norm_eps",
+    (ops.layer_norm, "eps"): "layer_norm_eps",
+    (ops.attention, "softcap"): "attn_logit_softcapping",
+    (ops.attention, "scale"): "attention_multiplier",
+    (ops.route, "scale"): "routed_scaling_factor",
+    (ops.glu, "limit"): "swiglu_limit",
+}
+COUNTS = {
+    (ops.attention, "window"): "sliding_window",
+    (ops.attention, "keep_first"): "attention_keep_first",
+    (ops.attention, "stride"): "attention_stride",
+    (ops.route, "k"): "num_experts_per_tok",
+    (ops.route, "groups"): "n_group",
+    (ops.route, "top_groups"): "topk_group",
+    (ops.relative_position_bias, "max_distance"): "relative_attention_max_distance",
+}
+
+
+@contextlib.contextmanager
+def named_numbers(graph: Graph, fields: Fields) -> Iterator[Axes]:
+    """Within, the sizes and attributes of `graph` print as expressions over `fields`, which is filled in.
+
+    They compute as before. Numbers for which no name is found stay as they are.
+    """
+    axes = Axes(graph)
+    for name in (_tokens, _attentions, _feed_forwards, _mixtures, _recurrences):
+        name(axes, fields)
+    axes.deduce(fields.values)
+    _others(axes, fields)
+    axes.deduce(fields.values)
+    values = [*graph.inputs.values(), *graph.params.values(), *(v for node in graph.nodes for v in node.outputs)]
+    types, attrs = [(v, v.type) for v in values], [(node, dict(node.attrs)) for node in graph.nodes]
+    try:
+        for value in values:
+            _name_shape(axes, value)
+        for node in graph.nodes:
+            _name_attributes(axes, fields, node)
+        yield axes
+    finally:
+        for value, type in types:
+            value.type = type
+        for node, before in attrs:
+            node.attrs = before
+
+
+# -- seeds
+
+
+def _tokens(axes: Axes, fields: Fields) -> None:
+    """The vocabulary, the width of the residual stream, tables of positions and of types of tokens."""
+    roles = {"input_ids": "vocab_size", "position_ids": "max_position_embeddings", "token_type_ids": "type_vocab_size"}
+    for node in axes.graph.nodes:
+        if node.op is ops.embedding and isinstance(table := node.required("table"), Param):
+            ids = node.required("ids")
+            role = next((r for name, r in roles.items() if ids.name.endswith(name)), "")
+            if role and role != "max_position_embeddings":
+                axes.name((table, 0), fields.size(role, table.shape[0]))
+            if role == "vocab_size" and not table.recipe.constant:
+                axes.name((table, 1), fields.size("hidden_size", table.shape[1]))
+    if (logits := axes.graph.outputs.get("logits")) is not None and isinstance(logits.shape[-1], int):
+        axes.name(last(logits), fields.size("vocab_size", logits.shape[-1]))
+
+
+def _attentions(axes: Axes, fields: Fields) -> None:
+    for node in axes.graph.nodes:
+        if node.op is not ops.attention:
+            continue
+        kind, (heads, kv_heads) = kind_of(node), heads_of(node, fields)
+        q, k, v = node.required("q"), node.required("k"), node.operand("v")
+        width = fields.size("head_dim", q.width // node.attrs["heads"], kind)
+        axes.name(last(q), heads * width)
+        axes.name(last(k), kv_heads * width)
+        if v is None:
+            value_width = fields.size("kv_lora_rank", node.attrs["value_dim"])
+        elif v.width // node.attrs["kv_heads"] == q.width // node.attrs["heads"]:
+            value_width = width
+        else:
+            value_width = fields.size("v_head_dim", v.width // node.attrs["kv_heads"], kind)
+        if v is not None:
+            axes.name(last(v), kv_heads * value_width)
+        axes.name(last(node.output), heads * value_width)
+        if (sinks := node.operand("sinks")) is not None:
+            axes.name((sinks, 0), heads)
+
+
+def heads_of(node: Node, fields: Fields) -> tuple[Any, Any]:
+    """The numbers of query heads and of key/value heads of an attention, as expressions."""
+    kind, heads, kv_heads = kind_of(node), node.attrs["heads"], node.attrs["kv_heads"]
+    queries = fields.size("num_attention_heads", heads, kind) if heads > 1 else 1
+    return queries, fields.size("num_key_value_heads", kv_heads, kind) if kv_heads > 1 else 1
+
+
+def kind_of(node: Node) -> str:
+    """A word for the kind of an attention, for numbers that others have otherwise."""
+    if node.scope.rpartition(".")[2] == "cross":
+        return "cross"
+    return "local" if node.attrs["window"] is not None or node.attrs["pattern"] != "dense" else "global"
+
+
+def _feed_forwards(axes: Axes, fields: Fields) -> None:
+    for node in axes.graph.nodes:
+        unit = feed_forward(node) if node.op is ops.linear else None
+        if unit is None or isinstance(unit, str):
+            continue
+        shared = "shared" in node.scope
+        role = "shared_expert_intermediate_size" if shared else "intermediate_size"
+        axes.name(last(node.required("x")), fields.size(role, unit.hidden))
+
+
+def _mixtures(axes: Axes, fields: Fields) -> None:
+    for node in axes.graph.nodes:
+        if node.op is ops.moe:
+            experts, hidden, _ = node.required("up").shape
+            axes.name((node.required("up"), 0), fields.size("num_experts", experts))
+            axes.name((node.required("up"), 1), fields.size("moe_intermediate_size", hidden))
+
+
+def _recurrences(axes: Axes, fields: Fields) -> None:
+    for node in axes.graph.nodes:
+        match node.op:
+            case ops.selective_scan:
+                axes.name(last(node.required("x")), fields.size("mamba_intermediate_size", node.required("x").width))
+                axes.name(last(node.required("b")), fields.size("state_size", node.required("b").width))
+            case ops.ssd:
+                heads, groups = _recurrent_heads(node, fields)
+                x, b = node.required("x"), node.required("b")
+                axes.name(last(x), heads * fields.size("mamba_head_dim", x.width // node.attrs["heads"]))
+                axes.name(last(b), groups * fields.size("state_size", b.width // node.attrs["groups"]))
+                axes.name(last(node.required("delta")), heads)
+            case ops.causal_conv:
+                weight = node.required("weight")
+                axes.name((weight, 1), fields.size("conv_kernel", weight.shape[1]))
+            case ops.linear_attention | ops.gated_linear_attention:
+                heads, groups = _recurrent_heads(node, fields)
+                q, k, v = (node.required(n) for n in "qkv")
+                key = fields.size("linear_key_head_dim", q.width // node.attrs.get("groups", node.attrs["heads"]))
+                value = fields.size("linear_value_head_dim", v.width // node.attrs["heads"])
+                axes.name(last(q), groups * key)
+                axes.name(last(k), groups * key)
+                axes.name(last(v), heads * value)
+                axes.name(last(node.output), heads * value)
+
+
+def _recurrent_heads(node: Node, fields: Fields) -> tuple[Any, Any]:
+    """The numbers of heads and of groups of a recurrence, as expressions."""
+    role = "mamba" if node.op is ops.ssd else "linear"
+    heads, groups = node.attrs["heads"], node.attrs.get("groups", node.attrs["heads"])
+    named = fields.size(f"{role}_num_heads", heads) if heads > 1 else 1
+    if groups == heads:
+        return named, named
+    return named, fields.size(f"{role}_num_groups", groups) if groups > 1 else 1
+
+
+def _others(axes: Axes, fields: Fields) -> None:
+    """Widths that are left: by the linear maps that make or read them."""
+    for axis, ending in ((1, "rank"), (0, "size")):
+        for node in axes.graph.nodes:
+            weight = node.operand("weight") if node.op is ops.linear else None
+            if isinstance(weight, Param) and axes.named((weight, axis)) is None and axes.number((weight, axis)):
+                local = weight.name.removesuffix(".weight").rpartition(".")[2]
+                axes.name((weight, axis), fields.size(f"{local}_{ending}", weight.shape[axis]))
+                axes.deduce(fields.values)
+    for param in params_of(axes.graph):
+        for axis, size in enumerate(param.shape):
+            if not param.recipe.constant and axes.named((param, axis)) is None and axes.number((param, axis)):
+                stem = param.name.removesuffix(".weight").rpartition(".")[2]
+                axes.name((param, axis), fields.size(f"{stem}_size" if axis == 0 else f"{stem}_width", size))
+
+
+# -- names into the graph
+
+
+def _name_shape(axes: Axes, value: Value) -> None:
+    shape = []
+    for axis, size in enumerate(value.shape):
+        name = axes.named((value, axis))
+        shape.append(size if name is None or not isinstance(size, int) else whole(size, name))
+    value.type = value.type.with_shape(*shape)
+
+
+def _name_attributes(axes: Axes, fields: Fields, node: Node) -> None:
+    for (op, attr), role in REALS.items():
+        if node.op is op and isinstance(value := node.attrs[attr], float) and value != op.attrs[attr].default:
+            node.attrs[attr] = Real(value, fields.name(role, value, _place(node)))
+    if node.op in (ops.rms_norm, ops.layer_norm) and not isinstance(node.attrs["eps"], Real):
+        eps = node.attrs["eps"]
+        node.attrs["eps"] = Real(eps, fields.name(REALS[node.op, "eps"], eps, _place(node)))
+    for (op, attr), role in COUNTS.items():
+        if node.op is op and isinstance(value := node.attrs[attr], int) and value > 1:
+            if role == "attention_stride" and node.attrs["pattern"] == "chunked":
+                role = "attention_chunk_size"
+            node.attrs[attr] = whole(value, fields.size(role, value))
+    if (rule := ATTRIBUTES.get(node.op)) is not None:
+        rule(axes, fields, node)
+
+
+def _place(node: Node) -> str:
+    """A word for where a norm or an attention is."""
+    local = node.output.name.rpartition(".")[2]
+    return kind_of(node) if node.op is ops.attention else local
+
+
+def _name_heads(axes: Axes, fields: Fields, node: Node) -> None:
+    heads, kv_heads = heads_of(node, fields)
+    node.attrs["heads"] = whole(node.attrs["heads"], heads)
+    node.attrs["kv_heads"] = whole(node.attrs["kv_heads"], kv_heads)
+    if node.attrs["value_dim"]:
+        node.attrs["value_dim"] = whole(node.attrs["value_dim"], fields.size("kv_lora_rank", node.attrs["value_dim"]))
+
+
+def _name_rotated(axes: Axes, fields: Fields, node: Node) -> None:
+    """The heads of a rotation are those of the attention that it is for."""
+    if (found := _attention_of(node.output)) is not None:
+        attention, role = found
+        heads, kv_heads = heads_of(attention, fields)
+        if node.attrs["heads"] == attention.attrs["heads" if role == "q" else "kv_heads"]:
+            node.attrs["heads"] = whole(node.attrs["heads"], heads if role == "q" else kv_heads)
+
+
+def _attention_of(value: Value, depth: int = 6) -> tuple[Node, str] | None:
+    """The attention that reads `value`, or what is made of it alone, and as what."""
+    for reader, index in value.uses:
+        if reader.op is ops.attention:
+            return reader, reader.op.operands[index].name
+        if depth and reader.op in (ops.reshape, ops.concat, ops.transpose, ops.rms_norm, ops.affine):
+            if (found := _attention_of(reader.output, depth - 1)) is not None:
+                return found
+    return None
+
+
+def _name_recurrent(axes: Axes, fields: Fields, node: Node) -> None:
+    heads, groups = _recurrent_heads(node, fields)
+    node.attrs["heads"] = whole(node.attrs["heads"], heads)
+    if "groups" in node.attrs:
+        node.attrs["groups"] = whole(node.attrs["groups"], groups)
+
+
+def _name_target(axes: Axes, fields: Fields, node: Node) -> None:
+    """The shape that a reshape is told: that of its output, named already."""
+    node.attrs["shape"] = node.output.shape
+
+
+def _name_parts(axes: Axes, fields: Fields, node: Node) -> None:
+    axis = node.attrs["axis"] % len(node.required("x").shape)
+    node.attrs["sizes"] = tuple(v.shape[axis] for v in node.outputs)
+
+
+def _name_active(axes: Axes, fields: Fields, node: Node) -> None:
+    if (active := node.attrs["active"]) is not None and active > 1:
+        node.attrs["active"] = whole(active, fields.size("num_experts_per_tok", active))
+
+
+ATTRIBUTES: dict[Op, Callable[[Axes, Fields, Node], None]] = {
+    ops.attention: _name_heads,
+    ops.rope: _name_rotated,
+    ops.reshape: _name_target,
+    ops.expand: _name_target,
+    ops.split: _name_parts,
+    ops.moe: _name_active,
+    **dict.fromkeys((ops.ssd, ops.linear_attention, ops.gated_linear_attention), _name_recurrent),
+}

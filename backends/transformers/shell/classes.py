@@ -1,0 +1,216 @@
+"""Classes of models for transformers: constructors that read a config, methods that hand on caches and arguments."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+from ...torch.codegen.classes import ClassWriter
+from ...torch.codegen.members import Constructor
+from ...torch.codegen.method_writer import Writer
+from ...torch.codegen.naming import Line, Named
+from ...torch.codegen.structure import Call, Loop, Method
+from ...torch.program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Var, relative
+from ..lower.emitter import INDEX, ShellEmitter
+from .stack import Stack, attends, cache_count, cache_items
+
+PAST = "past_key_values"
+
+
+class ShellBody(Writer):
+    """Writes the forward of one method, which hands on the cache and further arguments."""
+
+    trains = False
+    stream = "hidden_states"
+    writer: ShellWriter
+
+    def result(self, outputs: str) -> str:
+        if not self.top or not self.writer.returned:
+            return super().result(outputs)
+        past = self.token(self.writer.emitter.past)
+        named = ", ".join(f"{name}={self.token(o)}" for name, o in self.writer.outputs.items() if name != "logits")
+        return (
+            f"{self.writer.returned}({named}, {PAST}={past})"
+            if self.writer.keeps_any
+            else f"{self.writer.returned}({named})"
+        )
+
+    def slot(self, item: Statement, slot: CacheSlot) -> str:
+        return self._index(item) if slot == INDEX else PAST
+
+    def _index(self, item: Statement) -> str:
+        offset = self.writer.offsets(self.method)[item]
+        if self.top:
+            return str(offset)
+        return f"self.layer_idx + {offset}" if offset else "self.layer_idx"
+
+    def handed(self, item: Call) -> list[str]:
+        if not self.writer.takes(item.callee):
+            return []
+        past = self.token(self.writer.emitter.past) if self.top else PAST
+        more = [f"{PAST}={past}"] if item.slots or self.writer.listed(item.path) else []
+        if self.top and self.writer.emitter.positions not in item.inputs:
+            more.append(f"position_ids={self.token(self.writer.emitter.positions)}")
+        return [*more, "**kwargs"]
+
+    def rounds(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
+        return self.handed(loop.calls[0])
+
+    def varying(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
+        kinds = [self.writer.names[c.callee.key] for c in loop.calls]
+        table = dict(zip(kinds, rests, strict=True))
+        if (
+            not self.top
+            or not self.writer.is_stack(loop)
+            or any(table[k] != r for k, r in zip(kinds, rests, strict=True))
+        ):
+            return super().varying(loop, rests, sources)
+        entries = ", ".join(f'"{kind}": {rest}' for kind, rest in table.items())
+        self.lines.append(Line([], ast.parse(f"args = {{{entries}}}").body[0]))
+        sources.append(("kind", "self.config.block_types"))
+        return ["*args[kind]"]
+
+
+class ShellWriter(ClassWriter):
+    """Writes the classes of a base model for transformers, called `top`; `outputs` are those of the model."""
+
+    body: type[Writer]
+
+    def __init__(
+        self, program: Program, e: ShellEmitter, top: str, config: str, returned: str, stack: Stack | None
+    ) -> None:
+        super().__init__(program)
+        self.emitter, self.top, self.config, self.returned, self.stack = e, top, config, returned, stack
+        self.outputs = program.outputs
+        self.keeps_any = bool(e.cached)
+        self.methods: dict[str, Method] = {}  # by the name of their class
+        self._offsets: dict[Method, dict[object, int]] = {}
+        body = type("Body", (ShellBody,), {"writer": self})
+        self.body = body
+
+    # -- caches
+
+    def offsets(self, method: Method) -> dict[object, int]:
+        """The number of the cache of each statement and call of a method, counted within it."""
+        if method not in self._offsets:
+            found, count, states = {}, 0, None
+            for item, size in cache_items(method, self.emitter):
+                found[item] = count if size or states is None else states
+                if isinstance(item, Statement) and size and "keep_states(" in item.text:
+                    states = count
+                count += size
+            self._offsets[method] = found
+        return self._offsets[method]
+
+    def indexed(self, method: Method) -> bool:
+        """Return whether a class is told the number of its first cache."""
+        return method.path != TOP and cache_count(method, self.emitter) > 0
+
+    def listed(self, path: str) -> bool:
+        """Return whether the module at `path` is a layer."""
+        return self.stack is not None and path.rpartition(".")[0] == self.stack.path
+
+    def is_stack(self, loop: Loop) -> bool:
+        return self.stack is not None and loop.calls is self.stack.calls
+
+    def takes(self, method: Method) -> bool:
+        """Return whether a method takes a cache and further arguments."""
+        if any(isinstance(i, Statement) and i in self.emitter.attending for i in method.items) or method.slots:
+            return True
+        if any(self.takes(m) for m in method.modules.values()):
+            return True
+        return self.listed(method.path) and any(c.slots for c in self.stack.calls) if self.stack else False
+
+    # -- classes
+
+    def write(self, method: Method) -> str:
+        for item in method.items:  # what a part makes is called as the part is
+            if isinstance(item, Call) and len(item.results) > 1 and attends(item.callee, self.emitter):
+                item.results[0].name = item.path.rpartition(".")[2]
+        name = super().write(method)
+        self.methods.setdefault(name, method)
+        return name
+
+    def _is_hidden(self, v: Var) -> bool:
+        return v.name == "hidden_states" or super()._is_hidden(v)
+
+    def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
+        lines = _ShellConstructor(self, method).write(method, inner, set())
+        own = attends(method, self.emitter)
+        inline = [told for statement, told in own if "self.scaling" in statement.text]
+        if inline and method.path != TOP:
+            (told,) = inline
+            causal = bool(told.node.attrs["causal"])
+            first = [
+                f"self.config, self.layer_idx, self.is_causal = config, {'layer_idx' if self.indexed(method) else '0'}, {causal}",
+                f"self.num_key_value_groups = {told.groups}",
+                f"self.scaling = {told.scaling}",
+            ]
+            return [*first, *lines]
+        if self.indexed(method) and any(isinstance(i, Statement) for i, _ in cache_items(method, self.emitter)):
+            lines.insert(0, "self.config, self.layer_idx = config, layer_idx")
+        return lines
+
+    def given(self, method: Method) -> list[Named]:
+        return [*self.inputs]
+
+    def state(self, method: Method) -> str:
+        return f"{PAST}: Cache | None = None"
+
+    def parameter(self, o: Named, name: str, top: bool) -> str:
+        if isinstance(o, ParamRef):
+            return f"{name}: Tensor"
+        return f"{name}: {o.type}" + (f" = {o.default}" if o.default and top else "")
+
+
+class _ShellConstructor(Constructor):
+    def __init__(self, writer: ShellWriter, method: Method) -> None:
+        super().__init__()
+        self.writer, self.method = writer, method
+        self.offsets: dict[str, int] = {}
+        for item, offset in writer.offsets(method).items():
+            if isinstance(item, Call):
+                self.offsets.setdefault(relative(item.path, method.path), offset)
+
+    def made(self, place: str, name: str) -> str:
+        method = self.writer.methods[name]
+        if not self.writer.indexed(method) and not self.writer.listed(method.path):
+            return f"{name}(config)"
+        start = "" if self.method.path == TOP else "layer_idx"
+        offset = self.offsets.get(place, 0)
+        index = " + ".join(filter(None, (start, str(offset) if offset or not start else "")))
+        return f"{name}(config, {index})"
+
+    def listed(self, place: str, names: Sequence[str]) -> str:
+        stack = self.writer.stack
+        if self.method.path != TOP or stack is None or place != stack.path or stack.caches is None:
+            made = [self.made(f"{place}.{i}", name) for i, name in enumerate(names)]
+            if len({*made}) == 1:
+                return f"nn.ModuleList({made[0]} for _ in range({len(made)}))"
+            return f"nn.ModuleList([{', '.join(made)}])"
+        start = self.offsets.get(f"{place}.0", 0)
+        index = "layer_idx" if stack.caches == 1 else f"{stack.caches} * layer_idx"
+        index = f"{start} + {index}" if start else index
+        count = f"range(config.{self.writer.count_field})"
+        if len({*names}) == 1:
+            return f"nn.ModuleList({names[0]}(config, {index}) for layer_idx in {count})"
+        return f"nn.ModuleList(BLOCKS[kind](config, {index}) for layer_idx, kind in enumerate(config.block_types))"
+
+
+FIELD = re.compile(r"(?<![\w.\"])config\.(\w+)")
+
+
+def read_config(lines: list[str], init: list[str], taken: Collection[str] | None) -> None:
+    """Let the `lines` of a method, changed in place, read the numbers of a config that `init` keeps under their names; or
+    from the config that the module has, if no names are `taken`."""
+    used = [*dict.fromkeys(m[1] for line in lines for m in FIELD.finditer(line))]
+    own = [] if taken is None else [name for name in used if name not in taken]
+    whole = [name for name in used if name not in own]
+    lines[:] = [FIELD.sub(lambda m: f"self.{m[1]}" if m[1] in own else f"self.config.{m[1]}", line) for line in lines]
+    if init == ["pass"] and used:
+        init.clear()
+    place = next((i + 1 for i, line in enumerate(init) if line.startswith("self.config")), 0)
+    if whole and taken is not None and not place:
+        init.insert(0, "self.config = config")
+    init[place:place] = [f"self.{name} = config.{name}" for name in own]

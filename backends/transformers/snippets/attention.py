@@ -1,0 +1,98 @@
+"""Softmax attention as `attn_implementation="eager"` computes it, and in modules that attend more than once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """softmax(scaling · q kᵀ + mask) v of query [batch, heads, seq, width] and key, value [batch, kv_heads, n, width]:
+    [batch, seq, heads, width]; and the softmax [batch, heads, seq, n]."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query @ key.mT * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return (weights @ value).transpose(1, 2), weights
+
+
+def eager_scored_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """softmax(scores + mask) v of query [batch, heads, seq, width] and key, value [batch, kv_heads, n, width]: [batch,
+    seq, heads, width]; and the softmax [batch, heads, seq, n].
+
+    Scores s = scaling · q kᵀ become softcap · tanh(s / softcap); `position_bias` [1, heads, seq, n] is added; `s_aux`
+    [heads] are scores of one more key for each head, whose value is 0.
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = (query @ key.mT * scaling).float()
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if position_bias is not None:
+        scores = scores + position_bias
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    if s_aux is not None:
+        scores = torch.cat((scores, s_aux.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1, dtype=torch.float32)[..., : key.shape[2]].to(value.dtype)
+    return (weights @ value).transpose(1, 2), weights
+
+
+class SoftmaxAttention(nn.Module):
+    """The product of softmax attention with a cache of its own: where a module attends more than once."""
+
+    def __init__(self, config: Any, layer_idx: int, num_key_value_groups: int, scaling: float) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.is_causal = config, layer_idx, True
+        self.num_key_value_groups, self.scaling = num_key_value_groups, scaling
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """As `eager_scored_attention`, with the keys and values of earlier calls: [batch, seq, heads · width]."""
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_scored_attention)
+        x, _ = attend(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
+        return x.reshape(query.shape[0], query.shape[2], -1)
+
+
+def key_distances(x: Tensor, past_key_values: Cache | None, layer_idx: int = 0) -> Tensor:
+    """j − i of the tokens i of a call, x [batch, seq, ...], and all keys j that its layer sees: [1, seq, n]."""
+    past, (keys, first) = 0, (x.shape[1], 0)
+    if past_key_values is not None:
+        past = past_key_values.get_seq_length(layer_idx)
+        keys, first = past_key_values.get_mask_sizes(x.shape[1], layer_idx)
+    queries = torch.arange(x.shape[1], device=x.device) + past
+    return (torch.arange(keys, device=x.device) + first - queries[:, None])[None]

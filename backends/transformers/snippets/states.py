@@ -1,0 +1,31 @@
+"""States of recurrences and convolutions in a cache of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import Cache
+
+
+def shown(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x [batch, seq, width] with zeros where `mask` [batch, seq] hides a token; None hides nothing."""
+    return x if mask is None else x * mask[..., None].to(x.dtype)
+
+
+def past_states(cache: Cache | None, layer_idx: int, first: int = 0, count: int = 1) -> Any:
+    """The states of a layer, `count` of them from the `first` on, after the calls so far; None at the start."""
+    if cache is None:
+        return None
+    states = [cache.get_recurrent_state(layer_idx, i) for i in range(first, first + count)]
+    return None if states[0] is None else states[0] if count == 1 else tuple(states)
+
+
+def keep_states(cache: Cache | None, layer_idx: int, made: tuple[Tensor, Any], first: int = 0) -> Tensor:
+    """The result of a recurrence, of which `made` also holds the state or states after it: they are kept."""
+    y, after = made
+    if cache is not None:
+        for i, state in enumerate(after if isinstance(after, tuple) else (after,), first):
+            cache.update_recurrent_state(state, layer_idx, i)
+            cache.layers[layer_idx].has_previous_state[i] = True
+    return y
