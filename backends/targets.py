@@ -75,6 +75,7 @@ class Backend(ABC):
     libraries: ClassVar[tuple[str, ...]] = ("numpy",)  # whose versions the manifest states
     is_code: ClassVar[bool] = False  # a folder is Python, which runs when it is opened
     explains: ClassVar[bool] = False  # it has `explain`
+    trains: ClassVar[bool] = False  # what it compiles is trained: parameters stay as the architecture declares them
 
     # -- compiling
 
@@ -120,7 +121,7 @@ class Backend(ABC):
         Raises:
             WeftError: if the text is wrong.
         """
-        phases = default_pipeline(graph, max_length, trains=trains).phases
+        phases = default_pipeline(graph, max_length, trains=trains or self.trains).phases
         applying = (ph for ph in phases if not self.phases or ph.name in self.phases)
         paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in self.slower)) for ph in applying)
         return self.finish(parse_pipeline(passes, Pipeline(paying)), dtype)

@@ -29,6 +29,7 @@ class TransformersBackend(Backend):
     options = TransformersOptions
     libraries = ("numpy", "torch")
     is_code = True
+    trains = True
 
     def finish(self, pipeline: Pipeline, dtype: str) -> Pipeline:
         return pipeline  # weights get their dtype where they are stored

@@ -16,7 +16,7 @@ import networkx as nx
 from ..program.statements import TOP, CacheSlot, Operand, ParamRef, Program, Statement, Submodule, Var, inside, relative
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Call:
     """The method `callee`, of the module at `path`, run on `inputs`; `slots` counts the states that it is handed."""
 
@@ -30,7 +30,7 @@ class Call:
         return self.callee.slots
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Loop:
     """Calls one after the other, each reading what the one before made."""
 
@@ -49,7 +49,7 @@ class Loop:
 Item = Statement | Call | Loop
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Method:
     """The forward of the module at `path`: its steps, what it reads from outside and returns, and what it holds."""
 

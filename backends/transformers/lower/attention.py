@@ -7,9 +7,10 @@ from weft.ir import ops
 from weft.ir.graph import Node, Value
 
 from ...torch.ops.elementwise import number
-from ...torch.ops.masks import is_dense, seen_keys
+from ...torch.ops.masks import is_dense
 from ...torch.program.statements import Operand, Statement, Submodule, Var
-from .emitter import CACHE, CHUNKED, FULL, INDEX, RECURRENT, SLIDING, STANDARD, Attending, Mask, ShellEmitter, lowers
+from .emitter import CACHE, INDEX, Attending, ShellEmitter, lowers, nearest_param
+from .masks import mask_of
 
 FETCH = "ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, {eager})"
 
@@ -33,19 +34,30 @@ def _attention(e: ShellEmitter, node: Node) -> Operand:
         return _inline(e, node, told, operands, more)
     place = node.output.name.rpartition(".")[2]
     path = f"{node.scope}.{place}" if node.scope else place
-    order = [n for n in e.graph.nodes if n.scope == node.scope and n.op is ops.attention].index(node)
+    order = [*_kinds_in(node)].index(_weights(node))
     index = f"layer_idx + {order}" if order else "layer_idx"
     leaf = Submodule(path, f"SoftmaxAttention(config, {index}, {told.groups}, {told.scaling})")
     given = "".join(f", {text}" for text in more)
-    text = f"{{{len(operands)}}}({{0}}, {{1}}, {{2}}, {{3}}{given}, {{{len(operands) + 1}}}, **kwargs)"
+    text = f"{{{len(operands)}}}({{0}}, {{1}}, {{2}}, {{3}}{given}, past_key_values={{{len(operands) + 1}}}, **kwargs)"
     made = e.emit(text, *operands, leaf, CACHE, name="x")
     _tell(e, told)
     return made
 
 
 def _alone(node: Node) -> bool:
-    """Return whether no other attention stands in the scope of `node`."""
-    return sum(n.scope == node.scope and n.op is ops.attention for n in node.graph.nodes) == 1
+    """Return whether no other attention stands in the scope of `node`: the same one again is none."""
+    return len(_kinds_in(node)) == 1
+
+
+def _kinds_in(node: Node) -> dict[tuple[Value, ...], None]:
+    """The attentions in the scope of `node`, by the weights that their queries are made with."""
+    alike = (n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention)
+    return dict.fromkeys(map(_weights, alike))
+
+
+def _weights(node: Node) -> tuple[Value, ...]:
+    """The parameters nearest to the operands of an attention; the operands themselves where there are none."""
+    return tuple(nearest_param(v) for v in node.inputs[:3] if v is not None)
 
 
 def _scored(node: Node, told: Attending, operands: list[Value | Operand]) -> list[str]:
@@ -105,98 +117,3 @@ def factor(x: int) -> str:
     """`x` as a factor or the base of a power."""
     text = str(x)
     return f"({text})" if " " in text and not text.startswith("(") else text
-
-
-# -- masks
-
-
-def mask_of(e: ShellEmitter, node: Node) -> Var:
-    """The mask of an attention, which all that see the same keys share."""
-    kind, condition = kind_of(e, node)
-    key = kind, condition
-    if key not in e.masks:
-        name = "mask" if kind == FULL else kind.split("_")[0] + "_mask"
-        given = (e.embeds, e.attention_mask, e.past, e.positions)
-        made = e.hoist(("mask", key), "...", *given, name=name)
-        made.type = "Tensor | None"
-        statement = next(s for s in e.program.statements if made in s.results)
-        e.masks[key] = Mask(kind, condition, statement)
-    e.masks[key].nodes.append(node)
-    return e.masks[key].statement.results[0]
-
-
-def kind_of(e: ShellEmitter, node: Node) -> tuple[str, str]:
-    """The kind of the mask of an attention, and the conditions beside causality where no kind of transformers has
-    them."""
-    a = node.attrs
-    if a["pattern"] == "dense" and a["window"] is None:
-        return FULL, ""
-    if not a["keep_first"] and node.operand("bias") is None:
-        if a["pattern"] == "dense" and a["window"] == e.fields.values.get("sliding_window"):
-            return SLIDING, ""
-        if (
-            a["pattern"] == "chunked"
-            and a["window"] is None
-            and a["stride"] == e.fields.values.get("attention_chunk_size")
-        ):
-            return CHUNKED, ""
-    word = "window" if a["pattern"] == "dense" else a["pattern"]
-    condition = seen_keys(node).format("q", "k")
-    taken = {mask.kind for mask in e.masks.values() if mask.condition != condition}
-    name = next(n for n in (f"{word}_attention", *(f"{word}_{i}_attention" for i in range(2, 999))) if n not in taken)
-    return name, condition
-
-
-def finish_masks(e: ShellEmitter) -> str:
-    """Say how masks are made, now that all are known; return the function that makes them, "" if transformers' own
-    is called."""
-    kinds = {mask.kind: mask for mask in e.masks.values()}
-    arguments = "self.config, {0}, {1}, {2}, {3}"
-    if len(kinds) <= 1 and all(kind in STANDARD and kind != RECURRENT for kind in kinds):
-        for kind, mask in kinds.items():
-            mask.statement.text = f"{STANDARD[kind]}({arguments})"
-        return ""
-    masks = Var("masks", type="dict[str, Any]")
-    first = next(iter(kinds.values())).statement
-    whole = Statement(f"attention_masks({arguments})", first.operands, (masks,), first.scope, early=True)
-    e.program.statements.insert(e.program.statements.index(first), whole)
-    for kind, mask in kinds.items():
-        mask.statement.text, mask.statement.operands = f'{{0}}["{kind}"]', (masks,)
-    return _masks_function([*kinds.values()])
-
-
-def _masks_function(masks: list[Mask]) -> str:
-    """A function of the whole model that makes all its masks."""
-    lines = [
-        "def attention_masks(",
-        "    config: Any,",
-        "    inputs_embeds: Tensor,",
-        "    attention_mask: Any,",
-        "    past_key_values: Cache | None,",
-        "    position_ids: Tensor | None,",
-        "    **kwargs: Any,",
-        ") -> dict[str, Any]:",
-        '    """The masks of all kinds of layers, for a call with inputs_embeds [batch, seq, width]; `attention_mask` [batch,',
-        '    past + seq] hides padding, or is what this function made before."""',
-        "    if isinstance(attention_mask, dict):",
-        "        return attention_mask",
-        "    given = (config, inputs_embeds, attention_mask, past_key_values, position_ids)",
-    ]
-    custom = [mask for mask in masks if mask.kind not in STANDARD]
-    if any(mask.condition for mask in custom):
-        lines.append("    first = first_tokens(inputs_embeds, attention_mask)")
-    for mask in custom:
-        name = mask.kind
-        lines += [
-            "",
-            f"    def {name}(batch: Any, head: Any, q: Any, k: Any) -> Any:",
-            "        q, k = q - first[batch], k - first[batch]",
-            f"        return {mask.condition}",
-        ]
-    lines += ["", "    return {"]
-    for mask in masks:
-        if mask.kind in STANDARD:
-            lines.append(f'        "{mask.kind}": {STANDARD[mask.kind]}(*given),')
-        else:
-            lines.append(f'        "{mask.kind}": create_causal_mask(*given, and_mask_function={mask.kind}),')
-    return "\n".join([*lines, "    }"])

@@ -87,7 +87,7 @@ def _act(e: ShellEmitter, node: Node, init: str) -> Submodule:
 @lowers(ops.alibi)
 def _alibi(e: ShellEmitter, node: Node) -> Operand:
     slopes = e[node.required("slopes")]
-    apart = _distances(e)
+    apart = distances(e)
     text = "alibi({0}, {1})" if not node.attrs["symmetric"] else "alibi({0}, -{1}.abs())"
     if isinstance(slopes, Var) and e.is_hoisted(slopes):
         return e.hoist((text, slopes, apart), text, slopes, apart, name="bias")
@@ -98,9 +98,9 @@ def _alibi(e: ShellEmitter, node: Node) -> Operand:
 def _relative_position_bias(e: ShellEmitter, node: Node) -> Operand:
     part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
     text = f"{part}({{0}}, {{1}}, {node.attrs['max_distance']})"
-    return e.emit(text, node.required("table"), _distances(e), name="bias")
+    return e.emit(text, node.required("table"), distances(e), name="bias")
 
 
-def _distances(e: ShellEmitter) -> Var:
+def distances(e: ShellEmitter) -> Var:
     """The distances of all keys from the tokens of a call."""
     return e.hoist("distance", "key_distances({0}, {1})", e.embeds, e.past, name="distance")

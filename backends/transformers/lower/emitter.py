@@ -10,6 +10,7 @@ from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Op
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import Shape
+from weft.passes.analysis.states import caches
 
 from ...torch.program.constants import formula
 from ...torch.program.emitter import Emitter
@@ -64,6 +65,7 @@ class ShellEmitter(Emitter):
     def __init__(self, graph: Graph, axes: Axes, fields: Fields, head: Node | None) -> None:
         super().__init__(graph, cached_nodes(graph), set())
         self.axes, self.fields, self.head = axes, fields, head
+        self.shared = repeats(graph, self.cached)  # then calls are told the numbers of their caches
         self.given = {name: Var(name, type=kind, default="None") for name, kind in GIVEN.items()}
         self.embeds, self.positions = Var("inputs_embeds"), Var("position_ids")
         self.past = Var("past_key_values", type="Cache | None")
@@ -71,8 +73,10 @@ class ShellEmitter(Emitter):
         self.embedding = ""  # the path of the module that embeds tokens
         self.masks: dict[object, Mask] = {}
         self.attending: dict[Statement, Attending] = {}
+        self.recurrent: dict[Statement, int] = {}  # the number of its first state
         self.experts: list[str] = []  # the paths of mixtures
-        self.states: dict[str, int] = {}  # how many states the recurrences of a scope keep
+        # The number of the first state of each recurrence of a scope, and how many it has; one that runs again has them.
+        self.states: dict[str, dict[tuple[Op, Value], tuple[int, int]]] = {}
         for name, value in graph.inputs.items():
             if name == "input_ids":
                 self._made[value] = self.embeds if only_embedded(graph, value) else self.given["input_ids"]
@@ -99,8 +103,11 @@ class ShellEmitter(Emitter):
         text = "DynamicCache(config=self.config) if {0} and {1} is None else {1}"
         self._first(text, (given["use_cache"], given["past_key_values"]), self.past, 1)
         past = Var("past", type="int")
-        self._first("0 if {0} is None else {0}.get_seq_length()", (self.past,), past)
         arange = "(torch.arange({1}.shape[1], device={1}.device) + {2})[None]"
+        if any(caches(node) for node in self.cached):
+            self._first("0 if {0} is None else {0}.get_seq_length()", (self.past,), past)
+        else:
+            past, arange = self.past, arange.replace("{2}", "no_tokens({2})")
         self._first(
             f"{arange} if {{0}} is None else {{0}}", (given["position_ids"], self.embeds, past), self.positions, 0
         )
@@ -122,8 +129,7 @@ class ShellEmitter(Emitter):
         """The mask of padding, [batch, seq], which all recurrences share."""
         key = RECURRENT, ""
         if key not in self.masks:
-            given = (self.embeds, self.attention_mask, self.past, self.positions)
-            made = self.hoist(("mask", key), "...", *given, name="padding")
+            made = self.hoist(("mask", key), "...", self.embeds, self.attention_mask, self.past, name="padding")
             made.type = "Tensor | None"
             statement = next(s for s in self.program.statements if made in s.results)
             self.masks[key] = Mask(RECURRENT, "", statement)
@@ -133,13 +139,16 @@ class ShellEmitter(Emitter):
         self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
     ) -> Var:
         """The result of a recurrence whose states the cache of its layer keeps."""
-        first = self.states.get(self.scope, 0)
-        self.states[self.scope] = first + parts
+        known = self.states.setdefault(self.scope, {})
+        key = node.op, nearest_param(node.required(node.op.operands[0].name))
+        first, _ = known.setdefault(key, (sum(n for _, n in known.values()), parts))
         cache, index = f"{{{len(operands)}}}", f"{{{len(operands) + 1}}}"
         place = f"{cache}, {index}" + (f", {first}" if first or parts > 1 else "")
         past = f"past_states({place}{f', {parts}' if parts > 1 else ''})"
         kept = f"keep_states({cache}, {index}, {text(past)}{f', {first}' if first else ''})"
-        return self.emit(kept, *operands, CACHE, INDEX)
+        made = self.emit(kept, *operands, CACHE, INDEX)
+        self.recurrent[self.program.statements[-1]] = first
+        return made
 
     def hold(self, param: Param) -> Operand:
         """Tables of rotary frequencies are made from the config."""
@@ -166,6 +175,32 @@ class ShellEmitter(Emitter):
 def _plain(x: float) -> float | int:
     """A whole number as one."""
     return int(x) if float(x).is_integer() and abs(x) < 1e15 else x
+
+
+def nearest_param(value: Value) -> Value:
+    """The parameter that made `value` last; the value itself where there is none behind it in its scope."""
+    found = value
+    while found.producer is not None and found.producer.scope == (value.producer.scope if value.producer else ""):
+        params = [v for v in found.producer.inputs if isinstance(v, Param) and not v.recipe.constant]
+        if params:
+            return params[0]
+        first = found.producer.inputs[0]
+        if first is None:
+            break
+        found = first
+    return value
+
+
+def repeats(graph: Graph, cached: set[Node]) -> bool:
+    """Return whether layers share weights, so that one module keeps several states."""
+    seen: set[tuple[object, ...]] = set()
+    for node in graph.nodes:
+        if node in cached:
+            key = node.op, node.scope, nearest_param(node.required(node.op.operands[0].name))
+            if key in seen and isinstance(key[2], Param):
+                return True
+            seen.add(key)
+    return False
 
 
 def only_embedded(graph: Graph, ids: Value) -> bool:

@@ -70,8 +70,10 @@ def _class(node: Node) -> str:
     act = MODULES.get(a["activation"], "")
     special = a["limit"] is not None or a["shift"] != 0 or not act
     told = ", ".join(f"{k}={v}" for k, v in (("has_gate", False),) * (not gated) + (("has_bias", True),) * biased)
+    even = hidden % 8 == 0 and dim % 8 == 0  # grouped products read rows of 16 bytes
+    decorated = [f"@use_experts_implementation({told})" if told else "@use_experts_implementation"]
     lines = [
-        f"@use_experts_implementation({told})" if told else "@use_experts_implementation",
+        *(decorated if even else []),
         "class {name}(nn.Module):",
         f'    """A feed-forward for each expert: {first} [experts, {"2 · " * gated}hidden, dim], down_proj [experts, dim, hidden]."""',
         "",

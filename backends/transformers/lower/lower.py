@@ -14,15 +14,16 @@ from ...torch.lower.lower import emit, legal_form, needed, read_weights
 from ...torch.program.statements import Program, Statement, Var
 from ..numbers.fields import Fields
 from ..numbers.naming import named_numbers
-from . import attention, dense, experts
+from . import attention, dense, experts, relative
 from .emitter import HEAD, OVERRIDES, ShellEmitter
+from .masks import finish_masks
 
 OWN = (  # names that classes of transformers have for themselves
     *("config", "layer_idx", "is_causal", "scaling", "num_key_value_groups", "device", "dtype", "base_model", "model"),
     *("generation_config", "loss_function", "loss_type", "framework", "name_or_path", "warnings_issued", HEAD),
     *("main_input_name", "base_model_prefix", "gradient_checkpointing", "generate", "post_init", "num_experts"),
 )
-REGISTERED = (attention, dense, experts)  # what transformers computes in its own way
+REGISTERED = (attention, dense, experts, relative)  # what transformers computes in its own way
 
 
 @dataclass
@@ -57,7 +58,7 @@ def lower(graph: Graph) -> Lowered:
         emit(e, legal, OVERRIDES)
         outputs = {name: e[value] for name, value in legal.outputs.items()}
         made = e[hidden]
-        masks = attention.finish_masks(e)
+        masks = finish_masks(e)
     if not isinstance(made, Var):
         raise WeftError(f"{graph.name} makes no hidden states: its output is a weight")
     base = Program(graph.name, e.program.inputs, outputs, e.program.statements, functions=e.program.functions)
@@ -66,7 +67,7 @@ def lower(graph: Graph) -> Lowered:
         made.name = "hidden_states"
         above = Program(graph.name, [made], {"logits": outputs["logits"]}, _downstream(base.statements, made))
         base.statements = [s for s in base.statements if s not in above.statements]
-        base.outputs = {"last_hidden_state": made}
+        base.outputs = {"last_hidden_state": made, **{k: v for k, v in outputs.items() if k == "aux_loss"}}
         above.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(above)}
     base.statements = needed(base)
     base.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(base)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 
@@ -36,26 +37,45 @@ class ShellBody(Writer):
             else f"{self.writer.returned}({named})"
         )
 
+    def _name_states(self) -> None:
+        """All layers keep what they keep in one cache."""
+
     def slot(self, item: Statement, slot: CacheSlot) -> str:
         return self._index(item) if slot == INDEX else PAST
 
     def _index(self, item: Statement) -> str:
         offset = self.writer.offsets(self.method)[item]
+        return self._numbered(offset, "layer_idx" if self.writer.emitter.shared else "self.layer_idx")
+
+    def _numbered(self, offset: int, first: str = "layer_idx") -> str:
+        """The number of a cache, that of the method's first one being `first`."""
         if self.top:
             return str(offset)
-        return f"self.layer_idx + {offset}" if offset else "self.layer_idx"
+        return f"{first} + {offset}" if offset else first
 
     def handed(self, item: Call) -> list[str]:
         if not self.writer.takes(item.callee):
             return []
         past = self.token(self.writer.emitter.past) if self.top else PAST
         more = [f"{PAST}={past}"] if item.slots or self.writer.listed(item.path) else []
-        if self.top and self.writer.emitter.positions not in item.inputs:
+        if self.top and self.writer.emitter.attending and self.writer.emitter.positions not in item.inputs:
             more.append(f"position_ids={self.token(self.writer.emitter.positions)}")
+        if self.writer.told(item.callee):
+            more.append(f"layer_idx={self._numbered(self.writer.offsets(self.method)[item])}")
         return [*more, "**kwargs"]
 
     def rounds(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
-        return self.handed(loop.calls[0])
+        first, handed = loop.calls[0], self.handed(loop.calls[0])
+        if not self.writer.told(first.callee):
+            return handed
+        starts = [self.writer.offsets(self.method)[c] for c in loop.calls]
+        steps = {b - a for a, b in itertools.pairwise(starts)}
+        if len(steps) == 1 and (step := steps.pop()) > 0:
+            bounds = self._numbered(starts[0]), self._numbered(starts[-1] + step)
+            sources.append(("layer_idx", f"range({', '.join(bounds)}{f', {step}' if step > 1 else ''})"))
+        else:
+            sources.append(("layer_idx", f"({', '.join(map(self._numbered, starts))})"))
+        return ["layer_idx=layer_idx" if h.startswith("layer_idx=") else h for h in handed]
 
     def varying(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
         kinds = [self.writer.names[c.callee.key] for c in loop.calls]
@@ -97,15 +117,19 @@ class ShellWriter(ClassWriter):
             found, count, states = {}, 0, None
             for item, size in cache_items(method, self.emitter):
                 found[item] = count if size or states is None else states
-                if isinstance(item, Statement) and size and "keep_states(" in item.text:
+                if isinstance(item, Statement) and size and item in self.emitter.recurrent:
                     states = count
                 count += size
             self._offsets[method] = found
         return self._offsets[method]
 
+    def told(self, method: Method) -> bool:
+        """Return whether a method is told the number of its first cache in every call: layers share its weights."""
+        return self.emitter.shared and cache_count(method, self.emitter) > 0
+
     def indexed(self, method: Method) -> bool:
         """Return whether a class is told the number of its first cache."""
-        return method.path != TOP and cache_count(method, self.emitter) > 0
+        return not self.emitter.shared and method.path != TOP and cache_count(method, self.emitter) > 0
 
     def listed(self, path: str) -> bool:
         """Return whether the module at `path` is a layer."""
@@ -140,10 +164,10 @@ class ShellWriter(ClassWriter):
         own = attends(method, self.emitter)
         inline = [told for statement, told in own if "self.scaling" in statement.text]
         if inline and method.path != TOP:
-            (told,) = inline
+            told = inline[0]  # of several, which share its weights
             causal = bool(told.node.attrs["causal"])
             first = [
-                f"self.config, self.layer_idx, self.is_causal = config, {'layer_idx' if self.indexed(method) else '0'}, {causal}",
+                f"self.config, self.layer_idx, self.is_causal = config, {'layer_idx' if self.indexed(method) else 'None'}, {causal}",
                 f"self.num_key_value_groups = {told.groups}",
                 f"self.scaling = {told.scaling}",
             ]
@@ -156,7 +180,8 @@ class ShellWriter(ClassWriter):
         return [*self.inputs]
 
     def state(self, method: Method) -> str:
-        return f"{PAST}: Cache | None = None"
+        number = "layer_idx: int, " if self.told(method) else ""
+        return f"{number}{PAST}: Cache | None = None"
 
     def parameter(self, o: Named, name: str, top: bool) -> str:
         if isinstance(o, ParamRef):
@@ -175,7 +200,7 @@ class _ShellConstructor(Constructor):
 
     def made(self, place: str, name: str) -> str:
         method = self.writer.methods[name]
-        if not self.writer.indexed(method) and not self.writer.listed(method.path):
+        if self.writer.emitter.shared or (not self.writer.indexed(method) and not self.writer.listed(method.path)):
             return f"{name}(config)"
         start = "" if self.method.path == TOP else "layer_idx"
         offset = self.offsets.get(place, 0)
@@ -193,6 +218,11 @@ class _ShellConstructor(Constructor):
         index = "layer_idx" if stack.caches == 1 else f"{stack.caches} * layer_idx"
         index = f"{start} + {index}" if start else index
         count = f"range(config.{self.writer.count_field})"
+        if self.writer.emitter.shared:
+            made = [f"{name}(config)" for name in names]
+            if len({*made}) == 1:
+                return f"nn.ModuleList({made[0]} for _ in range({len(made)}))"
+            return f"nn.ModuleList([{', '.join(made)}])"
         if len({*names}) == 1:
             return f"nn.ModuleList({names[0]}(config, {index}) for layer_idx in {count})"
         return f"nn.ModuleList(BLOCKS[kind](config, {index}) for layer_idx, kind in enumerate(config.block_types))"

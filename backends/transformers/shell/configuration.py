@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...torch.codegen.source import formatted
-from ...torch.codegen.structure import Loop, Method
-from ...torch.program.statements import CacheSlot, Statement
+from ...torch.codegen.structure import Call, Loop, Method
+from ...torch.program.statements import Statement
 from ..lower.emitter import CHUNKED, FULL, RECURRENT, SLIDING, ShellEmitter
 from ..lower.lower import Lowered
 from .modeling import Modeling, template
-from .stack import is_recurrent
+from .stack import Stack, cache_items, keeps
 
 NO_CACHE = "moe"  # what transformers calls a layer without a cache
 TORCH_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -74,7 +73,7 @@ def _annotation(value: Any) -> str:
 def _layers(lowered: Lowered, modeling: Modeling) -> tuple[dict[str, Any], list[str]]:
     """The fields that tell of layers, and the lines that fill them in for another number of layers."""
     stack, e = modeling.stack, lowered.emitter
-    kinds = cache_kinds(modeling.base, e)
+    kinds = cache_kinds(modeling.base, e, stack)
     if stack is None:
         fields: dict[str, Any] = {"num_hidden_layers": max(1, len(kinds))}
         if _told(kinds, lowered):
@@ -131,7 +130,10 @@ def _tables(lowered: Lowered, modeling: Modeling) -> list[str]:
         name: block_kinds(c.callee, lowered.emitter)
         for name, c in zip(modeling.blocks, modeling.stack.calls, strict=True)
     }
-    if _told(cache_kinds(modeling.base, lowered.emitter), lowered) or modeling.count_field == "num_blocks":
+    if (
+        _told(cache_kinds(modeling.base, lowered.emitter, modeling.stack), lowered)
+        or modeling.count_field == "num_blocks"
+    ):
         entries = ", ".join(f'"{name}": {_one_list(found)}' for name, found in kinds.items())
         lines.append(f"CACHES = {{{entries}}}  # of each block, as transformers calls them")
     return lines
@@ -145,52 +147,44 @@ def _period(names: Sequence[str]) -> list[str]:
     return [*names]
 
 
-def cache_kinds(top: Method, e: ShellEmitter) -> list[str]:
-    """The kind of each cache of a model, in the order of its layers; that of a layer without one too."""
+def cache_kinds(top: Method, e: ShellEmitter, stack: Stack | None) -> list[str]:
+    """The kind of each cache of a model, in the order of its layers; that of a layer of the stack without one too."""
     found: list[str] = []
     for item in top.items:
         if isinstance(item, Loop):
-            found += itertools.chain.from_iterable(block_kinds(c.callee, e) for c in item.calls)
-        elif isinstance(item, Statement):
-            found += _kinds([item], e)
-        elif any(True for _ in _kept(item.callee)):
-            found += block_kinds(item.callee, e)
+            listed = stack is not None and item.calls is stack.calls
+            for call in item.calls:
+                found += block_kinds(call.callee, e) if listed else _kinds(call.callee, e)
+        elif isinstance(item, Call):
+            found += _kinds(item.callee, e)
+        elif keeps(item):
+            found.append(RECURRENT if item in e.recurrent else _kind(item, e))
     return found
 
 
 def block_kinds(block: Method, e: ShellEmitter) -> list[str]:
     """The kinds of the caches of one block; of one without any, what stands for none."""
-    return _kinds([*_kept(block)], e) or [NO_CACHE]
+    return _kinds(block, e) or [NO_CACHE]
 
 
-def _kept(method: Method) -> list[Statement]:
-    """The statements of a method and those within it that keep something, in order."""
-    found: list[Statement] = []
-    for item in method.items:
-        if isinstance(item, Statement):
-            if item.results and any(isinstance(o, CacheSlot) for o in item.operands):
-                found.append(item)
-        else:
-            for call in item.calls if isinstance(item, Loop) else [item]:
-                found += _kept(call.callee)
-    return found
-
-
-def _kinds(kept: Sequence[Statement], e: ShellEmitter) -> list[str]:
+def _kinds(method: Method, e: ShellEmitter) -> list[str]:
+    """The kinds of the caches of a method, in their order."""
     kinds: list[str] = []
-    scopes: set[str] = set()
-    for s in kept:
-        if is_recurrent(s):
-            if s.scope not in scopes:
-                kinds.append(RECURRENT)
-                scopes.add(s.scope)
-            continue
-        node = s.node
-        mask = next((m for m in e.masks.values() if node is not None and node in m.nodes), None)
-        kinds.append(mask.kind if mask is not None and mask.kind in (SLIDING, CHUNKED) else FULL)
+    for item, count in cache_items(method, e):
+        if isinstance(item, Call):
+            kinds += _kinds(item.callee, e)
+        elif count and isinstance(item, Statement):
+            kinds.append(RECURRENT if item in e.recurrent else _kind(item, e))
     return kinds
+
+
+def _kind(statement: Statement, e: ShellEmitter) -> str:
+    """The kind of the cache of an attention."""
+    mask = next((m for m in e.masks.values() if statement.node is not None and statement.node in m.nodes), None)
+    return mask.kind if mask is not None and mask.kind in (SLIDING, CHUNKED) else FULL
 
 
 def states_each(lowered: Lowered) -> int:
     """How many states the recurrences of a layer keep, at most."""
-    return max(lowered.emitter.states.values(), default=0)
+    scopes = lowered.emitter.states.values()
+    return max((sum(n for _, n in known.values()) for known in scopes), default=0)

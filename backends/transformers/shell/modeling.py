@@ -29,6 +29,7 @@ IMPORTS = snippets.IMPORTS | {
         ("Cache", "DynamicCache", "GenerationMixin", "PreTrainedModel"),
         "from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel",
     ),
+    "dataclass": "from dataclasses import dataclass",
     "init": "from transformers import initialization as init",
     **{
         name: f"from transformers.masking_utils import {name}"
@@ -38,6 +39,7 @@ IMPORTS = snippets.IMPORTS | {
             "create_chunked_causal_mask",
             "create_recurrent_attention_mask",
             "create_bidirectional_mask",
+            "find_first_full_attention_index",
         )
     },
     "GradientCheckpointingLayer": "from transformers.modeling_layers import GradientCheckpointingLayer",
@@ -49,6 +51,7 @@ IMPORTS = snippets.IMPORTS | {
             "BaseModelOutputWithPast",
             "CausalLMOutputWithPast",
             "BaseModelOutputWithPooling",
+            "MoeCausalLMOutputWithPast",
         )
     },
     "ALL_ATTENTION_FUNCTIONS": "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS",
@@ -76,8 +79,10 @@ def write_modeling(lowered: Lowered, name: str, stem: str) -> Modeling:
     """The Python source of the model called `name`, whose file ends in `stem`."""
     e, program = lowered.emitter, lowered.base
     top = structure(program)
-    stack = stack_of(top, e)
-    config, returned = f"{name}Config", "BaseModelOutputWithPast" if e.cached else "BaseModelOutput"
+    stack = None if e.shared else stack_of(top, e)  # the number of layers that share weights is fixed
+    config, plain = f"{name}Config", "BaseModelOutputWithPast" if e.cached else "BaseModelOutput"
+    losses = "aux_loss" in program.outputs
+    returned = f"{name}Output" if losses else plain
     writer = ShellWriter(program, e, f"{name}Model", config, returned, stack)
     alone = stack is None or cache_count(top, e) in (0, len([c for c in stack.calls if cache_count(c.callee, e)]))
     writer.count_field = "num_hidden_layers" if alone and (stack is None or stack.caches == 1) else "num_blocks"
@@ -94,7 +99,7 @@ def write_modeling(lowered: Lowered, name: str, stem: str) -> Modeling:
         "name": name,
         "classes": classes,
         "blocks": set(blocks),
-        "indexed": {k for k, m in inner.items() if writer.indexed(m) or writer.listed(m.path)},
+        "indexed": {k for k, m in inner.items() if not e.shared and (writer.indexed(m) or writer.listed(m.path))},
         "taking": {k for k, m in inner.items() if writer.takes(m)},
         "table": sorted(set(blocks)) if len(set(blocks)) > 1 else [],
         "facts": _facts(lowered, writer, blocks, inner),
@@ -102,6 +107,8 @@ def write_modeling(lowered: Lowered, name: str, stem: str) -> Modeling:
         "constants": base.constants,
         "base": base,
         "returned": returned,
+        "plain": plain,
+        "losses": losses,
         "takes_embeds": bool(e.embedding),
         "head": head,
         "tied": {k: f"model.{v}" for k, v in lowered.tied.items()},
@@ -146,7 +153,6 @@ def _facts(lowered: Lowered, writer: ShellWriter, blocks: list[str], inner: Mapp
     e = lowered.emitter
     features = set().union(*(told.features for told in e.attending.values()))
     plain = not features & {"softcap", "s_aux"}
-    recurrent = any(writer_has_states(m) for m in inner.values())
     recorded = [f'"hidden_states": {_recorders(sorted(set(blocks)), 0)}'] if blocks else []
     attending = {}
     for name, method in inner.items():
@@ -170,18 +176,13 @@ def _facts(lowered: Lowered, writer: ShellWriter, blocks: list[str], inner: Mapp
         ]
     if e.cached:
         lines.append("_can_compile_fullgraph = True")
-    if recurrent:
+    if e.recurrent:
         lines.append("_is_stateful = True")
     if e.embedding and e.embedding != "embed_tokens":
         lines.append(f'_input_embed_layer = "{e.embedding}"')
     if recorded:
         lines.append(f"_can_record_outputs = {{{', '.join(recorded)}}}")
     return lines
-
-
-def writer_has_states(method: Method) -> bool:
-    """Return whether a method itself keeps the state of a recurrence."""
-    return any(isinstance(i, Statement) and "keep_states(" in i.text for i in method.items)
 
 
 def _recorders(names: list[str], index: int) -> str:

@@ -49,25 +49,27 @@ def cache_count(method: Method, e: ShellEmitter) -> int:
 
 def cache_items(method: Method, e: ShellEmitter) -> list[tuple[object, int]]:
     """The statements and calls of a method that keep something, each with the number of its caches; the recurrences of
-    a module share that of the first."""
+    a module share that of the first, until one runs again."""
     found: list[tuple[object, int]] = []
-    recurrent = False
+    states: set[int] = set()
     for item in method.items:
         if isinstance(item, Statement):
-            if not any(isinstance(o, CacheSlot) for o in item.operands) or not item.results:
+            if not keeps(item):
                 continue
-            states = is_recurrent(item)
-            found.append((item, 0 if states and recurrent else 1))
-            recurrent |= states
+            state = e.recurrent.get(item)
+            new = state is None or not states or state in states
+            if state is not None:
+                states = {state} if new else {*states, state}
+            found.append((item, int(new)))
         else:
             calls = item.calls if isinstance(item, Loop) else [item]
             found += [(c, cache_count(c.callee, e)) for c in calls]
     return found
 
 
-def is_recurrent(statement: Statement) -> bool:
-    """Return whether a statement keeps the state of a recurrence."""
-    return "keep_states(" in statement.text
+def keeps(statement: Statement) -> bool:
+    """Return whether a statement keeps something from call to call."""
+    return bool(statement.results) and any(isinstance(o, CacheSlot) for o in statement.operands)
 
 
 def attends(method: Method, e: ShellEmitter) -> list[tuple[Statement, Attending]]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache
+from transformers.masking_utils import find_first_full_attention_index
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
@@ -88,10 +89,11 @@ class SoftmaxAttention(nn.Module):
         return x.reshape(query.shape[0], query.shape[2], -1)
 
 
-def key_distances(x: Tensor, past_key_values: Cache | None, layer_idx: int = 0) -> Tensor:
-    """j − i of the tokens i of a call, x [batch, seq, ...], and all keys j that its layer sees: [1, seq, n]."""
+def key_distances(x: Tensor, past_key_values: Cache | None) -> Tensor:
+    """j − i of the tokens i of a call, x [batch, seq, ...], and all keys j of layers that keep all: [1, seq, n]."""
     past, (keys, first) = 0, (x.shape[1], 0)
     if past_key_values is not None:
+        layer_idx = find_first_full_attention_index(past_key_values)
         past = past_key_values.get_seq_length(layer_idx)
         keys, first = past_key_values.get_mask_sizes(x.shape[1], layer_idx)
     queries = torch.arange(x.shape[1], device=x.device) + past

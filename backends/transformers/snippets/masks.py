@@ -6,9 +6,17 @@ import torch
 from torch import Tensor
 
 
-def first_tokens(inputs_embeds: Tensor, attention_mask: Tensor | None) -> Tensor:
+def first_shown(inputs_embeds: Tensor, attention_mask: Tensor | None) -> Tensor:
     """The slot of the first token of each row of inputs_embeds [batch, seq, width] that `attention_mask` does not hide:
     [batch]."""
     if attention_mask is None:
         return torch.zeros(len(inputs_embeds), dtype=torch.long, device=inputs_embeds.device)
     return attention_mask.long().argmax(-1)
+
+
+def visible(mask: Tensor | None, distance: Tensor) -> Tensor:
+    """The keys that queries see, True or False [batch or 1, 1, seq, n], by a mask of either kind: booleans, or numbers
+    to add; None for all earlier ones, by their distances [1, seq, n]."""
+    if mask is None:
+        return distance[:, None] <= 0
+    return mask if mask.dtype == torch.bool else mask == 0

@@ -8,6 +8,13 @@ from torch import Tensor
 from transformers import Cache
 
 
+def no_tokens(cache: Cache | None) -> int:
+    """The tokens of a text before its first call: none. Recurrent states alone do not tell how many there were."""
+    if cache is not None and cache.has_previous_state():
+        raise ValueError("recurrent states do not count tokens: a call that goes on needs position_ids")
+    return 0
+
+
 def shown(x: Tensor, mask: Tensor | None) -> Tensor:
     """x [batch, seq, width] with zeros where `mask` [batch, seq] hides a token; None hides nothing."""
     return x if mask is None else x * mask[..., None].to(x.dtype)

@@ -1,0 +1,27 @@
+"""Attention with relative keys and values, which no attention function of transformers computes."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.graph import Node
+
+from ...torch.ops.calls import Call
+from ...torch.program.statements import Operand
+from .dense import distances
+from .emitter import CACHE, INDEX, ShellEmitter, lowers
+from .masks import mask_of
+
+
+@lowers(ops.relative_attention)
+def _relative_attention(e: ShellEmitter, node: Node) -> Operand:
+    heads = node.attrs["heads"]
+    q, k, v = (e.heads(node.required(n), heads, n) for n in ("q", "k", "v"))
+    mask, apart = mask_of(e, node), distances(e)
+    seen = e.hoist(("visible", mask), "visible({0}, {1})", mask, apart, name="seen")
+    if node in e.cached:
+        text = "({2}, {3}) if {0} is None else {0}.update({2}, {3}, {1})"
+        k, v = e.many(text, CACHE, INDEX, k, v, names=("k", "v"))
+    call = Call("relative_attention").give(
+        q, k, v, node.required("key_table"), node.operand("value_table"), apart, seen
+    )
+    return e.emit(f"{call}.transpose(1, 2).flatten(2)", *call.operands, name="x")
