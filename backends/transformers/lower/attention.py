@@ -20,11 +20,8 @@ def _attention(e: ShellEmitter, node: Node) -> Operand:
     a, width = node.attrs, node.required("q").width
     heads, kv_heads = a["heads"], a["kv_heads"]
     q, k = e.heads(node.required("q"), heads, "q"), e.heads(node.required("k"), kv_heads, "k")
-    v = (
-        e.heads(node.required("v"), kv_heads, "v")
-        if not a["value_dim"]
-        else e.emit(f"{{0}}[..., :{a['value_dim']}]", k, name="v")
-    )
+    # Keys that are values too are given as both: caches of engines have one width.
+    v = k if a["value_dim"] else e.heads(node.required("v"), kv_heads, "v")
     mask = mask_of(e, node)
     scale = number(a["scale"]) if a["scale"] is not None else f"{factor(width // heads)} ** -0.5"
     told = Attending(node, scale, "1" if heads == kv_heads else f"{heads // kv_heads}".strip("()"))
@@ -90,7 +87,11 @@ def _inline(e: ShellEmitter, node: Node, told: Attending, operands: list[Value |
     text = text.replace("{KEY}", f"{{{len(operands)}}}").replace("{GIVEN}", given)
     x, _ = e.many(text, q, k, v, *rest, attend, names=("x", "weights"))
     _tell(e, told)
-    return e.emit("{0}.reshape(*{1}.shape[:-1], -1)", x, _entered(node), name="x", replaces=0)
+    entered, latent = _entered(node), node.attrs["value_dim"]
+    if latent:
+        whole = node.required("k").width // node.attrs["kv_heads"]
+        return e.emit(f"{{0}}.reshape(*{{1}}.shape[:-1], -1, {whole})[..., :{latent}].flatten(2)", x, entered, name="x")
+    return e.emit("{0}.reshape(*{1}.shape[:-1], -1)", x, entered, name="x", replaces=0)
 
 
 def _tell(e: ShellEmitter, told: Attending) -> None:

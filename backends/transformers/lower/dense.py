@@ -103,4 +103,28 @@ def _relative_position_bias(e: ShellEmitter, node: Node) -> Operand:
 
 def distances(e: ShellEmitter) -> Var:
     """The distances of all keys from the tokens of a call."""
-    return e.hoist("distance", "key_distances({0}, {1})", e.embeds, e.past, name="distance")
+    given = (e.embeds, e.past) if e.decodes else (e.embeds,)
+    return e.hoist("distance", f"key_distances({'{0}, {1}' if e.decodes else '{0}'})", *given, name="distance")
+
+
+@lowers(ops.iota)
+def _iota(e: ShellEmitter, node: Node) -> Operand | None:
+    """The positions of an encoder's tokens, which a call may bring."""
+    return e.emit("{0}[0]", e.positions, name="position_index") if counts_tokens(e, node) else None
+
+
+@lowers(ops.unsqueeze)
+def _unsqueeze(e: ShellEmitter, node: Node) -> Operand | None:
+    """The same as a row."""
+    counted = node.required("x").producer
+    return e.positions if counted is not None and counts_tokens(e, counted) and node.attrs["axes"] == (0,) else None
+
+
+def counts_tokens(e: ShellEmitter, node: Node) -> bool:
+    """Return whether a node makes the positions of all tokens."""
+    return (
+        not e.decodes
+        and node.op is ops.iota
+        and node.required("x") is e.graph.inputs.get("input_ids")
+        and node.attrs["axis"] == 1
+    )

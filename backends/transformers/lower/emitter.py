@@ -23,18 +23,19 @@ CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int"
 HEAD = "lm_head"
 FULL, SLIDING, CHUNKED, RECURRENT = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
 GIVEN = {  # what a call may bring
-    "input_ids": "Tensor | None",
-    "attention_mask": "Tensor | None",
-    "position_ids": "Tensor | None",
+    **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids"), "Tensor | None"),
     "past_key_values": "Cache | None",
     "inputs_embeds": "Tensor | None",
     "use_cache": "bool | None",
 }
+BOTH = "bidirectional"
+NOTHING = "torch.zeros({1}.shape[:2], dtype=torch.long, device={1}.device)"  # of each token
 STANDARD = {  # kinds of layers whose masks transformers makes from a config
     FULL: "create_causal_mask",
     SLIDING: "create_sliding_window_causal_mask",
     CHUNKED: "create_chunked_causal_mask",
     RECURRENT: "create_recurrent_attention_mask",
+    BOTH: "create_bidirectional_mask",
 }
 
 
@@ -46,6 +47,7 @@ class Mask:
     kind: str
     condition: str
     statement: Statement
+    causal: bool = True
     nodes: list[Node] = field(default_factory=list)  # that see what it shows
 
 
@@ -66,7 +68,11 @@ class ShellEmitter(Emitter):
         super().__init__(graph, cached_nodes(graph), set())
         self.axes, self.fields, self.head = axes, fields, head
         self.shared = repeats(graph, self.cached)  # then calls are told the numbers of their caches
-        self.given = {name: Var(name, type=kind, default="None") for name, kind in GIVEN.items()}
+        self.decodes = graph.meta.get("kind", "decoder") == "decoder"
+        without = () if self.decodes else ("past_key_values", "use_cache")
+        without += () if "token_type_ids" in graph.inputs else ("token_type_ids",)
+        given = {name: kind for name, kind in GIVEN.items() if name not in without}
+        self.given = {name: Var(name, type=kind, default="None") for name, kind in given.items()}
         self.embeds, self.positions = Var("inputs_embeds"), Var("position_ids")
         self.past = Var("past_key_values", type="Cache | None")
         self.attention_mask = self.given["attention_mask"]
@@ -82,6 +88,11 @@ class ShellEmitter(Emitter):
                 self._made[value] = self.embeds if only_embedded(graph, value) else self.given["input_ids"]
             elif name == "position_ids":
                 self._made[value] = self.positions
+            elif name == "token_type_ids":
+                self._made[value] = made = Var(name, value.shape)
+                self._first(f"{NOTHING} if {{0}} is None else {{0}}", (self.given[name], self.embeds), made, 0)
+            elif name == "attention_mask":
+                self._made[value] = self._whole_mask(value)
         self.program.inputs = [*self.given.values()]
         self._begin()
 
@@ -100,17 +111,37 @@ class ShellEmitter(Emitter):
     def _begin(self) -> None:
         """What a call leaves out, but for the embeddings of its tokens."""
         given = self.given
+        if not self.decodes:
+            text = "torch.arange({1}.shape[1], device={1}.device)[None] if {0} is None else {0}"
+            self._first(text, (given["position_ids"], self.embeds), self.positions, 0)
+            return
         text = "DynamicCache(config=self.config) if {0} and {1} is None else {1}"
         self._first(text, (given["use_cache"], given["past_key_values"]), self.past, 1)
         past = Var("past", type="int")
+        self._first("0 if {0} is None else {0}.get_seq_length()", (self.past,), past)
         arange = "(torch.arange({1}.shape[1], device={1}.device) + {2})[None]"
-        if any(caches(node) for node in self.cached):
-            self._first("0 if {0} is None else {0}.get_seq_length()", (self.past,), past)
-        else:
-            past, arange = self.past, arange.replace("{2}", "no_tokens({2})")
         self._first(
             f"{arange} if {{0}} is None else {{0}}", (given["position_ids"], self.embeds, past), self.positions, 0
         )
+        if self.cached and not self.counts:
+            # After the positions, which ask how many there were.
+            text = "if {0} is not None: count_tokens({0}, {1})"
+            self.program.statements.append(Statement(text, (self.past, self.embeds, self.positions), (), TOP))
+
+    def _whole_mask(self, value: Value) -> Var:
+        """The mask of padding of an encoder; that which shows all where others than attentions read it."""
+        if all(node.op is ops.attention for node, _ in value.uses):
+            return self.attention_mask
+        whole = Var("attention_mask", value.shape)
+        text = f"{NOTHING.replace('zeros', 'ones')} if {{0}} is None else {{0}}"
+        self._first(text, (self.attention_mask, self.embeds), whole, 0)
+        self.attention_mask = whole
+        return whole
+
+    @property
+    def counts(self) -> bool:
+        """Return whether a cache of keys tells how many tokens a text has; states of recurrences do not."""
+        return any(caches(node) for node in self.cached)
 
     def embed(self, text: str, module: Operand) -> None:
         """Say how embeddings are made of the token ids of a call, where they are not given."""
@@ -129,7 +160,8 @@ class ShellEmitter(Emitter):
         """The mask of padding, [batch, seq], which all recurrences share."""
         key = RECURRENT, ""
         if key not in self.masks:
-            made = self.hoist(("mask", key), "...", self.embeds, self.attention_mask, self.past, name="padding")
+            given = (self.embeds, self.attention_mask, *([self.past] if self.decodes else []))
+            made = self.hoist(("mask", key), "...", *given, name="padding")
             made.type = "Tensor | None"
             statement = next(s for s in self.program.statements if made in s.results)
             self.masks[key] = Mask(RECURRENT, "", statement)
@@ -204,8 +236,8 @@ def repeats(graph: Graph, cached: set[Node]) -> bool:
 
 
 def only_embedded(graph: Graph, ids: Value) -> bool:
-    """Return whether one embedding is all that reads the token ids, but for their sizes."""
-    return [node.op for node, _ in ids.uses] == [ops.embedding]
+    """Return whether one embedding is all that reads the token ids, but for their number."""
+    return [node.op for node, _ in ids.uses if node.op is not ops.iota] == [ops.embedding]
 
 
 Lower = Callable[[ShellEmitter, Node], "Operand | tuple[Operand, ...] | None"]

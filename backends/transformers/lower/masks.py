@@ -5,8 +5,8 @@ from __future__ import annotations
 from weft.ir.graph import Node
 
 from ...torch.ops.masks import seen_keys
-from ...torch.program.statements import Statement, Var
-from .emitter import CHUNKED, FULL, RECURRENT, SLIDING, STANDARD, Mask, ShellEmitter
+from ...torch.program.statements import Operand, Statement, Var
+from .emitter import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, STANDARD, Mask, ShellEmitter
 
 
 def mask_of(e: ShellEmitter, node: Node) -> Var:
@@ -14,12 +14,14 @@ def mask_of(e: ShellEmitter, node: Node) -> Var:
     kind, condition = kind_of(e, node)
     key = kind, condition
     if key not in e.masks:
-        name = "mask" if kind == FULL else kind.split("_")[0] + "_mask"
-        given = (e.embeds, e.attention_mask, e.past, e.positions)
+        name = "mask" if kind in (FULL, BOTH) else kind.split("_")[0] + "_mask"
+        given: tuple[Operand, ...] = (e.embeds, e.attention_mask)
+        if e.decodes:
+            given = (*given, e.past, e.positions)
         made = e.hoist(("mask", key), "...", *given, name=name)
         made.type = "Tensor | None"
         statement = next(s for s in e.program.statements if made in s.results)
-        e.masks[key] = Mask(kind, condition, statement)
+        e.masks[key] = Mask(kind, condition, statement, bool(node.attrs["causal"]))
     e.masks[key].nodes.append(node)
     return e.masks[key].statement.results[0]
 
@@ -29,8 +31,8 @@ def kind_of(e: ShellEmitter, node: Node) -> tuple[str, str]:
     them."""
     a = node.attrs
     if a.get("pattern", "dense") == "dense" and a.get("window") is None:
-        return FULL, ""
-    if not a["keep_first"] and node.operand("bias") is None:
+        return FULL if a["causal"] else BOTH, ""
+    if a["causal"] and not a["keep_first"] and node.operand("bias") is None:
         if a["pattern"] == "dense" and a["window"] == e.fields.values.get("sliding_window"):
             return SLIDING, ""
         if (
@@ -50,7 +52,8 @@ def finish_masks(e: ShellEmitter) -> str:
     """Say how masks are made, now that all are known; return the function that makes them, "" if transformers' own
     is called."""
     kinds = {mask.kind: mask for mask in e.masks.values()}
-    arguments = "self.config, {0}, {1}, {2}" + ", {3}" * (kinds.keys() != {RECURRENT})
+    most = max((len(mask.statement.operands) for mask in kinds.values()), default=0)
+    arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])
     if len(kinds) <= 1 and all(kind in STANDARD and kind != RECURRENT for kind in kinds):
         for kind, mask in kinds.items():
             mask.statement.text = f"{STANDARD[kind]}({arguments})"
@@ -71,7 +74,7 @@ def _masks_function(masks: list[Mask]) -> str:
         "    config: Any,",
         "    inputs_embeds: Tensor,",
         "    attention_mask: Any,",
-        "    past_key_values: Cache | None,",
+        "    past_key_values: Cache | None = None,",
         "    position_ids: Tensor | None = None,",
         "    **kwargs: Any,",
         ") -> dict[str, Any]:",
@@ -94,9 +97,10 @@ def _masks_function(masks: list[Mask]) -> str:
         ]
     lines += ["", "    return {"]
     for mask in masks:
+        given = {RECURRENT: "*given[:4]", BOTH: "*given[:3]"}.get(mask.kind, "*given")
         if mask.kind in STANDARD:
-            given = "*given[:4]" if mask.kind == RECURRENT else "*given"
             lines.append(f'        "{mask.kind}": {STANDARD[mask.kind]}({given}),')
         else:
-            lines.append(f'        "{mask.kind}": create_causal_mask(*given, and_mask_function={mask.kind}),')
+            maker = "create_causal_mask(*given" if mask.causal else "create_bidirectional_mask(*given[:3]"
+            lines.append(f'        "{mask.kind}": {maker}, and_mask_function={mask.kind}),')
     return "\n".join([*lines, "    }"])

@@ -17,7 +17,13 @@ def _relative_attention(e: ShellEmitter, node: Node) -> Operand:
     heads = node.attrs["heads"]
     q, k, v = (e.heads(node.required(n), heads, n) for n in ("q", "k", "v"))
     mask, apart = mask_of(e, node), distances(e)
-    seen = e.hoist(("visible", mask), "visible({0}, {1})", mask, apart, name="seen")
+    seen = e.hoist(
+        ("visible", mask),
+        f"visible({{0}}, {{1}}{', causal=False' * (not node.attrs['causal'])})",
+        mask,
+        apart,
+        name="seen",
+    )
     if node in e.cached:
         text = "({2}, {3}) if {0} is None else {0}.update({2}, {3}, {1})"
         k, v = e.many(text, CACHE, INDEX, k, v, names=("k", "v"))

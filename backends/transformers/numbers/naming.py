@@ -105,8 +105,8 @@ def _attentions(axes: Axes, fields: Fields) -> None:
 def heads_of(node: Node, fields: Fields) -> tuple[Any, Any]:
     """The numbers of query heads and of key/value heads of an attention, as expressions."""
     kind, heads, kv_heads = kind_of(node), node.attrs["heads"], node.attrs["kv_heads"]
-    queries = fields.size("num_attention_heads", heads, kind) if heads > 1 else 1
-    return queries, fields.size("num_key_value_heads", kv_heads, kind) if kv_heads > 1 else 1
+    queries = fields.size("num_attention_heads", heads, kind)
+    return queries, fields.size("num_key_value_heads", kv_heads, kind)
 
 
 def kind_of(node: Node) -> str:

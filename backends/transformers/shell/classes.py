@@ -57,8 +57,14 @@ class ShellBody(Writer):
         if not self.writer.takes(item.callee):
             return []
         past = self.token(self.writer.emitter.past) if self.top else PAST
-        more = [f"{PAST}={past}"] if item.slots or self.writer.listed(item.path) else []
-        if self.top and self.writer.emitter.attending and self.writer.emitter.positions not in item.inputs:
+        keeps = item.slots or (self.writer.emitter.cached and self.writer.listed(item.path))
+        more = [f"{PAST}={past}"] if keeps else []
+        if (
+            self.top
+            and self.writer.emitter.attending
+            and self.writer.emitter.decodes
+            and self.writer.emitter.positions not in item.inputs
+        ):
             more.append(f"position_ids={self.token(self.writer.emitter.positions)}")
         if self.writer.told(item.callee):
             more.append(f"layer_idx={self._numbered(self.writer.offsets(self.method)[item])}")
@@ -139,12 +145,15 @@ class ShellWriter(ClassWriter):
         return self.stack is not None and loop.calls is self.stack.calls
 
     def takes(self, method: Method) -> bool:
-        """Return whether a method takes a cache and further arguments."""
-        if any(isinstance(i, Statement) and i in self.emitter.attending for i in method.items) or method.slots:
-            return True
-        if any(self.takes(m) for m in method.modules.values()):
-            return True
-        return self.listed(method.path) and any(c.slots for c in self.stack.calls) if self.stack else False
+        """Return whether a method takes a cache and further arguments: as another layer of the stack does."""
+        if self.listed(method.path) and self.stack is not None:
+            return any(self._asks(c.callee) for c in self.stack.calls)
+        return self._asks(method)
+
+    def _asks(self, method: Method) -> bool:
+        """Return whether anything in a method attends, or keeps something."""
+        own = any(isinstance(i, Statement) and i in self.emitter.attending for i in method.items)
+        return own or bool(method.slots) or any(map(self._asks, method.modules.values()))
 
     # -- classes
 

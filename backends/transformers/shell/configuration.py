@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...torch.codegen.source import formatted
@@ -14,6 +14,7 @@ from ..lower.lower import Lowered
 from .modeling import Modeling, template
 from .stack import Stack, cache_items, keeps
 
+COUNTING = "hybrid"  # a layer with states and keys
 NO_CACHE = "moe"  # what transformers calls a layer without a cache
 TORCH_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
@@ -38,7 +39,7 @@ def write_configuration(
     """The class of the config of the model called `name`, whose file ends in `stem`; `more` are facts beside the numbers
     of the architecture."""
     fields: dict[str, Any] = dict(lowered.fields.values)
-    layers, lines = _layers(lowered, modeling)
+    layers, tables, lines = _layers(lowered, modeling)
     order = ("vocab_size", "hidden_size")
     numbers = {k: fields.pop(k) for k in order if k in fields} | layers | fields | dict(more)
     shown = {k: (_annotation(v), repr(v).replace("'", '"')) for k, v in numbers.items() if not isinstance(v, list)}
@@ -50,7 +51,7 @@ def write_configuration(
         model_type=stem,
         plans={k: {key: _plan(value) for key, value in plan.items()} for k, plan in plans.items()},
         fields=shown,
-        tables=_tables(lowered, modeling),
+        tables=tables,
         lines=lines,
     )
     return Configuration(formatted(text), numbers, {k: dict(v) for k, v in plans.items()})
@@ -70,73 +71,56 @@ def _annotation(value: Any) -> str:
     return "float" if isinstance(value, float) else "Any"
 
 
-def _layers(lowered: Lowered, modeling: Modeling) -> tuple[dict[str, Any], list[str]]:
-    """The fields that tell of layers, and the lines that fill them in for another number of layers."""
-    stack, e = modeling.stack, lowered.emitter
+def _layers(lowered: Lowered, modeling: Modeling) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The fields that tell of layers, the tables of blocks by their names, where there are several, and the lines that
+    fill the fields in for another number of layers."""
+    stack, e, count = modeling.stack, lowered.emitter, modeling.count_field
     kinds = cache_kinds(modeling.base, e, stack)
+    told = bool(kinds) and set(kinds) != {_guessed(lowered)}
+    counting = kinds.index(RECURRENT) if e.cached and not e.counts else None
+    shown = [COUNTING if i == counting else kind for i, kind in enumerate(kinds)]
+    fields: dict[str, Any] = {"num_hidden_layers": max(1, len(kinds))}
     if stack is None:
-        fields: dict[str, Any] = {"num_hidden_layers": max(1, len(kinds))}
-        if _told(kinds, lowered):
-            fields["layer_types"] = kinds
-        return fields, []
-    count = len(stack)
-    fields = (
-        {"num_hidden_layers": count}
-        if modeling.count_field == "num_hidden_layers"
-        else {
-            "num_blocks": count,
-            "num_hidden_layers": len(kinds),
-        }
+        return fields | ({"layer_types": shown} if told else {}), [], []
+    tables, lines, inside = (
+        [],
+        [],
+        {n: block_kinds(c.callee, e) for n, c in zip(modeling.blocks, stack.calls, strict=True)},
     )
-    lines = []
-    various = len(set(modeling.blocks)) > 1
-    if various:
+    if count == "num_blocks":
+        fields = {"num_blocks": len(stack), **fields}
+    each = f"{_strings(next(iter(inside.values())))} * self.{count}"
+    if various := len(inside) > 1:
         fields["block_types"] = modeling.blocks
+        tables.append(f"PATTERN = {_strings(_period(modeling.blocks))}  # of the layers")
         lines += [
             "kinds = self.block_types or PATTERN",
-            f"self.block_types = [kinds[i % len(kinds)] for i in range(self.{modeling.count_field})]",
+            f"self.block_types = [kinds[i % len(kinds)] for i in range(self.{count})]",
         ]
-    if modeling.count_field == "num_blocks":
-        each = "sum(len(CACHES[kind]) for kind in self.block_types)" if various else f"{stack.caches} * self.num_blocks"
-        lines.append(f"self.num_hidden_layers = {each}")
-    if _told(kinds, lowered):
-        fields["layer_types"] = kinds
+        each = "[cache for kind in self.block_types for cache in CACHES[kind]]"
+    if told or count == "num_blocks":
         if various:
-            lines.append("self.layer_types = [cache for kind in self.block_types for cache in CACHES[kind]]")
-        else:
-            lines.append(
-                f"self.layer_types = {_one_list(kinds[: max(1, stack.caches or 1)])} * self.{modeling.count_field}"
-            )
-    return fields, lines
+            entries = ", ".join(f'"{name}": {_strings(found)}' for name, found in inside.items())
+            tables.append(f"CACHES = {{{entries}}}  # of each block, as transformers calls them")
+        before, after = around(modeling.base, e, stack)
+        whole = " + ".join([*([_strings(before)] if before else []), each, *([_strings(after)] if after else [])])
+        fields["layer_types"] = shown
+        lines.append(f"self.layer_types = {whole}")
+    if count == "num_blocks":
+        lines.append("self.num_hidden_layers = len(self.layer_types)")
+    if counting is not None:
+        lines.append(f'self.layer_types[{counting}] = "{COUNTING}"  # it also counts the tokens of a text')
+    return fields, tables, lines
 
 
-def _one_list(kinds: Sequence[str]) -> str:
+def _strings(kinds: Sequence[str]) -> str:
     return "[" + ", ".join(f'"{k}"' for k in kinds) + "]"
 
 
-def _told(kinds: Sequence[str], lowered: Lowered) -> bool:
-    """Return whether a config must say the kinds of its caches: transformers would guess others."""
+def _guessed(lowered: Lowered) -> str:
+    """The kind of all caches that transformers supposes where a config does not say it."""
     windows = {"sliding_window", "attention_chunk_size"} & lowered.fields.values.keys()
-    guessed = SLIDING if "sliding_window" in windows else CHUNKED if windows else FULL
-    return bool(kinds) and set(kinds) != {guessed}
-
-
-def _tables(lowered: Lowered, modeling: Modeling) -> list[str]:
-    """Tables of the blocks by their names, where there are several."""
-    if len(set(modeling.blocks)) < 2 or modeling.stack is None:
-        return []
-    lines = [f"PATTERN = {_one_list(_period(modeling.blocks))}  # of the layers"]
-    kinds = {
-        name: block_kinds(c.callee, lowered.emitter)
-        for name, c in zip(modeling.blocks, modeling.stack.calls, strict=True)
-    }
-    if (
-        _told(cache_kinds(modeling.base, lowered.emitter, modeling.stack), lowered)
-        or modeling.count_field == "num_blocks"
-    ):
-        entries = ", ".join(f'"{name}": {_one_list(found)}' for name, found in kinds.items())
-        lines.append(f"CACHES = {{{entries}}}  # of each block, as transformers calls them")
-    return lines
+    return SLIDING if "sliding_window" in windows else CHUNKED if windows else FULL
 
 
 def _period(names: Sequence[str]) -> list[str]:
@@ -160,6 +144,13 @@ def cache_kinds(top: Method, e: ShellEmitter, stack: Stack | None) -> list[str]:
         elif keeps(item):
             found.append(RECURRENT if item in e.recurrent else _kind(item, e))
     return found
+
+
+def around(top: Method, e: ShellEmitter, stack: Stack) -> tuple[list[str], list[str]]:
+    """The kinds of the caches before and behind those of the stack."""
+    place = next(i for i, item in enumerate(top.items) if isinstance(item, Loop) and item.calls is stack.calls)
+    before, after = (replace(top, items=part) for part in (top.items[:place], top.items[place + 1 :]))
+    return cache_kinds(before, e, None), cache_kinds(after, e, None)
 
 
 def block_kinds(block: Method, e: ShellEmitter) -> list[str]:

@@ -80,7 +80,9 @@ def write_modeling(lowered: Lowered, name: str, stem: str) -> Modeling:
     e, program = lowered.emitter, lowered.base
     top = structure(program)
     stack = None if e.shared else stack_of(top, e)  # the number of layers that share weights is fixed
-    config, plain = f"{name}Config", "BaseModelOutputWithPast" if e.cached else "BaseModelOutput"
+    config = f"{name}Config"
+    plain = "BaseModelOutputWithPast" if e.cached else "BaseModelOutput"
+    plain = "BaseModelOutputWithPooling" if "pooler_output" in program.outputs else plain
     losses = "aux_loss" in program.outputs
     returned = f"{name}Output" if losses else plain
     writer = ShellWriter(program, e, f"{name}Model", config, returned, stack)

@@ -89,7 +89,7 @@ class SoftmaxAttention(nn.Module):
         return x.reshape(query.shape[0], query.shape[2], -1)
 
 
-def key_distances(x: Tensor, past_key_values: Cache | None) -> Tensor:
+def key_distances(x: Tensor, past_key_values: Cache | None = None) -> Tensor:
     """j − i of the tokens i of a call, x [batch, seq, ...], and all keys j of layers that keep all: [1, seq, n]."""
     past, (keys, first) = 0, (x.shape[1], 0)
     if past_key_values is not None:

@@ -14,9 +14,9 @@ def first_shown(inputs_embeds: Tensor, attention_mask: Tensor | None) -> Tensor:
     return attention_mask.long().argmax(-1)
 
 
-def visible(mask: Tensor | None, distance: Tensor) -> Tensor:
+def visible(mask: Tensor | None, distance: Tensor, causal: bool = True) -> Tensor:
     """The keys that queries see, True or False [batch or 1, 1, seq, n], by a mask of either kind: booleans, or numbers
-    to add; None for all earlier ones, by their distances [1, seq, n]."""
+    to add; None for all earlier ones if `causal`, or all, by their distances [1, seq, n]."""
     if mask is None:
-        return distance[:, None] <= 0
+        return distance[:, None] <= 0 if causal else torch.ones_like(distance[:, None], dtype=torch.bool)
     return mask if mask.dtype == torch.bool else mask == 0
