@@ -22,8 +22,13 @@ from .lower.lower import Lowered, lower
 from .shell.configuration import TORCH_DTYPES, Configuration, states_each, write_configuration
 from .shell.initial import initializer_range
 from .shell.modeling import Modeling, write_modeling
+from .shell.plans import plans
 
-TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+KNOWN = (  # how names of classes begin that transformers and engines have themselves
+    *("albert", "bamba", "bart", "bert", "bloom", "cohere", "dbrx", "deepseek", "falcon", "gemma", "glm", "gpt"),
+    *("granite", "jamba", "llama", "mamba", "mbart", "minimax", "mistral", "mixtral", "moe", "nemotron", "olmo", "opt"),
+    *("phi", "qwen", "roberta", "rwkv", "smollm", "stablelm", "starcoder", "switch", "t5", "transformer", "zamba"),
+)
 
 
 class TransformersFolder:
@@ -40,8 +45,9 @@ class TransformersFolder:
         self._stem = stem_of(self._name)
         self._lowered: Lowered = lower(graph)
         self._modeling: Modeling = write_modeling(self._lowered, self._name, self._stem)
+        divided, self.whole = plans(self._lowered, self._modeling)
         self._config: Configuration = write_configuration(
-            self._lowered, self._modeling, self._name, self._stem, {}, self._more(length)
+            self._lowered, self._modeling, self._name, self._stem, divided, self._more(length)
         )
         self._dtype = dtype
         self._weights = self._tensors()
@@ -121,10 +127,10 @@ class TransformersFolder:
 
 
 def class_name(name: str) -> str:
-    """A name for classes: that of the model, its size left out."""
+    """A name for classes: that of the model, its size left out; and none that an engine has a model of its own by."""
     words = [w for w in re.split(r"[^A-Za-z0-9]+", name) if w and not re.fullmatch(r"\d+(\.\d+)?[mbkMBK]", w)]
     joined = "".join(w[0].upper() + w[1:] for w in words) or "Model"
-    return joined if not joined[0].isdigit() else f"Model{joined}"
+    return f"Weft{joined}" if joined[0].isdigit() or joined.lower().startswith(KNOWN) else joined
 
 
 def stem_of(name: str) -> str:

@@ -6,7 +6,7 @@ import ast
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 
-from ..program.statements import CacheSlot, Operand, ParamRef, Submodule, Var, inside, relative
+from ..program.statements import CacheSlot, Operand, ParamRef, Statement, Submodule, Var, inside, relative
 from .naming import Line, Named, Names
 from .structure import Call, Item, Loop, Method, reads
 

@@ -22,8 +22,8 @@ OWN = {*dir(nn.Module()), "new_cache", "cache"}  # what a module has besides its
 
 
 def with_identifiers(graph: Graph, avoid: Collection[str] = ()) -> Graph:
-    """Return `graph`, or a copy whose scopes, values, parameters, inputs and outputs have names for Python, none of them
-    to `avoid`."""
+    """Return `graph`, or a copy whose scopes, values, parameters, inputs and outputs have names for Python, and none of
+    those to `avoid`."""
     paths, inputs = _paths(graph, avoid), argument_names(graph)
     outputs = _distinct([name for name, _ in graph.outputs.items()])
     if all(old == new for names in (paths, inputs, outputs) for old, new in names.items()):

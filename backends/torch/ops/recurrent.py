@@ -82,8 +82,9 @@ def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
     k = e.emit("elu_plus_one({0})", node.required("k"), name="k", replaces=0)
     if mask is not None:
         k = e.emit("{0} * ({1} != 0)[..., None]", k, mask, name="k", replaces=0)
-    k = e.shown(k)
-    turned = q, k
+    keys = e.shown(k)
+    assert isinstance(keys, Var)
+    turned = q, k = q, keys
     positions, frequencies = node.operand("positions"), node.operand("frequencies")
     if positions is not None and frequencies is not None:
         text = "rotary({0}, {1})"

@@ -43,6 +43,8 @@ def write_plan(model: Lowered, degree: int) -> str:
     Raises:
         WeftError: if heads cannot be shared out evenly, or if there is nothing to divide.
     """
+    if degree < 2:
+        raise WeftError(f"tensor parallelism of degree {degree} divides nothing; give at least 2")
     graph = with_identifiers(model.graph)
     plan, paths = make_plan(graph, degree, model.program), set(model.program.weights)
     kinds = {style.partition("(")[0] for style in plan.styles.values()}
@@ -68,13 +70,11 @@ def styles(model: Lowered, degree: int) -> dict[str, str]:
 
 
 def make_plan(graph: Graph, degree: int, program: Program) -> Plan:
-    """Divide the model of `graph`, lowered to `program`, among `degree` processes.
+    """Divide the model of `graph`, lowered to `program`, among `degree` processes; 1 says what any number may divide.
 
     Raises:
         WeftError: if heads cannot be shared out evenly, or if there is nothing to divide.
     """
-    if degree < 2:
-        raise WeftError(f"tensor parallelism of degree {degree} divides nothing; give at least 2")
     modules, plan = _Modules(program), Plan()
     for node in graph.nodes:
         if node.op is ops.attention:

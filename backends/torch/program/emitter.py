@@ -74,7 +74,7 @@ class Emitter:
     # -- states
 
     def shown(self, value: Value | Operand) -> Value | Operand:
-        """What recurrences read of `value` [batch, seq, width], of which a model may hide padding."""
+        """`value` [batch, seq, width] as recurrences read it: a model may hide padding."""
         return value
 
     def keep_state(

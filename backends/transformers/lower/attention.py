@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-
 from weft.ir import ops
 from weft.ir.graph import Node, Value
 
 from ...torch.ops.elementwise import number
 from ...torch.ops.masks import is_dense
-from ...torch.program.statements import Operand, Statement, Submodule, Var
+from ...torch.program.statements import Operand, Statement, Submodule
 from .emitter import CACHE, INDEX, Attending, ShellEmitter, lowers, nearest_param
 from .masks import mask_of
 

@@ -69,8 +69,9 @@ class ShellEmitter(Emitter):
         self.axes, self.fields, self.head = axes, fields, head
         self.shared = repeats(graph, self.cached)  # then calls are told the numbers of their caches
         self.decodes = graph.meta.get("kind", "decoder") == "decoder"
-        without = () if self.decodes else ("past_key_values", "use_cache")
-        without += () if "token_type_ids" in graph.inputs else ("token_type_ids",)
+        without = {"token_type_ids"} - graph.inputs.keys() | (
+            set() if self.decodes else {"past_key_values", "use_cache"}
+        )
         given = {name: kind for name, kind in GIVEN.items() if name not in without}
         self.given = {name: Var(name, type=kind, default="None") for name, kind in given.items()}
         self.embeds, self.positions = Var("inputs_embeds"), Var("position_ids")
@@ -81,7 +82,7 @@ class ShellEmitter(Emitter):
         self.attending: dict[Statement, Attending] = {}
         self.recurrent: dict[Statement, int] = {}  # the number of its first state
         self.experts: list[str] = []  # the paths of mixtures
-        # The number of the first state of each recurrence of a scope, and how many it has; one that runs again has them.
+        # The number of the first state of each recurrence of a scope, and how many it has, also when it runs again.
         self.states: dict[str, dict[tuple[Op, Value], tuple[int, int]]] = {}
         for name, value in graph.inputs.items():
             if name == "input_ids":
@@ -240,7 +241,7 @@ def only_embedded(graph: Graph, ids: Value) -> bool:
     return [node.op for node, _ in ids.uses if node.op is not ops.iota] == [ops.embedding]
 
 
-Lower = Callable[[ShellEmitter, Node], "Operand | tuple[Operand, ...] | None"]
+Lower = Callable[[ShellEmitter, Node], "Operand | None"]
 OVERRIDES: dict[Op, Lower] = {}
 
 

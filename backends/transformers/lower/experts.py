@@ -75,7 +75,8 @@ def _class(node: Node) -> str:
     lines = [
         *(decorated if even else []),
         "class {name}(nn.Module):",
-        f'    """A feed-forward for each expert: {first} [experts, {"2 · " * gated}hidden, dim], down_proj [experts, dim, hidden]."""',
+        f'    """One feed-forward for each expert: {first} [experts, {"2 · " * gated}hidden, dim],',
+        '    down_proj [experts, dim, hidden]."""',
         "",
         "    def __init__(self, config: Any) -> None:",
         "        super().__init__()",

@@ -19,7 +19,7 @@ def mask_of(e: ShellEmitter, node: Node) -> Var:
         if e.decodes:
             given = (*given, e.past, e.positions)
         made = e.hoist(("mask", key), "...", *given, name=name)
-        made.type = "Tensor | None"
+        made.type = "Any"  # a tensor, a BlockMask of flex_attention, or None
         statement = next(s for s in e.program.statements if made in s.results)
         e.masks[key] = Mask(kind, condition, statement, bool(node.attrs["causal"]))
     e.masks[key].nodes.append(node)
@@ -78,8 +78,10 @@ def _masks_function(masks: list[Mask]) -> str:
         "    position_ids: Tensor | None = None,",
         "    **kwargs: Any,",
         ") -> dict[str, Any]:",
-        '    """The masks of all kinds of layers, for a call with inputs_embeds [batch, seq, width]; `attention_mask` [batch,',
-        '    past + seq] hides padding, or is what this function made before."""',
+        '    """The masks of all kinds of layers, for a call with inputs_embeds [batch, seq, width].',
+        "",
+        "    `attention_mask` [batch, past + seq] hides padding, or is what this function made before.",
+        '    """',
         "    if isinstance(attention_mask, dict):",
         "        return attention_mask",
         "    given = (config, inputs_embeds, attention_mask, past_key_values, position_ids)",

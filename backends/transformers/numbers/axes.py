@@ -174,7 +174,7 @@ def _moe(axes: Axes, node: Node) -> None:
     x, up = node.required("x"), node.required("up")
     axes.same(last(x), last(node.output))
     axes.same(last(node.required("combine")), (up, 0))
-    roles = {"up": (0, 1, 2), "gate": (0, 1, 2), "down": (0, 2, 1)}  # experts, hidden, dim
+    roles: dict[str, tuple[int, ...]] = {"up": (0, 1, 2), "gate": (0, 1, 2), "down": (0, 2, 1)}  # experts, hidden, dim
     roles |= {"up_bias": (0, 1), "gate_bias": (0, 1)}
     for name, order in roles.items():
         if (stack := node.operand(name)) is not None:

@@ -9,7 +9,6 @@ from typing import Any
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Op
-from weft.ir.types import sizes
 from weft.passes.analysis.feed_forward import feed_forward
 
 from .axes import Axes, last, params_of
@@ -152,7 +151,8 @@ def _recurrences(axes: Axes, fields: Fields) -> None:
             case ops.linear_attention | ops.gated_linear_attention:
                 heads, groups = _recurrent_heads(node, fields)
                 q, k, v = (node.required(n) for n in "qkv")
-                key = fields.size("linear_key_head_dim", q.width // node.attrs.get("groups", node.attrs["heads"]))
+                shared = int(node.attrs.get("groups") or node.attrs["heads"])
+                key = fields.size("linear_key_head_dim", q.width // shared)
                 value = fields.size("linear_value_head_dim", v.width // node.attrs["heads"])
                 axes.name(last(q), groups * key)
                 axes.name(last(k), groups * key)
@@ -163,7 +163,7 @@ def _recurrences(axes: Axes, fields: Fields) -> None:
 def _recurrent_heads(node: Node, fields: Fields) -> tuple[Any, Any]:
     """The numbers of heads and of groups of a recurrence, as expressions."""
     role = "mamba" if node.op is ops.ssd else "linear"
-    heads, groups = node.attrs["heads"], node.attrs.get("groups", node.attrs["heads"])
+    heads, groups = node.attrs["heads"], int(node.attrs.get("groups") or node.attrs["heads"])
     named = fields.size(f"{role}_num_heads", heads) if heads > 1 else 1
     if groups == heads:
         return named, named
@@ -241,9 +241,9 @@ def _attention_of(value: Value, depth: int = 6) -> tuple[Node, str] | None:
     for reader, index in value.uses:
         if reader.op is ops.attention:
             return reader, reader.op.operands[index].name
-        if depth and reader.op in (ops.reshape, ops.concat, ops.transpose, ops.rms_norm, ops.affine):
-            if (found := _attention_of(reader.output, depth - 1)) is not None:
-                return found
+        moves = depth > 0 and reader.op in (ops.reshape, ops.concat, ops.transpose, ops.rms_norm, ops.affine)
+        if moves and (found := _attention_of(reader.output, depth - 1)) is not None:
+            return found
     return None
 
 

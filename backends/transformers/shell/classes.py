@@ -110,6 +110,7 @@ class ShellWriter(ClassWriter):
         self.emitter, self.top, self.config, self.returned, self.stack = e, top, config, returned, stack
         self.outputs = program.outputs
         self.keeps_any = bool(e.cached)
+        self.count_field = "num_hidden_layers"  # which number of a config counts the layers of the stack
         self.methods: dict[str, Method] = {}  # by the name of their class
         self._offsets: dict[Method, dict[object, int]] = {}
         body = type("Body", (ShellBody,), {"writer": self})
@@ -174,9 +175,9 @@ class ShellWriter(ClassWriter):
         inline = [told for statement, told in own if "self.scaling" in statement.text]
         if inline and method.path != TOP:
             told = inline[0]  # of several, which share its weights
-            causal = bool(told.node.attrs["causal"])
+            causal, number = bool(told.node.attrs["causal"]), "layer_idx" if self.indexed(method) else "None"
             first = [
-                f"self.config, self.layer_idx, self.is_causal = config, {'layer_idx' if self.indexed(method) else 'None'}, {causal}",
+                f"self.config, self.layer_idx, self.is_causal = config, {number}, {causal}",
                 f"self.num_key_value_groups = {told.groups}",
                 f"self.scaling = {told.scaling}",
             ]
@@ -190,7 +191,7 @@ class ShellWriter(ClassWriter):
 
     def state(self, method: Method) -> str:
         number = "layer_idx: int, " if self.told(method) else ""
-        return f"{number}{PAST}: Cache | None = None"
+        return f"{number}{PAST}: Cache | None"
 
     def parameter(self, o: Named, name: str, top: bool) -> str:
         if isinstance(o, ParamRef):
@@ -241,8 +242,8 @@ FIELD = re.compile(r"(?<![\w.\"])config\.(\w+)")
 
 
 def read_config(lines: list[str], init: list[str], taken: Collection[str] | None) -> None:
-    """Let the `lines` of a method, changed in place, read the numbers of a config that `init` keeps under their names; or
-    from the config that the module has, if no names are `taken`."""
+    """Let the `lines` of a method, changed in place, read the numbers of a config that `init` keeps under their names;
+    or from the config that the module has, if no names are `taken`."""
     used = [*dict.fromkeys(m[1] for line in lines for m in FIELD.finditer(line))]
     own = [] if taken is None else [name for name in used if name not in taken]
     whole = [name for name in used if name not in own]

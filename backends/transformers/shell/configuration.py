@@ -36,8 +36,8 @@ def write_configuration(
     plans: Mapping[str, Mapping[str, Any]],
     more: Mapping[str, Any],
 ) -> Configuration:
-    """The class of the config of the model called `name`, whose file ends in `stem`; `more` are facts beside the numbers
-    of the architecture."""
+    """The class of the config of the model called `name`, whose file ends in `stem`; `more` are facts beside the
+    numbers of the architecture."""
     fields: dict[str, Any] = dict(lowered.fields.values)
     layers, tables, lines = _layers(lowered, modeling)
     order = ("vocab_size", "hidden_size")

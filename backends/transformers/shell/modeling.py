@@ -17,7 +17,6 @@ from ...torch.codegen.source import formatted
 from ...torch.codegen.structure import Method, structure
 from ...torch.program import snippets
 from ...torch.program.snippets import Snippet, imports, library, names, used_snippets
-from ...torch.program.statements import Statement
 from .. import snippets as own_snippets
 from ..lower.lower import Lowered
 from .classes import ShellWriter, read_config
@@ -170,12 +169,15 @@ def _facts(lowered: Lowered, writer: ShellWriter, blocks: list[str], inner: Mapp
     if e.cached:
         lines.append('_skip_keys_device_placement = ["past_key_values"]')
     if e.attending:
-        lines += [
-            f"_supports_flash_attn = {not features & {'s_aux', 'position_bias'}}",
-            f"_supports_sdpa = {plain}",
-            "_supports_flex_attn = True" if "position_bias" not in features else "_supports_flex_attn = False",
-            "_supports_attention_backend = True",
-        ]
+        able = {
+            "_supports_flash_attn": not features & {"s_aux", "position_bias"},
+            "_supports_sdpa": plain,
+            "_supports_flex_attn": "position_bias" not in features,
+            "_supports_attention_backend": True,
+        }
+        for value in (True, False):
+            names = [name for name, has in able.items() if has is value]
+            lines += [f"{' = '.join(names)} = {value}"] if names else []
     if e.cached:
         lines.append("_can_compile_fullgraph = True")
     if e.recurrent:

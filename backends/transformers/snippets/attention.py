@@ -12,56 +12,50 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
 def eager_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    **kwargs: Any,
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """softmax(scaling · q kᵀ + mask) v of query [batch, heads, seq, width] and key, value [batch, kv_heads, n, width]:
-    [batch, seq, heads, width]; and the softmax [batch, heads, seq, n]."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = query @ key.mT * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    return (weights @ value).transpose(1, 2), weights
+    """softmax(scaling · q kᵀ + mask) v of q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width], as [batch,
+    seq, heads, width]; and the softmax [batch, heads, seq, n]."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = q @ k.mT * scaling
+    if mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
+    return (weights @ v).transpose(1, 2), weights
 
 
 def eager_scored_attention(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
     scaling: float,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(scores + mask) v of query [batch, heads, seq, width] and key, value [batch, kv_heads, n, width]: [batch,
-    seq, heads, width]; and the softmax [batch, heads, seq, n].
+    """softmax(scores + mask) v of q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width], as [batch, seq,
+    heads, width]; and the softmax [batch, heads, seq, n].
 
     Scores s = scaling · q kᵀ become softcap · tanh(s / softcap); `position_bias` [1, heads, seq, n] is added; `s_aux`
     [heads] are scores of one more key for each head, whose value is 0.
     """
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = (query @ key.mT * scaling).float()
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = (q @ k.mT * scaling).float()
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if position_bias is not None:
         scores = scores + position_bias
-    if attention_mask is not None:
-        scores = scores + attention_mask
+    if mask is not None:
+        scores = scores + mask
     if s_aux is not None:
         scores = torch.cat((scores, s_aux.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)), -1)
-    weights = scores.softmax(-1, dtype=torch.float32)[..., : key.shape[2]].to(value.dtype)
-    return (weights @ value).transpose(1, 2), weights
+    weights = scores.softmax(-1, dtype=torch.float32)[..., : k.shape[2]].to(v.dtype)
+    return (weights @ v).transpose(1, 2), weights
 
 
 class SoftmaxAttention(nn.Module):
@@ -73,20 +67,14 @@ class SoftmaxAttention(nn.Module):
         self.num_key_value_groups, self.scaling = num_key_value_groups, scaling
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, past_key_values: Cache | None = None, **kwargs: Any
     ) -> Tensor:
         """As `eager_scored_attention`, with the keys and values of earlier calls: [batch, seq, heads · width]."""
         if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+            k, v = past_key_values.update(k, v, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_scored_attention)
-        x, _ = attend(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
-        return x.reshape(query.shape[0], query.shape[2], -1)
+        x: Tensor = attend(self, q, k, v, mask, scaling=self.scaling, **kwargs)[0]
+        return x.reshape(q.shape[0], q.shape[2], -1)
 
 
 def key_distances(x: Tensor, past_key_values: Cache | None = None) -> Tensor:
