@@ -30,6 +30,7 @@ class TransformersBackend(Backend):
     libraries = ("numpy", "torch")
     is_code = True
     trains = True
+    explains = True
 
     def finish(self, pipeline: Pipeline, dtype: str) -> Pipeline:
         return pipeline  # weights get their dtype where they are stored
@@ -52,6 +53,12 @@ class TransformersBackend(Backend):
 
         assert isinstance(options, TransformersOptions)
         return TransformersFolder(graph, dtype, length, options.class_name, notes)
+
+    def explain(self, graph: Graph, dtype: str) -> list[str]:
+        """Return a line for each engine that reads such folders: whether it takes the model, or why not."""
+        from ..transformers.build import TransformersFolder
+
+        return TransformersFolder(graph, dtype, 1, "", []).explained
 
     def files(self, kind: str) -> tuple[str, ...]:
         return ("config.json",)

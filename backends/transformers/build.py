@@ -20,6 +20,7 @@ from ..torch.program.constants import stored_dtype
 from ..weights import StoredTensor, weight_facts
 from .lower.lower import Lowered, lower
 from .shell.configuration import TORCH_DTYPES, Configuration, states_each, write_configuration
+from .shell.engines import explained, refusals
 from .shell.initial import initializer_range
 from .shell.modeling import Modeling, write_modeling
 from .shell.plans import plans
@@ -45,10 +46,14 @@ class TransformersFolder:
         self._stem = stem_of(self._name)
         self._lowered: Lowered = lower(graph)
         self._modeling: Modeling = write_modeling(self._lowered, self._name, self._stem)
-        divided, self.whole = plans(self._lowered, self._modeling)
+        divided, whole = plans(self._lowered, self._modeling)
         self._config: Configuration = write_configuration(
             self._lowered, self._modeling, self._name, self._stem, divided, self._more(length)
         )
+        self.refusals = refusals(self._lowered, self._modeling, divided)
+        self.explained = explained(self.refusals, whole)
+        for engine in (e for e, reasons in self.refusals.items() if reasons):
+            notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
         self._dtype = dtype
         self._weights = self._tensors()
         self.trace: list[str] = []

@@ -117,7 +117,8 @@ def _affine(e: Emitter, node: Node) -> Var:
 
 def _times(by: float, like: Value) -> str:
     """Multiplication by a number; division, where the number is known by what it is one over."""
-    if like.type.dtype.is_float and len(repr(by)) > SHORT and 1e-6 < abs(by) < 1 and 1 / round(1 / by) == by:
+    long = like.type.dtype.is_float and type(by) is float and len(repr(by)) > SHORT
+    if long and 1e-6 < abs(by) < 1 and 1 / round(1 / by) == by:
         return f"/ {number(float(round(1 / by)))}"
     return f"* {number(by, like)}"
 
@@ -180,6 +181,8 @@ def number(x: float, like: Value | None = None) -> str:
     if like is not None and not like.type.dtype.is_float:
         return repr(int(x))
     text = {"inf": "math.inf", "-inf": "-math.inf", "nan": "math.nan"}.get(repr(x), repr(x))
+    if type(x) not in (int, float):  # one that prints as what it is called
+        return text
     if len(text) <= SHORT or not 1e-4 < x < 1e4:
         return text
     roots = ((round(x ** (1 / p)), p) for p in (0.5, -0.5))

@@ -128,3 +128,11 @@ def counts_tokens(e: ShellEmitter, node: Node) -> bool:
         and node.required("x") is e.graph.inputs.get("input_ids")
         and node.attrs["axis"] == 1
     )
+
+
+@lowers(ops.affine)
+def _affine(e: ShellEmitter, node: Node) -> Operand | None:
+    """The cap that logits are divided by, by its name."""
+    if node not in e.divided:
+        return None
+    return e.emit("{0} / config.final_logit_softcapping", node.required("x"), replaces=0)

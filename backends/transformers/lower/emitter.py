@@ -18,6 +18,7 @@ from ...torch.program.statements import TOP, CacheSlot, Operand, Statement, Var
 from ...torch.program.states import cached_nodes
 from ..numbers.axes import Axes
 from ..numbers.fields import Fields
+from ..numbers.naming import DIVIDED, after_head
 
 CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int")  # in the text of a statement
 HEAD = "lm_head"
@@ -67,6 +68,7 @@ class ShellEmitter(Emitter):
     def __init__(self, graph: Graph, axes: Axes, fields: Fields, head: Node | None) -> None:
         super().__init__(graph, cached_nodes(graph), set())
         self.axes, self.fields, self.head = axes, fields, head
+        self.divided = {node for node, role in after_head(graph).items() if role == DIVIDED}
         self.shared = repeats(graph, self.cached)  # then calls are told the numbers of their caches
         self.decodes = graph.meta.get("kind", "decoder") == "decoder"
         without = {"token_type_ids"} - graph.inputs.keys() | (

@@ -23,6 +23,7 @@ REALS = {  # attributes of ops that are numbers of an architecture
     (ops.route, "scale"): "routed_scaling_factor",
     (ops.glu, "limit"): "swiglu_limit",
 }
+DIVIDED = "divided by final_logit_softcapping"
 COUNTS = {
     (ops.attention, "window"): "sliding_window",
     (ops.attention, "keep_first"): "attention_keep_first",
@@ -53,6 +54,9 @@ def named_numbers(graph: Graph, fields: Fields) -> Iterator[Axes]:
             _name_shape(axes, value)
         for node in graph.nodes:
             _name_attributes(axes, fields, node)
+        for node, role in after_head(graph).items():
+            if role != DIVIDED:
+                node.attrs["by"] = Real(node.attrs["by"], fields.name(role, node.attrs["by"]))
         yield axes
     finally:
         for value, type in types:
@@ -211,6 +215,28 @@ def _name_attributes(axes: Axes, fields: Fields, node: Node) -> None:
             node.attrs[attr] = whole(value, fields.size(role, value))
     if (rule := ATTRIBUTES.get(node.op)) is not None:
         rule(axes, fields, node)
+
+
+def after_head(graph: Graph) -> dict[Node, str]:
+    """The scaling nodes behind the linear map that makes logits, by what configs call their numbers: logits times a
+    scale, then cap · tanh(logits / cap). Nothing where there is anything else."""
+    chain: list[Node] = []
+    node = graph.outputs["logits"].producer if "logits" in graph.outputs else None
+    while node is not None and node.op is not ops.linear:
+        if node.op not in (ops.affine, ops.tanh) or node.attrs.get("plus", 0) != 0:
+            return {}
+        chain.insert(0, node)
+        node = node.required("x").producer
+    found: dict[Node, str] = {}
+    if [n.op for n in chain[-3:]] == [ops.affine, ops.tanh, ops.affine]:
+        first, _, behind = chain[-3:]
+        if abs(first.attrs["by"] * behind.attrs["by"] - 1) > 1e-9:
+            return {}
+        found = {first: DIVIDED, behind: "final_logit_softcapping"}
+        del chain[-3:]
+    if len(chain) > 1 or (chain and chain[0].op is not ops.affine):
+        return {}
+    return {**dict.fromkeys(chain, "logit_scale"), **found}
 
 
 def _place(node: Node) -> str:

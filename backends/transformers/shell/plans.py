@@ -24,7 +24,7 @@ def plans(lowered: Lowered, modeling: Modeling) -> tuple[dict[str, dict[str, Any
     """The plans of tensor, pipeline and expert parallelism that a config holds, by their names there; and why parts
     stay whole under tensor parallelism."""
     tensor, whole = _tensor(lowered)
-    found = {
+    found: dict[str, dict[str, Any]] = {
         "base_model_tp_plan": tensor,
         "base_model_pp_plan": pipeline(lowered, modeling),
         "base_model_ep_plan": _experts(lowered),
