@@ -54,6 +54,7 @@ class TransformersFolder:
         self.explained = explained(self.refusals, whole)
         for engine in (e for e, reasons in self.refusals.items() if reasons):
             notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
+        self.texts = {"modeling": self._modeling.text, "configuration": self._config.text}
         self._dtype = dtype
         self._weights = self._tensors()
         self.trace: list[str] = []
@@ -97,8 +98,8 @@ class TransformersFolder:
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write everything into `folder`; `step` is told the bytes just written."""
-        (folder / f"modeling_{self._stem}.py").write_text(self._modeling.text, encoding="utf-8")
-        (folder / f"configuration_{self._stem}.py").write_text(self._config.text, encoding="utf-8")
+        for kind, text in self.texts.items():
+            (folder / f"{kind}_{self._stem}.py").write_text(text, encoding="utf-8")
         _write_json(folder / "config.json", self._config_json())
         _write_json(folder / "generation_config.json", self._generation())
         write_shards(folder, self._weights, step=step)
@@ -140,7 +141,7 @@ def class_name(name: str) -> str:
 
 def stem_of(name: str) -> str:
     """The name of files for classes called `name`: as a module of Python."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

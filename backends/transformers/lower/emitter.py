@@ -83,7 +83,7 @@ class ShellEmitter(Emitter):
         self.masks: dict[object, Mask] = {}
         self.attending: dict[Statement, Attending] = {}
         self.recurrent: dict[Statement, int] = {}  # the number of its first state
-        self.experts: list[str] = []  # the paths of mixtures
+        self.experts: dict[str, str] = {}  # the classes of mixtures by their paths
         # The number of the first state of each recurrence of a scope, and how many it has, also when it runs again.
         self.states: dict[str, dict[tuple[Op, Value], tuple[int, int]]] = {}
         for name, value in graph.inputs.items():

@@ -19,13 +19,13 @@ def _moe(e: ShellEmitter, node: Node) -> Operand:
     asked = node.attrs["active"] or up.shape[0]
     home = _home(node)
     names = _hold(e, node, home)
-    leaf = Submodule(home, f"{e.function('Experts', _class(node))}(config)", tuple(names))
+    e.experts[home] = kind = e.function("Experts", _class(node))
+    leaf = Submodule(home, f"{kind}(config)", tuple(names))
     flat: list[Operand] = [e[x], e[combine]]
     if len(x.shape) == 3:
         flat = [e.emit("{0}.flatten(0, 1)", o, name=n) for o, n in zip(flat, ("tokens", "combine"), strict=True)]
     weights, index = e.many("{0}.topk({1})".replace("{1}", str(asked)), flat[1], names=("top_k_weights", "top_k_index"))
     made: Var = e.emit("{3}({0}, {1}, {2})", flat[0], index, weights, leaf, name="x")
-    e.experts.append(home)
     return e.emit("{0}.view_as({1})", made, x, name="x") if len(x.shape) == 3 else made
 
 

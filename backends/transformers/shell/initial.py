@@ -45,6 +45,17 @@ def initial_lines(methods: Mapping[str, Method], weights: Mapping[str, Param], u
     return lines
 
 
+def experts_lines(experts: Mapping[str, str], weights: Mapping[str, Param], usual: float) -> list[str]:
+    """The same for the stacked weights of mixtures, whose classes `experts` gives by path."""
+    lines = []
+    for kind in dict.fromkeys(experts.values()):
+        home = next(path for path, name in experts.items() if name == kind)
+        held = {k.rpartition(".")[2]: p for k, p in weights.items() if k.startswith(f"{home}.")}
+        lines.append(f"if isinstance(module, {kind}):")
+        lines += [f"    init.{_drawn(p, usual) or 'zeros_({})'}".format(f"module.{name}") for name, p in held.items()]
+    return lines
+
+
 def _module_default(held: Submodule, leaf: str, usual: float) -> str | None:
     """The initial values that transformers gives the weight `leaf` of a module."""
     kind = held.init.partition("(")[0]
@@ -70,11 +81,22 @@ def _drawn(param: Param, usual: float) -> str | None:
             return "ones_({})"
         case Full():
             return f"constant_({{}}, {recipe.value!r})"
+    if isinstance(recipe, Concat) and (drawn := _drawn_parts(recipe)) is not None:
+        return drawn
     made = _made(recipe)
     if made is not None:
         return f"copy_({{0}}, {made})"
     # Read from a checkpoint: what it was before training is not known.
     return f"normal_({{}}, std={usual!r})" if len(param.shape) > 1 else None
+
+
+def _drawn_parts(recipe: Concat) -> str | None:
+    """A call for parts that are drawn alike."""
+    alike = {(p.std, p.mean) for p in recipe.parts if isinstance(p, Normal)}
+    if len(alike) != 1 or not all(isinstance(p, Normal) for p in recipe.parts):
+        return None
+    ((std, mean),) = alike
+    return f"normal_({{}}{f', mean={mean!r}' if mean else ''}, std={std!r})"
 
 
 FUNCTIONS = {"exp": "{}.exp()", "log": "{}.log()", "neg": "-{}", "inverse_softplus": "{}.expm1().log()"}

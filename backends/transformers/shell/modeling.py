@@ -20,7 +20,7 @@ from ...torch.program.snippets import Snippet, imports, library, names, used_sni
 from .. import snippets as own_snippets
 from ..lower.lower import Lowered
 from .classes import ShellWriter, read_config
-from .initial import initial_lines, initializer_range
+from .initial import experts_lines, initial_lines, initializer_range
 from .stack import Stack, attends, cache_count, stack_of
 
 IMPORTS = snippets.IMPORTS | {
@@ -104,7 +104,10 @@ def write_modeling(lowered: Lowered, name: str, stem: str) -> Modeling:
         "taking": {k for k, m in inner.items() if writer.takes(m)},
         "table": sorted(set(blocks)) if len(set(blocks)) > 1 else [],
         "facts": _facts(lowered, writer, blocks, inner),
-        "initial": initial_lines({**inner, f"{name}Model": top}, weights, usual),
+        "initial": [
+            *initial_lines({**inner, f"{name}Model": top}, weights, usual),
+            *experts_lines(e.experts, weights, usual),
+        ],
         "constants": base.constants,
         "base": base,
         "returned": returned,

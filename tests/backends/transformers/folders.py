@@ -1,0 +1,96 @@
+"""Folders for transformers in tests: written, imported as packages, and loaded as `from_pretrained` does."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import itertools
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.backends.targets import TARGETS
+from weft.backends.transformers.build import TransformersFolder
+from weft.ir import Graph, interpret
+from weft.passes import run_passes
+from weft.passes.core.equivalence import EquivalenceCheck
+
+from ...e2e.random_models import Drawn, strong
+from ...passes.zoo import ZOO
+
+SEQ, PADDING = 12, 3
+COMPETES = {"expert_choice", "limit_capacity"}  # tokens of one call with each other: calls do not add up
+_COUNT = itertools.count()
+
+
+def graph_of(name: str) -> Graph:
+    """A graph of the zoo, or ``random/SEED``, a decoder, or ``encoder/SEED``."""
+    kind, _, seed = name.partition("/")
+    if kind in ("random", "encoder"):
+        drawn = Drawn(int(seed))
+        return strong((drawn.decoder() if kind == "random" else drawn.encoder()).graph())
+    return ZOO[name]()
+
+
+def lowered(graph: Graph) -> Graph:
+    """`graph` after the pipeline of the target."""
+    return run_passes(graph, TARGETS.lookup("transformers").pipeline(graph, "f32"))
+
+
+def folder_of(graph: Graph, folder: Path) -> TransformersFolder:
+    """Write the folder of a graph after its passes, of classes called Tiny…"""
+    built = TransformersFolder(graph, "f32", int(graph.meta.get("context") or 64), "Tiny", [])
+    folder.mkdir(parents=True, exist_ok=True)
+    built.write(folder, lambda written: None)
+    return built
+
+
+def imported(folder: Path) -> types.ModuleType:
+    """The Python module of a model in `folder`, of its own code."""
+    package = f"weft_folder_{next(_COUNT)}"
+    spec = importlib.machinery.ModuleSpec(package, None, is_package=True)
+    spec.submodule_search_locations = [str(folder)]
+    sys.modules[package] = importlib.util.module_from_spec(spec)
+    return importlib.import_module(f"{package}.modeling_tiny")
+
+
+def model_of(graph: Graph, folder: Path) -> Any:
+    """The model of a graph after its passes: the one that predicts tokens, or the base model, with its weights."""
+    folder_of(graph, folder)
+    module = imported(folder)
+    kind = getattr(module, "TinyForCausalLM", None) or module.TinyModel
+    return kind.from_pretrained(str(folder)).eval()
+
+
+def feeds_of(graph: Graph, seq: int = SEQ) -> dict[str, NDArray[Any]]:
+    """Random inputs of at most `seq` tokens; positions follow each other, and routers have no noise."""
+    seq = min(seq, graph.meta.get("max_positions") or graph.meta.get("context") or seq)
+    feeds = EquivalenceCheck(0).inputs(graph, seq=seq)
+    if "position_ids" in feeds:
+        feeds["position_ids"] = np.broadcast_to(np.arange(seq), feeds["input_ids"].shape)
+    return {k: np.zeros_like(v) if k.startswith("router_noise") else v for k, v in feeds.items()}
+
+
+def wanted(graph: Graph, feeds: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return interpret(graph, feeds)
+
+
+def error(got: Tensor, want: NDArray[Any] | Tensor) -> float:
+    """The largest difference over the largest number."""
+    expected = want.detach().double().numpy() if isinstance(want, Tensor) else want.astype(np.float64)
+    assert tuple(got.shape) == expected.shape
+    return float(np.abs(got.detach().double().numpy() - expected).max() / max(np.abs(expected).max(), 1e-30))
+
+
+def ops_of(graph: Graph) -> set[str]:
+    return {node.op.name for node in graph.nodes}
+
+
+def tokens_of(graph: Graph, *shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(1, graph.meta["vocab"], shape, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,295 @@
+"""What transformers does with a folder: generating in each of its ways, packed rows, training, saving, other sizes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from weft import compile as compile_model
+from weft.ir import Graph
+
+from .folders import COMPETES, error, folder_of, graph_of, imported, lowered, model_of, ops_of, tokens_of
+
+USED = (
+    *("preset/smollm2-135m", "preset/gpt2", "preset/mistral-7b", "preset/mixtral-8x7b", "preset/deepseek-v3"),
+    *("preset/mamba-130m", "variant/hybrid", "variant/repeated", "variant/linear attention, rope", "family/gemma2"),
+    *("family/gpt-oss", *(f"random/{i}" for i in range(6))),
+)
+BATCHED = ("preset/smollm2-135m", "preset/mistral-7b", "preset/mixtral-8x7b", "preset/deepseek-v3", "preset/gpt2")
+PACKED = (*BATCHED, "preset/gpt3-175b", "family/gemma2")
+NEW = 6
+GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": NEW}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+
+
+@pytest.mark.parametrize("name", USED)
+def test_generates_in_every_way(name: str, tmp_path: Path) -> None:
+    graph = lowered(graph_of(name))
+    model, ids = model_of(graph, tmp_path), tokens_of(graph, 2, 5)
+    with torch.no_grad():
+        want = ids
+        for _ in range(NEW):
+            want = torch.cat((want, model(want, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)), 1)
+        assert torch.equal(model.generate(ids, **GREEDY), want)
+        if COMPETES & ops_of(graph):
+            return
+        static = model.generate(ids, cache_implementation="static", disable_compile=True, **GREEDY)
+        assert torch.equal(static, want)
+        beams, again = (model.generate(ids, num_beams=3, use_cache=cached, **GREEDY) for cached in (True, False))
+        assert torch.equal(beams, again)
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_generates_batches_of_what_waits(name: str, tmp_path: Path) -> None:
+    """Continuous batching, with keys and values in pages."""
+    graph = lowered(graph_of(name))
+    model, rows = model_of(graph, tmp_path), [tokens_of(graph, n, seed=n) for n in (4, 3, 5)]
+    model.set_attn_implementation("sdpa")
+    settings = {"use_cuda_graph": False, "num_blocks": 16, "max_batch_tokens": 64, "eos_token_id": -1}
+    config = GenerationConfig(**GREEDY, **settings)
+    made = model.generate_batch(inputs=[row.tolist() for row in rows], generation_config=config)
+    with torch.no_grad():
+        want = [model.generate(row[None], **GREEDY)[0, len(row) :].tolist() for row in rows]
+    assert [answer.generated_tokens for answer in made.values()] == want
+
+
+class OfLayer:
+    """What an engine keeps of a layer: here the lengths of the texts of a call, and the layer's window."""
+
+    def __init__(self, lengths: list[int], window: int | None) -> None:
+        self.lengths, self.window = lengths, window
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scaling: float, softcap: float | None) -> Tensor:
+        """Attention of each text to itself: [1, heads, tokens, width] → [tokens, heads · width]."""
+        groups, made, start = q.shape[1] // k.shape[1], [], 0
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        for n in self.lengths:
+            part = [x[:, :, start : start + n] for x in (q, k, v)]
+            start += n
+            apart = torch.arange(n)[:, None] - torch.arange(n)
+            seen = (apart >= 0) & (apart < (self.window or n))
+            scores = part[0] @ part[1].mT * scaling
+            scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            made.append((weights @ part[2]).transpose(1, 2).flatten(2)[0])
+        return torch.cat(made)
+
+
+def as_engines_do(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    attention_instances: dict[int, OfLayer],
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that vLLM's backend for models of transformers registers."""
+    assert attention_mask is None
+    index = module.layer_idx
+    assert isinstance(index, int)
+    return attention_instances[index].attend(query, key, value, scaling, softcap), None
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_texts_as_engines_give_them(name: str, tmp_path: Path) -> None:
+    """Tokens of several texts in one row, no mask, and an instance for each layer that attends."""
+    graph = lowered(graph_of(name))
+    model, rows = model_of(graph, tmp_path), [tokens_of(graph, n, seed=n) for n in (4, 7, 3)]
+    ALL_ATTENTION_FUNCTIONS.register("engine", as_engines_do)
+    config, base = model.config, model.model
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    window = config.to_dict().get("sliding_window")
+    everywhere = kinds[0] == "" and window is not None
+    lengths = [len(row) for row in rows]
+    of_layers = {
+        i: OfLayer(lengths, window if everywhere or kind == "sliding_attention" else None)
+        for i, kind in enumerate(kinds)
+    }
+    packed = {
+        "input_ids": torch.cat(rows)[None],
+        "position_ids": torch.cat([torch.arange(n) for n in lengths])[None],
+        "use_cache": False,
+    }
+    with torch.no_grad():
+        model.set_attn_implementation("engine")
+        made = base(**packed, attention_instances=of_layers, return_dict=False)[0]
+        model.set_attn_implementation("eager")
+        alone = torch.cat([base(row[None], use_cache=False).last_hidden_state for row in rows], 1)
+        assert error(made, alone) <= 1e-4
+        assert (
+            error(base(**packed).last_hidden_state, alone) <= 1e-4
+        )  # by the mask that transformers makes of positions
+        assert type(model).is_backend_compatible()
+
+
+@pytest.mark.parametrize("name", ["preset/smollm2-135m", "preset/mixtral-8x7b", "preset/mamba-130m", "variant/hybrid"])
+def test_gradients(name: str, tmp_path: Path) -> None:
+    """Those of every weight, as finite differences of the loss along a random direction say, and with activations that
+    are made again."""
+    graph = lowered(graph_of(name))
+    model, ids = model_of(graph, tmp_path).double().train(), tokens_of(graph, 2, 7)
+    loss, gradients = trained(model, ids)
+    assert all(p.grad is not None for p in model.parameters())
+    model.activation_checkpointing_enable()
+    again, others = trained(model, ids)
+    assert abs(loss - again) < 1e-12
+    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(gradients, others, strict=True))
+    step, direction = 1e-6, [torch.randn_like(p) for p in model.parameters()]
+    slope = sum((g * d).sum().item() for g, d in zip(gradients, direction, strict=True))
+    found = (moved(model, direction, step, ids) - moved(model, direction, -step, ids)) / (2 * step)
+    assert abs(found - slope) <= 1e-4 * max(1, abs(slope))
+
+
+def trained(model: Any, ids: Tensor) -> tuple[float, list[Tensor]]:
+    model.zero_grad()
+    loss = loss_of(model, ids)
+    loss.backward()
+    return loss.item(), [p.grad.clone() for p in model.parameters()]
+
+
+def loss_of(model: Any, ids: Tensor) -> Tensor:
+    """As transformers computes it from labels, but in float64."""
+    logits = model(ids, use_cache=False).logits
+    loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert abs(model(ids, labels=ids, use_cache=False).loss.item() - loss.item()) < 1e-5
+    return loss
+
+
+def moved(model: Any, direction: list[Tensor], step: float, ids: Tensor) -> float:
+    """The loss with weights moved by a step."""
+    with torch.no_grad():
+        for p, d in zip(model.parameters(), direction, strict=True):
+            p.add_(d, alpha=step)
+        loss = loss_of(model, ids).item()
+        for p, d in zip(model.parameters(), direction, strict=True):
+            p.sub_(d, alpha=step)
+    return float(loss)
+
+
+@pytest.mark.parametrize("name", ["preset/smollm2-135m", "preset/gpt3-175b", "variant/hybrid", "preset/mixtral-8x7b"])
+def test_other_numbers_make_another_model(name: str, tmp_path: Path) -> None:
+    """More layers and fewer, twice as wide throughout: such models train from scratch, and are saved and loaded."""
+    graph = lowered(graph_of(name))
+    folder_of(graph, tmp_path / "folder")
+    module = imported(tmp_path / "folder")
+    ids = tokens_of(graph, 2, 9)
+    for layers in (1, 2, 5):
+        config = module.TinyConfig(num_hidden_layers=layers)
+        assert len(module.TinyForCausalLM(config).model.layers) == layers
+    wide = {k: 2 * v for k, v in module.TinyConfig().to_dict().items() if k in SIZES and isinstance(v, int)}
+    assert {"hidden_size", "vocab_size"} <= wide.keys()
+    model = module.TinyForCausalLM(module.TinyConfig(num_hidden_layers=3, **wide))
+    assert model.get_input_embeddings().weight.shape == (wide["vocab_size"], wide["hidden_size"])
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    for _ in range(8):
+        loss = model(ids, labels=ids, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.5
+    model.eval().save_pretrained(tmp_path / "trained")
+    again = module.TinyForCausalLM.from_pretrained(tmp_path / "trained").eval()
+    assert again.config.num_hidden_layers == 3
+    with torch.no_grad():
+        assert torch.allclose(again(ids).logits, model(ids).logits, atol=1e-5)
+
+
+SIZES = {
+    *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads", "head_dim"),
+    *("num_key_value_heads", "mamba_intermediate_size", "state_size", "mamba_num_heads", "mamba_head_dim", "dt_rank"),
+    *("num_experts", "shared_expert_intermediate_size"),
+}
+
+
+@pytest.mark.parametrize("name", ["preset/smollm2-135m", "variant/hybrid", "family/gemma2"])
+def test_records_hidden_states_and_attentions(name: str, tmp_path: Path) -> None:
+    graph = lowered(graph_of(name))
+    model, ids = model_of(graph, tmp_path), tokens_of(graph, 2, 7)
+    model.set_attn_implementation("eager")
+    made = model(ids, output_hidden_states=True, output_attentions=True)
+    layers = model.config.num_hidden_layers
+    assert len(made.hidden_states) == layers + 1
+    attending = sum(n.op.name == "attention" for n in graph.nodes)
+    assert [a.shape[-2:] for a in made.attentions] == [(7, 7)] * attending
+    assert all(torch.allclose(a.sum(-1), torch.ones(()), atol=1e-5) or "gpt" in name for a in made.attentions)
+
+
+def test_embeddings_take_the_place_of_tokens(tmp_path: Path) -> None:
+    graph = lowered(graph_of("family/gemma2"))
+    model, ids = model_of(graph, tmp_path), tokens_of(graph, 2, 7)
+    with torch.no_grad():
+        embeds = model.get_input_embeddings()(ids)
+        assert torch.equal(model(inputs_embeds=embeds).logits, model(ids).logits)
+        assert torch.allclose(model(ids, logits_to_keep=1).logits, model(ids).logits[:, -1:], atol=1e-5)
+    for wrong in ({}, {"input_ids": ids, "inputs_embeds": embeds}):
+        with pytest.raises(ValueError, match="give either input_ids or inputs_embeds"):
+            model(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "reason"),
+    [
+        ("preset/mamba-130m", "vLLM", "recurrent layers keep states"),
+        ("variant/repeated", "SGLang", "layers share weights"),
+        ("family/bloom", "vLLM", "a bias by distance"),
+        ("family/gpt-oss", "vLLM", "attention has sinks"),
+        ("family/gemma2", "transformers generate_batch", "scores are squashed"),
+        ("variant/relative", "vLLM", "relative keys and values"),
+        ("variant/latent, expanded", "SGLang", "values have another width than keys"),
+    ],
+)
+def test_refusals_name_engine_and_reason(name: str, engine: str, reason: str, tmp_path: Path) -> None:
+    built = folder_of(lowered(graph_of(name)), tmp_path)
+    assert any(reason in why for why in built.refusals[engine])
+    assert any(line.startswith(f"{engine}: ") and reason in line for line in built.explained)
+
+
+def test_smollm2_is_short(tmp_path: Path) -> None:
+    """Everything that transformers asks of a model, and SmolLM2, in 220 lines."""
+    from weft.frontends.models.presets import PRESETS
+
+    graph = lowered(PRESETS["smollm2-135m"].model().graph(name="smollm2-135m"))
+    assert "base_model_tp_plan" in (text := source_of(graph, "configuration"))
+    assert len(text.splitlines()) <= 60
+    text = source_of(graph, "modeling")
+    assert len(text.splitlines()) <= 220 and max(map(len, text.splitlines())) <= 120
+    root = Path(__file__).parents[2] / "golden" / "smollm2_transformers.py.txt"
+    assert text == root.read_text(encoding="utf-8")
+
+
+def source_of(graph: Graph, kind: str) -> str:
+    from weft.backends.transformers.build import TransformersFolder
+
+    built = TransformersFolder(graph, "f32", 8192, "SmolLM2", [])
+    return built.texts[kind]
+
+
+def test_the_command_writes_what_auto_classes_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tokenizer, settings of generation, and code that is loaded only if it is trusted."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    gguf = Path(__file__).parents[3] / ".cache/weights/SmolLM2-135M-Instruct.Q4_1.gguf"
+    out = tmp_path / "out"
+    compile_model(gguf, out, target="transformers", dtype="bf16")
+    names = {path.name for path in out.iterdir()}
+    assert {"config.json", "generation_config.json", "tokenizer.json", "weft.json", "modeling_weft_llama.py"} <= names
+    config = AutoConfig.from_pretrained(out, trust_remote_code=True)
+    assert type(config).__name__ == "WeftLlamaConfig" and config.num_hidden_layers == 30
+    model = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+    assert model.dtype == torch.bfloat16
+    answer = model.generate(torch.tensor([[504, 3575, 282, 4649, 314]]), max_new_tokens=2, do_sample=False)
+    assert answer[0, 5:].tolist() == [7042, 30]  # " Paris."

@@ -1,0 +1,106 @@
+"""Folders of the zoo and of random architectures, loaded by transformers, against the float64 interpreter: at once, by
+both attention functions, in chunks and tokens with a cache, in rows that are padded on the left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.ir import Graph
+
+from ...passes.zoo import ZOO
+from .folders import COMPETES, PADDING, error, feeds_of, graph_of, lowered, model_of, ops_of, wanted
+
+BOUND = 1e-4
+ALL = os.environ.get("WEFT_TESTS") == "all"
+KINDS = ("preset/", "variant/", "family/") if ALL else ("preset/", "variant/")
+RANDOM = 200 if ALL else 30
+
+
+def decoders() -> list[str]:
+    names = [n for n in ZOO if n.startswith(KINDS) and ("family/" not in n or ALL)]
+    return [n for n in names if ZOO[n]().meta.get("kind") == "decoder"] + [f"random/{i}" for i in range(RANDOM)]
+
+
+def encoders() -> list[str]:
+    names = [n for n in ZOO if n.startswith(("preset/", "variant/", "family/")) and ZOO[n]().meta["kind"] == "encoder"]
+    return names + [f"encoder/{i}" for i in range(RANDOM)]
+
+
+def attention_functions(model: Any, graph: Graph) -> list[str]:
+    """Those that compute the attentions of a model; the last stays set."""
+    if "attention" not in ops_of(graph):
+        return [""]
+    return ["sdpa", "eager"] if model._supports_sdpa else ["eager"]
+
+
+@pytest.mark.parametrize("name", decoders())
+def test_decoders(name: str, tmp_path: Path) -> None:
+    source = graph_of(name)
+    graph = lowered(source)
+    feeds = feeds_of(source)
+    want, ids = wanted(source, feeds)["logits"], torch.from_numpy(feeds["input_ids"]).long()
+    model = model_of(graph, tmp_path)
+    with torch.no_grad():
+        for function in attention_functions(model, graph):
+            if function:
+                model.set_attn_implementation(function)
+            assert error(model(ids).logits, want) <= BOUND
+        if COMPETES & ops_of(graph):
+            return
+        assert error(in_calls(model, ids, (3, 1, 2)), want) <= BOUND
+        padded, shown = left_padded(ids)
+        positions = (shown.cumsum(-1) - 1).clamp(min=0)
+        made = model(padded, attention_mask=shown, position_ids=positions).logits
+        assert error(made[:, PADDING:], want) <= BOUND
+        made = in_calls(model, padded, (PADDING + 2, 1, 2), attention_mask=shown, position_ids=positions)
+        assert error(made[:, PADDING:], want) <= BOUND
+
+
+def left_padded(ids: Tensor) -> tuple[Tensor, Tensor]:
+    nothing = torch.zeros(len(ids), PADDING, dtype=torch.long)
+    return torch.cat((nothing, ids), 1), torch.cat((nothing, torch.ones_like(ids)), 1)
+
+
+def in_calls(model: Any, ids: Tensor, first: tuple[int, ...], **more: Tensor) -> Tensor:
+    """Logits of calls of so many tokens, then of one token each, that share a cache."""
+    past, made, start = None, [], 0
+    for n in (*first, *[1] * (ids.shape[1] - sum(first))):
+        given = {}
+        if more:
+            given = {
+                "attention_mask": more["attention_mask"][:, : start + n],
+                "position_ids": more["position_ids"][:, start : start + n],
+            }
+        out = model(ids[:, start : start + n], past_key_values=past, use_cache=True, **given)
+        past, start = out.past_key_values, start + n
+        made.append(out.logits)
+    return torch.cat(made, 1)
+
+
+@pytest.mark.parametrize("name", encoders())
+def test_encoders(name: str, tmp_path: Path) -> None:
+    source = graph_of(name)
+    graph = lowered(source)
+    feeds = feeds_of(source)
+    given = {k: torch.from_numpy(v) for k, v in feeds.items() if not k.startswith("router_noise")}
+    model, shown = model_of(graph, tmp_path), given["attention_mask"] != 0
+    with torch.no_grad():
+        for function in attention_functions(model, graph):
+            if function:
+                model.set_attn_implementation(function)
+            made = model(**given)
+            for output, want in wanted(source, feeds).items():
+                if output == "aux_loss":
+                    continue
+                rows = shown[..., None] if want.ndim == 3 else torch.ones(1)
+                assert error(made[output] * rows, want * rows.numpy()) <= BOUND
+        all_shown = feeds | {"attention_mask": torch.ones_like(given["attention_mask"]).numpy()}
+        types = {k: given[k] for k in ("token_type_ids",) if k in given}
+        made = model(given["input_ids"], **types).last_hidden_state
+        assert error(made, wanted(source, all_shown)["last_hidden_state"]) <= BOUND
