@@ -231,6 +231,7 @@ class RunningBatch(Batch):
         decoder, old = self.decoder, self._context
         if old is not None and old.capacity >= tokens:
             return old
+        context: BatchContext
         if old is None:
             context = decoder.new_context(self.most, decoder.capacity_for(tokens))
             # A row that has held nothing has no last step to repeat.

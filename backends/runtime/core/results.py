@@ -67,9 +67,9 @@ class Result:
     tokens: list[int] = field(default_factory=list)  # all that were generated, the stop token included
     text: str = ""  # without special tokens, cut before a stop string; empty where there is no tokenizer
     finish: Finish | None = None  # a stop token, a stop string, or max_tokens or the model's maximum; None: not yet
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each of `tokens`, where they were asked for
     score: float | None = None  # of a beam search: log-probability / length^length_penalty
     timings: Timings = field(default_factory=Timings, compare=False)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each of `tokens`, where they were asked for
 
     def __str__(self) -> str:
         return self.text
