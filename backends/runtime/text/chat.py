@@ -102,7 +102,7 @@ class Renderer:
         """
         if self._process is None or self._process.poll() is not None:
             self.close()
-            self._process = _begin("--serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = _begin("--serve", errors=subprocess.DEVNULL)
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(len(request).to_bytes(8, "little") + request)
@@ -125,17 +125,18 @@ class Renderer:
         return read
 
 
-def _begin(*arguments: str, **streams: int) -> subprocess.Popen[bytes]:
-    """Begin a process of the worker."""
+def _begin(*arguments: str, errors: int) -> subprocess.Popen[bytes]:
+    """Begin a process of the worker, with pipes for all but its `errors`."""
     # -P keeps the worker's folder off the module path: files in it have names that others import
     command = [sys.executable, "-P", str(Path(__file__).with_name("chat_worker.py")), *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen(command, env=environment, **streams)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=errors)
 
 
 def _ask_once(request: bytes) -> tuple[int, bytes, bytes]:
     """Answer a request in a process of its own: its status, what it wrote, and its error messages."""
-    with _begin(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with _begin(errors=subprocess.PIPE) as process:
         try:
             written, words = process.communicate(request, timeout=STARTED)
         except BaseException:
