@@ -118,5 +118,5 @@ def serve_command(
 def _name(source: str) -> str:
     """Return the name of a source: of a path the last part, without the suffix of a file."""
     path = Path(source)
-    name = path.resolve().name if path.is_dir() else path.name
+    name = path.absolute().name if path.is_dir() else path.name
     return name.removesuffix(".gguf").removesuffix(".py") or source

@@ -12,6 +12,7 @@ from weft.backends.runtime.core.results import Finish, TokenLogprobs
 from .engine.jobs import Piece
 from .protocol.responses import (
     Envelope,
+    Offsets,
     TokenBytes,
     chat_delta,
     chat_logprobs,
@@ -133,7 +134,7 @@ class CompletionReply(Reply):
     def __init__(self, *args: Any, echoes: Sequence[str] = ()) -> None:
         super().__init__(*args)
         self._echoes = echoes
-        self._offsets = [0] * len(self.choices)  # where the next log-probabilities begin
+        self._offsets = [Offsets() for _ in self.choices]
 
     def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
         choice, index = self.choices[piece.index], piece.index
@@ -154,5 +155,4 @@ class CompletionReply(Reply):
         logprobs = None
         if self._token_bytes:
             logprobs = completion_logprobs(entries, self._token_bytes, self._offsets[index])
-            self._offsets[index] += sum(map(len, logprobs["tokens"]))
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from weft import __version__
 from weft.backends.runtime.core.generate import Generator
@@ -216,14 +217,15 @@ class Service:
     async def _guide(self, spec: ConstraintSpec | None) -> Guide | None:
         if spec is None:
             return None
-        make: Callable[[Any], Guide] = {
-            "json_schema": self.constraints.json_schema,
-            "regex": self.constraints.regex,
-            "choice": self.constraints.choice,
-            "grammar": self.constraints.lark,
-        }[spec.kind]
+        known = self.constraints
+        makers: dict[str, Callable[[Any], Guide]] = {
+            "json_schema": known.json_schema,
+            "regex": known.regex,
+            "choice": known.choice,
+            "grammar": known.lark,
+        }
         try:
-            return await self.prompts.run(make, spec.value)
+            return await self.prompts.run(makers[spec.kind], spec.value)
         except WeftError as error:
             raise invalid(f"Invalid '{spec.param}': {error}", spec.param) from error
 

@@ -101,6 +101,7 @@ class Job:
     streams: bool = False
     began: float = field(default_factory=time.monotonic)
     sent: int = 0  # log-probabilities that went out
+    started: bool = False  # it has got a token
 
     def piece(self) -> Piece | None:
         """Return what the answer has given since the last call; None where there is nothing to say."""

@@ -208,7 +208,8 @@ class DecodingWorker(Worker):
                 metrics.batch.observe(len(changed))
             for answer in changed:
                 job, result = self._jobs[answer], answer.result
-                if len(result.tokens) == 1:
+                if result.tokens and not job.started:
+                    job.started = True
                     metrics.first_token.observe(now - job.began)
                 if (piece := job.piece()) is not None:
                     pieces.append((job, piece))

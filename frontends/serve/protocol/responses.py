@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import time
 import uuid
@@ -100,7 +101,7 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> 
 
     def one(token: int, logprob: float) -> dict[str, Any]:
         raw = token_bytes(token)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(raw)}
+        return {"token": _name(raw), "logprob": _finite(logprob), "bytes": list(raw)}
 
     content = [
         {**one(entry.token, entry.logprob), "top_logprobs": [one(*pair) for pair in entry.top]} for entry in entries
@@ -108,22 +109,42 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> 
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes, offset: int) -> dict[str, Any]:
-    """Return the log-probabilities of a completion whose text begins at `offset`."""
-    names, offsets = [], []
-    for entry in entries:
-        names.append(token_bytes(entry.token).decode("utf-8", "replace"))
-        offsets.append(offset)
-        offset += len(names[-1])
+class Offsets:
+    """Where tokens begin in the text that they make up."""
+
+    def __init__(self) -> None:
+        self._at, self._decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
+
+    def next(self, raw: bytes) -> int:
+        """Return where the token of these bytes begins."""
+        at = self._at
+        self._at += len(self._decoder.decode(raw))
+        return at
+
+
+def completion_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes, offsets: Offsets) -> dict[str, Any]:
+    """Return the log-probabilities of a part of a completion; `offsets` are those of the whole."""
+
+    def name(raw: bytes) -> str:
+        text = _name(raw)
+        return text if text.encode() == raw else f"bytes:{text}"
+
     return {
-        "tokens": names,
+        "tokens": [name(token_bytes(entry.token)) for entry in entries],
         "token_logprobs": [_finite(entry.logprob) for entry in entries],
         "top_logprobs": [
-            {token_bytes(token).decode("utf-8", "replace"): _finite(logprob) for token, logprob in entry.top}
-            for entry in entries
+            {name(token_bytes(token)): _finite(logprob) for token, logprob in entry.top} for entry in entries
         ],
-        "text_offset": offsets,
+        "text_offset": [offsets.next(token_bytes(entry.token)) for entry in entries],
     }
+
+
+def _name(raw: bytes) -> str:
+    """Return the text of a token; of a part of a character its bytes as escapes, as OpenAI writes them."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _finite(logprob: float) -> float:

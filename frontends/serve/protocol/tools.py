@@ -164,8 +164,9 @@ class ToolParser:
     def __init__(self, form: ToolFormat) -> None:
         self._form = form
         self._held = ""
-        self._begun = False  # content or a call has begun
+        self._begun = False  # content has, where an answer is calls as a whole
         self._inside = False  # of a call
+        self._called = False
         self._whole = False  # all of the answer is calls
 
     def push(self, piece: str) -> tuple[str, list[ToolCall]]:
@@ -178,19 +179,14 @@ class ToolParser:
         while True:
             if not self._inside:
                 at = self._held.find(begin)
+                certain = self._held[: len(self._held) - _overlap(self._held, begin) if at < 0 else at]
+                # White space before a call belongs to it, so it waits for what follows.
+                ready = certain.rstrip()
+                content += ready
                 if at < 0:
-                    keep = _overlap(self._held, begin)
-                    # Line breaks before a call belong to it.
-                    certain = self._held[: len(self._held) - keep]
-                    certain = certain if self._begun else certain.lstrip()
-                    ready = certain.rstrip()
-                    content += ready
-                    self._begun = self._begun or bool(ready)
-                    self._held = (certain[len(ready) :] if self._begun else "") + self._held[len(self._held) - keep :]
+                    self._held = self._held[len(ready) :]
                     return content, calls
-                before = self._held[:at].rstrip()
-                content += before if self._begun else before.lstrip()
-                self._held, self._inside, self._begun = self._held[at + len(begin) :], True, True
+                self._held, self._inside = self._held[at + len(begin) :], True
             at = self._held.find(end)
             if at < 0:
                 return content, calls
@@ -200,6 +196,7 @@ class ToolParser:
                 content += begin + text + end
             else:
                 calls += found
+                self._called = True
 
     def _push_whole(self) -> str:
         if self._whole:
@@ -220,7 +217,7 @@ class ToolParser:
             found = self._form.calls(held)  # its end may have been cut
             return ("", found) if found is not None else (self._form.begin.strip() + held, [])
         if not self._whole:
-            return held.rstrip() if self._begun and not held.strip() else held, []
+            return "" if self._called and not held.strip() else held, []
         split: Callable[[str], Iterator[str]] = iter_objects if not self._form.array else lambda text: iter([text])
         calls: list[ToolCall] = []
         for text in split(held):
