@@ -86,7 +86,11 @@ def application(service: Service) -> ASGIApp:
         Route("/health", health),
         Route("/metrics", metrics),
     ]
-    handlers: dict[Any, Callable[[Request, Any], Any]] = {ApiError: _refusal, HTTPException: _no_route}
+    handlers: dict[Any, Callable[[Request, Any], Any]] = {
+        ApiError: _refusal,
+        HTTPException: _no_route,
+        Exception: _defect,
+    }
     return Gate(Starlette(routes=routes, exception_handlers=handlers), service)
 
 
@@ -102,11 +106,12 @@ class Gate:
         if scope["type"] != "http":
             return  # no WebSockets, and nothing to do at the beginning or end of the server's life
         _know_connection(scope, send)
-        status = 0
+        status, ended = 0, False
 
         async def noting(message: Message) -> None:
-            nonlocal status
+            nonlocal status, ended
             status = message.get("status", status)
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         self._requests += 1
@@ -119,10 +124,10 @@ class Gate:
             pass
         except Exception as error:  # a defect of ours: the client learns no more than that
             _log.error("a request failed: %s: %s", type(error).__name__, error)
-            if status:
-                scope[ABORT]()  # half a response must not look whole
-            else:
+            if not status:
                 await _send_error(noting, server_error())
+            elif not ended:
+                scope[ABORT]()  # half a response must not look whole
         finally:
             self._requests -= 1
             if scope["method"] == "POST":
@@ -182,6 +187,11 @@ def _json(data: dict[str, Any]) -> Response:
 
 async def _refusal(request: Request, error: ApiError) -> Response:
     return Response(to_bytes(error.json()), error.status, error.headers, "application/json")
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    """Answer where something failed that should not; `Gate` hears of the error, too."""
+    return await _refusal(request, server_error())
 
 
 async def _no_route(request: Request, error: HTTPException) -> Response:

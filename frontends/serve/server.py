@@ -148,9 +148,9 @@ class _Uvicorn(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def running(model: Generator | Encoder, settings: Settings, host: str = "127.0.0.1") -> Iterator[Server]:
-    """Serve a model in a thread while the block runs, on a free port of `host`."""
-    server = Server(model, listen(host, 0), settings)
+def running(model: Generator | Encoder, settings: Settings, listening: socket.socket | None = None) -> Iterator[Server]:
+    """Serve a model in a thread while the block runs; by default on a free port of this machine alone."""
+    server = Server(model, listen("127.0.0.1", 0) if listening is None else listening, settings)
     failure: list[BaseException] = []
 
     def run() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import openai
@@ -59,10 +62,55 @@ def opened(folder: Path) -> Generator:
 
 
 @contextmanager
-def served(folder: Path, **settings: Any) -> Iterator[Server]:
+def served(folder: Path, listening: socket.socket | None = None, **settings: Any) -> Iterator[Server]:
     """Serve a folder in a thread."""
-    with running(weft.load(folder), Settings(**{"name": NAME, "drain": 0.5, **settings})) as server:
+    with running(weft.load(folder), Settings(**{"name": NAME, "drain": 0.5, **settings}), listening) as server:
         yield server
+
+
+class Held:
+    """A model that stands still before its next step, unless it is told to go on."""
+
+    def __init__(self) -> None:
+        self._steps, self._free = threading.Semaphore(0), threading.Event()
+
+    def step(self) -> None:
+        """Let it take one step."""
+        self._steps.release()
+
+    def go(self) -> None:
+        """Let it go on."""
+        self._free.set()
+
+    def wait(self) -> None:
+        while not self._free.is_set() and not self._steps.acquire(timeout=0.005):
+            pass
+
+
+@contextmanager
+def held(server: Server) -> Iterator[Held]:
+    """Hold the model of a server while the block runs."""
+    batch, hold = cast(Any, server.service.worker)._batch, Held()
+    advance = batch.advance
+
+    def wait() -> Any:
+        hold.wait()
+        return advance()
+
+    batch.advance = wait
+    try:
+        yield hold
+    finally:
+        hold.go()
+        batch.advance = advance
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition that must come true."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.005)
 
 
 @contextmanager
