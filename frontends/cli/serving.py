@@ -87,7 +87,8 @@ def serve_command(
         from ..serve.server import LOOPBACK, Server, is_loopback, listen
         from ..serve.settings import Settings
     except ModuleNotFoundError as error:
-        raise WeftError(f"weft serve needs {error.name}, which is not installed: install weft[serve]") from error
+        name = (error.name or "").partition(".")[0]
+        raise WeftError(f"weft serve needs {name}, which is not installed: install weft[serve]") from error
 
     key = api_key if api_key is not None else os.environ.get(KEY)
     listening = listen(host, port)  # said before a model is compiled
