@@ -138,8 +138,10 @@ class Sampler:
         """
         token = int(logits.argmax())  # a NaN, where there is one
         check_logits(logits[token])
-        if self.sampling.adjusts or self.sampling.temperature > 0:
+        if self.sampling.temperature > 0:
             token = self._draw(*self.candidates(logits))
+        elif self.sampling.adjusts:
+            token = int(self._adjusted(logits.copy()).argmax())
         if self._seen is not None:
             self._seen.add(token)
         if self._drawn is not None:

@@ -20,6 +20,7 @@ from .tools import ToolCall
 
 TokenBytes = Callable[[int], bytes]
 DONE = b"data: [DONE]\n\n"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -29,7 +30,7 @@ def event(data: dict[str, Any]) -> bytes:
 
 def to_bytes(data: dict[str, Any]) -> bytes:
     """Return JSON in UTF-8, without spaces."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return _ENCODER.encode(data).encode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
