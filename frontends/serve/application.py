@@ -95,7 +95,7 @@ def application(service: Service) -> ASGIApp:
 
 
 class Gate:
-    """What stands before the endpoints: limits, host, key and type of a request; and a response for every failure."""
+    """The gate before the endpoints: limits, host, key and type of a request; and a response for every failure."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service

@@ -10,7 +10,7 @@ from weft.ir.errors import WeftError
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is served: under which `name`, to whom, and within which limits.
+    """Settings of a server: the `name` of its model, its clients, its limits.
 
     At most `max_batch` answers are decoded at a time while `max_queue` wait. A body has at most `max_body` bytes. A
     client that does not send or read for `client_timeout` seconds is dropped. Running answers have `drain` seconds to

@@ -30,7 +30,7 @@ class Gone(Exception):
 
 @dataclass(frozen=True)
 class Piece:
-    """What a job has given since its last piece; `finish` or `error` say that it was the last."""
+    """The text and tokens of a job since its last piece; `finish` or `error` say that it was the last."""
 
     index: int
     text: str = ""

@@ -72,7 +72,7 @@ def _number(value: float) -> str:
 
 
 class Metrics:
-    """What /metrics shows. Threads count under one lock, so that sums fit each other."""
+    """The numbers that /metrics shows. Threads count under one lock, so that sums fit each other."""
 
     def __init__(self) -> None:
         self.lock = Lock()

@@ -1,4 +1,4 @@
-"""What requests for chats and for completions have in common: sampling, ends, constraints, streams."""
+"""Fields that requests for chats and for completions share: sampling, ends, constraints, streams."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ConstraintSpec:
 
 @dataclass(frozen=True)
 class Generation:
-    """How the answers of a request are generated. `logprobs`: how many of the likeliest tokens come with each."""
+    """The way in which the answers of a request are generated, `logprobs` of the likeliest tokens with each."""
 
     model: str
     sampling: Sampling

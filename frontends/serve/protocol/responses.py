@@ -35,7 +35,7 @@ def to_bytes(data: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class Envelope:
-    """What all objects of a response share."""
+    """The fields that all objects of a response share."""
 
     kind: str  # chat.completion or text_completion
     model: str
@@ -111,7 +111,7 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> 
 
 
 class Offsets:
-    """Where tokens begin in the text that they make up."""
+    """Offsets of tokens in the text that they make up."""
 
     def __init__(self) -> None:
         self._at, self._decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")

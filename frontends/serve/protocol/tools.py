@@ -22,7 +22,7 @@ MOST_TOOLS = 128
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """Which tools an answer calls: none, any or no (`auto`), at least one (`required`), or the `named` one."""
+    """The tools that an answer calls: none, any or no (`auto`), at least one (`required`), or the `named` one."""
 
     mode: str = "none"
     named: str | None = None
@@ -87,7 +87,7 @@ def _choice(fields: Fields, names: Sequence[str], parallel: bool) -> ToolChoice:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a family of models writes calls: each between `begin` and `end`, its arguments under the key `arguments`.
+    """The form in which a family of models writes calls: each between `begin` and `end`, its arguments under the key `arguments`.
 
     Where `begin` is empty, an answer that opens with `opens` is calls from its first character to its last, separated
     by `separator`, or one array of them. `special` is a token before them that answers do not show.

@@ -221,7 +221,7 @@ def test_a_defect_tells_clients_nothing(folder: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("in_time", [False, True])
 def test_the_end_of_the_server(folder: Path, stream: bool, in_time: bool) -> None:
-    """What runs may end, what waits is refused; what does not end in time is told so."""
+    """Running answers may end, waiting ones are refused; those that do not end in time are told so."""
     drain = 30 if in_time else 0.2
     with served(folder, max_batch=1, drain=drain) as server, ThreadPoolExecutor(2) as threads:
         worker = server.service.worker
