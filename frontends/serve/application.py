@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .connections import ABORT, UNSENT, JsonReply, StreamReply, error_of, read_body, send_json, watching
+from .connections import Connection, JsonReply, StreamReply, error_of, read_body, send_json, watching
 from .engine.jobs import Gone
 from .protocol.errors import ApiError, invalid, queue_full, server_error, shutting_down, unknown_model
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -35,7 +35,7 @@ def application(service: Service) -> ASGIApp:
         return parse_body(await read_body(request, settings.max_body, settings.client_timeout))
 
     def reply(answering: Answering) -> Any:
-        return StreamReply(answering, settings.client_timeout) if answering.stream else JsonReply(answering)
+        return StreamReply(answering) if answering.stream else JsonReply(answering)
 
     async def chat(request: Request) -> Any:
         return reply(await service.chat(ChatRequest.read(await body(request))))
@@ -105,33 +105,26 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # no WebSockets, and nothing to do at the beginning or end of the server's life
-        _know_connection(scope, send)
-        status, ended = 0, False
-
-        async def noting(message: Message) -> None:
-            nonlocal status, ended
-            status = message.get("status", status)
-            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
-            await send(message)
-
+        connection = Connection(send, self._service.settings.client_timeout)
         self._requests += 1
         try:
             self._check(scope)
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, connection.send)
+            await connection.flush()
         except ApiError as error:
-            await _send_error(noting, error)
+            await _send_error(connection.send, error)
         except Gone:
             pass
         except Exception as error:  # a defect of ours: the client learns no more than that
             _log.error("a request failed: %s: %s", type(error).__name__, error)
-            if not status:
-                await _send_error(noting, server_error())
-            elif not ended:
-                scope[ABORT]()  # half a response must not look whole
+            if not connection.status:
+                await _send_error(connection.send, server_error())
+            elif not connection.ended:
+                connection.abort()  # half a response must not look whole
         finally:
             self._requests -= 1
             if scope["method"] == "POST":
-                self._count(status)
+                self._count(connection.status)
 
     def _count(self, status: int) -> None:
         state = "cancelled" if not status else "ok" if status < 400 else "refused" if status < 500 else "failed"
@@ -161,14 +154,6 @@ class Gate:
             if kind != "application/json":
                 # What pages of other sites may send without asking has other types.
                 raise ApiError(415, "The content type of a request must be application/json.")
-
-
-def _know_connection(scope: Scope, send: Send) -> None:
-    """Note in the scope how to cut its connection, and how many bytes of responses it has not sent."""
-    # uvicorn hands out the method of an object that has the transport; other servers may not.
-    transport = getattr(getattr(send, "__self__", None), "transport", None)
-    scope[ABORT] = (lambda: None) if transport is None else transport.abort
-    scope[UNSENT] = (lambda: 0) if transport is None else transport.get_write_buffer_size
 
 
 def _host(header: str) -> str:

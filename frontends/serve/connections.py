@@ -15,7 +15,41 @@ from .protocol.errors import ApiError, server_error, shutting_down
 from .protocol.responses import DONE, event, to_bytes
 from .service import Answering
 
-ABORT, UNSENT = "weft.abort", "weft.unsent"  # what the scope of a request holds: functions of its connection
+
+class Connection:
+    """The way of a response to its client: one who takes nothing for `seconds` is cut off."""
+
+    def __init__(self, send: Send, seconds: float) -> None:
+        self._send, self._seconds = send, seconds
+        # uvicorn hands out the method of an object that has the transport; other servers may not.
+        self._transport = getattr(getattr(send, "__self__", None), "transport", None)
+        self.status = 0  # of the response, once it has begun
+        self.ended = False
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response. Raises Gone where the client does not take it."""
+        self.status = message.get("status", self.status)
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._send(message)
+        except TimeoutError:
+            self.abort()
+            raise Gone from None
+        self.ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    async def flush(self) -> None:
+        """Wait until the client has taken what the connection holds, and cut it off if it does not."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                while self._transport is not None and self._transport.get_write_buffer_size():
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            self.abort()
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        if self._transport is not None:
+            self._transport.abort()
 
 
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
@@ -78,36 +112,28 @@ class JsonReply:
 
 
 class StreamReply:
-    """The response that sends answers as they come, as server-sent events.
+    """The response that sends answers as they come, as server-sent events. Errors on the way are an event."""
 
-    A client that takes nothing for `seconds` is cut off. Errors on the way are an event.
-    """
-
-    def __init__(self, answering: Answering, seconds: float) -> None:
-        self._answering, self._seconds = answering, seconds
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answering = self._answering
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         try:
             async with watching(receive, answering.channel):
-                await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
                 while not answering.reply.done:
                     if events := self._events(await answering.channel.take()):
-                        await self._send(send, _body(events))
-                    if answering.reply.done:
-                        break
-                end = b""
-                if answering.include_usage:
-                    end = event(answering.reply.envelope.chunk([], answering.reply.usage, True))
-                await self._send(send, _body(end + DONE, more=False))
-            await self._sent(scope)
+                        await send(_body(events))
+            end = b""
+            if answering.include_usage:
+                end = event(answering.reply.envelope.chunk([], answering.reply.usage, True))
+            await send(_body(end + DONE, more=False))
         except ApiError as error:
-            await self._send(send, _body(event(error.json()), more=False))
+            await send(_body(event(error.json()), more=False))
         except Gone:
             return
-        except TimeoutError:
-            scope[ABORT]()
         finally:
             answering.close()
 
@@ -119,16 +145,6 @@ class StreamReply:
             for choice in answering.reply.chunks(piece):
                 events += event(answering.reply.envelope.chunk([choice], None, answering.include_usage))
         return events
-
-    async def _send(self, send: Send, message: Message) -> None:
-        async with asyncio.timeout(self._seconds):
-            await send(message)
-
-    async def _sent(self, scope: Scope) -> None:
-        """Wait until the client has taken what is left, which its connection holds."""
-        async with asyncio.timeout(self._seconds):
-            while scope[UNSENT]():
-                await asyncio.sleep(0.05)
 
 
 def _body(content: bytes, more: bool = True) -> Message:

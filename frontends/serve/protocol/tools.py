@@ -87,7 +87,9 @@ def _choice(fields: Fields, names: Sequence[str], parallel: bool) -> ToolChoice:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """The form in which a family of models writes calls: each between `begin` and `end`, its arguments under the key `arguments`.
+    """The form in which a family of models writes calls.
+
+    Each stands between `begin` and `end`, its arguments under the key `arguments`.
 
     Where `begin` is empty, an answer that opens with `opens` is calls from its first character to its last, separated
     by `separator`, or one array of them. `special` is a token before them that answers do not show.
