@@ -13,11 +13,17 @@ from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.runtime.batching import RunningBatch, StaticBatch, new_batch
 from weft.backends.runtime.batching.batch import Batch
 from weft.backends.runtime.core.answers import Answer
+from weft.backends.runtime.core.decoder import STEP
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.core.sampling import Sampling
+from weft.backends.runtime.folder import read_facts
+from weft.backends.runtime.ort.decoder import OrtDecoder
+from weft.backends.runtime.ort.session import Session, onnxruntime, open_session
 from weft.frontends import load_source
 from weft.frontends.dsl import LinearAttention, Mamba, Mamba2
 from weft.ir.errors import WeftError
+
+from .pretended import Device
 
 VOCAB = 61
 
@@ -249,3 +255,21 @@ def test_an_encoder_decoder_runs_static_batches(tmp_path: Path) -> None:
     for answer in given:
         batch.leave(answer)
     assert not len(batch) and batch.advance() == []
+
+
+def test_on_a_pretended_device(stack: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows are computed at each step, by captured graphs, in memory that is reached only by copies."""
+    real = weft.load(stack["ort-cpu"])
+    assert isinstance(real, Generator)
+    expected, facts = alone(real), read_facts(stack["ort-cpu"])
+    device = Device(onnxruntime(), open_session(facts.model, threads=1, device="cpu").ort)
+    device.pretend(monkeypatch)
+    monkeypatch.setitem(STEP, "cuda", 8)
+    monkeypatch.setattr("weft.backends.runtime.batching.running.READ", {"cuda": 12})
+    decoder = OrtDecoder(Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=320, rolling=facts.rolling)
+    decoder.chunk = 16
+    model, batch = Generator(decoder), new_batch(decoder, 4)
+    given = answers(model)
+    run(batch, given)
+    assert [answer.result.tokens for answer in given] == expected
+    assert len(set(device.graph_ids) - {"-1"}) >= 1
