@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -186,6 +187,7 @@ def main() -> None:
     args = parser.parse_args()
     import weft
 
+    busy = [round(load, 1) for load in os.getloadavg()]  # of others, as the run begins
     results: dict[str, Any] = {}
     for kind in args.kinds:
         with tempfile.TemporaryDirectory() as scratch:
@@ -202,7 +204,8 @@ def main() -> None:
             results[kind]["many"] = streams
             print(kind, streams, flush=True)
     packages = ("onnxruntime", "starlette", "uvicorn", "openai", "httpx2")
-    save("serve", {**facts(*packages), "threads": args.threads, "tokens": TOKENS, "results": results})
+    about = {**facts(*packages), "load_average": busy, "threads": args.threads, "tokens": TOKENS}
+    save("serve", {**about, "results": results})
 
 
 if __name__ == "__main__":
