@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from .protocol.responses import Envelope, TokenBytes
 from .protocol.tools import ToolFormat, ToolParser, format_of
 from .replies import ChatReply, CompletionReply, Reply
 from .settings import Settings
+
+_log = logging.getLogger("weft.serve")
 
 
 @dataclass
@@ -65,6 +68,8 @@ class Service:
         self.worker = DecodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
         self.constraints = Constraints(model.folder, model.decoder.vocab, model.stop_ids)
         self.tools = format_of(self.prompts.template.source) if self.prompts.template else None
+        if self.prompts.template is None:
+            _log.warning("chats are refused: %s", self.prompts.no_template)
 
     @property
     def longest(self) -> int:

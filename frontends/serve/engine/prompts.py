@@ -25,11 +25,13 @@ class Prompts:
         self.tokenizer = Tokenizer(folder)
         self._renderer = Renderer()
         self._threads = ThreadPoolExecutor(1, "weft-prompts")
+        self.template: ChatTemplate | None = None
+        self.no_template = ""  # the reason
         try:
-            self.template: ChatTemplate | None = ChatTemplate(folder)
+            self.template = ChatTemplate(folder)
             self.template.renderer = self._renderer
-        except WeftError:
-            self.template = None  # /v1/completions needs none
+        except WeftError as error:  # prompts that are no chats need none
+            self.no_template = str(error)
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Return what `work` returns, in that thread."""

@@ -134,6 +134,16 @@ def test_a_template_that_refuses_is_quoted_without_paths(folder: Path, tmp_path:
     assert "roles must alternate" in error["message"] and str(tmp_path) not in error["message"]
 
 
+def test_a_model_without_a_template_refuses_chats(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from .serving import compiled
+
+    with served(compiled(tmp_path / "plain", None)) as server:
+        assert "use /v1/completions" in refusal(server, "chat/completions", CHAT)["message"]
+    assert "chats are refused" in caplog.text and "no chat template" in caplog.text
+
+
 def test_large_bodies_and_other_types_are_refused(folder: Path) -> None:
     with served(folder, max_body=1000) as server:
         assert "maximum of 1000 bytes" in refusal(server, "completions", {**TEXT, "prompt": "a" * 2000}, 413)["message"]
