@@ -12,11 +12,25 @@ from typing import Any
 import openai
 import pytest
 
+import weft
+from weft import (
+    Attention,
+    Block,
+    CrossAttention,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    GatedMLP,
+    RMSNorm,
+    RoPE,
+)
 from weft.backends.runtime.core.generate import Generator
+from weft.frontends import load_source
 from weft.frontends.serve.engine.jobs import Channel
-from weft.frontends.serve.server import Server, listen
+from weft.frontends.serve.server import Server, listen, running
+from weft.frontends.serve.settings import Settings
 
-from .serving import NAME, held, prompt, served, until, url
+from .serving import NAME, VOCAB, byte_level, held, prompt, served, until, url
 from .serving import client as official
 
 STREAMS, TOKENS = 100, 20
@@ -64,6 +78,34 @@ def test_sampled_streams_with_seeds_are_the_same_however_they_are_batched(server
     expected = [model.generate(prompt(i), max_tokens=TOKENS, seed=i, **ways[i % 3])[0].text for i in range(30)]
     assert together(server, requests) == expected
     assert together(server, requests[::-1]) == expected[::-1]
+
+
+@pytest.mark.parametrize("kind", ["torch", "encoder-decoder"])
+def test_other_models_stream_as_they_answer_alone(tmp_path: Path, kind: str) -> None:
+    """With PyTorch, and in static batches behind an encoder."""
+
+    def block(**more: Any) -> Block:
+        return Block(Attention(heads=4, rope=RoPE()), GatedMLP(48), RMSNorm(), **more)
+
+    decoder = Decoder(
+        vocab=VOCAB,
+        dim=32,
+        layers=2,
+        block=block() if kind == "torch" else block(cross=CrossAttention(heads=4)),
+        context=64,
+        logit_scale=40.0,
+    )
+    source = (
+        decoder if kind == "torch" else EncoderDecoder(Encoder(vocab=VOCAB, dim=32, layers=1, block=block()), decoder)
+    )
+    weft.compile(load_source(source), tmp_path / "out", target="torch" if kind == "torch" else "ort-cpu", max_length=64)
+    byte_level().save(str(tmp_path / "out" / "tokenizer.json"))
+    model = weft.load(tmp_path / "out", trust=True)
+    assert isinstance(model, Generator)
+    expected = [model.generate(prompt(i), max_tokens=5 + i)[0].text for i in range(8)]
+    requests = [{"text": prompt(i), "max_tokens": 5 + i} for i in range(8)]
+    with running(model, Settings(name=NAME, drain=0.5, max_batch=3)) as server:
+        assert together(server, requests) == expected
 
 
 def test_constrained_and_free_streams_do_not_touch_each_other(server: Server, model: Generator) -> None:
