@@ -111,14 +111,14 @@ UV := build/uv/bin/uv pip compile --quiet --universal --generate-hashes --no-ann
 lock: | $(BIN)/python  ## the hashes of the pinned versions, into requirements/
 	$(BIN)/python -m pip install --quiet --upgrade --target build/uv uv==0.13.9
 	$(UV) --python-version 3.11 pyproject.toml requirements/demo.in --extra cpu -o requirements/demo.txt
-	$(UV) --python-version 3.11 pyproject.toml requirements/test.in --extra cpu --extra hf --extra dev -o requirements/test.txt
+	$(UV) --python-version 3.11 pyproject.toml requirements/test.in --extra cpu --extra hf --extra serve --extra dev -o requirements/test.txt
 	$(UV) --python-version 3.11.5 pyproject.toml --extra docs -o requirements/docs.txt
 
 # Other versions than the pinned ones: those that a newcomer's pip takes. Only PyTorch stays, for its size.
 NEWEST := build/newest
 newest: $(SMOLLM2) $(MINILM) $(CHROMIUM)  ## the tests on the newest versions of all dependencies; takes ARGS
 	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
-	$(NEWEST)/bin/python -m pip install --upgrade --upgrade-strategy eager -e '.[cpu,hf,dev]' \
+	$(NEWEST)/bin/python -m pip install --upgrade --upgrade-strategy eager -e '.[cpu,hf,serve,dev]' \
 		"$$(grep '^torch==' constraints.txt)"
 	CHROMIUM=$(CHROMIUM) $(NEWEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 

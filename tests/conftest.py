@@ -83,7 +83,7 @@ def _no_network() -> Iterator[None]:
     """A test that opens a connection to another machine fails."""
 
     def connect(self: socket.socket, address: Any) -> None:
-        if self.family in (socket.AF_INET, socket.AF_INET6):
+        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in ("127.0.0.1", "::1"):
             raise AssertionError(f"a test tried to connect to {address}")
         real(self, address)
 

@@ -99,7 +99,7 @@ def test_direct_dependencies_are_pinned_within_their_bounds(root: Path) -> None:
     pinned = (Requirement(line) for line in (root / "constraints.txt").read_text().splitlines() if line[:1] != "#")
     versions = {pin.name.lower().replace("_", "-"): next(iter(pin.specifier)).version for pin in pinned}
     extras = project["optional-dependencies"]
-    for extra in ("cpu", "hf", "torch", "dev"):  # `gpu` cannot be installed beside `cpu`
+    for extra in ("cpu", "hf", "torch", "serve", "dev"):  # `gpu` cannot be installed beside `cpu`
         for line in [*project["dependencies"], *extras[extra]]:
             wanted = Requirement(line)
             assert versions[wanted.name.lower().replace("_", "-")] in wanted.specifier

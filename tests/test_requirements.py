@@ -13,7 +13,11 @@ from packaging.utils import canonicalize_name
 from .licences import PAGE, SETS, licence, members, page, pins, rows
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCKS = {"demo": ("cpu",), "test": ("cpu", "hf", "torch", "dev"), "docs": ("docs",)}  # requirements/ and their extras
+LOCKS = {  # requirements/ and their extras
+    "demo": ("cpu",),
+    "test": ("cpu", "hf", "torch", "serve", "dev"),
+    "docs": ("docs",),
+}
 PINNED = re.compile(r"^([\w.-]+)==([\w.+-]+)([^\\\n]*)((?:\\\n +--hash=\S+ *)*)$", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""The `weft` command: compile, run, inspect, viz, gallery, opt, heal, export, verify, eval; and catalogues.
+"""The `weft` command: compile, run, serve, inspect, viz, gallery, opt, heal, export, verify, eval; and catalogues.
 
 Importing it costs click and nothing more; what a command needs is imported when it runs. Never here: anything a Python
 caller would want too: that lives in `weft.frontends.api`.
@@ -24,6 +24,7 @@ from . import (
     opting,
     passes_catalog,
     running,
+    serving,
     verifying,
 )
 from .guard import Root
@@ -70,6 +71,7 @@ def cli(ctx: click.Context) -> None:
     Examples:
       weft compile model.gguf -o out/           a folder that ONNX Runtime runs
       weft run out/ --chat                      talk to it
+      weft serve out/                           answer requests of OpenAI's API
       weft inspect model.gguf                   parameters, FLOPs, cache bytes, a line per distinct block
       weft viz model.gguf -o model.html         a picture to click through
       weft gallery                              all presets side by side
@@ -85,7 +87,7 @@ def cli(ctx: click.Context) -> None:
 
 COMMANDS = {  # as `weft --help` groups them
     "Build": (compiling.compile_command, exporting.export_command),
-    "Run": (running.run_command, evaluating.eval_command),
+    "Run": (running.run_command, serving.serve_command, evaluating.eval_command),
     "Look": (
         inspecting.inspect_command,
         drawing.viz_command,

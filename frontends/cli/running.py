@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from weft.ir.errors import WeftError
 
-from .compiling import tell_random
 from .completion import complete_sources, complete_targets
 from .guard import complain
+from .opening import opened_model
 from .options import TargetOption, adapter_option, device_option
-from .shown import echo, note, printable, progress
+from .shown import echo, note, printable
 
 if TYPE_CHECKING:
     from weft.backends.runtime.core.generate import Conversation, Generator, Stream
@@ -136,7 +133,7 @@ def run_command(
 
     drafts = assistant is not None or "prompt_lookup_num_tokens" in options
     how = {"text": ids is None, "trust": trust, "check": check, "verifies": drafts}
-    with _opened(source, device, threads, target, adapters, experts_on_device, **how) as model:
+    with opened_model(source, device, threads, target, adapters, experts_on_device, **how) as model:
         if isinstance(model, Encoder):
             _embed(
                 model, prompt if ids is None else ids, chat or beams > 1, source, pooling=pooling, normalize=normalize
@@ -158,58 +155,6 @@ def run_command(
             echo(timing(result), err=True)
         else:
             _say(model.stream(prompt if ids is None else ids, **options))
-
-
-@contextlib.contextmanager
-def _opened(
-    source: str,
-    device: str,
-    threads: int | None,
-    target: str | None,
-    adapters: Sequence[str],
-    experts: int | None,
-    *,
-    text: bool,
-    trust: bool,
-    check: bool,
-    verifies: bool,
-) -> Iterator[Any]:
-    """The model in a compiled folder, or of a source compiled while the block runs; `text` needs a tokenizer, what
-    `verifies` drafts the logits of all tokens, and a number of `experts` on the device PyTorch."""
-    from weft.backends.runtime import load
-    from weft.backends.runtime.device import place_for
-    from weft.backends.runtime.folder import GENAI, MANIFEST
-    from weft.backends.storage import check_contents, scratch_folder
-
-    if any((Path(source) / name).is_file() for name in (MANIFEST, GENAI)):
-        if target is not None:
-            raise WeftError(f"{source} is already compiled: --target applies to uncompiled sources only")
-        if adapters:
-            raise WeftError(f"{source} is already compiled: --adapter applies to uncompiled sources only")
-        if check:
-            check_contents(Path(source))
-        yield load(source, device, threads, trust=trust, experts_on_device=experts)
-        return
-    if check or trust:
-        raise WeftError(f"{source} is not compiled: --{'check' if check else 'trust'} goes with a compiled folder")
-    if experts is not None and target not in (None, "torch"):
-        raise WeftError(f"--experts-on-device goes with --target torch, not with {target}")
-    from .. import load_source
-    from ..api.compile import compile
-
-    target = target if experts is None else "torch"
-    place, model = place_for(device, target), load_source(source, adapters=adapters)
-    if model.tokenizer is None and text:  # said before gigabytes are written
-        raise WeftError(f"{source} has no tokenizer for a prompt; give it --ids")
-    with scratch_folder() as scratch:
-        merged = "".join(f" --adapter {shlex.quote(adapter)}" for adapter in adapters)
-        keep = f"weft compile {shlex.quote(source)}{merged} --target {place.target} -o DIR"
-        note(f"compiling {source} with {place} for this run; keep the result with `{keep}`")
-        folder = scratch / "model"
-        with progress(f"reading {source}") as step:
-            passes = "default,-last-token-logits" if verifies and place.target != "torch" else "default"
-            tell_random(compile(model, folder, target=place.target, dtype=place.dtype, passes=passes, progress=step))
-        yield load(folder, place.device, threads, trust=True, experts_on_device=experts)  # weft's own code
 
 
 def _assistant(folder: str, device: str, threads: int | None, trust: bool) -> Generator:

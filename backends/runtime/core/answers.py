@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from weft.ir.errors import WeftError
+
 from ..arrays import Bools, Floats, Ints
 from ..text.tokenizer import GrowingText, StopStrings, Tokenizer
-from .results import Result
+from .results import Result, TokenLogprobs
 from .rows import BatchContext
 from .sampling import Forced, Sampler
 from .speculation import Drafts
 
 
+class Constraint(Protocol):
+    """A language that the answer must belong to, followed token by token."""
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the text so far belongs to it and no token may follow."""
+
+    def masked(self, logits: Floats) -> Floats:
+        """Return `logits` [vocab], which stay as they are, with minus infinity for tokens that may not follow."""
+
+    def accept(self, token: int) -> None:
+        """Go on behind `token`, which may be a stop token of the model where the text may end."""
+
+
 class Answer:
-    """The answer to one prompt, of at most `limit` tokens; its row begins with the tokens `begin`."""
+    """The answer to one prompt, of at most `limit` tokens; its row begins with the tokens `begin`.
+
+    It belongs to the language of `constraint`, where one is given; where `logprobs` is a number, the result has the
+    log-probabilities of its tokens, and of so many of the most likely ones at each position.
+    """
 
     def __init__(
         self,
@@ -28,16 +48,27 @@ class Answer:
         forced: Forced,
         tokenizer: Tokenizer | None,
         stops: Sequence[str],
+        *,
+        constraint: Constraint | None = None,
+        logprobs: int | None = None,
     ) -> None:
         self.result, self.begin, self.limit = Result(prompt), begin, limit
         self._stop_ids, self.sampler, self._forced = stop_ids, sampler, forced
         self._growing = GrowingText(tokenizer) if tokenizer else None
         self._stops = StopStrings(stops)
+        self._constraint, self._logprobs = constraint, logprobs
         self._taken = 0
+        self.error: WeftError | None = None  # why it ended before its time, in a batch that goes on
 
     def push(self, logits: Floats) -> int:
         """Draw the next token and add it to the result."""
-        return self.add(self.sampler(self._forced(logits, len(self.result.tokens), self.limit)))
+        scores = self._forced(logits, len(self.result.tokens), self.limit)
+        if self._constraint is not None:
+            scores = self._constraint.masked(scores)
+        token = self.sampler(scores)
+        if self._logprobs is not None:
+            self.result.logprobs.append(token_logprobs(logits, token, self._logprobs))
+        return self.add(token)
 
     def add(self, drawn: int | np.int64) -> int:
         """Add the next token to the result."""
@@ -48,8 +79,12 @@ class Answer:
         else:
             if self._growing:
                 result.text += self._stops.push(self._growing.push(token))
+            if self._constraint is not None:
+                self._constraint.accept(token)
             if self._stops.found:
                 result.finish = "stop_string"
+            elif self._constraint is not None and self._constraint.complete:
+                result.finish = "stop"
             elif len(result.tokens) == self.limit:
                 result.finish = "length"
         if self._growing and result.finish in ("stop", "length"):
@@ -64,6 +99,18 @@ class Answer:
         piece = self.result.text[self._taken :]
         self._taken += len(piece)
         return piece
+
+
+def token_logprobs(logits: Floats, token: int, most: int) -> TokenLogprobs:
+    """The log-probabilities of `token` and of the `most` likeliest tokens after `logits` [vocab]."""
+    shifted = logits - logits.max()
+    total = np.float32(np.log(np.exp(shifted, dtype=np.float32).sum(dtype=np.float64)))
+    most = min(most, logits.size)
+    best = np.argpartition(-shifted, most - 1)[:most] if most else np.empty(0, np.int64)
+    best = best[np.lexsort((best, -shifted[best]))]
+    return TokenLogprobs(
+        token, float(shifted[token] - total), tuple((int(i), float(shifted[i] - total)) for i in best.tolist())
+    )
 
 
 def advance(

@@ -55,7 +55,7 @@ class Decoder(ABC, Generic[C]):
         Contexts are independent: one may be opened while another is in use.
         Raises WeftError when `tokens` is above `max_length` or the memory cannot be had.
         """
-        capacity = self._capacity(tokens)
+        capacity = self.capacity_for(tokens)
         # Taken out while in use: a second context must not get the same caches.
         context, self._spare = self._spare, None
         if context is None or (context.lengths.size, context.capacity) != (batch, capacity):
@@ -71,7 +71,8 @@ class Decoder(ABC, Generic[C]):
                 self._spare.close()
             self._spare = context
 
-    def _capacity(self, tokens: int) -> int:
+    def capacity_for(self, tokens: int) -> int:
+        """Return the capacity of caches that hold `tokens` tokens a row. Raises WeftError above `max_length`."""
         if tokens > self.max_length:
             raise WeftError(
                 f"{tokens} tokens are longer than the maximum of {self.max_length} the model was compiled for"

@@ -16,7 +16,7 @@ from weft.ir.errors import WeftError
 from ..arrays import Floats
 from ..text.chat import ChatTemplate, Message
 from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, prompts_of
-from .answers import Answer, advance, verify
+from .answers import Answer, Constraint, advance, verify
 from .beams import Beams, BeamSearch, EarlyStopping, search
 from .decoder import Decoder
 from .results import Result, Timings
@@ -168,6 +168,22 @@ class Generator:
             context.reset()
             return np.concatenate([context.extend(part) for part in parts(ids, chunk)])
 
+    def answer(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = 256,
+        stop: str | Sequence[str] = (),
+        sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+        row: int = 0,
+        constraint: Constraint | None = None,
+        logprobs: int | None = None,
+    ) -> Answer:
+        """An answer that has not begun, for a `Batch` (see `batching`): its arguments are those of `generate`, with
+        its `row` of those that share a seed, and of `Answer`. Raises as `generate` does.
+        """
+        return self._answers([prompt], max_tokens, stop, sampling, row, constraint, logprobs)[0]
+
     def _start(
         self,
         batch: Sequence[Any],
@@ -177,16 +193,30 @@ class Generator:
         sampling: Sampling,
         speculation: Speculation,
     ) -> tuple[list[Answer], Iterator[None]]:
+        rows = self._answers(batch, max_tokens, stop, sampling)
+        return rows, self._run(rows, chunk, speculation)
+
+    def _answers(
+        self,
+        batch: Sequence[Any],
+        max_tokens: int | None,
+        stop: str | Sequence[str],
+        sampling: Sampling,
+        first: int = 0,
+        constraint: Constraint | None = None,
+        logprobs: int | None = None,
+    ) -> list[Answer]:
         stops = [stop] if isinstance(stop, str) else list(stop)
         if not all(isinstance(s, str) and s for s in stops):
             raise WeftError(f"stop is {stop!r}, but it must be a text, or several, none of them empty")
         tokenizer = self.tokenizer if self._has_text or stops else None
         rows = []
-        for at, (prompt, limit) in enumerate(self._limits(batch, max_tokens)):
+        more: dict[str, Any] = {"constraint": constraint, "logprobs": logprobs}
+        for at, (prompt, limit) in enumerate(self._limits(batch, max_tokens), first):
             begin = self.decoder.start or prompt
             sampler = Sampler(sampling, begin, at)
-            rows.append(Answer(prompt, begin, limit, self.stop_ids, sampler, self.forced, tokenizer, stops))
-        return rows, self._run(rows, chunk, speculation)
+            rows.append(Answer(prompt, begin, limit, self.stop_ids, sampler, self.forced, tokenizer, stops, **more))
+        return rows
 
     def _search(self, batch: Sequence[Any], max_tokens: int | None, chunk: int, how: Beams) -> list[Result]:
         known = self._limits(batch, max_tokens)

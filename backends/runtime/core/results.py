@@ -49,6 +49,16 @@ class Timings:
         return self.decoded_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
 
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities at one position, by the model's own logits, before temperature, penalties
+    and constraints: of the token that was taken, and of the most likely ones, these first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass
 class Result:
     """Result of one prompt; grows while it is streamed."""
@@ -59,6 +69,7 @@ class Result:
     finish: Finish | None = None  # a stop token, a stop string, or max_tokens or the model's maximum; None: not yet
     score: float | None = None  # of a beam search: log-probability / length^length_penalty
     timings: Timings = field(default_factory=Timings, compare=False)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each of `tokens`, where they were asked for
 
     def __str__(self) -> str:
         return self.text

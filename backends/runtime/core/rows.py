@@ -130,6 +130,44 @@ class BatchContext(ABC):
         self._whole = True
         return self._scores
 
+    # -- rows that come and go, while the others stay as they are
+
+    def vacate(self, row: int) -> None:
+        """Empty one row."""
+        self._vacate(row)
+        self.lengths[row] = 0
+
+    def append(self, first: int, parts: Sequence[Sequence[int]]) -> Floats:
+        """Append one part to each of the rows from `first` on: the logits after each, [len(parts), vocab].
+
+        Several rows must be empty before, and their parts of one length unless rows can be padded.
+        """
+        self._enter(first, len(parts))
+        logits = self._extend(first, parts)
+        ends = [min(len(part), logits.shape[1]) - 1 for part in parts]
+        scores = np.stack([float32(logits[row, end], self._row()) for row, end in enumerate(ends)])
+        self._leave(first, [part[-1] for part in parts])
+        return scores
+
+    def step_first(self, tokens: Ints) -> Floats:
+        """Append a token to each of the first len(tokens) rows, which alone are computed: the logits after it,
+        [len(tokens), vocab], valid until the next call. Raises WeftError when a row's cache is full."""
+        rows = np.arange(tokens.size)
+        self._check_room(rows)
+        self._whole = False
+        self._step_first(tokens)
+        self._append(rows, tokens)
+        self._whole = True
+        return self._scores[: tokens.size]
+
+    def move(self, row: int, to: int) -> None:
+        """Let row `to` continue what `row` holds."""
+        self._move(row, to, int(self.lengths[row]))
+        self.lengths[to], self._ids[to] = self.lengths[row], self._ids[row]
+
+    def _row(self) -> Floats:
+        return np.empty(self._scores.shape[1], np.float32)
+
     def drawing(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
         """Return a function that appends a token to the active rows, as `step` does, and samples the next ones as
         `samplers` would; None if the host must."""
@@ -203,6 +241,25 @@ class BatchContext(ABC):
     @abstractmethod
     def _step(self, rows: Ints, tokens: Ints) -> None:
         """Append its token to each of `rows`, while the others repeat their last step; the logits go to `_scores`."""
+
+    @abstractmethod
+    def _step_first(self, tokens: Ints) -> None:
+        """Append a token to each of the first rows; the logits go to `_scores`."""
+
+    @abstractmethod
+    def _vacate(self, row: int) -> None:
+        """Let what one row carries from call to call be as at the start of a text."""
+
+    @abstractmethod
+    def _move(self, row: int, to: int, used: int) -> None:
+        """Let row `to` continue what `row` holds, `used` tokens."""
+
+    def _enter(self, first: int, rows: int) -> None:  # noqa: B027 - most have nothing to prepare
+        """So many rows from `first` on are about to be called without the others."""
+
+    @abstractmethod
+    def _leave(self, first: int, last: Sequence[int]) -> None:
+        """Rows from `first` on were called without the others: to repeat their last step is to append `last` again."""
 
     @abstractmethod
     def _gather(self, rows: Ints, used: int) -> None:

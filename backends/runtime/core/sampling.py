@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
 
@@ -17,6 +18,7 @@ from ..arrays import Floats, Ints
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 NEAR = 80.0  # a token whose score is further below the largest does not count as one that can follow
 _FAR = 1e30  # scores whose differences might overflow
+_MOST = 1e6  # that is added to a logit
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -27,6 +29,9 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float
     min_p: float
     repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float] | None
     seed: int | None
 
 
@@ -34,9 +39,11 @@ class SamplingOptions(TypedDict, total=False):
 class Sampling:
     """Options of sampling the next token; the default is greedy.
 
-    Applied in this order: repetition penalty (Keskar et al. 2019, arXiv 1909.05858), temperature, top-k, top-p
-    (Holtzman et al. 2019, arXiv 1904.09751), min-p (Nguyen et al. 2024, arXiv 2407.01082). Temperature 0 takes the
-    most likely token, to which the three filters make no difference. Row r of a batch draws from its own generator,
+    Applied in this order: repetition penalty (Keskar et al. 2019, arXiv 1909.05858), frequency and presence penalty and
+    logit bias, temperature, top-k, top-p (Holtzman et al. 2019, arXiv 1904.09751), min-p (Nguyen et al. 2024, arXiv
+    2407.01082). Temperature 0 takes the most likely token, to which the three filters make no difference. A token that
+    was drawn n times loses n · `frequency_penalty`, and `presence_penalty` if n > 0; those of the prompt do not count.
+    `logit_bias` adds to the logits of tokens. Row r of a batch draws from its own generator,
     seeded with `seed + r`, so what it draws depends on no other row; without a seed the draws are fresh each time.
 
     Raises WeftError on a value outside its range.
@@ -47,22 +54,46 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            self._check_number(field.name, getattr(self, field.name))
+            if field.name != "logit_bias":
+                self._check_number(field.name, getattr(self, field.name))
+        for token, bias in (self.logit_bias or {}).items():
+            if isinstance(token, bool) or not isinstance(token, int | np.integer) or token < 0:
+                raise WeftError(f"logit_bias names {token!r}, but its keys must be token ids")
+            self._check_number("logit_bias", bias)
+            if abs(bias) > _MOST:
+                raise WeftError(
+                    f"logit_bias is {bias} for token {token}, but it must be between -{_MOST:g} and {_MOST:g}"
+                )
         in_range = {
             "temperature": (self.temperature >= 0, "at least 0 (0 is greedy)"),
             "top_k": (self.top_k >= 0, "at least 0 (0 is off)"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p <= 1, "between 0 and 1"),
             "repetition_penalty": (self.repetition_penalty > 0, "above 0 (1 is off)"),
+            "frequency_penalty": (abs(self.frequency_penalty) <= _MOST, f"between -{_MOST:g} and {_MOST:g}"),
+            "presence_penalty": (abs(self.presence_penalty) <= _MOST, f"between -{_MOST:g} and {_MOST:g}"),
             "seed": (self.seed is None or self.seed >= 0, "at least 0"),
         }
         for name, (good, expected) in in_range.items():
             if not good:
                 raise WeftError(f"{name} is {getattr(self, name)}, but it must be {expected}")
+
+    @property
+    def adjusts(self) -> bool:
+        """Return whether logits change before the temperature: by penalties or a bias."""
+        return self.repetition_penalty != 1 or self.counts or bool(self.logit_bias)
+
+    @property
+    def counts(self) -> bool:
+        """Return whether it matters how often a token was drawn."""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0
 
     @staticmethod
     def _check_number(name: str, value: Any) -> None:
@@ -92,12 +123,13 @@ class Forced:
 
 
 class Sampler:
-    """Draws the tokens of one row; keeps which tokens it has seen where the repetition penalty asks."""
+    """Draws the tokens of one row; keeps which tokens it has seen and drawn where a penalty asks."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], row: int = 0) -> None:
         self.sampling = sampling
         self._rng = np.random.default_rng(None if sampling.seed is None else sampling.seed + row)
         self._seen = set(prompt) if sampling.repetition_penalty != 1 else None
+        self._drawn: Counter[int] | None = Counter() if sampling.counts else None
 
     def __call__(self, logits: Floats) -> int:
         """The next token after `logits` [vocab] float32, which are left as they are.
@@ -106,10 +138,14 @@ class Sampler:
         """
         token = int(logits.argmax())  # a NaN, where there is one
         check_logits(logits[token])
-        if self._seen is not None or self.sampling.temperature > 0:
+        if self.sampling.temperature > 0:
             token = self._draw(*self.candidates(logits))
+        elif self.sampling.adjusts:
+            token = int(self._adjusted(logits.copy()).argmax())
         if self._seen is not None:
             self._seen.add(token)
+        if self._drawn is not None:
+            self._drawn[token] += 1
         return token
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
@@ -119,14 +155,8 @@ class Sampler:
     def candidates(self, logits: Floats) -> tuple[Ints, Floats]:
         """The tokens that may follow and their processed scores: what the processors do not set to minus infinity."""
         s = self.sampling
-        if self._seen:
-            logits = logits.copy()
-            seen = np.fromiter((i for i in self._seen if i < logits.size), np.int64)
-            old = logits[seen]
-            penalty = _float32(s.repetition_penalty)
-            # A tiny penalty makes ∞, and ∞ − ∞ in the softmax is NaN: hence the clip.
-            with np.errstate(over="ignore"):
-                logits[seen] = np.clip(np.where(old < 0, old * penalty, old / penalty), None, _HUGE)
+        if s.adjusts:
+            logits = self._adjusted(logits.copy())
         if s.temperature == 0:
             best: Ints = logits.argmax(axis=-1, keepdims=True)
             return best, logits[best]
@@ -144,6 +174,25 @@ class Sampler:
             keep = np.flatnonzero(p >= s.min_p * p.max())
             ids, scores = ids[keep], scores[keep]
         return ids, scores
+
+    def _adjusted(self, logits: Floats) -> Floats:
+        """`logits`, changed in place by penalties and bias."""
+        s = self.sampling
+        if self._seen:
+            seen = np.fromiter((i for i in self._seen if i < logits.size), np.int64)
+            old = logits[seen]
+            penalty = _float32(s.repetition_penalty)
+            # A tiny penalty makes ∞, and ∞ − ∞ in the softmax is NaN: hence the clip.
+            with np.errstate(over="ignore"):
+                logits[seen] = np.clip(np.where(old < 0, old * penalty, old / penalty), None, _HUGE)
+        if self._drawn:
+            tokens = np.fromiter(self._drawn, np.int64)
+            times = np.fromiter(self._drawn.values(), np.float32)
+            logits[tokens] -= times * np.float32(s.frequency_penalty) + np.float32(s.presence_penalty)
+        for token, bias in (s.logit_bias or {}).items():
+            if token < logits.size:
+                logits[token] += np.float32(bias)
+        return logits
 
     def _draw(self, ids: Ints, scores: Floats) -> int:
         p = _softmax(scores)

@@ -92,11 +92,11 @@ class OrtDecoder(Decoder["OrtContext"]):
 
         Raises WeftError as `context` does.
         """
-        capacity = self._capacity(tokens)
+        capacity = self.capacity_for(tokens)
         return batch * sum(state.nbytes(capacity) for state in self.states)
 
-    def _capacity(self, tokens: int) -> int:
-        capacity = super()._capacity(tokens)
+    def capacity_for(self, tokens: int) -> int:
+        capacity = super().capacity_for(tokens)
         fixed = {state.limit for state in self.states if state.limit is not None}
         if fixed and tokens > min(fixed):
             raise WeftError(f"{tokens} tokens are longer than the {min(fixed)} that the graph's caches hold")
@@ -137,6 +137,7 @@ class OrtContext(BatchContext):
         self._plain = session.run_options()
         self._graph_ids: list[int] = []  # of the captured steps
         self._steps: list[tuple[Any, Any]] = []  # a binding and its run options for each side of the memory
+        self._steps_of: dict[int, list[tuple[Any, Any]]] = {}  # the same for a number of first rows
         if model.sources is None:
             self._bind_steps()
 
@@ -206,7 +207,7 @@ class OrtContext(BatchContext):
         binding.bind_output("logits", "cpu", 0, self._logits.onnx_type, shape, logits.ctypes.data)
         # Never captured: prompts differ in shape.
         model.run(binding, self._plain)
-        self._memory.turn()
+        self._memory.turn(first, rows)
         if "attention_mask" in self._inputs:
             self._inputs["attention_mask"].host[first : first + rows, :width] = feed["attention_mask"]
         return logits
@@ -224,6 +225,43 @@ class OrtContext(BatchContext):
         self._memory.turn()
         if not self._shared:
             float32(self._logits.pull()[:, 0], self._scores)
+
+    def _step_first(self, tokens: Ints) -> None:
+        count, inputs, at = tokens.size, self._inputs, self.lengths[: tokens.size]
+        inputs["input_ids"].host[:count, 0] = tokens
+        if "attention_mask" in inputs:
+            inputs["attention_mask"].host[np.arange(count), at] = 1
+        if "position_ids" in inputs:
+            inputs["position_ids"].host[:count, 0] = at
+        for buffer in inputs.values():
+            buffer.push()
+        if count not in self._steps_of:
+            self._steps_of[count] = self._bound(count)
+        self._memory.bring(0, count)
+        self.model.run(*self._steps_of[count][self._memory.side])
+        self._memory.turn(0, count)
+        if not self._shared:
+            float32(self._logits.pull()[:count, 0], self._scores[:count])
+
+    def _vacate(self, row: int) -> None:
+        self._memory.vacate(row)
+        if "attention_mask" in self._inputs:
+            self._inputs["attention_mask"].host[row] = 0
+
+    def _move(self, row: int, to: int, used: int) -> None:
+        self._memory.move(row, to, used)
+        for buffer in self._inputs.values():
+            buffer.host[to] = buffer.host[row]
+
+    def _enter(self, first: int, rows: int) -> None:
+        self._memory.bring(first, rows)
+
+    def _leave(self, first: int, last: Sequence[int]) -> None:
+        self._memory.bring(first, len(last), (self._memory.side + 1) % self._memory.sides)
+        rows = np.arange(first, first + len(last))
+        self._inputs["input_ids"].host[rows, 0] = last
+        if "position_ids" in self._inputs:
+            self._inputs["position_ids"].host[rows, 0] = self.lengths[rows] - 1
 
     def _gather(self, rows: Ints, used: int) -> None:
         self._memory.gather(rows, used)
@@ -249,16 +287,20 @@ class OrtContext(BatchContext):
     def _bind_steps(self) -> None:
         """Bind a step of all rows, once for each side of the memory; what was captured before no longer holds."""
         self.close()
-        session = self.model.session
-        self._steps = []
+        self._steps, self._steps_of = self._bound(None), {}
+
+    def _bound(self, rows: int | None) -> list[tuple[Any, Any]]:
+        """A step of the first `rows` rows, all by default: a binding and its run options for each side."""
+        session, steps = self.model.session, []
         for side in range(self._memory.sides):
             binding = session.ort.io_binding()
-            self._memory.bind(binding, side)
+            self._memory.bind(binding, side, 0, rows)
             for name, buffer in self._inputs.items():
-                buffer.bind_input(binding, name)
+                buffer.bind_input(binding, name, 0, rows)
             if self._reading is not None:
-                self._reading.bind(binding)
-            self._logits.bind_output(binding, "logits")
+                self._reading.bind(binding, 0, rows)
+            self._logits.bind_output(binding, "logits", 0, rows)
             if session.graphs:
                 self._graph_ids.append(next(self.model.graph_ids))
-            self._steps.append((binding, session.run_options(self._graph_ids[-1] if session.graphs else -1)))
+            steps.append((binding, session.run_options(self._graph_ids[-1] if session.graphs else -1)))
+        return steps

@@ -89,6 +89,7 @@ class Memory:
     def __init__(self, session: Session, states: Sequence[State], batch: int, capacity: int) -> None:
         self.side, self.sides = 0, 1 + any(state.recurrent for state in states)
         self._states = states
+        self._at = np.zeros(batch, np.int64)  # the side that holds each row's recurrent states
         self._buffers: list[tuple[Buffer, Buffer]] = []
         room = _rooms(session, states, batch, capacity)
         for state in states:
@@ -107,13 +108,46 @@ class Memory:
             buffers[side].bind_input(binding, state.past, first, rows)
             buffers[1 - side].bind_output(binding, state.present, first, rows)
 
-    def turn(self) -> None:
-        """After a run: what was written is read next."""
+    def turn(self, first: int = 0, rows: int | None = None) -> None:
+        """After a run of `rows` rows from `first` on (all by default): what was written is read next."""
         self.side = (self.side + 1) % self.sides
+        self._at[first : None if rows is None else first + rows] = self.side
+
+    def bring(self, first: int, rows: int, side: int | None = None) -> None:
+        """Bring the recurrent states of `rows` rows from `first` on to the `side` that is read next."""
+        self.side = self.side if side is None else side
+        for row in np.flatnonzero(self._at[first : first + rows] != self.side) + first:
+            for buffers in self._recurrent():
+                values = buffers[self.side].pull()
+                values[row] = buffers[1 - self.side].pull()[row]
+                buffers[self.side].write(values)
+            self._at[row] = self.side
+
+    def vacate(self, row: int) -> None:
+        """Recurrent states of one row as at the start of a sequence."""
+        for buffers in self._recurrent():
+            values = buffers[self.side].pull()
+            values[row] = 0
+            buffers[self.side].write(values)
+        self._at[row] = self.side
+
+    def move(self, row: int, to: int, used: int) -> None:
+        """Let row `to` continue what `row` holds; of caches, `used` slots."""
+        self.bring(row, 1)
+        for state, sides in zip(self._states, self._buffers, strict=True):
+            values = sides[self.side].pull()
+            held = values if state.recurrent else values[:, :, :used]
+            held[to] = held[row]
+            sides[self.side].write(values)
+        self._at[to] = self.side
+
+    def _recurrent(self) -> Iterator[tuple[Buffer, Buffer]]:
+        return (sides for state, sides in zip(self._states, self._buffers, strict=True) if state.recurrent)
 
     def clear(self) -> None:
         """Recurrent states as at the start of a sequence. Caches need no clearing: no row looks beyond its length."""
         self.side = 0
+        self._at[:] = 0
         for state, sides in zip(self._states, self._buffers, strict=True):
             for buffer in sides if state.recurrent else ():
                 buffer.write(np.zeros(buffer.shape, state.kind[1]))
@@ -134,7 +168,8 @@ class Memory:
 
     def take(self, other: Memory, used: int) -> None:
         """The contents of `other`, of as many rows and of no larger capacity; of caches, `used` slots."""
-        self.side = other.side
+        other.bring(0, other._at.size)
+        self.side, self._at = other.side, other._at.copy()
         for state, mine, theirs in zip(self._states, self._buffers, other._buffers, strict=True):
             to, values = mine[self.side], theirs[self.side].pull()
             if state.recurrent or to.shape == values.shape:

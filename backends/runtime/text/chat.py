@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from weft.ir.documents import Record, read_text
 from weft.ir.errors import WeftError
@@ -25,10 +26,12 @@ class ChatTemplate:
 
     The template comes from wherever the model came from: it runs in jinja2's immutable sandbox, in a process that may
     take 2 seconds and 512 MiB.
+    That process is begun for each prompt, unless a `renderer` is given that lives on.
     Raises WeftError when the folder has none, or its file is no text.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.renderer: Renderer | None = None
         config_path = folder / "tokenizer_config.json"
         config = Record.read(config_path) if config_path.is_file() else Record(config_path, {})
         own = folder / "chat_template.jinja"
@@ -37,7 +40,7 @@ class ChatTemplate:
             raise WeftError(
                 f"{folder}: no chat template, in chat_template.jinja or tokenizer_config.json: prompt it plainly"
             )
-        self._source = source
+        self.source = source
         self._tokens = {key: _token(value) for key, value in config.data.items() if key.endswith("_token")}
 
     def render(self, messages: Sequence[Message], *, answer: bool = True, **variables: Any) -> str:
@@ -54,31 +57,103 @@ class ChatTemplate:
         known |= {"messages": list(messages), "add_generation_prompt": answer}
         try:
             limits = {"seconds": SECONDS, "memory": MEMORY}
-            request = json.dumps({**limits, "template": self._source, "variables": known}, default=_plain)
+            request = json.dumps({**limits, "template": self.source, "variables": known}, default=_plain)
         except (TypeError, ValueError, RecursionError) as error:
             raise WeftError(f"the messages and variables of a chat must be plain data, as JSON is: {error}") from error
-        reply = _ask(request.encode(), str(self._path))
+        try:
+            ask = _ask_once if self.renderer is None else self.renderer.ask
+            status, text, words = ask(request.encode())
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise WeftError(
+                f"{self._path}: the chat template cannot be rendered in a process of its own: {error}"
+            ) from error
+        reply = _reply(str(self._path), status, text, words)
         if "text" not in reply:
             raise WeftError(f"{self._path}: the chat template {reply['error']}")
         return reply["text"]
 
 
-def _ask(request: bytes, name: str) -> dict[str, str]:
-    """Have a request answered in a process of its own. Raises WeftError when that does not end well."""
+class Renderer:
+    """A process that renders templates, each in a fork with the limits of one: Python starts once, not for each prompt.
+
+    A context manager; not for several threads at a time.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process; the next prompt begins another."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+        self._process = None
+
+    def ask(self, request: bytes) -> tuple[int, bytes, bytes]:
+        """Answer a request: the status of its fork, what it wrote, and no error messages.
+
+        Raises OSError when the process cannot be begun or ends.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._process = _begin("--serve", errors=subprocess.DEVNULL)
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(len(request).to_bytes(8, "little") + request)
+            self._process.stdin.flush()
+            reply = json.loads(self._read(int.from_bytes(self._read(8), "little")))
+        except BaseException:  # what is left in its pipes belongs to this request
+            self.close()
+            raise
+        return reply["status"], reply["reply"].encode(), b""
+
+    def _read(self, size: int) -> bytes:
+        assert self._process is not None and self._process.stdout is not None
+        out, read = self._process.stdout.fileno(), b""
+        while len(read) < size:
+            ready, _, _ = select.select([out], [], [], STARTED)
+            piece = os.read(out, size - len(read)) if ready else b""
+            if not piece:
+                raise OSError("it ended" if ready else "it does not answer")
+            read += piece
+        return read
+
+
+def _begin(*arguments: str, errors: int) -> subprocess.Popen[bytes]:
+    """Begin a process of the worker, with pipes for all but its `errors`."""
     # -P keeps the worker's folder off the module path: files in it have names that others import
-    command = [sys.executable, "-P", str(Path(__file__).with_name("chat_worker.py"))]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("chat_worker.py")), *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    try:
-        done = subprocess.run(command, input=request, capture_output=True, timeout=STARTED, env=environment)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise WeftError(f"{name}: the chat template cannot be rendered in a process of its own: {error}") from error
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=errors)
+
+
+def _ask_once(request: bytes) -> tuple[int, bytes, bytes]:
+    """Answer a request in a process of its own: its status, what it wrote, and its error messages."""
+    with _begin(errors=subprocess.PIPE) as process:
+        try:
+            written, words = process.communicate(request, timeout=STARTED)
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, written, words
+
+
+def _reply(name: str, status: int, written: bytes, words: bytes) -> dict[str, str]:
+    """The reply that a worker has `written`. Raises WeftError when it did not end well."""
     # The timer ends the worker by SIGALRM, the limit of CPU time by SIGXCPU or SIGKILL.
-    if done.returncode in (-signal.SIGALRM, -signal.SIGXCPU, -signal.SIGKILL):
+    if status in (-signal.SIGALRM, -signal.SIGXCPU, -signal.SIGKILL):
         raise WeftError(f"{name}: the chat template takes longer than {SECONDS} seconds")
     try:
-        reply: dict[str, str] = json.loads(done.stdout)
+        reply: dict[str, str] = json.loads(written)
     except ValueError:
-        why = (done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"])[-1]
+        why = (words.decode(errors="replace").strip().splitlines() or [f"status {status}"])[-1]
         raise WeftError(f"{name}: the chat template cannot be rendered: its process ended with {why}") from None
     return reply
 

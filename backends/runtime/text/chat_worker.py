@@ -2,18 +2,21 @@
 
 A template is text of whoever made the model. jinja2's sandbox keeps it from files and attributes, but not from loops
 within loops or strings of gigabytes, and constants are computed while it is parsed. So the process bounds itself before
-it sees the template: the request is JSON on stdin, the reply JSON on stdout. It imports nothing of weft.
+it sees the template: the request is JSON on stdin, the reply JSON on stdout. With the argument --serve it answers any
+number of requests, each in a fork that bounds itself; a frame is 8 bytes of length, little-endian, and JSON. It imports
+nothing of weft.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import signal
 import sys
 from datetime import datetime
-from typing import Any
+from typing import Any, BinaryIO
 
 import jinja2
 from jinja2 import nodes
@@ -87,10 +90,44 @@ def limit(seconds: int, memory: int) -> None:
 
 def main() -> None:
     """Answer the one request on stdin."""
-    request = json.load(sys.stdin.buffer)
+    sys.stdout.write(answer(sys.stdin.buffer.read()))
+
+
+def answer(raw: bytes) -> str:
+    """Answer a request in this process, which is bounded from now on."""
+    request = json.loads(raw)
     limit(request["seconds"], request["memory"])
-    json.dump(render(request["template"], request["variables"]), sys.stdout)
+    return json.dumps(render(request["template"], request["variables"]))
+
+
+def serve(requests: BinaryIO, replies: BinaryIO) -> None:
+    """Answer requests until there are no more: replies are {"status": how the fork ended, "reply": what it wrote}."""
+    # What jinja2 and Python prepare at first, such as the lexer's patterns, the forks find ready.
+    environment().from_string("{% for a in b %}{{ a.c | trim }}{% endfor %}").render({"b": []})
+    while len(head := requests.read(8)) == 8:
+        raw = requests.read(int.from_bytes(head, "little"))
+        ours, theirs = os.pipe()
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                os.close(ours)
+                with os.fdopen(theirs, "w", encoding="utf-8") as pipe:
+                    pipe.write(answer(raw))
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(theirs)
+        with os.fdopen(ours, encoding="utf-8") as pipe:
+            text = pipe.read()
+        _, status = os.waitpid(child, 0)
+        reply = json.dumps({"status": os.waitstatus_to_exitcode(status), "reply": text}).encode()
+        replies.write(len(reply).to_bytes(8, "little") + reply)
+        replies.flush()
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["--serve"]:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; our parent ends us
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+    else:
+        main()

@@ -99,6 +99,7 @@ class TorchContext(DrawingContext):
             once = getattr(model.step, "captured_once", None)
             any_length, captured = once is not None and once(batch), model.offloaded is None
             self.steps = Steps(model.step, self._cache, batch, model.device, any_length, captured)
+        self._steps_of: dict[int, Steps] = {}  # of a number of first rows
         self._scores = np.zeros((batch, model.vocab), np.float32)
         self._last = np.zeros((2, batch), np.int64)  # token and position of each row's last step
         self._of: Ints = np.arange(batch)  # the source that each row reads
@@ -190,6 +191,33 @@ class TorchContext(DrawingContext):
             logits = self.steps.logits(self.keys())
             self._scores[:] = logits.cpu().numpy()
         self.noted(rows, tokens)
+
+    def _step_first(self, tokens: Ints) -> None:
+        model, count = self.model, tokens.size
+        self.settle()
+        if count not in self._steps_of:
+            cache = caches.narrowed(self._cache, 0, count)
+            self._steps_of[count] = Steps(model.step, cache, count, model.device, captured=False)
+        steps = self._steps_of[count]
+        steps.ids.copy_(model.tensor(tokens[:, None]))
+        steps.positions.copy_(model.tensor(self.lengths[:count, None]))
+        with failures(model.name), torch.inference_mode():
+            self._scores[:count] = steps.logits(self.keys()).cpu().numpy()
+        self.noted(np.arange(count), tokens)
+
+    def _vacate(self, row: int) -> None:
+        self.settle()
+        with torch.inference_mode():
+            caches.clear(caches.narrowed(self._cache, row, 1))
+
+    def _move(self, row: int, to: int, used: int) -> None:
+        rows = np.arange(self.lengths.size)
+        rows[to] = row
+        self._gather(rows, used)
+
+    def _leave(self, first: int, last: Sequence[int]) -> None:
+        rows = np.arange(first, first + len(last))
+        self.noted(rows, np.array(last), self.lengths - 1)
 
     def tell(self, rows: Ints, tokens: Ints) -> None:
         """Tell the device the next step: that of `rows`, while the others repeat their last."""

@@ -14,8 +14,8 @@ from ..core.sampling import Sampler, Sampling
 
 
 def can_draw(samplers: Sequence[Sampler]) -> bool:
-    """Return whether a `Draws` can replace `samplers`: not if they penalize repetition."""
-    return all(s.sampling.repetition_penalty == 1 for s in samplers)
+    """Return whether a `Draws` can replace `samplers`: not if they penalize repetition or bias logits."""
+    return not any(s.sampling.adjusts for s in samplers)
 
 
 class Draws:

@@ -128,6 +128,18 @@ class DrawingOrtContext(DrawingContext, OrtContext):
         self.settle()
         super()._step(rows, tokens)
 
+    def _step_first(self, tokens: Ints) -> None:
+        self.settle()
+        super()._step_first(tokens)
+
+    def _vacate(self, row: int) -> None:
+        self.settle()
+        super()._vacate(row)
+
+    def _move(self, row: int, to: int, used: int) -> None:
+        self.settle()
+        super()._move(row, to, used)
+
     def _gather(self, rows: Ints, used: int) -> None:
         self.settle()
         super()._gather(rows, used)

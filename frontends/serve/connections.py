@@ -1,0 +1,160 @@
+"""Connections: bodies that come within limits, answers to clients that may be slow or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
+
+from .engine.jobs import Channel, Closing, Gone, Piece
+from .protocol.errors import ApiError, server_error, shutting_down
+from .protocol.responses import DONE, event, to_bytes
+from .service import Answering
+
+
+class Connection:
+    """The way of a response to its client: one who takes nothing for `seconds` is cut off."""
+
+    def __init__(self, send: Send, seconds: float) -> None:
+        self._send, self._seconds = send, seconds
+        # uvicorn hands out the method of an object that has the transport; other servers may not.
+        self._transport = getattr(getattr(send, "__self__", None), "transport", None)
+        self.status = 0  # of the response, once it has begun
+        self.ended = False
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response. Raises Gone where the client does not take it."""
+        self.status = message.get("status", self.status)
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._send(message)
+        except TimeoutError:
+            self.abort()
+            raise Gone from None
+        self.ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    async def flush(self) -> None:
+        """Wait until the client has taken what the connection holds, and cut it off if it does not."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                while self._transport is not None and self._transport.get_write_buffer_size():
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            self.abort()
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def read_body(request: Request, most: int, seconds: float) -> bytes:
+    """Return the body of a request. Raises ApiError if it has more than `most` bytes or takes more than `seconds`."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise ApiError(413, f"The body of the request is larger than the maximum of {most} bytes.")
+    except TimeoutError:
+        raise ApiError(408, f"The body of the request did not come within {seconds:g} seconds.") from None
+    return bytes(body)
+
+
+@contextlib.asynccontextmanager
+async def watching(receive: Receive, channel: Channel) -> AsyncIterator[None]:
+    """Inside, `channel` hears of it if the client disconnects."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        channel.leave()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def error_of(piece: Piece) -> ApiError:
+    """Return the error of a piece as a client sees it."""
+    return shutting_down() if isinstance(piece.error, Closing) else server_error()
+
+
+class JsonReply:
+    """The response that waits for all answers."""
+
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answering = self._answering
+        try:
+            async with watching(receive, answering.channel):
+                while not answering.reply.done:
+                    for piece in await answering.channel.take():
+                        if piece.error is not None:
+                            raise error_of(piece)
+                        answering.reply.add(piece)
+        except Gone:
+            return
+        finally:
+            answering.close()
+        await send_json(send, answering.reply.whole())
+
+
+class StreamReply:
+    """The response that sends answers as they come, as server-sent events. Errors on the way are an event."""
+
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answering = self._answering
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        try:
+            async with watching(receive, answering.channel):
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                while not answering.reply.done:
+                    if events := self._events(await answering.channel.take()):
+                        await send(_body(events))
+            end = b""
+            if answering.include_usage:
+                end = event(answering.reply.envelope.chunk([], answering.reply.usage, True))
+            await send(_body(end + DONE, more=False))
+        except ApiError as error:
+            await send(_body(event(error.json()), more=False))
+        except Gone:
+            return
+        finally:
+            answering.close()
+
+    def _events(self, pieces: list[Piece]) -> bytes:
+        answering, events = self._answering, b""
+        for piece in pieces:
+            if piece.error is not None:
+                raise error_of(piece)
+            for choice in answering.reply.chunks(piece):
+                events += event(answering.reply.envelope.chunk([choice], None, answering.include_usage))
+        return events
+
+
+def _body(content: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": content, "more_body": more}
+
+
+async def send_json(send: Send, data: dict[str, Any], status: int = 200, **headers: str) -> None:
+    """Send a response of JSON."""
+    content = to_bytes(data)
+    named = {"content-type": "application/json", "content-length": str(len(content)), **headers}
+    raw = [(name.encode(), value.encode()) for name, value in named.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send(_body(content, more=False))

@@ -1,0 +1,103 @@
+"""Counters, gauges and histograms in Prometheus' text format, version 0.0.4."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Counter:
+    """A number that grows, one for each value of a label where it has one."""
+
+    kind = "counter"
+
+    def __init__(self, name: str, text: str, label: str = "") -> None:
+        self.name, self.text, self._label = name, text, label
+        self._values: dict[str, float] = {} if label else {"": 0}
+
+    def add(self, amount: float = 1, value: str = "") -> None:
+        """Count `amount`, for a `value` of the label."""
+        self._values[value] = self._values.get(value, 0) + amount
+
+    def lines(self) -> Iterator[str]:
+        """Yield the samples."""
+        for value, number in sorted(self._values.items()):
+            label = f'{{{self._label}="{value}"}}' if self._label else ""
+            yield f"{self.name}{label} {number:g}"
+
+
+class Gauge:
+    """A number that is read when it is asked for."""
+
+    kind = "gauge"
+
+    def __init__(self, name: str, text: str, read: Callable[[], float]) -> None:
+        self.name, self.text, self._read = name, text, read
+
+    def lines(self) -> Iterator[str]:
+        """Yield the sample."""
+        yield f"{self.name} {self._read():g}"
+
+
+class Histogram:
+    """Observations by upper bounds."""
+
+    kind = "histogram"
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self.name, self.text, self._bounds = name, text, bounds
+        self._counts, self._sum = [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, value: float) -> None:
+        """Count an observation."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def lines(self) -> Iterator[str]:
+        """Yield the samples: counts up to each bound, sum and count."""
+        total = 0
+        for bound, count in zip((*map(_number, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            yield f'{self.name}_bucket{{le="{bound}"}} {total}'
+        yield f"{self.name}_sum {self._sum:g}"
+        yield f"{self.name}_count {total}"
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"
+
+
+class Metrics:
+    """The numbers that /metrics shows. Threads count under one lock, so that sums fit each other."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.requests = Counter("weft_requests_total", "Requests by how they ended.", "state")
+        self.answers = Counter("weft_answers_total", "Answers by how they ended.", "finish")
+        self.prompt_tokens = Counter("weft_prompt_tokens_total", "Tokens of prompts that were read.")
+        self.generated_tokens = Counter("weft_generated_tokens_total", "Tokens that were generated.")
+        self.first_token = Histogram(
+            "weft_time_to_first_token_seconds", "Time from a request to the first token of an answer.", SECONDS
+        )
+        self.answer_time = Histogram("weft_answer_seconds", "Time from a request to the end of an answer.", SECONDS)
+        self.batch = Histogram("weft_batch_rows", "Rows of a decoding step, or texts of a call of an encoder.", ROWS)
+        self._gauges: list[Gauge] = []
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Add a number that `read` returns."""
+        self._gauges.append(Gauge(name, text, read))
+
+    def text(self) -> str:
+        """Return all of them in the text format."""
+        fixed = (self.requests, self.answers, self.prompt_tokens, self.generated_tokens)
+        with self.lock:
+            lines = []
+            every: list[Counter | Gauge | Histogram] = [*fixed, *self._gauges]
+            for metric in (*every, self.first_token, self.answer_time, self.batch):
+                lines += [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
+                lines += metric.lines()
+        return "\n".join(lines) + "\n"

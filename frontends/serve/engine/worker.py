@@ -1,0 +1,276 @@
+"""The thread that owns the model: it takes jobs, lets the model do them together, and tells what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from threading import Condition, Thread
+
+from weft.backends.runtime.batching import new_batch
+from weft.backends.runtime.core.answers import Answer
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.ort.encoder import Encoder
+from weft.ir.errors import WeftError
+
+from .jobs import Closing, Full, Job, Piece, Refused
+from .metrics import Metrics
+
+_log = logging.getLogger("weft.serve")
+
+
+class Worker(ABC):
+    """Jobs in the order in which they came, done by one thread; at most `most_waiting` wait for the model.
+
+    Jobs are submitted and cancelled from the loop in which their channels are read.
+    """
+
+    def __init__(self, most_waiting: int, metrics: Metrics) -> None:
+        self.metrics, self.most_waiting = metrics, most_waiting
+        self._changed = Condition()
+        self._new: list[Job] = []
+        self._cancelled: list[Job] = []
+        self._draining = self._ended = False
+        self._thread: Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        metrics.gauge("weft_running", "Answers that the model is working on.", lambda: self.running)
+        metrics.gauge("weft_waiting", "Answers that wait for the model.", lambda: self.waiting)
+
+    @property
+    @abstractmethod
+    def running(self) -> int:
+        """The number of jobs that the model is working on."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """The number of jobs that wait."""
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to work; pieces go to channels of `loop`."""
+        self._loop = loop
+        self._thread = Thread(target=self._run, name="weft-serve", daemon=True)
+        self._thread.start()
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs. Raises Full where too many wait, Closing where the server ends; then none of them is queued."""
+        with self._changed:
+            if self._draining:
+                raise Closing("The server is shutting down.")
+            # A request of many answers is taken where nothing waits, however many they are.
+            if self.waiting and self.waiting + len(jobs) > self.most_waiting:
+                raise Full(f"The queue of this server is full: {self.waiting} answers wait. Try again later.")
+            self._new += jobs
+            self._changed.notify()
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """Stop jobs, those that have ended too; their channels hear no more."""
+        with self._changed:
+            self._cancelled += jobs
+            self._changed.notify()
+
+    def drain(self) -> None:
+        """Take no more jobs, and refuse those that wait; those that run go on."""
+        with self._changed:
+            self._draining = True
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End all jobs and the thread."""
+        with self._changed:
+            self._draining = self._ended = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        draining = False
+        while True:
+            with self._changed:
+                while not (self._new or self._cancelled or self._busy or self._ended or self._draining != draining):
+                    self._changed.wait()
+                new, cancelled, self._new, self._cancelled = self._new, self._cancelled, [], []
+                ended, draining = self._ended, self._draining
+            self._admit(new)
+            self._withdraw(cancelled)
+            if draining:
+                self._refuse_waiting(Closing("The server is shutting down."))
+            if ended:
+                self._fail(Closing("The server is shutting down."))
+                return
+            try:
+                self._advance()
+            except Exception as error:  # whatever a model does, the next request may be another
+                known = isinstance(error, WeftError)
+                _log.error("the model failed: %s", error if known else f"{type(error).__name__}: {error}")
+                self._fail(Refused("The model failed."))
+
+    def _tell(self, pieces: Sequence[tuple[Job, Piece]]) -> None:
+        """Send pieces to their channels."""
+        if not pieces:
+            return
+        assert self._loop is not None
+
+        def deliver() -> None:
+            for job, piece in pieces:
+                job.channel.put(piece)
+
+        try:
+            self._loop.call_soon_threadsafe(deliver)
+        except RuntimeError:  # the loop is closed: nobody reads any more
+            self._ended = True
+
+    @property
+    @abstractmethod
+    def _busy(self) -> bool:
+        """Return whether there is work to go on with."""
+
+    @abstractmethod
+    def _admit(self, jobs: Sequence[Job]) -> None:
+        """Take up new jobs."""
+
+    @abstractmethod
+    def _withdraw(self, jobs: Sequence[Job]) -> None:
+        """Give up jobs, those that are unknown by now aside."""
+
+    @abstractmethod
+    def _refuse_waiting(self, error: Refused) -> None:
+        """End the jobs that have not begun."""
+
+    @abstractmethod
+    def _fail(self, error: Refused) -> None:
+        """End all jobs."""
+
+    @abstractmethod
+    def _advance(self) -> None:
+        """Do some work."""
+
+
+class DecodingWorker(Worker):
+    """Answers of a language model, decoded together in at most `most` rows."""
+
+    def __init__(self, model: Generator, most: int, most_waiting: int, metrics: Metrics) -> None:
+        super().__init__(most_waiting, metrics)
+        self._batch = new_batch(model.decoder, most)
+        self._jobs: dict[Answer, Job] = {}
+
+    @property
+    def running(self) -> int:
+        return len(self._batch.active)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._batch.waiting) + len(self._new)
+
+    @property
+    def _busy(self) -> bool:
+        return len(self._batch) > 0
+
+    def _admit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            assert job.answer is not None
+            self._jobs[job.answer] = job
+            self._batch.join(job.answer)
+
+    def _withdraw(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if job.answer in self._jobs:
+                del self._jobs[job.answer]
+                self._batch.leave(job.answer)
+                with self.metrics.lock:
+                    self.metrics.answers.add(1, "cancelled")
+
+    def _refuse_waiting(self, error: Refused) -> None:
+        self._give_up([answer for answer in self._batch.waiting if not answer.result.tokens], error)
+
+    def _fail(self, error: Refused) -> None:
+        self._give_up(list(self._jobs), error)
+        self._batch.close()
+
+    def _give_up(self, answers: Sequence[Answer], error: Refused) -> None:
+        jobs = [self._jobs.pop(answer) for answer in answers]
+        for answer in answers:
+            self._batch.leave(answer)
+        with self.metrics.lock:
+            self.metrics.answers.add(len(jobs), "failed")
+        self._tell([(job, Piece(job.index, error=error)) for job in jobs])
+
+    def _advance(self) -> None:
+        read = self._batch.read_tokens
+        changed = self._batch.advance()
+        now, pieces, metrics = time.monotonic(), [], self.metrics
+        with metrics.lock:
+            metrics.prompt_tokens.add(self._batch.read_tokens - read)
+            metrics.generated_tokens.add(sum(answer.error is None for answer in changed))
+            if changed:
+                metrics.batch.observe(len(changed))
+            for answer in changed:
+                job, result = self._jobs[answer], answer.result
+                if result.tokens and not job.started:
+                    job.started = True
+                    metrics.first_token.observe(now - job.began)
+                if (piece := job.piece()) is not None:
+                    pieces.append((job, piece))
+                if result.finish is not None or answer.error is not None:
+                    metrics.answers.add(
+                        1, "failed" if answer.error else "length" if result.finish == "length" else "stop"
+                    )
+                    metrics.answer_time.observe(now - job.began)
+                    del self._jobs[answer]
+                    if answer.error is not None:
+                        _log.error("an answer failed: %s", answer.error)
+        self._tell(pieces)
+
+
+class EncodingWorker(Worker):
+    """Embeddings of an encoder, of what waits together: at most `most` texts a call."""
+
+    def __init__(self, model: Encoder, most: int, most_waiting: int, metrics: Metrics) -> None:
+        super().__init__(most_waiting, metrics)
+        self._model, self._most = model, most
+        self._queue: list[Job] = []
+        self._working = 0
+
+    @property
+    def running(self) -> int:
+        return self._working
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue) + len(self._new)
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._queue)
+
+    def _admit(self, jobs: Sequence[Job]) -> None:
+        self._queue += jobs
+
+    def _withdraw(self, jobs: Sequence[Job]) -> None:
+        gone = set(map(id, jobs))
+        self._queue = [job for job in self._queue if id(job) not in gone]
+
+    def _refuse_waiting(self, error: Refused) -> None:
+        self._fail(error)
+
+    def _fail(self, error: Refused) -> None:
+        jobs, self._queue, self._working = self._queue, [], 0
+        self._tell([(job, Piece(job.index, error=error)) for job in jobs])
+
+    def _advance(self) -> None:
+        jobs = self._queue[: self._most]
+        if not jobs:
+            return
+        self._working = len(jobs)
+        vectors = self._model.encode([job.ids for job in jobs], batch=self._most)
+        del self._queue[: len(jobs)]
+        self._working, now = 0, time.monotonic()
+        with self.metrics.lock:
+            self.metrics.batch.observe(len(jobs))
+            self.metrics.prompt_tokens.add(sum(len(job.ids) for job in jobs))
+            self.metrics.answers.add(len(jobs), "stop")
+            for job in jobs:
+                self.metrics.answer_time.observe(now - job.began)
+        self._tell([(job, Piece(job.index, value=vector)) for job, vector in zip(jobs, vectors, strict=True)])

@@ -1,0 +1,158 @@
+"""Replies: pieces of answers become chunks of a stream, or the one object of a response."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.backends.runtime.core.results import Finish, TokenLogprobs
+
+from .engine.jobs import Piece
+from .protocol.responses import (
+    Envelope,
+    Offsets,
+    TokenBytes,
+    chat_delta,
+    chat_logprobs,
+    chat_message,
+    completion_logprobs,
+    reason,
+    usage,
+)
+from .protocol.tools import ToolCall, ToolParser
+
+
+@dataclass
+class Choice:
+    """One answer as far as it has come."""
+
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    tokens: int = 0
+    finish: Finish | None = None
+    parser: ToolParser | None = None
+    begun: bool = False
+
+    def add(self, piece: Piece, stop_ids: Collection[int]) -> tuple[str, list[ToolCall], list[TokenLogprobs]]:
+        """Take a piece: the content, calls and log-probabilities that it adds. Those of a stop token are left out."""
+        text, calls = piece.text, list[ToolCall]()
+        if self.parser is not None:
+            text, calls = self.parser.push(text)
+            if piece.finish is not None:
+                more, last = self.parser.flush()
+                text, calls = text + more, calls + last
+        entries = [entry for entry in piece.logprobs if entry.token not in stop_ids]
+        self.text += text
+        self.calls += calls
+        self.logprobs += entries
+        self.tokens, self.finish = piece.tokens, piece.finish
+        return text, calls, entries
+
+
+class Reply(ABC):
+    """The reply to a request for `count` answers, whose prompts have `prompt_tokens` tokens in all."""
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        count: int,
+        prompt_tokens: int,
+        stop_ids: Collection[int],
+        token_bytes: TokenBytes | None,
+    ) -> None:
+        self.envelope, self.choices, self._prompt_tokens = envelope, [Choice() for _ in range(count)], prompt_tokens
+        self._stop_ids, self._token_bytes = stop_ids, token_bytes
+
+    @property
+    def done(self) -> bool:
+        """Return whether all answers have ended."""
+        return all(choice.finish is not None for choice in self.choices)
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """The count of tokens."""
+        return usage(self._prompt_tokens, sum(choice.tokens for choice in self.choices))
+
+    def add(self, piece: Piece) -> None:
+        """Take a piece."""
+        self.choices[piece.index].add(piece, self._stop_ids)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the object of all answers."""
+        return self.envelope.whole([self._whole(i, choice) for i, choice in enumerate(self.choices)], self.usage)
+
+    @abstractmethod
+    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        """Take a piece, and yield the choices of the chunks that it makes."""
+
+    @abstractmethod
+    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
+        """Return an ended answer."""
+
+
+class ChatReply(Reply):
+    """Messages; where calls of tools are parsed, `named` says that the request has chosen the tool."""
+
+    def __init__(self, *args: Any, named: bool = False) -> None:
+        super().__init__(*args)
+        self._named = named
+
+    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        choice, index = self.choices[piece.index], piece.index
+        if not choice.begun:
+            choice.begun = True
+            yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None, [])
+        before = len(choice.calls)
+        text, calls, entries = choice.add(piece, self._stop_ids)
+        if text or calls or entries:
+            yield self._chunk(index, chat_delta(text, calls, before), None, entries)
+        if choice.finish is not None:
+            yield self._chunk(index, {}, reason(choice.finish, bool(choice.calls), self._named), [])
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], finish: str | None, entries: Sequence[TokenLogprobs]
+    ) -> dict[str, Any]:
+        logprobs = chat_logprobs(entries, self._token_bytes) if self._token_bytes and entries else None
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
+        assert choice.finish is not None
+        return {
+            "index": index,
+            "message": chat_message(choice.text, choice.calls),
+            "logprobs": chat_logprobs(choice.logprobs, self._token_bytes) if self._token_bytes else None,
+            "finish_reason": reason(choice.finish, bool(choice.calls), self._named),
+        }
+
+
+class CompletionReply(Reply):
+    """Texts, each behind its prompt where `echoes` has one."""
+
+    def __init__(self, *args: Any, echoes: Sequence[str] = ()) -> None:
+        super().__init__(*args)
+        self._echoes = echoes
+        self._offsets = [Offsets() for _ in self.choices]
+
+    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        choice, index = self.choices[piece.index], piece.index
+        begun, choice.begun = choice.begun, True
+        text, _, entries = choice.add(piece, self._stop_ids)
+        if not begun and self._echoes:
+            text = self._echoes[index] + text
+        if text or entries or choice.finish is not None:
+            finish = None if choice.finish is None else reason(choice.finish, False, False)
+            yield self._choice(index, text, entries, finish)
+
+    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
+        assert choice.finish is not None
+        text = (self._echoes[index] if self._echoes else "") + choice.text
+        return self._choice(index, text, choice.logprobs, reason(choice.finish, False, False))
+
+    def _choice(self, index: int, text: str, entries: Sequence[TokenLogprobs], finish: str | None) -> dict[str, Any]:
+        logprobs = None
+        if self._token_bytes:
+            logprobs = completion_logprobs(entries, self._token_bytes, self._offsets[index])
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

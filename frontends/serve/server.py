@@ -1,0 +1,172 @@
+"""The server: a socket, uvicorn, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.ort.encoder import Encoder
+from weft.ir.errors import WeftError
+
+from .application import application
+from .service import Service
+from .settings import Settings
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on `host` and `port`, 0: any free one. Raises WeftError where it cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise WeftError(f"--host {host} is no address of this machine: {error.strerror}") from error
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise WeftError(f"port {port} of {host} is in use: choose another with --port") from error
+        raise WeftError(f"port {port} of {host} cannot be used: {(error.strerror or str(error)).lower()}") from error
+    return listening
+
+
+def is_loopback(listening: socket.socket) -> bool:
+    """Return whether a socket takes connections of this machine alone."""
+    address: str = listening.getsockname()[0]
+    return address.startswith("127.") or address == "::1"
+
+
+class Server:
+    """A model behind a listening socket, from `run` to `stop` or a signal.
+
+    The first SIGINT or SIGTERM lets running answers go on for `settings.drain` seconds, and a second one ends them.
+    """
+
+    def __init__(self, model: Generator | Encoder, listening: socket.socket, settings: Settings) -> None:
+        self.service, self._listening, self._settings = Service(model, settings), listening, settings
+        config = uvicorn.Config(
+            application(self.service),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(settings.drain) + 5,
+        )
+        self._uvicorn = _Uvicorn(config, self._signalled)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.TimerHandle | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        number: int = self._listening.getsockname()[1]
+        return number
+
+    @property
+    def started(self) -> bool:
+        """Return whether it answers requests."""
+        return self._uvicorn.started
+
+    def run(self) -> None:
+        """Serve until `stop` is called or a signal comes."""
+        try:
+            asyncio.run(self._serve())
+        finally:
+            self.service.close()
+            self._listening.close()
+
+    def stop(self) -> None:
+        """End it from another thread, as a signal does."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._drain)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.service.start(self._loop)
+        await self._uvicorn.serve(sockets=[self._listening])
+        if self._end is not None:
+            self._end.cancel()
+
+    def _signalled(self, again: bool) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._end_answers if again else self._drain)
+
+    def _drain(self) -> None:
+        assert self._loop is not None
+        self._uvicorn.should_exit = True
+        self.service.drain()
+        if self._end is None:
+            self._end = self._loop.call_later(self._settings.drain, self._end_answers)
+
+    def _end_answers(self) -> None:
+        # Its clients get an error, whereupon their connections close. Elsewhere, since it waits for the model.
+        threading.Thread(target=self.service.worker.stop, daemon=True).start()
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn, but `signalled` hears of signals, which are not raised once more when it has ended."""
+
+    def __init__(self, config: uvicorn.Config, signalled: Callable[[bool], None]) -> None:
+        super().__init__(config)
+        self._signalled, self._count = signalled, 0
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._count += 1
+        self._signalled(self._count > 1)
+
+
+@contextlib.contextmanager
+def running(model: Generator | Encoder, settings: Settings, listening: socket.socket | None = None) -> Iterator[Server]:
+    """Serve a model in a thread while the block runs; by default on a free port of this machine alone."""
+    server = Server(model, listen("127.0.0.1", 0) if listening is None else listening, settings)
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            server.run()
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="weft-server")
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            thread.join(0.01)
+        yield server
+    finally:
+        server.stop()
+        thread.join()
+        if failure:
+            raise failure[0]

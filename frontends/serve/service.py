@@ -1,0 +1,267 @@
+"""The service behind the endpoints: a request becomes jobs of the model, and a reply that is fed by them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft import __version__
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.ort.encoder import Encoder
+from weft.ir.errors import WeftError
+
+from .engine.constraints import Constraints, Guide
+from .engine.jobs import Channel, Closing, Full, Job
+from .engine.metrics import Metrics
+from .engine.prompts import Prompts
+from .engine.worker import DecodingWorker, EncodingWorker, Worker
+from .protocol.errors import invalid, queue_full, shutting_down, too_long, unknown_model
+from .protocol.generation import ConstraintSpec, Generation
+from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest, Prompt
+from .protocol.responses import Envelope, TokenBytes
+from .protocol.tools import ToolFormat, ToolParser, format_of
+from .replies import ChatReply, CompletionReply, Reply
+from .settings import Settings
+
+_log = logging.getLogger("weft.serve")
+
+
+@dataclass
+class Answering:
+    """Jobs under way, the channel of their pieces, and the reply that these feed; closing it cancels the jobs."""
+
+    worker: Worker
+    jobs: list[Job]
+    channel: Channel
+    reply: Reply
+    stream: bool
+    include_usage: bool
+
+    def close(self) -> None:
+        """Cancel what has not ended."""
+        if not self.reply.done:
+            self.worker.cancel(self.jobs)
+
+
+class Service:
+    """A model, its worker, and what prepares requests. Not started until `start`.
+
+    Raises WeftError when the model's folder has no tokenizer.
+    """
+
+    def __init__(self, model: Generator | Encoder, settings: Settings) -> None:
+        self.model, self.settings, self.metrics = model, settings, Metrics()
+        if model.folder is None or not (model.folder / "tokenizer.json").is_file():
+            raise WeftError(f"{settings.name} has no tokenizer, so it cannot be served: compile it with one")
+        self.created, self.closing = int(time.time()), False
+        self.fingerprint = _fingerprint(model)
+        self.prompts = Prompts(model.folder)
+        self.worker: Worker
+        if isinstance(model, Encoder):
+            self.worker = EncodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
+            return
+        self.worker = DecodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
+        self.constraints = Constraints(model.folder, model.decoder.vocab, model.stop_ids)
+        self.tools = format_of(self.prompts.template.source) if self.prompts.template else None
+        if self.prompts.template is None:
+            _log.warning("chats are refused: %s", self.prompts.no_template)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a text."""
+        return self.model.max_length if isinstance(self.model, Encoder) else self.model.decoder.max_length
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to work for requests in `loop`."""
+        self.worker.start(loop)
+
+    def drain(self) -> None:
+        """Refuse requests from now on, and those that wait."""
+        self.closing = True
+        self.worker.drain()
+
+    def close(self) -> None:
+        """End the worker and all threads."""
+        self.closing = True
+        self.worker.stop()
+        self.prompts.close()
+
+    # -- requests
+
+    async def chat(self, request: ChatRequest) -> Answering:
+        """Begin the answers to a conversation. Raises ApiError where they cannot be."""
+        model, generation = self._decoder(request.generation.model), request.generation
+        if self.prompts.template is None:
+            raise invalid("This model has no chat template: use /v1/completions.", "messages", "unsupported_model")
+        variables, form, choice = dict(request.variables), None, request.tool_choice
+        if choice.mode != "none":
+            if (form := self.tools) is None:
+                message = "The chat template of this model takes no tools, or in a format that this server cannot read."
+                raise invalid(message, "tools", "unsupported_parameter")
+            variables["tools"] = list(request.tools)
+        try:
+            ids = await self.prompts.run(self.prompts.chat, request.messages, variables)
+        except WeftError as error:
+            raise invalid(str(error).replace(f"{model.folder}/", ""), "messages") from error
+        guide = await self._guide(generation.constraint)
+        if form is not None and choice.forced:
+            guide = await self._tool_guide(form, request)
+        self._check_length(model, ids, "messages", "messages")
+        envelope = self._envelope("chat.completion")
+        reply = ChatReply(
+            envelope,
+            generation.n,
+            len(ids),
+            model.stop_ids,
+            self._token_bytes(generation),
+            named=choice.mode == "named",
+        )
+        for answer in reply.choices if form is not None else ():
+            answer.parser = ToolParser(form) if form is not None else None
+        return self._begin(model, [ids], generation, guide, reply)
+
+    async def complete(self, request: CompletionRequest) -> Answering:
+        """Begin the continuations of prompts. Raises ApiError where they cannot be."""
+        model, generation = self._decoder(request.generation.model), request.generation
+        prompts = [await self._ids(prompt, "prompt") for prompt in request.prompts]
+        for ids in prompts:
+            self._check_length(model, ids, "prompt", "prompt")
+        guide = await self._guide(generation.constraint)
+        echoes: list[str] = []
+        if request.echo:
+            texts = [
+                prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt) for prompt in request.prompts
+            ]
+            echoes = [text for text in texts for _ in range(generation.n)]
+        tokens, count = sum(map(len, prompts)), len(prompts) * generation.n
+        envelope = self._envelope("text_completion")
+        reply = CompletionReply(envelope, count, tokens, model.stop_ids, self._token_bytes(generation), echoes=echoes)
+        return self._begin(model, prompts, generation, guide, reply)
+
+    async def embed(self, request: EmbeddingRequest) -> tuple[list[Job], Channel, int]:
+        """Begin the embeddings of texts: jobs, their channel, and the number of tokens. Raises ApiError where they
+        cannot be."""
+        self._check_model(request.model)
+        model = self.model
+        if not isinstance(model, Encoder):
+            raise invalid("This model generates text and has no embeddings.", "model", "unsupported_model")
+        rows = [await self._ids(text, "input") for text in request.inputs]
+        for ids in rows:
+            if len(ids) > model.max_length:
+                raise too_long(model.max_length, len(ids), "input", "input")
+            if not ids or not all(0 <= i < model.vocab for i in ids):
+                raise invalid(f"Invalid 'input': its token ids must lie between 0 and {model.vocab - 1}.", "input")
+        channel = Channel()
+        jobs = [Job(channel, index, ids=ids) for index, ids in enumerate(rows)]
+        self._submit(jobs)
+        return jobs, channel, sum(map(len, rows))
+
+    def _begin(
+        self, model: Generator, prompts: Sequence[list[int]], generation: Generation, guide: Guide | None, reply: Reply
+    ) -> Answering:
+        channel, jobs = Channel(), list[Job]()
+        for ids in prompts:
+            for row in range(generation.n):
+                try:
+                    answer = model.answer(
+                        ids,
+                        max_tokens=generation.max_tokens,
+                        stop=generation.stop,
+                        sampling=generation.sampling,
+                        row=row,
+                        constraint=None if guide is None else guide.fresh(),
+                        logprobs=generation.logprobs,
+                    )
+                except WeftError as error:
+                    raise invalid(str(error)) from error
+                jobs.append(Job(channel, len(jobs), answer, streams=generation.stream))
+        self._submit(jobs)
+        return Answering(self.worker, jobs, channel, reply, generation.stream, generation.include_usage)
+
+    def _submit(self, jobs: Sequence[Job]) -> None:
+        try:
+            self.worker.submit(jobs)
+        except Full as error:
+            raise queue_full(str(error)) from None
+        except Closing:
+            raise shutting_down() from None
+
+    # -- parts of requests
+
+    def _check_model(self, name: str) -> None:
+        if name != self.settings.name:
+            raise unknown_model(name)
+
+    def _decoder(self, name: str) -> Generator:
+        self._check_model(name)
+        if isinstance(self.model, Encoder):
+            raise invalid(
+                "This model encodes texts and generates none: use /v1/embeddings.", "model", "unsupported_model"
+            )
+        return self.model
+
+    async def _ids(self, prompt: Prompt, param: str) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        try:
+            return await self.prompts.run(self.prompts.encode, prompt)
+        except WeftError as error:
+            raise invalid(str(error), param) from error
+
+    def _check_length(self, model: Generator, ids: Sequence[int], param: str, noun: str) -> None:
+        if not ids:
+            raise invalid(f"Invalid '{param}': it has no tokens.", param)
+        if len(ids) > model.decoder.max_prompt:
+            raise too_long(model.decoder.max_prompt, len(ids), param, noun)
+
+    async def _guide(self, spec: ConstraintSpec | None) -> Guide | None:
+        if spec is None:
+            return None
+        known = self.constraints
+        makers: dict[str, Callable[[Any], Guide]] = {
+            "json_schema": known.json_schema,
+            "regex": known.regex,
+            "choice": known.choice,
+            "grammar": known.lark,
+        }
+        try:
+            return await self.prompts.run(makers[spec.kind], spec.value)
+        except WeftError as error:
+            raise invalid(f"Invalid '{spec.param}': {error}", spec.param) from error
+
+    async def _tool_guide(self, form: ToolFormat, request: ChatRequest) -> Guide:
+        def make() -> Guide:
+            special = self.constraints.tokenizer.tokenize_str(form.special, parse_special=True) if form.special else []
+            number = special[0] if len(special) == 1 else None
+            return self.constraints.lark(form.grammar(request.tools, request.tool_choice, number))
+
+        try:
+            return await self.prompts.run(make)
+        except WeftError as error:
+            raise invalid(f"Invalid 'tools': {error}", "tools") from error
+
+    def _token_bytes(self, generation: Generation) -> TokenBytes | None:
+        """Return what tells the bytes of tokens, where log-probabilities are asked for."""
+        if generation.logprobs is None:
+            return None
+        try:
+            _ = self.constraints.tokenizer
+        except WeftError:  # of a kind that llguidance cannot read: its own text of one token will do
+            return lambda token: self.model.tokenizer.decode([token]).encode()
+        return self.constraints.token_bytes
+
+    def _envelope(self, kind: str) -> Envelope:
+        return Envelope.new(kind, self.settings.name, self.fingerprint)
+
+
+def _fingerprint(model: Generator | Encoder) -> str:
+    """Return a name of the model's files and of weft's version: with it a seed means the same."""
+    digest = hashlib.sha256(__version__.encode())
+    for path in sorted(model.folder.glob("*.json")) if model.folder is not None else ():
+        digest.update(path.read_bytes())
+    return f"fp_{digest.hexdigest()[:12]}"

@@ -1,0 +1,35 @@
+"""Settings of a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.backends.runtime.core.sampling import check_count
+from weft.ir.errors import WeftError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a server: the `name` of its model, its clients, its limits.
+
+    At most `max_batch` answers are decoded at a time while `max_queue` wait. A body has at most `max_body` bytes. A
+    client that does not send or read for `client_timeout` seconds is dropped. Running answers have `drain` seconds to
+    end after a signal. Requests must carry `api_key`, if one is set, and name one of `hosts`, if those are.
+
+    Raises WeftError on a value outside its range.
+    """
+
+    name: str
+    max_batch: int = 16
+    max_queue: int = 256
+    api_key: str | None = None
+    max_body: int = 4 << 20
+    client_timeout: float = 30.0
+    drain: float = 30.0
+    hosts: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("max_batch", "max_queue", "max_body"):
+            check_count(field, getattr(self, field))
+        if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
+            raise WeftError("the API key must be a text of printable ASCII characters, and not empty")
