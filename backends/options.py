@@ -41,6 +41,7 @@ class OptionKeywords(TypedDict, total=False):
     activations: str
     arithmetic: str
     cache_dtype: str
+    class_name: str
     keep_blocks: str
     prepack: bool
     tensor_parallel: int

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import keyword
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node
 from weft.passes import Pipeline
 
@@ -19,7 +21,11 @@ if TYPE_CHECKING:
 class TransformersOptions(Options):
     """Options of folders for transformers."""
 
-    class_name: str = option("", "What classes are called: NAMEConfig, NAMEModel, NAMEForCausalLM")
+    class_name: str = option("", "Name of the classes: NAMEConfig, NAMEModel, NAMEForCausalLM")
+
+    def __post_init__(self) -> None:
+        if self.class_name and (not self.class_name.isidentifier() or keyword.iskeyword(self.class_name)):
+            raise WeftError(f"--class-name {self.class_name!r} is no name for a class; give letters and digits")
 
 
 @dataclass(frozen=True)

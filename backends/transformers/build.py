@@ -42,6 +42,11 @@ class TransformersFolder:
     def __init__(self, graph: Graph, dtype: str, length: int, name: str, notes: list[str]) -> None:
         if has_cache(graph):
             raise WeftError("target transformers has caches of its own: leave out the pass kv-cache, and what needs it")
+        if graph.meta.get("kind") == "encoder-decoder":
+            raise WeftError(
+                "target transformers writes decoders and encoders, not encoder-decoders: take --target torch, or "
+                "`weft export` for a family that transformers has"
+            )
         self._graph, self._name = graph, name or class_name(graph.name)
         self._stem = stem_of(self._name)
         self._lowered: Lowered = lower(graph)
@@ -65,7 +70,7 @@ class TransformersFolder:
         }
 
     def _more(self, length: int) -> dict[str, Any]:
-        """What a config says beside the numbers of the architecture."""
+        """Return what a config says beside the numbers of the architecture."""
         meta = self._graph.meta
         eos = meta.get("eos_token_ids") or [None]
         tokens = {"bos_token_id": meta.get("bos_token_id"), "pad_token_id": meta.get("pad_token_id")}

@@ -112,7 +112,7 @@ class ShellEmitter(Emitter):
         return super().many(text, *operands, names=names, shapes=shapes, replaces=replaces)
 
     def _begin(self) -> None:
-        """What a call leaves out, but for the embeddings of its tokens."""
+        """Emit defaults for the arguments that a call leaves out; `embed` does so for embeddings."""
         given = self.given
         if not self.decodes:
             text = "torch.arange({1}.shape[1], device={1}.device)[None] if {0} is None else {0}"
@@ -183,6 +183,10 @@ class ShellEmitter(Emitter):
         kept = f"keep_states({cache}, {index}, {text(past)}{f', {first}' if first else ''})"
         made = self.emit(kept, *operands, CACHE, INDEX)
         self.recurrent[self.program.statements[-1]] = first
+        if node.op is ops.linear_attention:  # where no key was shown yet it divides by nothing
+            shown = self.shown(made)
+            assert isinstance(shown, Var)
+            return shown
         return made
 
     def hold(self, param: Param) -> Operand:

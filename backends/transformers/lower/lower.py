@@ -77,7 +77,7 @@ def lower(graph: Graph) -> Lowered:
 
 
 def _head(graph: Graph) -> tuple[Value, Node | None]:
-    """What a base model makes, and the linear map that makes logits of it; None for a model without logits."""
+    """Return what a base model makes, and the linear map that makes logits of it; None for a model without logits."""
     value = graph.outputs.get("logits")
     if value is None:
         return next(iter(graph.outputs.items()))[1], None

@@ -93,9 +93,8 @@ class Axes:
         if len(split.shape) != len(joined.shape) + 1 or len(joined.shape) < 1:
             return False
         outer, inner, whole = last(split, -2), last(split), last(joined)
-        if None in (self.number(outer), self.number(inner), self.number(whole)):
-            return False
-        if self.number(outer) * self.number(inner) != self.number(whole):  # type: ignore[operator]
+        sizes_ = [self.number(axis) for axis in (outer, inner, whole)]
+        if None in sizes_ or (sizes_[0] or 0) * (sizes_[1] or 0) != sizes_[2]:
             return False
         a, b, product = self.named(outer), self.named(inner), self.named(whole)
         if a is not None and b is not None:

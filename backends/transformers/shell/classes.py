@@ -94,7 +94,7 @@ class ShellBody(Writer):
             return super().varying(loop, rests, sources)
         entries = ", ".join(f'"{kind}": {rest}' for kind, rest in table.items())
         self.lines.append(Line([], ast.parse(f"args = {{{entries}}}").body[0]))
-        sources.append(("kind", "self.config.block_types"))
+        sources.append(("kind", "self.config.blocks"))
         return ["*args[kind]"]
 
 
@@ -235,7 +235,7 @@ class _ShellConstructor(Constructor):
             return f"nn.ModuleList([{', '.join(made)}])"
         if len({*names}) == 1:
             return f"nn.ModuleList({names[0]}(config, {index}) for layer_idx in {count})"
-        return f"nn.ModuleList(BLOCKS[kind](config, {index}) for layer_idx, kind in enumerate(config.block_types))"
+        return f"nn.ModuleList(BLOCKS[kind](config, {index}) for layer_idx, kind in enumerate(config.blocks))"
 
 
 FIELD = re.compile(r"(?<![\w.\"])config\.(\w+)")

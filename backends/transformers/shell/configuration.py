@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...torch.codegen.source import formatted
 from ...torch.codegen.structure import Call, Loop, Method
@@ -14,9 +14,19 @@ from ..lower.lower import Lowered
 from .modeling import Modeling, template
 from .stack import Stack, cache_items, keeps
 
+CACHES_DOC = "The kind of the cache of each layer, as transformers calls it."
 COUNTING = "hybrid"  # a layer with states and keys
 NO_CACHE = "moe"  # what transformers calls a layer without a cache
 TORCH_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+class Property(NamedTuple):
+    """A property of a config: its name, type, docstring and lines."""
+
+    name: str
+    type: str
+    doc: str
+    lines: list[str]
 
 
 @dataclass
@@ -39,7 +49,7 @@ def write_configuration(
     """The class of the config of the model called `name`, whose file ends in `stem`; `more` are facts beside the
     numbers of the architecture."""
     fields: dict[str, Any] = dict(lowered.fields.values)
-    layers, tables, lines = _layers(lowered, modeling)
+    layers, tables, properties = _layers(lowered, modeling)
     order = ("vocab_size", "hidden_size")
     numbers = {k: fields.pop(k) for k in order if k in fields} | layers | fields | dict(more)
     shown = {k: (_annotation(v), repr(v).replace("'", '"')) for k, v in numbers.items() if not isinstance(v, list)}
@@ -52,7 +62,7 @@ def write_configuration(
         plans={k: {key: _plan(value) for key, value in plan.items()} for k, plan in plans.items()},
         fields=shown,
         tables=tables,
-        lines=lines,
+        properties=properties,
     )
     return Configuration(formatted(text), numbers, {k: dict(v) for k, v in plans.items()})
 
@@ -71,46 +81,50 @@ def _annotation(value: Any) -> str:
     return "float" if isinstance(value, float) else "Any"
 
 
-def _layers(lowered: Lowered, modeling: Modeling) -> tuple[dict[str, Any], list[str], list[str]]:
-    """The fields that tell of layers, the tables of blocks by their names, where there are several, and the lines that
-    fill the fields in for another number of layers."""
+def _layers(lowered: Lowered, modeling: Modeling) -> tuple[dict[str, Any], list[str], list[Property]]:
+    """The fields that tell of layers, the tables of blocks by their names, where there are several, and what follows
+    from the number of layers."""
     stack, e, count = modeling.stack, lowered.emitter, modeling.count_field
     kinds = cache_kinds(modeling.base, e, stack)
     told = bool(kinds) and set(kinds) != {_guessed(lowered)}
     counting = kinds.index(RECURRENT) if e.cached and not e.counts else None
-    shown = [COUNTING if i == counting else kind for i, kind in enumerate(kinds)]
-    fields: dict[str, Any] = {"num_hidden_layers": max(1, len(kinds))}
     if stack is None:
-        return fields | ({"layer_types": shown} if told else {}), [], []
-    tables, lines, inside = (
-        [],
-        [],
-        {n: block_kinds(c.callee, e) for n, c in zip(modeling.blocks, stack.calls, strict=True)},
-    )
-    if count == "num_blocks":
-        fields = {"num_blocks": len(stack), **fields}
+        shown = [COUNTING if i == counting else kind for i, kind in enumerate(kinds)]
+        properties = [Property("layer_types", "list[str]", CACHES_DOC, [f"return {_strings(shown)}"])] if told else []
+        return {"num_hidden_layers": max(1, len(kinds))}, [], properties
+    fields: dict[str, Any] = {count: len(stack)}
+    inside = {n: block_kinds(c.callee, e) for n, c in zip(modeling.blocks, stack.calls, strict=True)}
+    tables, properties = [], []
     each = f"{_strings(next(iter(inside.values())))} * self.{count}"
     if various := len(inside) > 1:
         fields["block_types"] = modeling.blocks
         tables.append(f"PATTERN = {_strings(_period(modeling.blocks))}  # of the layers")
-        lines += [
-            "kinds = self.block_types or PATTERN",
-            f"self.block_types = [kinds[i % len(kinds)] for i in range(self.{count})]",
-        ]
-        each = "[cache for kind in self.block_types for cache in CACHES[kind]]"
+        lines = ["kinds = self.block_types or PATTERN", f"return [kinds[i % len(kinds)] for i in range(self.{count})]"]
+        properties.append(
+            Property(
+                "blocks", "list[str]", "The class of each layer: `block_types`, or PATTERN, again and again.", lines
+            )
+        )
+        each = "[cache for kind in self.blocks for cache in CACHES[kind]]"
     if told or count == "num_blocks":
         if various:
             entries = ", ".join(f'"{name}": {_strings(found)}' for name, found in inside.items())
             tables.append(f"CACHES = {{{entries}}}  # of each block, as transformers calls them")
-        before, after = around(modeling.base, e, stack)
-        whole = " + ".join([*([_strings(before)] if before else []), each, *([_strings(after)] if after else [])])
-        fields["layer_types"] = shown
-        lines.append(f"self.layer_types = {whole}")
+        parts = [_strings(part) if part else "" for part in around(modeling.base, e, stack)]
+        whole = " + ".join(filter(None, (parts[0], each, parts[1])))
+        lines = [f"return {whole}"]
+        if counting is not None:
+            mark = f'"{COUNTING}" if i == {counting} else kind'
+            lines = [
+                f"kinds = {whole}",
+                f"return [{mark} for i, kind in enumerate(kinds)]  # the first counts tokens, too",
+            ]
+        properties.append(Property("layer_types", "list[str]", CACHES_DOC, lines))
     if count == "num_blocks":
-        lines.append("self.num_hidden_layers = len(self.layer_types)")
-    if counting is not None:
-        lines.append(f'self.layer_types[{counting}] = "{COUNTING}"  # it also counts the tokens of a text')
-    return fields, tables, lines
+        properties.append(
+            Property("num_hidden_layers", "int", "The number of caches.", ["return len(self.layer_types)"])
+        )
+    return fields, tables, properties
 
 
 def _strings(kinds: Sequence[str]) -> str:
@@ -176,6 +190,6 @@ def _kind(statement: Statement, e: ShellEmitter) -> str:
 
 
 def states_each(lowered: Lowered) -> int:
-    """How many states the recurrences of a layer keep, at most."""
+    """Return the largest number of states that the recurrences of a layer keep."""
     scopes = lowered.emitter.states.values()
     return max((sum(n for _, n in known.values()) for known in scopes), default=0)

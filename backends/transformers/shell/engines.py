@@ -1,4 +1,4 @@
-"""What engines take: the reasons for which they cannot run a model from its own code.
+"""Engines that take models with their own code, and the reasons for which they cannot run one.
 
 The requirements are those of the documentation of each engine's backend for models of transformers.
 """
@@ -19,7 +19,7 @@ BATCHES, VLLM, SGLANG = "transformers generate_batch", "vLLM", "SGLang"
 
 
 def refusals(lowered: Lowered, modeling: Modeling, plans: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Why each engine cannot run the model, by its name; nothing where it can."""
+    """List the reasons for which each engine cannot run the model, by its name; none where it can."""
     common = [*_common(lowered, modeling)]
     engines = [*common, *_for_engines(lowered)]
     missing = [f"it has no plan of {what} parallelism" for what, name in PLANS.items() if name not in plans]

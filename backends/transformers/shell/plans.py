@@ -1,4 +1,4 @@
-"""How a model is divided among devices, as transformers and engines read it in a config."""
+"""Plans of parallelism: a model divided among devices, as transformers and engines read it in a config."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def _caches_each(calls: list[Call], e: ShellEmitter) -> int | None:
 
 
 def cache_count(method: Method, e: ShellEmitter) -> int:
-    """How many caches a method has: one for each attention, and one for all recurrences of a module."""
+    """Count the caches of a method: one for each attention, and one for all recurrences of a module."""
     return sum(n for _, n in cache_items(method, e))
 
 

@@ -9,15 +9,15 @@ from transformers import Cache
 
 
 def count_tokens(cache: Cache, x: Tensor) -> None:
-    """Count the tokens of a call, x [batch, seq, width]: states of recurrences do not, keys without numbers do."""
+    """Count the tokens of a call, x [batch, seq, width]: states of recurrences do not, keys of one number do."""
     layer_idx = next(i for i, layer in enumerate(cache.layers) if hasattr(layer, "keys"))
-    nothing = x.new_zeros(x.shape[0], 1, x.shape[1], 0)
+    nothing = x.new_zeros(x.shape[0], 1, x.shape[1], 1)
     cache.update(nothing, nothing, layer_idx)
 
 
 def shown(x: Tensor, mask: Tensor | None) -> Tensor:
     """x [batch, seq, width] with zeros where `mask` [batch, seq] hides a token; None hides nothing."""
-    return x if mask is None else x * mask[..., None].to(x.dtype)
+    return x if mask is None else x.masked_fill(mask[..., None] == 0, 0)
 
 
 def past_states(cache: Cache | None, layer_idx: int, first: int = 0, count: int = 1) -> Any:

@@ -1,4 +1,4 @@
-"""What transformers does with a folder: generating in each of its ways, packed rows, training, saving, other sizes."""
+"""A folder used by transformers: generating in each of its ways, packed rows, training, saving, other sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from weft import compile as compile_model
@@ -56,16 +56,16 @@ def test_generates_batches_of_what_waits(name: str, tmp_path: Path) -> None:
     graph = lowered(graph_of(name))
     model, rows = model_of(graph, tmp_path), [tokens_of(graph, n, seed=n) for n in (4, 3, 5)]
     model.set_attn_implementation("sdpa")
-    settings = {"use_cuda_graph": False, "num_blocks": 16, "max_batch_tokens": 64, "eos_token_id": -1}
-    config = GenerationConfig(**GREEDY, **settings)
-    made = model.generate_batch(inputs=[row.tolist() for row in rows], generation_config=config)
+    room = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64, use_cuda_graph=False)  # else most of the memory
+    config = GenerationConfig(**GREEDY, eos_token_id=-1)
+    made = model.generate_batch([row.tolist() for row in rows], config, room)
     with torch.no_grad():
         want = [model.generate(row[None], **GREEDY)[0, len(row) :].tolist() for row in rows]
     assert [answer.generated_tokens for answer in made.values()] == want
 
 
 class OfLayer:
-    """What an engine keeps of a layer: here the lengths of the texts of a call, and the layer's window."""
+    """An attention instance of an engine: the lengths of the texts of a call, and the layer's window."""
 
     def __init__(self, lengths: list[int], window: int | None) -> None:
         self.lengths, self.window = lengths, window
