@@ -73,7 +73,7 @@ class TransformersBackend(Backend):
 register(
     TransformersBackend(
         "transformers",
-        "a folder with its own code for Hugging Face transformers, PEFT, TRL, vLLM and SGLang",
+        "a folder with its own code for transformers",
         "transformers",
         "any",
         ("f32", "bf16", "f16"),

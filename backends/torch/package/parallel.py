@@ -43,8 +43,7 @@ def write_plan(model: Lowered, degree: int) -> str:
     Raises:
         WeftError: if heads cannot be shared out evenly, or if there is nothing to divide.
     """
-    if degree < 2:
-        raise WeftError(f"tensor parallelism of degree {degree} divides nothing; give at least 2")
+    _check(degree)
     graph = with_identifiers(model.graph)
     plan, paths = make_plan(graph, degree, model.program), set(model.program.weights)
     kinds = {style.partition("(")[0] for style in plan.styles.values()}
@@ -66,7 +65,15 @@ def styles(model: Lowered, degree: int) -> dict[str, str]:
     Raises:
         WeftError: as `make_plan` does.
     """
-    return {} if degree == 1 else make_plan(with_identifiers(model.graph), degree, model.program).styles
+    if degree == 1:
+        return {}
+    _check(degree)
+    return make_plan(with_identifiers(model.graph), degree, model.program).styles
+
+
+def _check(degree: int) -> None:
+    if degree < 2:
+        raise WeftError(f"tensor parallelism of degree {degree} divides nothing; give at least 2")
 
 
 def make_plan(graph: Graph, degree: int, program: Program) -> Plan:

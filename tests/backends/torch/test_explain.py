@@ -140,4 +140,6 @@ def test_compile_explains(tmp_path: Path) -> None:
     lines = done("compile", source, "-o", out, "--target", "torch", "--explain").stdout.splitlines()
     assert "layers.0.ffn.glu (glu × 3): norm_glu with norm, gate and up" in lines
     assert "on this CPU: torch, weights packed by oneDNN" in lines
-    assert "--explain supports target torch only, not ort-cpu" in refused("compile", source, "-o", out, "--explain")
+    assert "--explain supports the targets torch and transformers only, not ort-cpu" in refused(
+        "compile", source, "-o", out, "--explain"
+    )

@@ -72,7 +72,7 @@ def test_text_is_never_cut_inside_a_character(client: openai.OpenAI) -> None:
     text = "naïve 👩‍👧 世界 🎉"
     with ask(client, max_tokens=99, stream=True, extra_body={"structured_outputs": {"choice": [text]}}) as stream:
         pieces = [chunk.choices[0].delta.content for chunk in stream if chunk.choices[0].delta.content]
-    assert "".join(pieces) == text and len(pieces) > 5
+    assert "".join(pieces) == text and len(pieces) > 1  # a slow client gets several tokens at once
     assert not any("\ufffd" in piece for piece in pieces)
 
 
