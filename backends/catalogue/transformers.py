@@ -34,7 +34,7 @@ class TransformersBackend(Backend):
 
     options = TransformersOptions
     libraries = ("numpy", "torch")
-    is_code = True
+    runs = False
     trains = True
     explains = True
 

@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from weft.ir import ops
 from weft.ir.errors import WeftError
-from weft.ir.graph import Graph
+from weft.ir.graph import Graph, Param
+from weft.ir.recipes import Source
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.passes.analysis.states import has_cache
@@ -18,6 +20,7 @@ from weft.passes.analysis.states import has_cache
 from ..storage.safetensors import Tensor, write_shards
 from ..torch.program.constants import stored_dtype
 from ..weights import StoredTensor, weight_facts
+from .lower.experts import home_of, stacks
 from .lower.lower import Lowered, lower
 from .shell.configuration import TORCH_DTYPES, Configuration, states_each, write_configuration
 from .shell.engines import explained, refusals
@@ -25,6 +28,7 @@ from .shell.initial import initializer_range
 from .shell.modeling import Modeling, write_modeling
 from .shell.plans import plans
 
+GRAPH = "model.weft"  # as in folders of graphs
 KNOWN = (  # how names of classes begin that transformers and engines have themselves
     *("albert", "bamba", "bart", "bert", "bloom", "cohere", "dbrx", "deepseek", "falcon", "gemma", "glm", "gpt"),
     *("granite", "jamba", "llama", "mamba", "mbart", "minimax", "mistral", "mixtral", "moe", "nemotron", "olmo", "opt"),
@@ -105,9 +109,28 @@ class TransformersFolder:
         """Write everything into `folder`; `step` is told the bytes just written."""
         for kind, text in self.texts.items():
             (folder / f"{kind}_{self._stem}.py").write_text(text, encoding="utf-8")
+        (folder / GRAPH).write_text(self._graph_text(), encoding="utf-8")
         _write_json(folder / "config.json", self._config_json())
         _write_json(folder / "generation_config.json", self._generation())
         write_shards(folder, self._weights, step=step)
+
+    def _graph_text(self) -> str:
+        """The graph as text, whose weights are the tensors of the folder: so weft reads them back, trained or not."""
+        lowered, prefix = self._lowered, "" if self._lowered.head is None else "model."
+        keys = {param: f"{prefix}{key}" for key, param in lowered.base.weights.items()}
+        if lowered.head is not None:
+            keys |= {param: key for key, param in lowered.head.weights.items() if key not in lowered.tied}
+        graph = lowered.legal.clone()
+        for param, key in keys.items():
+            if lowered.legal.params.get(param.name) is param:
+                graph.params[param.name].recipe = Source(key)
+        for node in (n for n in graph.nodes if n.op is ops.moe):
+            for name, recipe in stacks(node, f"{prefix}{home_of(node)}").items():
+                stack = node.operand(name)
+                assert isinstance(stack, Param)
+                stack.recipe = recipe
+        graph.meta.pop("source", None)
+        return str(graph)
 
     def _config_json(self) -> dict[str, Any]:
         name, stem, head = self._name, self._stem, self._lowered.head

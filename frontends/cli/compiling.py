@@ -121,9 +121,12 @@ def tell_random(report: CompileReport, seed: int = 0) -> None:
 
 
 def _summary(report: CompileReport, out: str) -> str:
+    from weft.backends.targets import TARGETS
+
     seconds = sum(report.seconds.values())
     parts = ", ".join(f"{name} {s:.1f} s" for name, s in report.seconds.items())
-    use = f"; try `weft run {shlex.quote(out)} --prompt …`" if report.model.tokenizer else ""
+    runs = report.model.tokenizer and TARGETS.lookup(report.target).runs
+    use = f"; try `weft run {shlex.quote(out)} --prompt …`" if runs else ""
     what = f"{report.model.description}, for {report.target} in {report.dtype}"
     much = f"{size(report.weight_bytes)} of weights, {len(report.graph)} graph nodes"
     return f"{out}: {what}: {much} in {seconds:.1f} s ({parts}){use}"

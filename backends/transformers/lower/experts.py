@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param
-from weft.ir.recipes import Concat
+from weft.ir.recipes import Concat, Recipe, Slice, Source
 from weft.ir.types import TensorType
 
 from ...torch.ops.elementwise import activation, number
@@ -17,7 +17,7 @@ from .emitter import ShellEmitter, lowers
 def _moe(e: ShellEmitter, node: Node) -> Operand:
     x, combine, up = node.required("x"), node.required("combine"), node.required("up")
     asked = node.attrs["active"] or up.shape[0]
-    home = _home(node)
+    home = home_of(node)
     names = _hold(e, node, home)
     e.experts[home] = kind = e.function("Experts", _class(node))
     leaf = Submodule(home, f"{kind}(config)", tuple(names))
@@ -29,7 +29,7 @@ def _moe(e: ShellEmitter, node: Node) -> Operand:
     return e.emit("{0}.view_as({1})", made, x, name="x") if len(x.shape) == 3 else made
 
 
-def _home(node: Node) -> str:
+def home_of(node: Node) -> str:
     """The path of the experts: where their weights are, if nothing else is there, or in the scope of the node."""
     homes = {v.name.rpartition(".")[0] for v in node.inputs[2:] if v is not None}
     (home, *others) = homes
@@ -52,6 +52,22 @@ def _hold(e: ShellEmitter, node: Node, home: str) -> list[str]:
         if isinstance(down, Param):
             held.append(_stack(e, home, f"down_proj{ending}", down))
     return held
+
+
+def stacks(node: Node, home: str) -> dict[str, Recipe]:
+    """The stacks of weights of a mixture, by its operands, as parts of the tensors that are held at `home`."""
+    found: dict[str, Recipe] = {}
+    for ending in ("", "_bias"):
+        up, gate = node.operand(f"up{ending}"), node.operand(f"gate{ending}")
+        if up is not None and gate is not None:
+            hidden, both = up.shape[1], Source(f"{home}.gate_up_proj{ending}")
+            found[f"gate{ending}"] = Slice(both, 1, 0, hidden)
+            found[f"up{ending}"] = Slice(both, 1, hidden, 2 * hidden)
+        elif up is not None:
+            found[f"up{ending}"] = Source(f"{home}.up_proj{ending}")
+        if node.operand(f"down{ending}") is not None:
+            found[f"down{ending}"] = Source(f"{home}.down_proj{ending}")
+    return found
 
 
 def _stack(e: ShellEmitter, home: str, name: str, param: Param) -> str:

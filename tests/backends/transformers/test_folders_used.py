@@ -13,9 +13,22 @@ from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingCon
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from weft import compile as compile_model
+from weft.frontends.api.source.sources import load_source
 from weft.ir import Graph
 
-from .folders import COMPETES, error, folder_of, graph_of, imported, lowered, model_of, ops_of, tokens_of
+from .folders import (
+    COMPETES,
+    error,
+    feeds_of,
+    folder_of,
+    graph_of,
+    imported,
+    lowered,
+    model_of,
+    ops_of,
+    tokens_of,
+    wanted,
+)
 
 USED = (
     *("preset/smollm2-135m", "preset/gpt2", "preset/mistral-7b", "preset/mixtral-8x7b", "preset/deepseek-v3"),
@@ -214,6 +227,26 @@ SIZES = {
     *("num_key_value_heads", "mamba_intermediate_size", "state_size", "mamba_num_heads", "mamba_head_dim", "dt_rank"),
     *("num_experts", "shared_expert_intermediate_size"),
 }
+
+
+@pytest.mark.parametrize("name", [*USED, "preset/bert-base"])
+def test_weft_reads_the_folder_back(name: str, tmp_path: Path) -> None:
+    """Its graph, and its weights as they are by now: trained, and saved over those of before."""
+    graph = lowered(graph_of(name))
+    model = model_of(graph, tmp_path)
+    feeds = feeds_of(graph)
+    output = next(iter(graph.outputs.items()))[0]
+    assert (
+        error(torch.from_numpy(wanted(load_source(tmp_path, 0, ()).graph, feeds)[output]), wanted(graph, feeds)[output])
+        < 1e-6
+    )
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.0 + 0.1 * torch.rand(p.shape))
+        model.save_pretrained(tmp_path)
+        if output == "logits":
+            again = wanted(load_source(tmp_path, 0, ()).graph, feeds)[output]
+            assert error(model(torch.from_numpy(feeds["input_ids"]).long(), use_cache=False).logits, again) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["preset/smollm2-135m", "variant/hybrid", "family/gemma2"])
