@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
-from weft.ir.recipes import Add, Concat, Map, Permute, Reshape, Scale, Slice, Source, Take
+from weft.ir.recipes import Add, Map, Scale, Source
 from weft.ir.recipes.matrices import MatMul, Norms
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import Recipe
@@ -23,6 +23,7 @@ from weft.ir.recipes.recipe import Recipe
 from ...models.tables.family import Family, Loaded, describe, load
 from .adapter import Adapter, Tokens, Update, key_of, open_reader, read_adapter
 from .safetensors import Rerouted, SafetensorsFile
+from .updates import scaled, stacked, transposed, transposed_keys, with_rows
 
 _EXPERTS = ("gate_up_proj", "down_proj")  # as transformers calls the weights of all experts
 
@@ -124,7 +125,7 @@ class Merger(abc.ABC):
         self.weights: dict[str, Recipe] = {}
         self.owner: dict[str, str] = {}  # of a weight that is not the base's: what said so
         self.stacks: dict[str, tuple[Adapter, list[Recipe]]] = {}  # updates of what the checkpoint has by expert
-        self.turned = {key for p in graph.params.values() for key in _turned(p.recipe)}
+        self.turned = {key for p in graph.params.values() for key in transposed_keys(p.recipe)}
         self.read = {key for p in graph.params.values() for key in p.recipe.sources()}
 
     @property
@@ -198,7 +199,7 @@ class Merger(abc.ABC):
             self._put_tokens(home, tokens, adapter)
         for name, update in adapter.updates.items():
             if update.stacked and self.find(name) is None:
-                self.stacks.setdefault(name, (adapter, []))[1].append(_stacked(update, adapter, False))
+                self.stacks.setdefault(name, (adapter, []))[1].append(stacked(update, adapter, False))
                 continue
             home = self.known(name, update.down, adapter)
             self.weights[home] = self._updated(home, update, adapter)
@@ -206,7 +207,7 @@ class Merger(abc.ABC):
             self._check(home, reader, adapter, update.up, update.down, update.magnitude)
             if update.bias:
                 bias = self.known(name.removesuffix("weight") + "bias", update.bias, adapter)
-                added = _scaled(adapter.tensor(update.bias), update.scale)
+                added = scaled(adapter.tensor(update.bias), update.scale)
                 self.weights[bias] = Add((self.weight(bias), added))
                 self._check(bias, reader, adapter, update.bias)
 
@@ -218,13 +219,13 @@ class Merger(abc.ABC):
         """The weight `home` after `update`."""
         turned = home in self.turned
         if len(self._shape(home)) == 3:
-            return Add((self.weight(home), _stacked(update, adapter, turned)))
+            return Add((self.weight(home), stacked(update, adapter, turned)))
         if adapter.reader.shape(update.down)[0] != update.rank:
             raise adapter.error(f": {adapter.shown(update.down)} is not of rank {update.rank}, which its config says")
         turned = turned or update.embedding
         down, up = adapter.tensor(update.down), adapter.tensor(update.up)
-        product = MatMul(_transposed(down), _transposed(up)) if turned else MatMul(up, down)
-        merged = Add((self.weight(home), _scaled(product, update.scale)))
+        product = MatMul(transposed(down), transposed(up)) if turned else MatMul(up, down)
+        merged = Add((self.weight(home), scaled(product, update.scale)))
         if not update.magnitude:
             return merged
         axis = 1 if turned else 0
@@ -251,7 +252,7 @@ class Merger(abc.ABC):
                 f": {adapter.shown(tokens.key)} for the tokens {list(tokens.indices)} does "
                 f"not fit {home} {[rows, *widths]}"
             )
-        self.weights[home] = _with_rows(self.weight(home), rows, tokens, adapter.tensor(tokens.key))
+        self.weights[home] = with_rows(self.weight(home), rows, tokens, adapter.tensor(tokens.key))
         self.owner[home] = str(adapter.path)
 
     def _shape(self, home: str) -> tuple[int, ...]:
@@ -349,55 +350,3 @@ def _is_shaped(recipe: Recipe, shape: tuple[int, ...], reader: TensorReader) -> 
         return recipe.shape(reader) == shape
     except WeftError:
         return False
-
-
-def _scaled(recipe: Recipe, factor: float) -> Recipe:
-    return recipe if factor == 1 else Scale(recipe, factor)
-
-
-def _transposed(recipe: Recipe) -> Recipe:
-    return Permute(recipe, (1, 0))
-
-
-def _turned(recipe: Recipe, flipped: bool = False) -> Iterator[str]:
-    """The keys that `recipe` reads with their last two axes swapped: of weights stored [in, out] (Conv1D)."""
-    if isinstance(recipe, Source) and flipped:
-        yield recipe.key
-    if isinstance(recipe, Permute) and recipe.axes in ((1, 0), (0, 2, 1)):
-        flipped = not flipped
-    for part in recipe.parts:
-        yield from _turned(part, flipped)
-
-
-def _stacked(update: Update, adapter: Adapter, turned: bool) -> Recipe:
-    """The update of a weight of all experts, [experts, out, in] or `turned` [experts, in, out].
-
-    Factor A [experts · rank, in] holds one expert after the other, factor B [out, rank · experts] interleaves them.
-    """
-    (ranks, width), (height, _) = adapter.reader.shape(update.down), adapter.reader.shape(update.up)
-    experts, down, up = ranks // update.rank, adapter.tensor(update.down), adapter.tensor(update.up)
-    items = []
-    for i in range(experts):
-        a = Slice(down, 0, i * update.rank, (i + 1) * update.rank)
-        b = Slice(up, 1, i, ranks, experts)
-        product = MatMul(_transposed(a), _transposed(b)) if turned else MatMul(b, a)
-        items.append(Reshape(product, (1, width, height) if turned else (1, height, width)))
-    return _scaled(Concat(tuple(items)), update.scale)
-
-
-def _with_rows(table: Recipe, count: int, tokens: Tokens, rows: Recipe) -> Recipe:
-    """`table` of `count` rows with `rows` in the place of those of `tokens`."""
-    order = sorted(range(len(tokens.indices)), key=tokens.indices.__getitem__)
-    items: list[Recipe] = []
-    done = 0
-    while order:
-        first = tokens.indices[order[0]]
-        run = [i for at, i in enumerate(order) if tokens.indices[i] == first + at]
-        order = order[len(run) :]
-        if first > done:
-            items.append(Slice(table, 0, done, first))
-        items.append(Take(rows, tuple(run)))
-        done = first + len(run)
-    if done < count:
-        items.append(Slice(table, 0, done, count))
-    return Concat(tuple(items)) if len(items) > 1 else items[0]
