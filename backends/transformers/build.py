@@ -55,12 +55,13 @@ class TransformersFolder:
         self._stem = stem_of(self._name)
         self._lowered: Lowered = lower(graph)
         self._modeling: Modeling = write_modeling(self._lowered, self._name, self._stem)
-        divided, whole = plans(self._lowered, self._modeling)
+        self.plans = plans(self._lowered, self._modeling)
+        divided = self.plans.by_name
         self._config: Configuration = write_configuration(
             self._lowered, self._modeling, self._name, self._stem, divided, self._more(length)
         )
         self.refusals = refusals(self._lowered, self._modeling, divided)
-        self.explained = explained(self.refusals, whole)
+        self.explained = explained(self.refusals, self.plans)
         for engine in (e for e, reasons in self.refusals.items() if reasons):
             notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
         self.texts = {"modeling": self._modeling.text, "configuration": self._config.text}

@@ -1,35 +1,54 @@
-"""Plans of parallelism: a model divided among devices, as transformers and engines read it in a config."""
+"""Plans of parallelism: a model divided among devices, as transformers and engines read it in a config.
+
+Names in a plan have ``*`` for the numbers of layers: for transformers it is exact, engines match it as a regular
+expression from its beginning, and the first that matches counts.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.ir.errors import WeftError
 
-from ...torch.codegen.structure import Item, Loop
 from ...torch.decode.divided import COLUMNS, ROWS
-from ...torch.package.parallel import Plan, make_plan
-from ...torch.program.statements import Statement, Submodule
+from ...torch.package.parallel import HEADS, Plan, make_plan
+from ...torch.program.statements import ParamRef, Submodule
 from ..lower.lower import Lowered
 from .modeling import Modeling
+from .pipeline import pipeline
 
+STYLES = {COLUMNS: "colwise", ROWS: "rowwise", HEADS: "replicated_with_grad_allreduce"}
+WHOLE = "replicate"
 PACKED = {"gate_up_proj": "packed_colwise", "up_proj": "colwise", "down_proj": "rowwise"}
 LAYER = re.compile(r"\.\d+(?=\.|$)")  # the number of a layer in a path
-HIDDEN = (["hidden_states"], ["hidden_states"])
+DIVIDED_EXPERTS = "moe_tp_experts"
+SHARDED = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight", "norm": "keep_full_weight"}  # by default
 
 
-def plans(lowered: Lowered, modeling: Modeling) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """The plans of tensor, pipeline and expert parallelism that a config holds, by their names there; and why parts
-    stay whole under tensor parallelism."""
+@dataclass
+class Plans:
+    """The plans that a config holds, by their names there; why parts stay whole under tensor parallelism, by path; and
+    why the model is one stage, if it is."""
+
+    by_name: dict[str, dict[str, Any]] = field(default_factory=dict)
+    whole: dict[str, str] = field(default_factory=dict)
+    one_stage: str = ""
+
+
+def plans(lowered: Lowered, modeling: Modeling) -> Plans:
+    """The plans of tensor, pipeline, expert and data parallelism (FSDP2)."""
     tensor, whole = _tensor(lowered)
+    staged = pipeline(lowered, modeling)
     found: dict[str, dict[str, Any]] = {
         "base_model_tp_plan": tensor,
-        "base_model_pp_plan": pipeline(lowered, modeling),
+        "base_model_pp_plan": {} if isinstance(staged, str) else staged,
         "base_model_ep_plan": _experts(lowered),
+        "base_model_fsdp_plan": _sharded(lowered, modeling, {} if isinstance(staged, str) else staged),
     }
-    return {name: plan for name, plan in found.items() if plan}, whole
+    return Plans({name: plan for name, plan in found.items() if plan}, whole, staged if isinstance(staged, str) else "")
 
 
 def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, str]]:
@@ -39,54 +58,89 @@ def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, str]]:
         whole = {path: reason for path, reason in plan.whole.items() if "experts" not in reason}
     except WeftError as nothing:
         plan, whole = Plan(), {"": str(nothing)}
-    styles = {COLUMNS: "colwise", ROWS: "rowwise"}
-    found = {path: styles[style] for path, style in plan.styles.items() if style in styles}
+    units = {
+        name: {p: STYLES[plan.styles[p]] for p in paths if plan.styles[p] in STYLES}
+        for name, paths in plan.units.items()
+    }
     for home in lowered.emitter.experts:
-        held = (k.rpartition(".")[2] for k in lowered.base.weights if k.startswith(f"{home}."))
-        found |= {f"{home}.{name}": PACKED[name] for name in held if name in PACKED} | {home: "moe_tp_experts"}
-    return _folded(found, lowered), whole
+        held = [k.rpartition(".")[2] for k in lowered.base.weights if k.startswith(f"{home}.")]
+        units[home] = {}
+        if any(name.endswith("_bias") for name in held):
+            whole[home] = "every device would add the biases of its experts"
+        else:
+            units[home] = {f"{home}.{name}": PACKED[name] for name in held} | {home: DIVIDED_EXPERTS}
+    styles, odd = _agreed(units, lowered)
+    for name in odd:
+        whole[name] = "layers that are divided otherwise have parts of the same names"
+    if styles and (table := lowered.emitter.embedding) and _reads(lowered, f"{table}.weight"):
+        styles = {table: WHOLE, **styles}
+    return _first_matches(styles, lowered), whole
+
+
+def _agreed(units: Mapping[str, Mapping[str, str]], lowered: Lowered) -> tuple[dict[str, str], list[str]]:
+    """The styles of parts with ``*`` for the numbers of layers, and the units that are left out since other layers
+    treat parts of these names otherwise."""
+    every = {*lowered.base.weights, *(k.rpartition(".")[0] for k in lowered.base.weights)}
+    kept = {name: unit for name, unit in units.items() if unit}
+    while True:
+        styles = {path: style for unit in kept.values() for path, style in unit.items()}
+        found: dict[str, set[str | None]] = {}
+        for path in {*every, *styles}:
+            found.setdefault(LAYER.sub(".*", path), set()).add(styles.get(path))
+        odd = {n for n, unit in kept.items() if any(len(found[LAYER.sub(".*", path)]) > 1 for path in unit)}
+        if not odd:
+            return {LAYER.sub(".*", path): style for path, style in styles.items()}, [
+                n for n in units if n not in kept and units[n]
+            ]
+        kept = {n: unit for n, unit in kept.items() if n not in odd}
+
+
+def _first_matches(plan: Mapping[str, str], lowered: Lowered) -> dict[str, str]:
+    """`plan` in such an order that each linear map is matched by its own entry first; those that stay whole get one
+    where they would be taken for another."""
+    linears = dict.fromkeys(LAYER.sub(".0", path) for path in _linears(lowered))
+    ordered = dict(plan)
+    for _ in range(len(linears) + 1):
+        wrong = [path for path in linears if _first(ordered, path) != plan.get(LAYER.sub(".*", path), WHOLE)]
+        if not wrong:
+            return ordered
+        own = {LAYER.sub(".*", path): plan.get(LAYER.sub(".*", path), WHOLE) for path in wrong}
+        ordered = own | {name: style for name, style in ordered.items() if name not in own}
+    raise AssertionError(f"no order of this plan is right for engines: {plan}")
+
+
+def _first(plan: Mapping[str, str], path: str) -> str:
+    """The style that engines find for the linear map at `path`."""
+    return next((style for name, style in plan.items() if re.match(name, path)), WHOLE)
+
+
+def _linears(lowered: Lowered) -> Collection[str]:
+    """The paths of the linear maps of a base model."""
+    operands = (o for s in lowered.base.statements for o in s.operands)
+    return {o.path for o in operands if isinstance(o, Submodule) and o.init.startswith("nn.Linear")}
+
+
+def _reads(lowered: Lowered, weight: str) -> bool:
+    """Return whether the base model reads a weight elsewhere than in its module."""
+    return any(isinstance(o, ParamRef) and o.path == weight for s in lowered.base.statements for o in s.operands)
 
 
 def _experts(lowered: Lowered) -> dict[str, str]:
     """Whole experts on each device."""
-    found: dict[str, str] = {}
+    units = {}
     for home in lowered.emitter.experts:
         held = (k for k in lowered.base.weights if k.startswith(f"{home}."))
-        found |= dict.fromkeys(held, "grouped_gemm") | {home: "ep_dispatch_experts"}
-    return _folded(found, lowered)
+        units[home] = dict.fromkeys(held, "grouped_gemm") | {home: "ep_dispatch_experts"}
+    return _agreed(units, lowered)[0]
 
 
-def pipeline(lowered: Lowered, modeling: Modeling) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
-    """The embedding, the layers and what follows them, in stages; nothing where layers hand on more than one value."""
-    stack, e = modeling.stack, lowered.emitter
-    if stack is None or not e.embedding or any(len(c.results) != 1 for c in stack.calls):
+def _sharded(lowered: Lowered, modeling: Modeling, staged: Mapping[str, Any]) -> dict[str, str]:
+    """The modules whose weights are gathered when they run (FSDP2); those behind the layers keep them until the
+    backward."""
+    if modeling.stack is None:
         return {}
-    items = modeling.base.items
-    place = next(i for i, item in enumerate(items) if isinstance(item, Loop) and item.calls is stack.calls)
-    before, after = (list(_modules(part)) for part in (items[:place], items[place + 1 :]))
-    if before != [e.embedding]:  # more than the embedding makes what enters the layers
-        return {}
-    return {
-        e.embedding: (["input_ids"], ["inputs_embeds"]),
-        stack.path: (["hidden_states", "attention_mask"], ["hidden_states"]),
-        **dict.fromkeys(after, HIDDEN),
-    }
-
-
-def _modules(items: Sequence[Item]) -> Iterator[str]:
-    """The paths of the modules that `items` call."""
-    for item in items:
-        if isinstance(item, Statement):
-            yield from (o.path for o in item.operands if isinstance(o, Submodule))
-        else:
-            yield from (c.path for c in (item.calls if isinstance(item, Loop) else [item]))
-
-
-def _folded(by_path: Mapping[str, str], lowered: Lowered) -> dict[str, str]:
-    """`by_path` with ``*`` for the numbers of layers, as far as all layers that have a part agree."""
-    every = {*by_path, *lowered.base.weights, *(k.rpartition(".")[0] for k in lowered.base.weights)}
-    found: dict[str, set[str | None]] = {}
-    for path in every:
-        found.setdefault(LAYER.sub(".*", path), set()).add(by_path.get(path))
-    order = dict.fromkeys(LAYER.sub(".*", path) for path in by_path)
-    return {name: style for name in order for style in found[name] if style and len(found[name]) == 1}
+    embedding, layers = lowered.emitter.embedding, modeling.stack.path
+    ends = [path for path in staged if path not in (embedding, layers)]
+    parts = dict.fromkeys(filter(None, (embedding, f"{layers}.*")), "free_full_weight")
+    parts |= dict.fromkeys(ends, "keep_full_weight")
+    return {} if parts == SHARDED else parts
