@@ -93,7 +93,7 @@ def _each(degree: int, what: str, parts: list[tuple[int, str, str]], name: str) 
 
 
 def _divided(lowered: Lowered, plans: Plans, experts: bool) -> Iterator[tuple[int, str, str]]:
-    """What tensor parallelism shares out: how many, of what, where."""
+    """Parts that tensor parallelism shares out: how many, of what, where."""
     weights = lowered.base.weights
     for node in lowered.legal.nodes:
         if node.op is ops.attention and node.scope in plans.units:

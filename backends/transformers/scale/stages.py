@@ -1,4 +1,4 @@
-"""Which stage of a pipeline has which layers, weights and nodes."""
+"""Stages of a pipeline, with their layers, weights and nodes."""
 
 from __future__ import annotations
 
