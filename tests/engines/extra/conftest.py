@@ -1,4 +1,4 @@
-"""What tools keep and look up on this machine, in folders of a test; a folder of real weights."""
+"""Folders of a test for what tools keep on this machine; a folder of real weights."""
 
 from __future__ import annotations
 
