@@ -20,6 +20,7 @@ from weft.passes.analysis.states import has_cache
 from ..storage.safetensors import Tensor, write_shards
 from ..torch.program.constants import stored_dtype
 from ..weights import StoredTensor, weight_facts
+from .embedding import embedding_files
 from .lower.experts import home_of, stacks
 from .lower.lower import Lowered, lower
 from .shell.configuration import TORCH_DTYPES, Configuration, states_each, write_configuration
@@ -113,6 +114,9 @@ class TransformersFolder:
         (folder / GRAPH).write_text(self._graph_text(), encoding="utf-8")
         _write_json(folder / "config.json", self._config_json())
         _write_json(folder / "generation_config.json", self._generation())
+        for name, value in embedding_files(self._graph, self._config.fields.get("hidden_size", 0)).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            _write_json(folder / name, value)
         write_shards(folder, self._weights, step=step)
 
     def _graph_text(self) -> str:
@@ -173,5 +177,5 @@ def stem_of(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

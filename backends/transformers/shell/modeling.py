@@ -25,8 +25,8 @@ from .stack import Stack, attends, cache_count, stack_of
 
 IMPORTS = snippets.IMPORTS | {
     **dict.fromkeys(
-        ("Cache", "DynamicCache", "GenerationMixin", "PreTrainedModel"),
-        "from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel",
+        ("AutoModel", "Cache", "DynamicCache", "GenerationMixin", "PreTrainedModel"),
+        "from transformers import AutoModel, Cache, DynamicCache, GenerationMixin, PreTrainedModel",
     ),
     "dataclass": "from dataclasses import dataclass",
     "init": "from transformers import initialization as init",
