@@ -61,8 +61,8 @@ class TransformersFolder:
         self._config: Configuration = write_configuration(
             self.lowered, self.modeling, self._name, self._stem, divided, self._more(length)
         )
-        self.refusals = refusals(self.lowered, self.modeling, divided)
-        self.explained = explained(self.refusals, self.plans)
+        self.refusals = refusals(self.lowered, self.modeling)
+        self.explained = explained(self.refusals, self.lowered, self.plans)
         for engine in (e for e, reasons in self.refusals.items() if reasons):
             notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
         self.texts = {"modeling": self.modeling.text, "configuration": self._config.text}

@@ -54,7 +54,7 @@ def finish_masks(e: ShellEmitter) -> str:
     kinds = {mask.kind: mask for mask in e.masks.values()}
     most = max((len(mask.statement.operands) for mask in kinds.values()), default=0)
     arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])
-    if len(kinds) <= 1 and all(kind in STANDARD and kind != RECURRENT for kind in kinds):
+    if len(kinds) <= 1 and kinds.keys() <= {FULL, BOTH}:  # of others generate() makes a dict, by their kinds
         for kind, mask in kinds.items():
             mask.statement.text = f"{STANDARD[kind]}({arguments})"
         return ""

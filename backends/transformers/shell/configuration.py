@@ -86,7 +86,7 @@ def _layers(lowered: Lowered, modeling: Modeling) -> tuple[dict[str, Any], list[
     from the number of layers."""
     stack, e, count = modeling.stack, lowered.emitter, modeling.count_field
     kinds = cache_kinds(modeling.base, e, stack)
-    told = bool(kinds) and set(kinds) != {_guessed(lowered)}
+    told = bool(kinds) and set(kinds) != {FULL}  # SGLang takes a config without layer_types as one without windows
     counting = kinds.index(RECURRENT) if e.cached and not e.counts else None
     if stack is None:
         shown = [COUNTING if i == counting else kind for i, kind in enumerate(kinds)]
@@ -129,12 +129,6 @@ def _layers(lowered: Lowered, modeling: Modeling) -> tuple[dict[str, Any], list[
 
 def _strings(kinds: Sequence[str]) -> str:
     return "[" + ", ".join(f'"{k}"' for k in kinds) + "]"
-
-
-def _guessed(lowered: Lowered) -> str:
-    """The kind of all caches that transformers supposes where a config does not say it."""
-    windows = {"sliding_window", "attention_chunk_size"} & lowered.fields.values.keys()
-    return SLIDING if "sliding_window" in windows else CHUNKED if windows else FULL
 
 
 def _period(names: Sequence[str]) -> list[str]:
