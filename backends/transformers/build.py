@@ -54,18 +54,18 @@ class TransformersFolder:
             )
         self._graph, self._name = graph, name or class_name(graph.name)
         self._stem = stem_of(self._name)
-        self._lowered: Lowered = lower(graph)
-        self._modeling: Modeling = write_modeling(self._lowered, self._name, self._stem)
-        self.plans = plans(self._lowered, self._modeling)
+        self.lowered: Lowered = lower(graph)
+        self.modeling: Modeling = write_modeling(self.lowered, self._name, self._stem)
+        self.plans = plans(self.lowered, self.modeling)
         divided = self.plans.by_name
         self._config: Configuration = write_configuration(
-            self._lowered, self._modeling, self._name, self._stem, divided, self._more(length)
+            self.lowered, self.modeling, self._name, self._stem, divided, self._more(length)
         )
-        self.refusals = refusals(self._lowered, self._modeling, divided)
+        self.refusals = refusals(self.lowered, self.modeling, divided)
         self.explained = explained(self.refusals, self.plans)
         for engine in (e for e, reasons in self.refusals.items() if reasons):
             notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
-        self.texts = {"modeling": self._modeling.text, "configuration": self._config.text}
+        self.texts = {"modeling": self.modeling.text, "configuration": self._config.text}
         self._dtype = dtype
         self._weights = self._tensors()
         self.trace: list[str] = []
@@ -82,24 +82,24 @@ class TransformersFolder:
         tokens = {"bos_token_id": meta.get("bos_token_id"), "pad_token_id": meta.get("pad_token_id")}
         more: dict[str, Any] = {
             "max_position_embeddings": length,
-            "initializer_range": initializer_range(self._lowered.base.weights),
-            "use_cache": bool(self._lowered.emitter.cached),
-            "tie_word_embeddings": bool(self._lowered.tied),
+            "initializer_range": initializer_range(self.lowered.base.weights),
+            "use_cache": bool(self.lowered.emitter.cached),
+            "tie_word_embeddings": bool(self.lowered.tied),
             **tokens,
             "eos_token_id": eos[0],
         }
-        if (count := states_each(self._lowered)) > 1:
+        if (count := states_each(self.lowered)) > 1:
             more["number_of_conv_states"] = count
         return more
 
     def _tensors(self) -> dict[str, Tensor]:
         """The weights by their keys in the model that predicts tokens, or in the base model."""
-        head, base, reader = self._lowered.head, self._lowered.base, self._lowered.graph.reader
+        head, base, reader = self.lowered.head, self.lowered.base, self.lowered.graph.reader
         kind = dtypes.parse(self._dtype)
         prefix = "" if head is None else "model."
         params = {f"{prefix}{key}": param for key, param in base.weights.items()}
         if head is not None:
-            params |= {key: param for key, param in head.weights.items() if key not in self._lowered.tied}
+            params |= {key: param for key, param in head.weights.items() if key not in self.lowered.tied}
         tensors = {
             key: Tensor(tuple(p.type.concrete({})), stored_dtype(p, kind), partial(stream, p.recipe, reader))
             for key, p in params.items()
@@ -121,7 +121,7 @@ class TransformersFolder:
 
     def _graph_text(self) -> str:
         """The graph as text, whose weights are the tensors of the folder: so weft reads them back, trained or not."""
-        lowered, prefix = self._lowered, "" if self._lowered.head is None else "model."
+        lowered, prefix = self.lowered, "" if self.lowered.head is None else "model."
         keys = {param: f"{prefix}{key}" for key, param in lowered.base.weights.items()}
         if lowered.head is not None:
             keys |= {param: key for key, param in lowered.head.weights.items() if key not in lowered.tied}
@@ -138,7 +138,7 @@ class TransformersFolder:
         return str(graph)
 
     def _config_json(self) -> dict[str, Any]:
-        name, stem, head = self._name, self._stem, self._lowered.head
+        name, stem, head = self._name, self._stem, self.lowered.head
         code = f"modeling_{stem}.{name}"
         classes = {"AutoConfig": f"configuration_{stem}.{name}Config", "AutoModel": f"{code}Model"}
         if head is not None:
