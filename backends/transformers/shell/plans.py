@@ -13,21 +13,26 @@ from ...torch.decode.divided import COLUMNS, ROWS
 from ...torch.package.parallel import Plan, make_plan
 from ...torch.program.statements import Statement, Submodule
 from ..lower.lower import Lowered
-from .modeling import Modeling
+from .base import BaseModel
 
 PACKED = {"gate_up_proj": "packed_colwise", "up_proj": "colwise", "down_proj": "rowwise"}
 LAYER = re.compile(r"\.\d+(?=\.|$)")  # the number of a layer in a path
 HIDDEN = (["hidden_states"], ["hidden_states"])
 
 
-def plans(lowered: Lowered, modeling: Modeling) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+def plans(bases: Sequence[BaseModel]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """The plans of tensor, pipeline and expert parallelism that a config holds, by their names there; and why parts
     stay whole under tensor parallelism."""
-    tensor, whole = _tensor(lowered)
+    tensor, experts, whole = dict[str, str](), dict[str, str](), dict[str, str]()
+    for base in reversed(bases):
+        divided, reasons = _tensor(base.lowered)
+        tensor |= {base.path + path: style for path, style in divided.items()}
+        experts |= {base.path + path: style for path, style in _experts(base.lowered).items()}
+        whole |= {(base.path + path).strip("."): reason for path, reason in reasons.items()}
     found: dict[str, dict[str, Any]] = {
         "base_model_tp_plan": tensor,
-        "base_model_pp_plan": pipeline(lowered, modeling),
-        "base_model_ep_plan": _experts(lowered),
+        "base_model_pp_plan": pipeline(bases[0]) if len(bases) == 1 else {},
+        "base_model_ep_plan": experts,
     }
     return {name: plan for name, plan in found.items() if plan}, whole
 
@@ -35,7 +40,7 @@ def plans(lowered: Lowered, modeling: Modeling) -> tuple[dict[str, dict[str, Any
 def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, str]]:
     """Linear maps by columns and rows (Shoeybi 2019, arXiv 1909.08053), and the reasons for those that stay whole."""
     try:
-        plan = make_plan(lowered.legal, 1, lowered.base)
+        plan = make_plan(lowered.graph, 1, lowered.base)
         whole = {path: reason for path, reason in plan.whole.items() if "experts" not in reason}
     except WeftError as nothing:
         plan, whole = Plan(), {"": str(nothing)}
@@ -56,12 +61,12 @@ def _experts(lowered: Lowered) -> dict[str, str]:
     return _folded(found, lowered)
 
 
-def pipeline(lowered: Lowered, modeling: Modeling) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
+def pipeline(base: BaseModel) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
     """The embedding, the layers and what follows them, in stages; nothing where layers hand on more than one value."""
-    stack, e = modeling.stack, lowered.emitter
+    stack, e = base.stack, base.lowered.emitter
     if stack is None or not e.embedding or any(len(c.results) != 1 for c in stack.calls):
         return {}
-    items = modeling.base.items
+    items = base.method.items
     place = next(i for i, item in enumerate(items) if isinstance(item, Loop) and item.calls is stack.calls)
     before, after = (list(_modules(part)) for part in (items[:place], items[place + 1 :]))
     if before != [e.embedding]:  # more than the embedding makes what enters the layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...torch.codegen.structure import Call, Loop, Method
 from ...torch.program.statements import CacheSlot, Statement
@@ -38,33 +38,59 @@ def stack_of(top: Method, e: ShellEmitter) -> Stack | None:
 
 
 def _caches_each(calls: list[Call], e: ShellEmitter) -> int | None:
-    counts = {cache_count(c.callee, e) for c in calls}
+    counts = {cache_numbers(c.callee, e).count for c in calls}
     return 1 if counts <= {0, 1} else counts.pop() if len(counts) == 1 else None
 
 
-def cache_count(method: Method, e: ShellEmitter) -> int:
-    """Count the caches of a method: one for each attention, and one for all recurrences of a module."""
-    return sum(n for _, n in cache_items(method, e))
+@dataclass
+class CacheNumbers:
+    """The numbers of the caches of a method, counted within it: of each statement that keeps something, and the first
+    of each call; how many there are of its `own` text, and of a `source`, which are kept under the same numbers."""
+
+    first: dict[object, int] = field(default_factory=dict)
+    own: int = 0
+    source: int = 0
+
+    @property
+    def count(self) -> int:
+        return max(self.own, self.source)
+
+    def add(self, item: object, own: int, source: int) -> None:
+        """Number what needs so many of both."""
+        if own and source:
+            self.own = self.source = self.count
+        self.first[item] = self.own if own or not source else self.source
+        self.own, self.source = self.own + own, self.source + source
 
 
-def cache_items(method: Method, e: ShellEmitter) -> list[tuple[object, int]]:
-    """The statements and calls of a method that keep something, each with the number of its caches; the recurrences of
-    a module share that of the first, until one runs again."""
-    found: list[tuple[object, int]] = []
+def cache_numbers(method: Method, e: ShellEmitter, stack: Stack | None = None) -> CacheNumbers:
+    """Number the caches of a method: one for each attention, and one for all recurrences of a module, until one runs
+    again. Each layer of the `stack` has numbers of its own, at least one."""
+    numbers = CacheNumbers()
     states: set[int] = set()
+    shared = 0
     for item in method.items:
         if isinstance(item, Statement):
+            state = e.recurrent.get(item)
             if not keeps(item):
                 continue
-            state = e.recurrent.get(item)
-            new = state is None or not states or state in states
+            if state is not None and states and state not in states:
+                states.add(state)
+                numbers.first[item] = shared
+                continue
             if state is not None:
-                states = {state} if new else {*states, state}
-            found.append((item, int(new)))
+                states, shared = {state}, numbers.own
+            numbers.add(item, int(item not in e.crossed), int(item in e.crossed))
+        elif isinstance(item, Call):
+            inner = cache_numbers(item.callee, e)
+            alike = inner.own and inner.source
+            numbers.add(item, inner.count if alike else inner.own, inner.count if alike else inner.source)
         else:
-            calls = item.calls if isinstance(item, Loop) else [item]
-            found += [(c, cache_count(c.callee, e)) for c in calls]
-    return found
+            for call in item.calls:
+                count = cache_numbers(call.callee, e).count
+                count = max(1, count) if stack is not None and item.calls is stack.calls else count
+                numbers.add(call, count, count)
+    return numbers
 
 
 def keeps(statement: Statement) -> bool:

@@ -61,9 +61,11 @@ def eager_scored_attention(
 class SoftmaxAttention(nn.Module):
     """The product of softmax attention with a cache of its own: where a module attends more than once."""
 
-    def __init__(self, config: Any, layer_idx: int, num_key_value_groups: int, scaling: float) -> None:
+    def __init__(
+        self, config: Any, layer_idx: int | None, num_key_value_groups: int, scaling: float, is_causal: bool = True
+    ) -> None:
         super().__init__()
-        self.config, self.layer_idx, self.is_causal = config, layer_idx, True
+        self.config, self.layer_idx, self.is_causal = config, layer_idx, is_causal
         self.num_key_value_groups, self.scaling = num_key_value_groups, scaling
 
     def forward(
