@@ -82,11 +82,12 @@ def finish_masks(e: ShellEmitter) -> str:
     e.program.statements.insert(e.program.statements.index(first), whole)
     for kind, mask in kinds.items():
         mask.statement.text, mask.statement.operands = f'{{0}}["{kind}"]', (masks,)
-    return _masks_function(e.masks_name, [*kinds.values()])
+    return _masks_function(e.masks_name, [*kinds.values()], e.decodes)
 
 
-def _masks_function(name: str, masks: list[Mask]) -> str:
-    """A function of the whole model that makes all its masks."""
+def _masks_function(name: str, masks: list[Mask], decodes: bool) -> str:
+    """A function of the whole model that makes all its masks; a model that `decodes` counts tokens from the first that
+    is shown."""
     lines = [
         f"def {name}(",
         "    config: Any,",
@@ -105,13 +106,13 @@ def _masks_function(name: str, masks: list[Mask]) -> str:
         "    given = (config, inputs_embeds, attention_mask, past_key_values, position_ids)",
     ]
     custom = [mask for mask in masks if mask.kind not in STANDARD]
-    if any(mask.condition for mask in custom):
+    if decodes and any(mask.condition for mask in custom):
         lines.append("    first = first_shown(inputs_embeds, attention_mask)")
     for mask in custom:
         lines += [
             "",
             f"    def {mask.kind}(batch: Any, head: Any, q: Any, k: Any) -> Any:",
-            "        q, k = q - first[batch], k - first[batch]",
+            *(["        q, k = q - first[batch], k - first[batch]"] if decodes else []),
             f"        return {mask.condition}",
         ]
     lines += ["", "    return {"]

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import networkx as nx
 
+from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.passes.analysis.states import SOURCE
 
 ENCODER, DECODER = "encoder", "decoder"
+LOSS = "aux_loss"
 HIDDEN, SHOWN = "encoder_hidden_states", "encoder_attention_mask"  # what a decoder is given of its encoder
 
 
@@ -37,6 +39,8 @@ def sides(graph: Graph) -> list[Side]:
     """
     if graph.meta.get("kind") != "encoder-decoder":
         return [Side("", graph, {name: name for name in graph.params})]
+    graph = graph.clone()
+    loss = _encoder_loss(graph)
     ids, shown = (graph.inputs.get(name) for name in SOURCE)
     memory = None if ids is None else _memory(graph, ids)
     if memory is None:
@@ -47,8 +51,30 @@ def sides(graph: Graph) -> list[Side]:
     given |= {} if shown is None else {SHOWN: shown}
     return [
         _side(graph, DECODER, given, dict(graph.outputs.items())),
-        _side(graph, ENCODER, source, {"last_hidden_state": memory}),
+        _side(graph, ENCODER, source, {"last_hidden_state": memory} | loss),
     ]
+
+
+def _encoder_loss(graph: Graph) -> dict[str, Value]:
+    """What routers of the encoder add to the loss, which `graph`, changed in place, then leaves out."""
+    loss = graph.outputs.get(LOSS)
+    if loss is None:
+        return {}
+    late = {v for name, v in graph.inputs.items() if name not in SOURCE}
+    for node in graph.nodes:
+        if not late.isdisjoint(node.inputs):
+            late.update(node.outputs)
+    if loss not in late:
+        del graph.outputs[LOSS]
+        return {LOSS: loss}
+    joins = [n for n in graph.nodes if n.op is ops.add and n.output in late and n.output.shape == ()]
+    for node in joins:
+        early = [v for v in node.inputs if v is not None and v not in late]
+        (other,) = [v for v in node.inputs if v in late] if early else [None]
+        if other is not None:
+            node.output.replace_uses(other)
+            return {LOSS: early[0]}
+    return {}
 
 
 def _memory(graph: Graph, ids: Value) -> Value | None:

@@ -19,9 +19,11 @@ class Fields:
     def name(self, role: str, value: Any, kind: str = "") -> str:
         """The field for a number of this `role`: one that has the value already, or a new one.
 
-        Where the role has another value already, the name tells the side, the `kind` of what it is for, or is numbered.
+        Where the role has another value already, the name tells that it is the encoder's, or the `kind` of what it is
+        for, or is numbered.
         """
-        candidates = [role, *(f"{word}_{role}" for word in (self.side, kind) if word)]
+        words = [self.side] * (self.side == "encoder") + [kind]  # transformers reads decoder_x as x
+        candidates = [role, *(f"{word}_{role}" for word in words if word)]
         number = 1
         while True:
             name = candidates.pop(0) if candidates else f"{role}_{(number := number + 1)}"

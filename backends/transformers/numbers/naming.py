@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -243,8 +244,8 @@ def after_head(graph: Graph) -> dict[Node, str]:
 
 
 def _place(node: Node) -> str:
-    """A word for where a norm or an attention is."""
-    local = node.output.name.rpartition(".")[2]
+    """A word for where a norm or an attention is, the same where it runs again."""
+    local = re.sub(r"_\d+$", "", node.output.name.rpartition(".")[2])
     return kind_of(node) if node.op is ops.attention else local
 
 

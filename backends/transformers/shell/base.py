@@ -70,7 +70,8 @@ def base_model(lowered: Lowered, name: str, config: str, usual: float, others: S
     e, program = lowered.emitter, lowered.base
     top, title = structure(program), f"{name}{TITLES[lowered.side]}"
     stack = None if e.shared else stack_of(top, e)  # the number of layers that share weights is fixed
-    returned = f"{name}Output" if "aux_loss" in program.outputs else plain_output(lowered)
+    part = TITLES[lowered.side] if lowered.side else ""
+    returned = f"{name}{part}Output" if "aux_loss" in program.outputs else plain_output(lowered)
     writer = ShellWriter(program, e, title, config, returned, stack)
     writer.table = f"{'ENCODER_' * (lowered.side == 'encoder')}BLOCKS"
     writer.usual = usual

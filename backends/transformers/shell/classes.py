@@ -253,7 +253,9 @@ class _ShellConstructor(Constructor):
                 self.offsets.setdefault(relative(item.path, method.path), offset)
 
     def made(self, place: str, name: str) -> str:
-        method = self.writer.methods[name]
+        method = self.writer.methods.get(name)
+        if method is None:  # what only holds parts
+            return f"{name}()"
         if self.writer.emitter.shared or (not self.writer.indexed(method) and not self.writer.listed(method.path)):
             return f"{name}(config)"
         start = "" if self.method.path == TOP else "layer_idx"

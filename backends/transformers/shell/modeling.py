@@ -127,14 +127,9 @@ def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
 
 
 def whole_weights(sides: Sequence[Lowered]) -> dict[str, Param]:
-    """The weights of the whole base model by their keys; what both sides read, once."""
-    known: set[str] = set()
-    found = {}
-    for key, param, name in _keyed(sides):
-        if name not in known:
-            known.add(name)
-            found[key] = param
-    return found
+    """The weights of the whole base model by their keys; what both sides read, once, but for tables."""
+    tied = tied_weights(sides, head=False)
+    return {key: param for key, param, _ in _keyed(sides) if key not in tied}
 
 
 def keys_by_name(sides: Sequence[Lowered]) -> dict[str, str]:
@@ -152,11 +147,17 @@ def tied_weights(sides: Sequence[Lowered], head: bool = True) -> dict[str, str]:
     others."""
     above = sides[0].head
     keys, prefix = keys_by_name(sides), "" if above is None else "model."
-    tied = {f"{prefix}{key}": keys[name] for key, _, name in _keyed(sides) if keys[name] != f"{prefix}{key}"}
+    trained = [(f"{prefix}{key}", name) for key, param, name in _keyed(sides) if not is_table(param)]
+    tied = {key: keys[name] for key, name in trained if keys[name] != key}
     if not head:
         return {key.removeprefix(prefix): other.removeprefix(prefix) for key, other in tied.items()}
     named = {} if above is None else {key: keys[sides[0].names[param.name]] for key, param in above.weights.items()}
     return tied | {key: other for key, other in named.items() if key != other}
+
+
+def is_table(param: Param) -> bool:
+    """Return whether a module holds a weight as a buffer."""
+    return param.recipe.constant or not param.type.dtype.is_float
 
 
 def _keyed(sides: Sequence[Lowered]) -> Iterator[tuple[str, Param, str]]:

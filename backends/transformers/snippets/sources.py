@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,3 +41,9 @@ def shifted_right(labels: Tensor, start: int | None, pad: int | None) -> Tensor:
     before = torch.full_like(labels[:, :1], start)
     shifted = torch.cat((before, labels[:, :-1]), 1)
     return shifted.masked_fill(shifted == -100, pad or 0)
+
+
+def total_loss(*outputs: Any) -> Tensor | None:
+    """What routers of an encoder and of a decoder add to the loss; None where it is not known of either."""
+    known = [loss for made in outputs if (loss := getattr(made, "aux_loss", None)) is not None]
+    return sum(known[1:], known[0]) if known else None
