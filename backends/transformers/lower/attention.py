@@ -32,18 +32,19 @@ def _attention(e: ShellEmitter, node: Node) -> Operand:
         return _inline(e, node, told, operands, more)
     if node in e.crosses:
         operands[1:3] = _crossed(e, k, v)
-    place = node.output.name.rpartition(".")[2]
-    path = f"{node.scope}.{place}" if node.scope else place
+    place = next(n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention and _weights(n) == _weights(node))
+    path = place.output.name
     kept = node in e.cached
     order = [*_kinds_in(node, e.cached)].index(_weights(node)) if kept else 0
-    index = (f"layer_idx + {order}" if order else "layer_idx") if kept else "None"
+    index = (f"layer_idx + {order}" if order else "layer_idx") if kept and not e.shared else "None"
     causal = "" if told.causal else ", is_causal=False"
     leaf = Submodule(path, f"SoftmaxAttention(config, {index}, {told.groups}, {told.scaling}{causal})")
     given = "".join(f", {text}" for text in more)
     last = len(operands)
     past = f", past_key_values={e.own(f'{{{last + 1}}}')}" if kept else ""
+    past += f", layer_idx={{{last + 2}}}" if kept and e.shared else ""
     text = f"{{{last}}}({{0}}, {{1}}, {{2}}, {{3}}{given}{past}, **kwargs)"
-    made = e.emit(text, *operands, leaf, *([CACHE] if kept else []), name="x")
+    made = e.emit(text, *operands, leaf, *([CACHE, INDEX] if kept and e.shared else [CACHE] if kept else []), name="x")
     _tell(e, told)
     return made
 

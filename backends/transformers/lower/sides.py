@@ -73,6 +73,7 @@ def _encoder_loss(graph: Graph) -> dict[str, Value]:
         (other,) = [v for v in node.inputs if v in late] if early else [None]
         if other is not None:
             node.output.replace_uses(other)
+            graph.erase(node)
             return {LOSS: early[0]}
     return {}
 

@@ -69,11 +69,19 @@ class SoftmaxAttention(nn.Module):
         self.num_key_value_groups, self.scaling = num_key_value_groups, scaling
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, past_key_values: Cache | None = None, **kwargs: Any
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Any,
+        past_key_values: Cache | None = None,
+        layer_idx: int | None = None,
+        **kwargs: Any,
     ) -> Tensor:
-        """As `eager_scored_attention`, with the keys and values of earlier calls: [batch, seq, heads · width]."""
+        """As `eager_scored_attention`, with the keys and values of earlier calls: [batch, seq, heads · width]; those of
+        `layer_idx`, if the module has several."""
         if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
+            k, v = past_key_values.update(k, v, self.layer_idx if layer_idx is None else layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_scored_attention)
         x: Tensor = attend(self, q, k, v, mask, scaling=self.scaling, **kwargs)[0]
         return x.reshape(q.shape[0], q.shape[2], -1)
