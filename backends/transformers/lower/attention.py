@@ -32,7 +32,9 @@ def _attention(e: ShellEmitter, node: Node) -> Operand:
         return _inline(e, node, told, operands, more)
     if node in e.crosses:
         operands[1:3] = _crossed(e, k, v)
-    place = next(n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention and _weights(n) == _weights(node))
+    place = next(
+        n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention and _weights(n) == _weights(node)
+    )
     path = place.output.name
     kept = node in e.cached
     order = [*_kinds_in(node, e.cached)].index(_weights(node)) if kept else 0

@@ -259,7 +259,9 @@ def cross_attentions(graph: Graph) -> set[Node]:
         if not ours.isdisjoint(node.inputs):
             ours.update(node.outputs)
         elif node.op in (ops.attention, ops.relative_attention):
-            raise WeftError(f"target transformers needs an encoder of which a decoder reads one value: %{node.output.name} is read beside it")
+            raise WeftError(
+                f"target transformers lets a decoder read one value of its encoder, not %{node.output.name} too"
+            )
         if node.op in (ops.attention, ops.relative_attention) and node.required("k") not in ours:
             found.add(node)
     return found

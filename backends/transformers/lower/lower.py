@@ -33,8 +33,9 @@ class Lowered:
     """A decoder or an encoder, alone or as a `side` of an encoder-decoder: the programs of its base model and of its
     head.
 
-    `graph` is that of the side, `whole` that of the model. `hidden` is what the base model makes, and the head reads. `masks` is the function that makes the masks of all
-    layers, "" if one of transformers does. `names` are those that the parameters of its `graph` have in the whole.
+    `graph` is that of the side, `whole` that of the model; `names` are those that parameters of the side have in the
+    whole. `hidden` is what the base model makes, and the head reads. `masks` is the function that makes the masks of
+    all layers, "" if one of transformers does.
     """
 
     whole: Graph

@@ -44,7 +44,9 @@ def sides(graph: Graph) -> list[Side]:
     ids, shown = (graph.inputs.get(name) for name in SOURCE)
     memory = None if ids is None else _memory(graph, ids)
     if memory is None:
-        raise WeftError(f"target transformers needs one value through which a decoder reads its source: {graph.name} has none")
+        raise WeftError(
+            f"target transformers needs one value through which a decoder reads its source: {graph.name} has none"
+        )
     assert ids is not None
     source = {"input_ids": ids} | ({} if shown is None else {"attention_mask": shown})
     given = {name: value for name, value in graph.inputs.items() if name not in SOURCE} | {HIDDEN: memory}

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from ...torch.codegen.classes import Class
 from ...torch.codegen.structure import Method, structure
+from ..lower.emitter import CHUNKED, FULL, SLIDING
 from ..lower.lower import Lowered
 from ..lower.sides import DECODER
 from .classes import ShellWriter, read_config
 from .initial import experts_lines, initial_lines
-from .stack import Stack, attends, cache_numbers, stack_of
+from .stack import Stack, attends, cache_kinds, cache_numbers, loop_single_layers, stack_of
 
 TITLES = {"": "Model", "encoder": "Encoder", "decoder": "Decoder"}  # of sides, in the names of classes
 
@@ -50,6 +51,19 @@ class BaseModel:
         return self.lowered.side not in ("", DECODER)
 
     @property
+    def kinds(self) -> list[str]:
+        """The kind of each of its caches."""
+        return cache_kinds(self.method, self.lowered.emitter, self.stack)
+
+    @property
+    def tells_kinds(self) -> bool:
+        """Return whether a config must say the kinds of its caches: transformers supposes one kind for all."""
+        known, kinds = self.lowered.fields.values, set(self.kinds)
+        guessed = SLIDING if "sliding_window" in known else CHUNKED if "attention_chunk_size" in known else FULL
+        several = self.stack is not None and self.count_field == "num_blocks"
+        return not self.is_second and (several or (bool(kinds) and kinds != {guessed}))
+
+    @property
     def inner(self) -> dict[str, Method]:
         """The methods of its classes, but for itself and those of the other side."""
         return {k: m for k, m in self.writer.methods.items() if m is not self.method and k not in self.writer.reused}
@@ -69,6 +83,8 @@ def base_model(lowered: Lowered, name: str, config: str, usual: float, others: S
     is the deviation that most weights are drawn with. Classes that `others` have, too, are not written again."""
     e, program = lowered.emitter, lowered.base
     top, title = structure(program), f"{name}{TITLES[lowered.side]}"
+    if not e.shared:
+        loop_single_layers(top, program)
     stack = None if e.shared else stack_of(top, e)  # the number of layers that share weights is fixed
     part = TITLES[lowered.side] if lowered.side else ""
     returned = f"{name}{part}Output" if "aux_loss" in program.outputs else plain_output(lowered)
@@ -99,7 +115,9 @@ def plain_output(lowered: Lowered) -> str:
 def finish_classes(base: BaseModel) -> None:
     """Let the methods of all classes read the numbers of a config."""
     for c in base.classes:
-        members = {line.split(" ")[0].removeprefix("self.").split(".")[0] for line in c.init if line.startswith("self.")}
+        members = {
+            line.split(" ")[0].removeprefix("self.").split(".")[0] for line in c.init if line.startswith("self.")
+        }
         read_config(c.lines, c.init, members)
     read_config(base.own.lines, base.own.init, None)
 

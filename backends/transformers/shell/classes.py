@@ -15,6 +15,7 @@ from ...torch.codegen.naming import Line, Named
 from ...torch.codegen.structure import Call, Loop, Method
 from ...torch.program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Var, relative
 from ..lower.emitter import INDEX, ShellEmitter
+from ..lower.sides import ENCODER, LOSS
 from .initial import RANGE, initial_lines
 from .stack import CacheNumbers, Stack, attends, cache_numbers
 
@@ -32,7 +33,10 @@ class ShellBody(Writer):
         if not self.top or not self.writer.returned:
             return super().result(outputs)
         past = self.token(self.writer.emitter.past)
-        named = ", ".join(f"{name}={self.token(o)}" for name, o in self.writer.outputs.items() if name != "logits")
+        made = {name: self.token(o) for name, o in self.writer.outputs.items() if name != "logits"}
+        if LOSS in made and self.writer.emitter.side == ENCODER:  # generating repeats it as it does rows
+            made[LOSS] += f".repeat(len({self.token(self.writer.emitter.embeds)}))"
+        named = ", ".join(f"{name}={text}" for name, text in made.items())
         return (
             f"{self.writer.returned}({named}, {PAST}={past})"
             if self.writer.keeps_any
@@ -281,8 +285,8 @@ class _ShellConstructor(Constructor):
             return f"nn.ModuleList([{', '.join(made)}])"
         if len({*names}) == 1:
             return f"nn.ModuleList({names[0]}(config, {index}) for layer_idx in {count})"
-        kinds = self.writer.kinds
-        return f"nn.ModuleList({self.writer.table}[kind](config, {index}) for layer_idx, kind in enumerate(config.{kinds}))"
+        each = f"for layer_idx, kind in enumerate(config.{self.writer.kinds})"
+        return f"nn.ModuleList({self.writer.table}[kind](config, {index}) {each})"
 
 
 FIELD = re.compile(r"(?<![\w.\"])config\.(\w+)")

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...torch.codegen.source import formatted
-from ..lower.emitter import CHUNKED, FULL, RECURRENT, SLIDING
+from ..lower.emitter import RECURRENT
 from ..lower.lower import Lowered
 from .base import BaseModel
-from .kinds import around, block_kinds, cache_kinds
 from .modeling import Modeling, template
-from .stack import Stack
+from .stack import Stack, around, block_kinds
 
 CACHES_DOC = "The kind of the cache of each layer, as transformers calls it."
 COUNTING = "hybrid"  # a layer with states and keys
@@ -85,7 +84,7 @@ def _layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]
     stack, count = base.stack, base.count_field
     if stack is None:
         alone = _alone(base)
-        return {count: max(1, len(_kinds(base)))}, [], [] if alone is None else [alone]
+        return {count: max(1, len(base.kinds))}, [], [] if alone is None else [alone]
     fields: dict[str, Any] = {count: len(stack)}
     tables, properties = [], []
     if len({*base.blocks}) > 1:
@@ -96,7 +95,7 @@ def _layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]
         lines.append(f"return [kinds[i % len(kinds)] for i in range(self.{count})]")
         doc = f"The class of each layer: `{base.block_types}`, or {pattern}, again and again."
         properties.append(Property(base.writer.kinds, "list[str]", doc, lines))
-    if not base.is_second and (_told(base) or count == "num_blocks"):
+    if base.tells_kinds:
         each, named = _each(base, stack)
         tables += named
         properties.append(Property("layer_types", "list[str]", CACHES_DOC, _types(base, stack, each)))
@@ -107,26 +106,16 @@ def _layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]
     return fields, tables, properties
 
 
-def _kinds(base: BaseModel) -> list[str]:
-    return cache_kinds(base.method, base.lowered.emitter, base.stack)
-
-
-def _told(base: BaseModel) -> bool:
-    """Return whether a config must say which kinds of caches a model has."""
-    kinds = _kinds(base)
-    return bool(kinds) and set(kinds) != {_guessed(base.lowered)}
-
-
 def _counting(base: BaseModel) -> int | None:
     """The number of the cache that counts tokens, where it is one of states."""
     e = base.lowered.emitter
-    return _kinds(base).index(RECURRENT) if e.cached and not e.counts else None
+    return base.kinds.index(RECURRENT) if e.cached and not e.counts else None
 
 
 def _alone(base: BaseModel) -> Property | None:
     """The kinds of the caches of a model without a list of layers."""
-    kinds = [COUNTING if i == _counting(base) else kind for i, kind in enumerate(_kinds(base))]
-    if base.is_second or not _told(base):
+    kinds = [COUNTING if i == _counting(base) else kind for i, kind in enumerate(base.kinds)]
+    if not base.tells_kinds:
         return None
     return Property("layer_types", "list[str]", CACHES_DOC, [f"return {_strings(kinds)}"])
 
@@ -154,12 +143,6 @@ def _types(base: BaseModel, stack: Stack, each: str) -> list[str]:
 
 def _strings(kinds: Sequence[str]) -> str:
     return "[" + ", ".join(f'"{k}"' for k in kinds) + "]"
-
-
-def _guessed(lowered: Lowered) -> str:
-    """The kind of all caches that transformers supposes where a config does not say it."""
-    windows = {"sliding_window", "attention_chunk_size"} & lowered.fields.values.keys()
-    return SLIDING if "sliding_window" in windows else CHUNKED if windows else FULL
 
 
 def _period(names: Sequence[str]) -> list[str]:

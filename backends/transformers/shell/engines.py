@@ -21,7 +21,7 @@ BATCHES, VLLM, SGLANG = "transformers generate_batch", "vLLM", "SGLang"
 def refusals(bases: Sequence[BaseModel], plans: Mapping[str, Any]) -> dict[str, list[str]]:
     """List the reasons for which each engine cannot run the model, by its name; none where it can."""
     if len(bases) > 1:
-        return dict.fromkeys((BATCHES, VLLM, SGLANG), ["it is an encoder-decoder"])
+        return {engine: ["it is an encoder-decoder"] for engine in (BATCHES, VLLM, SGLANG)}
     (base,) = bases
     common = [*_common(base)]
     engines = [*common, *_for_engines(base.lowered)]

@@ -25,7 +25,6 @@ from ..lower.lower import Lowered
 from .base import BaseModel, base_model, finish_classes, initial_values, own_facts, plain_output, shared_facts
 from .classes import ShellWriter, read_config
 from .initial import initializer_range
-from .kinds import cache_kinds
 
 IMPORTS = snippets.IMPORTS | {
     **{
@@ -104,6 +103,7 @@ def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
         "tied": tied_weights(sides),
         "tied_base": tied_weights(sides, head=False),
         "shares_embedding": _shares_embedding(sides),
+        "generate_masks": _generate_masks(bases[0]),
         "forgets": _forgets(bases[0]),
     }
     for base in bases:
@@ -179,10 +179,15 @@ def _shares_embedding(sides: Sequence[Lowered]) -> bool:
     return f"decoder.{sides[0].emitter.embedding}.weight" in tied_weights(sides, head=False)
 
 
+def _generate_masks(base: BaseModel) -> str:
+    """The function that makes masks before a call of a compiled model, if not that of transformers: it makes one for
+    each kind of a config, which a model with one mask makes itself."""
+    return base.lowered.emitter.masks_name if base.lowered.masks else "given_mask" if base.tells_kinds else ""
+
+
 def _forgets(base: BaseModel) -> bool:
     """Return whether a decoder that reads a source keeps something else than all of its own keys."""
-    kinds = cache_kinds(base.method, base.lowered.emitter, base.stack)
-    return bool(base.lowered.emitter.crosses) and set(kinds) != {FULL}
+    return bool(base.lowered.emitter.crosses) and set(base.kinds) != {FULL}
 
 
 def _head(lowered: Lowered, config: str) -> dict[str, list[str]] | None:

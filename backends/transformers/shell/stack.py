@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...torch.codegen.structure import Call, Loop, Method
-from ...torch.program.statements import CacheSlot, Statement
-from ..lower.emitter import Attending, ShellEmitter
+from ...torch.program.statements import CacheSlot, Program, Statement, Var
+from ..lower.emitter import CHUNKED, FULL, RECURRENT, SLIDING, Attending, ShellEmitter
+
+
+NO_CACHE = "moe"  # what transformers calls a layer without a cache
 
 
 @dataclass
@@ -35,6 +38,20 @@ def stack_of(top: Method, e: ShellEmitter) -> Stack | None:
         if stem and paths == [f"{stem}.{i}" for i in range(len(paths))] and len(listed) == len(paths):
             fitting.append(Stack(stem, loop.calls, _caches_each(loop.calls, e)))
     return max(fitting, key=len, default=None)
+
+
+def loop_single_layers(top: Method, program: Program) -> None:
+    """Let a list of one module be run in a loop, too: a config may ask for more of them."""
+    shapes = {s.results[0]: s.node.output.shape for s in program.statements if s.results and s.node and not s.early}
+    for i, item in enumerate(top.items):
+        stem, _, number = item.path.rpartition(".") if isinstance(item, Call) else ("", "", "")
+        if not isinstance(item, Call) or number != "0" or len(item.results) != 1:
+            continue
+        listed = [p for p in (*top.modules, *top.holds) if p.startswith(f"{stem}.")]
+        made = shapes.get(item.results[0])
+        alike = [j for j, o in enumerate(item.inputs) if isinstance(o, Var) and made in (o.shape, shapes.get(o))]
+        if made is not None and listed == [item.path] and len(alike) == 1:
+            top.items[i] = Loop([item], alike)
 
 
 def _caches_each(calls: list[Call], e: ShellEmitter) -> int | None:
@@ -101,3 +118,34 @@ def keeps(statement: Statement) -> bool:
 def attends(method: Method, e: ShellEmitter) -> list[tuple[Statement, Attending]]:
     """The statements of a method itself that attend."""
     return [(i, e.attending[i]) for i in method.items if isinstance(i, Statement) and i in e.attending]
+
+
+def cache_kinds(method: Method, e: ShellEmitter, stack: Stack | None = None) -> list[str]:
+    """The kind of each cache of a method, in their order; also for layers of the `stack` without one."""
+    numbers = cache_numbers(method, e, stack)
+    kinds = [NO_CACHE] * numbers.count
+    for item, first in numbers.first.items():
+        if isinstance(item, Call):
+            found = {first + i: kind for i, kind in enumerate(cache_kinds(item.callee, e))}
+            kinds = [found[i] if found.get(i, NO_CACHE) != NO_CACHE else kind for i, kind in enumerate(kinds)]
+        elif isinstance(item, Statement) and item not in e.crossed:
+            kinds[first] = RECURRENT if item in e.recurrent else _kind(item, e)
+    return kinds
+
+
+def around(top: Method, e: ShellEmitter, stack: Stack) -> tuple[list[str], list[str]]:
+    """The kinds of the caches before and behind those of the stack."""
+    place = next(i for i, item in enumerate(top.items) if isinstance(item, Loop) and item.calls is stack.calls)
+    before, after = (replace(top, items=part) for part in (top.items[:place], top.items[place + 1 :]))
+    return cache_kinds(before, e), cache_kinds(after, e)
+
+
+def block_kinds(block: Method, e: ShellEmitter) -> list[str]:
+    """The kinds of the caches of one block; of one without any, what stands for none."""
+    return cache_kinds(block, e) or [NO_CACHE]
+
+
+def _kind(statement: Statement, e: ShellEmitter) -> str:
+    """The kind of the cache of an attention."""
+    mask = next((m for m in e.masks.values() if statement.node is not None and statement.node in m.nodes), None)
+    return mask.kind if mask is not None and mask.kind in (SLIDING, CHUNKED) else FULL

@@ -44,6 +44,7 @@ def shifted_right(labels: Tensor, start: int | None, pad: int | None) -> Tensor:
 
 
 def total_loss(*outputs: Any) -> Tensor | None:
-    """What routers of an encoder and of a decoder add to the loss; None where it is not known of either."""
-    known = [loss for made in outputs if (loss := getattr(made, "aux_loss", None)) is not None]
+    """What routers of an encoder, where it stands once for each row, and of a decoder add to the loss; None where it is
+    not known of either."""
+    known = [loss.mean() for made in outputs if (loss := getattr(made, "aux_loss", None)) is not None]
     return sum(known[1:], known[0]) if known else None
