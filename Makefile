@@ -6,6 +6,7 @@ BIN := .venv/bin
 SETUP := .venv/.setup
 RUNTIME := .venv/.runtime
 DOCS := .venv/.docs
+ENGINES := .venv/.engines
 # Python compiles a module to bytecode when it is first imported: faster than all of them here, one after the other.
 HASHED := --no-compile --require-hashes --no-deps --only-binary :all:
 ITSELF := --no-deps --no-build-isolation -e .
@@ -21,7 +22,7 @@ PROMPT ?= What is the capital of France? Answer in one sentence.
 # Where it is set, every process would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup weights test test-all kills fuzz stubs lint style format demo docs licences lock newest bench clean
+.PHONY: help setup weights test test-all test-engines kills fuzz stubs lint style format demo docs licences lock newest bench clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -51,6 +52,11 @@ $(DOCS): constraints.txt requirements/docs.txt | $(BIN)/python
 	$(BIN)/python -m pip install $(HASHED) -r requirements/docs.txt
 	@touch $@
 
+# Three packages that lm-eval asks for are published as sources only.
+$(ENGINES): $(SETUP) constraints.txt requirements/engines.txt
+	$(BIN)/python -m pip install --no-compile --require-hashes --no-deps --prefer-binary --no-build-isolation -r requirements/engines.txt
+	@touch $@
+
 # What the tests of pages look at them with; CHROMIUM names another one than is found.
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || echo /usr/bin/chromium)
 
@@ -72,6 +78,9 @@ test: $(SETUP) $(SMOLLM2) $(MINILM) $(CHROMIUM) style  ## every check: lint, typ
 # What `make test` samples, because all of it takes minutes: tests that ask for WEFT_TESTS.
 test-all: export WEFT_TESTS := all
 test-all: test  ## the same, and every pass checked on every graph that it rewrites
+
+test-engines: $(ENGINES) $(SMOLLM2) $(MINILM)  ## folders for transformers in the tools that take them, all of these
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/engines tests/engines/extra $(ARGS)
 
 kills: $(SETUP)  ## commands killed at random moments: every result must be whole
 	$(BIN)/python -m tests.fuzz.kills --out benchmarks/results/kills.json
@@ -100,7 +109,7 @@ demo: $(RUNTIME) $(SMOLLM2)  ## compile SmolLM2 and let it answer PROMPT
 docs: $(DOCS)  ## the pages and the API reference as a site, into build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-licences: $(SETUP) $(DOCS)  ## docs/licences.md, from the metadata of what is installed
+licences: $(SETUP) $(DOCS) $(ENGINES)  ## docs/licences.md, from the metadata of what is installed
 	$(BIN)/python -m tests.licences
 
 # After a change of constraints.txt or of dependencies: every wheel of the pinned versions, with its hash.
@@ -112,6 +121,7 @@ lock: | $(BIN)/python  ## the hashes of the pinned versions, into requirements/
 	$(BIN)/python -m pip install --quiet --upgrade --target build/uv uv==0.13.9
 	$(UV) --python-version 3.11 pyproject.toml requirements/demo.in --extra cpu -o requirements/demo.txt
 	$(UV) --python-version 3.11 pyproject.toml requirements/test.in --extra cpu --extra hf --extra serve --extra dev -o requirements/test.txt
+	$(UV) --python-version 3.11 pyproject.toml --extra hf --extra engines -o requirements/engines.txt
 	$(UV) --python-version 3.11.5 pyproject.toml --extra docs -o requirements/docs.txt
 
 # Other versions than the pinned ones: those that a newcomer's pip takes. Only PyTorch stays, for its size.

@@ -11,7 +11,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "licences.md"
-SETS = {"demo": "demo", "tests": "test", "site": "docs"}  # by the name of the column, files of requirements/
+# By the name of the column, files of requirements/.
+SETS = {"demo": "demo", "tests": "test", "engines": "engines", "site": "docs"}
 HEAD = """# Licences
 
 weft is Apache-2.0 ([LICENSE](../LICENSE)). It copies no code of others. The one font that it ships for pictures, Inter,

@@ -20,13 +20,13 @@ from weft.passes.analysis.states import has_cache
 from ..storage.safetensors import Tensor, write_shards
 from ..torch.program.constants import stored_dtype
 from ..weights import StoredTensor, weight_facts
+from .engines.plans import plans
+from .engines.refusals import explained, refusals
 from .lower.experts import home_of, stacks
 from .lower.lower import lower
 from .shell.configuration import TORCH_DTYPES, Configuration, states_each, write_configuration
-from .shell.engines import explained, refusals
 from .shell.initial import initializer_range
 from .shell.modeling import Modeling, keys_by_name, tied_weights, whole_weights, write_modeling
-from .shell.plans import plans
 
 GRAPH = "model.weft"  # as in folders of graphs
 KNOWN = (  # how names of classes begin that transformers and engines have themselves
@@ -51,12 +51,13 @@ class TransformersFolder:
         self._legal, self._sides = lower(graph)
         self._head = self._sides[0].head
         self._modeling: Modeling = write_modeling(self._sides, self._name, self._stem)
-        divided, whole = plans(self._modeling.bases)
+        self.plans = plans(self._modeling.bases)
+        divided = self.plans.by_name
         self._config: Configuration = write_configuration(
             self._modeling, self._name, self._stem, divided, self._more(length)
         )
         self.refusals = refusals(self._modeling.bases, divided)
-        self.explained = explained(self.refusals, whole)
+        self.explained = explained(self.refusals, self.plans)
         for engine in (e for e, reasons in self.refusals.items() if reasons):
             notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
         self.texts = {"modeling": self._modeling.text, "configuration": self._config.text}

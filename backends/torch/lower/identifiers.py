@@ -21,10 +21,12 @@ SPARSE = 1000  # of a list of modules, whose places between the numbers are fill
 OWN = {*dir(nn.Module()), "new_cache", "cache"}  # what a module has besides its parts
 
 
-def with_identifiers(graph: Graph, avoid: Collection[str] = ()) -> Graph:
+def with_identifiers(graph: Graph, avoid: Collection[str] = (), usual: Mapping[str, str] | None = None) -> Graph:
     """Return `graph`, or a copy whose scopes, values, parameters, inputs and outputs have names for Python, and none of
-    those to `avoid`."""
+    those to `avoid`; modules of the whole model that hold one weight, with its bias, are called as `usual` says."""
     paths, inputs = _paths(graph, avoid), argument_names(graph)
+    for old, new in _plain_modules(graph, usual or {}).items():
+        paths |= {k: new + v[len(old) :] for k, v in paths.items() if v == old or v.startswith(f"{old}.")}
     outputs = _distinct([name for name, _ in graph.outputs.items()])
     if all(old == new for names in (paths, inputs, outputs) for old, new in names.items()):
         return graph
@@ -43,6 +45,22 @@ def with_identifiers(graph: Graph, avoid: Collection[str] = ()) -> Graph:
     for name, value in graph.outputs.items():
         other.add_output(outputs[name], mapped[value])
     return other
+
+
+def _plain_modules(graph: Graph, usual: Mapping[str, str]) -> dict[str, str]:
+    """The entries of `usual` for names of modules that hold no more than a weight and a bias, where they are free."""
+    params, nodes = [*graph.params], graph.nodes
+    taken = {
+        name.partition(".")[0]
+        for name in [*params, *(n.scope for n in nodes), *(v.name for n in nodes for v in n.outputs)]
+    }
+    return {
+        old: new
+        for old, new in usual.items()
+        if new not in taken
+        and f"{old}.weight" in params
+        and {p for p in params if p.startswith(f"{old}.")} <= {f"{old}.weight", f"{old}.bias"}
+    }
 
 
 def argument_names(graph: Graph) -> dict[str, str]:

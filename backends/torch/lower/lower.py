@@ -95,14 +95,14 @@ def emit(
     emitter.leave()
 
 
-def legal_form(graph: Graph, avoid: Collection[str] = ()) -> Graph:
-    """Copy `graph` with ops that all have lowerings, and no name that is to `avoid`; sums stand apart from their norms,
-    each in its own layer.
+def legal_form(graph: Graph, avoid: Collection[str] = (), usual: Mapping[str, str] | None = None) -> Graph:
+    """Copy `graph` with ops that all have lowerings, no name that is to `avoid`, and names of modules of the whole
+    model that are `usual`; sums stand apart from their norms, each in its own layer.
 
     Raises:
         WeftError: naming an op that cannot be written, or whose state cannot be kept.
     """
-    graph, trace = with_identifiers(graph.clone(), avoid), Trace()
+    graph, trace = with_identifiers(graph.clone(), avoid, usual), Trace()
     lookup("unfuse-residual-norm")().run(graph, trace)
     cached = cached_nodes(graph)
     for node in graph.nodes:

@@ -30,9 +30,10 @@ PER_HEAD = ("bias", "sinks", "past_k")  # operands of an attention that differ b
 @dataclass
 class Plan:
     """Plan of tensor parallelism: the split of modules by path, the attentions with split caches, and reasons for
-    replicated parts."""
+    replicated parts. `units` are the modules that are split together or not at all, by what they belong to."""
 
     styles: dict[str, str] = field(default_factory=dict)
+    units: dict[str, list[str]] = field(default_factory=dict)
     caches: list[str] = field(default_factory=list)
     whole: dict[str, str] = field(default_factory=dict)
 
@@ -127,6 +128,7 @@ def _attention(plan: Plan, modules: _Modules, node: Node, degree: int) -> None:
             f"{degree} processes cannot evenly share {heads} query and {kv_heads} key/value heads ({node.scope})"
         )
     plan.styles |= division
+    plan.units.setdefault(node.scope, []).extend(division)
     plan.caches.append(node.scope)
 
 
@@ -185,6 +187,7 @@ def _feed_forward(plan: Plan, modules: _Modules, node: Node, degree: int) -> Non
         plan.whole[node.scope or node.output.name] = f"its {unit.hidden} hidden units do not divide evenly"
     else:
         plan.styles |= {path: COLUMNS for path in ins if path is not None} | {out: ROWS}
+        plan.units[out] = [*filter(None, ins), out]
 
 
 def _experts(plan: Plan, modules: _Modules, node: Node, degree: int) -> None:
@@ -198,6 +201,7 @@ def _experts(plan: Plan, modules: _Modules, node: Node, degree: int) -> None:
         plan.whole[home] = f"its {count} experts do not divide evenly"
     else:
         plan.styles[home] = EXPERTS
+        plan.units[home] = [home]
 
 
 def _vocabulary(plan: Plan, modules: _Modules, graph: Graph) -> None:

@@ -69,7 +69,7 @@ class Attending:
 
     @property
     def held(self) -> tuple[str, str, bool]:
-        """What its module keeps of it."""
+        """The facts of it that its module keeps."""
         return self.scaling, self.groups, self.causal
 
 

@@ -25,6 +25,7 @@ OWN = (  # names that classes of transformers have for themselves
     *("generation_config", "loss_function", "loss_type", "framework", "name_or_path", "warnings_issued", HEAD),
     *("main_input_name", "base_model_prefix", "gradient_checkpointing", "generate", "post_init", "num_experts"),
 )
+USUAL = {"embed": "embed_tokens", "final_norm": "norm"}  # transformers divides modules of these names among devices
 REGISTERED = (attention, dense, experts, relative)  # what transformers computes in its own way
 
 
@@ -57,7 +58,7 @@ def lower(graph: Graph) -> tuple[Graph, list[Lowered]]:
     Raises:
         WeftError: naming an op that cannot be written, or saying that no encoder can be told from its decoder.
     """
-    legal, fields = legal_form(graph, OWN), Fields()
+    legal, fields = legal_form(graph, OWN, USUAL), Fields()
     found: list[Lowered] = []
     for side in sides(legal):
         fields.side = side.name

@@ -58,7 +58,7 @@ def sides(graph: Graph) -> list[Side]:
 
 
 def _encoder_loss(graph: Graph) -> dict[str, Value]:
-    """What routers of the encoder add to the loss, which `graph`, changed in place, then leaves out."""
+    """The output that routers of the encoder add to the loss; `graph`, changed in place, then leaves it out."""
     loss = graph.outputs.get(LOSS)
     if loss is None:
         return {}

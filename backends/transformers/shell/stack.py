@@ -8,7 +8,6 @@ from ...torch.codegen.structure import Call, Loop, Method
 from ...torch.program.statements import CacheSlot, Program, Statement, Var
 from ..lower.emitter import CHUNKED, FULL, RECURRENT, SLIDING, Attending, ShellEmitter
 
-
 NO_CACHE = "moe"  # what transformers calls a layer without a cache
 
 

@@ -44,7 +44,6 @@ def shifted_right(labels: Tensor, start: int | None, pad: int | None) -> Tensor:
 
 
 def total_loss(*outputs: Any) -> Tensor | None:
-    """What routers of an encoder, where it stands once for each row, and of a decoder add to the loss; None where it is
-    not known of either."""
+    """The sum of the losses of the routers of an encoder, one for each row, and of a decoder; None if none has any."""
     known = [loss.mean() for made in outputs if (loss := getattr(made, "aux_loss", None)) is not None]
     return sum(known[1:], known[0]) if known else None

@@ -1,13 +1,14 @@
-"""Hugging Face folders as sources, with the PEFT adapters that are to be merged into them."""
+"""Folders with weights as sources, with the PEFT adapters that are to be merged into them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.backends.storage import stamps
+from weft.backends.storage import Stamp, stamps
 from weft.ir.documents import expanded, read_json
 from weft.ir.errors import WeftError
 
@@ -16,11 +17,15 @@ from ...formats.hf.adapter import ADAPTER_CONFIG, is_adapter
 from ...formats.hf.folder import copy_tokenizer, tokenizer_files
 from ...formats.hf.hub import hub_snapshot
 from ...formats.hf.safetensors import weight_files
+from ...formats.weft.merging import merge_into
+from ...formats.weft.model_folder import GRAPH, read_model
 from ...model import Model
 
 
 def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Model:
-    """The model of the Hugging Face folder `source`, or of the base of the adapter in it, with `adapters` merged.
+    """The model of the folder `source`, or of the base of the adapter in it, with `adapters` merged.
+
+    The folder is a Hugging Face folder of a family that weft knows, or one that target transformers wrote.
 
     The tokenizer is that of the last adapter that has one: it may know tokens and a template that the base does not.
 
@@ -40,10 +45,11 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Mode
         if not any(folder.samefile(path) for folder in given):
             given = [path, *given]
     before = stamps(file for home in (base, *given) for file in home.iterdir())
+    if (base / GRAPH).is_file():
+        return _with_graph(str(source), base, given, before)
     folder, loaded, merged = load_folder(base, given)
     names = ", ".join(adapter.path.name for adapter in merged)
-    homes = [home for home in (folder.path, *given) if (home / "tokenizer.json").is_file()]
-    home = homes[-1] if homes else folder.path
+    home = _tokenizer_home(folder.path, given)
     own = folder.files if home == folder.path else [f for f in folder.files if f not in folder.tokenizer_files]
     lent = tokenizer_files(home) if home != folder.path else []
     files = (*own, *lent, *(file for adapter in merged for file in adapter.files))
@@ -56,6 +62,34 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Mode
         adapters=tuple(adapter.path for adapter in merged),
         **vars(loaded),
     )
+
+
+def _with_graph(spec: str, base: Path, given: Sequence[Path], before: Mapping[Path, Stamp]) -> Model:
+    """The model of the folder `base`, whose graph lies beside its weights, with the adapters in `given` merged."""
+    model, home = read_model(spec, base), _tokenizer_home(base, given)
+    merged = merge_into(model.graph, str(base / GRAPH), given)
+    model.graph.meta["source"] = {
+        "format": "weft",
+        "path": str(base),
+        "adapters": [str(adapter.path.absolute()) for adapter in merged],
+    }
+    tokenizer = tokenizer_files(home)
+    own = [file for file in model.files if home == base or file not in tokenizer_files(base)]
+    files = (*own, *(tokenizer if home != base else []), *(file for adapter in merged for file in adapter.files))
+    return replace(
+        model,
+        description=f"{model.description} with adapter {', '.join(adapter.path.name for adapter in merged)}",
+        tokenizer=partial(copy_tokenizer, home) if tokenizer else None,
+        files=files,
+        stamps={file: before[file] for file in files if file in before},
+        adapters=tuple(adapter.path for adapter in merged),
+    )
+
+
+def _tokenizer_home(base: Path, adapters: Sequence[Path]) -> Path:
+    """The last folder that has a tokenizer; the base if none has."""
+    homes = [home for home in (base, *adapters) if (home / "tokenizer.json").is_file()]
+    return homes[-1] if homes else base
 
 
 def _folder(source: str | Path) -> Path | None:

@@ -27,8 +27,8 @@ def load_source(source: SourceLike, seed: int = 0, adapters: Sequence[str | Path
     repository in the local hub cache), a model folder of ``weft opt``, a .gguf file, or a file of IR text; in Python
     also a `Decoder`, an `Encoder` or any object with such a ``graph`` method, a `Graph`, or a `Model`. Without a
     checkpoint, parameters get their declared random initialization with `seed`. The PEFT adapters in the folders
-    `adapters` are merged into the weights of a Hugging Face folder, one after the other; the folder of an adapter whose
-    base is here is a source itself.
+    `adapters` are merged into the weights of a Hugging Face folder, or of one that target transformers wrote, one after
+    the other; the folder of an adapter whose base is here is a source itself.
 
     Raises:
         WeftError: saying what is wrong with the source, or what can be one.
@@ -87,10 +87,11 @@ def _from_gguf(spec: str, path: Path) -> Model:
 
 
 def _from_folder(spec: str, path: Path) -> Model:
+    from ...formats.hf.adapter import is_adapter
     from ...formats.weft.model_folder import GRAPH, read_model
     from .adapters import load_with_adapters
 
-    if (path / GRAPH).is_file():
+    if (path / GRAPH).is_file() and not is_adapter(path):
         return read_model(spec, path)
     if (path / "weft.json").is_file():
         raise WeftError(
@@ -180,12 +181,10 @@ def _reader(path: Path, adapters: Sequence[Path]) -> TensorReader:
     from ...formats.hf import Folder, SafetensorsReader, join_adapters
     from ...formats.weft.model_folder import GRAPH
 
-    if adapters:
-        return join_adapters(Folder.open(path).weights(), adapters)
-
     if path.suffix == ".gguf":
         return GGUFTensors(path)
-    return SafetensorsReader(path) if (path / GRAPH).is_file() else Folder.open(path).weights()
+    base = SafetensorsReader(path) if (path / GRAPH).is_file() else Folder.open(path).weights()
+    return join_adapters(base, adapters) if adapters else base
 
 
 def _from_name(spec: str, seed: int) -> Model:

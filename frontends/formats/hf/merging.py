@@ -1,4 +1,4 @@
-"""Merging adapters into the model of a Hugging Face folder: every weight W becomes the recipe W + s · B · A.
+"""Merging adapters into the model of a folder with weights: every weight W becomes the recipe W + s · B · A.
 
 With DoRA the columns of the sum get the lengths that the adapter has learned: m · (W + s · B · A) / ‖W + s · B · A‖.
 Several adapters are merged one after the other. The recipes read base and adapters from one reader; their arithmetic
@@ -7,13 +7,15 @@ is in float32, and the cast to what a target stores comes last, as for every rec
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.recipes import Add, Concat, Map, Permute, Reshape, Scale, Slice, Source, Take
+from weft.ir.graph import Graph, Param
+from weft.ir.recipes import Add, Map, Scale, Source
 from weft.ir.recipes.matrices import MatMul, Norms
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import Recipe
@@ -21,6 +23,7 @@ from weft.ir.recipes.recipe import Recipe
 from ...models.tables.family import Family, Loaded, describe, load
 from .adapter import Adapter, Tokens, Update, key_of, open_reader, read_adapter
 from .safetensors import Rerouted, SafetensorsFile
+from .updates import scaled, stacked, transposed, transposed_keys, with_rows
 
 _EXPERTS = ("gate_up_proj", "down_proj")  # as transformers calls the weights of all experts
 
@@ -89,68 +92,77 @@ def load_merged(
     """
     adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
     loaded = load(family, config, base, source)
-    merger = _Merger(family, config, base, source, loaded)
-    if loaded.settings.tie and any(merger.unties(adapter) for adapter in adapters):
-        merger = merger.untied()
-    joined = JoinedReader(base, tuple(adapter.reader for adapter in adapters))
-    for adapter in adapters:
-        merger.add(adapter, joined)
-    merger.apply(joined)
+    merger = merge(_FamilyMerger(family, config, base, source, loaded), adapters)
+    assert isinstance(merger, _FamilyMerger)
     return merger.loaded, adapters
 
 
-class _Merger:
-    """The weights of a model, by checkpoint key, while adapters are merged into them."""
+def merge(merger: Merger, adapters: Sequence[Adapter]) -> Merger:
+    """Merge `adapters` into the model of `merger`, in that order; return the merger whose graph reads them all.
 
-    def __init__(
-        self, family: Family, config: Mapping[str, Any], base: TensorReader, source: str, loaded: Loaded, head: str = ""
-    ) -> None:
-        self.family, self.config, self.base, self.source, self.loaded = family, config, base, source, loaded
-        self.head = head  # the key of a head that the checkpoint does not have, as it was tied to the embedding
+    Raises:
+        WeftError: naming the adapter that does not fit the model.
+    """
+    if merger.tied and any(merger.unties(adapter) for adapter in adapters):
+        merger = merger.untied()
+    joined = JoinedReader(merger.base, tuple(adapter.reader for adapter in adapters))
+    for adapter in adapters:
+        merger.add(adapter, joined)
+    merger.apply(joined)
+    return merger
+
+
+class Merger(abc.ABC):
+    """The weights of a model, by checkpoint key, while adapters are merged into them.
+
+    If it is `tied`, one weight is embedding and head; `head` is the key of a head that the checkpoint does not have
+    because it was.
+    """
+
+    def __init__(self, graph: Graph, base: TensorReader, source: str, tied: bool, head: str = "") -> None:
+        self.graph, self.base, self.source, self.tied, self.head = graph, base, source, tied, head
         self.keys = frozenset(base.keys()) | ({head} if head else set())
         self.weights: dict[str, Recipe] = {}
         self.owner: dict[str, str] = {}  # of a weight that is not the base's: what said so
         self.stacks: dict[str, tuple[Adapter, list[Recipe]]] = {}  # updates of what the checkpoint has by expert
-        self.turned = {key for p in loaded.graph.params.values() for key in _turned(p.recipe)}
-        self.read = {key for p in loaded.graph.params.values() for key in p.recipe.sources()}
+        self.turned = {key for p in graph.params.values() for key in transposed_keys(p.recipe)}
+        self.read = {key for p in graph.params.values() for key in p.recipe.sources()}
 
     @property
     def embed(self) -> str:
         """The key of the token embedding; "" if there is none."""
-        param = self.loaded.graph.params.get("embed.weight")
+        param = self.embedding
         return next(param.recipe.sources(), "") if param else ""
+
+    @property
+    def embedding(self) -> Param | None:
+        """The token embedding."""
+        return self.graph.params.get("embed.weight")
 
     def unties(self, adapter: Adapter) -> bool:
         """Return whether `adapter` changes the embedding or head of a tied model, which must then be untied."""
         names = (*adapter.updates, *adapter.replaced)
         return any(self.find(name) == self.embed or self.is_head(name) for name in names)
 
+    @abc.abstractmethod
     def is_head(self, name: str) -> bool:
         """Return whether `name` is the weight of the head."""
-        head = self.family.names.get("lm_head")
-        return isinstance(head, str) and name.removeprefix(self.family.prefix) == f"{head}.weight"
 
-    def untied(self) -> _Merger:
+    @abc.abstractmethod
+    def untied(self) -> Merger:
         """The same model with a head of its own, whose weight is the embedding's."""
-        head, embed = f"{self.family.names.get('lm_head')}.weight", self.embed
-        config = {**self.config, "tie_word_embeddings": False}
-        loaded = load(self.family, config, _Untied(self.base, head, embed), self.source)
-        if replace(loaded.settings, tie=True) != self.loaded.settings or "lm_head.weight" not in loaded.graph.params:
-            raise WeftError(
-                f"{self.source}: an adapter changes the embedding or the head, which this model ties; "
-                f"weft cannot part them in {self.family.model_types[0]} models"
-            )
-        merger = _Merger(self.family, config, self.base, self.source, loaded, head)
-        merger.weights[head] = Source(embed)
-        return merger
+
+    @abc.abstractmethod
+    def spellings(self, name: str) -> Iterator[str]:
+        """Yield the keys by which a checkpoint may have the weight that an adapter calls `name`."""
+
+    def imagined(self, keys: frozenset[str]) -> Graph | None:
+        """The graph of a checkpoint that has `keys`; None if the model has no checkpoints of several layouts."""
+        return None
 
     def find(self, name: str) -> str | None:
         """The checkpoint key of the weight that an adapter calls `name`."""
-        aliases = self.family.aliases.items()
-        spelled = [name, *(name.replace(a, b) for a, b in aliases), *(name.replace(b, a) for a, b in aliases)]
-        prefix = self.family.prefix
-        tried = (way for s in spelled for way in (s, prefix + s, s.removeprefix(prefix)))
-        return next((key for key in tried if key in self.keys), None)
+        return next((key for key in self.spellings(name) if key in self.keys), None)
 
     def known(self, name: str, key: str, adapter: Adapter) -> str:
         """As `find`, for the tensor `key` of `adapter`; raises WeftError if the model does not read such a weight."""
@@ -187,7 +199,7 @@ class _Merger:
             self._put_tokens(home, tokens, adapter)
         for name, update in adapter.updates.items():
             if update.stacked and self.find(name) is None:
-                self.stacks.setdefault(name, (adapter, []))[1].append(_stacked(update, adapter, False))
+                self.stacks.setdefault(name, (adapter, []))[1].append(stacked(update, adapter, False))
                 continue
             home = self.known(name, update.down, adapter)
             self.weights[home] = self._updated(home, update, adapter)
@@ -195,7 +207,7 @@ class _Merger:
             self._check(home, reader, adapter, update.up, update.down, update.magnitude)
             if update.bias:
                 bias = self.known(name.removesuffix("weight") + "bias", update.bias, adapter)
-                added = _scaled(adapter.tensor(update.bias), update.scale)
+                added = scaled(adapter.tensor(update.bias), update.scale)
                 self.weights[bias] = Add((self.weight(bias), added))
                 self._check(bias, reader, adapter, update.bias)
 
@@ -207,13 +219,13 @@ class _Merger:
         """The weight `home` after `update`."""
         turned = home in self.turned
         if len(self._shape(home)) == 3:
-            return Add((self.weight(home), _stacked(update, adapter, turned)))
+            return Add((self.weight(home), stacked(update, adapter, turned)))
         if adapter.reader.shape(update.down)[0] != update.rank:
             raise adapter.error(f": {adapter.shown(update.down)} is not of rank {update.rank}, which its config says")
         turned = turned or update.embedding
         down, up = adapter.tensor(update.down), adapter.tensor(update.up)
-        product = MatMul(_transposed(down), _transposed(up)) if turned else MatMul(up, down)
-        merged = Add((self.weight(home), _scaled(product, update.scale)))
+        product = MatMul(transposed(down), transposed(up)) if turned else MatMul(up, down)
+        merged = Add((self.weight(home), scaled(product, update.scale)))
         if not update.magnitude:
             return merged
         axis = 1 if turned else 0
@@ -240,7 +252,7 @@ class _Merger:
                 f": {adapter.shown(tokens.key)} for the tokens {list(tokens.indices)} does "
                 f"not fit {home} {[rows, *widths]}"
             )
-        self.weights[home] = _with_rows(self.weight(home), rows, tokens, adapter.tensor(tokens.key))
+        self.weights[home] = with_rows(self.weight(home), rows, tokens, adapter.tensor(tokens.key))
         self.owner[home] = str(adapter.path)
 
     def _shape(self, home: str) -> tuple[int, ...]:
@@ -264,16 +276,15 @@ class _Merger:
 
     def apply(self, reader: TensorReader) -> None:
         """Let the parameters read the merged weights from `reader`."""
-        graph = self.loaded.graph
         added = self._of_stacks()
-        for param in graph.params.values():
+        for param in self.graph.params.values():
             param.recipe = param.recipe.substituted(self.weights)
             if param.name in added:
                 adapter, update = added[param.name]
                 param.recipe = Add((param.recipe, update))
                 if not _is_shaped(param.recipe, param.shape, reader):
                     raise adapter.error(f" does not fit {param.name} {list(param.shape)}")
-        graph.reader = reader
+        self.graph.reader = reader
 
     def _of_stacks(self) -> dict[str, tuple[Adapter, Recipe]]:
         """Map stacked parameters, whose checkpoint tensors are per expert, to the updates of adapters that stack
@@ -284,10 +295,10 @@ class _Merger:
         if not self.stacks:
             return {}
         siblings = {f"{name.rpartition('.')[0]}.{expert}" for name in self.stacks for expert in _EXPERTS}
-        imagined = describe(self.family, self.config, self.keys | siblings, self.source).graph
+        imagined = self.imagined(self.keys | siblings)
         updates = {name: parts[0] if len(parts) == 1 else Add(tuple(parts)) for name, (_, parts) in self.stacks.items()}
         updated, read = {}, set()
-        for param in imagined.params.values():
+        for param in imagined.params.values() if imagined else ():
             mine = self.stacks.keys() & set(param.recipe.sources())
             for name in mine:
                 updated[param.name] = self.stacks[name][0], param.recipe.substituted(updates)
@@ -298,61 +309,44 @@ class _Merger:
         return updated
 
 
+class _FamilyMerger(Merger):
+    """A model of a family's table, whose keys are those of transformers."""
+
+    def __init__(
+        self, family: Family, config: Mapping[str, Any], base: TensorReader, source: str, loaded: Loaded, head: str = ""
+    ) -> None:
+        super().__init__(loaded.graph, base, source, loaded.settings.tie, head)
+        self.family, self.config, self.loaded = family, config, loaded
+
+    def is_head(self, name: str) -> bool:
+        head = self.family.names.get("lm_head")
+        return isinstance(head, str) and name.removeprefix(self.family.prefix) == f"{head}.weight"
+
+    def untied(self) -> _FamilyMerger:
+        head, embed = f"{self.family.names.get('lm_head')}.weight", self.embed
+        config = {**self.config, "tie_word_embeddings": False}
+        loaded = load(self.family, config, _Untied(self.base, head, embed), self.source)
+        if replace(loaded.settings, tie=True) != self.loaded.settings or "lm_head.weight" not in loaded.graph.params:
+            raise WeftError(
+                f"{self.source}: an adapter changes the embedding or the head, which this model ties; "
+                f"weft cannot part them in {self.family.model_types[0]} models"
+            )
+        merger = _FamilyMerger(self.family, config, self.base, self.source, loaded, head)
+        merger.weights[head] = Source(embed)
+        return merger
+
+    def spellings(self, name: str) -> Iterator[str]:
+        aliases, prefix = self.family.aliases.items(), self.family.prefix
+        for s in (name, *(name.replace(a, b) for a, b in aliases), *(name.replace(b, a) for a, b in aliases)):
+            yield from (s, prefix + s, s.removeprefix(prefix))
+
+    def imagined(self, keys: frozenset[str]) -> Graph | None:
+        return describe(self.family, self.config, keys, self.source).graph
+
+
 def _is_shaped(recipe: Recipe, shape: tuple[int, ...], reader: TensorReader) -> bool:
     """Return whether what `recipe` makes of the tensors in `reader` has that `shape`, or any."""
     try:
         return recipe.shape(reader) == shape
     except WeftError:
         return False
-
-
-def _scaled(recipe: Recipe, factor: float) -> Recipe:
-    return recipe if factor == 1 else Scale(recipe, factor)
-
-
-def _transposed(recipe: Recipe) -> Recipe:
-    return Permute(recipe, (1, 0))
-
-
-def _turned(recipe: Recipe, flipped: bool = False) -> Iterator[str]:
-    """The keys that `recipe` reads with their last two axes swapped: of weights stored [in, out] (Conv1D)."""
-    if isinstance(recipe, Source) and flipped:
-        yield recipe.key
-    if isinstance(recipe, Permute) and recipe.axes in ((1, 0), (0, 2, 1)):
-        flipped = not flipped
-    for part in recipe.parts:
-        yield from _turned(part, flipped)
-
-
-def _stacked(update: Update, adapter: Adapter, turned: bool) -> Recipe:
-    """The update of a weight of all experts, [experts, out, in] or `turned` [experts, in, out].
-
-    Factor A [experts · rank, in] holds one expert after the other, factor B [out, rank · experts] interleaves them.
-    """
-    (ranks, width), (height, _) = adapter.reader.shape(update.down), adapter.reader.shape(update.up)
-    experts, down, up = ranks // update.rank, adapter.tensor(update.down), adapter.tensor(update.up)
-    items = []
-    for i in range(experts):
-        a = Slice(down, 0, i * update.rank, (i + 1) * update.rank)
-        b = Slice(up, 1, i, ranks, experts)
-        product = MatMul(_transposed(a), _transposed(b)) if turned else MatMul(b, a)
-        items.append(Reshape(product, (1, width, height) if turned else (1, height, width)))
-    return _scaled(Concat(tuple(items)), update.scale)
-
-
-def _with_rows(table: Recipe, count: int, tokens: Tokens, rows: Recipe) -> Recipe:
-    """`table` of `count` rows with `rows` in the place of those of `tokens`."""
-    order = sorted(range(len(tokens.indices)), key=tokens.indices.__getitem__)
-    items: list[Recipe] = []
-    done = 0
-    while order:
-        first = tokens.indices[order[0]]
-        run = [i for at, i in enumerate(order) if tokens.indices[i] == first + at]
-        order = order[len(run) :]
-        if first > done:
-            items.append(Slice(table, 0, done, first))
-        items.append(Take(rows, tuple(run)))
-        done = first + len(run)
-    if done < count:
-        items.append(Slice(table, 0, done, count))
-    return Concat(tuple(items)) if len(items) > 1 else items[0]

@@ -12,8 +12,8 @@ from weft.ir import ops
 
 from ..lower.emitter import STANDARD
 from ..lower.lower import Lowered
-from .base import BaseModel
-from .plans import LAYER
+from ..shell.base import BaseModel
+from .plans import LAYER, Plans
 
 BATCHES, VLLM, SGLANG = "transformers generate_batch", "vLLM", "SGLang"
 
@@ -80,10 +80,12 @@ def _paged(lowered: Lowered) -> Iterator[str]:
         yield "scores are squashed, or have sinks, which its attention does not compute"
 
 
-def explained(found: dict[str, list[str]], whole: dict[str, str]) -> list[str]:
-    """A line for each engine, and one for each part that stays whole under tensor parallelism."""
+def explained(found: dict[str, list[str]], plans: Plans) -> list[str]:
+    """A line for each engine, one for each part that stays whole under tensor parallelism, and one for a model that is
+    one stage."""
     lines = [f"{engine}: {'; '.join(reasons) if reasons else 'takes it'}" for engine, reasons in found.items()]
     parts: dict[str, str] = {}
-    for path, reason in whole.items():  # of equal layers once
+    for path, reason in plans.whole.items():  # of equal layers once
         parts.setdefault(LAYER.sub(".*", path) or "the model", LAYER.sub(".*", reason))
-    return [*lines, *(f"tensor parallelism: {path} stays whole, {reason}" for path, reason in parts.items())]
+    lines += [f"tensor parallelism: {path} stays whole, {reason}" for path, reason in parts.items()]
+    return [*lines, f"pipeline parallelism: one stage, {plans.one_stage}"] if plans.one_stage else lines

@@ -1,0 +1,99 @@
+"""The plan of pipeline parallelism: the embedding, the layers and what follows them, in stages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ...torch.codegen.structure import Call, Item, Loop
+from ...torch.program.statements import Operand, Statement, Submodule, Var
+from ..lower.lower import Lowered
+from ..shell.base import BaseModel
+
+HIDDEN = (["hidden_states"], ["hidden_states"])
+PROPERTIES = r"\.(device|dtype|shape)"  # of embeddings that a later stage is given, too
+
+
+def pipeline(base: BaseModel) -> dict[str, Any] | str:
+    """The modules of the stages, with what they are given and make; or why the model is one stage.
+
+    Engines replace the modules of other stages by ones that hand on their first argument, and give a later stage the
+    hidden states in the place of embeddings. So nothing but modules may stand between the stages.
+    """
+    stack, lowered = base.stack, base.lowered
+    e = lowered.emitter
+    if stack is None:
+        return "it has no list of layers, or its layers share weights"
+    if not e.embedding:
+        return "more than one embedding reads the token ids"
+    if any(len(c.results) != 1 for c in stack.calls):
+        return "its layers hand on more than the hidden states"
+    items = base.method.items
+    place = next(i for i, item in enumerate(items) if isinstance(item, Loop) and item.calls is stack.calls)
+    loop = items[place]
+    assert isinstance(loop, Loop)
+    before = set(_modules(items[:place])) - {e.embedding}
+    copies: dict[Operand, Operand] = {
+        i.results[0]: i.operands[0] for i in items[:place] if isinstance(i, Statement) and i.text == "{0}"
+    }
+    entering = loop.calls[0].inputs[loop.chained[0]]
+    if before or copies.get(entering, entering) is not e.embeds:
+        return f"{', '.join(sorted(before)) or 'more than the embedding'} makes what enters its layers"
+    if any(v in _made_of(e.embeds, items[:place], lowered) for c in loop.calls for v in _others(c, loop)):
+        return "its layers read the embeddings, too"
+    after = _chain(loop.results[0], items[place + 1 :])
+    if after is None or (lowered.head is not None and after[1] is not lowered.hidden):
+        return "more than modules follows its layers"
+    return {
+        e.embedding: (["input_ids"], ["inputs_embeds"]),
+        stack.path: (["hidden_states", "attention_mask"], ["hidden_states"]),
+        **dict.fromkeys(after[0], HIDDEN),
+    }
+
+
+def _others(call: Call, loop: Loop) -> list[Operand]:
+    """The operands of a layer beside the hidden states."""
+    return [v for i, v in enumerate(call.inputs) if i != loop.chained[0]]
+
+
+def _made_of(embeds: Var, items: Sequence[Item], lowered: Lowered) -> set[Operand]:
+    """The values that follow from the numbers of the embeddings, not only from their shape; masks do not."""
+    masks = [mask.statement for mask in lowered.emitter.masks.values()]
+    found: set[Operand] = {embeds}
+    for item in items:
+        read = item.operands if isinstance(item, Statement) else [v for c in _calls(item) for v in c.inputs]
+        text = item.text if isinstance(item, Statement) else ""
+        known = (i for i, v in enumerate(read) if v in found)
+        if item not in masks and any(re.search(rf"\{{{i}\}}(?!{PROPERTIES})", text) or not text for i in known):
+            found.update(item.results)
+    return found
+
+
+def _calls(item: Item) -> list[Call]:
+    return [item] if isinstance(item, Call) else item.calls if isinstance(item, Loop) else []
+
+
+def _chain(value: Operand, items: Sequence[Item]) -> tuple[list[str], Operand] | None:
+    """The modules that `value` passes through one after the other, and what comes out; None if it is more than that."""
+    paths = []
+    for item in items:
+        if isinstance(item, Loop) or not item.results:
+            return None
+        modules = [*_modules([item])]
+        read = [o for o in item.operands if isinstance(o, Var)] if isinstance(item, Statement) else item.inputs
+        plain = not isinstance(item, Statement) or re.fullmatch(r"\{\d+\}\(\{\d+\}\)", item.text)
+        if len(modules) != 1 or not plain or [*read] != [value]:
+            return None
+        paths += modules
+        value = item.results[0]
+    return paths, value
+
+
+def _modules(items: Sequence[Item]) -> Iterator[str]:
+    """The paths of the modules that `items` call."""
+    for item in items:
+        if isinstance(item, Statement):
+            yield from (o.path for o in item.operands if isinstance(o, Submodule))
+        else:
+            yield from (c.path for c in _calls(item))

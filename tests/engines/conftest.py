@@ -1,0 +1,33 @@
+"""Tools that take folders of target transformers; `make test-engines` also runs extra/, which needs more packages."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+collect_ignore = ["extra"]
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let transformers copy the code of folders into a folder of the test.
+
+    The package of these copies stays in memory with the path that it had first, so it is dropped. Warnings of tools
+    about themselves are no errors.
+    """
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    _forget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    _forget()
+
+
+def _forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+        del sys.modules[name]

@@ -1,0 +1,51 @@
+"""Jobs of one process of a group: load its part of a folder, run it, and return the results as arrays."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+from transformers.utils import logging
+
+from .processes import Counted
+
+NEW = 5  # tokens
+
+
+def loaded(folder: Path, divided: dict[str, Any]) -> Any:
+    """The model of a folder, divided by transformers."""
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    config = DistributedConfig(**divided) if divided else None
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, distributed_config=config).eval()
+
+
+def logits(folders: list[Path], ids: Any, divided: dict[str, Any]) -> list[dict[str, Any]]:
+    """For each folder the logits of token ids, the tokens that follow, what was sent for the logits, and the bytes of
+    the weights that this process holds."""
+    results = []
+    for folder in folders:
+        model, given = loaded(folder, divided), torch.from_numpy(ids)
+        with torch.no_grad(), Counted() as counted:
+            made = model(given, use_cache=False).logits
+        followed = model.generate(given, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+        results.append({"logits": made.numpy(), "tokens": followed.numpy(), "weights": held(model)})
+        results[-1] |= {"bytes": dict(counted.bytes), "calls": dict(counted.calls)}
+    return results
+
+
+def held(model: Any) -> int:
+    """The bytes of the weights that this process holds; tied ones once."""
+    return sum(t.numel() * t.element_size() for t in map(local, {id(p): p for p in model.parameters()}.values()))
+
+
+def local(tensor: Any) -> Tensor:
+    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    assert isinstance(part, Tensor)
+    return part

@@ -1,0 +1,56 @@
+"""Models whose heads, hidden units and experts four devices share evenly, and their folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft import MLA, MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, MoE, RMSNorm, RoPE
+from weft.backends.transformers.build import TransformersFolder
+from weft.ir import Graph
+
+from ...backends.transformers.folders import folder_of, lowered
+from ...e2e.random_models import strong
+
+VOCAB, DIM, LAYERS, LENGTH = 64, 32, 4, 32
+GROUPED = Attention(8, 4, head_dim=4, rope=RoPE())
+PLAIN = Block(GROUPED, GatedMLP(48), RMSNorm())
+NORMED = Attention(8, 4, head_dim=8, rope=RoPE(), qk_norm=RMSNorm(), qkv_bias=True)
+LOCAL = Block(Attention(8, 4, head_dim=4, rope=RoPE(), window=5), GatedMLP(48, "gelu_tanh"), RMSNorm())
+SHARING = MoE(8, 16, 2, shared=GatedMLP(24), shared_gate=True)
+LATENT = Block(MLA(4, 8, 6, 4, 6, RoPE()), MoE(8, 16, 2, scoring="sigmoid", correction=True), RMSNorm())
+OPTIONS: dict[str, Any] = {"context": LENGTH}
+MODELS = {
+    "llama": Decoder(VOCAB, DIM, [PLAIN] * LAYERS, **OPTIONS),
+    "tied": Decoder(VOCAB, DIM, [PLAIN] * LAYERS, tie_embeddings=True, **OPTIONS),
+    "qwen3": Decoder(VOCAB, DIM, [Block(NORMED, GatedMLP(48), RMSNorm())] * LAYERS, **OPTIONS),
+    "gemma": Decoder(
+        VOCAB, DIM, [LOCAL, PLAIN] * 2, embed_scale=5.0, logit_softcap=9.0, tie_embeddings=True, **OPTIONS
+    ),
+    "gpt": Decoder(
+        *(VOCAB, DIM, [Block(Attention(4, qkv_bias=True, out_bias=True), MLP(64, bias=True), LayerNorm())] * LAYERS),
+        positions=LearnedPositions(LENGTH),
+        **OPTIONS,
+    ),
+    "mixtral": Decoder(VOCAB, DIM, [Block(GROUPED, MoE(8, 16, 2), RMSNorm())] * LAYERS, **OPTIONS),
+    "sharing": Decoder(VOCAB, DIM, [Block(NORMED, SHARING, RMSNorm())] * LAYERS, **OPTIONS),
+    "deepseek": Decoder(VOCAB, DIM, [PLAIN, LATENT, LATENT, LATENT], **OPTIONS),
+}
+
+
+def graph_named(name: str) -> Graph:
+    """The graph of one of `MODELS`, lowered for folders, with weights that make numbers differ."""
+    return lowered(strong(MODELS[name].graph(name=name)))
+
+
+def folder_named(name: str, parent: Path) -> tuple[Path, TransformersFolder]:
+    """Write the folder of one of `MODELS`."""
+    folder = parent / name
+    return folder, folder_of(graph_named(name), folder)
+
+
+def tokens(rows: int = 2, length: int = 9) -> NDArray[np.int64]:
+    return np.random.default_rng(0).integers(1, VOCAB, (rows, length))
