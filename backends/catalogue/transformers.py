@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import keyword
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node
 from weft.passes import Pipeline
 
+from ..facts import Facts
 from ..options import Options, option
 from ..targets import Backend, register
 
@@ -68,6 +69,12 @@ class TransformersBackend(Backend):
 
     def files(self, kind: str) -> tuple[str, ...]:
         return ("config.json",)
+
+    def open(self, facts: Facts, device: str, threads: int | None) -> Any:
+        raise WeftError(
+            f"{facts.folder} is for transformers, which loads it with from_pretrained; to run it by weft, compile: "
+            f"weft compile {facts.folder} -o OUT"
+        )
 
 
 register(

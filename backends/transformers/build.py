@@ -20,10 +20,12 @@ from weft.passes.analysis.states import has_cache
 from ..storage.safetensors import Tensor, write_shards
 from ..torch.program.constants import stored_dtype
 from ..weights import StoredTensor, weight_facts
+from .embedding import embedding_files
 from .engines.plans import plans
 from .engines.refusals import explained, refusals
 from .lower.experts import home_of, stacks
 from .lower.lower import lower
+from .shell.base import BaseModel
 from .shell.configuration import TORCH_DTYPES, Configuration, states_each, write_configuration
 from .shell.initial import initializer_range
 from .shell.modeling import Modeling, keys_by_name, tied_weights, whole_weights, write_modeling
@@ -50,17 +52,17 @@ class TransformersFolder:
         self._stem = stem_of(self._name)
         self._legal, self._sides = lower(graph)
         self._head = self._sides[0].head
-        self._modeling: Modeling = write_modeling(self._sides, self._name, self._stem)
-        self.plans = plans(self._modeling.bases)
+        self.modeling: Modeling = write_modeling(self._sides, self._name, self._stem)
+        self.plans = plans(self.modeling.bases)
         divided = self.plans.by_name
         self._config: Configuration = write_configuration(
-            self._modeling, self._name, self._stem, divided, self._more(length)
+            self.modeling, self._name, self._stem, divided, self._more(length)
         )
-        self.refusals = refusals(self._modeling.bases, divided)
+        self.refusals = refusals(self.modeling.bases, divided)
         self.explained = explained(self.refusals, self.plans)
         for engine in (e for e, reasons in self.refusals.items() if reasons):
             notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
-        self.texts = {"modeling": self._modeling.text, "configuration": self._config.text}
+        self.texts = {"modeling": self.modeling.text, "configuration": self._config.text}
         self._dtype = dtype
         self._weights = self._tensors()
         self.trace: list[str] = []
@@ -69,6 +71,11 @@ class TransformersFolder:
             "outputs": list(graph.outputs),
             "weights": weight_facts(graph, self.tensors),
         }
+
+    @property
+    def base(self) -> BaseModel:
+        """Return the base model; that of the decoder, where there are two."""
+        return self.modeling.bases[0]
 
     def _more(self, length: int) -> dict[str, Any]:
         """Return what a config says beside the numbers of the architecture."""
@@ -113,6 +120,9 @@ class TransformersFolder:
         (folder / GRAPH).write_text(self._graph_text(), encoding="utf-8")
         _write_json(folder / "config.json", self._config_json())
         _write_json(folder / "generation_config.json", self._generation())
+        for name, value in embedding_files(self._graph, self._config.fields.get("hidden_size", 0)).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            _write_json(folder / name, value)
         write_shards(folder, self._weights, step=step)
 
     def _graph_text(self) -> str:
@@ -182,5 +192,5 @@ def stem_of(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -16,6 +16,8 @@ from .options import TargetOption, adapter_option
 from .shown import count, echo, size, table
 
 if TYPE_CHECKING:
+    from weft.backends.transformers.scale.estimate import Parallel
+
     from ..api.inspect.breakdown import PartCost
     from ..api.inspect.inspection import Inspection
     from ..api.inspect.weight_sizes import WeightSizes
@@ -47,6 +49,11 @@ DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
     shell_complete=complete_targets,
     help="What --weights is for: {targets}.",
 )
+@click.option(
+    "--parallel",
+    metavar="DEGREES",
+    help="What devices hold and send that share the model: tp=8,ep=8,pp=2; microbatches=8 for a pipeline.",
+)
 @adapter_option
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, parts included.")
 @click.pass_context
@@ -59,13 +66,15 @@ def inspect_command(
     dtype: str,
     weights: str | None,
     target: str,
+    parallel: str | None,
     adapters: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Count parameters, FLOPs and cache sizes of SOURCE without compiling it.
 
     Also print one line per distinct block, and the unused checkpoint tensors. --weights adds the bytes of the weights
-    in fewer bits, in the target's first dtype unless --dtype is given.
+    in fewer bits, in the target's first dtype unless --dtype is given. --parallel divides the model as folders of
+    --target transformers are divided: tp devices share linear maps, ep experts, pp layers.
 
     \b
     Examples:
@@ -73,6 +82,7 @@ def inspect_command(
       weft inspect llama3.1-8b --tokens 8192
       weft inspect mixtral-8x7b --parts --dtype bf16
       weft inspect ./Qwen3-0.6B --weights "int4{group=64}"
+      weft inspect deepseek-v3 --parallel tp=8,ep=8,pp=2 --dtype bf16
       weft inspect ./Qwen3-0.6B --json | jq .parameters
     """
     import json
@@ -80,6 +90,7 @@ def inspect_command(
     from .. import load_source
     from ..api.inspect.breakdown import breakdown
     from ..api.inspect.counting import inspect
+    from ..api.inspect.parallel import parallel as divide
     from ..api.inspect.weight_sizes import weight_sizes
 
     model = load_source(source, adapters=adapters)
@@ -87,15 +98,20 @@ def inspect_command(
     costs = breakdown(model.graph, inspection.tokens, DTYPES[dtype]) if parts or as_json else ()
     given = ctx.get_parameter_source("dtype") is not ParameterSource.DEFAULT
     sizes = weight_sizes(model, weights, target, dtype if given else None) if weights else None
+    divided = divide(model, parallel, inspection.tokens, dtype) if parallel else None
     if as_json:
         document = {**inspection.json(), "dtype": dtype, "parts": [asdict(cost) for cost in costs]}
         if sizes is not None:
             document["weights"] = sizes.json()
+        if divided is not None:
+            document["parallel"] = divided.json()
         echo(json.dumps(document, indent=2))
         return
     _show(inspection)
     if sizes is not None:
         _show_sizes(sizes)
+    if divided is not None:
+        _show_parallel(divided)
     if parts:
         _show_parts(costs, inspection.tokens, dtype)
 
@@ -116,6 +132,17 @@ def _show_sizes(sizes: WeightSizes) -> None:
         echo(f"blocks: {', '.join(f'{n} as {layout}' for layout, n in sizes.blocks.items())}")
     else:
         echo(f"target {sizes.target} keeps no blocks of this model: it stores the numbers that they stand for")
+
+
+def _show_parallel(divided: Parallel) -> None:
+    """Print what a device of each stage holds, and the collectives of one token."""
+    from ..api.inspect.parallel import DEVICES, TRAFFIC, device_rows, summary, traffic_rows
+
+    echo(f"\n{summary(divided)}")
+    table(DEVICES, device_rows(divided), right=" ".join(DEVICES[2:]))
+    if divided.collectives:
+        echo()
+        table(TRAFFIC, traffic_rows(divided), right="times message bytes/token sent/token")
 
 
 def _show(inspection: Inspection) -> None:

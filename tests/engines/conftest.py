@@ -1,4 +1,7 @@
-"""Tools that take folders of target transformers; `make test-engines` also runs extra/, which needs more packages."""
+"""Tools that take folders of target transformers.
+
+`make test-engines` also runs extra/, which needs more packages, and extra_scale/, which takes long.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-collect_ignore = ["extra"]
+collect_ignore = ["extra", "extra_scale"]
 
 
 @pytest.fixture(autouse=True)

@@ -78,10 +78,23 @@ def _check(degree: int) -> None:
 
 
 def make_plan(graph: Graph, degree: int, program: Program) -> Plan:
-    """Divide the model of `graph`, lowered to `program`, among `degree` processes; 1 says what any number may divide.
+    """Divide the model of `graph`, lowered to `program`, among `degree` processes.
 
     Raises:
         WeftError: if heads cannot be shared out evenly, or if there is nothing to divide.
+    """
+    plan = divided(graph, degree, program)
+    if not plan.units:
+        why = "; ".join(f"{path}: {reason}" for path, reason in list(plan.whole.items())[:1])
+        raise WeftError(f"nothing of {graph.name} can be divided among {degree} processes{why and f' ({why})'}")
+    return plan
+
+
+def divided(graph: Graph, degree: int, program: Program) -> Plan:
+    """Plan as `make_plan` does, also where there is nothing to divide; 1 says what any number of processes may divide.
+
+    Raises:
+        WeftError: if heads cannot be shared out evenly.
     """
     modules, plan = _Modules(program), Plan()
     for node in graph.nodes:
@@ -91,10 +104,8 @@ def make_plan(graph: Graph, degree: int, program: Program) -> Plan:
             _experts(plan, modules, node, degree)
         elif node.op is ops.linear:
             _feed_forward(plan, modules, node, degree)
-    if not plan.styles:
-        why = "; ".join(f"{path}: {reason}" for path, reason in list(plan.whole.items())[:1])
-        raise WeftError(f"nothing of {graph.name} can be divided among {degree} processes{why and f' ({why})'}")
-    _vocabulary(plan, modules, graph)
+    if plan.units:
+        _vocabulary(plan, modules, graph)
     plan.caches = [path for path in modules.cached if path in plan.caches]
     return plan
 

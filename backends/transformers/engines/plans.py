@@ -11,10 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.ir.errors import WeftError
-
 from ...torch.decode.divided import COLUMNS, ROWS
-from ...torch.package.parallel import HEADS, Plan, make_plan
+from ...torch.package.parallel import HEADS, divided
 from ...torch.program.statements import ParamRef, Submodule
 from ..lower.lower import Lowered
 from ..shell.base import BaseModel
@@ -30,10 +28,11 @@ SHARDED = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight", "
 
 @dataclass
 class Plans:
-    """The plans that a config holds, by their names there; why parts stay whole under tensor parallelism, by path; and
-    why the model is one stage, if it is."""
+    """The plans that a config holds, by their names there; the `units` that tensor parallelism divides, with the styles
+    of their modules by path; why parts stay whole, by path; and why the model is one stage, if it is."""
 
     by_name: dict[str, dict[str, Any]] = field(default_factory=dict)
+    units: dict[str, dict[str, str]] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
     one_stage: str = ""
 
@@ -41,19 +40,21 @@ class Plans:
 def plans(bases: Sequence[BaseModel]) -> Plans:
     """The plans of tensor, pipeline, expert and data parallelism (FSDP2); an encoder-decoder is one stage."""
     found: dict[str, dict[str, Any]] = {name: {} for name in ("tp", "pp", "ep", "fsdp")}
+    units: dict[str, dict[str, str]] = {}
     whole: dict[str, str] = {}
     staged = pipeline(bases[0]) if len(bases) == 1 else "it is an encoder-decoder"
     stages = {} if isinstance(staged, str) else staged
     for base in reversed(bases):
-        divided, reasons = _tensor(base.lowered)
-        found["tp"] |= _below(base, divided)
+        tensor, kept, reasons = _tensor(base.lowered)
+        found["tp"] |= _below(base, tensor)
+        units |= {base.path + name: _below(base, unit) for name, unit in kept.items()}
         found["ep"] |= _below(base, _experts(base.lowered))
         found["fsdp"] |= _below(base, _sharded(base, stages))
         whole |= {name.strip("."): reason for name, reason in _below(base, reasons).items()}
     if found["fsdp"] == SHARDED:
         del found["fsdp"]
     named = {f"base_model_{name}_plan": plan for name, plan in (found | {"pp": stages}).items() if plan}
-    return Plans(named, whole, staged if isinstance(staged, str) else "")
+    return Plans(named, units, whole, staged if isinstance(staged, str) else "")
 
 
 def _below(base: BaseModel, plan: Mapping[str, str]) -> dict[str, str]:
@@ -61,13 +62,11 @@ def _below(base: BaseModel, plan: Mapping[str, str]) -> dict[str, str]:
     return {base.path + path: style for path, style in plan.items()}
 
 
-def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, str]]:
-    """Linear maps by columns and rows (Shoeybi 2019, arXiv 1909.08053), and the reasons for those that stay whole."""
-    try:
-        plan = make_plan(lowered.graph, 1, lowered.base)
-        whole = {path: reason for path, reason in plan.whole.items() if "experts" not in reason}
-    except WeftError as nothing:
-        plan, whole = Plan(), {"": str(nothing)}
+def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, str]]:
+    """Linear maps by columns and rows (Shoeybi 2019, arXiv 1909.08053), as a plan and as units, and the reasons for
+    those that stay whole."""
+    plan = divided(lowered.graph, 1, lowered.base)
+    whole = {path: reason for path, reason in plan.whole.items() if "experts" not in reason}
     units = {
         name: {p: STYLES[plan.styles[p]] for p in paths if plan.styles[p] in STYLES}
         for name, paths in plan.units.items()
@@ -79,17 +78,19 @@ def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, str]]:
             whole[home] = "every device would add the biases of its experts"
         else:
             units[home] = {f"{home}.{name}": PACKED[name] for name in held} | {home: DIVIDED_EXPERTS}
-    styles, odd = _agreed(units, lowered)
-    for name in odd:
+    styles, kept = _agreed(units, lowered)
+    for name in (n for n in units if units[n] and n not in kept):
         whole[name] = "layers that are divided otherwise have parts of the same names"
+    if not kept and not whole:
+        whole[""] = "it has no attention and no feed-forward of linear maps"
     if styles and (table := lowered.emitter.embedding) and _reads(lowered, f"{table}.weight"):
         styles = {table: WHOLE, **styles}
-    return _first_matches(styles, lowered), whole
+    return _first_matches(styles, lowered), kept, whole
 
 
-def _agreed(units: Mapping[str, Mapping[str, str]], lowered: Lowered) -> tuple[dict[str, str], list[str]]:
-    """The styles of parts with ``*`` for the numbers of layers, and the units that are left out since other layers
-    treat parts of these names otherwise."""
+def _agreed(units: Mapping[str, dict[str, str]], lowered: Lowered) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """The styles of parts with ``*`` for the numbers of layers, and the units that keep theirs: those of which no other
+    layer treats parts of the same names otherwise."""
     every = {*lowered.base.weights, *(k.rpartition(".")[0] for k in lowered.base.weights)}
     kept = {name: unit for name, unit in units.items() if unit}
     while True:
@@ -99,9 +100,7 @@ def _agreed(units: Mapping[str, Mapping[str, str]], lowered: Lowered) -> tuple[d
             found.setdefault(LAYER.sub(".*", path), set()).add(styles.get(path))
         odd = {n for n, unit in kept.items() if any(len(found[LAYER.sub(".*", path)]) > 1 for path in unit)}
         if not odd:
-            return {LAYER.sub(".*", path): style for path, style in styles.items()}, [
-                n for n in units if n not in kept and units[n]
-            ]
+            return {LAYER.sub(".*", path): style for path, style in styles.items()}, kept
         kept = {n: unit for n, unit in kept.items() if n not in odd}
 
 

@@ -50,6 +50,12 @@ class Lowered:
     emitter: ShellEmitter
     masks: str
 
+    @property
+    def tied(self) -> dict[str, str]:
+        """The weights of the head that are weights of its base model, by their names in both."""
+        own = {} if self.head is None else self.head.weights
+        return {k: name for k, p in own.items() for name, other in self.base.weights.items() if other is p}
+
 
 def lower(graph: Graph) -> tuple[Graph, list[Lowered]]:
     """Lower `graph`: return its legal form, and the model, or the decoder and the encoder that it is made of; their

@@ -32,7 +32,7 @@ class BaseModel:
 
     @property
     def path(self) -> str:
-        """Where it stands in the whole base model."""
+        """Return its place in the whole base model, with a dot behind it."""
         return f"{self.lowered.side}." if self.lowered.side else ""
 
     @property

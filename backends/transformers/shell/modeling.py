@@ -29,7 +29,7 @@ from .initial import initializer_range
 IMPORTS = snippets.IMPORTS | {
     **{
         name: f"from transformers import {name}"
-        for name in ("Cache", "DynamicCache", "EncoderDecoderCache", "GenerationMixin", "PreTrainedModel")
+        for name in ("AutoModel", "Cache", "DynamicCache", "EncoderDecoderCache", "GenerationMixin", "PreTrainedModel")
     },
     "dataclass": "from dataclasses import dataclass",
     "init": "from transformers import initialization as init",

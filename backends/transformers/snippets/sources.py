@@ -1,4 +1,4 @@
-"""What decoders keep of the source that an encoder read, beside their own caches."""
+"""Caches of decoders that read a source: what an encoder made of it, beside their own."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.passes import run_passes
 
+from ...formats.weft.model_folder import GRAPH
 from ...model import Model
 from ..source.recorded import recorded_source
 from ..source.sources import load_source
@@ -47,8 +48,9 @@ def loaded(source: Any) -> Model | None:
 def _built(source: Any) -> Path | None:
     """The ONNX file or compiled folder that `source` names, if it names one."""
     path = expanded(source) if isinstance(source, (str, Path)) else None
-    built = path is not None and (path.suffix == ".onnx" or (path / MANIFEST).is_file() or _is_onnx(path))
-    return path if built else None
+    if path is None or (path / GRAPH).is_file():  # of target transformers: a source, with its graph beside the weights
+        return None
+    return path if path.suffix == ".onnx" or (path / MANIFEST).is_file() or _is_onnx(path) else None
 
 
 def named_files(*sources: Any) -> list[Path]:

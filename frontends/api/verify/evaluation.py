@@ -26,6 +26,7 @@ from weft.ir.types import dtypes
 from weft.passes.fitting.calibration import CHARACTERS
 from weft.passes.runner import Progress
 
+from ...formats.weft.model_folder import GRAPH
 from ...model import Model
 from ..compile import compile
 from ..rewriting import rewrite
@@ -273,7 +274,10 @@ def _name(model: Any) -> str:
 
 
 def _compiled(model: Any) -> bool:
-    return isinstance(model, (str, Path)) and any((Path(model) / name).is_file() for name in (MANIFEST, GENAI))
+    """Return whether `model` names a compiled folder; one with its graph beside the weights is a source."""
+    if not isinstance(model, (str, Path)) or (Path(model) / GRAPH).is_file():
+        return False
+    return any((Path(model) / name).is_file() for name in (MANIFEST, GENAI))
 
 
 def _reads_text(source: Any) -> bool:

@@ -39,6 +39,8 @@ MODELS = {
     "sharing": Decoder(VOCAB, DIM, [Block(NORMED, SHARING, RMSNorm())] * LAYERS, **OPTIONS),
     "deepseek": Decoder(VOCAB, DIM, [PLAIN, LATENT, LATENT, LATENT], **OPTIONS),
 }
+STAGED = [*(name for name in MODELS if name not in ("gemma", "gpt"))]
+EXPERTS = ["mixtral", "sharing", "deepseek"]
 
 
 def graph_named(name: str) -> Graph:

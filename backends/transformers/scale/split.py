@@ -1,0 +1,118 @@
+"""The degrees of parallelism, and the splits that a model refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.ir.types import sizes
+
+from ..engines.plans import LAYER, Plans
+from ..lower.experts import home_of
+from ..lower.lower import Lowered
+from ..shell.base import BaseModel
+
+EXAMPLE = "tp=8,ep=8,pp=2"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Devices: `tp` share the linear maps of a layer, `ep` the experts, `pp` the layers; `microbatches` follow each
+    other through the stages. Where `ep` is larger than `tp`, ep / tp groups have texts of their own."""
+
+    tp: int = 1
+    ep: int = 1
+    pp: int = 1
+    microbatches: int = 1
+
+    @property
+    def devices(self) -> int:
+        return self.pp * max(self.tp, self.ep)
+
+    @classmethod
+    def parse(cls, text: str) -> Split:
+        """Parse ``tp=8,ep=8,pp=2``.
+
+        Raises:
+            WeftError: if the text is another.
+        """
+        known, found = [f.name for f in fields(cls)], dict[str, int]()
+        for part in text.split(","):
+            name, _, number = (word.strip() for word in part.partition("="))
+            if name not in known:
+                raise WeftError(f"--parallel knows no {name!r}; give some of {', '.join(known)}, such as {EXAMPLE}")
+            if not number.isascii() or not number.isdigit() or not 1 <= int(number) <= 10**6:
+                raise WeftError(f"--parallel {part.strip()!r}: {name} takes a whole number from 1, such as {EXAMPLE}")
+            if name in found:
+                raise WeftError(f"--parallel gives {name} twice; give it once, such as {EXAMPLE}")
+            found[name] = int(number)
+        return cls(**found)
+
+
+def check(split: Split, base: BaseModel, plans: Plans) -> None:
+    """Refuse what cannot be divided so.
+
+    Raises:
+        WeftError: naming the part and its number.
+    """
+    lowered, name = base.lowered, base.lowered.graph.name
+    if split.tp > 1:
+        _each(split.tp, "tp", [*_divided(lowered, plans, experts=split.ep == 1)], name)
+        if not plans.units:
+            reason = next(iter(plans.whole.values()))
+            raise WeftError(f"tp={split.tp} divides nothing of {name}: {reason}")
+    if split.ep > 1:
+        _each(split.ep, "ep", [(n, "experts", where) for n, _, where in mixtures(lowered.graph)], name)
+        if not lowered.emitter.experts:
+            raise WeftError(f"ep={split.ep} divides experts, and {name} has none; leave ep out")
+        if split.ep % split.tp:
+            raise WeftError(
+                f"ep={split.ep} is no multiple of tp={split.tp}: experts are whole on a device; take ep={split.tp}"
+            )
+    if split.pp > 1:
+        if plans.one_stage:
+            raise WeftError(f"pp={split.pp} needs stages, and {name} is one: {plans.one_stage}")
+        assert base.stack is not None
+        if split.pp > len(base.stack):
+            raise WeftError(f"pp={split.pp} needs a layer for each stage, and {name} has {len(base.stack)}")
+
+
+def _each(degree: int, what: str, parts: list[tuple[int, str, str]], name: str) -> None:
+    """Refuse the first of `parts` (how many, of what, where) that `degree` devices cannot share evenly."""
+    for count, kind, where in parts:
+        if count % degree:
+            most = math.gcd(*(n for n, _, _ in parts))
+            raise WeftError(
+                f"{what}={degree} cannot share the {count} {kind} of {LAYER.sub('.*', where)} in {name} evenly; "
+                f"{what} must divide {most}"
+            )
+
+
+def _divided(lowered: Lowered, plans: Plans, experts: bool) -> Iterator[tuple[int, str, str]]:
+    """Parts that tensor parallelism shares out: how many, of what, where."""
+    weights = lowered.base.weights
+    for node in lowered.graph.nodes:
+        if node.op is ops.attention and node.scope in plans.units:
+            yield int(node.attrs["kv_heads"]), "key/value heads", node.scope
+            yield int(node.attrs["heads"]), "query heads", node.scope
+    attended = {node.scope for node in lowered.graph.nodes if node.op is ops.attention}
+    for name, unit in plans.units.items():
+        if name in attended:
+            continue
+        if name not in lowered.emitter.experts:
+            rows = next(path for path, style in unit.items() if style == "rowwise")
+            yield weights[f"{rows}.weight"].type.concrete({})[-1], "hidden units", rows.rpartition(".")[0]
+    if experts:
+        yield from ((n, "hidden units", where) for _, n, where in mixtures(lowered.graph) if where in plans.units)
+
+
+def mixtures(graph: Graph) -> Iterator[tuple[int, int, str]]:
+    """Each mixture of `graph`: how many experts, how wide, and where."""
+    for node in graph.nodes:
+        if node.op is ops.moe:
+            experts, hidden, _ = (sizes.evaluate(n, {}) for n in node.required("up").shape)
+            yield experts, hidden, home_of(node)

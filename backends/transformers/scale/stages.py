@@ -1,0 +1,60 @@
+"""Stages of a pipeline, with their layers, weights and nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir.graph import Node
+
+from ..lower.lower import Lowered
+from ..shell.base import BaseModel
+from .shards import PREFIX
+
+
+@dataclass(frozen=True)
+class Stages:
+    """`count` stages of as many layers each, the last with what is left over, as transformers divides them."""
+
+    lowered: Lowered
+    base: BaseModel
+    count: int
+
+    def layers(self, stage: int) -> range:
+        """The layers of a stage."""
+        number = len(self.base.stack or ())
+        each = number // self.count
+        return range(stage * each, number if stage == self.count - 1 else (stage + 1) * each)
+
+    def of_path(self, path: str) -> int:
+        """The stage that has what is called `path` in the base model; the first for what precedes the layers."""
+        layer = self._layer(path)
+        if layer is not None:
+            return next(s for s in range(self.count) if layer in self.layers(s))
+        embedding = self.lowered.emitter.embedding
+        return 0 if embedding and (path == embedding or path.startswith(f"{embedding}.")) else self.count - 1
+
+    def of_key(self, key: str) -> list[int]:
+        """The stages that hold the tensor `key`; a table that is also the head is on the first and the last."""
+        path = key.removeprefix(PREFIX) if self.lowered.head is not None else key
+        if path == key and self.lowered.head is not None:
+            return [self.count - 1]
+        stages = {self.of_path(path)}
+        return sorted(stages | ({self.count - 1} if path in self.lowered.tied.values() else set()))
+
+    def of_nodes(self) -> dict[Node, int]:
+        """The stage of each node; nodes between layers are those of the layer before them."""
+        found, current = {}, 0
+        for node in self.lowered.graph.nodes:
+            layer = self._layer(node.scope)
+            current = current if layer is None else self.of_path(node.scope)
+            found[node] = self.count - 1 if layer is None and self._behind(node) else current
+        return found
+
+    def _behind(self, node: Node) -> bool:
+        return self.lowered.head is not None and node in self.lowered.head.nodes
+
+    def _layer(self, path: str) -> int | None:
+        stack = self.base.stack
+        if stack is None or not path.startswith(f"{stack.path}."):
+            return None
+        return int(path.removeprefix(f"{stack.path}.").partition(".")[0])

@@ -1,0 +1,108 @@
+"""Collectives of one forward pass, with the bytes that each is about for one token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weft.ir import ops
+from weft.ir.types import sizes
+
+from ..engines.plans import DIVIDED_EXPERTS, WHOLE, Plans
+from ..lower.experts import home_of
+from ..lower.lower import Lowered
+from .split import Split
+from .stages import Stages
+
+ALL_REDUCE, ALL_GATHER, ALL_TO_ALL = "all-reduce", "all-gather", "all-to-all"
+SEND, BROADCAST = "send", "broadcast"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A message of `size` bytes a token among `degree` devices of the `group` tp, ep or pp, for what `path` makes.
+
+    `size` is that of the whole tensor: what is summed, or what is whole in the end, or all that one device sends.
+    """
+
+    kind: str
+    group: str
+    degree: int
+    stage: int
+    path: str
+    size: int
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a device sends, by the algorithms that move least: an all-reduce of n devices is a reduce-scatter
+        and an all-gather, each of (n − 1) / n of the tensor."""
+        others = (self.degree - 1) / self.degree
+        return self.size * {ALL_REDUCE: 2 * others, ALL_GATHER: others, ALL_TO_ALL: others}.get(self.kind, 1.0)
+
+
+def collectives(lowered: Lowered, plans: Plans, split: Split, stages: Stages, item: int) -> list[Collective]:
+    """The collectives of a forward pass whose numbers take `item` bytes, in the order of the stages."""
+    found = [*_tensor(lowered, plans, split, stages, item), *_expert(lowered, split, stages, item)]
+    found += _vocabulary(lowered, plans, split, stages, item)
+    if split.pp > 1:
+        width = item * _width(lowered)
+        found += [Collective(SEND, "pp", split.pp, s, "hidden states", width) for s in range(split.pp - 1)]
+        if lowered.head is not None:
+            vocab = item * _vocab(lowered)
+            found.append(Collective(BROADCAST, "pp", split.pp, split.pp - 1, "logits", vocab))
+    return sorted(found, key=lambda c: c.stage)
+
+
+def _tensor(lowered: Lowered, plans: Plans, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
+    """An all-reduce behind each linear map by rows, and behind experts that are divided within."""
+    if split.tp == 1:
+        return
+    for unit in plans.units.values():
+        for path, style in unit.items():
+            if style == DIVIDED_EXPERTS and split.ep == 1:
+                width = lowered.base.weights[f"{path}.down_proj"].type.concrete({})[1]
+                yield Collective(ALL_REDUCE, "tp", split.tp, stages.of_path(path), path, item * width)
+            elif style == "rowwise" and DIVIDED_EXPERTS not in unit.values():
+                width = lowered.base.weights[f"{path}.weight"].type.concrete({})[0]
+                yield Collective(ALL_REDUCE, "tp", split.tp, stages.of_path(path), path, item * width)
+
+
+def _expert(lowered: Lowered, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
+    """Whole experts: an all-reduce where the devices of a group have the same tokens; else each token is sent to its
+    experts and comes back, and devices that have the same tokens send a part each and gather the rest."""
+    if split.ep == 1:
+        return
+    for node in (n for n in lowered.graph.nodes if n.op is ops.moe):
+        home, up = home_of(node), node.required("up")
+        width = item * sizes.evaluate(up.shape[-1], {})
+        chosen = node.attrs["active"] or sizes.evaluate(up.shape[0], {})
+        stage = stages.of_path(home)
+        if split.ep == split.tp:
+            yield Collective(ALL_REDUCE, "ep", split.ep, stage, home, width)
+            continue
+        for _ in range(2):
+            yield Collective(ALL_TO_ALL, "ep", split.ep, stage, home, -(-chosen * width // split.tp))
+        if split.tp > 1:
+            yield Collective(ALL_GATHER, "tp", split.tp, stage, home, width)
+
+
+def _vocabulary(lowered: Lowered, plans: Plans, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
+    """Rows of the embedding are summed, logits gathered."""
+    if split.tp == 1:
+        return
+    table = lowered.emitter.embedding
+    if table == "embed_tokens" and plans.by_name.get("base_model_tp_plan", {}).get(table) != WHOLE:
+        width = lowered.base.weights[f"{table}.weight"].type.concrete({})[1]
+        yield Collective(ALL_REDUCE, "tp", split.tp, 0, table, item * width)
+    if lowered.head is not None:
+        yield Collective(ALL_GATHER, "tp", split.tp, stages.count - 1, "logits", item * _vocab(lowered))
+
+
+def _width(lowered: Lowered) -> int:
+    head = lowered.emitter.head
+    hidden = next(v for _, v in lowered.graph.outputs.items()) if head is None else head.required("x")
+    return sizes.evaluate(hidden.shape[-1], {})
+
+
+def _vocab(lowered: Lowered) -> int:
+    return sizes.evaluate(lowered.graph.outputs["logits"].shape[-1], {})

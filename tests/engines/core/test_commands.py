@@ -1,0 +1,48 @@
+"""Commands of weft take a folder as a source, and say what to do where they cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft.frontends.formats.hf import Folder
+
+from ...backends.transformers.folders import graph_of
+from ...frontends.command import done, refused
+from ...frontends.formats.hf.peft_models import write_tokenizer
+from ..compiled import compiled
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tokenizer(compiled("preset/smollm2-135m", tmp_path / "folder"))
+    return tmp_path / "folder"
+
+
+def test_scores_and_draws_the_graph_beside_the_weights(folder: Path, tmp_path: Path) -> None:
+    """As it scores and draws what the folder was compiled from, which need not be there."""
+    (tmp_path / "text.txt").write_text("w3 w5 w7 w9 w11 w2 w4")
+    told = done("eval", "--against", folder, "--text", tmp_path / "text.txt", "--json").stdout
+    want = weft.evaluate(against=weft.load_source(folder), text=tmp_path / "text.txt")
+    assert abs(json.loads(told)["scores"][0]["nll"] - want.scores[0].nll) < 1e-6
+    done("viz", folder, "-o", tmp_path / "picture.svg")
+    assert "embed" in (tmp_path / "picture.svg").read_text()
+
+
+@pytest.mark.parametrize("command", [("run", "--prompt", "w3"), ("verify",)])
+def test_says_how_weft_runs_it(folder: Path, command: tuple[str, ...]) -> None:
+    assert f"to run it by weft, compile: weft compile {folder} -o OUT" in refused(command[0], folder, *command[1:])
+
+
+@pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False), ("", True)])
+def test_encoders_tell_how_they_pool(pooling: str, normalize: bool, tmp_path: Path) -> None:
+    """In the files of sentence-transformers, as weft reads them itself."""
+    graph = graph_of("preset/bert-base")
+    graph.meta |= {"pooling": pooling, "normalize": normalize} if pooling else {}
+    weft.compile(graph, tmp_path / "folder", target="transformers", class_name="Tiny")
+    facts = {"pooling": pooling, "normalize": normalize} if pooling else {}
+    assert Folder.open(tmp_path / "folder").embedding_facts() == facts
+    assert weft.load_source(tmp_path / "folder").graph.meta.get("pooling") == facts.get("pooling")

@@ -1,0 +1,41 @@
+"""Folders divided by transformers in two and four processes of gloo: equal to the float64 reference, and each process
+holds and sends the bytes that `weft inspect --parallel` counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weft.backends.transformers.scale.split import Split
+
+from .checks import run_and_check, train_and_check
+from .models import MODELS
+
+RUNS = [
+    (Split(tp=2), [*MODELS]),
+    (Split(tp=4), ["qwen3", "mixtral"]),
+    (Split(pp=2), ["llama", "tied", "mixtral"]),
+    (Split(tp=2, ep=2), ["mixtral", "deepseek"]),
+    (Split(ep=2), ["sharing"]),
+]
+
+
+@pytest.mark.parametrize(("split", "names"), RUNS, ids=[f"{s.tp}-{s.ep}-{s.pp}" for s, _ in RUNS])
+def test_processes_agree_with_the_reference_and_with_inspect(split: Split, names: list[str], tmp_path: Path) -> None:
+    run_and_check(split, names, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("divided", "name"),
+    [
+        ({"fsdp_size": 2}, "tied"),
+        ({"tp_size": 2}, "qwen3"),
+        ({"fsdp_size": 2, "ep_size": 2}, "mixtral"),
+        ({"tp_size": 2, "ep_size": 2}, "sharing"),
+    ],
+    ids=str,
+)
+def test_two_processes_train_as_one(divided: dict[str, int], name: str, tmp_path: Path) -> None:
+    """By FSDP2, whose processes have rows of their own; by tensor parallelism; with experts that tokens are sent to."""
+    train_and_check(2, divided, [name], tmp_path)
