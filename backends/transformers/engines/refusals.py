@@ -5,35 +5,38 @@ The requirements are those of the documentation of each engine's backend for mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from weft.ir import ops
 
 from ..lower.emitter import STANDARD
 from ..lower.lower import Lowered
-from .modeling import Modeling
+from ..shell.base import BaseModel
 from .plans import LAYER, Plans
 
 BATCHES, VLLM, SGLANG = "transformers generate_batch", "vLLM", "SGLang"
 
 
-def refusals(lowered: Lowered, modeling: Modeling, plans: Mapping[str, Any]) -> dict[str, list[str]]:
+def refusals(bases: Sequence[BaseModel], plans: Mapping[str, Any]) -> dict[str, list[str]]:
     """List the reasons for which each engine cannot run the model, by its name; none where it can."""
-    common = [*_common(lowered, modeling)]
-    engines = [*common, *_for_engines(lowered)]
+    if len(bases) > 1:
+        return {engine: ["it is an encoder-decoder"] for engine in (BATCHES, VLLM, SGLANG)}
+    (base,) = bases
+    common = [*_common(base)]
+    engines = [*common, *_for_engines(base.lowered)]
     missing = [f"it has no plan of {what} parallelism" for what, name in PLANS.items() if name not in plans]
-    if not lowered.emitter.decodes:
+    if not base.lowered.emitter.decodes:
         return {BATCHES: ["it is an encoder"], VLLM: engines, SGLANG: engines}
-    return {BATCHES: [*common, *_paged(lowered)], VLLM: engines, SGLANG: [*engines, *missing]}
+    return {BATCHES: [*common, *_paged(base.lowered)], VLLM: engines, SGLANG: [*engines, *missing]}
 
 
 PLANS = {"tensor": "base_model_tp_plan", "pipeline": "base_model_pp_plan"}
 
 
-def _common(lowered: Lowered, modeling: Modeling) -> Iterator[str]:
+def _common(base: BaseModel) -> Iterator[str]:
     """Reasons that hold wherever keys are kept in pages."""
-    e, graph = lowered.emitter, lowered.legal
+    e, graph = base.lowered.emitter, base.lowered.graph
     attentions = [n for n in graph.nodes if n.op is ops.attention]
     others = {n.op for n in graph.nodes} & {ops.relative_attention, ops.linear_attention, ops.gated_linear_attention}
     if e.recurrent or others - {ops.relative_attention}:
@@ -42,7 +45,7 @@ def _common(lowered: Lowered, modeling: Modeling) -> Iterator[str]:
         yield "relative keys and values are in no attention function"
     if e.shared:
         yield "layers share weights, so a module has several caches"
-    if modeling.count_field != "num_hidden_layers":
+    if base.count_field != "num_hidden_layers":
         yield "some layers have more than one cache"
     if any(n.operand("bias") is not None for n in attentions):
         yield "scores have a bias by distance (ALiBi, T5)"
