@@ -201,7 +201,7 @@ class ShellWriter(ClassWriter):
         return name
 
     def _drawn(self, name: str, method: Method) -> list[str]:
-        """How the initial values of the weights of a class are drawn."""
+        """List the lines that draw the initial values of the weights of a class."""
         return initial_lines({name: method}, self.weights, self.usual)
 
     def _renamed(self, name: str, method: Method) -> str:
