@@ -9,6 +9,7 @@ from typing import Any
 from weft.ir import ops
 from weft.ir.graph import Graph
 from weft.ir.recipes.blocks import in_bytes
+from weft.ir.recipes.readers import switched
 from weft.ir.types import dtypes
 from weft.passes import Trace
 from weft.passes.analysis.states import has_cache, max_source
@@ -55,6 +56,8 @@ class OnnxFolder:
             "kept_blocks": asked if kept else "",
             "weights": weight_facts(graph, self.tensors),
         }
+        if (tensors := switched(graph.reader)) is not None:
+            self.facts["adapters"] = {name: f"{name}{export.ADAPTER}" for name in tensors.choices}
         if kept:
             self.facts["blocks"] = kept
             if blocks.rounds_activations(graph, target):
@@ -68,6 +71,7 @@ class OnnxFolder:
 
             for name in self._models:
                 packing.prepack(folder, name)
+        export.write_adapters(self._models[export.MODEL], folder)
         if self._for_genai:
             genai.write_config(self._graph, self._target, self._length, folder, capture=not self._stray)
 

@@ -13,6 +13,7 @@ from onnx import defs
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes import Recipe
+from weft.ir.recipes.readers import switched
 from weft.ir.types import Shape, TensorType, dtypes, sizes
 from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Poly, Size
@@ -246,6 +247,11 @@ class Emitter:
             if result.type is None:
                 self._declare(result, _stored(value.type))
 
+    def slots(self) -> list[Weight]:
+        """The weights that are inputs, too, so that an adapter may take their place when the model runs."""
+        tensors = switched(self.graph.reader)
+        return [] if tensors is None else [w for w in self.weights.values() if tensors.reads_slots(w.recipe.sources())]
+
     def model(self) -> onnx.Model:
         """The ONNX model; weights are initializers without data yet (see `write`)."""
         outputs = []
@@ -267,7 +273,7 @@ class Emitter:
         if any(n.domain == "com.microsoft" for n in self.nodes):
             imports["com.microsoft"] = 1
         graph = onnx.Graph(
-            [self[v] for v in self.graph.inputs.values()],
+            [*(self[v] for v in self.graph.inputs.values()), *(w.value for w in self.slots())],
             outputs,
             nodes=self.nodes,
             initializers=initializers,

@@ -14,9 +14,10 @@ import numpy as np
 import onnx_ir as onnx
 from onnx_ir import serde
 
+from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Recipe
-from weft.ir.recipes.readers import Array, TensorReader
+from weft.ir.recipes.readers import Array, TensorReader, switched
 from weft.ir.recipes.streams import stored_part, stream, stream_parts
 from weft.ir.types.block_layouts import pack_pairs
 from weft.ir.types.dtypes import DType
@@ -28,6 +29,7 @@ from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select
 
 MODEL, ENCODER, DATA = "model.onnx", "encoder.onnx", "model.onnx.data"
+ADAPTER = ".onnx_adapter"
 INLINE_BYTES = 1024  # smaller weights go into the model's own file
 PAGE = 4096  # alignment that lets a runtime map large weights directly
 
@@ -123,6 +125,31 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
                     progress(place.finish(file))
     for name, built in models.items():
         (folder / name).write_bytes(serde.serialize_model(built.model).SerializeToString())
+
+
+def write_adapters(built: Built, folder: Path) -> None:
+    """Write a file for each adapter that may be chosen when the model runs: its values of the inputs that have one.
+
+    Raises:
+        WeftError: if ONNX Runtime is missing, or a pass stores factors of adapters in few bits.
+    """
+    if (tensors := switched(built.reader)) is None:
+        return
+    try:
+        import onnxruntime as ort
+    except ImportError as e:
+        raise WeftError("files of adapters are written by ONNX Runtime: pip install 'weft[cpu]'") from e
+    slots = [w for w in built.weights if tensors.reads_slots(w.recipe.sources())]
+    if packed := next((w for w in slots if not w.dtype.is_float or w.dtype.bits < 16), None):
+        raise WeftError(f"{packed.value.name} is stored in few bits, which no adapter is: merge it by --adapter")
+    for name in tensors.choices:
+        with tensors.chosen(name):
+            arrays = {str(w.value.name): np.concatenate(list(_cast_blocks(w, built.reader))) for w in slots}
+        file = ort.AdapterFormat()
+        file.set_adapter_version(1)
+        file.set_model_version(1)
+        file.set_parameters({key: ort.OrtValue.ortvalue_from_numpy(array) for key, array in arrays.items()})
+        file.export_adapter(str(folder / f"{name}{ADAPTER}"))
 
 
 def _distinct(models: Iterable[Built]) -> Iterable[list[Weight]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.ir import ops
 from weft.ir.errors import WeftError
-from weft.ir.graph import Graph, Param
+from weft.ir.graph import Graph, Node, Param
 from weft.ir.recipes import Source
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
@@ -21,13 +21,14 @@ from ..storage.safetensors import Tensor, write_shards
 from ..torch.program.constants import stored_dtype
 from ..weights import StoredTensor, weight_facts
 from .embedding import embedding_files
+from .engines.plans import plans
+from .engines.refusals import explained, refusals
 from .lower.experts import home_of, stacks
-from .lower.lower import Lowered, lower
+from .lower.lower import lower
+from .shell.base import BaseModel
 from .shell.configuration import TORCH_DTYPES, Configuration, states_each, write_configuration
-from .shell.engines import explained, refusals
 from .shell.initial import initializer_range
-from .shell.modeling import Modeling, write_modeling
-from .shell.plans import plans
+from .shell.modeling import Modeling, keys_by_name, tied_weights, whole_weights, write_modeling
 
 GRAPH = "model.weft"  # as in folders of graphs
 KNOWN = (  # how names of classes begin that transformers and engines have themselves
@@ -47,22 +48,18 @@ class TransformersFolder:
     def __init__(self, graph: Graph, dtype: str, length: int, name: str, notes: list[str]) -> None:
         if has_cache(graph):
             raise WeftError("target transformers has caches of its own: leave out the pass kv-cache, and what needs it")
-        if graph.meta.get("kind") == "encoder-decoder":
-            raise WeftError(
-                "target transformers writes decoders and encoders, not encoder-decoders: take --target torch, or "
-                "`weft export` for a family that transformers has"
-            )
         self._graph, self._name = graph, name or class_name(graph.name)
         self._stem = stem_of(self._name)
-        self.lowered: Lowered = lower(graph)
-        self.modeling: Modeling = write_modeling(self.lowered, self._name, self._stem)
-        self.plans = plans(self.lowered, self.modeling)
+        self._legal, self._sides = lower(graph)
+        self._head = self._sides[0].head
+        self.modeling: Modeling = write_modeling(self._sides, self._name, self._stem)
+        self.plans = plans(self.modeling.bases)
         divided = self.plans.by_name
         self._config: Configuration = write_configuration(
-            self.lowered, self.modeling, self._name, self._stem, divided, self._more(length)
+            self.modeling, self._name, self._stem, divided, self._more(length)
         )
-        self.refusals = refusals(self.lowered, self.modeling)
-        self.explained = explained(self.refusals, self.lowered, self.plans)
+        self.refusals = refusals(self.modeling.bases)
+        self.explained = explained(self.refusals, self.base.lowered, self.plans)
         for engine in (e for e, reasons in self.refusals.items() if reasons):
             notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
         self.texts = {"modeling": self.modeling.text, "configuration": self._config.text}
@@ -75,6 +72,11 @@ class TransformersFolder:
             "weights": weight_facts(graph, self.tensors),
         }
 
+    @property
+    def base(self) -> BaseModel:
+        """Return the base model; that of the decoder, where there are two."""
+        return self.modeling.bases[0]
+
     def _more(self, length: int) -> dict[str, Any]:
         """Return what a config says beside the numbers of the architecture."""
         meta = self._graph.meta
@@ -82,24 +84,28 @@ class TransformersFolder:
         tokens = {"bos_token_id": meta.get("bos_token_id"), "pad_token_id": meta.get("pad_token_id")}
         more: dict[str, Any] = {
             "max_position_embeddings": length,
-            "initializer_range": initializer_range(self.lowered.base.weights),
-            "use_cache": bool(self.lowered.emitter.cached),
-            "tie_word_embeddings": bool(self.lowered.tied),
+            "initializer_range": initializer_range(whole_weights(self._sides).values()),
+            "use_cache": bool(self._sides[0].emitter.cached),
+            "tie_word_embeddings": bool(tied_weights(self._sides)),
             **tokens,
             "eos_token_id": eos[0],
         }
-        if (count := states_each(self.lowered)) > 1:
+        if (count := states_each(self._sides[0])) > 1:
             more["number_of_conv_states"] = count
+        if len(self._sides) > 1:
+            more |= {"is_encoder_decoder": True, "decoder_start_token_id": meta.get("decoder_start_token_id")}
         return more
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _params(self) -> dict[str, Param]:
         """The weights by their keys in the model that predicts tokens, or in the base model."""
-        head, base, reader = self.lowered.head, self.lowered.base, self.lowered.graph.reader
-        kind = dtypes.parse(self._dtype)
-        prefix = "" if head is None else "model."
-        params = {f"{prefix}{key}": param for key, param in base.weights.items()}
-        if head is not None:
-            params |= {key: param for key, param in head.weights.items() if key not in self.lowered.tied}
+        prefix, tied = "" if self._head is None else "model.", tied_weights(self._sides)
+        params = {f"{prefix}{key}": param for key, param in whole_weights(self._sides).items()}
+        if self._head is not None:
+            params |= {key: param for key, param in self._head.weights.items() if key not in tied}
+        return params
+
+    def _tensors(self) -> dict[str, Tensor]:
+        params, reader, kind = self._params(), self._graph.reader, dtypes.parse(self._dtype)
         tensors = {
             key: Tensor(tuple(p.type.concrete({})), stored_dtype(p, kind), partial(stream, p.recipe, reader))
             for key, p in params.items()
@@ -121,33 +127,36 @@ class TransformersFolder:
 
     def _graph_text(self) -> str:
         """The graph as text, whose weights are the tensors of the folder: so weft reads them back, trained or not."""
-        lowered, prefix = self.lowered, "" if self.lowered.head is None else "model."
-        keys = {param: f"{prefix}{key}" for key, param in lowered.base.weights.items()}
-        if lowered.head is not None:
-            keys |= {param: key for key, param in lowered.head.weights.items() if key not in lowered.tied}
-        graph = lowered.legal.clone()
-        for param, key in keys.items():
-            if lowered.legal.params.get(param.name) is param:
-                graph.params[param.name].recipe = Source(key)
-        for node in (n for n in graph.nodes if n.op is ops.moe):
-            for name, recipe in stacks(node, f"{prefix}{home_of(node)}").items():
-                stack = node.operand(name)
-                assert isinstance(stack, Param)
-                stack.recipe = recipe
+        graph, prefix = self._legal.clone(), "" if self._head is None else "model."
+        for name, key in keys_by_name(self._sides).items():
+            if name in graph.params:
+                graph.params[name].recipe = Source(key)
+        mixtures = {_stack_name(node): node for node in graph.nodes if node.op is ops.moe}
+        for side in self._sides:
+            path = f"{prefix}{side.side}." if side.side else prefix
+            for node in (n for n in side.graph.nodes if n.op is ops.moe):
+                whole = mixtures[side.names[_stack_name(node)]]
+                for name, recipe in stacks(node, f"{path}{home_of(node)}").items():
+                    stack = whole.operand(name)
+                    assert isinstance(stack, Param)
+                    stack.recipe = recipe
         graph.meta.pop("source", None)
         return str(graph)
 
     def _config_json(self) -> dict[str, Any]:
-        name, stem, head = self._name, self._stem, self.lowered.head
+        name, stem, head = self._name, self._stem, self._head
         code = f"modeling_{stem}.{name}"
         classes = {"AutoConfig": f"configuration_{stem}.{name}Config", "AutoModel": f"{code}Model"}
-        if head is not None:
+        writes = "ForConditionalGeneration" if len(self._sides) > 1 else "ForCausalLM"
+        if head is not None and len(self._sides) > 1:
+            classes |= {"AutoModelForSeq2SeqLM": f"{code}{writes}"}
+        elif head is not None:
             classes |= {
                 "AutoModelForCausalLM": f"{code}ForCausalLM",
                 "AutoModelForSequenceClassification": f"{code}ForSequenceClassification",
             }
         return {
-            "architectures": [f"{name}{'ForCausalLM' if head is not None else 'Model'}"],
+            "architectures": [f"{name}{writes if head is not None else 'Model'}"],
             "auto_map": classes,
             "model_type": stem,
             "dtype": TORCH_DTYPES[self._dtype],
@@ -161,8 +170,14 @@ class TransformersFolder:
             "bos_token_id": meta.get("bos_token_id"),
             "eos_token_id": eos if len(eos) > 1 else eos[0],
             "pad_token_id": meta.get("pad_token_id"),
+            "decoder_start_token_id": meta.get("decoder_start_token_id"),
         }
         return {key: value for key, value in said.items() if value is not None}
+
+
+def _stack_name(node: Node) -> str:
+    """The name of the first weights of a mixture."""
+    return node.required("up").name
 
 
 def class_name(name: str) -> str:

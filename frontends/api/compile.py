@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -13,7 +13,7 @@ from weft.backends import DEFAULT_TARGET
 from weft.backends.options import OptionKeywords
 from weft.backends.storage import MANIFEST, check_free, seal, whole_folder
 from weft.backends.storage.safetensors import Progress
-from weft.backends.targets import TARGETS
+from weft.backends.targets import TARGETS, Backend
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.graph.verifier import verify as verify_graph
@@ -61,6 +61,7 @@ def compile(
     dump_ir: str | Path | None = None,
     verify: bool = False,
     adapters: Sequence[str | Path] = (),
+    switch_adapters: Sequence[str | Path] = (),
     progress: Progress | None = None,
     **options: Unpack[OptionKeywords],
 ) -> CompileReport:
@@ -78,6 +79,8 @@ def compile(
         dump_ir: folder for the text form after every pass.
         verify: check every pass on small random inputs in float64.
         adapters: folders of PEFT adapters to merge into the weights, one after the other.
+        switch_adapters: folders of LoRA adapters to store beside the model as NAME.onnx_adapter: ONNX Runtime and
+            onnxruntime-genai choose one of them, or none, when they run it.
         progress: called with (stage, bytes done, bytes in all).
         options: those of the target, as `weft targets NAME` lists them, among them
             ``prepack=True``: also store the weights in the CPU's packed layout (``ort-cpu``; twice the disk space);
@@ -95,6 +98,8 @@ def compile(
     chosen = backend.choose(options)
     dtype = backend.dtype(dtype)
     model = load_source(source, seed, adapters)
+    if switch_adapters:
+        model = _with_slots(model, backend, switch_adapters)
     passes = pipeline_text(passes)
     first = "" if weights is None else weights_pipeline(model.graph, weights)
     passes = ", ".join(filter(None, (first, passes, chosen.passes())))
@@ -137,6 +142,17 @@ def compile(
     clock["write"] = time.perf_counter()
     seconds = {name: end - start for (_, start), (name, end) in itertools.pairwise(clock.items())}
     return CompileReport(Path(out), target, dtype, model, graph, report, total, seconds, built.trace, notes)
+
+
+def _with_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) -> Model:
+    """The model with a place for what each of `adapters` adds."""
+    from ..formats.hf.slots import add_slots
+
+    if not backend.opset:
+        raise WeftError(f"adapters are chosen at run time by ONNX Runtime only, not in folders for {backend.name}")
+    graph = model.graph.clone()
+    add_slots(graph, model.description, [Path(adapter) for adapter in adapters])
+    return replace(model, graph=graph)
 
 
 def _max_length(graph: Graph, requested: int | None, notes: list[str]) -> int:

@@ -75,6 +75,14 @@ def _target_options() -> list[click.Option]:
 )
 @adapter_option
 @click.option(
+    "--switch-adapter",
+    "switch_adapters",
+    multiple=True,
+    type=click.Path(),
+    metavar="DIR",
+    help="A LoRA adapter to store beside the model, to be chosen when ONNX Runtime or genai runs it; may be repeated.",
+)
+@click.option(
     "--trace", is_flag=True, help="Report the rewrites of each pass, and refused lowerings with their reasons."
 )
 @seed_option

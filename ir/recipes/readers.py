@@ -11,7 +11,7 @@ import math
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -168,6 +168,65 @@ class SpilledTensors:
         """Read the stored blocks of a tensor of the checkpoint; computed tensors have none."""
         assert isinstance(self.base, BlockTensorReader)
         return self.base.read_blocks(key, start, stop)
+
+
+class SwitchedTensors:
+    """The reader `base` with slots on top: tensors of given `shapes` that are zero, or what a choice holds for them.
+
+    Factors of adapters that are not merged are slots: which adapter they belong to is chosen when the model runs.
+    `choices` are arrays by slot, by the name of the choice; a slot that one lacks is zero for it.
+    """
+
+    def __init__(
+        self, base: TensorReader, shapes: Mapping[str, tuple[int, ...]], choices: Mapping[str, Mapping[str, Array]]
+    ) -> None:
+        self.base, self.shapes, self.choices, self._chosen = base, shapes, choices, ""
+
+    @property
+    def path(self) -> Path:
+        return self.base.path
+
+    @contextlib.contextmanager
+    def chosen(self, name: str) -> Iterator[None]:
+        """Let the slots hold what the choice `name` has for them."""
+        self._chosen = name
+        try:
+            yield
+        finally:
+            self._chosen = ""
+
+    def reads_slots(self, keys: Iterable[str]) -> bool:
+        """Return whether what is made of the tensors `keys` depends on the choice."""
+        return not self.shapes.keys().isdisjoint(keys)
+
+    def keys(self) -> Iterable[str]:
+        return (*self.base.keys(), *self.shapes)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self.shapes[key] if key in self.shapes else self.base.shape(key)
+
+    def dtype(self, key: str) -> DType:
+        return dtypes.f32 if key in self.shapes else self.base.dtype(key)
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        if key not in self.shapes:
+            return self.base.read(key, start, stop)
+        array = self.choices.get(self._chosen, {}).get(key)
+        return np.zeros((stop - start, *self.shapes[key][1:]), np.float32) if array is None else array[start:stop]
+
+    def read_blocks(self, key: str, start: int, stop: int) -> Array:
+        """Read the stored blocks of a tensor of the checkpoint; slots have none."""
+        assert isinstance(self.base, BlockTensorReader)
+        return self.base.read_blocks(key, start, stop)
+
+
+def switched(reader: TensorReader) -> SwitchedTensors | None:
+    """Return the slots that `reader` reads, below tensors that passes have computed."""
+    while not isinstance(reader, SwitchedTensors):
+        if (base := getattr(reader, "base", None)) is None:
+            return None
+        reader = base
+    return reader
 
 
 EMPTY: TensorReader = MemoryReader({}, "<no checkpoint>")

@@ -11,7 +11,7 @@ import numpy as np
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 from weft.ir.recipes.blocks.floats import tensor_scale
-from weft.ir.recipes.readers import Array
+from weft.ir.recipes.readers import Array, switched
 
 from ..analysis.projections import THROUGH
 
@@ -45,12 +45,15 @@ def matrices(graph: Graph) -> dict[Param, Matrix | str]:
     out, whose choices a rounded weight would change."""
     found: dict[Param, Matrix | str] = {}
     order = {node: i for i, node in enumerate(graph.nodes)}
+    slots = switched(graph.reader)
     for param in graph.params.values():
         readers = sorted(param.users, key=lambda node: order[node])
         if not any(_reads(node, param) for node in readers) or param.recipe.constant:
             continue
         if any(_routes(node) for node in readers):
             found[param] = "it is the weight of a router"
+        elif slots is not None and slots.reads_slots(param.recipe.sources()):
+            found[param] = "it belongs to an adapter that is chosen when the model runs"
         elif param.is_output:
             found[param] = "it is an output of the graph"
         elif other := next((node for node in readers if not _reads(node, param)), None):

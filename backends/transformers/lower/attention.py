@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from weft.ir import ops
 from weft.ir.graph import Node, Value
 
 from ...torch.ops.elementwise import number
 from ...torch.ops.masks import is_dense
-from ...torch.program.statements import Operand, Statement, Submodule
+from ...torch.program.statements import Operand, Statement, Submodule, Var
 from .emitter import CACHE, INDEX, Attending, ShellEmitter, lowers, nearest_param
 from .masks import mask_of
 
@@ -26,16 +28,25 @@ def _attention(e: ShellEmitter, node: Node) -> Operand:
     told = Attending(node, scale, "1" if heads == kv_heads else f"{heads // kv_heads}".strip("()"))
     operands: list[Value | Operand] = [q, k, v, mask]
     more = _scored(node, told, operands)
-    if _alone(node):
+    if _alone(node) and not e.apart:
         return _inline(e, node, told, operands, more)
-    place = node.output.name.rpartition(".")[2]
-    path = f"{node.scope}.{place}" if node.scope else place
-    order = [*_kinds_in(node)].index(_weights(node))
-    index = f"layer_idx + {order}" if order else "layer_idx"
-    leaf = Submodule(path, f"SoftmaxAttention(config, {index}, {told.groups}, {told.scaling})")
+    if node in e.crosses:
+        operands[1:3] = _crossed(e, k, v)
+    place = next(
+        n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention and _weights(n) == _weights(node)
+    )
+    path = place.output.name
+    kept = node in e.cached
+    order = [*_kinds_in(node, e.cached)].index(_weights(node)) if kept else 0
+    index = (f"layer_idx + {order}" if order else "layer_idx") if kept and not e.shared else "None"
+    causal = "" if told.causal else ", is_causal=False"
+    leaf = Submodule(path, f"SoftmaxAttention(config, {index}, {told.groups}, {told.scaling}{causal})")
     given = "".join(f", {text}" for text in more)
-    text = f"{{{len(operands)}}}({{0}}, {{1}}, {{2}}, {{3}}{given}, past_key_values={{{len(operands) + 1}}}, **kwargs)"
-    made = e.emit(text, *operands, leaf, CACHE, name="x")
+    last = len(operands)
+    past = f", past_key_values={e.own(f'{{{last + 1}}}')}" if kept else ""
+    past += f", layer_idx={{{last + 2}}}" if kept and e.shared else ""
+    text = f"{{{last}}}({{0}}, {{1}}, {{2}}, {{3}}{given}{past}, **kwargs)"
+    made = e.emit(text, *operands, leaf, *([CACHE, INDEX] if kept and e.shared else [CACHE] if kept else []), name="x")
     _tell(e, told)
     return made
 
@@ -45,10 +56,10 @@ def _alone(node: Node) -> bool:
     return len(_kinds_in(node)) == 1
 
 
-def _kinds_in(node: Node) -> dict[tuple[Value, ...], None]:
-    """The attentions in the scope of `node`, by the weights that their queries are made with."""
+def _kinds_in(node: Node, among: Collection[Node] | None = None) -> dict[tuple[Value, ...], None]:
+    """The attentions in the scope of `node`, or those `among` them, by the weights that their queries are made with."""
     alike = (n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention)
-    return dict.fromkeys(map(_weights, alike))
+    return dict.fromkeys(_weights(n) for n in alike if among is None or n in among)
 
 
 def _weights(node: Node) -> tuple[Value, ...]:
@@ -77,8 +88,9 @@ def _inline(e: ShellEmitter, node: Node, told: Attending, operands: list[Value |
     """Attention in the module that has its projections."""
     q, k, v, *rest = operands
     if node in e.cached:
-        text = "({2}, {3}) if {0} is None else {0}.update({2}, {3}, {1})"
-        k, v = e.many(text, CACHE, INDEX, k, v, names=("k", "v"))
+        k, v = updated(e, k, v)
+    elif node in e.crosses:
+        k, v = _crossed(e, k, v)
     eager = "eager_scored_attention" if told.features - {"sliding_window"} else "eager_attention"
     attend = e.emit(FETCH.format(eager=eager), name="attention_interface")
     given = "".join(f", {text}" for text in more)
@@ -91,6 +103,26 @@ def _inline(e: ShellEmitter, node: Node, told: Attending, operands: list[Value |
         whole = node.required("k").width // node.attrs["kv_heads"]
         return e.emit(f"{{0}}.reshape(*{{1}}.shape[:-1], -1, {whole})[..., :{latent}].flatten(2)", x, entered, name="x")
     return e.emit("{0}.reshape(*{1}.shape[:-1], -1)", x, entered, name="x", replaces=0)
+
+
+def updated(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, ...]:
+    """Keys and values of a text behind those of earlier calls."""
+    own = ".self_attention_cache" if e.crosses else ""
+    text = f"({{2}}, {{3}}) if {{0}} is None else {{0}}{own}.update({{2}}, {{3}}, {{1}})"
+    return e.many(text, CACHE, INDEX, k, v, names=("k", "v"))
+
+
+def _crossed(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Value | Operand, ...]:
+    """Keys and values of a source, made by the first call of a text."""
+    if not e.cached:
+        return k, v
+    assert isinstance(k, Var) and isinstance(v, Var)
+    text_k, made_k = e.folded(k, 2)
+    text_v, made_v = e.folded(v, 2 + len(made_k))
+    text = f"crossed({{0}}, {{1}}, lambda: ({text_k}, {text_v}))"
+    made = e.many(text, CACHE, INDEX, *made_k, *made_v, names=("k", "v"))
+    e.crossed.add(e.program.statements[-1])
+    return made
 
 
 def _tell(e: ShellEmitter, told: Attending) -> None:

@@ -103,7 +103,7 @@ def _relative_position_bias(e: ShellEmitter, node: Node) -> Operand:
 
 def distances(e: ShellEmitter) -> Var:
     """The distances of all keys from the tokens of a call."""
-    given = (e.embeds, e.past) if e.decodes else (e.embeds,)
+    given = (e.embeds, e.own_past) if e.decodes else (e.embeds,)
     return e.hoist("distance", f"key_distances({'{0}, {1}' if e.decodes else '{0}'})", *given, name="distance")
 
 

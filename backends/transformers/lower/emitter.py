@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from weft.ir import ops
+from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Op
 from weft.ir.recipes.frequencies import RopeFrequencies
@@ -19,12 +20,13 @@ from ...torch.program.states import cached_nodes
 from ..numbers.axes import Axes
 from ..numbers.fields import Fields
 from ..numbers.naming import DIVIDED, after_head
+from .sides import ENCODER, HIDDEN, SHOWN
 
 CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int")  # in the text of a statement
 HEAD = "lm_head"
 FULL, SLIDING, CHUNKED, RECURRENT = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
 GIVEN = {  # what a call may bring
-    **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids"), "Tensor | None"),
+    **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids", HIDDEN, SHOWN), "Tensor | None"),
     "past_key_values": "Cache | None",
     "inputs_embeds": "Tensor | None",
     "use_cache": "bool | None",
@@ -61,27 +63,44 @@ class Attending:
     groups: str
     features: set[str] = field(default_factory=set)  # softcap, s_aux, position_bias, sliding_window
 
+    @property
+    def causal(self) -> bool:
+        return bool(self.node.attrs["causal"])
+
+    @property
+    def held(self) -> tuple[str, str, bool]:
+        """The facts of it that its module keeps."""
+        return self.scaling, self.groups, self.causal
+
 
 class ShellEmitter(Emitter):
-    """Collects the statements of a decoder or an encoder for transformers; `fields` are the numbers of its config."""
+    """Collects the statements of a decoder or an encoder for transformers; `fields` are the numbers of its config, and
+    `side` is the one that it is of an encoder-decoder.
 
-    def __init__(self, graph: Graph, axes: Axes, fields: Fields, head: Node | None) -> None:
-        super().__init__(graph, cached_nodes(graph), set())
-        self.axes, self.fields, self.head = axes, fields, head
+    Attentions that are kept `apart` are modules of their own.
+    """
+
+    def __init__(
+        self, graph: Graph, axes: Axes, fields: Fields, head: Node | None, side: str = "", apart: bool = False
+    ) -> None:
+        super().__init__(graph, cached_nodes(graph), set(), cross_attentions(graph))
+        self.axes, self.fields, self.head, self.side, self.apart = axes, fields, head, side, apart
         self.divided = {node for node, role in after_head(graph).items() if role == DIVIDED}
-        self.shared = repeats(graph, self.cached)  # then calls are told the numbers of their caches
+        self.shared = repeats(graph, self.cached | self.crosses)  # then calls are told the numbers of their caches
         self.decodes = graph.meta.get("kind", "decoder") == "decoder"
-        without = {"token_type_ids"} - graph.inputs.keys() | (
+        without = {"token_type_ids", HIDDEN, SHOWN} - graph.inputs.keys() | (
             set() if self.decodes else {"past_key_values", "use_cache"}
         )
         given = {name: kind for name, kind in GIVEN.items() if name not in without}
         self.given = {name: Var(name, type=kind, default="None") for name, kind in given.items()}
         self.embeds, self.positions = Var("inputs_embeds"), Var("position_ids")
         self.past = Var("past_key_values", type="Cache | None")
+        self.own_past = Var("own_past", type="Cache | None") if self.crosses else self.past
         self.attention_mask = self.given["attention_mask"]
         self.embedding = ""  # the path of the module that embeds tokens
         self.masks: dict[object, Mask] = {}
         self.attending: dict[Statement, Attending] = {}
+        self.crossed: set[Statement] = set()  # that keep keys and values of a source
         self.recurrent: dict[Statement, int] = {}  # the number of its first state
         self.experts: dict[str, str] = {}  # the classes of mixtures by their paths
         # The number of the first state of each recurrence of a scope, and how many it has, also when it runs again.
@@ -91,6 +110,8 @@ class ShellEmitter(Emitter):
                 self._made[value] = self.embeds if only_embedded(graph, value) else self.given["input_ids"]
             elif name == "position_ids":
                 self._made[value] = self.positions
+            elif name in (HIDDEN, SHOWN):
+                self._made[value] = self.given[name]
             elif name == "token_type_ids":
                 self._made[value] = made = Var(name, value.shape)
                 self._first(f"{NOTHING} if {{0}} is None else {{0}}", (self.given[name], self.embeds), made, 0)
@@ -118,8 +139,12 @@ class ShellEmitter(Emitter):
             text = "torch.arange({1}.shape[1], device={1}.device)[None] if {0} is None else {0}"
             self._first(text, (given["position_ids"], self.embeds), self.positions, 0)
             return
-        text = "DynamicCache(config=self.config) if {0} and {1} is None else {1}"
+        made = "DynamicCache(config=self.config)"
+        made = f"EncoderDecoderCache({made}, DynamicCache())" if self.crosses else made
+        text = f"{made} if {{0}} and {{1}} is None else {{1}}"
         self._first(text, (given["use_cache"], given["past_key_values"]), self.past, 1)
+        if self.crosses:
+            self._first("own({0})", (self.past,), self.own_past)
         past = Var("past", type="int")
         self._first("0 if {0} is None else {0}.get_seq_length()", (self.past,), past)
         arange = "(torch.arange({1}.shape[1], device={1}.device) + {2})[None]"
@@ -129,7 +154,7 @@ class ShellEmitter(Emitter):
         if self.cached and not self.counts:
             # After the positions, which ask how many there were.
             text = "if {0} is not None: count_tokens({0}, {1})"
-            self.program.statements.append(Statement(text, (self.past, self.embeds, self.positions), (), TOP))
+            self.program.statements.append(Statement(text, (self.own_past, self.embeds, self.positions), (), TOP))
 
     def _whole_mask(self, value: Value) -> Var:
         """The mask of padding of an encoder; that which shows all where others than attentions read it."""
@@ -140,6 +165,11 @@ class ShellEmitter(Emitter):
         self._first(text, (self.attention_mask, self.embeds), whole, 0)
         self.attention_mask = whole
         return whole
+
+    @property
+    def masks_name(self) -> str:
+        """The name of the function that makes masks of several kinds."""
+        return "encoder_masks" if self.side == ENCODER else "attention_masks"
 
     @property
     def counts(self) -> bool:
@@ -163,7 +193,7 @@ class ShellEmitter(Emitter):
         """The mask of padding, [batch, seq], which all recurrences share."""
         key = RECURRENT, ""
         if key not in self.masks:
-            given = (self.embeds, self.attention_mask, *([self.past] if self.decodes else []))
+            given = (self.embeds, self.attention_mask, *([self.own_past] if self.decodes else []))
             made = self.hoist(("mask", key), "...", *given, name="padding")
             made.type = "Tensor | None"
             statement = next(s for s in self.program.statements if made in s.results)
@@ -177,7 +207,7 @@ class ShellEmitter(Emitter):
         known = self.states.setdefault(self.scope, {})
         key = node.op, nearest_param(node.required(node.op.operands[0].name))
         first, _ = known.setdefault(key, (sum(n for _, n in known.values()), parts))
-        cache, index = f"{{{len(operands)}}}", f"{{{len(operands) + 1}}}"
+        cache, index = self.own(f"{{{len(operands)}}}"), f"{{{len(operands) + 1}}}"
         place = f"{cache}, {index}" + (f", {first}" if first or parts > 1 else "")
         past = f"past_states({place}{f', {parts}' if parts > 1 else ''})"
         kept = f"keep_states({cache}, {index}, {text(past)}{f', {first}' if first else ''})"
@@ -188,6 +218,10 @@ class ShellEmitter(Emitter):
             assert isinstance(shown, Var)
             return shown
         return made
+
+    def own(self, cache: str) -> str:
+        """The text of what a layer keeps of its own text, in a `cache` that may keep more."""
+        return f"own({cache})" if self.crosses else cache
 
     def hold(self, param: Param) -> Operand:
         """Tables of rotary frequencies are made from the config."""
@@ -209,6 +243,28 @@ class ShellEmitter(Emitter):
             return text
         text = text.replace(start, named)
         return text.replace(f"{{0}}.device), {_plain(recipe.theta)}, ", f"{{0}}.device), config.{theta}, ")
+
+
+def cross_attentions(graph: Graph) -> set[Node]:
+    """The attentions of a decoder to what its encoder made.
+
+    Raises:
+        WeftError: if a decoder computes what is the encoder's: attention among tokens of the source.
+    """
+    if HIDDEN not in graph.inputs:
+        return set()
+    ours = {v for name, v in graph.inputs.items() if name not in (HIDDEN, SHOWN)}
+    found = set()
+    for node in graph.nodes:
+        if not ours.isdisjoint(node.inputs):
+            ours.update(node.outputs)
+        elif node.op in (ops.attention, ops.relative_attention):
+            raise WeftError(
+                f"target transformers lets a decoder read one value of its encoder, not %{node.output.name} too"
+            )
+        if node.op in (ops.attention, ops.relative_attention) and node.required("k") not in ours:
+            found.add(node)
+    return found
 
 
 def _plain(x: float) -> float | int:

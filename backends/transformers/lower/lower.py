@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.ir import ops
@@ -10,6 +10,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Trait
 
+from ...torch.codegen.structure import structure
 from ...torch.lower.lower import emit, legal_form, needed, read_weights
 from ...torch.program.statements import Program, Statement, Var
 from ..numbers.fields import Fields
@@ -17,6 +18,7 @@ from ..numbers.naming import named_numbers
 from . import attention, dense, experts, relative
 from .emitter import HEAD, OVERRIDES, ShellEmitter
 from .masks import finish_masks
+from .sides import Side, sides
 
 OWN = (  # names that classes of transformers have for themselves
     *("config", "layer_idx", "is_causal", "scaling", "num_key_value_groups", "device", "dtype", "base_model", "model"),
@@ -29,40 +31,63 @@ REGISTERED = (attention, dense, experts, relative)  # what transformers computes
 
 @dataclass
 class Lowered:
-    """A decoder or an encoder: the programs of its base model and of its head, and the numbers of its config.
+    """A decoder or an encoder, alone or as a `side` of an encoder-decoder: the programs of its base model and of its
+    head.
 
-    `hidden` is what the base model makes, and the head reads; `tied` are weights of the head by those of the base
-    model that they are. `masks` is the function that makes the masks of all layers, "" if one of transformers does.
+    `graph` is that of the side, `whole` that of the model; `names` are those that parameters of the side have in the
+    whole. `hidden` is what the base model makes, and the head reads. `masks` is the function that makes the masks of
+    all layers, "" if one of transformers does.
     """
 
+    whole: Graph
     graph: Graph
-    legal: Graph
+    side: str
+    names: dict[str, str]
     base: Program
     head: Program | None
     hidden: Var
     fields: Fields
     emitter: ShellEmitter
-    tied: dict[str, str]
     masks: str
 
+    @property
+    def tied(self) -> dict[str, str]:
+        """The weights of the head that are weights of its base model, by their names in both."""
+        own = {} if self.head is None else self.head.weights
+        return {k: name for k, p in own.items() for name, other in self.base.weights.items() if other is p}
 
-def lower(graph: Graph) -> Lowered:
-    """Lower `graph`.
+
+def lower(graph: Graph) -> tuple[Graph, list[Lowered]]:
+    """Lower `graph`: return its legal form, and the model, or the decoder and the encoder that it is made of; their
+    fields are one.
 
     Raises:
-        WeftError: naming an op that cannot be written.
+        WeftError: naming an op that cannot be written, or saying that no encoder can be told from its decoder.
     """
     legal, fields = legal_form(graph, OWN, USUAL), Fields()
-    hidden, head = _head(legal)
-    with named_numbers(legal, fields) as axes:
-        e = ShellEmitter(legal, axes, fields, head)
-        emit(e, legal, OVERRIDES)
-        outputs = {name: e[value] for name, value in legal.outputs.items()}
+    found: list[Lowered] = []
+    for side in sides(legal):
+        fields.side = side.name
+        functions = found[0].emitter.program.functions if found else {}
+        one = _lower_side(legal, side, fields, functions)
+        found.append(_lower_side(legal, side, fields, functions, True) if _unlike(one) else one)
+    return legal, found
+
+
+def _lower_side(whole: Graph, side: Side, fields: Fields, functions: Mapping[str, str], apart: bool = False) -> Lowered:
+    graph = side.graph
+    hidden, head = _head(graph)
+    with named_numbers(graph, fields) as axes:
+        e = ShellEmitter(graph, axes, fields, head, side.name, apart)
+        e.program.functions |= functions
+        emit(e, graph, OVERRIDES)
+        outputs = {name: e[value] for name, value in graph.outputs.items()}
         made = e[hidden]
         masks = finish_masks(e)
     if not isinstance(made, Var):
         raise WeftError(f"{graph.name} makes no hidden states: its output is a weight")
-    base = Program(graph.name, e.program.inputs, outputs, e.program.statements, functions=e.program.functions)
+    own = {name: text for name, text in e.program.functions.items() if name not in functions}
+    base = Program(graph.name, e.program.inputs, outputs, e.program.statements, functions=own)
     above = None
     if head is not None:
         made.name = "hidden_states"
@@ -73,8 +98,19 @@ def lower(graph: Graph) -> Lowered:
     base.statements = needed(base)
     base.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(base)}
     for program in filter(None, (base, above)):
-        program.nodes = [n for n in legal.nodes if any(s.node is n for s in program.statements)]
-    return Lowered(graph, legal, base, above, made, fields, e, _tied(base, above), masks)
+        program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
+    return Lowered(whole, graph, side.name, side.names, base, above, made, fields, e, masks)
+
+
+def _unlike(lowered: Lowered) -> bool:
+    """Return whether one class would stand for attentions that differ in what it holds of them."""
+    known: dict[Hashable, tuple[str, str, bool]] = {}
+    for method in structure(lowered.base).walk():
+        for item in method.items:
+            told = lowered.emitter.attending.get(item) if isinstance(item, Statement) else None
+            if told is not None and known.setdefault(method.key, told.held) != told.held:
+                return True
+    return False
 
 
 def _head(graph: Graph) -> tuple[Value, Node | None]:
@@ -100,9 +136,3 @@ def _downstream(statements: Sequence[Statement], made: Var) -> list[Statement]:
             known.update(s.results)
             found.append(s)
     return found
-
-
-def _tied(base: Program, head: Program | None) -> dict[str, str]:
-    """The weights of the head that are weights of the base model, by their names in both."""
-    own = {} if head is None else head.weights
-    return {k: name for k, p in own.items() for name, other in base.weights.items() if other is p}

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+from weft.ir.errors import WeftError
 from weft.ir.graph import Node
 
 from ...torch.ops.masks import seen_keys
 from ...torch.program.statements import Operand, Statement, Var
 from .emitter import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, STANDARD, Mask, ShellEmitter
+from .sides import HIDDEN, SHOWN
 
 
 def mask_of(e: ShellEmitter, node: Node) -> Var:
-    """The mask of an attention, which all that see the same keys share."""
+    """The mask of an attention, which all that see the same keys share.
+
+    Raises:
+        WeftError: if it leaves out a part of a source.
+    """
+    if node in e.crosses:
+        return _source_mask(e, node)
     kind, condition = kind_of(e, node)
     key = kind, condition
     if key not in e.masks:
         name = "mask" if kind in (FULL, BOTH) else kind.split("_")[0] + "_mask"
         given: tuple[Operand, ...] = (e.embeds, e.attention_mask)
         if e.decodes:
-            given = (*given, e.past, e.positions)
+            given = (*given, e.own_past, e.positions)
         made = e.hoist(("mask", key), "...", *given, name=name)
         made.type = "Any"  # a tensor, a BlockMask of flex_attention, or None
         statement = next(s for s in e.program.statements if made in s.results)
         e.masks[key] = Mask(kind, condition, statement, bool(node.attrs["causal"]))
     e.masks[key].nodes.append(node)
     return e.masks[key].statement.results[0]
+
+
+def _source_mask(e: ShellEmitter, node: Node) -> Var:
+    """The mask of padding of a source."""
+    if node.attrs.get("pattern", "dense") != "dense" or node.attrs.get("window") is not None:
+        raise WeftError(f"target transformers lets decoders read all of a source: %{node.output.name} has a pattern")
+    text = f"{STANDARD[BOTH]}(self.config, {{0}}, {{1}}, encoder_hidden_states={{2}})"
+    made = e.hoist("source mask", text, e.embeds, e.given[SHOWN], e.given[HIDDEN], name="source_mask")
+    made.type = "Any"
+    return made
 
 
 def kind_of(e: ShellEmitter, node: Node) -> tuple[str, str]:
@@ -54,23 +72,24 @@ def finish_masks(e: ShellEmitter) -> str:
     kinds = {mask.kind: mask for mask in e.masks.values()}
     most = max((len(mask.statement.operands) for mask in kinds.values()), default=0)
     arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])
-    if len(kinds) <= 1 and kinds.keys() <= {FULL, BOTH}:  # of others generate() makes a dict, by their kinds
+    if len(kinds) <= 1 and all(kind in STANDARD and kind != RECURRENT for kind in kinds):
         for kind, mask in kinds.items():
             mask.statement.text = f"{STANDARD[kind]}({arguments})"
         return ""
     masks = Var("masks", type="dict[str, Any]")
     first = max((mask.statement for mask in kinds.values()), key=lambda s: len(s.operands))
-    whole = Statement(f"attention_masks({arguments})", first.operands, (masks,), first.scope, early=True)
+    whole = Statement(f"{e.masks_name}({arguments})", first.operands, (masks,), first.scope, early=True)
     e.program.statements.insert(e.program.statements.index(first), whole)
     for kind, mask in kinds.items():
         mask.statement.text, mask.statement.operands = f'{{0}}["{kind}"]', (masks,)
-    return _masks_function([*kinds.values()])
+    return _masks_function(e.masks_name, [*kinds.values()], e.decodes)
 
 
-def _masks_function(masks: list[Mask]) -> str:
-    """A function of the whole model that makes all its masks."""
+def _masks_function(name: str, masks: list[Mask], decodes: bool) -> str:
+    """A function of the whole model that makes all its masks; a model that `decodes` counts tokens from the first that
+    is shown."""
     lines = [
-        "def attention_masks(",
+        f"def {name}(",
         "    config: Any,",
         "    inputs_embeds: Tensor,",
         "    attention_mask: Any,",
@@ -87,14 +106,13 @@ def _masks_function(masks: list[Mask]) -> str:
         "    given = (config, inputs_embeds, attention_mask, past_key_values, position_ids)",
     ]
     custom = [mask for mask in masks if mask.kind not in STANDARD]
-    if any(mask.condition for mask in custom):
+    if decodes and any(mask.condition for mask in custom):
         lines.append("    first = first_shown(inputs_embeds, attention_mask)")
     for mask in custom:
-        name = mask.kind
         lines += [
             "",
-            f"    def {name}(batch: Any, head: Any, q: Any, k: Any) -> Any:",
-            "        q, k = q - first[batch], k - first[batch]",
+            f"    def {mask.kind}(batch: Any, head: Any, q: Any, k: Any) -> Any:",
+            *(["        q, k = q - first[batch], k - first[batch]"] if decodes else []),
             f"        return {mask.condition}",
         ]
     lines += ["", "    return {"]

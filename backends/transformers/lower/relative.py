@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from weft.ir import ops
+from weft.ir.errors import WeftError
 from weft.ir.graph import Node
 
 from ...torch.ops.calls import Call
 from ...torch.program.statements import Operand
+from .attention import updated
 from .dense import distances
-from .emitter import CACHE, INDEX, ShellEmitter, lowers
+from .emitter import ShellEmitter, lowers
 from .masks import mask_of
 
 
 @lowers(ops.relative_attention)
 def _relative_attention(e: ShellEmitter, node: Node) -> Operand:
+    if node in e.crosses:
+        raise WeftError(f"target transformers has no relative attention to a source: %{node.output.name}")
     heads = node.attrs["heads"]
     q, k, v = (e.heads(node.required(n), heads, n) for n in ("q", "k", "v"))
     mask, apart = mask_of(e, node), distances(e)
@@ -25,8 +29,7 @@ def _relative_attention(e: ShellEmitter, node: Node) -> Operand:
         name="seen",
     )
     if node in e.cached:
-        text = "({2}, {3}) if {0} is None else {0}.update({2}, {3}, {1})"
-        k, v = e.many(text, CACHE, INDEX, k, v, names=("k", "v"))
+        k, v = updated(e, k, v)
     call = Call("relative_attention").give(
         q, k, v, node.required("key_table"), node.operand("value_table"), apart, seen
     )

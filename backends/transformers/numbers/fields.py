@@ -11,16 +11,19 @@ from weft.ir.types.sizes import Poly
 
 @dataclass
 class Fields:
-    """Names of numbers with their values, in the order in which they come."""
+    """Names of numbers with their values, in the order in which they come; of which `side` of a model they are."""
 
     values: dict[str, Any] = field(default_factory=dict)
+    side: str = ""
 
     def name(self, role: str, value: Any, kind: str = "") -> str:
         """The field for a number of this `role`: one that has the value already, or a new one.
 
-        Where the role has another value already, the name tells the `kind` of what it is for, or is numbered.
+        Where the role has another value already, the name tells that it is the encoder's, or the `kind` of what it is
+        for, or is numbered.
         """
-        candidates = [role, *([f"{kind}_{role}"] if kind else [])]
+        words = [self.side] * (self.side == "encoder") + [kind]  # transformers reads decoder_x as x
+        candidates = [role, *(f"{word}_{role}" for word in words if word)]
         number = 1
         while True:
             name = candidates.pop(0) if candidates else f"{role}_{(number := number + 1)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -79,6 +80,9 @@ def _tokens(axes: Axes, fields: Fields) -> None:
                 axes.name((table, 0), fields.size(role, table.shape[0]))
             if role == "vocab_size" and not table.recipe.constant:
                 axes.name((table, 1), fields.size("hidden_size", table.shape[1]))
+    if (memory := axes.graph.inputs.get("encoder_hidden_states")) is not None and isinstance(memory.width, int):
+        same = fields.values.get("hidden_size", memory.width) == memory.width
+        axes.name(last(memory), fields.size("hidden_size" if same else "encoder_hidden_size", memory.width))
     if (logits := axes.graph.outputs.get("logits")) is not None and isinstance(logits.shape[-1], int):
         axes.name(last(logits), fields.size("vocab_size", logits.shape[-1]))
 
@@ -240,8 +244,8 @@ def after_head(graph: Graph) -> dict[Node, str]:
 
 
 def _place(node: Node) -> str:
-    """A word for where a norm or an attention is."""
-    local = node.output.name.rpartition(".")[2]
+    """A word for where a norm or an attention is, the same where it runs again."""
+    local = re.sub(r"_\d+$", "", node.output.name.rpartition(".")[2])
     return kind_of(node) if node.op is ops.attention else local
 
 

@@ -12,9 +12,8 @@ from weft.ir.types import sizes
 from weft.passes.analysis.costs import cached, state_bytes
 
 from ...weights import StoredTensor
-from ..lower.lower import Lowered
-from ..shell.modeling import Modeling
-from ..shell.plans import Plans
+from ..engines.plans import Plans
+from ..shell.base import BaseModel
 from .shards import PREFIX, shard_numbers, with_vocabulary
 from .split import Split, check
 from .stages import Stages
@@ -56,8 +55,7 @@ class Parallel:
 
 
 def estimate(
-    lowered: Lowered,
-    modeling: Modeling,
+    base: BaseModel,
     plans: Plans,
     tensors: dict[str, StoredTensor],
     split: Split,
@@ -70,8 +68,9 @@ def estimate(
     Raises:
         WeftError: naming what cannot be divided so.
     """
-    check(split, lowered, modeling, plans)
-    stages, tables = Stages(lowered, modeling, split.pp), with_vocabulary(plans.by_name, lowered)
+    check(split, base, plans)
+    lowered = base.lowered
+    stages, tables = Stages(lowered, base, split.pp), with_vocabulary(plans.by_name, lowered)
     weights = [0] * split.pp
     for key, tensor in tensors.items():
         shape = tuple(tensor.shape)

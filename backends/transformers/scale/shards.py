@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..engines.plans import LAYER
 from ..lower.lower import Lowered
-from ..shell.plans import LAYER
 from .split import Split
 
 COLUMNS, ROWS, TABLE, EXPERTS = ("colwise", "packed_colwise"), "rowwise", "embedding_rowwise", "grouped_gemm"

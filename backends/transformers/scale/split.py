@@ -11,10 +11,10 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.types import sizes
 
+from ..engines.plans import LAYER, Plans
 from ..lower.experts import home_of
 from ..lower.lower import Lowered
-from ..shell.modeling import Modeling
-from ..shell.plans import LAYER, Plans
+from ..shell.base import BaseModel
 
 EXAMPLE = "tp=8,ep=8,pp=2"
 
@@ -53,20 +53,20 @@ class Split:
         return cls(**found)
 
 
-def check(split: Split, lowered: Lowered, modeling: Modeling, plans: Plans) -> None:
+def check(split: Split, base: BaseModel, plans: Plans) -> None:
     """Refuse what cannot be divided so.
 
     Raises:
         WeftError: naming the part and its number.
     """
-    name = lowered.graph.name
+    lowered, name = base.lowered, base.lowered.graph.name
     if split.tp > 1:
         _each(split.tp, "tp", [*_divided(lowered, plans, experts=split.ep == 1)], name)
         if not plans.units:
             reason = next(iter(plans.whole.values()))
             raise WeftError(f"tp={split.tp} divides nothing of {name}: {reason}")
     if split.ep > 1:
-        _each(split.ep, "ep", [(n, "experts", where) for n, _, where in mixtures(lowered.legal)], name)
+        _each(split.ep, "ep", [(n, "experts", where) for n, _, where in mixtures(lowered.graph)], name)
         if not lowered.emitter.experts:
             raise WeftError(f"ep={split.ep} divides experts, and {name} has none; leave ep out")
         if split.ep % split.tp:
@@ -76,9 +76,9 @@ def check(split: Split, lowered: Lowered, modeling: Modeling, plans: Plans) -> N
     if split.pp > 1:
         if plans.one_stage:
             raise WeftError(f"pp={split.pp} needs stages, and {name} is one: {plans.one_stage}")
-        assert modeling.stack is not None
-        if split.pp > len(modeling.stack):
-            raise WeftError(f"pp={split.pp} needs a layer for each stage, and {name} has {len(modeling.stack)}")
+        assert base.stack is not None
+        if split.pp > len(base.stack):
+            raise WeftError(f"pp={split.pp} needs a layer for each stage, and {name} has {len(base.stack)}")
 
 
 def _each(degree: int, what: str, parts: list[tuple[int, str, str]], name: str) -> None:
@@ -95,11 +95,11 @@ def _each(degree: int, what: str, parts: list[tuple[int, str, str]], name: str) 
 def _divided(lowered: Lowered, plans: Plans, experts: bool) -> Iterator[tuple[int, str, str]]:
     """Parts that tensor parallelism shares out: how many, of what, where."""
     weights = lowered.base.weights
-    for node in lowered.legal.nodes:
+    for node in lowered.graph.nodes:
         if node.op is ops.attention and node.scope in plans.units:
             yield int(node.attrs["kv_heads"]), "key/value heads", node.scope
             yield int(node.attrs["heads"]), "query heads", node.scope
-    attended = {node.scope for node in lowered.legal.nodes if node.op is ops.attention}
+    attended = {node.scope for node in lowered.graph.nodes if node.op is ops.attention}
     for name, unit in plans.units.items():
         if name in attended:
             continue
@@ -107,7 +107,7 @@ def _divided(lowered: Lowered, plans: Plans, experts: bool) -> Iterator[tuple[in
             rows = next(path for path, style in unit.items() if style == "rowwise")
             yield weights[f"{rows}.weight"].type.concrete({})[-1], "hidden units", rows.rpartition(".")[0]
     if experts:
-        yield from ((n, "hidden units", where) for _, n, where in mixtures(lowered.legal) if where in plans.units)
+        yield from ((n, "hidden units", where) for _, n, where in mixtures(lowered.graph) if where in plans.units)
 
 
 def mixtures(graph: Graph) -> Iterator[tuple[int, int, str]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from weft.ir.graph import Node
 
 from ..lower.lower import Lowered
-from ..shell.modeling import Modeling
+from ..shell.base import BaseModel
 from .shards import PREFIX
 
 
@@ -16,12 +16,12 @@ class Stages:
     """`count` stages of as many layers each, the last with what is left over, as transformers divides them."""
 
     lowered: Lowered
-    modeling: Modeling
+    base: BaseModel
     count: int
 
     def layers(self, stage: int) -> range:
         """The layers of a stage."""
-        number = len(self.modeling.stack or ())
+        number = len(self.base.stack or ())
         each = number // self.count
         return range(stage * each, number if stage == self.count - 1 else (stage + 1) * each)
 
@@ -44,7 +44,7 @@ class Stages:
     def of_nodes(self) -> dict[Node, int]:
         """The stage of each node; nodes between layers are those of the layer before them."""
         found, current = {}, 0
-        for node in self.lowered.legal.nodes:
+        for node in self.lowered.graph.nodes:
             layer = self._layer(node.scope)
             current = current if layer is None else self.of_path(node.scope)
             found[node] = self.count - 1 if layer is None and self._behind(node) else current
@@ -54,7 +54,7 @@ class Stages:
         return self.lowered.head is not None and node in self.lowered.head.nodes
 
     def _layer(self, path: str) -> int | None:
-        stack = self.modeling.stack
+        stack = self.base.stack
         if stack is None or not path.startswith(f"{stack.path}."):
             return None
         return int(path.removeprefix(f"{stack.path}.").partition(".")[0])

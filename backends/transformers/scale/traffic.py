@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from weft.ir import ops
 from weft.ir.types import sizes
 
+from ..engines.plans import DIVIDED_EXPERTS, WHOLE, Plans
 from ..lower.experts import home_of
 from ..lower.lower import Lowered
-from ..shell.plans import DIVIDED_EXPERTS, WHOLE, Plans
 from .split import Split
 from .stages import Stages
 
@@ -72,7 +72,7 @@ def _expert(lowered: Lowered, split: Split, stages: Stages, item: int) -> Iterat
     experts and comes back, and devices that have the same tokens send a part each and gather the rest."""
     if split.ep == 1:
         return
-    for node in (n for n in lowered.legal.nodes if n.op is ops.moe):
+    for node in (n for n in lowered.graph.nodes if n.op is ops.moe):
         home, up = home_of(node), node.required("up")
         width = item * sizes.evaluate(up.shape[-1], {})
         chosen = node.attrs["active"] or sizes.evaluate(up.shape[0], {})
@@ -100,9 +100,9 @@ def _vocabulary(lowered: Lowered, plans: Plans, split: Split, stages: Stages, it
 
 def _width(lowered: Lowered) -> int:
     head = lowered.emitter.head
-    hidden = next(v for _, v in lowered.legal.outputs.items()) if head is None else head.required("x")
+    hidden = next(v for _, v in lowered.graph.outputs.items()) if head is None else head.required("x")
     return sizes.evaluate(hidden.shape[-1], {})
 
 
 def _vocab(lowered: Lowered) -> int:
-    return sizes.evaluate(lowered.legal.outputs["logits"].shape[-1], {})
+    return sizes.evaluate(lowered.graph.outputs["logits"].shape[-1], {})

@@ -6,15 +6,18 @@ import ast
 import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ...torch.codegen.classes import ClassWriter
+from ...torch.codegen.classes import Class, ClassWriter
 from ...torch.codegen.members import Constructor
 from ...torch.codegen.method_writer import Writer
 from ...torch.codegen.naming import Line, Named
 from ...torch.codegen.structure import Call, Loop, Method
 from ...torch.program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Var, relative
 from ..lower.emitter import INDEX, ShellEmitter
-from .stack import Stack, attends, cache_count, cache_items
+from ..lower.sides import ENCODER, LOSS
+from .initial import RANGE, initial_lines
+from .stack import CacheNumbers, Stack, attends, cache_numbers
 
 PAST = "past_key_values"
 
@@ -30,7 +33,10 @@ class ShellBody(Writer):
         if not self.top or not self.writer.returned:
             return super().result(outputs)
         past = self.token(self.writer.emitter.past)
-        named = ", ".join(f"{name}={self.token(o)}" for name, o in self.writer.outputs.items() if name != "logits")
+        made = {name: self.token(o) for name, o in self.writer.outputs.items() if name != "logits"}
+        if LOSS in made and self.writer.emitter.side == ENCODER:  # generating repeats it as it does rows
+            made[LOSS] += f".repeat(len({self.token(self.writer.emitter.embeds)}))"
+        named = ", ".join(f"{name}={text}" for name, text in made.items())
         return (
             f"{self.writer.returned}({named}, {PAST}={past})"
             if self.writer.keeps_any
@@ -94,8 +100,19 @@ class ShellBody(Writer):
             return super().varying(loop, rests, sources)
         entries = ", ".join(f'"{kind}": {rest}' for kind, rest in table.items())
         self.lines.append(Line([], ast.parse(f"args = {{{entries}}}").body[0]))
-        sources.append(("kind", "self.config.blocks"))
+        sources.append(("kind", f"self.config.{self.writer.kinds}"))
         return ["*args[kind]"]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A class as `written`: whether it is told the number of its cache, and takes more arguments; how its weights are
+    `drawn`."""
+
+    written: Class
+    indexed: bool
+    takes: bool
+    drawn: list[str]
 
 
 class ShellWriter(ClassWriter):
@@ -107,36 +124,45 @@ class ShellWriter(ClassWriter):
         self, program: Program, e: ShellEmitter, top: str, config: str, returned: str, stack: Stack | None
     ) -> None:
         super().__init__(program)
+        self.weights = program.weights
         self.emitter, self.top, self.config, self.returned, self.stack = e, top, config, returned, stack
         self.outputs = program.outputs
         self.keeps_any = bool(e.cached)
         self.count_field = "num_hidden_layers"  # which number of a config counts the layers of the stack
+        self.table = "BLOCKS"  # of the classes of layers
+        self.usual = RANGE  # the deviation that most weights are drawn with
+        self.known: dict[str, Written] = {}  # classes of other base models
+        self.written: dict[str, Written] = {}
+        self.reused: set[str] = set()  # known ones that serve here, too
         self.methods: dict[str, Method] = {}  # by the name of their class
-        self._offsets: dict[Method, dict[object, int]] = {}
+        self._numbers: dict[Method, CacheNumbers] = {}
         body = type("Body", (ShellBody,), {"writer": self})
         self.body = body
 
+    @property
+    def kinds(self) -> str:
+        """The property of a config that tells the class of each layer."""
+        return self.table.lower()
+
     # -- caches
+
+    def numbers(self, method: Method) -> CacheNumbers:
+        """The numbers of the caches of a method."""
+        if method not in self._numbers:
+            self._numbers[method] = cache_numbers(method, self.emitter, self.stack if method.path == TOP else None)
+        return self._numbers[method]
 
     def offsets(self, method: Method) -> dict[object, int]:
         """The number of the cache of each statement and call of a method, counted within it."""
-        if method not in self._offsets:
-            found, count, states = {}, 0, None
-            for item, size in cache_items(method, self.emitter):
-                found[item] = count if size or states is None else states
-                if isinstance(item, Statement) and size and item in self.emitter.recurrent:
-                    states = count
-                count += size
-            self._offsets[method] = found
-        return self._offsets[method]
+        return self.numbers(method).first
 
     def told(self, method: Method) -> bool:
         """Return whether a method is told the number of its first cache in every call: layers share its weights."""
-        return self.emitter.shared and cache_count(method, self.emitter) > 0
+        return self.emitter.shared and self.numbers(method).count > 0
 
     def indexed(self, method: Method) -> bool:
         """Return whether a class is told the number of its first cache."""
-        return not self.emitter.shared and method.path != TOP and cache_count(method, self.emitter) > 0
+        return not self.emitter.shared and method.path != TOP and self.numbers(method).count > 0
 
     def listed(self, path: str) -> bool:
         """Return whether the module at `path` is a layer."""
@@ -163,8 +189,30 @@ class ShellWriter(ClassWriter):
             if isinstance(item, Call) and len(item.results) > 1 and attends(item.callee, self.emitter):
                 item.results[0].name = item.path.rpartition(".")[2]
         name = super().write(method)
-        self.methods.setdefault(name, method)
+        if name in self.written or name in self.reused:
+            return name
+        self.methods[name] = method
+        told = Written(self.classes[name], self.indexed(method), self.takes(method), self._drawn(name, method))
+        if self.known.get(name) == told:
+            self.reused.add(name)
+        elif name in self.known:
+            name = self._renamed(name, method)
+        self.written[name] = replace(told, written=self.classes[name])
         return name
+
+    def _drawn(self, name: str, method: Method) -> list[str]:
+        """List the lines that draw the initial values of the weights of a class."""
+        return initial_lines({name: method}, self.weights, self.usual)
+
+    def _renamed(self, name: str, method: Method) -> str:
+        """Another name for a class whose `name` another base model has for something else."""
+        new = fresh = f"{self.emitter.side.capitalize()}{name}"
+        while fresh in self.known or fresh in self.names.values():
+            fresh = f"{new}{sum(n.startswith(new) for n in (*self.known, *self.names.values())) + 1}"
+        self.classes[fresh] = replace(self.classes.pop(name), name=fresh)
+        self.methods[fresh] = self.methods.pop(name)
+        self.names[method.key] = fresh
+        return fresh
 
     def _is_hidden(self, v: Var) -> bool:
         return v.name == "hidden_states" or super()._is_hidden(v)
@@ -175,14 +223,14 @@ class ShellWriter(ClassWriter):
         inline = [told for statement, told in own if "self.scaling" in statement.text]
         if inline and method.path != TOP:
             told = inline[0]  # of several, which share its weights
-            causal, number = bool(told.node.attrs["causal"]), "layer_idx" if self.indexed(method) else "None"
+            causal, number = told.causal, "layer_idx" if self.indexed(method) else "None"
             first = [
                 f"self.config, self.layer_idx, self.is_causal = config, {number}, {causal}",
                 f"self.num_key_value_groups = {told.groups}",
                 f"self.scaling = {told.scaling}",
             ]
             return [*first, *lines]
-        if self.indexed(method) and any(isinstance(i, Statement) for i, _ in cache_items(method, self.emitter)):
+        if self.indexed(method) and any(isinstance(i, Statement) for i in self.offsets(method)):
             lines.insert(0, "self.config, self.layer_idx = config, layer_idx")
         return lines
 
@@ -209,7 +257,9 @@ class _ShellConstructor(Constructor):
                 self.offsets.setdefault(relative(item.path, method.path), offset)
 
     def made(self, place: str, name: str) -> str:
-        method = self.writer.methods[name]
+        method = self.writer.methods.get(name)
+        if method is None:  # what only holds parts
+            return f"{name}()"
         if self.writer.emitter.shared or (not self.writer.indexed(method) and not self.writer.listed(method.path)):
             return f"{name}(config)"
         start = "" if self.method.path == TOP else "layer_idx"
@@ -235,7 +285,8 @@ class _ShellConstructor(Constructor):
             return f"nn.ModuleList([{', '.join(made)}])"
         if len({*names}) == 1:
             return f"nn.ModuleList({names[0]}(config, {index}) for layer_idx in {count})"
-        return f"nn.ModuleList(BLOCKS[kind](config, {index}) for layer_idx, kind in enumerate(config.blocks))"
+        each = f"for layer_idx, kind in enumerate(config.{self.writer.kinds})"
+        return f"nn.ModuleList({self.writer.table}[kind](config, {index}) {each})"
 
 
 FIELD = re.compile(r"(?<![\w.\"])config\.(\w+)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from weft.ir.graph import Param
 from weft.ir.recipes import Concat, Full, Map, Normal, Recipe, Uniform
@@ -15,9 +15,9 @@ from ...torch.program.statements import Submodule, relative
 RANGE = 0.02  # where nothing else is said, as everywhere in transformers
 
 
-def initializer_range(weights: Mapping[str, Param]) -> float:
+def initializer_range(weights: Iterable[Param]) -> float:
     """The deviation that most matrices are drawn with."""
-    found = Counter(p.recipe.std for p in weights.values() if isinstance(p.recipe, Normal))
+    found = Counter(p.recipe.std for p in weights if isinstance(p.recipe, Normal))
     return found.most_common(1)[0][0] if found else RANGE
 
 

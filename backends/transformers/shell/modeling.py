@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from weft.ir.graph import Param
+
 from ...torch.codegen.docstrings import model_doc
 from ...torch.codegen.source import formatted
 from ...torch.codegen.structure import Method, structure
 from ...torch.program import snippets
 from ...torch.program.snippets import Snippet, imports, library, names, used_snippets
+from ...torch.program.statements import Program
 from .. import snippets as own_snippets
+from ..lower.emitter import FULL
 from ..lower.lower import Lowered
+from .base import BaseModel, base_model, finish_classes, initial_values, own_facts, plain_output, shared_facts
 from .classes import ShellWriter, read_config
-from .initial import experts_lines, initial_lines, initializer_range
-from .stack import Stack, attends, cache_count, stack_of
+from .initial import initializer_range
 
 IMPORTS = snippets.IMPORTS | {
-    **dict.fromkeys(
-        ("AutoModel", "Cache", "DynamicCache", "GenerationMixin", "PreTrainedModel"),
-        "from transformers import AutoModel, Cache, DynamicCache, GenerationMixin, PreTrainedModel",
-    ),
+    **{
+        name: f"from transformers import {name}"
+        for name in ("AutoModel", "Cache", "DynamicCache", "EncoderDecoderCache", "GenerationMixin", "PreTrainedModel")
+    },
     "dataclass": "from dataclasses import dataclass",
     "init": "from transformers import initialization as init",
     **{
@@ -49,7 +52,10 @@ IMPORTS = snippets.IMPORTS | {
             "BaseModelOutput",
             "BaseModelOutputWithPast",
             "CausalLMOutputWithPast",
+            "BaseModelOutputWithPastAndCrossAttentions",
             "BaseModelOutputWithPooling",
+            "Seq2SeqLMOutput",
+            "Seq2SeqModelOutput",
             "MoeCausalLMOutputWithPast",
         )
     },
@@ -64,78 +70,124 @@ IMPORTS = snippets.IMPORTS | {
 
 @dataclass
 class Modeling:
-    """A generated file: its `text`; the `stack` of layers with the class of each; the classes that attend."""
+    """A generated file: its `text`, and the base models in it, a decoder before its encoder."""
 
     text: str
-    stack: Stack | None
-    blocks: list[str]
-    methods: dict[str, Method]
-    base: Method
-    count_field: str
+    bases: list[BaseModel]
 
 
-def write_modeling(lowered: Lowered, name: str, stem: str) -> Modeling:
+def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
     """The Python source of the model called `name`, whose file ends in `stem`."""
-    e, program = lowered.emitter, lowered.base
-    top = structure(program)
-    stack = None if e.shared else stack_of(top, e)  # the number of layers that share weights is fixed
-    config = f"{name}Config"
-    plain = "BaseModelOutputWithPast" if e.cached else "BaseModelOutput"
-    plain = "BaseModelOutputWithPooling" if "pooler_output" in program.outputs else plain
-    losses = "aux_loss" in program.outputs
-    returned = f"{name}Output" if losses else plain
-    writer = ShellWriter(program, e, f"{name}Model", config, returned, stack)
-    alone = stack is None or cache_count(top, e) in (0, len([c for c in stack.calls if cache_count(c.callee, e)]))
-    writer.count_field = "num_hidden_layers" if alone and (stack is None or stack.caches == 1) else "num_blocks"
-    writer.write(top)
-    blocks = [writer.names[c.callee.key] for c in stack.calls] if stack else []
-    head = _head(lowered, config)
-    *classes, base = list(writer.classes.values())
-    weights = lowered.base.weights
-    usual = initializer_range(weights)
-    inner = {k: m for k, m in writer.methods.items() if m is not top}
+    config, bases = f"{name}Config", list[BaseModel]()
+    usual = initializer_range([p for side in sides for p in side.base.weights.values()])
+    for side in sides:
+        bases.append(base_model(side, name, config, usual, bases))
+    head = _head(sides[0], config)
+    shown = bases[::-1]  # an encoder before its decoder
     given: dict[str, Any] = {
         "stem": stem,
         "config": config,
         "name": name,
-        "classes": classes,
-        "blocks": set(blocks),
-        "indexed": {k for k, m in inner.items() if not e.shared and (writer.indexed(m) or writer.listed(m.path))},
-        "taking": {k for k, m in inner.items() if writer.takes(m)},
-        "table": sorted(set(blocks)) if len(set(blocks)) > 1 else [],
-        "facts": _facts(lowered, writer, blocks, inner),
-        "initial": [
-            *initial_lines({**inner, f"{name}Model": top}, weights, usual),
-            *experts_lines(e.experts, weights, usual),
-        ],
-        "constants": base.constants,
-        "base": base,
-        "returned": returned,
-        "plain": plain,
-        "losses": losses,
-        "takes_embeds": bool(e.embedding),
+        "classes": [c for base in shown for c in base.classes],
+        "bases": shown,
+        "blocks": {kind for base in bases for kind in base.blocks},
+        "indexed": {k for b in bases for k, m in b.inner.items() if _is_indexed(b, m)},
+        "taking": {k for b in bases for k, m in b.inner.items() if b.writer.takes(m)},
+        "facts": shared_facts(shown),
+        "own_facts": {base.name: own_facts(base) for base in bases},
+        "initial": [line for base in shown for line in initial_values(base, usual)],
+        "constants": any(base.own.constants for base in bases),
+        "losses": [base for base in bases if "aux_loss" in base.lowered.base.outputs],
+        "plain": {base.name: plain_output(base.lowered) for base in bases},
         "head": head,
-        "tied": {k: f"model.{v}" for k, v in lowered.tied.items()},
-        "own_masks": bool(lowered.masks),
+        "tied": tied_weights(sides),
+        "tied_base": tied_weights(sides, head=False),
+        "shares_embedding": _shares_embedding(sides),
+        "generate_masks": _generate_masks(bases[0]),
+        "forgets": _forgets(bases[0]),
     }
-    for c in classes:
-        members = {m[1] for line in c.init if (m := re.match(r"self\.(\w+)", line))}
-        read_config(c.lines, c.init, members)
-    read_config(base.lines, base.init, None)
-    own = [*program.functions.values(), *([lowered.masks] if lowered.masks else [])]
+    for base in bases:
+        finish_classes(base)
+    functions = [text for base in shown for text in base.lowered.base.functions.values()]
+    own = [*functions, *(base.lowered.masks for base in shown if base.lowered.masks)]
     page, known = template("modeling.py.j2"), _library()
     used = names(ast.parse(page.render(about=[], imports=[], parts=own, **given)))
     parts = used_snippets(used, known)
     used = used.union({"torch"}, *(p.uses for p in parts))
+    whole = Program(sides[0].base.name, weights=whole_weights(sides))
     about = [
-        f"{model_doc(lowered.graph, program, False)[0]}",
+        f"{model_doc(sides[0].whole, whole, False)[0]}",
         "",
         "Generated by weft; needs only torch and transformers.",
     ]
     text = page.render(
         about=about, imports=imports(used, table=IMPORTS), parts=[*(p.source for p in parts), *own], **given
     )
-    return Modeling(formatted(text), stack, blocks, writer.methods, top, writer.count_field)
+    return Modeling(formatted(text), bases)
+
+
+def whole_weights(sides: Sequence[Lowered]) -> dict[str, Param]:
+    """The weights of the whole base model by their keys; what both sides read, once, but for tables."""
+    tied = tied_weights(sides, head=False)
+    return {key: param for key, param, _ in _keyed(sides) if key not in tied}
+
+
+def keys_by_name(sides: Sequence[Lowered]) -> dict[str, str]:
+    """The keys of all weights in the whole model, by the names of their parameters in its graph."""
+    head, found = sides[0].head, dict[str, str]()
+    for key, _, name in _keyed(sides):
+        found.setdefault(name, f"model.{key}" if head is not None else key)
+    for key, param in {} if head is None else head.weights.items():
+        found.setdefault(sides[0].names[param.name], key)
+    return found
+
+
+def tied_weights(sides: Sequence[Lowered], head: bool = True) -> dict[str, str]:
+    """The weights of a base model, or of the model with its `head`, that are others of it: their keys, and those of the
+    others."""
+    above = sides[0].head
+    keys, prefix = keys_by_name(sides), "" if above is None else "model."
+    trained = [(f"{prefix}{key}", name) for key, param, name in _keyed(sides) if not is_table(param)]
+    tied = {key: keys[name] for key, name in trained if keys[name] != key}
+    if not head:
+        return {key.removeprefix(prefix): other.removeprefix(prefix) for key, other in tied.items()}
+    named = {} if above is None else {key: keys[sides[0].names[param.name]] for key, param in above.weights.items()}
+    return tied | {key: other for key, other in named.items() if key != other}
+
+
+def is_table(param: Param) -> bool:
+    """Return whether a module holds a weight as a buffer."""
+    return param.recipe.constant or not param.type.dtype.is_float
+
+
+def _keyed(sides: Sequence[Lowered]) -> Iterator[tuple[str, Param, str]]:
+    """The key of each weight of a base model, the encoder first, with the name of its parameter in the graph."""
+    for side in reversed(sides):
+        for key, param in side.base.weights.items():
+            known = side.graph.params.get(param.name) is param
+            name = side.names[param.name] if known else f"{side.side} {param.name}"  # made of several
+            yield f"{side.side}.{key}" if side.side else key, param, name
+
+
+def _is_indexed(base: BaseModel, method: Method) -> bool:
+    """Return whether the class of a method is told the number of its first cache."""
+    return not base.lowered.emitter.shared and (base.writer.indexed(method) or base.writer.listed(method.path))
+
+
+def _shares_embedding(sides: Sequence[Lowered]) -> bool:
+    """Return whether a decoder embeds tokens as its encoder does."""
+    return f"decoder.{sides[0].emitter.embedding}.weight" in tied_weights(sides, head=False)
+
+
+def _generate_masks(base: BaseModel) -> str:
+    """The function that makes masks before a call of a compiled model, if not that of transformers: it makes one for
+    each kind of a config, which a model with one mask makes itself."""
+    return base.lowered.emitter.masks_name if base.lowered.masks else "given_mask" if base.tells_kinds else ""
+
+
+def _forgets(base: BaseModel) -> bool:
+    """Return whether a decoder that reads a source keeps something else than all of its own keys."""
+    return bool(base.lowered.emitter.crosses) and set(base.kinds) != {FULL}
 
 
 def _head(lowered: Lowered, config: str) -> dict[str, list[str]] | None:
@@ -150,52 +202,6 @@ def _head(lowered: Lowered, config: str) -> dict[str, list[str]] | None:
     read_config(lines := [*made.lines], made.init, None)
     lines[-1] = lines[-1].replace("return ", "logits = ", 1)
     return {"init": made.init, "lines": [line for line in lines if line != "logits = logits"]}
-
-
-def _facts(lowered: Lowered, writer: ShellWriter, blocks: list[str], inner: Mapping[str, Method]) -> list[str]:
-    """The attributes by which transformers knows what a model can do."""
-    e = lowered.emitter
-    features = set().union(*(told.features for told in e.attending.values()))
-    plain = not features & {"softcap", "s_aux"}
-    recorded = [f'"hidden_states": {_recorders(sorted(set(blocks)), 0)}'] if blocks else []
-    attending = {}
-    for name, method in inner.items():
-        for statement, _ in attends(method, e):
-            if len(statement.results) == 2 and statement.results[1] in method.outputs:
-                attending[name] = method.outputs.index(statement.results[1])
-    if attending:
-        entries = [f"OutputRecorder({n}, index={i})" for n, i in attending.items()]
-        recorded.append(f'"attentions": {entries[0] if len(entries) == 1 else "[" + ", ".join(entries) + "]"}')
-    lines = ["supports_gradient_checkpointing = True"] if blocks else []
-    if blocks:
-        lines.append(f"_no_split_modules = {sorted(set(blocks))!r}".replace("'", '"'))
-    if e.cached:
-        lines.append('_skip_keys_device_placement = ["past_key_values"]')
-    if e.attending:
-        able = {
-            "_supports_flash_attn": not features & {"s_aux", "position_bias"},
-            "_supports_sdpa": plain,
-            "_supports_flex_attn": "position_bias" not in features,
-            "_supports_attention_backend": True,
-        }
-        for value in (True, False):
-            names = [name for name, has in able.items() if has is value]
-            lines += [f"{' = '.join(names)} = {value}"] if names else []
-    if e.cached:
-        lines.append("_can_compile_fullgraph = True")
-    if e.recurrent:
-        lines.append("_is_stateful = True")
-    if e.embedding and e.embedding != "embed_tokens":
-        lines.append(f'_input_embed_layer = "{e.embedding}"')
-    if recorded:
-        lines.append(f"_can_record_outputs = {{{', '.join(recorded)}}}")
-    return lines
-
-
-def _recorders(names: list[str], index: int) -> str:
-    if len(names) == 1:
-        return names[0]
-    return "[" + ", ".join(f"OutputRecorder({name}, index={index})" for name in names) + "]"
 
 
 def _library() -> dict[str, Snippet]:

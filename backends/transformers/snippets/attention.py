@@ -61,17 +61,27 @@ def eager_scored_attention(
 class SoftmaxAttention(nn.Module):
     """The product of softmax attention with a cache of its own: where a module attends more than once."""
 
-    def __init__(self, config: Any, layer_idx: int, num_key_value_groups: int, scaling: float) -> None:
+    def __init__(
+        self, config: Any, layer_idx: int | None, num_key_value_groups: int, scaling: float, is_causal: bool = True
+    ) -> None:
         super().__init__()
-        self.config, self.layer_idx, self.is_causal = config, layer_idx, True
+        self.config, self.layer_idx, self.is_causal = config, layer_idx, is_causal
         self.num_key_value_groups, self.scaling = num_key_value_groups, scaling
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, past_key_values: Cache | None = None, **kwargs: Any
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Any,
+        past_key_values: Cache | None = None,
+        layer_idx: int | None = None,
+        **kwargs: Any,
     ) -> Tensor:
-        """As `eager_scored_attention`, with the keys and values of earlier calls: [batch, seq, heads · width]."""
+        """As `eager_scored_attention`, with the keys and values of earlier calls: [batch, seq, heads · width]; those of
+        `layer_idx`, if the module has several."""
         if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
+            k, v = past_key_values.update(k, v, self.layer_idx if layer_idx is None else layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_scored_attention)
         x: Tensor = attend(self, q, k, v, mask, scaling=self.scaling, **kwargs)[0]
         return x.reshape(q.shape[0], q.shape[2], -1)

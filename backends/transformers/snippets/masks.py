@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -20,3 +22,8 @@ def visible(mask: Tensor | None, distance: Tensor, causal: bool = True) -> Tenso
     if mask is None:
         return distance[:, None] <= 0 if causal else torch.ones_like(distance[:, None], dtype=torch.bool)
     return mask if mask.dtype == torch.bool else mask == 0
+
+
+def given_mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+    """The mask of padding as it is given: the model makes its masks of it in each call."""
+    return attention_mask

@@ -40,7 +40,7 @@ def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> Paral
     graph = run_passes(model.graph, TARGETS.lookup("transformers").pipeline(model.graph, dtype))
     folder = TransformersFolder(graph, dtype, int(graph.meta.get("context") or MAX_LENGTH), "", [])
     item = dtypes.parse(dtype).bits // 8
-    return estimate(folder.lowered, folder.modeling, folder.plans, folder.tensors, degrees, dtype, item, tokens)
+    return estimate(folder.base, folder.plans, folder.tensors, degrees, dtype, item, tokens)
 
 
 def device_rows(costs: Parallel) -> list[tuple[str, ...]]:

@@ -30,11 +30,12 @@ _COUNT = itertools.count()
 
 
 def graph_of(name: str) -> Graph:
-    """A graph of the zoo, or ``random/SEED``, a decoder, or ``encoder/SEED``."""
+    """A graph of the zoo, or ``random/SEED``, a decoder, or ``encoder/SEED``, or ``both/SEED``, an encoder-decoder."""
     kind, _, seed = name.partition("/")
-    if kind in ("random", "encoder"):
+    if kind in ("random", "encoder", "both"):
         drawn = Drawn(int(seed))
-        return strong((drawn.decoder() if kind == "random" else drawn.encoder()).graph())
+        made = {"random": drawn.decoder, "encoder": drawn.encoder, "both": drawn.encoder_decoder}[kind]()
+        return strong(made.graph())
     return ZOO[name]()
 
 
@@ -64,7 +65,8 @@ def model_of(graph: Graph, folder: Path) -> Any:
     """The model of a graph after its passes: the one that predicts tokens, or the base model, with its weights."""
     folder_of(graph, folder)
     module = imported(folder)
-    kind = getattr(module, "TinyForCausalLM", None) or module.TinyModel
+    kinds = ("TinyForCausalLM", "TinyForConditionalGeneration", "TinyModel")
+    kind = next(getattr(module, name) for name in kinds if hasattr(module, name))
     return kind.from_pretrained(str(folder)).eval()
 
 

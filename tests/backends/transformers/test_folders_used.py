@@ -312,9 +312,9 @@ def source_of(graph: Graph, kind: str) -> str:
     return built.texts[kind]
 
 
-def test_the_command_writes_what_auto_classes_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_code")
+def test_the_command_writes_what_auto_classes_load(tmp_path: Path) -> None:
     """With a tokenizer, settings of generation, and code that is loaded only if it is trusted."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     gguf = Path(__file__).parents[3] / ".cache/weights/SmolLM2-135M-Instruct.Q4_1.gguf"
     out = tmp_path / "out"
     compile_model(gguf, out, target="transformers", dtype="bf16")

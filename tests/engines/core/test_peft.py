@@ -8,6 +8,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import weft
 from weft.ir.errors import WeftError
@@ -23,11 +24,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dora": ("preset/smollm2-135m", {"target_modules": LINEAR, "use_dora": True}),
     "all": ("variant/hybrid", {"target_modules": "all-linear", "use_dora": True}),
     "experts": ("preset/mixtral-8x7b", {"target_modules": ["q", "o"], "target_parameters": EXPERTS}),
-    "untied": ("preset/mistral-7b", {"target_modules": ["embed", "lm_head", "v"], "modules_to_save": ["final_norm"]}),
+    "untied": ("preset/mistral-7b", {"target_modules": ["embed_tokens", "lm_head", "v"], "modules_to_save": ["norm"]}),
 }
 # One weight in the folder, two in the merged model: PEFT computes this before it merges, and would then change both.
 PARTED: dict[str, dict[str, Any]] = {
-    "embedding": {"target_modules": ["embed", "q"]},
+    "embedding": {"target_modules": ["embed_tokens", "q"]},
     "head": {"target_modules": ["lm_head"]},
     "saved head": {"target_modules": ["q"], "modules_to_save": ["lm_head"]},
 }
@@ -51,6 +52,11 @@ def trained(folder: Path, out: Path, steps: int, **lora: Any) -> Any:
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.1
     model.save_pretrained(out)
+    keys = load_file(out / "adapter_model.safetensors").keys()
+    for name in (
+        (*lora["target_modules"], *lora.get("modules_to_save", ())) if lora["target_modules"] != "all-linear" else ()
+    ):
+        assert any(f".{name}." in key for key in keys), name
     return model.eval()
 
 

@@ -64,7 +64,7 @@ def reference_of(graph: Graph, ids: Any) -> Any:
 
 def counted(built: TransformersFolder, split: Split) -> Parallel:
     """The costs by inspect, in f32."""
-    return estimate(built.lowered, built.modeling, built.plans, built.tensors, split, "f32", 4, 9)
+    return estimate(built.base, built.plans, built.tensors, split, "f32", 4, 9)
 
 
 def held(costs: Parallel) -> list[int]:

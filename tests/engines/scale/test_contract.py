@@ -13,7 +13,7 @@ import pytest
 
 import weft
 from weft.backends.transformers.build import TransformersFolder
-from weft.backends.transformers.shell.engines import undivided
+from weft.backends.transformers.engines.refusals import undivided
 from weft.ir import Graph
 
 from ...backends.transformers.folders import error, folder_of, graph_of, lowered, tokens_of
@@ -84,9 +84,9 @@ def check_degrees(name: str, folder: Path) -> None:
     built = folder_of(graph, folder)
     refused = built.refusals[VLLM.name]
     assert refused == (["layers have different numbers or widths of heads"] if name == "deepseek" else [])
-    without = undivided(built.lowered, built.plans)
+    without = undivided(built.base.lowered, built.plans)
     whole, one_stage = (any(line.startswith(what) for line in without) for what in ("tensor", "pipeline"))
-    for degrees in (*DEGREES, *(SPARSE if built.lowered.emitter.experts else ())):
+    for degrees in (*DEGREES, *(SPARSE if built.base.lowered.emitter.experts else ())):
         if not refused and not (whole and "tp" in degrees) and not (one_stage and "pp" in degrees):
             assert served(graph, folder, VLLM, **degrees) <= BOUND, degrees
     if SGLANG in taken(built) and not whole:

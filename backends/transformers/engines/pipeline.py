@@ -9,26 +9,27 @@ from typing import Any
 from ...torch.codegen.structure import Call, Item, Loop
 from ...torch.program.statements import Operand, Statement, Submodule, Var
 from ..lower.lower import Lowered
-from .modeling import Modeling
+from ..shell.base import BaseModel
 
 HIDDEN = (["hidden_states"], ["hidden_states"])
 PROPERTIES = r"\.(device|dtype|shape)"  # of embeddings that a later stage is given, too
 
 
-def pipeline(lowered: Lowered, modeling: Modeling) -> dict[str, Any] | str:
+def pipeline(base: BaseModel) -> dict[str, Any] | str:
     """The modules of the stages, with what they are given and make; or why the model is one stage.
 
     Engines replace the modules of other stages by ones that hand on their first argument, and give a later stage the
     hidden states in the place of embeddings. So nothing but modules may stand between the stages.
     """
-    stack, e = modeling.stack, lowered.emitter
+    stack, lowered = base.stack, base.lowered
+    e = lowered.emitter
     if stack is None:
         return "it has no list of layers, or its layers share weights"
     if not e.embedding:
         return "more than one embedding reads the token ids"
     if any(len(c.results) != 1 for c in stack.calls):
         return "its layers hand on more than the hidden states"
-    items = modeling.base.items
+    items = base.method.items
     place = next(i for i, item in enumerate(items) if isinstance(item, Loop) and item.calls is stack.calls)
     loop = items[place]
     assert isinstance(loop, Loop)

@@ -5,22 +5,25 @@ The requirements are those of the documentation of each engine's backend for mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from weft.ir import ops
 
 from ..lower.emitter import CHUNKED, STANDARD
 from ..lower.experts import home_of
 from ..lower.lower import Lowered
-from .modeling import Modeling
+from ..shell.base import BaseModel
 from .plans import LAYER, Plans
 
 BATCHES, VLLM, SGLANG = "transformers generate_batch", "vLLM", "SGLang"
 
 
-def refusals(lowered: Lowered, modeling: Modeling) -> dict[str, list[str]]:
+def refusals(bases: Sequence[BaseModel]) -> dict[str, list[str]]:
     """List the reasons for which each engine cannot run the model, by its name; none where it can."""
-    common = [*_common(lowered, modeling)]
+    if len(bases) > 1:
+        return {engine: ["it is an encoder-decoder"] for engine in (BATCHES, VLLM, SGLANG)}
+    (base,) = bases
+    lowered, common = base.lowered, [*_common(base)]
     engines = [*common, *_for_engines(lowered), *_experts(lowered)]
     if not lowered.emitter.decodes:
         return {BATCHES: ["it is an encoder"], VLLM: engines, SGLANG: engines}
@@ -31,9 +34,9 @@ def refusals(lowered: Lowered, modeling: Modeling) -> dict[str, list[str]]:
     }
 
 
-def _common(lowered: Lowered, modeling: Modeling) -> Iterator[str]:
+def _common(base: BaseModel) -> Iterator[str]:
     """Reasons that hold wherever keys are kept in pages."""
-    e, graph = lowered.emitter, lowered.legal
+    e, graph = base.lowered.emitter, base.lowered.graph
     attentions = [n for n in graph.nodes if n.op is ops.attention]
     others = {n.op for n in graph.nodes} & {ops.relative_attention, ops.linear_attention, ops.gated_linear_attention}
     if e.recurrent or others - {ops.relative_attention}:
@@ -42,7 +45,7 @@ def _common(lowered: Lowered, modeling: Modeling) -> Iterator[str]:
         yield "relative keys and values are in no attention function"
     if e.shared:
         yield "layers share weights, so a module has several caches"
-    if modeling.count_field != "num_hidden_layers":
+    if base.count_field != "num_hidden_layers":
         yield "some layers have more than one cache"
     if any(n.operand("bias") is not None for n in attentions):
         yield "scores have a bias by distance (ALiBi, T5)"
@@ -78,7 +81,7 @@ def _experts(lowered: Lowered) -> Iterator[str]:
     alone, and take its sizes from the config."""
     replaced = [
         node
-        for node in lowered.legal.nodes
+        for node in lowered.graph.nodes
         if node.op is ops.moe
         and home_of(node).rpartition(".")[2] == "experts"
         and node.operand("up_bias") is None
@@ -121,7 +124,7 @@ def _paged(lowered: Lowered) -> Iterator[str]:
 def undivided(lowered: Lowered, plans: Plans) -> list[str]:
     """List what vLLM and SGLang cannot do with a model that they take: they suppose that devices share the heads of all
     attentions, and that the layers can be stages."""
-    attentions = [n.scope for n in lowered.legal.nodes if n.op is ops.attention]
+    attentions = [n.scope for n in lowered.graph.nodes if n.op is ops.attention]
     whole = next((scope for scope in attentions if scope not in plans.units), None)
     found = [] if whole is None else [f"tensor parallelism: {LAYER.sub('.*', whole)} stays whole"]
     return [*found, f"pipeline parallelism: {plans.one_stage}"] if plans.one_stage else found

@@ -7,7 +7,7 @@ expression from its beginning, and the first that matches counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from ...torch.decode.divided import COLUMNS, ROWS
 from ...torch.package.parallel import HEADS, divided
 from ...torch.program.statements import ParamRef, Submodule
 from ..lower.lower import Lowered
-from .modeling import Modeling
+from ..shell.base import BaseModel
 from .pipeline import pipeline
 
 STYLES = {COLUMNS: "colwise", ROWS: "rowwise", HEADS: "replicated_with_grad_allreduce"}
@@ -37,24 +37,35 @@ class Plans:
     one_stage: str = ""
 
 
-def plans(lowered: Lowered, modeling: Modeling) -> Plans:
-    """The plans of tensor, pipeline, expert and data parallelism (FSDP2)."""
-    tensor, units, whole = _tensor(lowered)
-    staged = pipeline(lowered, modeling)
-    found: dict[str, dict[str, Any]] = {
-        "base_model_tp_plan": tensor,
-        "base_model_pp_plan": {} if isinstance(staged, str) else staged,
-        "base_model_ep_plan": _experts(lowered),
-        "base_model_fsdp_plan": _sharded(lowered, modeling, {} if isinstance(staged, str) else staged),
-    }
-    one_stage = staged if isinstance(staged, str) else ""
-    return Plans({name: plan for name, plan in found.items() if plan}, units, whole, one_stage)
+def plans(bases: Sequence[BaseModel]) -> Plans:
+    """The plans of tensor, pipeline, expert and data parallelism (FSDP2); an encoder-decoder is one stage."""
+    found: dict[str, dict[str, Any]] = {name: {} for name in ("tp", "pp", "ep", "fsdp")}
+    units: dict[str, dict[str, str]] = {}
+    whole: dict[str, str] = {}
+    staged = pipeline(bases[0]) if len(bases) == 1 else "it is an encoder-decoder"
+    stages = {} if isinstance(staged, str) else staged
+    for base in reversed(bases):
+        tensor, kept, reasons = _tensor(base.lowered)
+        found["tp"] |= _below(base, tensor)
+        units |= {base.path + name: _below(base, unit) for name, unit in kept.items()}
+        found["ep"] |= _below(base, _experts(base.lowered))
+        found["fsdp"] |= _below(base, _sharded(base, stages))
+        whole |= {name.strip("."): reason for name, reason in _below(base, reasons).items()}
+    if found["fsdp"] == SHARDED:
+        del found["fsdp"]
+    named = {f"base_model_{name}_plan": plan for name, plan in (found | {"pp": stages}).items() if plan}
+    return Plans(named, units, whole, staged if isinstance(staged, str) else "")
+
+
+def _below(base: BaseModel, plan: Mapping[str, str]) -> dict[str, str]:
+    """A plan of one side with the paths that its parts have in the whole."""
+    return {base.path + path: style for path, style in plan.items()}
 
 
 def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, str]]:
     """Linear maps by columns and rows (Shoeybi 2019, arXiv 1909.08053), as a plan and as units, and the reasons for
     those that stay whole."""
-    plan = divided(lowered.legal, 1, lowered.base)
+    plan = divided(lowered.graph, 1, lowered.base)
     whole = {path: reason for path, reason in plan.whole.items() if "experts" not in reason}
     units = {
         name: {p: STYLES[plan.styles[p]] for p in paths if plan.styles[p] in STYLES}
@@ -132,13 +143,12 @@ def _experts(lowered: Lowered) -> dict[str, str]:
     return _agreed(units, lowered)[0]
 
 
-def _sharded(lowered: Lowered, modeling: Modeling, staged: Mapping[str, Any]) -> dict[str, str]:
+def _sharded(base: BaseModel, staged: Mapping[str, Any]) -> dict[str, str]:
     """The modules whose weights are gathered when they run (FSDP2); those behind the layers keep them until the
     backward."""
-    if modeling.stack is None:
+    if base.stack is None:
         return {}
-    embedding, layers = lowered.emitter.embedding, modeling.stack.path
+    embedding, layers = base.lowered.emitter.embedding, base.stack.path
     ends = [path for path in staged if path not in (embedding, layers)]
     parts = dict.fromkeys(filter(None, (embedding, f"{layers}.*")), "free_full_weight")
-    parts |= dict.fromkeys(ends, "keep_full_weight")
-    return {} if parts == SHARDED else parts
+    return parts | dict.fromkeys(ends, "keep_full_weight")

@@ -1,0 +1,97 @@
+"""Adapters that stay apart from the weights: every linear map that one updates gets a second path, x ↦ B (A x).
+
+The factors A and B are slots, which ONNX Runtime fills when it runs: zero, or those of the chosen adapter. Passes
+rewrite them like weights, so what a pass folds into the weights goes into the factors of every adapter, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Param
+from weft.ir.recipes import Source
+from weft.ir.recipes.readers import Array, SwitchedTensors
+from weft.ir.types import TensorType, dtypes
+
+from .adapter import Adapter, Update, read_adapter
+
+_BASE = "model."
+
+
+def add_slots(graph: Graph, source: str, folders: Sequence[Path]) -> None:
+    """Give the linear maps of `graph`, which errors call `source`, slots for the adapters in `folders`.
+
+    Adapters of lower rank than the highest are padded with zeros.
+
+    Raises:
+        WeftError: if an adapter is more than low-rank updates of linear maps, or does not fit the model.
+    """
+    adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
+    names = [adapter.path.name for adapter in adapters]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise WeftError(f"two adapters are called {twice}: the names of their folders must differ")
+    weights = {p.recipe.key: p for p in graph.params.values() if isinstance(p.recipe, Source)}
+    updates: dict[str, list[tuple[Adapter, Update]]] = {}
+    for adapter in adapters:
+        _check_plain(adapter)
+        for name, update in adapter.updates.items():
+            updates.setdefault(_home(name, update, weights, adapter, source), []).append((adapter, update))
+    shapes: dict[str, tuple[int, ...]] = {}
+    choices: dict[str, dict[str, Array]] = {name: {} for name in names}
+    for home, parts in updates.items():
+        param, rank = weights[home], max(update.rank for _, update in parts)
+        down, up = f"{home.removesuffix('weight')}lora_A", f"{home.removesuffix('weight')}lora_B"
+        shapes |= {down: (rank, param.shape[1]), up: (param.shape[0], rank)}
+        _add_path(graph, param, shapes, down, up)
+        for adapter, update in parts:
+            missing = rank - update.rank
+            choices[adapter.path.name] |= {
+                down: np.pad(_read(adapter, update.down), ((0, missing), (0, 0))),
+                up: np.pad(np.float32(update.scale) * _read(adapter, update.up), ((0, 0), (0, missing))),
+            }
+    graph.reader = SwitchedTensors(graph.reader, shapes, choices)
+
+
+def _check_plain(adapter: Adapter) -> None:
+    """Check that `adapter` has only what can be switched: A and B of linear maps."""
+    advice = "which cannot be chosen at run time: merge the adapter by --adapter"
+    for key in (*adapter.resaved.values(), *adapter.replaced.values(), *(t.key for t in adapter.tokens.values())):
+        raise adapter.error(f" has the tensor {key!r}, {advice}")
+    for update in adapter.updates.values():
+        if update.magnitude or update.bias or update.embedding or update.stacked:
+            raise adapter.error(f" has {update.magnitude or update.bias or update.down!r}, {advice}")
+
+
+def _home(name: str, update: Update, weights: Mapping[str, Param], adapter: Adapter, source: str) -> str:
+    """Return the key of the weight that `update` of the weight `name` belongs to."""
+    key = next((k for k in (name, _BASE + name, name.removeprefix(_BASE)) if k in weights), None)
+    if key is None:
+        raise adapter.error(f": no linear map of {source} reads what {update.down!r} belongs to as one weight")
+    param, down, up = weights[key], adapter.reader.shape(update.down), adapter.reader.shape(update.up)
+    if (up[0], down[1]) != param.shape:
+        raise adapter.error(f": {adapter.shown(update.up, update.down)} do not fit {key} {list(param.shape)}")
+    if any(node.op is not ops.linear or node.operand("weight") is not param for node in param.users):
+        raise adapter.error(f" updates {key}, which more than linear maps read: merge the adapter by --adapter")
+    return key
+
+
+def _add_path(graph: Graph, param: Param, shapes: Mapping[str, tuple[int, ...]], down: str, up: str) -> None:
+    """Add B (A x) to the linear maps of the weight `param`."""
+    a, b = (graph.add_param(key, TensorType(dtypes.f32, shapes[key]), Source(key)) for key in (down, up))
+    for node in param.users:
+        x, y = node.required("x"), node.output
+        with graph.inserting(after=node):
+            update = ops.linear(ops.linear(x, a, name=down), b, name=up)
+            total = ops.add(y, update)
+        assert total.producer is not None
+        y.replace_uses(total, keep=[total.producer])
+        y.name, total.name = total.name, y.name
+
+
+def _read(adapter: Adapter, key: str) -> Array:
+    return np.asarray(adapter.reader.read(key, 0, adapter.reader.shape(key)[0]), np.float32)
