@@ -58,8 +58,8 @@ class TransformersFolder:
         self._config: Configuration = write_configuration(
             self.modeling, self._name, self._stem, divided, self._more(length)
         )
-        self.refusals = refusals(self.modeling.bases, divided)
-        self.explained = explained(self.refusals, self.plans)
+        self.refusals = refusals(self.modeling.bases)
+        self.explained = explained(self.refusals, self.base.lowered, self.plans)
         for engine in (e for e, reasons in self.refusals.items() if reasons):
             notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
         self.texts = {"modeling": self.modeling.text, "configuration": self._config.text}

@@ -5,12 +5,12 @@ The requirements are those of the documentation of each engine's backend for mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from weft.ir import ops
 
-from ..lower.emitter import STANDARD
+from ..lower.emitter import CHUNKED, STANDARD
+from ..lower.experts import home_of
 from ..lower.lower import Lowered
 from ..shell.base import BaseModel
 from .plans import LAYER, Plans
@@ -18,20 +18,20 @@ from .plans import LAYER, Plans
 BATCHES, VLLM, SGLANG = "transformers generate_batch", "vLLM", "SGLang"
 
 
-def refusals(bases: Sequence[BaseModel], plans: Mapping[str, Any]) -> dict[str, list[str]]:
+def refusals(bases: Sequence[BaseModel]) -> dict[str, list[str]]:
     """List the reasons for which each engine cannot run the model, by its name; none where it can."""
     if len(bases) > 1:
         return {engine: ["it is an encoder-decoder"] for engine in (BATCHES, VLLM, SGLANG)}
     (base,) = bases
-    common = [*_common(base)]
-    engines = [*common, *_for_engines(base.lowered)]
-    missing = [f"it has no plan of {what} parallelism" for what, name in PLANS.items() if name not in plans]
-    if not base.lowered.emitter.decodes:
+    lowered, common = base.lowered, [*_common(base)]
+    engines = [*common, *_for_engines(lowered), *_experts(lowered)]
+    if not lowered.emitter.decodes:
         return {BATCHES: ["it is an encoder"], VLLM: engines, SGLANG: engines}
-    return {BATCHES: [*common, *_paged(base.lowered)], VLLM: engines, SGLANG: [*engines, *missing]}
-
-
-PLANS = {"tensor": "base_model_tp_plan", "pipeline": "base_model_pp_plan"}
+    return {
+        BATCHES: [*common, *_paged(lowered)],
+        VLLM: [*engines, *_for_vllm(lowered)],
+        SGLANG: [*engines, *_for_sglang(lowered)],
+    }
 
 
 def _common(base: BaseModel) -> Iterator[str]:
@@ -65,6 +65,8 @@ def _for_engines(lowered: Lowered) -> Iterator[str]:
     features = set().union(*(told.features for told in e.attending.values()))
     if "s_aux" in features:
         yield "attention has sinks"
+    if any(mask.kind == CHUNKED for mask in e.masks.values()):
+        yield "attention in chunks, for which engines make no masks"
     if not e.embedding:
         yield "more than one embedding reads the token ids"
     if lowered.head is not None:
@@ -74,16 +76,66 @@ def _for_engines(lowered: Lowered) -> Iterator[str]:
             yield "what follows the head is more than a scale and a soft cap"
 
 
+def _experts(lowered: Lowered) -> Iterator[str]:
+    """Reasons that lie in experts: engines put one kernel in the place of modules called so that hold stacks of weights
+    alone, and take its sizes from the config."""
+    replaced = [
+        node
+        for node in lowered.graph.nodes
+        if node.op is ops.moe
+        and home_of(node).rpartition(".")[2] == "experts"
+        and node.operand("up_bias") is None
+        and node.operand("down_bias") is None
+    ]
+    for node in replaced:
+        a, gated = node.attrs, node.operand("gate") is not None
+        if not gated or a["activation"] != "silu" or a["limit"] is not None or a["shift"] != 0:
+            yield "experts are other feed-forwards than SwiGLU"
+            break
+    names = {
+        "num_experts": {int(n.required("up").shape[0]) for n in replaced},
+        "num_experts_per_tok": {n.attrs["active"] for n in replaced},
+        "moe_intermediate_size": {int(n.required("up").shape[1]) for n in replaced},
+        "hidden_size": {int(n.required("up").shape[2]) for n in replaced},
+    }
+    known = {name: lowered.fields.values.get(name) for name in names}
+    if replaced and (odd := [name for name, found in names.items() if found != {known[name]} or None in found]):
+        yield f"experts are not told by the config's {', '.join(odd)}"
+
+
+def _for_vllm(lowered: Lowered) -> Iterator[str]:
+    if {"logit_scale", "final_logit_softcapping"} <= lowered.fields.values.keys():
+        yield "logits are scaled and then squashed, which it does in the other order"
+
+
+def _for_sglang(lowered: Lowered) -> Iterator[str]:
+    if any("softcap" in told.features for told in lowered.emitter.attending.values()):
+        yield "scores are squashed, of which its attention is not told"
+    if lowered.head is not None and any(key.endswith(".bias") for key in lowered.head.weights):
+        yield "the head has a bias, which it does not load"
+
+
 def _paged(lowered: Lowered) -> Iterator[str]:
     features = set().union(*(told.features for told in lowered.emitter.attending.values()))
     if features & {"softcap", "s_aux"}:
         yield "scores are squashed, or have sinks, which its attention does not compute"
 
 
-def explained(found: dict[str, list[str]], plans: Plans) -> list[str]:
+def undivided(lowered: Lowered, plans: Plans) -> list[str]:
+    """List what vLLM and SGLang cannot do with a model that they take: they suppose that devices share the heads of all
+    attentions, and that the layers can be stages."""
+    attentions = [n.scope for n in lowered.graph.nodes if n.op is ops.attention]
+    whole = next((scope for scope in attentions if scope not in plans.units), None)
+    found = [] if whole is None else [f"tensor parallelism: {LAYER.sub('.*', whole)} stays whole"]
+    return [*found, f"pipeline parallelism: {plans.one_stage}"] if plans.one_stage else found
+
+
+def explained(found: dict[str, list[str]], lowered: Lowered, plans: Plans) -> list[str]:
     """A line for each engine, one for each part that stays whole under tensor parallelism, and one for a model that is
     one stage."""
-    lines = [f"{engine}: {'; '.join(reasons) if reasons else 'takes it'}" for engine, reasons in found.items()]
+    without = "; without ".join(["", *undivided(lowered, plans)])
+    taken = {engine: "takes it" + (without if engine != BATCHES else "") for engine in found}
+    lines = [f"{engine}: {'; '.join(reasons) or taken[engine]}" for engine, reasons in found.items()]
     parts: dict[str, str] = {}
     for path, reason in plans.whole.items():  # of equal layers once
         parts.setdefault(LAYER.sub(".*", path) or "the model", LAYER.sub(".*", reason))

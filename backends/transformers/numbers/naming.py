@@ -213,7 +213,7 @@ def _name_attributes(axes: Axes, fields: Fields, node: Node) -> None:
         eps = node.attrs["eps"]
         node.attrs["eps"] = Real(eps, fields.name(REALS[node.op, "eps"], eps, _place(node)))
     for (op, attr), role in COUNTS.items():
-        if node.op is op and isinstance(value := node.attrs[attr], int) and value > 1:
+        if node.op is op and isinstance(value := node.attrs[attr], int) and (value > 1 or attr == "k"):
             if role == "attention_stride" and node.attrs["pattern"] == "chunked":
                 role = "attention_chunk_size"
             node.attrs[attr] = whole(value, fields.size(role, value))
@@ -295,7 +295,7 @@ def _name_parts(axes: Axes, fields: Fields, node: Node) -> None:
 
 
 def _name_active(axes: Axes, fields: Fields, node: Node) -> None:
-    if (active := node.attrs["active"]) is not None and active > 1:
+    if (active := node.attrs["active"]) is not None:
         node.attrs["active"] = whole(active, fields.size("num_experts_per_tok", active))
 
 

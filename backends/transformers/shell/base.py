@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...torch.codegen.classes import Class
 from ...torch.codegen.structure import Method, structure
-from ..lower.emitter import CHUNKED, FULL, SLIDING
+from ..lower.emitter import FULL
 from ..lower.lower import Lowered
 from ..lower.sides import DECODER
 from .classes import ShellWriter, read_config
@@ -57,11 +57,11 @@ class BaseModel:
 
     @property
     def tells_kinds(self) -> bool:
-        """Return whether a config must say the kinds of its caches: transformers supposes one kind for all."""
-        known, kinds = self.lowered.fields.values, set(self.kinds)
-        guessed = SLIDING if "sliding_window" in known else CHUNKED if "attention_chunk_size" in known else FULL
+        """Return whether a config must say the kinds of its caches: where it has a window and does not, transformers
+        supposes that all layers have it, and SGLang that none has."""
+        kinds, windows = set(self.kinds), {"sliding_window", "attention_chunk_size"} & self.lowered.fields.values.keys()
         several = self.stack is not None and self.count_field == "num_blocks"
-        return not self.is_second and (several or (bool(kinds) and kinds != {guessed}))
+        return not self.is_second and (several or (bool(kinds) and (bool(windows) or kinds != {FULL})))
 
     @property
     def inner(self) -> dict[str, Method]:

@@ -11,6 +11,7 @@ import torch
 from weft.backends.transformers.build import TransformersFolder
 from weft.backends.transformers.scale.estimate import Parallel, estimate
 from weft.backends.transformers.scale.split import Split
+from weft.ir import Graph
 
 from ...backends.transformers.folders import error, wanted
 from .jobs import logits, trained
@@ -49,10 +50,16 @@ def agree(name: str, ids: Any, results: list[dict[str, Any]]) -> None:
 
 
 def reference(name: str, ids: Any) -> Any:
+    """The logits of the float64 interpreter for one of the models."""
+    return reference_of(graph_named(name), ids)
+
+
+def reference_of(graph: Graph, ids: Any) -> Any:
     """The logits of the float64 interpreter."""
-    graph = graph_named(name)
-    positions = {"position_ids": np.broadcast_to(np.arange(ids.shape[1]), ids.shape)}
-    return wanted(graph, {"input_ids": ids, **{k: v for k, v in positions.items() if k in graph.inputs}})["logits"]
+    positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    noise = {k: np.zeros([*ids.shape, v.shape[-1]]) for k, v in graph.inputs.items() if k.startswith("router_noise")}
+    given = {"input_ids": ids, "position_ids": positions, **noise}
+    return wanted(graph, {k: v for k, v in given.items() if k in graph.inputs})["logits"]
 
 
 def counted(built: TransformersFolder, split: Split) -> Parallel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,10 @@ EXPERTS = ["mixtral", "sharing", "deepseek"]
 
 
 def graph_named(name: str) -> Graph:
-    """The graph of one of `MODELS`, lowered for folders, with weights that make numbers differ."""
-    return lowered(strong(MODELS[name].graph(name=name)))
+    """The graph of one of `MODELS`, or of ``drawn/SEED``, lowered for folders, with weights that tell all apart."""
+    kind, _, seed = name.partition("/")
+    model = drawn(int(seed)) if kind == "drawn" else MODELS[name]
+    return lowered(strong(model.graph(name=name)))
 
 
 def folder_named(name: str, parent: Path) -> tuple[Path, TransformersFolder]:
@@ -56,3 +59,26 @@ def folder_named(name: str, parent: Path) -> tuple[Path, TransformersFolder]:
 
 def tokens(rows: int = 2, length: int = 9) -> NDArray[np.int64]:
     return np.random.default_rng(0).integers(1, VOCAB, (rows, length))
+
+
+def drawn(seed: int) -> Decoder:
+    """A random decoder of parts that engines take, in sizes that four devices share evenly."""
+    one = random.Random(seed).choice
+    kv_heads, act = one((4, 8)), one(("silu", "gelu", "relu2", "gelu_tanh"))
+    norm = one((RMSNorm(), RMSNorm(weight=False), LayerNorm(), LayerNorm(bias=False)))
+    scored = {"qkv_bias": one((True, False)), "out_bias": one((True, False)), "gate": one((True, False))}
+    scored |= one(({}, {"qk_norm": RMSNorm()}, {"qk_norm": LayerNorm()}, {"qk_norm": RMSNorm(), "qk_norm_full": True}))
+    scored |= one(({}, {"scale": 0.3}, {"softcap": 5.0}))
+    windows = one(((None,), (5,), (5, None)))
+    shared = one(({}, {"shared": GatedMLP(16)}, {"shared": GatedMLP(16), "shared_gate": True}))
+    routed = one(({}, {"scoring": "sigmoid", "renormalize": False}, {"correction": True, "scoring": "sigmoid"}))
+    ffn = one(
+        (GatedMLP(24, act), MLP(24, act, bias=one((True, False))), MoE(8, 16, one((1, 2, 3)), **shared, **routed))
+    )
+    arrangement = one(("pre", "post", "parallel", "sandwich"))
+    blocks = [
+        Block(Attention(8, kv_heads, head_dim=8, rope=RoPE(), window=w, **scored), ffn, norm, arrangement=arrangement)
+        for w in windows
+    ]
+    options = one(({}, {"tie_embeddings": True}, {"head_bias": True}, {"logit_scale": 0.3}, {"logit_softcap": 9.0}))
+    return Decoder(VOCAB, DIM, blocks * (LAYERS // len(blocks)), **OPTIONS, **options)

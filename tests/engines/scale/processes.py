@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import dynamic_module_utils
 
 SECONDS = 60
 # The server imports them once; each process is a fork of it, which has run no threads yet.
@@ -109,6 +110,7 @@ def _process(
 ) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
+    dynamic_module_utils.HF_MODULES_CACHE = str(folder / f"modules-{rank}")
     try:
         store = f"file://{folder}/rendezvous"
         dist.init_process_group("gloo", store, rank=rank, world_size=count, timeout=timedelta(seconds=SECONDS))

@@ -1,0 +1,20 @@
+"""Every decoder of the zoo, and random ones, as engines hold them; `make test-engines`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ...backends.transformers.test_folders_zoo import decoders
+from ..scale.test_contract import check, check_degrees
+
+
+@pytest.mark.parametrize("name", [*decoders(), *(f"random/{i}" for i in range(30, 60))])
+def test_texts_in_one_row(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(8, 60))
+def test_devices_and_stages(seed: int, tmp_path: Path) -> None:
+    check_degrees(f"drawn/{seed}", tmp_path)

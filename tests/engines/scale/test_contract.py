@@ -1,0 +1,149 @@
+"""Folders as engines hold them (`contract`): tokens of several texts in one row, divided linear maps, stages, experts.
+
+What an engine makes of each text equals the float64 reference; what it would make otherwise is refused, with a reason.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from weft.backends.transformers.build import TransformersFolder
+from weft.backends.transformers.engines.refusals import undivided
+from weft.ir import Graph
+
+from ...backends.transformers.folders import error, folder_of, graph_of, lowered, tokens_of
+from ...e2e.random_models import strong
+from ...passes.zoo import shrunk
+from .checks import BOUND, reference_of
+from .contract import SGLANG, VLLM, Engine, serve
+from .models import MODELS, graph_named
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+LENGTHS = (4, 7, 3)
+TAKEN = (
+    *("preset/gpt2", "preset/llama3.1-8b", "preset/mistral-7b", "preset/qwen3-30b-a3b", "preset/deepseek-v3"),
+    *("family/gemma2", "family/phi3", "family/falcon-gqa", "variant/gate", "variant/scaled", "variant/latent"),
+    *("example/alternating", "example/local_global", "example/parallel_block", "example/squared_relu"),
+)
+DEGREES: tuple[dict[str, Any], ...] = ({"tp": 2}, {"tp": 4}, {"tp": 2, "pp": 2}, {"pp": 4})
+SPARSE: tuple[dict[str, Any], ...] = ({"tp": 2, "whole_experts": True}, {"tp": 4, "pp": 2, "whole_experts": True})
+
+
+def graph_for(name: str) -> Graph:
+    """A graph of the zoo, a small one of an example, or one of `MODELS`."""
+    kind, _, stem = name.partition("/")
+    if name in MODELS or kind == "drawn":
+        return graph_named(name)
+    if kind == "example":
+        module = weft.load_source(EXAMPLES / f"{stem}.py").module
+        return lowered(strong(shrunk(module).graph(name=stem)))
+    return lowered(graph_of(name))
+
+
+def served(graph: Graph, folder: Path, engine: Engine, **degrees: Any) -> float:
+    """The largest error of an engine over texts in one row, on any device."""
+    texts = [tokens_of(graph, n, seed=n) for n in LENGTHS]
+    wanted = [reference_of(graph, text[None].numpy())[0] for text in texts]
+    made = serve(folder, engine, texts, **degrees)
+    return max(error(text, want) for device in made for text, want in zip(device, wanted, strict=True))
+
+
+def taken(built: TransformersFolder) -> list[Engine]:
+    return [engine for engine in (VLLM, SGLANG) if not built.refusals[engine.name]]
+
+
+def check(name: str, folder: Path) -> int:
+    """Let each engine that takes a model serve it on one device, and in two stages; count the engines."""
+    graph = graph_for(name)
+    built = folder_of(graph, folder)
+    for engine in taken(built):
+        assert served(graph, folder, engine) <= BOUND
+        if not built.plans.one_stage:
+            assert served(graph, folder, engine, pp=2) <= BOUND
+    return len(taken(built))
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_texts_in_one_row(name: str, tmp_path: Path) -> None:
+    assert check(name, tmp_path) > 0
+
+
+@pytest.mark.parametrize("name", [*MODELS, *(f"drawn/{seed}" for seed in range(8))])
+def test_devices_and_stages(name: str, tmp_path: Path) -> None:
+    check_degrees(name, tmp_path)
+
+
+def check_degrees(name: str, folder: Path) -> None:
+    """Let engines divide a model among devices and stages."""
+    graph = graph_for(name)
+    built = folder_of(graph, folder)
+    refused = built.refusals[VLLM.name]
+    assert refused == (["layers have different numbers or widths of heads"] if name == "deepseek" else [])
+    without = undivided(built.base.lowered, built.plans)
+    whole, one_stage = (any(line.startswith(what) for line in without) for what in ("tensor", "pipeline"))
+    for degrees in (*DEGREES, *(SPARSE if built.base.lowered.emitter.experts else ())):
+        if not refused and not (whole and "tp" in degrees) and not (one_stage and "pp" in degrees):
+            assert served(graph, folder, VLLM, **degrees) <= BOUND, degrees
+    if SGLANG in taken(built) and not whole:
+        assert served(graph, folder, SGLANG, tp=2) <= BOUND
+
+
+REFUSED = [
+    ("variant/soft cap", SGLANG, "scores are squashed, of which its attention is not told"),
+    ("variant/biases", SGLANG, "the head has a bias, which it does not load"),
+    ("variant/chunked", VLLM, "attention in chunks, for which engines make no masks"),
+    ("variant/tied, scaled", VLLM, "logits are scaled and then squashed"),
+    ("variant/experts in a hierarchy", VLLM, "experts are not told by the config's num_experts_per_tok"),
+    ("variant/experts, hand-written router", VLLM, "experts are other feed-forwards than SwiGLU"),
+    ("family/bloom", VLLM, "scores have a bias by distance (ALiBi, T5)"),
+    ("random/29", VLLM, "layers have different numbers or widths of heads"),
+]
+
+
+@pytest.mark.parametrize(("name", "engine", "reason"), REFUSED, ids=[f"{e.name} {n}" for n, e, _ in REFUSED])
+def test_what_is_refused_would_be_wrong(name: str, engine: Engine, reason: str, tmp_path: Path) -> None:
+    """--explain names the engine and the reason; without the refusal the engine would fail or be wrong."""
+    graph = graph_for(name)
+    built = folder_of(graph, tmp_path)
+    assert any(re.match(rf"{engine.name}: .*{re.escape(reason)}", line) for line in built.explained)
+    try:
+        wrong = served(graph, tmp_path, engine)
+    except (AssertionError, AttributeError, TypeError, RuntimeError, KeyError):
+        return
+    assert wrong > 100 * BOUND
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gpt", "positions makes what enters its layers"),
+        ("variant/embedding norm", "embed_norm makes what enters its layers"),
+        ("variant/repeated", "it has no list of layers, or its layers share weights"),
+        ("gemma", "more than the embedding makes what enters its layers"),
+    ],
+)
+def test_one_stage_is_explained(name: str, reason: str, tmp_path: Path) -> None:
+    built = folder_of(graph_for(name), tmp_path)
+    assert f"pipeline parallelism: one stage, {reason}" in built.explained
+    assert "base_model_pp_plan" not in built.plans.by_name
+    taking = [line for line in built.explained if line.startswith("vLLM: takes it")]
+    assert all(line.endswith(f"; without pipeline parallelism: {reason}") for line in taking)
+
+
+def test_attention_that_stays_whole_is_explained() -> None:
+    """Engines divide the heads of every attention: with one that is not divided they run on one device."""
+    built = TransformersFolder(graph_for("variant/gate"), "f32", 64, "Tiny", [])
+    assert "vLLM: takes it; without tensor parallelism: layers.*.attn stays whole" in built.explained
+
+
+def test_names_that_begin_alike_are_told_apart() -> None:
+    """Engines match the names of a plan from the beginning: that of ``attn.o`` also matches ``attn.out``."""
+    graph = graph_for("random/27")
+    plan = TransformersFolder(graph, "f32", 64, "Tiny", []).plans.by_name["base_model_tp_plan"]
+    assert list(plan).index("layers.*.attn.out") < list(plan).index("layers.*.attn.o")
+    assert plan["layers.*.attn.out"] == "replicate" and plan["layers.*.attn.o"] == "rowwise"
