@@ -79,8 +79,9 @@ test: $(SETUP) $(SMOLLM2) $(MINILM) $(CHROMIUM) style  ## every check: lint, typ
 test-all: export WEFT_TESTS := all
 test-all: test  ## the same, and every pass checked on every graph that it rewrites
 
+test-engines: export WEFT_ENGINES := all
 test-engines: $(ENGINES) $(SMOLLM2) $(MINILM)  ## folders for transformers in the tools that take them, all of these
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/engines tests/engines/extra tests/engines/extra_scale $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/engines $(ARGS)
 
 kills: $(SETUP)  ## commands killed at random moments: every result must be whole
 	$(BIN)/python -m tests.fuzz.kills --out benchmarks/results/kills.json
