@@ -90,9 +90,10 @@ def key_distances(x: Tensor, past_key_values: Cache | None = None) -> Tensor:
     """j − i of the tokens i of a call, x [batch, seq, ...], and all keys j of layers that keep all: [1, seq, n]."""
     past, (keys, first) = 0, (x.shape[1], 0)
     if past_key_values is not None:
-        kinds = past_key_values.is_sliding, past_key_values.is_linear
-        kinds = *kinds, getattr(past_key_values, "is_dummy", kinds[1])  # known from transformers 5.21 on
-        layer_idx = next((i for i, other in enumerate(zip(*kinds, strict=True)) if not any(other)), 0)
+        sliding, linear = past_key_values.is_sliding, past_key_values.is_linear
+        dummy = getattr(past_key_values, "is_dummy", linear)  # from transformers 5.21 on
+        kinds = enumerate(zip(sliding, linear, dummy, strict=True))
+        layer_idx = next((i for i, other in kinds if not any(other)), 0)
         past = past_key_values.get_seq_length(layer_idx)
         keys, first = past_key_values.get_mask_sizes(x.shape[1], layer_idx)
     queries = torch.arange(x.shape[1], device=x.device) + past
