@@ -10,6 +10,7 @@ readers of the page do not see it, may stand:
 - ``cold``: the shell block runs the programs themselves, where others ask a process that has imported everything
 - ``from=path``: an excerpt of that file of the repository, not run
 - ``setup``: installing and making, not run; its make targets and files must exist
+- ``elsewhere``: commands of other tools on machines that tests do not have, not run; the page says so
 """
 
 from __future__ import annotations
@@ -132,6 +133,8 @@ def main(page: Path) -> None:
                 sys.exit(f"{at} is not what stands in {block.options['from']}")
         elif "setup" in block.options:
             _check_setup(at, block.text)
+        elif "elsewhere" in block.options:
+            continue
         elif block.language == "sh":
             printed = _shell(at, block)
         elif block.language == "python":

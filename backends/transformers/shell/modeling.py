@@ -41,7 +41,6 @@ IMPORTS = snippets.IMPORTS | {
             "create_chunked_causal_mask",
             "create_recurrent_attention_mask",
             "create_bidirectional_mask",
-            "find_first_full_attention_index",
         )
     },
     "GradientCheckpointingLayer": "from transformers.modeling_layers import GradientCheckpointingLayer",

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache
-from transformers.masking_utils import find_first_full_attention_index
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
@@ -91,7 +90,10 @@ def key_distances(x: Tensor, past_key_values: Cache | None = None) -> Tensor:
     """j − i of the tokens i of a call, x [batch, seq, ...], and all keys j of layers that keep all: [1, seq, n]."""
     past, (keys, first) = 0, (x.shape[1], 0)
     if past_key_values is not None:
-        layer_idx = find_first_full_attention_index(past_key_values)
+        sliding, linear = past_key_values.is_sliding, past_key_values.is_linear
+        dummy = getattr(past_key_values, "is_dummy", linear)  # from transformers 5.21 on
+        kinds = enumerate(zip(sliding, linear, dummy, strict=True))
+        layer_idx = next((i for i, other in kinds if not any(other)), 0)
         past = past_key_values.get_seq_length(layer_idx)
         keys, first = past_key_values.get_mask_sizes(x.shape[1], layer_idx)
     queries = torch.arange(x.shape[1], device=x.device) + past

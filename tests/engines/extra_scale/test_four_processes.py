@@ -8,7 +8,7 @@ import pytest
 
 from weft.backends.transformers.scale.split import Split
 
-from ..scale.checks import run_and_check, train_and_check
+from ..scale.checks import pipeline_and_check, run_and_check, train_and_check
 from ..scale.models import EXPERTS, MODELS, STAGED
 
 SPLITS = [
@@ -36,3 +36,8 @@ def test_processes_agree_with_the_reference_and_with_inspect(split: Split, name:
 @pytest.mark.parametrize(("divided", "name"), [(d, n) for d, names in TRAINED for n in names], ids=str)
 def test_four_processes_train_as_one(divided: dict[str, int], name: str, tmp_path: Path) -> None:
     train_and_check(4, divided, [name], tmp_path)
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_four_stages_train_as_one_process(name: str, tmp_path: Path) -> None:
+    pipeline_and_check(4, 4, name, tmp_path)

@@ -17,6 +17,7 @@ from ...backends.transformers.folders import error, wanted
 from .jobs import logits, trained
 from .models import folder_named, graph_named, tokens
 from .processes import in_processes
+from .stages import trained as staged
 
 BOUND = 1e-4
 STEPS = 3
@@ -106,3 +107,17 @@ def train_and_check(count: int, divided: dict[str, int], names: list[str], paren
             for key, want in alone["weights"].items():
                 assert error(torch.from_numpy(process["weights"][key]), want) <= BOUND, key
             assert process["held"] < (1 + 1 / count) / 2 * built.weight_bytes
+
+
+def pipeline_and_check(stages: int, microbatches: int, name: str, parent: Path) -> None:
+    """Train a model in stages, and check losses, weights, and bytes: activations forward, gradients back."""
+    (folder, built), ids = folder_named(name, parent), tokens(4)
+    (alone,) = in_processes(1, trained, folder, ids, {}, STEPS)
+    made = in_processes(stages, staged, folder, ids, microbatches, STEPS)
+    assert np.abs(np.array(made[-1]["losses"]) - alone["losses"]).max() <= BOUND
+    assert set().union(*(process["weights"] for process in made)) == alone["weights"].keys()
+    for process in made:
+        for key, weight in process["weights"].items():
+            assert error(torch.from_numpy(weight), alone["weights"][key]) <= BOUND, key
+    sends = sum(c.size for c in counted(built, Split(pp=stages)).collectives if c.kind == "send")
+    assert sum(process["bytes"] for process in made) == 2 * sends * ids.size

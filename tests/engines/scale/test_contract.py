@@ -31,6 +31,9 @@ TAKEN = (
     *("example/alternating", "example/local_global", "example/parallel_block", "example/squared_relu"),
 )
 DEGREES: tuple[dict[str, Any], ...] = ({"tp": 2}, {"tp": 4}, {"tp": 2, "pp": 2}, {"pp": 4})
+STYLES = {  # that SGLang takes; vLLM replicates what it does not know
+    *("colwise", "rowwise", "replicate", "packed_colwise", "moe_tp_experts", "replicated_with_grad_allreduce"),
+}
 SPARSE: tuple[dict[str, Any], ...] = ({"tp": 2, "whole_experts": True}, {"tp": 4, "pp": 2, "whole_experts": True})
 
 
@@ -84,6 +87,7 @@ def check_degrees(name: str, folder: Path) -> None:
     built = folder_of(graph, folder)
     refused = built.refusals[VLLM.name]
     assert refused == (["layers have different numbers or widths of heads"] if name == "deepseek" else [])
+    assert {*built.plans.by_name.get("base_model_tp_plan", {}).values()} <= STYLES
     without = undivided(built.base.lowered, built.plans)
     whole, one_stage = (any(line.startswith(what) for line in without) for what in ("tensor", "pipeline"))
     for degrees in (*DEGREES, *(SPARSE if built.base.lowered.emitter.experts else ())):

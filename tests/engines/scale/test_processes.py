@@ -9,7 +9,7 @@ import pytest
 
 from weft.backends.transformers.scale.split import Split
 
-from .checks import run_and_check, train_and_check
+from .checks import pipeline_and_check, run_and_check, train_and_check
 from .models import MODELS
 
 RUNS = [
@@ -39,3 +39,9 @@ def test_processes_agree_with_the_reference_and_with_inspect(split: Split, names
 def test_two_processes_train_as_one(divided: dict[str, int], name: str, tmp_path: Path) -> None:
     """By FSDP2, whose processes have rows of their own; by tensor parallelism; with experts that tokens are sent to."""
     train_and_check(2, divided, [name], tmp_path)
+
+
+@pytest.mark.parametrize(("stages", "name"), [(2, "tied"), (3, "qwen3")])
+def test_stages_of_the_plan_train_as_one_process(stages: int, name: str, tmp_path: Path) -> None:
+    """Microbatches go through processes that keep what base_model_pp_plan gives their stage, and gradients back."""
+    pipeline_and_check(stages, 2, name, tmp_path)

@@ -1,0 +1,45 @@
+"""`weft inspect --parallel` of every model of the zoo: whole it has the bytes of its folder, divided it is counted or
+refused in one sentence; `make test-engines`."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.backends.transformers.build import TransformersFolder
+from weft.backends.transformers.scale.estimate import Parallel, estimate
+from weft.backends.transformers.scale.split import Split
+from weft.frontends.api.inspect.parallel import device_rows, summary, traffic_rows
+from weft.ir.errors import WeftError
+
+from ...backends.transformers.folders import graph_of, lowered
+from ...backends.transformers.test_folders_zoo import decoders, encoders
+
+SPLITS = (Split(tp=2), Split(tp=3), Split(pp=2), Split(ep=2), Split(tp=2, ep=4), Split(tp=2, pp=2))
+
+
+def costs(built: TransformersFolder, split: Split) -> Parallel:
+    return estimate(built.base, built.plans, built.tensors, split, "f32", 4, 16)
+
+
+def reason(built: TransformersFolder, split: Split) -> str:
+    """The sentence that refuses a split; nothing if it is possible."""
+    try:
+        costs(built, split)
+    except WeftError as refused:
+        return str(refused)
+    return ""
+
+
+@pytest.mark.parametrize("name", [*decoders(), *encoders()])
+def test_counted_or_refused(name: str) -> None:
+    built = TransformersFolder(lowered(graph_of(name)), "f32", 64, "Tiny", [])
+    (device,) = costs(built, Split()).stages
+    assert device.weights == built.weight_bytes
+    for split in SPLITS:
+        found = costs(built, split) if (refused := reason(built, split)) == "" else None
+        if found is None:
+            assert "\n" not in refused
+            continue
+        assert found.collectives and max(stage.weights for stage in found.stages) < device.weights
+        assert len(device_rows(found)) == split.pp and [*traffic_rows(found)] and summary(found)
+        assert sum(stage.flops for stage in found.stages) == device.flops
