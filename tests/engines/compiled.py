@@ -32,6 +32,7 @@ def reference(source: Path, ids: Tensor, adapters: tuple[Path, ...] = ()) -> NDA
     """The logits, or the hidden states, that the float64 reference of the graph of `source` computes."""
     graph = load_source(source, adapters=adapters).graph
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": torch.arange(ids.shape[1])[None]}
+    given["token_type_ids"] = torch.zeros_like(ids)
     outputs = interpret(graph, {name: given[name].expand(ids.shape).numpy() for name in graph.inputs})
     return next(iter(outputs.values()))
 

@@ -46,6 +46,8 @@ def propose(table: Architecture, s: Settings) -> dict[str, Any]:
     partial = s.rope is not None and any(r is not None and r.dim not in (None, s.head_size) for r in s.each("rope"))
     if loader.experts == ("none" if s.moe is not None else "required"):
         raise WeftError(f"{architecture} has {'no' if s.moe is not None else 'only'} experts")
+    if loader.head == ("own" if s.tie else "tied"):
+        raise WeftError(f"{architecture} {'has a head of its own' if s.tie else 'ties its head to the embedding'}")
     if partial and not loader.partial_rope:
         raise WeftError(f"{architecture} turns whole heads")
     if s.head_size * (s.heads or 1) != s.dim and not loader.free_heads:

@@ -99,7 +99,7 @@ GPT_NEOX = LLAMA.but(
         names=gguf.PACKED,
         activation="gelu",
         arrangement=lambda c: "parallel_norms" if c.get("use_parallel_residual", True) else "pre",
-        loader=Loader("nqof", partial_rope=True),
+        loader=Loader("nqof", head="own", partial_rope=True),
     ),
 )
 PHI = LLAMA.but(
@@ -124,5 +124,5 @@ PHI = LLAMA.but(
     ffn_bias=True,
     head_bias=True,
     transformers="PhiForCausalLM",
-    gguf=gguf.UNGATED.but("phi2", arrangement="parallel", loader=Loader("nqofh", partial_rope=True)),
+    gguf=gguf.UNGATED.but("phi2", arrangement="parallel", loader=Loader("nqofh", head="own", partial_rope=True)),
 )

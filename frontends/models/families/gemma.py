@@ -65,7 +65,7 @@ GEMMA_GGUF = gguf.BASE.but(
     "gemma",
     activation="gelu_pytorch_tanh",
     embed_scale=lambda c: math.sqrt(c["embedding_length"]),
-    loader=Loader(free_heads=True),
+    loader=Loader(head="tied", free_heads=True),
 )
 GEMMA = LLAMA.but(
     "gemma",
@@ -90,7 +90,7 @@ GEMMA2_GGUF = GEMMA_GGUF.but(
     softcap=lambda c: c.get("attn_logit_softcapping", 50.0) or None,
     logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0) or None,
     window=lambda c: gguf.windows(2)({"attention.sliding_window": 4096, **c}),
-    loader=Loader(free_heads=True, windows=True),
+    loader=Loader(head="tied", free_heads=True, windows=True),
 )
 GEMMA2 = GEMMA.but(
     "gemma2",

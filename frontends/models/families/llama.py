@@ -103,7 +103,10 @@ OLMO2 = LLAMA.but(
     qk_norm="full",
     transformers="Olmo2ForCausalLM",
     gguf=gguf.BASE.but(
-        "olmo2", found={"qk_norm": lambda keys: "full"}, arrangement="post_sublayer", loader=Loader(qk_norm=True)
+        "olmo2",
+        found={"qk_norm": lambda keys: "full"},
+        arrangement="post_sublayer",
+        loader=Loader(head="own", qk_norm=True),
     ),
 )
 OLMO = LLAMA.but(
@@ -227,7 +230,7 @@ STABLELM = LLAMA.but(
     gguf=EACH_HEAD.but(
         "stablelm",
         found={"arrangement": lambda keys: "pre" if "blk.0.ffn_norm.weight" in keys else "parallel"},
-        loader=Loader("n", "q", partial_rope=True, qk_norm=True),
+        loader=Loader("n", "q", head="own", partial_rope=True, qk_norm=True),
     ),
 )
 COHERE = LLAMA.but(
@@ -250,6 +253,6 @@ COHERE = LLAMA.but(
         arrangement="parallel",
         rope=lambda c: replace(rope_of_gguf(c), interleaved=True),
         logit_scale=key("logit_scale"),
-        loader=Loader(qk_norm=True),
+        loader=Loader(head="tied", qk_norm=True),
     ),
 )

@@ -186,12 +186,14 @@ class Loader:
     """The models that llama.cpp's loader of an architecture takes; the default is dense and as plain as Llama.
 
     `biases` are those it needs, `optional_biases` those it takes besides: letters for those of n norms, q queries (keys
-    and values), o attention outputs, f feed-forwards, h the head. `experts` are none, optional or required.
+    and values), o attention outputs, f feed-forwards, h the head. `experts` are none, optional or required. `head` is
+    tied, if the embedding is always read as the head too, own, if the file must have one, or any.
     """
 
     biases: str = ""
     optional_biases: str = ""
     experts: str = "none"
+    head: str = "any"
     partial_rope: bool = False  # heads that rotate in part
     free_heads: bool = False  # heads of another size than the width divided by their number
     qk_norm: bool = False

@@ -103,3 +103,18 @@ def test_refuses_adapters_of_another_model(tmp_path: Path) -> None:
     trained(other, tmp_path / "adapter", 10, target_modules=["q", "k"])
     with pytest.raises(WeftError, match=r"adapter.* do not fit model\.layers\..*is it an adapter of this model"):
         weft.compile(folder, tmp_path / "out", adapters=[tmp_path / "adapter"])
+
+
+def test_merges_adapters_of_encoders(tmp_path: Path) -> None:
+    folder, adapter = compiled("preset/bert-base", tmp_path / "folder"), tmp_path / "adapter"
+    torch.manual_seed(0)
+    model = peft.get_peft_model(
+        loaded(folder, "AutoModel"), peft.LoraConfig(target_modules=["q", "down"], use_dora=True)
+    )
+    for parameter in (p for p in model.parameters() if p.requires_grad):
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(adapter)
+    with torch.no_grad():
+        want = model.eval()(input_ids=IDS).last_hidden_state
+        assert error(loaded(folder, "AutoModel")(input_ids=IDS).last_hidden_state, want) > 1e-2
+    assert error(want, reference(folder, IDS, (adapter,))) <= 1e-5

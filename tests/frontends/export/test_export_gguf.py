@@ -224,12 +224,15 @@ def test_tokenizers_without_a_name(text: str, told: str, save: Save, tmp_path: P
         ("qwen2", {"num_key_value_heads": 2, "use_sliding_window": True, "max_window_layers": 1}, "window=none"),
         ("phi", {"qk_layernorm": True}, "the nearest is"),
         ("cohere", {"head_dim": 12, "num_key_value_heads": 2, "logit_scale": 0.25}, "no architecture of llama"),
+        ("gemma2", {"num_key_value_heads": 2, "tie_word_embeddings": False}, "no architecture of llama"),
+        ("phi", {"tie_word_embeddings": True}, "no architecture of llama"),
     ],
 )
 def test_what_its_loaders_do_not_take_is_not_written(
     model_type: str, config: dict[str, Any], told: str, save: Save, tmp_path: Path
 ) -> None:
-    """Our importer would read more than llama.cpp does: norms of queries in any architecture, windows, odd heads."""
+    """Our importer would read more than llama.cpp does: norms of queries in any architecture, windows, odd heads,
+    heads that are tied or not."""
     _, folder = save(model_type, pad_token_id=0, **config)
     with pytest.raises(WeftError, match=told):
         export(folder, tmp_path / "out.gguf", format="gguf")
