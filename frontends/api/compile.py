@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from weft.backends.options import OptionKeywords
 from weft.backends.storage import MANIFEST, check_free, seal, whole_folder
 from weft.backends.storage.safetensors import Progress
 from weft.backends.targets import TARGETS, Backend
+from weft.ir.documents import expanded
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.graph.verifier import verify as verify_graph
@@ -150,8 +152,13 @@ def _with_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) 
 
     if not backend.opset:
         raise WeftError(f"adapters are chosen at run time by ONNX Runtime only, not in folders for {backend.name}")
+    if model.graph.meta.get("kind") == "encoder-decoder":
+        raise WeftError(
+            "adapters are chosen at run time for one model, not for the two of an encoder-decoder: merge them"
+        )
     graph = model.graph.clone()
-    add_slots(graph, model.description, [Path(adapter) for adapter in adapters])
+    # Folders give the adapters their names, "." and ".." too.
+    add_slots(graph, model.description, [Path(os.path.abspath(expanded(adapter))) for adapter in adapters])
     return replace(model, graph=graph)
 
 

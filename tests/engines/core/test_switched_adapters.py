@@ -110,3 +110,15 @@ def test_refuses_what_cannot_be_chosen(lora: dict[str, Any], reason: str, tmp_pa
     adapted(folder, tmp_path / "adapter", **lora)
     with pytest.raises(WeftError, match=f"adapter.*{reason}"):
         weft.compile(folder, tmp_path / "out", switch_adapters=[tmp_path / "adapter"])
+
+
+def test_refuses_names_twice_and_two_models(tmp_path: Path) -> None:
+    folder = compiled("preset/smollm2-135m", tmp_path / "folder")
+    for name in ("a/same", "b/same"):
+        adapted(folder, tmp_path / name, target_modules=["q"])
+    with pytest.raises(WeftError, match="two adapters are called same"):
+        weft.compile(folder, tmp_path / "out", switch_adapters=[tmp_path / "a/same", tmp_path / "b/same"])
+    with pytest.raises(WeftError, match="not for the two of an encoder-decoder"):
+        weft.compile("t5-base", tmp_path / "out", switch_adapters=[tmp_path / "a/same"])
+    with pytest.raises(WeftError, match="folder is not an adapter"):
+        weft.compile(folder, tmp_path / "out", switch_adapters=[folder])
