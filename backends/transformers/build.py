@@ -36,6 +36,7 @@ KNOWN = (  # how names of classes begin that transformers and engines have thems
     *("granite", "jamba", "llama", "mamba", "mbart", "minimax", "mistral", "mixtral", "moe", "nemotron", "olmo", "opt"),
     *("phi", "qwen", "roberta", "rwkv", "smollm", "stablelm", "starcoder", "switch", "t5", "transformer", "zamba"),
 )
+TAKEN = "mamba"  # to classes with this in their names `generate` hands caches as another argument
 
 
 class TransformersFolder:
@@ -48,6 +49,8 @@ class TransformersFolder:
     def __init__(self, graph: Graph, dtype: str, length: int, name: str, notes: list[str]) -> None:
         if has_cache(graph):
             raise WeftError("target transformers has caches of its own: leave out the pass kv-cache, and what needs it")
+        if TAKEN in name.lower():
+            raise WeftError(f"--class-name {name}: transformers gives classes with {TAKEN!r} in them other caches")
         self._graph, self._name = graph, name or class_name(graph.name)
         self._stem = stem_of(self._name)
         self._legal, self._sides = lower(graph)
@@ -183,7 +186,10 @@ def _stack_name(node: Node) -> str:
 def class_name(name: str) -> str:
     """A name for classes: that of the model, its size left out; and none that an engine has a model of its own by."""
     words = [w for w in re.split(r"[^A-Za-z0-9]+", name) if w and not re.fullmatch(r"\d+(\.\d+)?[mbkMBK]", w)]
-    joined = "".join(w[0].upper() + w[1:] for w in words) or "Model"
+    joined = "".join(w[0].upper() + w[1:] for w in words)
+    if joined in ("", "Model"):  # so that its base model is not called ModelModel
+        return "Weft"
+    joined = re.sub(TAKEN, "Ssm", joined, flags=re.IGNORECASE)
     return f"Weft{joined}" if joined[0].isdigit() or joined.lower().startswith(KNOWN) else joined
 
 

@@ -19,7 +19,7 @@ from ...torch.program.statements import TOP, CacheSlot, Operand, Statement, Var
 from ...torch.program.states import cached_nodes
 from ..numbers.axes import Axes
 from ..numbers.fields import Fields
-from ..numbers.naming import DIVIDED, after_head
+from ..numbers.naming import DIVIDED, after_head, attention_of, kind_of
 from .sides import ENCODER, HIDDEN, SHOWN
 
 CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int")  # in the text of a statement
@@ -235,7 +235,9 @@ class ShellEmitter(Emitter):
         heads = [name for name in self.fields.values if name.endswith("head_dim")]
         width = next((name for name in heads if self.fields.values[name] == recipe.dim), "")
         width = width or self.fields.name("rotary_dim", recipe.dim)
-        theta = self.fields.name("rope_theta", _plain(recipe.theta))
+        rotated = None if self.node is None else attention_of(self.node.output)
+        kind = "" if rotated is None else kind_of(rotated[0])
+        theta = self.fields.name("rope_theta", _plain(recipe.theta), kind)
         text = formula(recipe) or ""
         start = f"rope_frequencies({recipe.dim}, {_plain(recipe.theta)}, "
         named = f"rope_frequencies(config.{width}, config.{theta}, "

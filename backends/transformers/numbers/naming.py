@@ -259,20 +259,20 @@ def _name_heads(axes: Axes, fields: Fields, node: Node) -> None:
 
 def _name_rotated(axes: Axes, fields: Fields, node: Node) -> None:
     """The heads of a rotation are those of the attention that it is for."""
-    if (found := _attention_of(node.output)) is not None:
+    if (found := attention_of(node.output)) is not None:
         attention, role = found
         heads, kv_heads = heads_of(attention, fields)
         if node.attrs["heads"] == attention.attrs["heads" if role == "q" else "kv_heads"]:
             node.attrs["heads"] = whole(node.attrs["heads"], heads if role == "q" else kv_heads)
 
 
-def _attention_of(value: Value, depth: int = 6) -> tuple[Node, str] | None:
+def attention_of(value: Value, depth: int = 6) -> tuple[Node, str] | None:
     """The attention that reads `value`, or what is made of it alone, and as what."""
     for reader, index in value.uses:
         if reader.op is ops.attention:
             return reader, reader.op.operands[index].name
         moves = depth > 0 and reader.op in (ops.reshape, ops.concat, ops.transpose, ops.rms_norm, ops.affine)
-        if moves and (found := _attention_of(reader.output, depth - 1)) is not None:
+        if moves and (found := attention_of(reader.output, depth - 1)) is not None:
             return found
     return None
 

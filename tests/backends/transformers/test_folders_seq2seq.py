@@ -43,6 +43,14 @@ def both_sides() -> list[str]:
     return [n for n in names if ZOO[n]().meta["kind"] == "encoder-decoder"] + [f"both/{i}" for i in range(RANDOM)]
 
 
+def test_the_example(tmp_path: Path) -> None:
+    graph = load_source(Path(__file__).parents[3] / "examples/tiny_translator.py", 0, ()).graph
+    feeds = feeds_of(graph, 9)
+    model, ids = model_of(lowered(graph), tmp_path), torch.from_numpy(feeds["input_ids"]).long()
+    with torch.no_grad():
+        assert error(in_calls(model, source_of(feeds), ids), wanted(graph, feeds)["logits"]) <= BOUND
+
+
 def source_of(feeds: dict[str, Any]) -> dict[str, Tensor]:
     """The source of a call, as a model for transformers is given it."""
     names = {"encoder_input_ids": "input_ids", "encoder_attention_mask": "attention_mask"}

@@ -13,8 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingCon
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from weft import compile as compile_model
+from weft.backends.transformers.build import TransformersFolder, class_name
 from weft.frontends.api.source.sources import load_source
-from weft.ir import Graph
+from weft.ir import Graph, WeftError
 
 from .folders import (
     COMPETES,
@@ -326,3 +327,16 @@ def test_the_command_writes_what_auto_classes_load(tmp_path: Path) -> None:
     assert model.dtype == torch.bfloat16
     answer = model.generate(torch.tensor([[504, 3575, 282, 4649, 314]]), max_new_tokens=2, do_sample=False)
     assert answer[0, 5:].tolist() == [7042, 30]  # " Paris."
+
+
+def test_names_of_classes() -> None:
+    """None that transformers or an engine takes for a model of its own, or that `generate` treats otherwise."""
+    assert [class_name(n) for n in ("my-model-7b", "llama3.2-1b", "model", "hybrid_mamba", "2-layers")] == [
+        "MyModel",
+        "WeftLlama32",
+        "Weft",
+        "HybridSsm",
+        "Weft2Layers",
+    ]
+    with pytest.raises(WeftError, match="--class-name FastMamba: transformers gives classes with 'mamba'"):
+        TransformersFolder(lowered(graph_of("preset/mamba-130m")), "f32", 64, "FastMamba", [])

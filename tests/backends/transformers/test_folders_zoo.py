@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from weft.frontends.api.source.sources import load_source
 from weft.ir import Graph
 
 from ...passes.zoo import ZOO
@@ -18,6 +20,11 @@ from .folders import COMPETES, PADDING, error, feeds_of, graph_of, lowered, mode
 
 BOUND = 1e-4
 ALL = os.environ.get("WEFT_TESTS") == "all"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+SMALL = (  # the translator is tested beside other encoder-decoders
+    *("alternating", "differential", "hybrid", "parallel_block", "shared_layers", "squared_relu"),
+    *("tiny_bert", "tiny_gpt"),
+)
 KINDS = ("preset/", "variant/", "family/") if ALL else ("preset/", "variant/")
 RANDOM = 200 if ALL else 30
 
@@ -81,6 +88,21 @@ def in_calls(model: Any, ids: Tensor, first: tuple[int, ...], **more: Tensor) ->
         past, start = out.past_key_values, start + n
         made.append(out.logits)
     return torch.cat(made, 1)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_examples(name: str, tmp_path: Path) -> None:
+    source = load_source(EXAMPLES / f"{name}.py", 0, ()).graph
+    feeds = feeds_of(source, 9)
+    graph = lowered(source)
+    model = model_of(graph, tmp_path)
+    given = {k: torch.from_numpy(v).long() for k, v in feeds.items() if k != "position_ids"}
+    (output, want), *_ = wanted(source, feeds).items()
+    with torch.no_grad():
+        shown = feeds["attention_mask"][..., None] if "attention_mask" in given else np.ones(1)
+        assert error(model(**given)[output] * torch.from_numpy(shown), want * shown) <= BOUND
+        if output == "logits" and not COMPETES & ops_of(graph):
+            assert error(in_calls(model, given["input_ids"], (3, 1, 2)), want) <= BOUND
 
 
 @pytest.mark.parametrize("name", encoders())
