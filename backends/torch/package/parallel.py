@@ -15,7 +15,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Trait
 from weft.passes.analysis.feed_forward import feed_forward
-from weft.passes.analysis.projections import Branch, Projections, projections
+from weft.passes.analysis.projections import Branch, Projections, branch_of, projections
 
 from ..codegen.source import formatted, template
 from ..decode.divided import COLUMNS, EXPERTS, LOGITS, ROWS, TOKENS
@@ -145,7 +145,8 @@ def _attention(plan: Plan, modules: _Modules, node: Node, degree: int) -> None:
 
 def _divided_heads(modules: _Modules, node: Node) -> dict[str, str] | str:
     """The styles of the linears and norms around the attention `node`, or why its heads cannot be told apart."""
-    around = projections(node)
+    gate, out = _gate(node)
+    around = projections(node) if gate is None else _around(node, out)
     if isinstance(around, str):
         return around
     if around.v is None:
@@ -163,10 +164,56 @@ def _divided_heads(modules: _Modules, node: Node) -> dict[str, str] | str:
         if isinstance(norms, str):
             return norms
         styles |= norms
+    if gate is not None:
+        path = modules.leaf(gate.operand("weight"), "nn.Linear")
+        if path is None:
+            return "its gate is not a module of its own"
+        styles[path] = COLUMNS
     path = modules.leaf(around.o.operand("weight"), "nn.Linear")
     if path is None or path in styles:
         return "its output projection is not a module of its own"
     return styles | {path: ROWS}
+
+
+def _gate(node: Node) -> tuple[Node | None, Node]:
+    """The linear whose activated outputs multiply what the attention `node` makes, number by number, and the linear
+    that alone reads the product; no gate where there is none."""
+    mul = _only_reader(node)
+    out = mul and _only_reader(mul)
+    if (
+        mul is None
+        or out is None
+        or mul.op is not ops.mul
+        or out.op is not ops.linear
+        or out.inputs[0] is not mul.output
+    ):
+        return None, node
+    other = next((v for v in mul.inputs if v is not node.output), None)
+    acting = None if other is None else other.producer
+    if other is None or acting is None or other.shape != node.output.shape or Trait.ELEMENTWISE not in acting.op.traits:
+        return None, node
+    made = acting.inputs[0]
+    linear = None if made is None or len(acting.inputs) != 1 else made.producer
+    if linear is None or linear.op is not ops.linear or _only_reader(acting) is None or _only_reader(linear) is None:
+        return None, node
+    return linear, out
+
+
+def _around(node: Node, out: Node) -> Projections | str:
+    """The linears before the attention `node`, and the one that reads it through a gate."""
+    branches = {role: branch_of(node, role) for role in "qkv" if node.operand(role) is not None}
+    for branch in branches.values():
+        if isinstance(branch, str):
+            return branch
+    q, k, v = (branches.get(role) for role in "qkv")
+    assert isinstance(q, Branch) and isinstance(k, Branch) and not isinstance(v, str)
+    return Projections(node, q, k, v, out)
+
+
+def _only_reader(node: Node) -> Node | None:
+    """The node that alone reads what `node` makes."""
+    readers = [reader for reader, _ in node.output.uses]
+    return readers[0] if len(readers) == 1 and not node.output.is_output else None
 
 
 def _norms(modules: _Modules, around: Projections, branch: Branch) -> dict[str, str] | str:

@@ -54,6 +54,7 @@ MODELS = {
         Block(grouped, GatedMLP(56), norm=norm, arrangement="sandwich"),
         Block(grouped, MoE(4, hidden=24, k=2, shared=GatedMLP(24)), norm=norm, arrangement="parallel"),
     ),
+    "gated": decoder(*[Block(Attention(heads=4, kv_heads=2, rope=rope, gate=True), GatedMLP(56), norm=norm)] * 2),
     "hybrid": decoder(
         Block(Mamba(inner=48, state=4), GatedMLP(56), norm=norm),
         Block(grouped, MoE(4, hidden=24, k=1), norm=norm),
@@ -159,7 +160,7 @@ def test_each_process_holds_a_part(name: str, ran: Any) -> None:
         shares = (31, 30, 61) if key in tokens else (1, 1, 2)
         assert [one["local"][key] for one in both] == [size * share // shares[2] for share in shares[:2]]
     expected = {"llama": [1, 1], "normed": [2, 2], "gpt2": [2, 2], "mixtral": [1, 1], "sandwich": [1, 1]}
-    expected["hybrid"] = [1, 4]
+    expected |= {"gated": [1, 1], "hybrid": [1, 4]}
     assert both[0]["heads"] == both[1]["heads"] == expected[name]
 
 

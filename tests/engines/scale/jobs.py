@@ -61,7 +61,7 @@ def trained(folder: Path, ids: Any, divided: dict[str, Any], steps: int) -> dict
     groups, tp = divided.get("fsdp_size", 1), divided.get("tp_size", 1)
     rank = dist.get_rank() // tp
     own = given[rank % groups :: groups]
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.03), []
     for _ in range(steps):
         loss = model(own, labels=own, use_cache=False).loss
         optimizer.zero_grad()

@@ -20,6 +20,7 @@ VOCAB, DIM, LAYERS, LENGTH = 64, 32, 4, 32
 GROUPED = Attention(8, 4, head_dim=4, rope=RoPE())
 PLAIN = Block(GROUPED, GatedMLP(48), RMSNorm())
 NORMED = Attention(8, 4, head_dim=8, rope=RoPE(), qk_norm=RMSNorm(), qkv_bias=True)
+GATED = Attention(8, 4, head_dim=4, rope=RoPE(), gate=True, out_bias=True)
 LOCAL = Block(Attention(8, 4, head_dim=4, rope=RoPE(), window=5), GatedMLP(48, "gelu_tanh"), RMSNorm())
 SHARING = MoE(8, 16, 2, shared=GatedMLP(24), shared_gate=True)
 LATENT = Block(MLA(4, 8, 6, 4, 6, RoPE()), MoE(8, 16, 2, scoring="sigmoid", correction=True), RMSNorm())
@@ -28,6 +29,7 @@ MODELS = {
     "llama": Decoder(VOCAB, DIM, [PLAIN] * LAYERS, **OPTIONS),
     "tied": Decoder(VOCAB, DIM, [PLAIN] * LAYERS, tie_embeddings=True, **OPTIONS),
     "qwen3": Decoder(VOCAB, DIM, [Block(NORMED, GatedMLP(48), RMSNorm())] * LAYERS, **OPTIONS),
+    "gated": Decoder(VOCAB, DIM, [Block(GATED, GatedMLP(48), RMSNorm())] * LAYERS, **OPTIONS),
     "gemma": Decoder(
         VOCAB, DIM, [LOCAL, PLAIN] * 2, embed_scale=5.0, logit_softcap=9.0, tie_embeddings=True, **OPTIONS
     ),

@@ -39,7 +39,7 @@ def trained(folder: Path, ids: Any, microbatches: int, steps: int) -> dict[str, 
     keep_stage(model.model, stage, stages)
     if not last:
         model.lm_head = Missing()
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.03), []
     for _ in range(steps):
         optimizer.zero_grad()
         with Counted() as counted:

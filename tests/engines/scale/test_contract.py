@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import weft
+from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.transformers.build import TransformersFolder
 from weft.backends.transformers.engines.refusals import undivided
 from weft.ir import Graph
@@ -141,8 +142,12 @@ def test_one_stage_is_explained(name: str, reason: str, tmp_path: Path) -> None:
 
 def test_attention_that_stays_whole_is_explained() -> None:
     """Engines divide the heads of every attention: with one that is not divided they run on one device."""
-    built = TransformersFolder(graph_for("variant/gate"), "f32", 64, "Tiny", [])
+    block = Block(Attention(8, 4, rope=RoPE(), qk_norm=RMSNorm(), qk_norm_full=True), GatedMLP(48), RMSNorm())
+    graph = lowered(Decoder(64, 32, [block] * 2, context=32).graph(name="normed"))
+    built = TransformersFolder(graph, "f32", 64, "Tiny", [])
     assert "vLLM: takes it; without tensor parallelism: layers.*.attn stays whole" in built.explained
+    reason = "its queries and keys are normed across heads"
+    assert f"tensor parallelism: layers.*.attn stays whole, {reason}" in built.explained
 
 
 def test_names_that_begin_alike_are_told_apart() -> None:
