@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ def test_fine_tuning_of_an_adapter(tmp_path: Path) -> None:
     lora = peft.LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     packed = settings(tmp_path / "out", packing=True)
     trainer = SFTTrainer(str(folder), packed, train_dataset=rows(tmp_path), peft_config=lora)
-    assert "position_ids" in trainer.get_train_dataloader().collate_fn(list(trainer.train_dataset.take(1)))
     learned(trainer)
+    stay_apart(trainer)
     trainer.save_model(str(tmp_path / "adapter"))
     ids = texts(2, 9, 37)
     with torch.no_grad():
@@ -46,11 +47,28 @@ def test_fine_tuning_of_an_adapter(tmp_path: Path) -> None:
     assert error(logits, reference(folder, ids, (tmp_path / "adapter",))) <= 1e-5
 
 
+def stay_apart(trainer: SFTTrainer) -> None:
+    """Check that the loss of a packed row is that of its texts, each read by itself."""
+    batch = trainer.data_collator(list(trainer.train_dataset.take(1)))
+    ids, positions = batch["input_ids"][0], batch["position_ids"][0]
+    starts = [*(positions == 0).nonzero()[:, 0].tolist(), len(ids)]
+    assert len(starts) >= 3
+    assert len(starts) == 4
+    model, losses = trainer.model.eval(), []
+    with torch.no_grad():
+        for start, end in itertools.pairwise(starts):
+            logits = model(input_ids=ids[None, start:end], use_cache=False).logits[0]
+            losses += torch.nn.functional.cross_entropy(logits[:-1], ids[start + 1 : end], reduction="none").tolist()
+        packed = trainer.compute_loss(model, batch).item()
+    assert abs(packed - sum(losses) / len(losses)) <= 1e-5
+
+
 def with_tokenizer(folder: Path) -> Path:
     """Write a tiny folder with a tokenizer of words, w7 being token 7, and a token that ends texts."""
     compiled("preset/smollm2-135m", folder)
     write_tokenizer(folder)
-    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w2", "pad_token": "w0"}
+    # Special tokens are found inside of words, too: none but w36 itself begins with w36.
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w36", "pad_token": "w35"}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
     return folder
 
@@ -58,7 +76,7 @@ def with_tokenizer(folder: Path) -> Path:
 def rows(folder: Path) -> object:
     """Write texts to a file, and load it as a data set."""
     file = folder / "rows.jsonl"
-    lines = (" ".join(f"w{i}" for i in row) for row in texts(32, 9, 37).tolist())
+    lines = (" ".join(f"w{i}" for i in row) for row in texts(32, 9, 35).tolist())
     file.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     return load_dataset("json", data_files=str(file), split="train", cache_dir=str(folder / "datasets"))
 
