@@ -5,6 +5,7 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Node, Param
 
+from ...torch.ops.elementwise import number
 from ...torch.program.statements import TOP, Operand, Submodule, Var
 from .emitter import HEAD, ShellEmitter, lowers
 
@@ -30,10 +31,25 @@ def _embedding(e: ShellEmitter, node: Node) -> Operand | None:
         return None
     rows, width = table.shape
     e.embeds.shape = node.output.shape
-    leaf = e.leaf(f"nn.Embedding({rows}, {width})", weight=table)
+    scaling = _scaling(e, node)
+    init = f"nn.Embedding({rows}, {width})"
+    if scaling is not None:
+        init = f"ScaledEmbedding({rows}, {width}, {number(scaling.attrs['by'])})"
+    leaf = e.leaf(init, weight=table)
+    e.scaling = scaling if leaf else None
     e.embedding = table.name.removesuffix(".weight")
     e.embed("{2}({1})" if leaf else "F.embedding({1}, {2})", leaf or e[table])
     return e.emit("{0}", e.embeds, name="hidden_states", shape=node.output.shape)
+
+
+def _scaling(e: ShellEmitter, node: Node) -> Node | None:
+    """The scaling that alone reads what a decoder embeds: for engines, and for later stages, it is a part of that."""
+    readers = [reader for reader, _ in node.output.uses]
+    if len(readers) != 1 or node.output.is_output or e.graph.meta.get("kind") != "decoder":
+        return None
+    (reader,) = readers
+    alone = reader.op is ops.affine and reader.attrs["plus"] == 0 and "." not in reader.scope
+    return reader if alone else None
 
 
 @lowers(ops.linear)
@@ -132,7 +148,9 @@ def counts_tokens(e: ShellEmitter, node: Node) -> bool:
 
 @lowers(ops.affine)
 def _affine(e: ShellEmitter, node: Node) -> Operand | None:
-    """The cap that logits are divided by, by its name."""
+    """The cap that logits are divided by, by its name; nothing for what a scaled embedding does itself."""
+    if node is e.scaling:
+        return e[node.required("x")]
     if node not in e.divided:
         return None
     return e.emit("{0} / config.final_logit_softcapping", node.required("x"), replaces=0)

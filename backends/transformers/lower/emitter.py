@@ -98,6 +98,7 @@ class ShellEmitter(Emitter):
         self.own_past = Var("own_past", type="Cache | None") if self.crosses else self.past
         self.attention_mask = self.given["attention_mask"]
         self.embedding = ""  # the path of the module that embeds tokens
+        self.scaling: Node | None = None  # the node that this module does, too
         self.masks: dict[object, Mask] = {}
         self.attending: dict[Statement, Attending] = {}
         self.crossed: set[Statement] = set()  # that keep keys and values of a source

@@ -59,7 +59,7 @@ def experts_lines(experts: Mapping[str, str], weights: Mapping[str, Param], usua
 def _module_default(held: Submodule, leaf: str, usual: float) -> str | None:
     """The initial values that transformers gives the weight `leaf` of a module."""
     kind = held.init.partition("(")[0]
-    if kind in ("nn.Linear", "nn.Embedding"):
+    if kind in ("nn.Linear", "nn.Embedding", "ScaledEmbedding"):
         return f"normal_({{}}, std={usual!r})" if leaf == "weight" else "zeros_({})"
     if kind in ("nn.RMSNorm", "nn.LayerNorm"):
         return "ones_({})" if leaf == "weight" else "zeros_({})"

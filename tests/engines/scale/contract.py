@@ -138,6 +138,17 @@ class Norm(nn.Module):
         return made if self.scale is None else made * self.scale
 
 
+class Table(nn.Module):
+    """The embedding of an engine, of the rows and the scale of the one that it replaces."""
+
+    def __init__(self, old: nn.Module) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(old.weight.detach()), float(getattr(old, "embed_scale", 1.0))  # type: ignore[operator]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight) * self.scale
+
+
 class Missing(nn.Identity):
     """A module of another stage: it hands on its first argument."""
 
@@ -217,6 +228,8 @@ class Held:
         self._keep_stage()
         plan = {f"model.{k}": style for k, style in self.model.tp_plan.items()}
         self._replace(self.model, "model", plan, whole_experts)
+        if not isinstance(self.model.get_input_embeddings(), Missing):
+            self.model.set_input_embeddings(Table(self.model.get_input_embeddings()))
 
     def _keep_stage(self) -> None:
         """Keep the layers of this stage, and what stands before or behind them on the first or last."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import dynamic_module_utils
 
@@ -53,6 +54,8 @@ class Counted(TorchDispatchMode):
         self.bytes: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind is DTensor for kind in types):
+            return NotImplemented  # its own dispatch comes first, which sends what must be whole
         made = func(*args, **(kwargs or {}))
         namespace, name = func.namespace, func._schema.name.partition("::")[2]
         if namespace in ("c10d", "_c10d_functional") and name in COLLECTIVES:

@@ -129,7 +129,7 @@ def test_what_is_refused_would_be_wrong(name: str, engine: Engine, reason: str, 
         ("gpt", "positions makes what enters its layers"),
         ("variant/embedding norm", "embed_norm makes what enters its layers"),
         ("variant/repeated", "it has no list of layers, or its layers share weights"),
-        ("gemma", "more than the embedding makes what enters its layers"),
+        ("variant/norms without weights", "more than modules follows its layers"),
     ],
 )
 def test_one_stage_is_explained(name: str, reason: str, tmp_path: Path) -> None:
