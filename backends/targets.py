@@ -75,6 +75,7 @@ class Backend(ABC):
     libraries: ClassVar[tuple[str, ...]] = ("numpy",)  # whose versions the manifest states
     is_code: ClassVar[bool] = False  # a folder is Python, which runs when it is opened
     explains: ClassVar[bool] = False  # it has `explain`
+    own_code: ClassVar[bool] = False  # its folders bring code along that transformers runs
     runs: ClassVar[bool] = True  # weft runs what is compiled for it
     trains: ClassVar[bool] = False  # what it compiles is trained: parameters stay as the architecture declares them
 

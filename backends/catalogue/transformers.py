@@ -38,6 +38,7 @@ class TransformersBackend(Backend):
     runs = False
     trains = True
     explains = True
+    own_code = True
 
     def finish(self, pipeline: Pipeline, dtype: str) -> Pipeline:
         return pipeline  # weights get their dtype where they are stored

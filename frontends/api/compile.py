@@ -126,6 +126,8 @@ def compile(
         _note_context(graph, length, notes)
     chosen.mark(graph)
     built = backend.build(graph, dtype, length, chosen, notes)
+    if backend.own_code:
+        _note_family(model, notes)
     clock["passes"] = time.perf_counter()
     done, total = 0, built.weight_bytes
 
@@ -144,6 +146,14 @@ def compile(
     clock["write"] = time.perf_counter()
     seconds = {name: end - start for (_, start), (name, end) in itertools.pairwise(clock.items())}
     return CompileReport(Path(out), target, dtype, model, graph, report, total, seconds, built.trace, notes)
+
+
+def _note_family(model: Model, notes: list[str]) -> None:
+    """Note that transformers has the architecture itself."""
+    from ..export.hf.folder import family_of
+
+    if (family := family_of(model)) is not None:
+        notes.append(f"transformers has this architecture: `weft export` writes it as {family}, to load without trust")
 
 
 def _with_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) -> Model:

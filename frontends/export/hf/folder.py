@@ -51,7 +51,10 @@ def write_huggingface(
             written; or if a number exceeds the range of `dtype`.
     """
     wanted = None if dtype is None else parse_stored(dtype)
-    found = fit(model, partial(_candidates, model), "Hugging Face family")
+    try:
+        found = fit(model, partial(_candidates, model), "Hugging Face family")
+    except WeftError as none:
+        raise WeftError(f"{none}; `weft compile --target transformers` writes it with code of its own") from None
     reader = model.graph.reader
     aside = [key for key, of in found.kinds.items() if of not in compressed.MULTIPLIED]
     if found.family in UNLOADABLE and weights == "auto":
@@ -93,6 +96,14 @@ def write_huggingface(
             model.tokenizer(folder)
         seal(folder, PROVENANCE, provenance(model, hashes()))
     return found
+
+
+def family_of(model: Model) -> str | None:
+    """The family of transformers whose class is `model`; None if there is none."""
+    try:
+        return fit(model, partial(_candidates, model), "Hugging Face family").family
+    except WeftError:
+        return None
 
 
 def _modules(found: Fit) -> list[str]:

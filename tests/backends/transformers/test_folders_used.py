@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingCon
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from weft import compile as compile_model
+from weft import export
 from weft.backends.transformers.build import TransformersFolder, class_name
 from weft.frontends.api.source.sources import load_source
 from weft.ir import Graph, WeftError
@@ -318,7 +319,8 @@ def test_the_command_writes_what_auto_classes_load(tmp_path: Path) -> None:
     """With a tokenizer, settings of generation, and code that is loaded only if it is trusted."""
     gguf = Path(__file__).parents[3] / ".cache/weights/SmolLM2-135M-Instruct.Q4_1.gguf"
     out = tmp_path / "out"
-    compile_model(gguf, out, target="transformers", dtype="bf16")
+    report = compile_model(gguf, out, target="transformers", dtype="bf16")
+    assert any("`weft export` writes it as llama, to load without trust" in note for note in report.notes)
     names = {path.name for path in out.iterdir()}
     assert {"config.json", "generation_config.json", "tokenizer.json", "weft.json", "modeling_weft_llama.py"} <= names
     config = AutoConfig.from_pretrained(out, trust_remote_code=True)
@@ -327,6 +329,15 @@ def test_the_command_writes_what_auto_classes_load(tmp_path: Path) -> None:
     assert model.dtype == torch.bfloat16
     answer = model.generate(torch.tensor([[504, 3575, 282, 4649, 314]]), max_new_tokens=2, do_sample=False)
     assert answer[0, 5:].tolist() == [7042, 30]  # " Paris."
+
+
+def test_each_way_out_names_the_other(tmp_path: Path) -> None:
+    """Architectures that transformers has, and those that it has not."""
+    source = Path(__file__).parents[3] / "examples/differential.py"
+    report = compile_model(source, tmp_path / "own", target="transformers")
+    assert not any("weft export" in note for note in report.notes)
+    with pytest.raises(WeftError, match="weft compile --target transformers` writes it with code of its own"):
+        export(source, tmp_path / "native")
 
 
 def test_names_of_classes() -> None:
