@@ -100,6 +100,11 @@ def test_generates_in_every_way(name: str, tmp_path: Path) -> None:
             return
         static = model.generate(**source, cache_implementation="static", disable_compile=True, **GREEDY)
         assert torch.equal(static, ids)
+        drawn = []
+        for cached in (True, False):
+            torch.manual_seed(0)
+            drawn.append(model.generate(**source, use_cache=cached, **{**GREEDY, "do_sample": True}))
+        assert torch.equal(*drawn)
         beams, again = (model.generate(**source, num_beams=3, use_cache=cached, **GREEDY) for cached in (True, False))
         assert torch.equal(beams, again)
 

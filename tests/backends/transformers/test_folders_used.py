@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from weft import compile as compile_model
 from weft import export
 from weft.backends.transformers.build import TransformersFolder, class_name
+from weft.backends.transformers.engines.refusals import BATCHES
 from weft.frontends.api.source.sources import load_source
 from weft.ir import Graph, WeftError
 
@@ -31,12 +31,16 @@ from .folders import (
     tokens_of,
     wanted,
 )
+from .test_folders_zoo import ALL, decoders
 
+RANDOM = [f"random/{i}" for i in range(30)]
 USED = (
     *("preset/smollm2-135m", "preset/gpt2", "preset/mistral-7b", "preset/mixtral-8x7b", "preset/deepseek-v3"),
     *("preset/mamba-130m", "variant/hybrid", "variant/repeated", "variant/linear attention, rope", "family/gemma2"),
     *("family/gpt-oss", *(f"random/{i}" for i in range(6))),
 )
+if ALL:
+    USED = (*dict.fromkeys((*USED, *(n for n in decoders() if n.startswith(("preset/", "variant/"))), *RANDOM)),)
 BATCHED = ("preset/smollm2-135m", "preset/mistral-7b", "preset/mixtral-8x7b", "preset/deepseek-v3", "preset/gpt2")
 PACKED = (*BATCHED, "preset/gpt3-175b", "family/gemma2")
 NEW = 6
@@ -61,14 +65,21 @@ def test_generates_in_every_way(name: str, tmp_path: Path) -> None:
             return
         static = model.generate(ids, cache_implementation="static", disable_compile=True, **GREEDY)
         assert torch.equal(static, want)
+        drawn = []
+        for cached in (True, False):
+            torch.manual_seed(0)
+            drawn.append(model.generate(ids, use_cache=cached, **{**GREEDY, "do_sample": True}))
+        assert torch.equal(*drawn)
         beams, again = (model.generate(ids, num_beams=3, use_cache=cached, **GREEDY) for cached in (True, False))
         assert torch.equal(beams, again)
 
 
-@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("name", decoders() if ALL else BATCHED)
 def test_generates_batches_of_what_waits(name: str, tmp_path: Path) -> None:
     """Continuous batching, with keys and values in pages."""
     graph = lowered(graph_of(name))
+    if name not in BATCHED and folder_of(graph, tmp_path).refusals[BATCHES]:
+        return
     model, rows = model_of(graph, tmp_path), [tokens_of(graph, n, seed=n) for n in (4, 3, 5)]
     model.set_attn_implementation("sdpa")
     room = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64, use_cuda_graph=False)  # else most of the memory
@@ -79,75 +90,17 @@ def test_generates_batches_of_what_waits(name: str, tmp_path: Path) -> None:
     assert [answer.generated_tokens for answer in made.values()] == want
 
 
-class OfLayer:
-    """An attention instance of an engine: the lengths of the texts of a call, and the layer's window."""
-
-    def __init__(self, lengths: list[int], window: int | None) -> None:
-        self.lengths, self.window = lengths, window
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scaling: float, softcap: float | None) -> Tensor:
-        """Attention of each text to itself: [1, heads, tokens, width] → [tokens, heads · width]."""
-        groups, made, start = q.shape[1] // k.shape[1], [], 0
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        for n in self.lengths:
-            part = [x[:, :, start : start + n] for x in (q, k, v)]
-            start += n
-            apart = torch.arange(n)[:, None] - torch.arange(n)
-            seen = (apart >= 0) & (apart < (self.window or n))
-            scores = part[0] @ part[1].mT * scaling
-            scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-            made.append((weights @ part[2]).transpose(1, 2).flatten(2)[0])
-        return torch.cat(made)
-
-
-def as_engines_do(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    attention_instances: dict[int, OfLayer],
-    softcap: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """The attention function that vLLM's backend for models of transformers registers."""
-    assert attention_mask is None
-    index = module.layer_idx
-    assert isinstance(index, int)
-    return attention_instances[index].attend(query, key, value, scaling, softcap), None
-
-
 @pytest.mark.parametrize("name", PACKED)
-def test_packed_texts_as_engines_give_them(name: str, tmp_path: Path) -> None:
-    """Tokens of several texts in one row, no mask, and an instance for each layer that attends."""
+def test_texts_in_one_row_are_told_apart_by_their_positions(name: str, tmp_path: Path) -> None:
+    """Tokens of several texts in one row without a mask, as training on packed rows gives them."""
     graph = lowered(graph_of(name))
     model, rows = model_of(graph, tmp_path), [tokens_of(graph, n, seed=n) for n in (4, 7, 3)]
-    ALL_ATTENTION_FUNCTIONS.register("engine", as_engines_do)
-    config, base = model.config, model.model
-    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
-    window = config.to_dict().get("sliding_window")
-    everywhere = kinds[0] == "" and window is not None
-    lengths = [len(row) for row in rows]
-    of_layers = {
-        i: OfLayer(lengths, window if everywhere or kind == "sliding_attention" else None)
-        for i, kind in enumerate(kinds)
-    }
-    packed = {
-        "input_ids": torch.cat(rows)[None],
-        "position_ids": torch.cat([torch.arange(n) for n in lengths])[None],
-        "use_cache": False,
-    }
+    positions = torch.cat([torch.arange(len(row)) for row in rows])[None]
+    model.set_attn_implementation("eager")
     with torch.no_grad():
-        model.set_attn_implementation("engine")
-        made = base(**packed, attention_instances=of_layers, return_dict=False)[0]
-        model.set_attn_implementation("eager")
-        alone = torch.cat([base(row[None], use_cache=False).last_hidden_state for row in rows], 1)
+        made = model.model(torch.cat(rows)[None], position_ids=positions, use_cache=False).last_hidden_state
+        alone = torch.cat([model.model(row[None], use_cache=False).last_hidden_state for row in rows], 1)
         assert error(made, alone) <= 1e-4
-        assert (
-            error(base(**packed).last_hidden_state, alone) <= 1e-4
-        )  # by the mask that transformers makes of positions
         assert type(model).is_backend_compatible()
 
 
