@@ -52,6 +52,10 @@ def _common(base: BaseModel) -> Iterator[str]:
     custom = sorted(kind for kind in {mask.kind for mask in e.masks.values()} if kind not in STANDARD)
     if custom:
         yield f"masks that engines do not make: {', '.join(custom)}"
+    if any(mask.kind == CHUNKED for mask in e.masks.values()):
+        yield "attention in chunks, for which engines make no masks"
+    if any(n.op in (ops.expert_choice, ops.limit_capacity) for n in graph.nodes):
+        yield "experts choose among all tokens of a call, also those of other texts"
     shapes = {(n.attrs["heads"], n.attrs["kv_heads"], n.required("k").width // n.attrs["kv_heads"]) for n in attentions}
     if len(shapes) > 1:
         yield "layers have different numbers or widths of heads"
@@ -65,8 +69,6 @@ def _for_engines(lowered: Lowered) -> Iterator[str]:
     features = set().union(*(told.features for told in e.attending.values()))
     if "s_aux" in features:
         yield "attention has sinks"
-    if any(mask.kind == CHUNKED for mask in e.masks.values()):
-        yield "attention in chunks, for which engines make no masks"
     if not e.embedding:
         yield "more than one embedding reads the token ids"
     if lowered.head is not None:
