@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from torch import Tensor
@@ -225,3 +226,27 @@ def test_auto_classes_load_it(tmp_path: Path) -> None:
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "folder", trust_remote_code=True)
     assert type(model).__name__ == "TinyForConditionalGeneration"
     assert type(AutoModel.from_pretrained(tmp_path / "folder", trust_remote_code=True)).__name__ == "TinyModel"
+
+
+def test_an_adapter_comes_back(tmp_path: Path) -> None:
+    """LoRA trained by PEFT, merged by weft as by PEFT."""
+    graph = lowered(graph_of("preset/transformer-base"))
+    model = model_of(graph, tmp_path / "folder")
+    model.config.decoder_start_token_id = 1
+    config = peft.LoraConfig(r=4, target_modules=["q", "v", "down"], task_type="SEQ_2_SEQ_LM")
+    tuned: Any = peft.get_peft_model(model, config)
+    optimizer, source, labels = (
+        torch.optim.AdamW(tuned.parameters(), lr=1e-2),
+        *(tokens_of(graph, 2, n) for n in (5, 7)),
+    )
+    for _ in range(5):
+        tuned(input_ids=source, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    tuned.save_pretrained(tmp_path / "adapter")
+    feeds, merged = feeds_of(graph), tuned.merge_and_unload().eval()
+    with torch.no_grad():
+        made = merged(**source_of(feeds), decoder_input_ids=torch.from_numpy(feeds["input_ids"]).long()).logits
+    again = load_source(tmp_path / "folder", 0, (tmp_path / "adapter",)).graph
+    assert error(made, wanted(again, feeds)["logits"]) <= 1e-5
+    assert error(made, wanted(graph, feeds)["logits"]) > 1e-3
