@@ -228,6 +228,7 @@ def test_auto_classes_load_it(tmp_path: Path) -> None:
     assert type(AutoModel.from_pretrained(tmp_path / "folder", trust_remote_code=True)).__name__ == "TinyModel"
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # of PEFT
 def test_an_adapter_comes_back(tmp_path: Path) -> None:
     """LoRA trained by PEFT, merged by weft as by PEFT."""
     graph = lowered(graph_of("preset/transformer-base"))
@@ -235,7 +236,8 @@ def test_an_adapter_comes_back(tmp_path: Path) -> None:
     model.config.decoder_start_token_id = 1
     config = peft.LoraConfig(r=4, target_modules=["q", "v", "down"], task_type="SEQ_2_SEQ_LM")
     tuned: Any = peft.get_peft_model(model, config)
-    optimizer, source, labels = (
+    source, labels = tokens_of(graph, 2, 5), tokens_of(graph, 2, 7)
+    optimizer = torch.optim.AdamW(tuned.parameters(), lr=1e-2)
         torch.optim.AdamW(tuned.parameters(), lr=1e-2),
         *(tokens_of(graph, 2, n) for n in (5, 7)),
     )
