@@ -238,9 +238,6 @@ def test_an_adapter_comes_back(tmp_path: Path) -> None:
     tuned: Any = peft.get_peft_model(model, config)
     source, labels = tokens_of(graph, 2, 5), tokens_of(graph, 2, 7)
     optimizer = torch.optim.AdamW(tuned.parameters(), lr=1e-2)
-        torch.optim.AdamW(tuned.parameters(), lr=1e-2),
-        *(tokens_of(graph, 2, n) for n in (5, 7)),
-    )
     for _ in range(5):
         tuned(input_ids=source, labels=labels).loss.backward()
         optimizer.step()
