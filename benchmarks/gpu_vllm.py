@@ -153,7 +153,7 @@ def run(role: str, folder: Path, limit: float, *arguments: str) -> dict[str, Any
 
 
 def compared(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """How far two engines agree: tokens up to the first that differs, and logarithms of probabilities up to there."""
+    """Count the equal tokens of each text before the first that differs, and compare log-probabilities up to there."""
     equal, worst, margins = [], 0.0, []
     for mine, other in zip(ours["rows"], theirs["rows"], strict=True):
         pairs = [*zip(mine["tokens"], other["tokens"], strict=True)]

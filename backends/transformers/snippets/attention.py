@@ -77,8 +77,8 @@ class SoftmaxAttention(nn.Module):
         layer_idx: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """As `eager_scored_attention`, with the keys and values of earlier calls: [batch, seq, heads · width]; those of
-        `layer_idx`, if the module has several."""
+        """Attend as `eager_scored_attention` does, also to the keys and values of earlier calls, which are kept under
+        `layer_idx`, or the module's own number: [batch, seq, heads · width]."""
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx if layer_idx is None else layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_scored_attention)

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_scores_and_draws_the_graph_beside_the_weights(folder: Path, tmp_path: Path) -> None:
-    """As it scores and draws what the folder was compiled from, which need not be there."""
+    """Score and draw a folder as its source, which need not be there any more."""
     (tmp_path / "text.txt").write_text("w3 w5 w7 w9 w11 w2 w4")
     told = done("eval", "--against", folder, "--text", tmp_path / "text.txt", "--json").stdout
     want = weft.evaluate(against=weft.load_source(folder), text=tmp_path / "text.txt")

@@ -99,10 +99,10 @@ class Linear(nn.Module):
 class Experts(nn.Module):
     """The fused experts of an engine: SwiGLU of all of them, each divided among devices, or whole ones on each."""
 
-    def __init__(self, old: nn.Module, config: Any, whole: bool, rank: int, devices: Devices) -> None:
+    def __init__(self, old: Any, config: Any, whole: bool, rank: int, devices: Devices) -> None:
         super().__init__()
         self.rank, self.devices = rank, devices
-        up, down = old.gate_up_proj.detach(), old.down_proj.detach()  # type: ignore[operator]
+        up, down = old.gate_up_proj.detach(), old.down_proj.detach()
         hidden = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
         assert tuple(up.shape) == (config.num_experts, 2 * hidden, config.hidden_size)
         assert tuple(down.shape) == (config.num_experts, config.hidden_size, hidden)
@@ -128,10 +128,10 @@ class Experts(nn.Module):
 class Norm(nn.Module):
     """The RMSNorm of an engine, of what it reads from the one that it replaces."""
 
-    def __init__(self, old: nn.Module) -> None:
+    def __init__(self, old: Any) -> None:
         super().__init__()
         weight = old.weight
-        self.eps, self.scale = float(old.eps), None if weight is None else weight.detach()  # type: ignore[arg-type, operator]
+        self.eps, self.scale = float(old.eps), None if weight is None else weight.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         made = x * (x.pow(2).mean(-1, keepdim=True) + self.eps).rsqrt()
@@ -141,9 +141,9 @@ class Norm(nn.Module):
 class Table(nn.Module):
     """The embedding of an engine, of the rows and the scale of the one that it replaces."""
 
-    def __init__(self, old: nn.Module) -> None:
+    def __init__(self, old: Any) -> None:
         super().__init__()
-        self.weight, self.scale = nn.Parameter(old.weight.detach()), float(getattr(old, "embed_scale", 1.0))  # type: ignore[operator]
+        self.weight, self.scale = nn.Parameter(old.weight.detach()), float(getattr(old, "embed_scale", 1.0))
 
     def forward(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.weight) * self.scale
