@@ -7,6 +7,7 @@ import importlib.machinery
 import itertools
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,34 @@ def ops_of(graph: Graph) -> set[str]:
 
 def tokens_of(graph: Graph, *shape: int, seed: int = 0) -> Tensor:
     return torch.randint(1, graph.meta["vocab"], shape, generator=torch.Generator().manual_seed(seed))
+
+
+def check_gradients(model: Any, loss: Callable[[], Tensor]) -> None:
+    """Compare the gradients of `loss` with those of a model that makes activations again, and with finite differences
+    along a random direction."""
+    gradients = _gradients(model, loss)
+    model.activation_checkpointing_enable()
+    again = _gradients(model, loss)
+    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(gradients, again, strict=True))
+    step, direction = 1e-6, [torch.randn_like(p) for p in model.parameters()]
+    slope = sum((g * d).sum().item() for g, d in zip(gradients, direction, strict=True))
+    found = (_moved(model, direction, step, loss) - _moved(model, direction, -step, loss)) / (2 * step)
+    assert abs(found - slope) <= 1e-4 * max(1, abs(slope))
+
+
+def _gradients(model: Any, loss: Callable[[], Tensor]) -> list[Tensor]:
+    model.zero_grad()
+    loss().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def _moved(model: Any, direction: list[Tensor], step: float, loss: Callable[[], Tensor]) -> float:
+    """The loss with weights moved by a step."""
+    with torch.no_grad():
+        for p, d in zip(model.parameters(), direction, strict=True):
+            p.add_(d, alpha=step)
+        found = loss().item()
+        for p, d in zip(model.parameters(), direction, strict=True):
+            p.sub_(d, alpha=step)
+    return float(found)

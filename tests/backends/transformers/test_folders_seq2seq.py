@@ -17,6 +17,7 @@ from weft.frontends.api.source.sources import load_source
 from ...passes.zoo import ZOO
 from .folders import (
     COMPETES,
+    check_gradients,
     error,
     feeds_of,
     folder_of,
@@ -124,35 +125,12 @@ def test_gradients(name: str, tmp_path: Path) -> None:
     logits = model(source, decoder_input_ids=before, use_cache=False).logits
     plain = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     assert loss >= plain - 1e-5 if "load_balance_loss" in ops_of(graph) else abs(loss - plain) < 1e-5
-    loss = loss_of(model, given, labels)
-    loss.backward()
-    assert all(p.grad is not None for p in model.parameters())
-    gradients = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    model.activation_checkpointing_enable()
-    loss_of(model, given, labels).backward()
-    again = [p.grad for p in model.parameters()]
-    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(gradients, again, strict=True))
-    step, direction = 1e-6, [torch.randn_like(p) for p in model.parameters()]
-    slope = sum((g * d).sum().item() for g, d in zip(gradients, direction, strict=True))
-    found = (moved(model, direction, step, given) - moved(model, direction, -step, given)) / (2 * step)
-    assert abs(found - slope) <= 1e-4 * max(1, abs(slope))
+    check_gradients(model, lambda: loss_of(model, given, labels))
 
 
 def loss_of(model: Any, given: dict[str, Any], labels: Tensor) -> Tensor:
     """The cross entropy in float64, in which no loss of transformers is computed."""
     return torch.nn.functional.cross_entropy(model(**given).logits.flatten(0, 1), labels.flatten())
-
-
-def moved(model: Any, direction: list[Tensor], step: float, given: dict[str, Any]) -> float:
-    """The loss with weights moved by a step."""
-    with torch.no_grad():
-        for p, d in zip(model.parameters(), direction, strict=True):
-            p.add_(d, alpha=step)
-        loss = loss_of(model, given, given["labels"]).item()
-        for p, d in zip(model.parameters(), direction, strict=True):
-            p.sub_(d, alpha=step)
-    return float(loss)
 
 
 def test_labels_need_a_token_to_start_with(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from weft.ir import Graph, WeftError
 
 from .folders import (
     COMPETES,
+    check_gradients,
     error,
     feeds_of,
     folder_of,
@@ -111,23 +112,7 @@ def test_gradients(name: str, tmp_path: Path) -> None:
     are made again."""
     graph = lowered(graph_of(name))
     model, ids = model_of(graph, tmp_path).double().train(), tokens_of(graph, 2, 7)
-    loss, gradients = trained(model, ids)
-    assert all(p.grad is not None for p in model.parameters())
-    model.activation_checkpointing_enable()
-    again, others = trained(model, ids)
-    assert abs(loss - again) < 1e-12
-    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(gradients, others, strict=True))
-    step, direction = 1e-6, [torch.randn_like(p) for p in model.parameters()]
-    slope = sum((g * d).sum().item() for g, d in zip(gradients, direction, strict=True))
-    found = (moved(model, direction, step, ids) - moved(model, direction, -step, ids)) / (2 * step)
-    assert abs(found - slope) <= 1e-4 * max(1, abs(slope))
-
-
-def trained(model: Any, ids: Tensor) -> tuple[float, list[Tensor]]:
-    model.zero_grad()
-    loss = loss_of(model, ids)
-    loss.backward()
-    return loss.item(), [p.grad.clone() for p in model.parameters()]
+    check_gradients(model, lambda: loss_of(model, ids))
 
 
 def loss_of(model: Any, ids: Tensor) -> Tensor:
@@ -136,17 +121,6 @@ def loss_of(model: Any, ids: Tensor) -> Tensor:
     loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     assert abs(model(ids, labels=ids, use_cache=False).loss.item() - loss.item()) < 1e-5
     return loss
-
-
-def moved(model: Any, direction: list[Tensor], step: float, ids: Tensor) -> float:
-    """The loss with weights moved by a step."""
-    with torch.no_grad():
-        for p, d in zip(model.parameters(), direction, strict=True):
-            p.add_(d, alpha=step)
-        loss = loss_of(model, ids).item()
-        for p, d in zip(model.parameters(), direction, strict=True):
-            p.sub_(d, alpha=step)
-    return float(loss)
 
 
 @pytest.mark.parametrize("name", ["preset/smollm2-135m", "preset/gpt3-175b", "variant/hybrid", "preset/mixtral-8x7b"])
