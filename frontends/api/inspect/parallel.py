@@ -28,8 +28,12 @@ def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> Paral
     layers, by the plans that ``weft compile --target transformers`` writes.
 
     Raises:
-        WeftError: if the text cannot be parsed, or naming what cannot be divided so.
+        WeftError: if the text cannot be parsed, naming what cannot be divided so, or if there is no PyTorch: the plans
+            are of modules.
     """
+    from weft.backends.runtime.torch.folder import pytorch
+
+    pytorch()
     from weft.backends.transformers.build import TransformersFolder
     from weft.backends.transformers.scale.estimate import estimate
     from weft.backends.transformers.scale.split import Split

@@ -129,6 +129,8 @@ def test_without_pytorch_one_sentence(tiny: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "torch", None)
     for command in (
         ["compile", tiny, "-o", tmp_path / "no", "--target", "torch"],
+        ["compile", tiny, "-o", tmp_path / "no", "--target", "transformers"],
+        ["inspect", tiny, "--parallel", "tp=2"],
         ["run", tmp_path / "out", "--ids=1", "--trust"],
     ):
         assert "PyTorch cannot be imported" in refused(*command)
