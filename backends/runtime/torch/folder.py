@@ -34,6 +34,7 @@ def decoder(facts: Facts, device: str, threads: int | None, experts: int | None 
     With `experts` the device holds that many of each mixture, and model.py computes the steps too.
     Raises WeftError when PyTorch, the device or a file cannot be used, or the model has no mixture of experts.
     """
+    pytorch()
     from .decoder import TorchDecoder
 
     if experts is not None and facts.kind == "encoder":
