@@ -279,5 +279,5 @@ def test_names_of_classes() -> None:
         "HybridSsm",
         "Weft2Layers",
     ]
-    with pytest.raises(WeftError, match="--class-name FastMamba: transformers gives classes with 'mamba'"):
+    with pytest.raises(WeftError, match="--class-name FastMamba: choose one without 'mamba', by which transformers knows other caches"):
         TransformersFolder(lowered(graph_of("preset/mamba-130m")), "f32", 64, "FastMamba", [])
