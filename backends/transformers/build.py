@@ -50,7 +50,9 @@ class TransformersFolder:
         if has_cache(graph):
             raise WeftError("target transformers has caches of its own: leave out the pass kv-cache, and what needs it")
         if TAKEN in name.lower():
-            raise WeftError(f"--class-name {name}: choose one without {TAKEN!r}, by which transformers knows other caches")
+            raise WeftError(
+                f"--class-name {name}: choose one without {TAKEN!r}, by which transformers knows other caches"
+            )
         self._graph, self._name = graph, name or class_name(graph.name)
         self._stem = stem_of(self._name)
         self._legal, self._sides = lower(graph)

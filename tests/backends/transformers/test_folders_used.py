@@ -279,5 +279,7 @@ def test_names_of_classes() -> None:
         "HybridSsm",
         "Weft2Layers",
     ]
-    with pytest.raises(WeftError, match="--class-name FastMamba: choose one without 'mamba', by which transformers knows other caches"):
+    with pytest.raises(
+        WeftError, match="--class-name FastMamba: choose one without 'mamba', by which transformers knows other caches"
+    ):
         TransformersFolder(lowered(graph_of("preset/mamba-130m")), "f32", 64, "FastMamba", [])
