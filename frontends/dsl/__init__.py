@@ -17,6 +17,7 @@ from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding,
 from .mixers import MLA, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
 from .position_bias import ALiBi, T5Bias
+from .recurrence import State, scan
 from .rotary import RoPE
 from .seq2seq import CrossAttention, EncoderDecoder
 from .state_space import Mamba, Mamba2
@@ -45,6 +46,7 @@ __all__ = [
     "Repeat",
     "RoPE",
     "Sinusoidal",
+    "State",
     "T5Bias",
     "building",
     "contribute",
@@ -58,6 +60,7 @@ __all__ = [
     "positions",
     "provided",
     "providing",
+    "scan",
     "scope",
     "silu",
     "trace",

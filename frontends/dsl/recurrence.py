@@ -69,7 +69,9 @@ def scan(
             raise WeftError(f"scan: the step returns {len(made[0])} new states, not {len(before)}")
         return made
 
-    carried = {n: (TensorType(dtypes.f32, (BATCH, *s.shape)), s.initial) for n, s in zip(names, states.values())}
+    carried = {
+        n: (TensorType(dtypes.f32, (BATCH, *s.shape)), s.initial) for n, s in zip(names, states.values(), strict=False)
+    }
     tokens = {n: x.type.with_shape(BATCH, *x.shape[2:]) for n, x in zip(names[len(states) :], inputs, strict=True)}
     found, read = traced_step(inputs[0].graph, run, carried, tokens)
     made = ops.scan.emit(*inputs, *read, step=found, name=name)
@@ -89,7 +91,9 @@ def _state(declared: Declared) -> State:
     found = declared if isinstance(declared, State) else State(declared)  # type: ignore[arg-type]  # checked below
     shape = found.shape
     if not isinstance(shape, (tuple, list)) or not all(isinstance(n, int) and n > 0 for n in shape):
-        raise WeftError(f"scan: the state {declared!r} must be the shape of a row, such as (heads, d), or a State of it")
+        raise WeftError(
+            f"scan: the state {declared!r} must be the shape of a row, such as (heads, d), or a State of it"
+        )
     return State(tuple(shape), float(found.initial))
 
 

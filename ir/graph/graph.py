@@ -227,8 +227,8 @@ class Graph(Displayable):
             if node.scope != scope:
                 scope = node.scope
                 lines.append(f"  scope {scope or '_'}")
-            indent = "    " if scope else "  "
-            lines.append(indent + str(node).replace("\n", f"\n{indent}"))
+            indent = "\n    " if scope else "\n  "
+            lines.append((indent + str(node).replace("\n", indent))[1:])
         lines += [f"  output {name} = %{v.name}" for name, v in self.outputs.items()]
         return "\n".join([*lines, "}"]) + "\n"
 
@@ -332,11 +332,7 @@ class Graph(Displayable):
     # -- erasing and replacing
 
     def erase(self, node: Node) -> None:
-        """Remove a node whose outputs nobody reads.
-
-        Raises:
-            ValueError: if an output is still in use.
-        """
+        """Remove a node whose outputs nobody reads; a ValueError says that somebody does."""
         for value in node.outputs:
             if value._uses or value.is_output:
                 raise ValueError(f"cannot erase {node!r}: {value!r} is still in use")

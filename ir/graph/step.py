@@ -17,6 +17,7 @@ A state that does not begin with zeros says with what: ``state %m: f32[batch, 8]
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -82,7 +83,9 @@ class Step:
         for name in inputs:
             if name.startswith("past_"):
                 raise WeftError(f"step: %{name} is called like the operand of a state; choose another name")
-        for name in self.initial:
+        for name, start in self.initial.items():
+            if not math.isfinite(start):
+                raise WeftError(f"step: the state {name} begins with {start}; begin with a finite number such as ±1e30")
             if NEXT + name not in graph.outputs:
                 raise WeftError(f"step: nothing is the next %{name}")
             old, new = inputs[name].type, self.new(name).type

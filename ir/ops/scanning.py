@@ -1,7 +1,7 @@
 """Recurrences that a user writes: a step for one token, applied to all tokens in turn.
 
-`scan` takes the step as data (see `Step`), with the values that it reads of every token and of none. `traced_step` makes
-one of a Python function that emits ops, as architecture files do through the function ``scan`` of the DSL.
+`scan` takes the step as data (see `Step`), with the values that it reads of every token and of none. `traced_step`
+makes one of a Python function that emits ops, as architecture files do through the function ``scan`` of the DSL.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def _cut(
     for v in (*(v for node in nodes for v in node.inputs if v is not None), *made, *outputs):
         if v not in own and v not in mapped:
             if not isinstance(v, Param) and (sym := _of_tokens(v)):
-                raise WeftError(f"the step reads %{v.name} {v.type}, which has an axis {sym}: give it to scan as an input")
+                raise WeftError(
+                    f"the step reads %{v.name} {v.type}, which has an axis {sym}: give it to scan as an input"
+                )
             mapped[v] = body.add_input(body.fresh(v.name.rpartition(".")[2]) + "", v.type)
             read.append(v)
     for node in nodes:
@@ -236,7 +238,9 @@ def beside(step: Step, operands: Sequence[DType]) -> Step:
             mapped[value] = cast(mapped[value], to=value.type.dtype, name=f"{value.name}_wide")
     for node in old.nodes:
         inputs = [None if v is None else mapped[v] for v in node.inputs]
-        copy = graph.add_node(node.op, inputs, node.attrs, [v.type for v in node.outputs], [v.name for v in node.outputs])
+        copy = graph.add_node(
+            node.op, inputs, node.attrs, [v.type for v in node.outputs], [v.name for v in node.outputs]
+        )
         mapped.update(zip(node.outputs, copy.outputs, strict=True))
     for name, value in old.outputs.items():
         made = mapped[value]

@@ -126,12 +126,14 @@ def manifest_records(graph: Graph, carried: Iterable[NamedState]) -> dict[str, A
     """The records of all that the model keeps: `cache` and `states` as above, and in `carried` every tensor.
 
     That has a `kind` and a `growth` (see `StateSpec`), the `shape` of a row (None: as long as the text, or the source)
-    and the `input` and `output` of the graph, which keys and values of a source do not have.
+    and the `input` and `output` of the graph, which keys and values of a source do not have; `initial` is there where
+    a state does not begin with zeros.
     """
 
     def record(spec: StateSpec, **names: str) -> dict[str, Any]:
         shape = [n if isinstance(n, int) else None for n in spec.row]
-        return {**names, "kind": spec.kind.value, "growth": spec.growth.value, "shape": shape}
+        start = {"initial": spec.initial} if spec.initial else {}
+        return {**names, "kind": spec.kind.value, "growth": spec.growth.value, "shape": shape, **start}
 
     carried = list(carried)
     own = [record(spec, input=name, output=present) for spec, name, present in carried]

@@ -50,7 +50,10 @@ def _slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
         sizes, dtype = ", ".join(map(str, ("batch", *spec.row))), ", dtype=torch.float32" * spec.kind.accumulates
         filled = f"full(({sizes}), {number(spec.initial)}" if spec.initial else f"zeros({sizes}"
         tensors.append(f"{{like}}.new_{filled}{dtype})")
-    return parts[0].part, f"State({', '.join(tensors)})", "State"
+    if not any(spec.initial for spec in parts):
+        return parts[0].part, f"State({', '.join(tensors)})", "State"
+    starts = f"({', '.join(number(spec.initial) for spec in parts)},)"
+    return parts[0].part, f"FilledState({', '.join(tensors)}, starts={starts})", "State"
 
 
 @lowering(ops.causal_conv)

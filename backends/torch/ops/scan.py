@@ -9,6 +9,7 @@ from weft.ir import ops
 from weft.ir.graph import Graph, Node, Value
 from weft.ir.graph.step import NEXT, Step
 from weft.passes import Trace, legalize
+from weft.passes.analysis.states import specs
 
 from ..codegen.method_writer import Writer
 from ..codegen.structure import Method
@@ -29,16 +30,14 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     values = [v for v in node.inputs if v is not None]
     call = Call("scan")
     tokens, constants = ([call.place(v) for v in part] for part in (values[:first], values[first:second]))
-    starts = [f"({_tuple([str(n) for n in spec.row])}, {number(spec.initial)})" for spec in _specs(node)]
+    starts = [f"({_tuple([str(n) for n in spec.row])}, {number(spec.initial)})" for spec in specs(node)]
     function = e.function("step", function_text(step.graph, [*step.outputs], step.states))
     call.give(function, f"first_states({PAST}, {tokens[0]}, {_tuple(starts)})", _tuple(tokens))
     if constants:
         call.give(_tuple(constants))
+    if (mask := e.padding()) is not None:
+        call.named(mask=mask)
     return carried(e, node, call, len(step.outputs))
-
-
-def _specs(node: Node):
-    return node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
 
 
 def _tuple(texts: Sequence[str]) -> str:
