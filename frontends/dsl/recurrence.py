@@ -56,10 +56,15 @@ def scan(
     if short := next((x for x in inputs if len(x.shape) < 2 or x.shape[:2] != inputs[0].shape[:2]), None):
         raise WeftError(f"scan: the input {short!r} must be [batch, seq, ...] like the first, {inputs[0]!r}")
     names = _names(step, [*states], len(inputs), isinstance(state, Mapping))
-    several: list[bool] = []
+    several, seq = list[bool](), inputs[0].shape[1]
 
     def run(before: Sequence[Value], tokens: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
-        returned = step(tuple(before) if isinstance(state, Mapping) else before[0], *tokens)
+        try:
+            returned = step(tuple(before) if isinstance(state, Mapping) else before[0], *tokens)
+        except WeftError as e:
+            if isinstance(seq, int) or str(seq) not in str(e):
+                raise
+            raise WeftError(f"{e}; a step sees one token: values with an axis {seq} must be inputs of scan") from None
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise WeftError("scan: the step must return a pair, the new state and the output")
         new, outputs = returned
@@ -69,9 +74,8 @@ def scan(
             raise WeftError(f"scan: the step returns {len(made[0])} new states, not {len(before)}")
         return made
 
-    carried = {
-        n: (TensorType(dtypes.f32, (BATCH, *s.shape)), s.initial) for n, s in zip(names, states.values(), strict=False)
-    }
+    before = zip(names, states.values(), strict=False)
+    carried = {name: (TensorType(dtypes.f32, (BATCH, *s.shape)), s.initial) for name, s in before}
     tokens = {n: x.type.with_shape(BATCH, *x.shape[2:]) for n, x in zip(names[len(states) :], inputs, strict=True)}
     found, read = traced_step(inputs[0].graph, run, carried, tokens)
     made = ops.scan.emit(*inputs, *read, step=found, name=name)

@@ -208,7 +208,8 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 def _(n: OpCall) -> Size:
     batch, seq = n.values[0].shape[:2]
     one: Size = total(node.op.node_cost(node).flops for node in n.step.graph.nodes)
-    return sizes.substitute(one, {"batch": batch}) * seq
+    every: Size = sizes.substitute(one, {"batch": batch}) * seq
+    return every
 
 
 @scan.states
@@ -228,23 +229,27 @@ def beside(step: Step, operands: Sequence[DType]) -> Step:
     It computes in the types it had before: sums over thousands of tokens have no place in 8 or 11 bits.
     """
     old, graph = step.graph, Graph("step")
-    mapped: dict[Value, Value] = {}
     given = dict(zip((*step.tokens, *step.constants), operands, strict=False))
+    inputs, mapped = dict[Value, Value](), dict[Value, Value]()
     for name, value in old.inputs.items():
-        mapped[value] = graph.add_input(name, value.type.with_dtype(given.get(name, value.type.dtype)))
-    narrow = given[step.tokens[0]]
-    for value in list(mapped):
-        if mapped[value].type != value.type:
-            mapped[value] = cast(mapped[value], to=value.type.dtype, name=f"{value.name}_wide")
+        inputs[value] = graph.add_input(name, value.type.with_dtype(given.get(name, value.type.dtype)))
+    for value, new in inputs.items():
+        mapped[value] = new if new.type == value.type else cast(new, to=value.type.dtype, name=f"{value.name}_wide")
     for node in old.nodes:
-        inputs = [None if v is None else mapped[v] for v in node.inputs]
-        copy = graph.add_node(
-            node.op, inputs, node.attrs, [v.type for v in node.outputs], [v.name for v in node.outputs]
-        )
+        first = node.inputs[0]
+        if node.op is cast and first in inputs and inputs[first].type == node.output.type:  # as before it was narrow
+            mapped[node.output] = inputs[first]
+            continue
+        values = [None if v is None else mapped[v] for v in node.inputs]
+        types, names = [v.type for v in node.outputs], [v.name for v in node.outputs]
+        copy = graph.add_node(node.op, values, node.attrs, types, names)
         mapped.update(zip(node.outputs, copy.outputs, strict=True))
+    narrow = given[step.tokens[0]]
     for name, value in old.outputs.items():
         made = mapped[value]
         if name in step.outputs and value.type.dtype.is_float and value.type.dtype != narrow:
-            made = cast(made, to=narrow, name=f"{name}_narrow")
+            source = value.producer.inputs[0] if value.producer is not None and value.producer.op is cast else None
+            wide = source is not None and source.type.dtype == narrow
+            made = mapped[source] if wide and source is not None else cast(made, to=narrow, name=f"{name}_narrow")
         graph.add_output(name, made)
     return Step(graph, step.initial, step.tokens)
