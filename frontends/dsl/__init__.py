@@ -12,12 +12,12 @@ from .attention import Attention
 from .blocks import Block, Repeat
 from .build import building, contribute, fill, module, named, normal, param, provided, providing, scope, trace, uniform
 from .experts import MoE
-from .ffn import MLP, GatedMLP
+from .ffn import MLP, XIELU, GatedMLP
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .mixers import MLA, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
 from .position_bias import ALiBi, T5Bias
-from .rotary import RoPE
+from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
 from .state_space import Mamba, Mamba2
 
@@ -26,6 +26,7 @@ silu = ops.swish  # its β is 1 by default
 __all__ = [
     "MLA",
     "MLP",
+    "XIELU",
     "ALiBi",
     "Attention",
     "Block",
@@ -46,6 +47,7 @@ __all__ = [
     "RoPE",
     "Sinusoidal",
     "T5Bias",
+    "Temperature",
     "building",
     "contribute",
     "embedding",

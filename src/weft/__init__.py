@@ -38,6 +38,8 @@ _PUBLIC = {
         "RoPE",
         "Sinusoidal",
         "T5Bias",
+        "Temperature",
+        "XIELU",
         "building",
         "contribute",
         "embedding",
