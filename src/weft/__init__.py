@@ -39,6 +39,8 @@ _PUBLIC = {
         "Sinusoidal",
         "State",
         "T5Bias",
+        "Temperature",
+        "XIELU",
         "building",
         "contribute",
         "embedding",
