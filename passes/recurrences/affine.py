@@ -50,7 +50,7 @@ def affine(step: Step) -> Affine | None:
     dependent = {graph.inputs[name] for name in step.states}
     forms: dict[Value, Diagonal] = {graph.inputs[n]: Diagonal(n, graph.inputs[n].shape) for n in step.states}
     nodes = list(graph.nodes)
-    rules = _Rules(graph.inputs[step.tokens[0]])
+    rules = Rules(graph.inputs[step.tokens[0]])
     for node in nodes:
         known = dependent.intersection(v for v in node.inputs if v is not None)
         if not known:
@@ -64,9 +64,26 @@ def affine(step: Step) -> Affine | None:
         form = forms.get(graph.outputs[NEXT + name])
         if form is None or form.state != name:
             return None
-        found |= {f"{part}.{name}": v for part, v in (("a", form.a), ("b", form.b)) if v is not None}
+        parts = ((part, v) for part, v in (("a", form.a), ("b", form.b)) if v is not None)
+        found |= {f"{part}.{name}": _by_row(v, len(form.shape)) for part, v in parts}
+    if not any(reaches(graph.inputs[name], found.values()) for name in step.tokens):
+        return None  # tokens change nothing: there is no recurrence to speak of
     copy_into(gates, graph, [*step.tokens, *step.constants], found)
     return Affine(gates, _after(step))
+
+
+def _by_row(value: Value, rank: int) -> Value:
+    """`value` with rows, and of this `rank`."""
+    if value.shape[:1] == (BATCH,):
+        return value
+    value = value if len(value.shape) == rank else ops.unsqueeze(value, axes=tuple(range(rank - len(value.shape))))
+    return ops.expand(value, shape=(BATCH, *value.shape[1:]))
+
+
+def reaches(value: Value, ends: Iterable[Value]) -> bool:
+    """Return whether one of `ends` depends on `value`."""
+    ends = list(ends)
+    return value in ends or any(value in node.inputs for node in live_nodes(value.graph, ends))
 
 
 def _after(step: Step) -> Graph:
@@ -101,7 +118,7 @@ def copy_into(
 Part = Value | None
 
 
-class _Rules:
+class Rules:
     """Emits the parts of forms into a graph; `token` is a value of it with rows, for constants."""
 
     def __init__(self, token: Value) -> None:
