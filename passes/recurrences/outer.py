@@ -1,4 +1,4 @@
-"""Detect affine states that are read like those of linear attention: S ← a ⊙ S + k vᵀ, of which outputs see S_tᵀ q only.
+"""Detect affine states that are read as those of linear attention are: S ← a ⊙ S + k vᵀ, seen by outputs as S_tᵀ q.
 
 Then no state of a token in the middle has to be made: inside a chunk of tokens it is attention (Yang 2023, arXiv
 2312.06635), between chunks the state is carried.
@@ -6,6 +6,7 @@ Then no state of a token in the middle has to be made: inside a chunk of tokens 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -91,7 +92,7 @@ def _outer(step: Step, name: str, gates: Graph, after: Graph) -> Outer | None:
     fitting = [axis for axis in others if fits(axis) and isinstance(shape[axis], int) and shape[axis] > 1]
     if not fitting:
         return None
-    values = max(fitting, key=lambda axis: int(shape[axis]))
+    values = max(fitting, key=lambda axis: n if isinstance(n := shape[axis], int) else 0)
     order = (0, *(axis for axis in others if axis != values), keys, values)
     lay = _Layout(shape, order)
     del gates.outputs[f"b.{name}"]
@@ -196,9 +197,7 @@ class _Layout:
     def __init__(self, shape: Shape, order: tuple[int, ...]) -> None:
         self.shape, self.order = shape, order
         *self.between, self.at_keys, self.at_values = order[1:]
-        self.groups = 1
-        for axis in self.between:
-            self.groups *= int(shape[axis])
+        self.groups = math.prod(n for axis in self.between if isinstance(n := shape[axis], int))
 
     def keys(self, x: Value, whole: bool = True) -> Value:
         """x, of one number along values, as [batch, groups, keys]; of keys maybe 1 if it need not be `whole`."""

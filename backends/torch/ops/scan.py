@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from weft.ir import ops
 from weft.ir.graph import Graph, Node
 from weft.ir.graph.step import NEXT, Step
-from weft.ir.types import sizes
 from weft.passes import Trace, legalize
 from weft.passes.analysis.states import specs
 from weft.passes.recurrences.affine import affine
@@ -50,9 +50,9 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
         call.named(mask=mask)
     if (form := affine(step)) is not None:
         many = parallel(step, form)
-        made = [step.graph.inputs[name].type.shape[1:] for name, outer in many.outer.items() if outer is None]
-        size = max(16, LARGEST // (sum(int(sizes.product(row)) for row in made) or LARGEST // (1 << 30) or 1))
-        call.arguments += [f"many={_many(e, step, many, function)}", f"size={min(size, 1 << 30)}"]
+        made = [spec.row for spec in specs(node) if many.outer[spec.part] is None]
+        numbers = sum(math.prod(n for n in row if isinstance(n, int)) for row in made)
+        call.arguments += [f"many={_many(e, step, many, function)}", f"size={max(16, LARGEST // max(numbers, 1))}"]
     return carried(e, node, call, len(step.outputs))
 
 
@@ -121,7 +121,8 @@ def _many(e: Emitter, step: Step, form: Parallel, function: str) -> str:
         after = e.function("outputs", function_text(form.after, [*form.after.outputs], doc))
         returned = _by_token(after, form.after, step, known)
     states = tuple_text([f"last_{name}" for name in step.states])
-    head = "def {name}(states: Tensors, tokens: Tensors, constants: Tensors, mask: Tensor | None) -> tuple[Tensors, Tensors]:"
+    given = "states: Tensors, tokens: Tensors, constants: Tensors, mask: Tensor | None"
+    head = f"def {{name}}({given}) -> tuple[Tensors, Tensors]:"
     doc = f"Run `{function}` on many tokens at once: the last states, and the outputs of all."
     return e.function("many_steps", "\n    ".join([head, f'"""{doc}"""', *lines, f"return {states}, {returned}"]))
 

@@ -14,11 +14,12 @@ from .indexing import wide
 from .recurrences import carried
 
 Tensors = tuple[Tensor, ...]
+Start = tuple[tuple[int, ...], float]
 
 
-def first_states(past: Tensor | Tensors | None, x: Tensor, starts: tuple[tuple[tuple[int, ...], float], ...]) -> Tensors:
-    """The states before the first token of x [batch, seq, ...]: `past`, or of each the shape of a row and the number
-    that fills it."""
+def first_states(past: Tensor | Tensors | None, x: Tensor, starts: tuple[Start, ...]) -> Tensors:
+    """The states before the first token of x [batch, seq, ...]: `past`, or of each the shape of a row and what fills
+    it."""
     if past is None:
         return tuple(wide(x.new_zeros(0)).new_full((x.shape[0], *row), value) for row, value in starts)
     return tuple(map(wide, past if isinstance(past, tuple) else (past,)))
@@ -38,10 +39,10 @@ def scan(
     [batch, seq] is 0."""
     dtype, tokens, constants = tokens[0].dtype, tuple(map(wide, tokens)), tuple(map(wide, constants))
     if many is not None and tokens[0].shape[1] > 1:
-        parts, masks = zip(*(t.split(size, 1) for t in tokens)), None if mask is None else mask.split(size, 1)
         rows = []
-        for i, part in enumerate(parts):
-            states, outputs = many(states, part, constants, None if masks is None else masks[i])
+        for at in range(0, tokens[0].shape[1], size):
+            part, shown = tuple(t[:, at : at + size] for t in tokens), None if mask is None else mask[:, at : at + size]
+            states, outputs = many(states, part, constants, shown)
             rows.append(outputs)
         outputs = tuple(torch.cat(column, 1).to(dtype) for column in zip(*rows, strict=True))
     else:
@@ -113,12 +114,12 @@ def outer_products(
     laid = first.permute(order)
     state = laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]
     seq, size = k.shape[1], 16 if a is not None and a.shape[-1] > 1 else 64
-    *queries, k, v = (F.pad(x, (0, 0, 0, 0, 0, -seq % size)) for x in (*queries, k, v))
-    *queries, k, v = (x.unflatten(1, (-1, size)).transpose(2, 3) for x in (*queries, k, v))  # [batch, n, g, size, d]
+    padded = (F.pad(x, (0, 0, 0, 0, 0, -seq % size)) for x in (*queries, k, v))
+    *asked, k, v = (x.unflatten(1, (-1, size)).transpose(2, 3) for x in padded)  # [batch, n, groups, size, d]
     if a is None:
         a = k.new_ones(1, seq, 1, 1)
     a = F.pad(a, (0, 0, 0, 0, 0, -seq % size), value=1.0).unflatten(1, (-1, size)).transpose(2, 3)
-    reads, state = (keyed_chunks if a.shape[-1] > 1 else gated_chunks)(queries, k, v, a, state)
+    reads, state = (keyed_chunks if a.shape[-1] > 1 else gated_chunks)(asked, k, v, a, state)
     inverse = [order.index(axis) for axis in range(len(order))]
     read = tuple(y.transpose(2, 3).flatten(1, 2)[:, :seq] for y in reads)
     return read, state.reshape(laid.shape).permute(inverse)
