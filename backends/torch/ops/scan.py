@@ -43,9 +43,7 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     outputs = [*(NEXT + name for name in step.states), *step.outputs]
     doc = f"One token of a recurrence: the new {', '.join(step.states)} and the output {', '.join(step.outputs)} of"
     function = e.function("step", function_text(step.graph, outputs, doc))
-    call.give(function, f"first_states({PAST}, {tokens[0]}, {tuple_text(starts)})", tuple_text(tokens))
-    if constants:
-        call.give(tuple_text(constants))
+    call.give(function, tuple_text(starts), tuple_text(tokens), tuple_text(constants) if constants else "()", PAST)
     if (mask := e.padding()) is not None:
         call.named(mask=mask)
     if (form := affine(step)) is not None:

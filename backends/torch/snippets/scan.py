@@ -17,37 +17,34 @@ Tensors = tuple[Tensor, ...]
 Start = tuple[tuple[int, ...], float]
 
 
-def first_states(past: Tensor | Tensors | None, x: Tensor, starts: tuple[Start, ...]) -> Tensors:
-    """The states before the first token of x [batch, seq, ...]: `past`, or of each the shape of a row and what fills
-    it."""
-    if past is None:
-        return tuple(wide(x.new_zeros(0)).new_full((x.shape[0], *row), value) for row, value in starts)
-    return tuple(map(wide, past if isinstance(past, tuple) else (past,)))
-
-
 def scan(
     step: Callable[..., Tensors],
-    states: Tensors,
+    starts: tuple[Start, ...],
     tokens: Tensors,
     constants: Tensors = (),
+    past: Tensor | Tensors | None = None,
     mask: Tensor | None = None,
     many: Callable[..., tuple[Tensors, Tensors]] | None = None,
     size: int = 0,
 ) -> tuple[Tensor | Tensors, Tensor | Tensors]:
     """The outputs [batch, seq, ...] and the last states of states, outputs = step(states, tokens, constants), one token
-    [batch, seq, ...] after the other, in f32, or `size` of them at once by `many`. States pass over tokens where `mask`
-    [batch, seq] is 0."""
-    dtype, tokens, constants = tokens[0].dtype, tuple(map(wide, tokens)), tuple(map(wide, constants))
-    if many is not None and tokens[0].shape[1] > 1:
-        rows = []
+    [batch, seq, ...] after the other, in f32, or `size` of them at once by `many`. The states before them are `past`;
+    without one, `starts` has the shape of a row of each and what fills it. States pass over tokens where `mask` [batch,
+    seq] is 0."""
+    batch, dtype, constants = max(map(len, tokens)), tokens[0].dtype, tuple(map(wide, constants))
+    tokens, rows = tuple(wide(x).expand(batch, *x.shape[1:]) for x in tokens), list[Tensors]()
+    states: Tensors = tuple(tokens[0].new_full((batch, *row), number) for row, number in starts)
+    if past is not None:
+        states = tuple(map(wide, past if isinstance(past, tuple) else (past,)))
+    if many is None or tokens[0].shape[1] == 1:
+        states, outputs = one_by_one(step, states, tokens, constants, mask)
+    else:
         for at in range(0, tokens[0].shape[1], size):
-            part, shown = tuple(t[:, at : at + size] for t in tokens), None if mask is None else mask[:, at : at + size]
+            part, shown = tuple(x[:, at : at + size] for x in tokens), None if mask is None else mask[:, at : at + size]
             states, outputs = many(states, part, constants, shown)
             rows.append(outputs)
-        outputs = tuple(torch.cat(column, 1).to(dtype) for column in zip(*rows, strict=True))
-    else:
-        states, outputs = one_by_one(step, states, tokens, constants, mask)
-        outputs = tuple(y.to(dtype) for y in outputs)
+        outputs = tuple(torch.cat(column, 1) for column in zip(*rows, strict=True))
+    outputs = tuple(y.to(dtype) for y in outputs)
     return outputs if len(outputs) > 1 else outputs[0], states if len(states) > 1 else states[0]
 
 
