@@ -17,11 +17,13 @@ from .ffn import MLP, XIELU, GatedMLP
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .mixers import MLA, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
+from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
 from .position_bias import ALiBi, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
 from .state_space import Mamba, Mamba2
+from .streams import AltUpLayer, GatherStreams, SpreadStreams
 
 silu = ops.swish  # its β is 1 by default
 
@@ -30,6 +32,7 @@ __all__ = [
     "MLP",
     "XIELU",
     "ALiBi",
+    "AltUpLayer",
     "Attention",
     "Block",
     "CrossAttention",
@@ -38,19 +41,25 @@ __all__ = [
     "Encoder",
     "EncoderDecoder",
     "GatedMLP",
+    "GatherStreams",
     "LayerNorm",
+    "LayerWithInput",
     "LearnedPositions",
     "LinearAttention",
     "Mamba",
     "Mamba2",
     "MixtureOfAttention",
     "MoE",
+    "PerLayerEmbedding",
+    "PerLayerInput",
     "RMSNorm",
     "RelativeAttention",
     "Repeat",
     "RoPE",
     "ShortcutBlock",
     "Sinusoidal",
+    "SplitFeedForward",
+    "SpreadStreams",
     "State",
     "T5Bias",
     "Temperature",
