@@ -10,7 +10,22 @@ from weft.ir import ops
 
 from .attention import Attention
 from .blocks import Block, Repeat, ShortcutBlock
-from .build import building, contribute, fill, module, named, normal, param, provided, providing, scope, trace, uniform
+from .build import (
+    building,
+    contribute,
+    fill,
+    keep,
+    kept,
+    module,
+    named,
+    normal,
+    param,
+    provided,
+    providing,
+    scope,
+    trace,
+    uniform,
+)
 from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
@@ -67,6 +82,8 @@ __all__ = [
     "contribute",
     "embedding",
     "fill",
+    "keep",
+    "kept",
     "linear",
     "module",
     "named",

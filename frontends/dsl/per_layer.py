@@ -1,4 +1,4 @@
-"""What Gemma 3n and Gemma 4 put beside the residual stream: embeddings for each layer, several streams."""
+"""Layers with inputs of their own: an embedding of the token for every layer (Gemma 3n, Gemma 4)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ...dsl import (
     RoPE,
     SplitFeedForward,
 )
-from ..tables.family import Config, Fetch, Names, Template, key, required
+from ..tables.family import Config, Fetch, Names, key, required
 from ..tables.rope_config import rope_of
 from ..tables.settings import ACTIVATIONS, Settings
 from ..tables.templates import gated
@@ -129,9 +129,11 @@ def _router_norm(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     return Scale(fetch("layers.{i}.router.scale"), settings.dim**-0.5)
 
 
-def _weighed_down(down: Template) -> Template:
-    """What an expert makes, times its number."""
-    return lambda fetch, part, settings: Scale(down(fetch, part, settings), fetch("layers.{i}.router.per_expert_scale"))
+def _weighed_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """The output maps of experts, each times its number per_expert_scale."""
+    down = _EXPERTS["layers.{i}.ffn.moe.experts.down"]
+    assert callable(down)
+    return Scale(down(fetch, part, settings), fetch("layers.{i}.router.per_expert_scale"))
 
 
 _BLOCK: Names = {
@@ -164,7 +166,7 @@ GEMMA4 = LLAMA.but(
         "layers.{i}.ffn.router_norm": _router_norm,
         "layers.{i}.ffn.moe.router": "layers.{i}.router.proj",
         **_EXPERTS,
-        "layers.{i}.ffn.moe.experts.down": _weighed_down(_EXPERTS["layers.{i}.ffn.moe.experts.down"]),  # type: ignore[arg-type]
+        "layers.{i}.ffn.moe.experts.down": _weighed_down,
     },
     refuse={"use_bidirectional_attention": (None, False, "vision")},
     # What layers that share keys and values have of their own is not used.

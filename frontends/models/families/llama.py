@@ -71,6 +71,9 @@ def layer_windows(config: Config) -> Any:
 
 MISTRAL = LLAMA.but(
     "mistral",
+    qkv_bias=False,
+    out_bias=False,
+    ffn_bias=False,
     kv_heads=key("num_key_value_heads", default=8),
     window=lambda c: c.get("sliding_window", 4096),
     transformers="MistralForCausalLM",
