@@ -17,6 +17,7 @@ from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding,
 from .mixers import MLA, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
 from .position_bias import ALiBi, T5Bias
+from .recurrent import ParallelHybrid, ShortConv
 from .rotary import RoPE
 from .seq2seq import CrossAttention, EncoderDecoder
 from .state_space import Mamba, Mamba2
@@ -40,10 +41,12 @@ __all__ = [
     "Mamba",
     "Mamba2",
     "MoE",
+    "ParallelHybrid",
     "RMSNorm",
     "RelativeAttention",
     "Repeat",
     "RoPE",
+    "ShortConv",
     "Sinusoidal",
     "T5Bias",
     "building",

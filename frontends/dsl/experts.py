@@ -40,6 +40,9 @@ class MoE:
 
     If `batched`, the tokens of all rows compete for the experts together, not those of each row.
 
+    With `latent` the experts work at that width, between ``latent_in.weight`` [latent, dim] and ``latent_out.weight``
+    [dim, latent]; the router and `shared` see the full one (LatentMoE, Nemotron 3).
+
     `shared` is a module that all tokens pass, times σ(x W) of ``shared_gate.weight`` [1, dim] with `shared_gate`.
     `aux_loss` λ adds λ · experts · Σ_j f_j p_j of every such layer to the graph output ``aux_loss`` (Fedus 2021).
     """
@@ -67,9 +70,10 @@ class MoE:
     limit: float | None = None
     shift: float = 0.0
     batched: bool = False
+    latent: int | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "experts", "hidden", "k", "groups", "top_groups")
+        need_whole(self, "experts", "hidden", "k", "groups", "top_groups", "latent")
         need_few(self, "experts")
         need_activation(self, self.activation)
         need_positive(self, "scale", "capacity", "limit")
@@ -96,7 +100,11 @@ class MoE:
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
-        y = self._mixed(x, self._combine(x))
+        combine = self._combine(x)
+        if self.latent is None:
+            y = self._mixed(x, combine)
+        else:
+            y = linear(self._mixed(linear(x, self.latent, "latent_in"), combine), x.width, "latent_out")
         if self.shared is None:
             return y
         through = self.shared(x)
