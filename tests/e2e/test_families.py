@@ -85,7 +85,7 @@ def test_encoder_equals_transformers(name: str, target: str, pooler: bool, error
 def test_every_family_is_verified(family: str, errors: Errors) -> None:
     """The committed table has every family, on every target, in every way it can be run."""
     rows = [row for row in (*ROWS.values(), *SEQ2SEQ.values()) if row.family == family]
-    assert rows, f"tests/e2e/families.py has no row of family {family}"
+    assert rows, f"tests/e2e/families has no row of family {family}"
     ways = {"full"} if rows[0].is_encoder else set(CHUNKS)
     found = ({**read_verified(), **errors} if WRITING else read_verified()).get(family, {})
     assert {target: set(by_way) for target, by_way in found.items()} == dict.fromkeys(TARGETS, ways)

@@ -18,26 +18,9 @@ import weft
 from weft.ir import Graph, WeftError, interpret
 from weft.passes import run_passes
 
-from .families import (
-    CLASSIC,
-    COMMON,
-    GEMMA2,
-    GEMMA3_ROPES,
-    GQA,
-    LENGTH,
-    LOCAL_GLOBAL,
-    MHA,
-    ROPES,
-    ROWS,
-    SLIDING,
-    TIED,
-    UNTIED,
-    VOCAB,
-    WINDOW,
-    Row,
-    error,
-    reference,
-)
+from .families import COMMON, GQA, LENGTH, MHA, ROWS, TIED, UNTIED, VOCAB, WINDOW, Row, error, reference
+from .families.gemma import GEMMA2, GEMMA3_ROPES
+from .families.sizes import CLASSIC, LOCAL_GLOBAL, ROPES, SLIDING
 
 TOLERANCE = 1e-4
 SHORTEN = "max_position_embeddings"

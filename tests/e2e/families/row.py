@@ -1,0 +1,69 @@
+"""A row of the table test, and what its model says in transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tiny model: `model` is a class of transformers, `config` the arguments of its config.
+
+    `attention` is transformers' implementation; its eager Falcon adds ALiBi twice.
+    """
+
+    model: str
+    config: dict[str, Any]
+    attention: str = "eager"
+
+    @property
+    def family(self) -> str:
+        """The model_type."""
+        return str(getattr(transformers, self.model).config_class.model_type)
+
+    @property
+    def is_decoder(self) -> bool:
+        """Check that the model predicts the next token."""
+        return self.model.endswith(("ForCausalLM", "LMHeadModel"))
+
+    @property
+    def is_encoder(self) -> bool:
+        """Check that the model gives every token a vector."""
+        return self.model.endswith("Model") and not self.is_decoder
+
+    def save(self, folder: Path, **options: Any) -> torch.nn.Module:
+        """The model, its parameters drawn anew, also written to `folder` as a checkpoint in several files."""
+        kind = getattr(transformers, self.model)
+        config = kind.config_class(**self.config)
+        config._attn_implementation = self.attention
+        model = randomized(kind(config, **options))
+        model.save_pretrained(folder, max_shard_size="100KB")
+        return model
+
+
+def randomized(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    """`model`, its parameters and learned buffers drawn anew."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.state_dict().values():
+        if p.is_floating_point():
+            noise = 0.2 * torch.randn(p.shape, generator=generator)
+            p.copy_(p + noise if p.ndim == 1 else noise)
+    return model.eval()
+
+
+def reference(model: torch.nn.Module, ids: np.ndarray) -> np.ndarray:
+    """Logits [batch, seq, vocab] of token ids [batch, seq] in transformers."""
+    with torch.inference_mode():
+        return np.asarray(model(torch.from_numpy(ids), use_cache=False).logits.numpy())
+
+
+def error(got: np.ndarray, want: np.ndarray) -> float:
+    """The largest difference, relative to the largest value (at least 1)."""
+    assert got.shape == want.shape
+    return float(np.abs(got - want).max() / max(1.0, np.abs(want).max()))
