@@ -143,4 +143,3 @@ class Mamba2:
 def _negative(a_log: Value) -> Value:
     """A = −e^a_log."""
     return ops.neg(ops.exp(a_log, name="rates"), name="a")
-

@@ -17,7 +17,6 @@ from .experts import per_expert, stacked
 from .llama import LLAMA
 from .mamba import NO_LIMIT, mamba2_names, taps
 
-
 # -- LFM2
 
 
