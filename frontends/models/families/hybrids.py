@@ -202,7 +202,7 @@ _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def _nemotron_kinds(config: Config) -> list[str]:
-    """What each layer is: mamba, attention, mlp or moe.
+    """Return the kind of each layer: mamba, attention, mlp or moe.
 
     Raises:
         WeftError: if a layer is something else.
