@@ -12,13 +12,13 @@ from .attention import Attention
 from .blocks import Block, Repeat
 from .build import building, contribute, fill, module, named, normal, param, provided, providing, scope, trace, uniform
 from .experts import MoE
-from .ffn import MLP, GatedMLP
+from .ffn import MLP, XIELU, GatedMLP
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .mixers import MLA, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
 from .position_bias import ALiBi, T5Bias
 from .recurrent import ParallelHybrid, ShortConv
-from .rotary import RoPE
+from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
 from .state_space import Mamba, Mamba2
 
@@ -27,6 +27,7 @@ silu = ops.swish  # its β is 1 by default
 __all__ = [
     "MLA",
     "MLP",
+    "XIELU",
     "ALiBi",
     "Attention",
     "Block",
@@ -49,6 +50,7 @@ __all__ = [
     "ShortConv",
     "Sinusoidal",
     "T5Bias",
+    "Temperature",
     "building",
     "contribute",
     "embedding",

@@ -10,7 +10,7 @@ from weft.ir.schema.visible_keys import PATTERNS
 from .build import Layer, fill, module, named, named_alike, param, provided
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
 from .layers import Norm, is_causal, last_axis, linear
-from .rotary import RoPE
+from .rotary import RoPE, Temperature
 
 
 @module
@@ -20,10 +20,11 @@ class Attention:
     `head_dim` defaults to width / heads, `kv_heads` to `heads`. `causal` None means what the model is (a decoder is,
     an encoder is not). `window` keys are seen at most; `keep_first`, `pattern` and `stride` as in the op `attention`.
     `qk_norm` runs on each head (`qk_norm_each`: with weights of its own for each), or on the full width with
-    `qk_norm_full`, before `rope`. `clip` limits projected queries, keys and values to ±clip (OLMo). `scale` defaults to
-    1/√head_dim, `softcap` squashes scores, `sinks` learns one extra key per head, `gate` multiplies by σ(x W) before
-    the output projection. `bias` (ALiBi, T5Bias, or a module of x, heads and causal) is added to the scores; where it
-    is None, what the model's `position_bias` makes for all layers.
+    `qk_norm_full`, before `rope`, or behind it with `qk_norm_last`. `temperature` multiplies the queries by a factor
+    that grows with their position. `clip` limits projected queries, keys and values to ±clip (OLMo). `scale` defaults
+    to 1/√head_dim, `softcap` squashes scores, `sinks` learns one extra key per head, `gate` multiplies by σ(x W) before
+    the output projection, and `sub_norm` normalizes there (Wang 2022, Magneto). `bias` (ALiBi, T5Bias, or a module of
+    x, heads and causal) is added to the scores; where it is None, what the model's `position_bias` makes for all.
     """
 
     heads: int
@@ -38,11 +39,14 @@ class Attention:
     qk_norm: Norm | None = None
     qk_norm_full: bool = False
     qk_norm_each: bool = False
+    qk_norm_last: bool = False
+    temperature: Temperature | None = None
     clip: float | None = None
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
     gate: bool = False
+    sub_norm: Norm | None = None
     pattern: str = "dense"
     stride: int = 1
     summary: int = 1
@@ -56,7 +60,8 @@ class Attention:
         need_positive(self, "clip", "softcap")
         need_finite(self, "scale")
         need_kind(self, "rope", RoPE)
-        need_modules(self, "qk_norm", "bias")
+        need_kind(self, "temperature", Temperature)
+        need_modules(self, "qk_norm", "sub_norm", "bias")
         need_one_of(self, "pattern", PATTERNS)
         fits = self.pattern != "fixed" or self.summary <= self.stride
         need(self, fits, f"summary={self.summary} exceeds stride={self.stride}")
@@ -84,11 +89,14 @@ class Attention:
         q = self._projected(x, self.heads * d, "q")
         k = self._projected(source, kv * d, "k")
         v = self._projected(source, kv * d, "v")
-        if self.qk_norm is not None:
-            q = self._normed(self.qk_norm, q, self.heads, "q_norm")
-            k = self._normed(self.qk_norm, k, kv, "k_norm")
+        if not self.qk_norm_last:
+            q, k = self._both_normed(q, k)
         if self.rope is not None:
             q, k = self.rope(q, self.heads, "q_rope"), self.rope(k, kv, "k_rope")
+        if self.qk_norm_last:
+            q, k = self._both_normed(q, k)
+        if self.temperature is not None:
+            q = self.temperature(q)
         causal = is_causal(self.causal) and memory is None
         mask = provided("key_mask" if memory is None else "memory_mask")
         sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
@@ -98,6 +106,8 @@ class Attention:
         )
         if self.gate:
             y = ops.mul(y, ops.sigmoid(linear(x, y.width, "gate")), name="gated")
+        if self.sub_norm is not None:
+            y = self.sub_norm(y)
         return linear(y, x.width, "o", self.out_bias)
 
     def _projected(self, x: Value, width: int, name: str) -> Value:
@@ -106,6 +116,11 @@ class Attention:
 
     def _bias(self, x: Value, causal: bool) -> Value | None:
         return provided("position_bias") if self.bias is None else self.bias(x, self.heads, causal)
+
+    def _both_normed(self, q: Value, k: Value) -> tuple[Value, Value]:
+        if self.qk_norm is None:
+            return q, k
+        return self._normed(self.qk_norm, q, self.heads, "q_norm"), self._normed(self.qk_norm, k, self.groups, "k_norm")
 
     def _normed(self, norm: Norm, x: Value, heads: int, name: str) -> Value:
         if self.qk_norm_full:

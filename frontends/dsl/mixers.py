@@ -10,7 +10,7 @@ from weft.ir.ops.latent import absorbed, expanded
 from .build import module, named, param, provided
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_whole
 from .layers import Norm, RMSNorm, is_causal, last_axis, linear
-from .rotary import RoPE
+from .rotary import RoPE, Temperature
 
 
 @module
@@ -23,8 +23,7 @@ class MLA:
     [heads·(head_dim + rope_dim), dim], or with `q_rank` ``q_down.weight`` [q_rank, dim], ``q_norm.weight`` and
     ``q_up.weight``; of every head's rows the last rope_dim are rotated. ``kv_down.weight`` [rank + rope_dim, dim],
     ``kv_norm.weight`` [rank], ``k_up.weight`` [heads·head_dim, rank], ``v_up.weight`` [heads·v_head_dim, rank],
-    ``o.weight`` [dim, heads·v_head_dim]. `scale`
-    defaults to 1/√(head_dim + rope_dim).
+    ``o.weight`` [dim, heads·v_head_dim]. `scale` defaults to 1/√(head_dim + rope_dim); `temperature` as in `Attention`.
     """
 
     heads: int
@@ -37,12 +36,14 @@ class MLA:
     norm: Norm = RMSNorm()
     scale: float | None = None
     absorbed: bool = True
+    temperature: Temperature | None = None
 
     def __post_init__(self) -> None:
         need_whole(self, "heads", "rank", "head_dim", "rope_dim", "v_head_dim", "q_rank")
         need_few(self, "heads")
         need_finite(self, "scale")
         need(self, isinstance(self.rope, RoPE), f"rope={self.rope!r} must be RoPE")
+        need_kind(self, "temperature", Temperature)
         need_modules(self, "norm")
         self.rope.recipe(self.rope_dim)
 
@@ -71,6 +72,7 @@ class MLA:
         if self.q_rank is not None:
             x = named(self.norm, "q_norm")(linear(x, self.q_rank, "q_down"))
         q = linear(x, self.heads * width, "q" if self.q_rank is None else "q_up")
+        q = q if self.temperature is None else self.temperature(q)
         by_head = ops.reshape(q, shape=(*q.shape[:2], self.heads, width), name="q_heads")
         parts = ops.split.emit(by_head, sizes=(self.head_dim, self.rope_dim), name=("q_plain", "q_turned"))
         plain, turned = (ops.reshape(p, shape=(*q.shape[:2], self.heads * p.width)) for p in parts)

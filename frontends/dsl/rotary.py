@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from weft.ir import ops
 from weft.ir.graph import Value
 from weft.ir.recipes.frequencies import SCALINGS, RopeFrequencies, RopeScaling
+from weft.ir.types import dtypes
 
-from .build import computed, spell
-from .checks import need, need_one_of, need_positive, need_whole
+from .build import computed, module, spell
+from .checks import need, need_finite, need_one_of, need_positive, need_whole
 from .layers import positions
 
 
@@ -66,3 +67,29 @@ class RoPE(RopeScaling):
         """The positions [batch, seq] of the rows of x and the frequencies [pairs] of heads of `head_dim`."""
         recipe = self.recipe(head_dim)
         return positions(x), computed("rope.frequencies", (recipe.dim // 2,), recipe)
+
+
+@module
+class Temperature:
+    """Queries that grow with their position p: x · (1 + `strength` · ln(1 + ⌊(p + `offset`)/`length`⌋)) (Llama 4).
+
+    Over long texts softmax over ever more keys flattens; sharper queries make up for that.
+    """
+
+    strength: float
+    length: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        need_finite(self, "strength")
+        need_whole(self, "length")
+        need_whole(self, "offset", least=0)
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, width] → the same."""
+        # In f32, as f16 counts to 2,048 only; half a position more keeps quotients of whole numbers from falling short.
+        at = ops.cast(positions(x), to=dtypes.f32)
+        blocks = ops.floor(ops.affine(at, by=1 / self.length, plus=(self.offset + 0.5) / self.length))
+        factor = ops.affine(ops.log(ops.affine(blocks, plus=1.0)), by=self.strength, plus=1.0)
+        factor = factor if x.type.dtype == dtypes.f32 else ops.cast(factor, to=x.type.dtype)
+        return ops.mul(x, ops.unsqueeze(factor, axes=(2,)), name="scaled")

@@ -40,6 +40,8 @@ _PUBLIC = {
         "ShortConv",
         "Sinusoidal",
         "T5Bias",
+        "Temperature",
+        "XIELU",
         "building",
         "contribute",
         "embedding",

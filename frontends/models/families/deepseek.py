@@ -37,36 +37,48 @@ def _rows_of_heads(name: str, which: str) -> Template:
 
 
 def _rope(config: Config) -> RoPE:
-    return replace(rope_of(config), interleaved=config.get("rope_interleave", True))
+    """RoPE of the part of each head that turns, all of which does."""
+    said = {name: value for name, value in rope_settings(config).items() if name != "partial_rotary_factor"}
+    whole = {**config, "rope_parameters": said, "partial_rotary_factor": None}
+    return replace(rope_of(whole), interleaved=config.get("rope_interleave", True))
 
 
 def _scale(config: Config) -> float | None:
     """1/√d, times the square of what YaRN multiplies the scores with where it is told to (mscale_all_dim)."""
-    rope, mscale = rope_of(config), rope_settings(config).get("mscale_all_dim")
+    rope, mscale = _rope(config), rope_settings(config).get("mscale_all_dim")
     if rope.scaling == "none" or not mscale:
         return None
     width = sum(required(config, "qk_nope_head_dim", "qk_rope_head_dim"))
     return float(width**-0.5 * yarn_temperature(rope.factor, float(mscale)) ** 2)
 
 
-def _mla(config: Config) -> MLA:
+def mla(config: Config) -> MLA:
     names = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     heads, rank, plain, rotary, value = required(config, *names)
     return MLA(heads, rank, plain, rotary, value, _rope(config), config.get("q_lora_rank"), _NORM, _scale(config))
 
 
-def _layers(routing: Rule, first_dense: int) -> Rule:
-    """The rule for `moe`: none in the first layers; `routing` says how the experts of the others are chosen."""
+def experts_after(routing: Rule, first_dense: int | None) -> Rule:
+    """The rule for `moe`: none in the first layers; `routing` says how the experts of the others are chosen.
+
+    mlp_layer_types or the key of either name says how many layers are dense, by default `first_dense`; all layers
+    have experts if that is None.
+    """
 
     def sparse(config: Config) -> Iterator[bool]:
-        dense = config.get("first_k_dense_replace", first_dense)
-        return (i >= dense for i in range(key("num_hidden_layers")(config)))
+        layers = range(key("num_hidden_layers")(config))
+        types = config.get("mlp_layer_types")
+        if first_dense is None or types:
+            return (types is None or types[i] == "sparse" for i in layers)
+        dense = key("first_k_dense_replace", "num_dense_layers", default=first_dense)(config)
+        return (i >= dense for i in layers)
 
     def make(config: Config) -> MoE:
         hidden, act = key("moe_intermediate_size")(config), activation(config)
-        shared = GatedMLP(hidden * key("n_shared_experts")(config), act, config.get("mlp_bias", False))
-        experts, k = required(config, "n_routed_experts", "num_experts_per_tok")
-        return MoE(experts, hidden, k, act, shared=shared, **routing(config))
+        wide = hidden * key("n_shared_experts", "num_shared_experts")(config)
+        experts = key("n_routed_experts", "num_local_experts", "num_experts")(config)
+        options = {"shared": GatedMLP(wide, act, config.get("mlp_bias", False)), **routing(config)}
+        return MoE(experts, hidden, key("num_experts_per_tok")(config), act, **options)
 
     return in_layers(make, sparse)
 
@@ -78,15 +90,21 @@ def _v2(config: Config) -> dict[str, Any]:
     return {**plain, "groups": key("n_group")(config), "top_groups": key("topk_group")(config), "group_score": "max"}
 
 
-def _v3(config: Config) -> dict[str, Any]:
-    return {
-        "scoring": "sigmoid",
-        "correction": True,
-        "renormalize": config.get("norm_topk_prob", True),
-        "scale": float(config.get("routed_scaling_factor", 2.5)),
-        "groups": config.get("n_group", 8),
-        "top_groups": config.get("topk_group", 4),
-    }
+def corrected(renormalize: bool = True, scale: float = 2.5, groups: int = 8, top_groups: int = 4) -> Rule:
+    """The rule for a router of sigmoids whose choice a bias corrects (DeepSeek-V3); arguments are the defaults."""
+    factor = key("routed_scaling_factor", "router_scaling_factor", "route_scale", default=scale)
+
+    def rule(config: Config) -> dict[str, Any]:
+        return {
+            "scoring": "sigmoid",
+            "correction": True,
+            "renormalize": config.get("norm_topk_prob", renormalize),
+            "scale": float(factor(config)),
+            "groups": key("n_group", default=groups)(config),
+            "top_groups": key("topk_group", default=top_groups)(config),
+        }
+
+    return rule
 
 
 def _heads_of(name: str, turned: bool = False) -> Template:
@@ -173,8 +191,8 @@ DEEPSEEK_V2 = LLAMA.but(
     kv_heads=None,
     head_dim=None,
     rope=_rope,
-    mixer=_mla,
-    moe=_layers(_v2, first_dense=0),
+    mixer=mla,
+    moe=experts_after(_v2, first_dense=0),
     gguf=DEEPSEEK_GGUF,
 )
 DEEPSEEK_V3 = DEEPSEEK_V2.but(
@@ -186,6 +204,6 @@ DEEPSEEK_V3 = DEEPSEEK_V2.but(
         "topk_method": ("noaux_tc", None),
     },
     unused=(*LLAMA.unused, "model.layers.61.*"),  # a further layer, trained to predict two tokens ahead
-    moe=_layers(_v3, first_dense=3),
+    moe=experts_after(corrected(), first_dense=3),
     gguf=DEEPSEEK_GGUF,
 )

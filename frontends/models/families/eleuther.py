@@ -64,7 +64,7 @@ GPTJ = GPT2.but(
 
 def _neox_rope(config: Config) -> Any:
     older = {"partial_rotary_factor": config.get("rotary_pct", 0.25), "rope_theta": config.get("rotary_emb_base", 1e4)}
-    return rope_of({**older, **config})
+    return rope_of({**older, **config}, partial=True)
 
 
 GPT_NEOX = LLAMA.but(

@@ -176,6 +176,7 @@ PHI3 = LLAMA.but(
     },
     eps=key("rms_norm_eps", default=1e-5),
     window=key("sliding_window", default=None),
+    rope=rope_with(partial_rotary_factor=1.0),
     qkv_bias=False,
     out_bias=False,
     transformers="Phi3ForCausalLM",

@@ -42,16 +42,21 @@ _ATTENTION = "rope.scaling.attn_factor"
 # -- Hugging Face
 
 
-def rope_of(config: Mapping[str, Any]) -> RoPE:
+def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
     """The `RoPE` of a config, of every type that transformers knows for text models.
 
-    ``dynamic`` and ``longrope`` are those of texts up to the original context, until `at_length` says more.
+    `partial`: a family whose heads turn in part where `partial_rotary_factor` says so; the code of others in
+    transformers ignores that key. ``dynamic`` and ``longrope`` are those of texts up to the original context, until
+    `at_length` says more.
 
     Raises:
-        WeftError: if the type is unknown or lacks a number.
+        WeftError: if the type is unknown or lacks a number, or scales heads that turn in part of a family without.
     """
     rope = rope_settings(config)
     kind = _kind(rope)
+    fraction = float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
+    if fraction != 1 and kind != "default" and not partial:
+        raise WeftError(f"partial_rotary_factor={fraction} is not supported together with RoPE of type {kind}")
     if kind not in _KINDS:
         raise WeftError(f"unknown RoPE type {kind!r}; known are {', '.join(_KINDS)}")
     plain = RopeScaling(scaling=_KINDS[kind])
@@ -73,15 +78,41 @@ def rope_of(config: Mapping[str, Any]) -> RoPE:
         amplitude = replace(scaling, factor=float(settings["factor"])).attention_factor(*mscales)
     return RoPE(
         theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-        fraction=float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0),
+        fraction=fraction if partial else 1.0,
         amplitude=float(amplitude),
         **scaling.settings,
     )
 
 
 def rope_with(*, interleaved: bool = False, **defaults: Any) -> Callable[[Mapping[str, Any]], RoPE]:
-    """`rope_of` for a family with other `defaults` of the config's keys, or whose pairs are neighbours."""
-    return lambda config: replace(rope_of({**defaults, **config}), interleaved=interleaved)
+    """`rope_of` for a family with other `defaults` of the config's keys, or whose pairs are neighbours; one with a
+    default for partial_rotary_factor obeys that key."""
+    partial = "partial_rotary_factor" in defaults
+
+    def rule(config: Mapping[str, Any]) -> RoPE:
+        return replace(rope_of({**defaults, **config}, partial), interleaved=interleaved)
+
+    return rule
+
+
+def ropes_by_type(
+    local: Callable[[Mapping[str, Any]], Any], partial: bool = False, **defaults: Any
+) -> Callable[[Mapping[str, Any]], Any]:
+    """The rule for `rope` of models whose local layers, those that have a window by `local`, may turn otherwise.
+
+    rope_parameters says both, or else the global layers have what is said and the local ones no scaling.
+    """
+
+    def rule(config: Mapping[str, Any]) -> tuple[RoPE, ...]:
+        said, plain = config.get("rope_parameters") or {}, {**defaults, **config, "rope_scaling": None}
+        if isinstance(said, Mapping) and {"full_attention", "sliding_attention"} & set(said):
+            wide, near = ({**plain, "rope_parameters": said.get(f"{kind}_attention")} for kind in ("full", "sliding"))
+        else:
+            wide, near = {**defaults, **config}, {**plain, "rope_parameters": None}
+        both = rope_of(wide, partial), rope_of(near, partial)
+        return tuple(both[window is not None] for window in local(config))
+
+    return rule
 
 
 def rope_parameters(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from weft.ir.errors import WeftError
 
 from ...dsl import (
     MLP,
+    XIELU,
     Attention,
     Block,
     CrossAttention,
@@ -24,6 +25,7 @@ from ...dsl import (
     RoPE,
     Sinusoidal,
     T5Bias,
+    Temperature,
 )
 from ...dsl.layers import Norm
 
@@ -77,6 +79,8 @@ class Settings:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: str | tuple[str, ...] = "none"
+    qk_norm_last: bool = False  # behind RoPE
+    temperature: Temperature | tuple[Temperature | None, ...] | None = None
     clip: float | None = None
     rope: RoPE | tuple[RoPE | None, ...] | None = None
     bias: Any = None  # ALiBi, T5Bias
@@ -84,6 +88,10 @@ class Settings:
     scale: float | tuple[float | None, ...] | None = None
     softcap: float | None = None
     sinks: bool = False
+    gate: bool = False
+    sub_norm: bool = False  # before the last linear map of both sublayers
+    pattern: str | tuple[str, ...] = "dense"
+    stride: int = 1
     mixer: Any = None
     # feed-forward
     activation: str = "silu"
@@ -205,9 +213,10 @@ def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
 
 def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
     """The block of a layer's settings, with attention to an encoder if `cross`."""
-    apart = replace(s, rope=None, bias=None, window=None)  # positions of the source are not those of the text
+    # Positions of the source are not those of the text.
+    apart = replace(s, rope=None, bias=None, window=None, temperature=None)
     memory = _attention(apart, norm, CrossAttention) if cross else None
-    ffn = s.moe or _feed_forward(s)
+    ffn = s.moe or _feed_forward(s, norm)
     return Block(s.mixer or _attention(s, norm), ffn, norm, s.arrangement, s.residual_scale, memory)
 
 
@@ -215,15 +224,19 @@ def _attention(s: _Layer, norm: Norm, kind: type[Attention] = Attention) -> Atte
     if s.heads is None:
         return None
     norms = {"qk_norm_full": s.qk_norm == "full", "qk_norm_each": s.qk_norm == "each"}
-    return kind(**_named_alike(kind, s) | {"qk_norm": None if s.qk_norm == "none" else norm, **norms})
+    norms["qk_norm"] = None if s.qk_norm == "none" else norm
+    return kind(**_named_alike(kind, s) | norms | {"sub_norm": norm if s.sub_norm else None})
 
 
-def _feed_forward(s: _Layer) -> MLP | GatedMLP | None:
+def _feed_forward(s: _Layer, norm: Norm) -> MLP | GatedMLP | None:
     if s.ffn is None:
         return None
+    sub_norm = norm if s.sub_norm else None
+    if s.activation == "xielu" and not s.gated:
+        return MLP(s.ffn, XIELU(), s.ffn_bias, sub_norm)
     if s.activation not in ACTIVATIONS:
         raise WeftError(f"unknown activation {s.activation!r}; known are {', '.join(ACTIVATIONS)}")
-    return (GatedMLP if s.gated else MLP)(s.ffn, ACTIVATIONS[s.activation], s.ffn_bias)
+    return (GatedMLP if s.gated else MLP)(s.ffn, ACTIVATIONS[s.activation], s.ffn_bias, sub_norm=sub_norm)
 
 
 def _norm(s: Settings) -> Norm:

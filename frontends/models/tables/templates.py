@@ -65,8 +65,25 @@ def half(name: str, index: int) -> Template:
 
 
 def shifted(name: str) -> Template:
-    """A norm that multiplies by 1 + weight (Gemma)."""
-    return lambda fetch, part, settings: Add((fetch(f"{name}.{part}"),), 1.0)
+    """A norm that multiplies by 1 + weight (Gemma, Nemotron)."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        stored = fetch(f"{name}.{part}")
+        return Add((stored,), 1.0) if part == "weight" else stored
+
+    return template
+
+
+def halves_swapped(name: str, of_keys: bool = False) -> Template:
+    """Rows of queries (or keys) whose heads hold their second halves first: RoPE turns them the other way."""
+
+    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
+        heads, half = (s.groups if of_keys else s.heads or 1), s.head_size // 2
+        rest = (-1,) if part == "weight" else ()
+        apart = Reshape(fetch(f"{name}.{part}"), (heads, 2, half, *rest))
+        return Reshape(Concat((Slice(apart, 1, 1, 2), Slice(apart, 1, 0, 1)), 1), (heads * 2 * half, *rest))
+
+    return template
 
 
 def by_arrangement(**names: str) -> Template:

@@ -15,17 +15,26 @@ import transformers
 class Row:
     """A tiny model: `model` is a class of transformers, `config` the arguments of its config.
 
-    `attention` is transformers' implementation; its eager Falcon adds ALiBi twice.
+    `attention` is transformers' implementation; its eager Falcon adds ALiBi twice. `configuration` names the class of
+    the config where that of the model has another.
     """
 
     model: str
     config: dict[str, Any]
     attention: str = "eager"
+    configuration: str = ""
+
+    @property
+    def config_class(self) -> Any:
+        """The class of the config."""
+        if self.configuration:
+            return getattr(transformers, self.configuration)
+        return getattr(transformers, self.model).config_class
 
     @property
     def family(self) -> str:
         """The model_type."""
-        return str(getattr(transformers, self.model).config_class.model_type)
+        return str(self.config_class.model_type)
 
     @property
     def is_decoder(self) -> bool:
@@ -40,7 +49,7 @@ class Row:
     def save(self, folder: Path, **options: Any) -> torch.nn.Module:
         """The model, its parameters drawn anew, also written to `folder` as a checkpoint in several files."""
         kind = getattr(transformers, self.model)
-        config = kind.config_class(**self.config)
+        config = self.config_class(**self.config)
         config._attn_implementation = self.attention
         model = randomized(kind(config, **options))
         model.save_pretrained(folder, max_shard_size="100KB")

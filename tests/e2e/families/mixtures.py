@@ -1,0 +1,107 @@
+"""Mixtures of experts after DeepSeek-V3 and Mixtral."""
+
+from __future__ import annotations
+
+from .row import Row
+from .sizes import BORDER, COMMON, GQA, GRANITE, LOCAL_GLOBAL, MHA, ROPES, TIED, TOP2, UNTIED, WINDOW
+
+FOUR = {"num_hidden_layers": 4}
+H16 = {"head_dim": 16}
+SLIDING = {"sliding_window": WINDOW}
+ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2}
+GROUPED = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
+COUNTED = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "num_shared_experts": 2}
+LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+LOCALS = {"num_local_experts": 4}
+ERNIE = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32}
+BY_TYPE = {
+    "full_attention": ROPES["yarn"] | {"rope_theta": 5000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+
+ROWS = {
+    "dots1": Row("Dots1ForCausalLM", COMMON | GQA | UNTIED | ROUTED | GROUPED | {"first_k_dense_replace": 1}),
+    "dots1-windows": Row(
+        "Dots1ForCausalLM",
+        COMMON
+        | MHA
+        | TIED
+        | ROUTED
+        | SLIDING
+        | {"max_window_layers": 1, "norm_topk_prob": True, "attention_bias": True},
+    ),
+    "glm4_moe": Row("Glm4MoeForCausalLM", COMMON | GQA | UNTIED | ROUTED | GROUPED),
+    "glm4_moe-norms": Row(
+        "Glm4MoeForCausalLM", COMMON | MHA | TIED | ROUTED | H16 | {"use_qk_norm": True, "attention_bias": True}
+    ),
+    "solar_open": Row("SolarOpenForCausalLM", COMMON | GQA | UNTIED | ROUTED | GROUPED | H16),
+    "exaone_moe": Row("ExaoneMoeForCausalLM", COMMON | GQA | UNTIED | FOUR | COUNTED | SLIDING | GROUPED),
+    "hy_v3": Row("HYV3ForCausalLM", COMMON | GQA | UNTIED | COUNTED | H16 | {"router_scaling_factor": 1.3}),
+    "afmoe": Row("AfmoeForCausalLM", COMMON | GQA | UNTIED | FOUR | COUNTED | SLIDING | H16 | {"mup_enabled": True}),
+    "afmoe-scaled": Row(
+        "AfmoeForCausalLM",
+        COMMON
+        | MHA
+        | UNTIED
+        | COUNTED
+        | SLIDING
+        | H16
+        | {"layer_types": LOCAL_GLOBAL, "route_scale": 2.3, "num_dense_layers": 2, "attention_bias": True},
+    ),
+    "flex_olmo": Row("FlexOlmoForCausalLM", COMMON | GQA | UNTIED | TOP2 | {"num_experts": 4}),
+    "hunyuan_moe": Row("HunYuanMoEV1ForCausalLM", COMMON | GQA | UNTIED | H16 | {"num_experts": 4, "moe_topk": 2}),
+    "minimax_m2": Row("MiniMaxM2ForCausalLM", COMMON | GQA | UNTIED | TOP2 | LOCALS | H16),
+    "minimax_m2-partial": Row("MiniMaxM2ForCausalLM", COMMON | MHA | TIED | TOP2 | LOCALS | H16 | {"rotary_dim": 8}),
+    "ernie4_5_moe": Row("Ernie4_5_MoeForCausalLM", COMMON | GQA | TIED | ERNIE),
+    "ernie4_5_moe-biases": Row(
+        "Ernie4_5_MoeForCausalLM",
+        COMMON
+        | MHA
+        | UNTIED
+        | FOUR
+        | ERNIE
+        | {"use_bias": True, "moe_layer_interval": 2, "moe_num_shared_experts": 0, "moe_layer_end_index": 2},
+    ),
+    "granitemoeshared": Row(
+        "GraniteMoeSharedForCausalLM",
+        COMMON | GQA | UNTIED | TOP2 | GRANITE | LOCALS | {"shared_intermediate_size": 48},
+    ),
+    "granitemoe_swa": Row(
+        "GraniteMoeSWAForCausalLM",
+        COMMON | GQA | TIED | TOP2 | GRANITE | LOCALS | SLIDING | {"layer_rope_theta": [100.0, 0, 5000.0]},
+    ),
+    "mellum": Row(
+        "MellumForCausalLM",
+        COMMON
+        | GQA
+        | UNTIED
+        | TOP2
+        | SLIDING
+        | H16
+        | {"num_experts": 4, "moe_intermediate_size": 32, "layer_types": LOCAL_GLOBAL, "rope_parameters": BY_TYPE}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "youtu": Row("YoutuForCausalLM", COMMON | MHA | TIED | LATENT),
+    "glm4_moe_lite": Row("Glm4MoeLiteForCausalLM", COMMON | MHA | UNTIED | LATENT | ROUTED),
+    "mistral4": Row(
+        "Mistral4ForCausalLM",
+        COMMON
+        | MHA
+        | UNTIED
+        | LATENT
+        | ROUTED
+        | GROUPED
+        | {"rope_parameters": ROPES["yarn"] | BORDER | {"llama_4_scaling_beta": 0.3, "rope_theta": 1e4}},
+    ),
+    "minicpm3": Row("MiniCPM3ForCausalLM", COMMON | MHA | TIED | LATENT | {"scale_emb": 3, "dim_model_base": 32}),
+    "minicpm3-plain": Row(
+        "MiniCPM3ForCausalLM",
+        COMMON | MHA | UNTIED | LATENT | {"q_lora_rank": None, "scale_depth": None, "dim_model_base": None},
+    ),
+}
