@@ -9,8 +9,9 @@ from typing import Any
 from weft.ir import ops
 
 from .attention import Attention
-from .blocks import Block, Repeat
+from .blocks import Block, Repeat, ShortcutBlock
 from .build import building, contribute, fill, module, named, normal, param, provided, providing, scope, trace, uniform
+from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
@@ -33,6 +34,7 @@ __all__ = [
     "Block",
     "CrossAttention",
     "Decoder",
+    "DifferentialAttention",
     "Encoder",
     "EncoderDecoder",
     "GatedMLP",
@@ -41,6 +43,7 @@ __all__ = [
     "LinearAttention",
     "Mamba",
     "Mamba2",
+    "MixtureOfAttention",
     "MoE",
     "ParallelHybrid",
     "RMSNorm",
@@ -48,6 +51,7 @@ __all__ = [
     "Repeat",
     "RoPE",
     "ShortConv",
+    "ShortcutBlock",
     "Sinusoidal",
     "T5Bias",
     "Temperature",

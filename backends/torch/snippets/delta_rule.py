@@ -13,9 +13,7 @@ from .indexing import wide
 from .recurrences import chunks, decay_between, joined, zero_state
 
 
-def changed(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, kept: Tensor, groups: int
-) -> tuple[Tensor, Tensor]:
+def changed(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, kept: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """One token: S = `kept` + β k (v − keptᵀ k)ᵀ [batch, heads, d, dv] and y = Sᵀ q."""
     heads = kept.shape[1]
     q, k = (wide(t)[:, 0].unflatten(-1, (groups, -1)).repeat_interleave(heads // groups, 1) for t in (q, k))
@@ -97,7 +95,8 @@ def gated_delta_rule(
         return y, state.to(first.dtype)
     qc, kc = (chunks(t, groups, 64)[:, :, :, None] for t in (q, k))  # [batch, chunks, groups, 1, size, d]
     vc, bc, gc = (
-        chunks(t, heads, 64).unflatten(2, (groups, -1)) for t in (v, beta, torch.zeros_like(beta) if gates is None else gates)
+        chunks(t, heads, 64).unflatten(2, (groups, -1))
+        for t in (v, beta, torch.zeros_like(beta) if gates is None else gates)
     )
     between, left = decay_between(gc.squeeze(-1)), gc.cumsum(-2).exp()
     pairs = (kc @ kc.mT) * between, (qc @ kc.mT) * between
