@@ -136,7 +136,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
         return add_up(products if decay is None else mul(products, between), axes=(4,))
 
     def in_state(x: Value, state: Value) -> Value:
-        """What the state before the first token holds under x_t when it comes."""
+        """Return what the state before the first token holds under x_t when it comes."""
         return matmul(x if left is None else mul(x, left), state)
 
     links = mul(cast(less(s, t), to=dtypes.f32), mul(beta, pairs(k)))

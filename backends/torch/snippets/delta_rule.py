@@ -36,20 +36,21 @@ def unit_inverse(links: Tensor) -> Tensor:
     return inverse
 
 
-def through_chunks(first: Tensor, kept: Tensor, written: Tensor) -> Tensor:
-    """The states before every chunk and after the last, S_{i+1} = kept_i S_i + written_i from S_0 = first [batch, ...]:
-    matrices kept and written [batch, chunks, ...] → [batch, chunks + 1, ...]."""
+def through_chunks(first: Tensor, kept: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
+    """The states before every chunk and the last, S_{i+1} = kept_i S_i + written_i from S_0 = first [batch, ...]:
+    matrices kept and written [batch, chunks, ...]."""
     if torch.compiler.is_exporting():  # for all numbers of chunks: products of 2, 4, 8 … of them (Hillis & Steele 1986)
-        states, kept = torch.cat((first[:, None], written), 1), F.pad(kept, (0, 0) * (kept.dim() - 2) + (1, 0))
+        rest = (0, 0) * (kept.dim() - 2)
+        start = F.pad(first[:, None], (*rest, 0, kept.shape[1] - 1))  # slices would ask for the number of chunks
+        states = written + kept @ start
         for step in (2**i for i in range(16)):
-            shift = (0, 0) * (kept.dim() - 2) + (step, 0)
-            states = states + kept @ F.pad(states, shift)[:, :-step]
-            kept = kept @ F.pad(kept, shift)[:, :-step]
-        return states
-    found = [first]
+            earlier, gone = (F.pad(t, (*rest, step, 0))[:, :-step].contiguous() for t in (states, kept))
+            states, kept = states + kept @ earlier, kept @ gone
+        return start + F.pad(states, (*rest, 1, 0))[:, :-1], states[:, -1]
+    states = [first]
     for old, new in zip(kept.unbind(1), written.unbind(1), strict=True):
-        found.append(old @ found[-1] + new)
-    return torch.stack(found, 1)
+        states.append(old @ states[-1] + new)
+    return torch.stack(states[:-1], 1), states[-1]
 
 
 def delta_chunks(
@@ -63,16 +64,16 @@ def delta_chunks(
 ) -> tuple[Tensor, Tensor]:
     """y [batch, chunks, groups, heads of a group, size, dv] and the last state, from `first` [batch, heads, d, dv].
 
-    `pairs`: k_t·k_s and q_t·k_s, decayed from s to t. `before`: k and q, decayed from the chunk's beginning; `after`: k,
-    decayed to its end; `kept`: what is left of a state behind it. v and beta [..., size, dv or 1].
+    `pairs`: k_t·k_s and q_t·k_s, decayed from s to t. `before`: k and q, decayed from the chunk's beginning; `after`:
+    k, decayed to its end; `kept`: what is left of a state behind it. v and beta [..., size, dv or 1].
     """
     (links, scores), (k, q) = pairs, before
     inverse = unit_inverse((beta * links).tril(-1))
     own, seen = inverse @ (beta * v), inverse @ (beta * k)  # changes from a state of zero; less these times the state
     whole = torch.diag_embed(kept.squeeze(-1)) - after.mT @ seen
-    states = through_chunks(wide(first).unflatten(1, (links.shape[2], -1)), whole, after.mT @ own)
-    y = scores.tril() @ (own - seen @ states[:, :-1]) + q @ states[:, :-1]
-    return y, states[:, -1].flatten(1, 2).to(first.dtype)
+    states, last = through_chunks(wide(first).unflatten(1, (links.shape[2], -1)), whole, after.mT @ own)
+    y = scores.tril() @ (own - seen @ states) + q @ states
+    return y, last.flatten(1, 2).to(first.dtype)
 
 
 def gated_delta_rule(

@@ -14,6 +14,7 @@ from torch import Tensor
 from weft.backends.torch.snippets import (
     biases,
     convolution,
+    delta_rule,
     experts,
     indexing,
     products,
