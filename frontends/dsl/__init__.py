@@ -14,11 +14,12 @@ from .build import building, contribute, fill, module, named, normal, param, pro
 from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
+from .hybrids import ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .mixers import MLA, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
 from .position_bias import ALiBi, T5Bias
-from .recurrent import ParallelHybrid, ShortConv
+from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
 from .state_space import Mamba, Mamba2
@@ -53,6 +54,7 @@ __all__ = [
     "ShortConv",
     "ShortcutBlock",
     "Sinusoidal",
+    "State",
     "T5Bias",
     "Temperature",
     "building",
@@ -67,6 +69,7 @@ __all__ = [
     "positions",
     "provided",
     "providing",
+    "scan",
     "scope",
     "silu",
     "trace",

@@ -10,8 +10,8 @@ from weft.ir.recipes import Concat, Full, Map, Recipe, Uniform
 
 from .build import fill, module, named, param, uniform
 from .checks import need_divides, need_few, need_modules, need_positive, need_whole
+from .hybrids import convolved
 from .layers import Norm, RMSNorm, linear
-from .recurrent import convolved
 
 STEPS = math.log(1e-3), math.log(0.1)  # of log Δ before training (Gu & Dao 2023, 3.6)
 DECAYS = 1.0, 16.0  # of −A of the heads of Mamba-2 before training

@@ -25,7 +25,7 @@ def LinearAttention(e: Emitter, node: Node) -> list[onnx.Value]:
     if past is None and node.output.type.dtype != dtypes.f32:  # the kernel sums in the type of the past
         past = zeros(e, node.output.shape[0], heads, d, dv)
     rule: dict[str, Any] = {"update_rule": "delta" if decay is None else "gated_delta", "scale": 1.0}
-    sizes = {"q_num_heads": groups, "kv_num_heads": heads}
+    sizes: dict[str, Any] = {"q_num_heads": groups, "kv_num_heads": heads}
     return narrow(e, node, e.many("LinearAttention", q, k, v, past, decay, beta, domain=MS, outputs=2, **sizes, **rule))
 
 

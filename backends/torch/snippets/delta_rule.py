@@ -47,10 +47,10 @@ def through_chunks(first: Tensor, kept: Tensor, written: Tensor) -> tuple[Tensor
             earlier, gone = (F.pad(t, (*rest, step, 0))[:, :-step].contiguous() for t in (states, kept))
             states, kept = states + kept @ earlier, kept @ gone
         return start + F.pad(states, (*rest, 1, 0))[:, :-1], states[:, -1]
-    states = [first]
+    found = [first]
     for old, new in zip(kept.unbind(1), written.unbind(1), strict=True):
-        states.append(old @ states[-1] + new)
-    return torch.stack(states[:-1], 1), states[-1]
+        found.append(old @ found[-1] + new)
+    return torch.stack(found[:-1], 1), found[-1]
 
 
 def delta_chunks(
@@ -133,6 +133,6 @@ def keyed_delta_rule(
         seen = torch.cat((seen * kept[..., t : t + 1, :], new), -2)
         both = torch.stack((kc[..., t, :], qc[..., t, :]), -1)
         rows.append(F.pad(seen @ both, (0, 0, 0, 15 - t)))
-    pairs = torch.stack(rows, -3).unbind(-1)
-    y, state = delta_chunks(first, vc, bc, pairs, (kc * left, qc * left), seen, left[..., -1, :, None])
+    links, scores = torch.stack(rows, -3).unbind(-1)
+    y, state = delta_chunks(first, vc, bc, (links, scores), (kc * left, qc * left), seen, left[..., -1, :, None])
     return joined(y, v), state

@@ -32,6 +32,16 @@ LONGCAT = {
 
 ROWS = {
     "llama4": Row("Llama4ForCausalLM", COMMON | GQA | UNTIED | LLAMA4 | {"num_hidden_layers": 4, "floor_scale": 5}),
+    "dbrx": Row(
+        "DbrxForCausalLM",
+        DBRX | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 1e4}, "ffn_config": DBRX_EXPERTS},
+    ),
+    "phimoe": Row("PhimoeForCausalLM", COMMON | GQA | UNTIED | PHIMOE),
+    "jetmoe": Row("JetMoeForCausalLM", COMMON | JETMOE | TIED),
+    "longcat": Row("LongcatFlashForCausalLM", LONGCAT),
+    "diffllama": Row("DiffLlamaForCausalLM", COMMON | GQA | UNTIED),
+}
+ALIKE = {
     "llama4-mixed": Row(
         "Llama4ForCausalLM",
         COMMON
@@ -39,10 +49,6 @@ ROWS = {
         | TIED
         | LLAMA4
         | {"interleave_moe_layer_step": 2, "no_rope_layers": [1, 0, 1], "use_qk_norm": False, "attention_bias": True},
-    ),
-    "dbrx": Row(
-        "DbrxForCausalLM",
-        DBRX | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 1e4}, "ffn_config": DBRX_EXPERTS},
     ),
     "dbrx-plain": Row(
         "DbrxForCausalLM",
@@ -52,7 +58,6 @@ ROWS = {
             "ffn_config": DBRX_EXPERTS | {"moe_normalize_expert_weights": None},
         },
     ),
-    "phimoe": Row("PhimoeForCausalLM", COMMON | GQA | UNTIED | PHIMOE),
     "phimoe-longrope": Row(
         "PhimoeForCausalLM",
         COMMON
@@ -65,11 +70,8 @@ ROWS = {
             | {"short_mscale": 1.2, "long_mscale": 1.3, "original_max_position_embeddings": 32}
         },
     ),
-    "jetmoe": Row("JetMoeForCausalLM", COMMON | JETMOE | TIED),
-    "longcat": Row("LongcatFlashForCausalLM", LONGCAT),
     "persimmon": Row("PersimmonForCausalLM", COMMON | UNTIED),
     "persimmon-plain": Row("PersimmonForCausalLM", COMMON | TIED | {"qk_layernorm": False, "hidden_act": "gelu"}),
     "codegen": Row("CodeGenForCausalLM", CLASSIC | {"rotary_dim": 8}),
-    "diffllama": Row("DiffLlamaForCausalLM", COMMON | GQA | UNTIED),
     "diffllama-biases": Row("DiffLlamaForCausalLM", COMMON | MHA | TIED | {"attention_bias": True, "head_dim": 12}),
 }
