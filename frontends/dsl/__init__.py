@@ -18,11 +18,13 @@ from .hybrids import ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .mixers import MLA, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
+from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
 from .position_bias import ALiBi, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
 from .state_space import Mamba, Mamba2
+from .streams import AltUpLayer, GatherStreams, SpreadStreams
 
 silu = ops.swish  # its β is 1 by default
 
@@ -31,6 +33,7 @@ __all__ = [
     "MLP",
     "XIELU",
     "ALiBi",
+    "AltUpLayer",
     "Attention",
     "Block",
     "CrossAttention",
@@ -39,7 +42,9 @@ __all__ = [
     "Encoder",
     "EncoderDecoder",
     "GatedMLP",
+    "GatherStreams",
     "LayerNorm",
+    "LayerWithInput",
     "LearnedPositions",
     "LinearAttention",
     "Mamba",
@@ -47,6 +52,8 @@ __all__ = [
     "MixtureOfAttention",
     "MoE",
     "ParallelHybrid",
+    "PerLayerEmbedding",
+    "PerLayerInput",
     "RMSNorm",
     "RelativeAttention",
     "Repeat",
@@ -54,6 +61,8 @@ __all__ = [
     "ShortConv",
     "ShortcutBlock",
     "Sinusoidal",
+    "SplitFeedForward",
+    "SpreadStreams",
     "State",
     "T5Bias",
     "Temperature",

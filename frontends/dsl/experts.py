@@ -110,9 +110,9 @@ class MoE:
         need(self, self.shared is not None or not self.shared_gate, "shared_gate needs a shared module")
         need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
 
-    def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        combine = self._combine(x)
+    def __call__(self, x: Value, routed_by: Value | None = None) -> Value:
+        """x [batch, seq, dim] → the same; the router reads `routed_by`, like x, if given."""
+        combine = self._combine(x if routed_by is None else routed_by)
         if self.latent is None:
             y = self._all_mixed(x, combine)
         else:

@@ -59,8 +59,10 @@ def half_of_each(name: str, index: int) -> Template:
 
 def experts_of(settings: Settings) -> MoE:
     """The mixture of the layers that have one; all are alike."""
-    moe: MoE = settings.block.moe if settings.block is not None else settings.first("moe")
-    return moe
+    block = None if settings.block is None else settings.first("block")
+    found = settings.first("moe") if block is None else getattr(block, "moe", None) or block.ffn.moe
+    assert isinstance(found, MoE)
+    return found
 
 
 def activation(config: Config) -> str:
