@@ -29,6 +29,7 @@ from .build import (
 from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
+from .hybrids import ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .mixers import MLA, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
@@ -65,12 +66,14 @@ __all__ = [
     "Mamba2",
     "MixtureOfAttention",
     "MoE",
+    "ParallelHybrid",
     "PerLayerEmbedding",
     "PerLayerInput",
     "RMSNorm",
     "RelativeAttention",
     "Repeat",
     "RoPE",
+    "ShortConv",
     "ShortcutBlock",
     "Sinusoidal",
     "SplitFeedForward",

@@ -22,7 +22,7 @@ def stacked(name: str) -> Template:
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         moe = experts_of(settings)
-        rows = settings.dim if part == "down" else moe.hidden
+        rows = (moe.latent or settings.dim) if part == "down" else moe.hidden
         each = (fetch(f"{name.replace('{e}', str(e))}.weight") for e in range(moe.experts))
         return Concat(tuple(Reshape(expert, (1, rows, -1)) for expert in each))
 

@@ -56,6 +56,7 @@ class Settings:
     own for each head) or full (over all heads at once). `shared_layers` is how many layers have weights of their own,
     each repeated (ALBERT; None: all), `embed_dim` the width of narrower embeddings. An encoder-decoder is described by
     its encoder; `decoder` says which settings are others in the decoder, whose blocks also attend to the encoder.
+    `multipliers` are numbers that a family's names multiply into weights (muP).
     """
 
     vocab: int
@@ -119,6 +120,7 @@ class Settings:
     logit_softcap: float | None = None
     decoder: Mapping[str, Any] = field(default_factory=dict)
     share_embeddings: bool = True
+    multipliers: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def head_size(self) -> int:
