@@ -126,7 +126,7 @@ def _many(e: Emitter, step: Step, form: Parallel, function: str) -> str:
 
 
 def _variables(step: Step) -> dict[str, str]:
-    """What states, tokens and constants are called where many tokens are run; other names there have two parts."""
+    """Name states, tokens and constants where many tokens are run; other names there have two parts."""
     taken, found = {"states", "tokens", "constants", "mask", *RESERVED, *library()}, dict[str, str]()
     for name in (*step.states, *step.tokens, *step.constants):
         wanted = f"{name}_" if keyword.iskeyword(name) or name in taken or _MADE.match(name) else name

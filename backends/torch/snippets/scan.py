@@ -66,7 +66,7 @@ def kept_where(hidden: Tensor, old: Tensors, new: Tensors) -> Tensors:
 
 
 def by_token(function: Callable[..., Tensors], tokens: Tensors, constants: Tensors = ()) -> Tensors:
-    """What `function` makes of rows, of all tokens [batch, seq, ...] at once."""
+    """Call a `function` of rows with all tokens [batch, seq, ...] in their place."""
     batch_seq = tokens[0].shape[:2]
     return tuple(y.unflatten(0, batch_seq) for y in function(*(x.flatten(0, 1) for x in tokens), *constants))
 
