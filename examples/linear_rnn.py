@@ -1,4 +1,4 @@
-"""A linear RNN of one's own: a memory that each channel rewrites at a rate of its choice, as a function of one token."""
+"""A linear RNN of one's own, as a function of one token: a memory that each channel rewrites at its own rate."""
 
 from weft import Block, Decoder, GatedMLP, RMSNorm, linear, module, scan, sigmoid, silu
 
