@@ -73,7 +73,7 @@ class Settings:
     norm_weight: bool = True
     norm_bias: bool = True
     eps: float = 1e-6
-    arrangement: str = "pre"  # of norms: `ARRANGEMENTS` of frontends/dsl/blocks.py
+    arrangement: str | tuple[str, ...] = "pre"  # of norms: `ARRANGEMENTS` of frontends/dsl/blocks.py
     residual_scale: float = 1.0  # of what each sublayer adds
     shared_layers: int | None = None
     block: Any = None  # a module in the place of the whole block
