@@ -15,6 +15,7 @@ from weft import (
     Decoder,
     Encoder,
     EncoderDecoder,
+    GatedDeltaNet,
     GatedMLP,
     LayerNorm,
     LearnedPositions,
@@ -235,6 +236,8 @@ VARIANTS: dict[str, Model] = {
     "Mamba-2, norm first": decoder(Mamba2(24, 4, 5, norm_groups=2, norm_first=True, least_step=0.5)),
     "short convolution": decoder(ShortConv(3, bias=True)),
     "attention beside Mamba-2": decoder(ParallelHybrid(Attention(3, rope=ROPE), Mamba2(21, 3, 5, norm=None))),
+    "delta rule": decoder(GatedDeltaNet(4, 3, 5, groups=2, negative=True)),
+    "delta rule, a gate per key": decoder(GatedDeltaNet(3, 5, gate="sigmoid", per_key=True, rank=7)),
     "hybrid": Decoder(VOCAB, DIM, [Block(Mamba(21, 5), FEED), WIDE, Block(Mamba2(21, 3, 5))], context=LENGTH),
     # encoders
     "encoder": encoder(Attention(3, **BIASED)),

@@ -228,7 +228,7 @@ OLMO_HYBRID = LLAMA.but(
 
 
 def _kimi_kinds(config: Config) -> list[bool]:
-    """Whether each layer has the delta rule; lists of layers count from 1."""
+    """Return for each layer if it has the delta rule; the lists of layers count from 1."""
     layers, said = range(key("num_hidden_layers")(config)), config.get("linear_attn_config") or {}
     if config.get("layer_types"):
         return [kind == _RECURRENT for kind in config["layer_types"]]
