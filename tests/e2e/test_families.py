@@ -21,7 +21,7 @@ from onnx.reference import ReferenceEvaluator
 import weft
 from weft.backends.runtime.core.generate import Generator
 from weft.frontends.models.families import FAMILIES
-from weft.frontends.models.tables.verified import Errors, read_verified
+from weft.frontends.models.tables.verified import Errors, read_genai, read_verified
 
 from .families import LENGTH, ROWS, VOCAB, error, reference
 from .seq2seq import SEQ2SEQ
@@ -50,7 +50,9 @@ def note(errors: Errors, family: str, target: str, way: str, found: float) -> No
 
 
 @pytest.mark.parametrize(("name", "target"), sampled(DECODERS))
-def test_decoder_equals_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
+def test_decoder_equals_transformers(
+    name: str, target: str, errors: Errors, genai: dict[str, bool], tmp_path: Path
+) -> None:
     row = ROWS[name]
     model = row.save(tmp_path / "hf")
     ids = np.random.default_rng(1).integers(3, VOCAB, (1, LENGTH))
@@ -61,6 +63,9 @@ def test_decoder_equals_transformers(name: str, target: str, errors: Errors, tmp
     assert report.model.unread == []
     assert any("RoPE" in note for note in report.notes) == ("dynamic" in name or "longrope" in name)
     ours = weft.load(tmp_path / "out", trust=True)
+    if target == "ort-cpu":
+        genai[row.family] = (tmp_path / "out" / "genai_config.json").is_file()
+        assert genai[row.family] == (row.family in read_genai()) or WRITING
     for way, chunk in CHUNKS.items():
         note(errors, row.family, target, way, error(ours.logits(ids[0].tolist(), chunk=chunk), want))
 
