@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from .row import Row, error, randomized, reference
+from .row import Row, encoder_case, error, randomized, reference
 from .sizes import COMMON, GQA, LENGTH, MHA, TIED, UNTIED, VOCAB, WINDOW
 
 ROWS: dict[str, Row] = {}
@@ -28,6 +28,7 @@ __all__ = [
     "VOCAB",
     "WINDOW",
     "Row",
+    "encoder_case",
     "error",
     "randomized",
     "reference",
