@@ -223,7 +223,7 @@ class RopeTable(Recipe):
 class Sinusoid(Recipe):
     """Sinusoidal positions (Vaswani 2017): [length, dim]; sin and cos interleaved, or sin half then cos half.
 
-    Row p is that of position p/`factor`. The frequencies end just above 1/`base`, or, `inclusive`, at it (tensor2tensor).
+    Row p is that of position p/`factor`. The last frequency is 1/`base` if `inclusive` (tensor2tensor), else above it.
     """
 
     trained: ClassVar[bool] = False

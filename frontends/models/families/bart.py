@@ -1,4 +1,4 @@
-"""BART and its relatives: biases, LayerNorm, positions that are learned (mBART) or sinusoids (Marian, Pegasus, M2M-100).
+"""BART and its relatives: biases, LayerNorm, learned positions (mBART) or sinusoids (Marian, Pegasus, M2M-100).
 
 A config without an encoder (BartForCausalLM) describes the decoder alone.
 """
@@ -14,10 +14,10 @@ from ..tables.family import Config, Family, Fetch, Names, Rule, key
 from ..tables.settings import Settings
 
 
-def _names(part: str) -> Names:
+def _names(part: str) -> dict[str, str]:
     """Names of the encoder or decoder."""
     layer = f"{part}.layers.{{i}}"
-    names: Names = {
+    names = {
         f"{part}.positions.weight": f"{part}.embed_positions.weight",
         f"{part}.embed_norm": f"{part}.layernorm_embedding",
         f"{layer}.ffn.up": f"{layer}.fc1",
@@ -30,6 +30,12 @@ def _names(part: str) -> Names:
         for weight, name in {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}.items():
             names[f"{layer}.{ours}.{weight}"] = f"{layer}.{theirs}.{name}"
     return names
+
+
+def _decoder_alone(prefix: str) -> Names:
+    """Names of a decoder without an encoder, which stand under `prefix`."""
+    names = _names("decoder").items()
+    return {ours.removeprefix("decoder."): prefix + theirs.removeprefix("decoder.") for ours, theirs in names}
 
 
 def _logits_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -85,7 +91,7 @@ BART = Family(
         **_names("encoder"),
         **_names("decoder"),
         "decoder.lm_head": _logits_bias,
-        **{ours.removeprefix("decoder."): theirs for ours, theirs in _names("decoder").items()},  # if alone
+        **_decoder_alone("decoder."),
         "lm_head": "lm_head",
     },
     prefix="model.",
@@ -140,8 +146,7 @@ M2M_100 = BART.but(
 )
 XGLM = M2M_100.but(
     "xglm",
-    names={ours.removeprefix("decoder."): theirs.removeprefix("decoder.") for ours, theirs in _names("decoder").items()}
-    | {"embed": "embed_tokens"},
+    names={"embed": "embed_tokens", **_decoder_alone("")},
     refuse={"pad_token_id": (0, 1, None)},  # the table is 0 at its row, where another may be that of a token
     kind="decoder",
     layers=key("num_layers"),
