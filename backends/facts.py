@@ -10,11 +10,13 @@ from weft.ir.schema.states import Growth
 
 @dataclass(frozen=True)
 class Carried:
-    """A state of a graph: the input that takes it, the output that makes it, and how it grows."""
+    """A state of a graph: the input that takes it, the output that makes it, how it grows, and the number that fills
+    one of constant size before the first token."""
 
     input: str
     output: str
     growth: Growth
+    initial: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ def operations() -> str:
     lines.append('"""Every op as a function of values."""\n\n')
     lines.append("from collections.abc import Sequence\nfrom typing import NamedTuple, overload\n\n")
     lines.append("from weft.ir.types.dtypes import DType\nfrom weft.ir.graph import Value\n")
+    lines.append("from weft.ir.graph.step import Step\n")
     lines.append("from weft.ir.types.sizes import Size\n\n")
     for op in sorted(OPS.values(), key=lambda op: op.name):
         lines.extend(_op(op))

@@ -234,6 +234,22 @@ class Emitter:
                 self._scope = node.scope
                 self._name(node, chosen[node](self, node))
 
+    def inside(
+        self, graph: Graph, given: Mapping[str, onnx.Value], chosen: Mapping[Node, Callable[[Emitter, Node], Emitted]]
+    ) -> list[onnx.Value]:
+        """Emit `graph`, which is a part of a node of this one and takes the inputs `given`; return its outputs."""
+        outer = self.graph, self._scope, self._memo
+        self.graph, self._memo = graph, {}  # names of sizes are its own
+        self.values.update((value, given[name]) for name, value in graph.inputs.items())
+        try:
+            for node in graph.nodes:
+                if node in chosen:
+                    self._scope = outer[1]
+                    self._name(node, chosen[node](self, node))
+            return [self[value] for value in graph.outputs.values()]
+        finally:
+            self.graph, self._scope, self._memo = outer
+
     def _name(self, node: Node, emitted: Emitted) -> None:
         results = [emitted] if isinstance(emitted, onnx.Value) else list(emitted)
         for value, result in zip(node.outputs, results, strict=True):

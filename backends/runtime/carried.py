@@ -23,7 +23,12 @@ def recorded(manifest: Record) -> tuple[Carried, ...]:
     """
     growths = tuple(growth.value for growth in Growth)
     return tuple(
-        Carried(record.text("input"), record.text("output"), Growth(record.choice("growth", growths)))
+        Carried(
+            record.text("input"),
+            record.text("output"),
+            Growth(record.choice("growth", growths)),
+            float(record.get("initial", float, 0.0)),
+        )
         for record in manifest.records("carried", [])
         if "input" in record
     )

@@ -9,14 +9,16 @@ from typing import Any
 from weft.ir import ops
 
 from .attention import Attention
-from .blocks import Block, Repeat
+from .blocks import Block, Repeat, ShortcutBlock
 from .build import building, contribute, fill, module, named, normal, param, provided, providing, scope, trace, uniform
+from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .mixers import MLA, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
 from .position_bias import ALiBi, T5Bias
+from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
 from .state_space import Mamba, Mamba2
@@ -32,6 +34,7 @@ __all__ = [
     "Block",
     "CrossAttention",
     "Decoder",
+    "DifferentialAttention",
     "Encoder",
     "EncoderDecoder",
     "GatedMLP",
@@ -40,12 +43,15 @@ __all__ = [
     "LinearAttention",
     "Mamba",
     "Mamba2",
+    "MixtureOfAttention",
     "MoE",
     "RMSNorm",
     "RelativeAttention",
     "Repeat",
     "RoPE",
+    "ShortcutBlock",
     "Sinusoidal",
+    "State",
     "T5Bias",
     "Temperature",
     "building",
@@ -60,6 +66,7 @@ __all__ = [
     "positions",
     "provided",
     "providing",
+    "scan",
     "scope",
     "silu",
     "trace",

@@ -8,7 +8,7 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 
-from .build import Layer, module, named
+from .build import Layer, module, named, scope
 from .checks import need, need_few, need_finite, need_modules, need_one_of, need_whole
 from .layers import Norm, RMSNorm
 
@@ -93,3 +93,35 @@ class Repeat:
         for _ in range(self.times):
             x = self.block(x)
         return x
+
+
+@module
+class ShortcutBlock:
+    """Two pre-norm blocks of `attn` and `ffn`, and `moe` beside all that follows the first attention
+    (Cai 2024, ScMoE, arXiv 2404.05019; LongCat-Flash): n = N(x + attn₁(N(x))), y = moe(n) + what the rest of both
+    blocks makes.
+
+    Norms and sublayers are called ``first.attn_norm``, ``first.attn``, ``first.ffn_norm``, ``first.ffn``, ``second.…``,
+    and ``moe``.
+    """
+
+    attn: Layer
+    ffn: Layer
+    moe: Layer
+    norm: Norm = RMSNorm()
+
+    def __post_init__(self) -> None:
+        need_modules(self, "attn", "ffn", "moe", "norm")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        beside: Value | None = None
+        for half in ("first", "second"):
+            with scope(half):
+                x = ops.add(x, named(self.attn, "attn")(named(self.norm, "attn_norm")(x)), name="attn_residual")
+                normed = named(self.norm, "ffn_norm")(x)
+            beside = self.moe(normed) if beside is None else beside
+            with scope(half):
+                x = ops.add(x, named(self.ffn, "ffn")(normed), name="ffn_residual")
+        assert beside is not None
+        return ops.add(x, beside, name="moe_residual")

@@ -8,13 +8,13 @@ from typing import Any
 from weft.ir import ops
 from weft.ir.graph import Value
 from weft.ir.ops.experts import moe
-from weft.ir.ops.routing import hierarchical, noisy_logits
+from weft.ir.ops.routing import hierarchical, noisy_logits, sparse_mixer
 
 from .build import Layer, contribute, current, fill, module, named_alike, param
 from .checks import need, need_activation, need_divides, need_few, need_modules, need_one_of, need_positive, need_whole
 from .layers import linear
 
-CHOICES = ("token", "expert", "hierarchical")
+CHOICES = ("token", "expert", "hierarchical", "sparsemixer")
 
 
 @module
@@ -37,10 +37,14 @@ class MoE:
     - expert: each its best `capacity` tokens of a row, by default k for every token on average (Zhou 2022).
     - hierarchical: each token `top_groups` of the `groups` by ``group_router.weight`` [groups, dim], then its best `k`
       experts of each by ``router.weight`` (Shazeer 2017, appendix B).
+    - sparsemixer: each two experts, weighed as `sparse_mixer` says with `jitter` (Liu 2024, Phi-3.5-MoE).
 
     If `batched`, the tokens of all rows compete for the experts together, not those of each row.
 
     `shared` is a module that all tokens pass, times σ(x W) of ``shared_gate.weight`` [1, dim] with `shared_gate`.
+    `zero_experts` more experts, the last for the router, give tokens back as they are (Meituan 2025, LongCat-Flash).
+    `weigh_input` multiplies what the one expert takes, not what it makes, by its weight (Llama 4). `out_bias` adds
+    ``out_bias`` [dim] to the mixture.
     `aux_loss` λ adds λ · experts · Σ_j f_j p_j of every such layer to the graph output ``aux_loss`` (Fedus 2021).
     """
 
@@ -67,10 +71,15 @@ class MoE:
     limit: float | None = None
     shift: float = 0.0
     batched: bool = False
+    jitter: float = 0.01
+    zero_experts: int = 0
+    weigh_input: bool = False
+    out_bias: bool = False
 
     def __post_init__(self) -> None:
         need_whole(self, "experts", "hidden", "k", "groups", "top_groups")
-        need_few(self, "experts")
+        need_whole(self, "zero_experts", least=0)
+        need_few(self, "experts", "zero_experts")
         need_activation(self, self.activation)
         need_positive(self, "scale", "capacity", "limit")
         need_one_of(self, "choice", CHOICES)
@@ -86,6 +95,9 @@ class MoE:
         for name in () if self.choice == "token" else ("scoring", "correction", "scale", "renormalize"):
             default = next(f.default for f in fields(MoE) if f.name == name)
             need(self, getattr(self, name) == default, f"{name} is not for choice={self.choice!r}")
+        need(self, self.choice != "sparsemixer" or self.k == 2, f"k={self.k} must be 2 for choice='sparsemixer'")
+        need(self, self.k == 1 or not self.weigh_input, f"weigh_input needs k=1, not k={self.k}")
+        need(self, self.choice == "token" or not self.zero_experts, "zero_experts are for choice='token'")
         need(self, self.choice != "expert" or self.groups == 1, "groups are not for choice='expert'")
         need(self, self.gated or (self.limit is None and self.shift == 0), "limit and shift need gated=True")
         compares = self.choice == "expert" or self.capacity is not None
@@ -96,7 +108,9 @@ class MoE:
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
-        y = self._mixed(x, self._combine(x))
+        y = self._all_mixed(x, self._combine(x))
+        if self.out_bias:
+            y = ops.add(y, param("out_bias", (x.width,), fill(0.0)), name="with_bias")
         if self.shared is None:
             return y
         through = self.shared(x)
@@ -104,12 +118,23 @@ class MoE:
             through = ops.mul(through, ops.sigmoid(linear(x, 1, "shared_gate")), name="shared_gated")
         return ops.add(y, through, name="with_shared")
 
+    def _all_mixed(self, x: Value, combine: Value) -> Value:
+        """The mixture of the experts, and of x itself as what zero experts make."""
+        if self.weigh_input:
+            weight = ops.sum(combine, axes=(2,), keepdims=True, name="weight")
+            return self._mixed(ops.mul(x, weight, name="weighed"), ops.div(combine, weight, name="chosen"))
+        if not self.zero_experts:
+            return self._mixed(x, combine)
+        own, zero = ops.split.emit(combine, sizes=(self.experts, self.zero_experts), name=("combine", "combine_zero"))
+        through = ops.mul(x, ops.sum(zero, axes=(2,), keepdims=True), name="through_zero_experts")
+        return ops.add(self._mixed(x, own), through, name="with_zero_experts")
+
     def _combine(self, x: Value) -> Value:
-        """The weight of every expert in every token, [batch, seq, experts]."""
-        logits = linear(x, self.experts, "router", self.router_bias)
+        """The weight of every expert in every token, [batch, seq, experts], zero experts behind them."""
+        logits = linear(x, self.experts + self.zero_experts, "router", self.router_bias)
         if self.noisy:
             noise = _noise_input(logits)
-            logits = noisy_logits(logits, linear(x, self.experts, "noise", init=fill(0.0)), noise)
+            logits = noisy_logits(logits, linear(x, logits.width, "noise", init=fill(0.0)), noise)
         combine = self._chosen(x, logits)
         if self.aux_loss:
             loss = ops.load_balance_loss(logits, combine)
@@ -125,7 +150,9 @@ class MoE:
         if self.choice == "hierarchical":
             by_group = linear(x, self.groups, "group_router")
             return hierarchical(by_group, logits, top_groups=self.top_groups, k=self.k)
-        correction = param("router.correction", (self.experts,), fill(0.0)) if self.correction else None
+        if self.choice == "sparsemixer":
+            return sparse_mixer(logits, jitter=self.jitter)
+        correction = param("router.correction", (logits.width,), fill(0.0)) if self.correction else None
         return ops.route(logits, correction, **named_alike(self, ops.route))
 
     def _mixed(self, x: Value, combine: Value) -> Value:
@@ -136,7 +163,7 @@ class MoE:
         if self.bias:
             names = ("up", "down", *(["gate"] if self.gated else []))
             biases = [param(f"experts.{n}_bias", (narrow if n == "down" else wide)[:2], fill(0.0)) for n in names]
-        active = {"token": self.k, "hierarchical": self.k * self.top_groups}.get(self.choice)
+        active = {"token": self.k, "sparsemixer": 2, "hierarchical": self.k * self.top_groups}.get(self.choice)
         return moe(
             *(x, combine, up, down, gate, *biases),
             activation=self.activation,

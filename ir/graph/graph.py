@@ -58,7 +58,7 @@ class Value(Operators["Value"]):
         """Apply `op` at the insertion point of the graph."""
         full = op.check_attrs(attrs)
         types = op.types([None if v is None else v.type for v in operands], full)
-        hints = [name] * len(types) if isinstance(name, str) else list(name or op.names_for(len(types)))
+        hints = [name] * len(types) if isinstance(name, str) else list(name or op.names_for(len(types), full))
         prefix = self.graph.insertion_scope
         names = [f"{prefix}.{hint}" if prefix else hint for hint in hints]
         assert isinstance(op, Op)
@@ -167,7 +167,7 @@ class Node(Linked):
 
     def operand(self, name: str) -> Value | None:
         """The operand called `name` in the signature of the op; None if absent."""
-        i = self.op.operand_index(name)
+        i = self.op.operand_index(name, self.attrs)
         return self.inputs[i] if i < len(self.inputs) else None
 
     def required(self, name: str) -> Value:
@@ -227,7 +227,8 @@ class Graph(Displayable):
             if node.scope != scope:
                 scope = node.scope
                 lines.append(f"  scope {scope or '_'}")
-            lines.append(("    " if scope else "  ") + str(node))
+            indent = "\n    " if scope else "\n  "
+            lines.append((indent + str(node).replace("\n", indent))[1:])
         lines += [f"  output {name} = %{v.name}" for name, v in self.outputs.items()]
         return "\n".join([*lines, "}"]) + "\n"
 
@@ -324,14 +325,14 @@ class Graph(Displayable):
         if value.producer is not None and value.producer.erased:
             raise ValueError(f"value {value!r} was erased")
 
+    def forget(self, value: Value) -> None:
+        """Free the name of `value`, which is no part of the graph any more."""
+        self._names.pop(value.name, None)
+
     # -- erasing and replacing
 
     def erase(self, node: Node) -> None:
-        """Remove a node whose outputs nobody reads.
-
-        Raises:
-            ValueError: if an output is still in use.
-        """
+        """Remove a node whose outputs nobody reads; a ValueError says that somebody does."""
         for value in node.outputs:
             if value._uses or value.is_output:
                 raise ValueError(f"cannot erase {node!r}: {value!r} is still in use")

@@ -22,20 +22,25 @@ from .elementwise import (
     equal,
     filled,
     less,
+    less_equal,
     logical_and,
     logical_not,
     logical_or,
     masked,
+    maximum,
     mul,
     sigmoid,
     softplus,
+    sub,
 )
+from .elementwise import abs as absolute
 from .reduce import cumsum, mean, softmax, top_k
 from .reduce import max as greatest
 from .reduce import sum as add_up
 from .tensor import iota, one_hot, reshape, swap, unsqueeze
 
 _LOGITS = normal(2, 7, 8)
+_CLOSED = -1e30  # the logit of an expert that is not open to a token; f16 holds it as -inf
 
 
 def _chosen(scores: Array, k: int) -> Array:
@@ -282,4 +287,33 @@ def hierarchical(group_logits: Value, logits: Value, *, top_groups: int, k: int)
     return reshape(mul(unsqueeze(outer, axes=(len(shape),)), inner), shape=shape)
 
 
-__all__ = ["expert_choice", "hierarchical", "limit_capacity", "load_balance_loss", "noisy_logits", "route"]
+def sparse_mixer(logits: Value, *, jitter: float) -> Value:
+    """Two experts by SparseMixer-v2 (Liu 2024, arXiv 2409.12136), as in inference: combine [..., experts].
+
+    Each weighs as the softmax over those that come near it: experts whose logits fall short of it by more than
+    2 · `jitter` of the greater of the two magnitudes are left out, and for the second also the first.
+    """
+    axis, experts, magnitude = (len(logits.shape) - 1,), logits.width, absolute(logits)
+    combine: Value | None = None
+    open_to = logits
+    for _ in range(2):
+        best = greatest(open_to, axes=axis, keepdims=True)
+        gap = div(sub(best, logits), maximum(magnitude, best))
+        near = less_equal(gap, filled(gap, 2 * jitter))
+        hit = _mask(open_to, 1, experts, logits)
+        weight = mul(hit, softmax(masked(near, open_to, number=_CLOSED)))
+        combine = weight if combine is None else add(combine, weight)
+        open_to = masked(less(hit, filled(hit, 0.5)), open_to, number=_CLOSED)
+    assert combine is not None
+    return combine
+
+
+__all__ = [
+    "expert_choice",
+    "hierarchical",
+    "limit_capacity",
+    "load_balance_loss",
+    "noisy_logits",
+    "route",
+    "sparse_mixer",
+]

@@ -27,6 +27,8 @@ def spell(value: Any) -> str:
         return value.name
     if isinstance(value, Recipe):
         return spell_recipe(value)
+    if (text := getattr(value, "__spelled__", None)) is not None:  # a graph inside a node, see `Step`
+        return str(text)
     raise TypeError(f"{value!r} has no text form")
 
 

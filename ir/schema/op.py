@@ -21,6 +21,9 @@ What else there is to say reads one call of the op, a `OpCall`: its operands and
     @ssd.states  # operand types -> what a node keeps from call to call; nothing by default
     def _(n: OpCall) -> tuple[StateSpec, ...]: ...
 
+    @scan.names  # attributes -> names of operands and outputs, where a variadic operand has parts with names
+    def _(attrs: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]: ...
+
 Calling an op on values emits a node at the insertion point of their graph, and returns its value, or a named tuple of
 several. Operands may be given by name; arithmetic and comparisons also take numbers (`numbers` says what they become).
 The same call on pattern variables builds a pattern: operands emit, by their method ``__emit__``.
@@ -80,11 +83,13 @@ CostFn = Callable[[OpCall], Size | Cost]
 BodyFn = Callable[[OpCall], Any]  # a value, or several
 StatesFn = Callable[[OpCall], tuple[StateSpec, ...]]
 NumbersFn = Callable[..., Any]  # the operands, and `name`
+NamesFn = Callable[[Mapping[str, Any]], tuple[tuple[str, ...], tuple[str, ...]]]
 AnyTypeFn = TypeVar("AnyTypeFn", bound=TypeFn)
 AnyCostFn = TypeVar("AnyCostFn", bound=CostFn)
 AnyBodyFn = TypeVar("AnyBodyFn", bound=BodyFn)
 AnyStatesFn = TypeVar("AnyStatesFn", bound=StatesFn)
 AnyNumbersFn = TypeVar("AnyNumbersFn", bound=NumbersFn)
+AnyNamesFn = TypeVar("AnyNamesFn", bound=NamesFn)
 
 
 class OpSchema(Signature, Generic[V]):
@@ -102,6 +107,7 @@ class OpSchema(Signature, Generic[V]):
         self._body: BodyFn | None = None
         self._states: StatesFn | None = None
         self._numbers: NumbersFn | None = None
+        self._names: NamesFn | None = None
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -132,6 +138,14 @@ class OpSchema(Signature, Generic[V]):
         """Register what the op is where some operands are numbers; without it an op takes none."""
         self._numbers = fn
         return fn
+
+    def names(self, fn: AnyNamesFn) -> AnyNamesFn:
+        """Register the names of operands and outputs that attributes declare; without it those of the signature."""
+        self._names = fn
+        return fn
+
+    def call_names(self, attrs: Mapping[str, Any] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return super().call_names(attrs) if self._names is None or attrs is None else self._names(attrs)
 
     @property
     def takes_numbers(self) -> bool:

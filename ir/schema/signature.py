@@ -42,11 +42,15 @@ class Signature:
         self.attrs: dict[str, Attr] = {a.name: a for a in attrs}
         self.__signature__ = self._for_inspect()
 
-    def operand_index(self, name: str) -> int:
-        for i, o in enumerate(self.operands):
-            if o.name == name:
-                return i
-        raise KeyError(f"op {self.name} has no operand {name}")
+    def call_names(self, attrs: Mapping[str, Any] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of operands and outputs of a call; `attrs` may say what stands in a variadic operand."""
+        return tuple(o.name for o in self.operands), self.output_names
+
+    def operand_index(self, name: str, attrs: Mapping[str, Any] | None = None) -> int:
+        names, _ = self.call_names(attrs)
+        if name not in names:
+            raise KeyError(f"op {self.name} has no operand {name}")
+        return names.index(name)
 
     def check_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """All attributes in canonical form, defaults filled in.
@@ -86,16 +90,17 @@ class Signature:
             raise WeftError(f"op {self.name} takes no absent operands among {self.operands[-1].name}")
         return tuple(operands)
 
-    def operand_names(self, operands: Sequence[Any]) -> list[str]:
+    def operand_names(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> list[str]:
         """Return the name of the operand that each of `operands` is."""
-        names = [o.name for o in self.operands]
+        names, _ = self.call_names(attrs)
         return [names[min(i, len(names) - 1)] for i in range(len(operands))]
 
-    def names_for(self, count: int) -> list[str]:
+    def names_for(self, count: int, attrs: Mapping[str, Any] | None = None) -> list[str]:
         """Default names of `count` outputs."""
-        if not self.output_names or count > len(self.output_names):
+        _, names = self.call_names(attrs)
+        if not names or count > len(names):
             return [self.name] * count
-        return list(self.output_names[:count])
+        return list(names[:count])
 
     def split(self, operands: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Split a call into its operands, in the order of the signature, and its attributes.
@@ -112,13 +117,12 @@ class Signature:
         rest = (by_name.get(name) for name in names[len(operands) :])
         return (*operands, *rest), {k: v for k, v in keywords.items() if k not in by_name}
 
-    def results(self, operands: Sequence[Any]) -> tuple[str, ...]:
+    def results(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> tuple[str, ...]:
         """Name the outputs of a call: a present state (`present_k`) only where its past (`past_k`) is given."""
-        present = {o.name for o, v in zip(self.operands, operands, strict=False) if v is not None}
-        states = [n.replace("present", "past", 1) if n.startswith("present") else None for n in self.output_names]
-        return tuple(
-            name for name, past in zip(self.output_names, states, strict=True) if past is None or past in present
-        )
+        names, outputs = self.call_names(attrs)
+        present = {name for name, v in zip(names, operands, strict=False) if v is not None}
+        states = [n.replace("present", "past", 1) if n.startswith("present") else None for n in outputs]
+        return tuple(name for name, past in zip(outputs, states, strict=True) if past is None or past in present)
 
     def packed(self, outputs: tuple[Any, ...]) -> Any:
         """Return the only one of `outputs`, or a tuple of all of them, named where the op names its outputs."""

@@ -4,7 +4,7 @@
 |---|---|---|---|---|---|
 | text | position p in slot p | writes its tokens | stays: no row looks beyond its length | yes | slots in use |
 | window | position p in slot p mod capacity | writes over old ones | stays | no | whole |
-| constant | none | replaces all of it | zeros | no | whole |
+| constant | none | replaces all of it | `initial`, mostly zeros | no | whole |
 | source | tokens of an encoded source | reads it | made anew | yes | follow their source |
 """
 
@@ -28,12 +28,13 @@ class StateKind(enum.Enum):
     SSM = "ssm"  # the state of a state space
     RECURRENT = "recurrent"  # the sum of keys times values of linear attention
     NORM = "norm"  # the sum of keys that its result is divided by
+    SCAN = "scan"  # what a recurrence of the user's own carries
     CROSS = "cross"  # keys, or values, of an encoded source
 
     @property
     def accumulates(self) -> bool:
         """Return whether the state sums over all tokens: such sums are f32, as 8 or 11 bits lose thousands of terms."""
-        return self in (StateKind.SSM, StateKind.RECURRENT, StateKind.NORM)
+        return self in (StateKind.SSM, StateKind.RECURRENT, StateKind.NORM, StateKind.SCAN)
 
 
 class Growth(enum.Enum):
@@ -55,7 +56,8 @@ class StateSpec:
     """One state of a call of an op: a tensor whose first axis counts rows.
 
     `type` is the state's as it is, or as a cache that no call has yet would be, its axis of slots then `capacity`.
-    `window` is how many tokens an attention looks back, whether or not its cache rolls.
+    `window` is how many tokens an attention looks back, whether or not its cache rolls; `initial` is every number of a
+    state of constant size at the start of a text.
     """
 
     part: str  # what it is called among the states of a node
@@ -67,6 +69,7 @@ class StateSpec:
     slots: int | None = None  # the axis that counts slots
     positions: str = ""  # the operand that tells the slots of the call's tokens
     window: int | None = None
+    initial: float = 0.0
 
     @property
     def row(self) -> tuple[Size, ...]:

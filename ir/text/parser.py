@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import json
 import math
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from ..documents import MOST_DIGITS, json_at
 from ..errors import WeftError
 from ..graph import Graph, Value
+from ..graph.step import NEXT, Step
 from ..lexer import Lexer, language
 from ..op import Attr, lookup
 from ..recipes.readers import EMPTY, TensorReader
@@ -46,6 +48,23 @@ def parse(text: str, source: str = "<text>", reader: TensorReader = EMPTY) -> Gr
         WeftError: on a syntax or type error, as ``file:line:column: message``.
     """
     return _Parser(text, source).graph(reader)
+
+
+def parse_step(text: str) -> Step:
+    """The step that `text` spells.
+
+    Raises:
+        WeftError: on a syntax or type error.
+    """
+    parser = _Parser(text, "<step>")
+    step = parser.step()
+    if parser.token.kind != "end":
+        parser.fail("unexpected text after the step")
+    return step
+
+
+# Graphs are linked lists, too deep to pickle: a step is copied and pickled as its text.
+copyreg.pickle(Step, lambda step: (parse_step, (step.text,)))
 
 
 class _Parser(Lexer):
@@ -106,6 +125,8 @@ class _Parser(Lexer):
             return self.checked(t.at, lambda: json_at(self.next().text, 0)[0])
         if t.text == "[":
             return self.listed(self.attr)
+        if t.text == "{":
+            return self.step()
         if t.kind == "name":
             after = self.tokens[self.pos + 1].text
             if after == "(" and t.text in REGISTRY:
@@ -124,6 +145,46 @@ class _Parser(Lexer):
             text = ("-" if negative else "") + number.text
             return int(text) if number.text.isdecimal() else float(text)
         return self.size()
+
+    def step(self) -> Step:
+        """The body of a recurrence, in braces."""
+        at, graph = self.token.at, Graph("step")
+        values: dict[str, Value] = {}
+        initial: dict[str, float] = {}
+        tokens: list[str] = []
+        self.deeper()
+        self.take("{")
+        while not self.accept("}"):
+            start = self.token.at
+            if kind := next((k for k in ("state", "token", "constant") if self.accept(k)), ""):
+                name, type = self.typed_name("")
+                self.define(values, start, name, self.checked(start, partial(graph.add_input, name, type)))
+                if kind == "state":
+                    initial[name] = self.number() if self.accept("=") else 0.0
+                elif kind == "token":
+                    tokens.append(name)
+            elif self.accept("next"):
+                state = self.of_kind("value", "a state such as %h")[1:]
+                self.take("=")
+                if state not in initial:
+                    self.fail(f"%{state} is no state", start)
+                self.checked(start, partial(graph.add_output, NEXT + state, self.use(values, "")))
+            elif self.accept("output"):
+                name = self.of_kind("name", "an output name")
+                self.take("=")
+                self.checked(start, partial(graph.add_output, name, self.use(values, "")))
+            elif self.token.kind == "value":
+                self.node(graph, values, "")
+            else:
+                self.fail(f"expected state, token, constant, next, output or a node, found {self.found}", start)
+        self.depth -= 1
+        return self.checked(at, lambda: Step(graph, initial, tokens))
+
+    def number(self) -> float:
+        """A number, which may have a sign or be infinite."""
+        sign = -1.0 if self.accept("-") else 1.0
+        text = self.take("number", "inf").text
+        return sign * float(text)
 
     def size(self) -> Size:
         """A size expression: everything up to the comma or bracket that ends it."""

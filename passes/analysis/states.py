@@ -35,7 +35,7 @@ def caches(node: Node) -> tuple[StateSpec, ...]:
 
 def sums(node: Node) -> set[int]:
     """The places of the operands that add up all tokens so far, and so stay in f32."""
-    return {node.op.operand_index(s.taken) for s in states(node) if s.kind.accumulates}
+    return {node.op.operand_index(s.taken, node.attrs) for s in states(node) if s.kind.accumulates}
 
 
 def has_state(node: Node) -> bool:
@@ -89,9 +89,9 @@ def taken_states(graph: Graph) -> Iterator[NamedState]:
     """The states that `graph` takes, in the order of its inputs."""
     for name, value in graph.inputs.items():
         for node, place in value.uses:
-            given = [s for s in (*caches(node), *states(node)) if node.op.operand_index(s.taken) == place]
+            given = [s for s in (*caches(node), *states(node)) if node.op.operand_index(s.taken, node.attrs) == place]
             for spec in given[:1]:
-                made = node.outputs[node.op.results(node.inputs).index(spec.made)]
+                made = node.outputs[node.op.results(node.inputs, node.attrs).index(spec.made)]
                 yield spec, name, next(iter(graph.outputs.names(made)), "")
 
 
@@ -126,12 +126,14 @@ def manifest_records(graph: Graph, carried: Iterable[NamedState]) -> dict[str, A
     """The records of all that the model keeps: `cache` and `states` as above, and in `carried` every tensor.
 
     That has a `kind` and a `growth` (see `StateSpec`), the `shape` of a row (None: as long as the text, or the source)
-    and the `input` and `output` of the graph, which keys and values of a source do not have.
+    and the `input` and `output` of the graph, which keys and values of a source do not have; `initial` is there where
+    a state does not begin with zeros.
     """
 
     def record(spec: StateSpec, **names: str) -> dict[str, Any]:
         shape = [n if isinstance(n, int) else None for n in spec.row]
-        return {**names, "kind": spec.kind.value, "growth": spec.growth.value, "shape": shape}
+        start = {"initial": spec.initial} if spec.initial else {}
+        return {**names, "kind": spec.kind.value, "growth": spec.growth.value, "shape": shape, **start}
 
     carried = list(carried)
     own = [record(spec, input=name, output=present) for spec, name, present in carried]

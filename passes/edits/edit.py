@@ -133,7 +133,7 @@ def changed(node: Node, operands: Mapping[str, Value | None] | None = None, **at
     """
     given = list(node.inputs)
     for name, value in (operands or {}).items():
-        index = node.op.operand_index(name)
+        index = node.op.operand_index(name, node.attrs)
         # Nodes drop absent operands at the end.
         given += [None] * (index + 1 - len(given))
         given[index] = value

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, overload
 
 from weft.ir.graph import Value
+from weft.ir.graph.step import Step
 from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Size
 
@@ -717,6 +718,14 @@ def route(
 
 def rsqrt(x: Value, *, name: str | None = None) -> Value:
     """1/√x"""
+
+def scan(*values: Value, step: Step, name: str | Sequence[str] | None = None) -> tuple[Value, ...]:
+    """Run `step` over all tokens: states_t, outputs_t = step(states_{t−1}, inputs_t, constants).
+
+    The values are inputs [batch, seq, ...], one for each token of the step, then its constants, then, where a text goes
+    on, its states [batch, ...] before the first token. Returned are its outputs [batch, seq, ...], then, if states are
+    given, those after the last token. Without them a state is filled with the number that the step says, mostly 0.
+    """
 
 def scatter_rows(x: Value, rows: Value, indices: Value, *, axis: int = 1, name: str | None = None) -> Value:
     """x with `rows` written, per batch element b, at indices[b] of `axis`: x [batch, …, n, …], rows [batch, …, m, …],

@@ -11,9 +11,9 @@ import pytest
 
 import weft
 
-from .families import LENGTH, ROWS, VOCAB, reference
+from .families import LENGTH, VARIED, VOCAB, reference
 
-DECODERS = [name for name, row in ROWS.items() if row.is_decoder]
+DECODERS = [name for name, row in VARIED.items() if row.is_decoder]
 PROMPT = 10  # tokens, more than the windows hold
 LATENT = {"deepseek_v2", "deepseek_v3"}
 RECURRENT = {"mamba", "falcon_mamba", "mamba2", "jamba", "bamba", "granitemoehybrid"}
@@ -38,7 +38,7 @@ def generated(folder: Path, prompt: list[int], length: int = LENGTH) -> list[int
 
 @pytest.mark.parametrize(("name", "target"), CASES)
 def test_genai_generates_what_transformers_does(name: str, target: str, tmp_path: Path) -> None:
-    row = ROWS[name]
+    row = VARIED[name]
     model = row.save(tmp_path / "hf")
     report = weft.compile(tmp_path / "hf", tmp_path / "out", target=target, max_length=LENGTH)
     known = row.family not in LATENT | RECURRENT

@@ -30,13 +30,15 @@ _ALIGNMENT = 64  # bytes, a cache line
 
 @dataclass(frozen=True)
 class State:
-    """One cache or state of a graph; `shape` is that of a row, None where it grows with the text."""
+    """One cache or state of a graph; `shape` is that of a row, None where it grows with the text. One of constant size
+    is filled with `initial` at the start of a text."""
 
     past: str
     present: str
     kind: Kind
     shape: tuple[int | None, ...]
     growth: Growth
+    initial: float = 0.0
 
     @property
     def recurrent(self) -> bool:
@@ -79,7 +81,7 @@ def read_states(
         if None in (shape if recurrent else [*shape[:1], *shape[2:]]):
             what = "sizes" if recurrent else "heads and head size"
             raise WeftError(f"{name}: {past} is {inputs[past].shape}, but its {what} must be fixed numbers")
-        found.append(State(past, present, kind_of(name, inputs[past]), tuple(shape), state.growth))
+        found.append(State(past, present, kind_of(name, inputs[past]), tuple(shape), state.growth, state.initial))
     return found
 
 
@@ -96,6 +98,8 @@ class Memory:
             shape = (batch, *(capacity if n is None else n for n in state.shape))
             sides = [Buffer(session, shape, state.kind, next(room)).drop_host() for _ in range(1 + state.recurrent)]
             self._buffers.append((sides[0], sides[-1]))
+        if any(state.initial for state in states):
+            self.clear()
 
     @property
     def nbytes(self) -> int:
@@ -125,10 +129,11 @@ class Memory:
 
     def vacate(self, row: int) -> None:
         """Recurrent states of one row as at the start of a sequence."""
-        for buffers in self._recurrent():
-            values = buffers[self.side].pull()
-            values[row] = 0
-            buffers[self.side].write(values)
+        for state, buffers in zip(self._states, self._buffers, strict=True):
+            if state.recurrent:
+                values = buffers[self.side].pull()
+                values[row] = state.initial
+                buffers[self.side].write(values)
         self._at[row] = self.side
 
     def move(self, row: int, to: int, used: int) -> None:
@@ -150,7 +155,7 @@ class Memory:
         self._at[:] = 0
         for state, sides in zip(self._states, self._buffers, strict=True):
             for buffer in sides if state.recurrent else ():
-                buffer.write(np.zeros(buffer.shape, state.kind[1]))
+                buffer.write(np.full(buffer.shape, state.initial, state.kind[1]))
 
     def gather(self, rows: Ints, used: int) -> None:
         """Row r continues what row `rows[r]` holds; of caches, `used` slots."""

@@ -8,6 +8,7 @@ are zero at the start of a text, and others keep what cross-attention reads of s
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -81,8 +82,8 @@ def nbytes(cache: Any) -> int:
 def clear(cache: Any) -> None:
     """States as at the start of a text. Caches of keys need no clearing: no row looks beyond its length."""
     for layer in filter(is_state, layers(cache)):
-        for tensor in tensors(layer):
-            tensor.zero_()
+        for tensor, start in zip(tensors(layer), getattr(layer, "starts", itertools.repeat(0.0)), strict=False):
+            tensor.fill_(start)
 
 
 def gather(cache: Any, rows: Tensor, moved: Tensor, used: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from weft.ir import ops
 from weft.ir.graph import Node
 from weft.ir.op import StateSpec
@@ -11,13 +13,13 @@ from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import CacheSlot, Var
 from .calls import Call
-from .elementwise import activation
+from .elementwise import activation, number
 
 PAST = "{past}"  # in a call: the state before
 
 
-def carried(e: Emitter, node: Node, call: Call) -> tuple[Var, ...]:
-    """The outputs of `node` from a `call`, which returns a result and a state.
+def carried(e: Emitter, node: Node, call: Call, count: int = 1) -> tuple[Var, ...]:
+    """The outputs of `node` from a `call`, which returns a result, or a tuple of `count`, and a state.
 
     `PAST` among its arguments is the state before: the operands of the node, or what the cache keeps, if there is one.
     """
@@ -27,23 +29,31 @@ def carried(e: Emitter, node: Node, call: Call) -> tuple[Var, ...]:
 
     parts = states(node)
     own = [call.place(v) for spec in parts if (v := node.operand(spec.taken)) is not None]
+    names = [v.name.rpartition(".")[2] for v in node.outputs]
+
+    def apart(made: Var, names: Sequence[str]) -> tuple[Var, ...]:
+        return e.many("{0}", made, names=tuple(names)) if len(names) > 1 else (made,)
+
     if own:
-        name, *others = (v.name.rpartition(".")[2] for v in node.outputs)
         past = own[0] if len(own) == 1 else f"({', '.join(own)})"
-        y, present = e.many(text(past), *call.operands, names=(name, "present"))
-        return (y, present) if len(own) == 1 else (y, *e.many("{0}", present, names=tuple(others)))
+        y, present = e.many(text(past), *call.operands, names=(names[0], "present"))
+        return *apart(y, names[:count]), *apart(present, names[count:])
     if node not in e.cached:
-        return (e.emit(f"{text('None')}[0]", *call.operands),)
-    return (e.keep_state(node, CacheSlot(*_slot(parts)), len(parts), text, call.operands),)
+        return apart(e.emit(f"{text('None')}[0]", *call.operands), names)
+    return apart(e.keep_state(node, CacheSlot(*_slot(parts)), len(parts), text, call.operands), names)
 
 
 def _slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
     """Name, making and type of what keeps the states `parts`: sums of all tokens stay in f32."""
     tensors = []
     for spec in parts:
-        sizes = ", ".join(map(str, ("batch", *spec.row)))
-        tensors.append(f"{{like}}.new_zeros({sizes}{', dtype=torch.float32' if spec.kind.accumulates else ''})")
-    return parts[0].part, f"State({', '.join(tensors)})", "State"
+        sizes, dtype = ", ".join(map(str, ("batch", *spec.row))), ", dtype=torch.float32" * spec.kind.accumulates
+        filled = f"full(({sizes}), {number(spec.initial)}" if spec.initial else f"zeros({sizes}"
+        tensors.append(f"{{like}}.new_{filled}{dtype})")
+    if not any(spec.initial for spec in parts):
+        return parts[0].part, f"State({', '.join(tensors)})", "State"
+    starts = f"({', '.join(number(spec.initial) for spec in parts)},)"
+    return parts[0].part, f"FilledState({', '.join(tensors)}, starts={starts})", "State"
 
 
 @lowering(ops.causal_conv)

@@ -77,6 +77,10 @@ class Emitter:
         """`value` [batch, seq, width] as recurrences read it: a model may hide padding."""
         return value
 
+    def padding(self) -> Var | None:
+        """The mask [batch, seq] of what is no padding, where a model may have some: states pass over it."""
+        return None
+
     def keep_state(
         self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
     ) -> Var:

@@ -14,6 +14,14 @@ class State:
         self.values = values
 
 
+class FilledState(State):
+    """Tensors that begin a text filled with other numbers than zero: `starts`."""
+
+    def __init__(self, *values: Tensor, starts: tuple[float, ...]) -> None:
+        super().__init__(*values)
+        self.starts = starts
+
+
 def resumed(state: State | None) -> Tensor | tuple[Tensor, ...] | None:
     """Return the state after the calls so far; None without a cache."""
     if state is None:

@@ -10,7 +10,7 @@ from weft.ir.graph import Node, Value
 from ...torch.ops.elementwise import number
 from ...torch.ops.masks import is_dense
 from ...torch.program.statements import Operand, Statement, Submodule, Var
-from .emitter import CACHE, INDEX, Attending, ShellEmitter, lowers, nearest_param
+from .emitter import CACHE, INDEX, Attending, ShellEmitter, first_operand, lowers, nearest_param
 from .masks import mask_of
 
 FETCH = "ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, {eager})"
@@ -138,7 +138,7 @@ def _entered(node: Node) -> Value:
     """A value [batch, seq, ...] that the queries are made of."""
     value = node.required("q")
     while value.producer is not None and value.producer.scope == node.scope and len(value.producer.inputs) > 0:
-        before = value.producer.required(value.producer.op.operands[0].name)
+        before = first_operand(value.producer)
         if len(before.shape) != len(value.shape) and value.producer.op is not ops.reshape:
             break
         value = before

@@ -187,10 +187,10 @@ class ShellEmitter(Emitter):
 
     def shown(self, value: Value | Operand) -> Operand:
         """`value` [batch, seq, width] with zeros where padding is: recurrences pass over it."""
-        mask = self._padding()
+        mask = self.padding()
         return self.emit("shown({0}, {1})", value, mask, replaces=0)
 
-    def _padding(self) -> Var:
+    def padding(self) -> Var:
         """The mask of padding, [batch, seq], which all recurrences share."""
         key = RECURRENT, ""
         if key not in self.masks:
@@ -206,7 +206,7 @@ class ShellEmitter(Emitter):
     ) -> Var:
         """The result of a recurrence whose states the cache of its layer keeps."""
         known = self.states.setdefault(self.scope, {})
-        key = node.op, nearest_param(node.required(node.op.operands[0].name))
+        key = node.op, nearest_param(first_operand(node))
         first, _ = known.setdefault(key, (sum(n for _, n in known.values()), parts))
         cache, index = self.own(f"{{{len(operands)}}}"), f"{{{len(operands) + 1}}}"
         place = f"{cache}, {index}" + (f", {first}" if first or parts > 1 else "")
@@ -275,6 +275,13 @@ def _plain(x: float) -> float | int:
     return int(x) if float(x).is_integer() and abs(x) < 1e15 else x
 
 
+def first_operand(node: Node) -> Value:
+    """The first operand of `node`, which no op of a layer lacks."""
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
 def nearest_param(value: Value) -> Value:
     """The parameter that made `value` last; the value itself where there is none behind it in its scope."""
     found = value
@@ -294,7 +301,7 @@ def repeats(graph: Graph, cached: set[Node]) -> bool:
     seen: set[tuple[object, ...]] = set()
     for node in graph.nodes:
         if node in cached:
-            key = node.op, node.scope, nearest_param(node.required(node.op.operands[0].name))
+            key = node.op, node.scope, nearest_param(first_operand(node))
             if key in seen and isinstance(key[2], Param):
                 return True
             seen.add(key)

@@ -16,7 +16,7 @@ from ...torch.program.statements import Program, Statement, Var
 from ..numbers.fields import Fields
 from ..numbers.naming import named_numbers
 from . import attention, dense, experts, relative
-from .emitter import HEAD, OVERRIDES, ShellEmitter
+from .emitter import HEAD, OVERRIDES, ShellEmitter, first_operand
 from .masks import finish_masks
 from .sides import Side, sides
 
@@ -121,7 +121,7 @@ def _head(graph: Graph) -> tuple[Value, Node | None]:
     while value.producer is not None and value.producer.op is not ops.linear:
         if Trait.ELEMENTWISE not in value.producer.op.traits:
             break
-        value = value.producer.required(value.producer.op.operands[0].name)
+        value = first_operand(value.producer)
     if value.producer is None or not isinstance(weight := value.producer.operand("weight"), Param):
         raise WeftError(f"target transformers needs logits made by a linear map: those of {graph.name} are not")
     assert weight.type.rank == 2

@@ -150,7 +150,7 @@ class Internals:
 
         ids, kind, cache = inputs["input_ids"].shape, value.type.tensor_type, value.name.startswith(_CACHE)
         sizes = [d.dim_value for d in kind.shape.dim]
-        shape = (sizes[0] or ids[0], sizes[1], (sizes[2] or ids[1]) if cache else sizes[2], *sizes[3:])
+        shape = (sizes[0] or ids[0], *sizes[1:2], *((n or ids[1]) if cache else n for n in sizes[2:3]), *sizes[3:])
         number = kind.elem_type
         # numpy has no bfloat16; zeros have the same bits in both.
         dtype = np.uint16 if number == TensorProto.BFLOAT16 else helper.tensor_dtype_to_np_dtype(number)

@@ -23,11 +23,17 @@ _NORM = RMSNorm(1e-6)  # of the latents, whatever the config says of the other n
 _SIGMOID = 2  # expert_gating_func
 
 
-def _rows_of_heads(name: str, which: str) -> Template:
+def latent_of(settings: Settings) -> MLA:
+    """The latent attention of the layers, all alike."""
+    mixer: MLA = settings.mixer or settings.block.attn
+    return mixer
+
+
+def rows_of_heads(name: str, which: str) -> Template:
     """The rows for keys or values among those of `name`, where every head's keys stand above its values."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        mla: MLA = settings.mixer
+        mla = latent_of(settings)
         keys, both = mla.head_dim, mla.head_dim + mla.v_head_dim
         start, stop = (0, keys) if which == "k" else (keys, both)
         mine = Slice(Reshape(fetch(name), (mla.heads, both, -1)), 1, start, stop)
@@ -177,8 +183,8 @@ DEEPSEEK_V2 = LLAMA.but(
         "layers.{i}.attn.q_up": "layers.{i}.self_attn.q_b_proj",
         "layers.{i}.attn.kv_down": "layers.{i}.self_attn.kv_a_proj_with_mqa",
         "layers.{i}.attn.kv_norm": "layers.{i}.self_attn.kv_a_layernorm",
-        "layers.{i}.attn.k_up.weight": _rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "k"),
-        "layers.{i}.attn.v_up.weight": _rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "v"),
+        "layers.{i}.attn.k_up.weight": rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "k"),
+        "layers.{i}.attn.v_up.weight": rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "v"),
         **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts"),
     },
     refuse={

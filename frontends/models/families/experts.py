@@ -29,8 +29,11 @@ def stacked(name: str) -> Template:
     return template
 
 
-def per_expert(prefix: str, gate: str, up: str, down: str) -> Names:
-    """The names of experts under `prefix`: `stacked`, or as transformers holds them, in two tensors for all experts."""
+def per_expert(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}.ffn") -> Names:
+    """The names of experts under `prefix`: `stacked`, or as transformers holds them, in two tensors for all experts.
+
+    `at` is where the mixture stands in the model.
+    """
     above, below = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
 
     def either(fused: Template, name: str) -> Template:
@@ -38,9 +41,9 @@ def per_expert(prefix: str, gate: str, up: str, down: str) -> Names:
         return lambda fetch, part, settings: (fused if fetch.has(above) else each)(fetch, part, settings)
 
     return {
-        "layers.{i}.ffn.experts.gate": either(half_of_each(above, 0), gate),
-        "layers.{i}.ffn.experts.up": either(half_of_each(above, 1), up),
-        "layers.{i}.ffn.experts.down": either(lambda fetch, part, settings: fetch(below), down),
+        f"{at}.experts.gate": either(half_of_each(above, 0), gate),
+        f"{at}.experts.up": either(half_of_each(above, 1), up),
+        f"{at}.experts.down": either(lambda fetch, part, settings: fetch(below), down),
     }
 
 
@@ -56,7 +59,7 @@ def half_of_each(name: str, index: int) -> Template:
 
 def experts_of(settings: Settings) -> MoE:
     """The mixture of the layers that have one; all are alike."""
-    moe: MoE = settings.first("moe")
+    moe: MoE = settings.block.moe if settings.block is not None else settings.first("moe")
     return moe
 
 

@@ -74,11 +74,13 @@ class Settings:
     arrangement: str | tuple[str, ...] = "pre"  # of norms: `ARRANGEMENTS` of frontends/dsl/blocks.py
     residual_scale: float = 1.0  # of what each sublayer adds
     shared_layers: int | None = None
+    block: Any = None  # a module in the place of the whole block
     # attention
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: str | tuple[str, ...] = "none"
     qk_norm_last: bool = False  # behind RoPE
+    qk_norm_weight: bool = True
     temperature: Temperature | tuple[Temperature | None, ...] | None = None
     clip: float | None = None
     rope: RoPE | tuple[RoPE | None, ...] | None = None
@@ -199,7 +201,7 @@ def _layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
     norm, own = _norm(s), s.shared_layers or s.layers
     if s.layers % own:
         raise WeftError(f"shared_layers={own} does not divide layers={s.layers}")
-    blocks: list[Any] = [_block(_layer(s, i), norm, cross) for i in range(own)]
+    blocks: list[Any] = [_layer(s, i).block or _block(_layer(s, i), norm, cross) for i in range(own)]
     if s.shared_layers:
         blocks = [Repeat(block, s.layers // own) for block in blocks]
     return (own, blocks[0]) if all(b == blocks[0] for b in blocks) else (blocks, None)
@@ -223,8 +225,8 @@ def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
 def _attention(s: _Layer, norm: Norm, kind: type[Attention] = Attention) -> Attention | None:
     if s.heads is None:
         return None
-    norms = {"qk_norm_full": s.qk_norm == "full", "qk_norm_each": s.qk_norm == "each"}
-    norms["qk_norm"] = None if s.qk_norm == "none" else norm
+    norms: dict[str, Any] = {"qk_norm_full": s.qk_norm == "full", "qk_norm_each": s.qk_norm == "each"}
+    norms["qk_norm"] = None if s.qk_norm == "none" else norm if s.qk_norm_weight else norm.plain()
     return kind(**_named_alike(kind, s) | norms | {"sub_norm": norm if s.sub_norm else None})
 
 

@@ -34,9 +34,9 @@ class KvCache(Pass):
     Adds the inputs attention_mask i64[batch, total] (1 for the valid tokens of past and call), position_ids
     i64[batch, seq] if missing, per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d] (only
     .key where values are part of the keys), per recurrence j past_states.j.part of constant size, zero at first (part
-    is conv, ssm, state or norm); adds the outputs present.i.key and .value, present_states.j.part. States know no
-    padding: the rows of a call must be equally long. What compares tokens, as some routers do, compares those of a
-    call.
+    is conv, ssm, state or norm; a scan names its states, and may begin them with another number); adds the outputs
+    present.i.key and .value, present_states.j.part. States know no padding: the rows of a call must be equally long.
+    What compares tokens, as some routers do, compares those of a call.
 
     Condition: a call is given what the last one of the same text returned; then prefill and steps, however the text is
     cut into calls, equal one full pass over it. Nothing but causal attention and recurrences may mix tokens.
@@ -124,16 +124,21 @@ def run_in_chunks(
 ) -> dict[str, Array]:
     """Outputs of a cached `graph` over calls of `cuts` tokens each, concatenated along axis 1 (scalars: in a row).
 
-    The caches start as noise: what is not yet valid must not matter. The states start as zeros. `calls` keeps what is
-    made, for other cuts of the same tokens that begin with the same calls.
+    The caches start as noise: what is not yet valid must not matter. The states start as they say. `calls` keeps what
+    is made, for other cuts of the same tokens that begin with the same calls.
     """
     calls = {} if calls is None else calls
     total = sum(cuts)
     if () not in calls:
         # Capacity for three tokens too many: slots without a token must not matter.
         fed = equivalence.inputs(graph, batch=SIZES["batch"], seq=total, capacity=total + 3, total=total)
-        constant = {name: spec.growth is Growth.CONSTANT for spec, name, _ in taken_states(graph)}
-        calls[()] = {name: np.zeros_like(fed[name]) if zero else fed[name] for name, zero in constant.items()}, {}
+        calls[()] = (
+            {
+                name: np.full_like(fed[name], spec.initial) if spec.growth is Growth.CONSTANT else fed[name]
+                for spec, name, _ in taken_states(graph)
+            },
+            {},
+        )
     for i in range(len(cuts)):
         if cuts[: i + 1] not in calls:
             start, stop = sum(cuts[:i]), sum(cuts[: i + 1])

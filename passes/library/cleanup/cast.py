@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from weft.ir import DType, Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
+from weft.ir.ops.scanning import beside
 
 from ...analysis.states import sums
 from ...core.base import Pass
@@ -67,6 +68,9 @@ class Cast(Pass):
                         first = types[operand]
                         twins[operand] = graph.add_param(f"{operand.name}.{first.dtype}", first, operand.recipe)
                     node.set_input(i, twins[operand])
+            if node.op is ops.scan:  # it computes as before, whatever it reads
+                read = [v.type.dtype for v in node.inputs if v is not None]
+                node.attrs["step"] = beside(node.attrs["step"], read)
             found = node.op.types([None if v is None else v.type for v in node.inputs], node.attrs)
             for v, t in zip(node.outputs, found, strict=True):
                 v.type = t

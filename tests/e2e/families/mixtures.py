@@ -26,6 +26,21 @@ BY_TYPE = {
 }
 
 ROWS = {
+    "afmoe": Row("AfmoeForCausalLM", COMMON | GQA | UNTIED | FOUR | COUNTED | SLIDING | H16 | {"mup_enabled": True}),
+    "ernie4_5_moe": Row("Ernie4_5_MoeForCausalLM", COMMON | GQA | TIED | ERNIE),
+    "mistral4": Row(
+        "Mistral4ForCausalLM",
+        COMMON
+        | MHA
+        | UNTIED
+        | LATENT
+        | ROUTED
+        | GROUPED
+        | {"rope_parameters": ROPES["yarn"] | BORDER | {"llama_4_scaling_beta": 0.3, "rope_theta": 1e4}},
+    ),
+    "minicpm3": Row("MiniCPM3ForCausalLM", COMMON | MHA | TIED | LATENT | {"scale_emb": 3, "dim_model_base": 32}),
+}
+ALIKE = {
     "dots1": Row("Dots1ForCausalLM", COMMON | GQA | UNTIED | ROUTED | GROUPED | {"first_k_dense_replace": 1}),
     "dots1-windows": Row(
         "Dots1ForCausalLM",
@@ -43,7 +58,6 @@ ROWS = {
     "solar_open": Row("SolarOpenForCausalLM", COMMON | GQA | UNTIED | ROUTED | GROUPED | H16),
     "exaone_moe": Row("ExaoneMoeForCausalLM", COMMON | GQA | UNTIED | FOUR | COUNTED | SLIDING | GROUPED),
     "hy_v3": Row("HYV3ForCausalLM", COMMON | GQA | UNTIED | COUNTED | H16 | {"router_scaling_factor": 1.3}),
-    "afmoe": Row("AfmoeForCausalLM", COMMON | GQA | UNTIED | FOUR | COUNTED | SLIDING | H16 | {"mup_enabled": True}),
     "afmoe-scaled": Row(
         "AfmoeForCausalLM",
         COMMON
@@ -58,7 +72,6 @@ ROWS = {
     "hunyuan_moe": Row("HunYuanMoEV1ForCausalLM", COMMON | GQA | UNTIED | H16 | {"num_experts": 4, "moe_topk": 2}),
     "minimax_m2": Row("MiniMaxM2ForCausalLM", COMMON | GQA | UNTIED | TOP2 | LOCALS | H16),
     "minimax_m2-partial": Row("MiniMaxM2ForCausalLM", COMMON | MHA | TIED | TOP2 | LOCALS | H16 | {"rotary_dim": 8}),
-    "ernie4_5_moe": Row("Ernie4_5_MoeForCausalLM", COMMON | GQA | TIED | ERNIE),
     "ernie4_5_moe-biases": Row(
         "Ernie4_5_MoeForCausalLM",
         COMMON
@@ -89,17 +102,6 @@ ROWS = {
     ),
     "youtu": Row("YoutuForCausalLM", COMMON | MHA | TIED | LATENT),
     "glm4_moe_lite": Row("Glm4MoeLiteForCausalLM", COMMON | MHA | UNTIED | LATENT | ROUTED),
-    "mistral4": Row(
-        "Mistral4ForCausalLM",
-        COMMON
-        | MHA
-        | UNTIED
-        | LATENT
-        | ROUTED
-        | GROUPED
-        | {"rope_parameters": ROPES["yarn"] | BORDER | {"llama_4_scaling_beta": 0.3, "rope_theta": 1e4}},
-    ),
-    "minicpm3": Row("MiniCPM3ForCausalLM", COMMON | MHA | TIED | LATENT | {"scale_emb": 3, "dim_model_base": 32}),
     "minicpm3-plain": Row(
         "MiniCPM3ForCausalLM",
         COMMON | MHA | UNTIED | LATENT | {"q_lora_rank": None, "scale_depth": None, "dim_model_base": None},

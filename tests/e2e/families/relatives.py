@@ -10,26 +10,9 @@ BIASED = {"attention_bias": True, "mlp_bias": True}
 H16 = {"head_dim": 16}
 
 ROWS = {
-    "arcee": Row("ArceeForCausalLM", COMMON | GQA | UNTIED),
-    "arcee-biases": Row("ArceeForCausalLM", COMMON | MHA | TIED | BIASED),
     "apertus": Row("ApertusForCausalLM", COMMON | GQA | UNTIED),
-    "apertus-silu": Row("ApertusForCausalLM", COMMON | MHA | TIED | {"hidden_act": "silu", "attention_bias": True}),
-    "seed_oss": Row("SeedOssForCausalLM", COMMON | GQA | UNTIED | H16),
-    "seed_oss-out-bias": Row("SeedOssForCausalLM", COMMON | MHA | TIED | H16 | {"attention_out_bias": True}),
-    "helium": Row("HeliumForCausalLM", COMMON | GQA | UNTIED | H16 | {"attention_bias": True}),
-    "glm": Row("GlmForCausalLM", COMMON | GQA | UNTIED | H16),
-    "glm-whole-heads": Row(
-        "GlmForCausalLM", COMMON | MHA | TIED | H16 | {"partial_rotary_factor": 1.0, "attention_bias": False}
-    ),
     "glm4": Row("Glm4ForCausalLM", COMMON | GQA | UNTIED | H16),
     "nanochat": Row("NanoChatForCausalLM", COMMON | GQA | UNTIED),
-    "nanochat-biases": Row(
-        "NanoChatForCausalLM", COMMON | MHA | UNTIED | {"attention_bias": True, "final_logit_softcapping": None}
-    ),
-    "ministral": Row("MinistralForCausalLM", COMMON | GQA | UNTIED | H16 | {"sliding_window": WINDOW}),
-    "ministral-mixed": Row(
-        "MinistralForCausalLM", COMMON | MHA | TIED | H16 | {"sliding_window": WINDOW, "layer_types": LOCAL_GLOBAL}
-    ),
     "ministral3": Row(
         "Ministral3ForCausalLM",
         COMMON
@@ -39,6 +22,32 @@ ROWS = {
         | {"rope_parameters": ROPES["yarn"] | {"llama_4_scaling_beta": 0.3} | BORDER, "sliding_window": WINDOW},
     ),
     "exaone4": Row("Exaone4ForCausalLM", COMMON | GQA | UNTIED | FOUR | {"sliding_window": WINDOW}),
+    "bitnet": Row("BitNetForCausalLM", COMMON | GQA | UNTIED),
+    "nemotron": Row("NemotronForCausalLM", COMMON | GQA | UNTIED),
+    "granite_swa": Row(
+        "GraniteSWAForCausalLM",
+        COMMON | GQA | TIED | GRANITE | {"sliding_window": WINDOW, "layer_rope_theta": [100.0, 0, 5000.0]},
+    ),
+    "cohere2": Row("Cohere2ForCausalLM", COMMON | GQA | TIED | FOUR | {"sliding_window": WINDOW}),
+}
+ALIKE = {
+    "arcee": Row("ArceeForCausalLM", COMMON | GQA | UNTIED),
+    "arcee-biases": Row("ArceeForCausalLM", COMMON | MHA | TIED | BIASED),
+    "apertus-silu": Row("ApertusForCausalLM", COMMON | MHA | TIED | {"hidden_act": "silu", "attention_bias": True}),
+    "seed_oss": Row("SeedOssForCausalLM", COMMON | GQA | UNTIED | H16),
+    "seed_oss-out-bias": Row("SeedOssForCausalLM", COMMON | MHA | TIED | H16 | {"attention_out_bias": True}),
+    "helium": Row("HeliumForCausalLM", COMMON | GQA | UNTIED | H16 | {"attention_bias": True}),
+    "glm": Row("GlmForCausalLM", COMMON | GQA | UNTIED | H16),
+    "glm-whole-heads": Row(
+        "GlmForCausalLM", COMMON | MHA | TIED | H16 | {"partial_rotary_factor": 1.0, "attention_bias": False}
+    ),
+    "nanochat-biases": Row(
+        "NanoChatForCausalLM", COMMON | MHA | UNTIED | {"attention_bias": True, "final_logit_softcapping": None}
+    ),
+    "ministral": Row("MinistralForCausalLM", COMMON | GQA | UNTIED | H16 | {"sliding_window": WINDOW}),
+    "ministral-mixed": Row(
+        "MinistralForCausalLM", COMMON | MHA | TIED | H16 | {"sliding_window": WINDOW, "layer_types": LOCAL_GLOBAL}
+    ),
     "exaone4-global": Row(
         "Exaone4ForCausalLM",
         COMMON | MHA | TIED | {"sliding_window": None, "layer_types": ["full_attention"] * 3},
@@ -68,19 +77,12 @@ ROWS = {
     ),
     "ernie4_5": Row("Ernie4_5ForCausalLM", COMMON | GQA | TIED | H16),
     "ernie4_5-biases": Row("Ernie4_5ForCausalLM", COMMON | MHA | UNTIED | H16 | {"use_bias": True}),
-    "bitnet": Row("BitNetForCausalLM", COMMON | GQA | UNTIED),
-    "nemotron": Row("NemotronForCausalLM", COMMON | GQA | UNTIED),
     "nemotron-biases": Row("NemotronForCausalLM", COMMON | MHA | TIED | BIASED | {"partial_rotary_factor": 0.25}),
     "cwm": Row("CwmForCausalLM", COMMON | GQA | UNTIED | H16 | {"sliding_window": WINDOW}),
     "internlm3": Row("LlamaForCausalLM", COMMON | GQA | UNTIED | H16 | BIASED, configuration="InternLM3Config"),
     "iquestcoder": Row("LlamaForCausalLM", COMMON | GQA | UNTIED | H16, configuration="IQuestCoderConfig"),
-    "granite_swa": Row(
-        "GraniteSWAForCausalLM",
-        COMMON | GQA | TIED | GRANITE | {"sliding_window": WINDOW, "layer_rope_theta": [100.0, 0, 5000.0]},
-    ),
     "hyperclovax": Row("HyperCLOVAXForCausalLM", COMMON | GQA | UNTIED | GRANITE),
     "hyperclovax-pre": Row("HyperCLOVAXForCausalLM", COMMON | MHA | TIED | {"use_post_norm": False}),
-    "cohere2": Row("Cohere2ForCausalLM", COMMON | GQA | TIED | FOUR | {"sliding_window": WINDOW}),
     "cohere2-biases": Row(
         "Cohere2ForCausalLM",
         COMMON | MHA | UNTIED | {"sliding_window": WINDOW, "layer_types": LOCAL_GLOBAL, "attention_bias": True},

@@ -22,7 +22,7 @@ PRIMITIVES = {
     "where",
     *("sum", "mean", "max", "min", "prod", "softmax", "cumsum", "top_k", "matmul", "embedding", "reshape", "transpose"),
     *("squeeze", "unsqueeze", "expand", "concat", "split", "slice", "gather", "gather_rows", "scatter_rows", "iota"),
-    *("one_hot", "pad"),
+    *("one_hot", "pad", "scan"),  # the step of a scan is data: nothing simpler repeats it
 }
 
 
@@ -83,9 +83,10 @@ def test_states_are_what_a_call_takes_and_makes(op: Op, case: Case) -> None:
     (node,) = one_node(op, case)[0].nodes
     specs = op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
     assert len({spec.part for spec in specs}) == len(specs)
-    pasts = {o.name for o in op.operands if o.name.startswith("past") and node.operand(o.name) is not None}
+    names = op.operand_names(node.inputs, node.attrs)
+    pasts = {name for name in names if name.startswith("past") and node.operand(name) is not None}
     assert pasts <= {spec.taken for spec in specs}
-    results = dict(zip(op.results(node.inputs), node.outputs, strict=False))
+    results = dict(zip(op.results(node.inputs, node.attrs), node.outputs, strict=False))
     for spec in specs:
         past = node.operand(spec.taken)
         if spec.made and past is not None:

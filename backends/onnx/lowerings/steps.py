@@ -1,0 +1,81 @@
+"""Recurrences that a user writes, as a Scan whose body is the step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as onnx
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.graph.step import NEXT, Step
+from weft.passes import Trace, legalize
+
+from ...targets import Backend
+from ..emitter import Emitter
+from ..lowering import lowering, refusals, select
+
+
+def _body(node: Node, target: Backend) -> Graph:
+    """The step of `node` in ops that `target` takes, its constants parameters where they are.
+
+    Raises:
+        WeftError: naming an op that the target cannot run.
+    """
+    step: Step = node.attrs["step"]
+    constants = dict(zip(step.constants, node.inputs[len(step.tokens) :], strict=False))
+    graph, mapped = Graph("step", node.graph.reader), dict[Value, Value]()
+    for name, value in step.graph.inputs.items():
+        given = constants.get(name)
+        if isinstance(given, Param):  # as the weight of a linear it is stored as kernels read it
+            mapped[value] = graph.add_param(name, given.type, given.recipe)
+        else:
+            mapped[value] = graph.add_input(name, value.type)
+    for inner in step.graph.nodes:
+        operands = [None if v is None else mapped[v] for v in inner.inputs]
+        types, names = [v.type for v in inner.outputs], [v.name for v in inner.outputs]
+        copy = graph.add_node(inner.op, operands, inner.attrs, types, names)
+        mapped.update(zip(inner.outputs, copy.outputs, strict=True))
+    for name, value in step.graph.outputs.items():
+        graph.add_output(name, mapped[value])
+    legalize(graph, lambda inner: refusals(inner, target), Trace())
+    return graph
+
+
+def _refusal(node: Node, target: Backend) -> str | None:
+    try:
+        select(_body(node, target), target)
+    except WeftError as error:
+        return f"in its step {error}"
+    return None
+
+
+@lowering(ops.scan, when=_refusal)
+def StepScan(e: Emitter, node: Node) -> list[onnx.Value]:
+    step: Step = node.attrs["step"]
+    body = _body(node, e.target)
+    chosen = {inner: choice.emit for inner, choice in select(body, e.target).chosen.items()}
+    first, second = len(step.tokens), len(step.tokens) + len(step.constants)
+    values: list[Any] = [v for v in node.inputs if v is not None]
+    constants = {n: e[v] for n, v in zip(step.constants, values[first:second], strict=True) if n in body.inputs}
+    past = values[second:]
+    states = [e[v] for v in past] or [_start(e, node, name) for name in step.states]
+
+    def run(*given: onnx.Value) -> list[onnx.Value]:
+        named = dict(zip((*step.states, *step.tokens), given, strict=True))
+        made = dict(zip(body.outputs, e.inside(body, {**named, **constants}, chosen), strict=True))
+        # An output of a subgraph is made in it, and is one output only.
+        return [e.op("Identity", made[name]) for name in (*(NEXT + s for s in step.states), *step.outputs)]
+
+    results = e.scan(run, states, [e[v] for v in values[:first]])
+    count = len(step.states)
+    return [*results[count:], *(results[:count] if past else [])]
+
+
+def _start(e: Emitter, node: Node, state: str) -> onnx.Value:
+    """The state before the first token."""
+    step: Step = node.attrs["step"]
+    type = step.type(state, node.output.shape[0])
+    filled = onnx.tensor([step.initial[state]], dtype=onnx.DataType.from_numpy(type.dtype.numpy))
+    return e.op("ConstantOfShape", e.shape(type.shape), value=filled)

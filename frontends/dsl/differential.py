@@ -1,0 +1,120 @@
+"""Softmax attention in other arrangements: differences of two attentions, heads chosen as experts are."""
+
+from __future__ import annotations
+
+import math
+
+from weft.ir import ops
+from weft.ir.graph import Value
+
+from .build import fill, module, named, normal, param, provided
+from .checks import need, need_few, need_kind, need_positive, need_whole
+from .layers import RMSNorm, is_causal, last_axis, linear
+from .rotary import RoPE
+
+
+@module
+class DifferentialAttention:
+    """The difference of two softmax attentions, which cancels what both attend to (Ye 2024, Differential Transformer).
+
+    Head h of the first half and head h of the second attend to the same pair of values, and
+    y_h = (1 − λ₀) · norm(a_h − λ a_{h + heads/2}), λ = e^(λq₁·λk₁) − e^(λq₂·λk₂) + λ₀. The norm is over a pair of
+    values, without weights. `lambda_init` is λ₀; the paper takes `lambda_of` the layer. Parameters ``q``, ``k``, ``v``
+    and ``o.weight`` as in `Attention`, ``lambda_q1``, ``lambda_k1``, ``lambda_q2`` and ``lambda_k2`` [head_dim].
+    """
+
+    heads: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    rope: RoPE | None = None
+    lambda_init: float = 0.8
+    eps: float = 1e-5
+    bias: bool = False
+    causal: bool | None = None
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads", "kv_heads", "head_dim")
+        need_few(self, "heads", "kv_heads")
+        need_positive(self, "eps")
+        need_kind(self, "rope", RoPE)
+        need(self, self.groups % 2 == 0, f"kv_heads={self.groups} must be even: they are pairs")
+        need(self, self.heads % self.groups == 0, f"kv_heads={self.groups} does not divide heads={self.heads}")
+        need(self, 0 <= self.lambda_init < 1, f"lambda_init={self.lambda_init} must be from 0 to below 1")
+
+    @staticmethod
+    def lambda_of(layer: int) -> float:
+        """λ₀ of the `layer`-th layer, counted from 0: 0.8 − 0.6 e^(−0.3 · layer)."""
+        return 0.8 - 0.6 * math.exp(-0.3 * layer)
+
+    @property
+    def groups(self) -> int:
+        """Number of key/value heads."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        d, kv, half = self.head_dim or last_axis(x, self.heads, "heads"), self.groups, self.groups // 2
+        batch, seq, _ = x.shape
+        q = linear(x, self.heads * d, "q", self.bias)
+        k, v = (linear(x, kv * d, name, self.bias) for name in "kv")
+        if self.rope is not None:
+            q, k = self.rope(q, self.heads, "q_rope"), self.rope(k, kv, "k_rope")
+        # The values of key/value heads j and j + kv/2 side by side, for both of these heads.
+        paired = ops.transpose(ops.reshape(v, shape=(batch, seq, 2, half, d)), axes=(0, 1, 3, 2, 4))
+        once = ops.reshape(paired, shape=(batch, seq, half * 2 * d))
+        values = ops.concat(once, once, axis=2, name="v_pairs")
+        y = ops.attention(
+            *(q, k, values, None, provided("key_mask")), heads=self.heads, kv_heads=kv, causal=is_causal(self.causal)
+        )
+        first, second = ops.split.emit(y, sizes=(self.heads * d, self.heads * d), name=("first", "second"))
+        apart = ops.sub(first, ops.mul(second, self._weight(d), name="second_weighed"), name="difference")
+        by_head = ops.reshape(apart, shape=(batch, seq, self.heads // 2, 2 * d))
+        scaled = ops.affine(named(RMSNorm(self.eps, weight=False), "norm")(by_head), by=1 - self.lambda_init)
+        return linear(ops.reshape(scaled, shape=(batch, seq, self.heads * d)), x.width, "o", self.bias)
+
+    def _weight(self, d: int) -> Value:
+        """λ, one number [1]."""
+
+        def exponential(i: int) -> Value:
+            q, k = (param(f"lambda_{name}{i}", (d,), normal(0.1)) for name in "qk")
+            return ops.exp(ops.sum(ops.mul(q, k), axes=(0,), keepdims=True))
+
+        return ops.affine(ops.sub(exponential(1), exponential(2)), plus=self.lambda_init, name="lambda")
+
+
+@module
+class MixtureOfAttention:
+    """Attention whose query and output maps are experts (Zhang 2022, Mixture of Attention Heads; JetMoE).
+
+    Each of `experts` maps to queries of `kv_heads` heads, which attend to keys and values that all experts share; the
+    best `k` of a token, softmax over their logits, add up. All experts attend here, and those that were not chosen
+    weigh 0. Parameters ``q.weight`` and ``o.weight``, whose rows (columns) are those of key/value head 0 of every
+    expert, then of head 1, …; ``k``, ``v``, ``router.weight`` [experts, dim] and ``bias`` [dim].
+    """
+
+    experts: int
+    k: int
+    kv_heads: int
+    head_dim: int
+    rope: RoPE | None = None
+
+    def __post_init__(self) -> None:
+        need_whole(self, "experts", "k", "kv_heads", "head_dim")
+        need_few(self, "experts", "kv_heads")
+        need_kind(self, "rope", RoPE)
+        need(self, self.k <= self.experts, f"k={self.k} exceeds experts={self.experts}")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        kv, d, (batch, seq, _) = self.kv_heads, self.head_dim, x.shape
+        heads = kv * self.experts
+        q = linear(x, heads * d, "q")
+        k, v = (linear(x, kv * d, name) for name in "kv")
+        if self.rope is not None:
+            q, k = self.rope(q, heads, "q_rope"), self.rope(k, kv, "k_rope")
+        y = ops.attention(*(q, k, v, None, provided("key_mask")), heads=heads, kv_heads=kv, causal=is_causal())
+        combine = ops.route(linear(x, self.experts, "router"), k=self.k)
+        weights = ops.reshape(combine, shape=(batch, seq, 1, self.experts, 1))
+        weighed = ops.mul(ops.reshape(y, shape=(batch, seq, kv, self.experts, d)), weights, name="weighed")
+        mixed = linear(ops.reshape(weighed, shape=(batch, seq, heads * d)), x.width, "o")
+        return ops.add(mixed, param("bias", (x.width,), fill(0.0)), name="with_bias")

@@ -1,0 +1,168 @@
+"""One token of a recurrence as data: the graph that the op `scan` has for an attribute.
+
+Its text form is a block of statements; nodes are those of a graph, in no scope ::
+
+    {
+      state %h: f32[batch, 8]
+      token %x: f32[batch, 8]
+      constant %decay: f32[8]
+      %kept: f32[batch, 8] = mul(%h, %decay)
+      %new: f32[batch, 8] = add(%kept, %x)
+      next %h = %new
+      output y = %new
+    }
+
+A state that does not begin with zeros says with what: ``state %m: f32[batch, 8] = -1e+30``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..errors import WeftError
+from ..types import TensorType, sizes
+from .graph import Graph, Node, Value
+
+BATCH = sizes.sym("batch")  # the first axis of states, of inputs at one token and of outputs
+NEXT = "next."  # what the outputs of the graph are called that are new states
+
+
+class Step:
+    """A function of states and of inputs at one token, which gives new states and outputs; immutable.
+
+    `graph` takes the states [batch, ...], then `tokens` [batch, ...], then constants (whole), and returns the new state
+    of each state (called ``next.`` and its name), then the outputs [batch, ...]. `initial` has, by the name of each
+    state, the number that it is filled with before the first token. Two steps are equal if their texts are.
+
+    Raises:
+        WeftError: if a new state has another type than its state, an axis of states and tokens is missing, or a size
+            has a name other than batch.
+    """
+
+    def __init__(self, graph: Graph, initial: Mapping[str, float], tokens: Iterable[str]) -> None:
+        self.graph, renamed = _canonical(graph)
+        self.initial = {renamed[name]: float(value) for name, value in initial.items()}
+        self.tokens = tuple(renamed[name] for name in tokens)
+        known = {*self.initial, *self.tokens}
+        self.constants = tuple(name for name in self.graph.inputs if name not in known)
+        self.outputs = tuple(name for name in self.graph.outputs if not name.startswith(NEXT))
+        self._check()
+        self.text = self.__spelled__ = _text(self)
+
+    def __repr__(self) -> str:
+        return f"Step({self.text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.text == other.text if isinstance(other, Step) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return tuple(self.initial)
+
+    def new(self, state: str) -> Value:
+        """The value in the graph that is the new `state`."""
+        return self.graph.outputs[NEXT + state]
+
+    def type(self, name: str, batch: sizes.Size) -> TensorType:
+        """The type of the input `name` for so many texts."""
+        return placed(self.graph.inputs[name].type, batch)
+
+    def _check(self) -> None:
+        graph, inputs = self.graph, self.graph.inputs
+        if graph.params:
+            raise WeftError(f"step: %{next(iter(graph.params))} is a parameter; a step takes constants instead")
+        if list(inputs) != [*self.initial, *self.tokens, *self.constants]:
+            raise WeftError("step: states come first, then tokens, then constants")
+        if not self.initial or not self.tokens or not self.outputs:
+            raise WeftError("step: a recurrence needs a state, an input and an output")
+        for name in inputs:
+            if name.startswith("past_"):
+                raise WeftError(f"step: %{name} is called like the operand of a state; choose another name")
+        for name, start in self.initial.items():
+            if not math.isfinite(start):
+                raise WeftError(f"step: the state {name} begins with {start}; begin with a finite number such as ±1e30")
+            if NEXT + name not in graph.outputs:
+                raise WeftError(f"step: nothing is the next %{name}")
+            old, new = inputs[name].type, self.new(name).type
+            if old != new:
+                raise WeftError(f"step: the new state {name} is {new}, not {old} as the state before it")
+            if not old.dtype.is_float:
+                raise WeftError(f"step: the state {name} is {old}; states are floating-point numbers")
+        if len(graph.outputs) != len(self.initial) + len(self.outputs):
+            raise WeftError("step: something is next that is no state")
+        by_row = {name: inputs[name].type for name in (*self.initial, *self.tokens)}
+        by_row |= {name: graph.outputs[name].type for name in self.outputs}
+        for name, type in by_row.items():
+            if type.shape[:1] != (BATCH,):
+                raise WeftError(f"step: {name} is {type}; its first axis must be batch")
+        for name, type in {**by_row, **{name: inputs[name].type for name in self.constants}}.items():
+            if named := {n for size in type.shape for n in sizes.names(size)} - {"batch"}:
+                raise WeftError(f"step: {name} is {type}, but {named.pop()} is no size of a single token")
+
+
+def placed(type: TensorType, batch: sizes.Size) -> TensorType:
+    """`type` with a size in place of batch."""
+    return type.with_shape(*(sizes.substitute(size, {"batch": batch}) for size in type.shape))
+
+
+def _canonical(graph: Graph) -> tuple[Graph, dict[str, str]]:
+    """A copy of `graph` without scopes and unread nodes, whose values have names without dots; and, by the names of its
+    inputs, what they are called there."""
+    other, mapped, renamed = Graph("step"), dict[Value, Value](), dict[str, str]()
+    for name, value in graph.inputs.items():
+        renamed[name] = other.fresh(_plain(name))
+        mapped[value] = Value(other, renamed[name], value.type)
+        other.inputs[renamed[name]] = mapped[value]
+    for param in graph.params.values():
+        mapped[param] = other.add_param(_plain(param.name), param.type, param.recipe)
+    for node in live_nodes(graph, graph.outputs.values()):
+        operands = [None if v is None else mapped[v] for v in node.inputs]
+        names = [_plain(v.name) for v in node.outputs]
+        copy = other.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], names, "")
+        mapped.update(zip(node.outputs, copy.outputs, strict=True))
+    for name, value in graph.outputs.items():
+        state = name.startswith(NEXT)
+        other.add_output(NEXT + renamed.get(name[len(NEXT) :], name) if state else _plain(name), mapped[value])
+    ordered = [*(n for n in other.outputs if n.startswith(NEXT)), *(n for n in other.outputs if n[: len(NEXT)] != NEXT)]
+    for name in ordered:  # new states before outputs
+        value = other.outputs[name]
+        del other.outputs[name]
+        other.outputs[name] = value
+    return other, renamed
+
+
+def live_nodes(graph: Graph, values: Iterable[Value]) -> list[Node]:
+    """The nodes of `graph` that `values` depend on, in order."""
+    needed, found = set(values), list[Node]()
+    for node in reversed(list(graph.nodes)):
+        if not needed.isdisjoint(node.outputs):
+            found.append(node)
+            needed.update(v for v in node.inputs if v is not None)
+    return found[::-1]
+
+
+def _plain(name: str) -> str:
+    """The last part of a dotted name, in letters that text can spell."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", name.rpartition(".")[2]) or "v"
+
+
+def _text(step: Step) -> str:
+    lines = ["{"]
+    kinds: Sequence[tuple[str, Iterable[str]]] = (
+        ("state", step.states), ("token", step.tokens), ("constant", step.constants)
+    )  # fmt: skip
+    for kind, names in kinds:
+        for name in names:
+            start = step.initial.get(name, 0.0)
+            # repr: -0.0 is another start than 0.0
+            value = f" = {start!r}" if repr(start) != "0.0" else ""
+            lines.append(f"  {kind} %{name}: {step.graph.inputs[name].type}{value}")
+    lines += ["  " + str(node).replace("\n", "\n  ") for node in step.graph.nodes]
+    lines += [f"  next %{name} = %{step.new(name).name}" for name in step.states]
+    lines += [f"  output {name} = %{step.graph.outputs[name].name}" for name in step.outputs]
+    return "\n".join([*lines, "}"])

@@ -1,0 +1,35 @@
+"""`scan` in float64: five recurrences of papers against definitions that share nothing with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.recurrences import RECURRENCES, Recurrence
+from weft.frontends.dsl import building
+from weft.ir import Graph, TensorType, dtypes, interpret, parse, verify
+from weft.ir.types import sizes
+
+BATCH, SEQ = 2, 11
+
+
+def graph_of(recurrence: Recurrence) -> Graph:
+    batch, seq = sizes.sym("batch"), sizes.sym("seq")
+    with building(Graph("recurrence")) as graph:
+        values = [graph.add_input(n, TensorType(dtypes.f32, (batch, seq, *s))) for n, s in recurrence.inputs.items()]
+        values += [graph.add_input(n, TensorType(dtypes.f32, s)) for n, s in recurrence.weights.items()]
+        graph.add_output("y", recurrence.make(*values))
+    verify(graph)
+    assert parse(str(graph)) == graph
+    return graph
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_recurrences_of_papers(name: str) -> None:
+    recurrence, rng = RECURRENCES[name], np.random.default_rng(7)
+    feeds = {n: rng.standard_normal((BATCH, SEQ, *shape)) for n, shape in recurrence.inputs.items()}
+    feeds |= {n: rng.standard_normal(shape) for n, shape in recurrence.weights.items()}
+    wanted = recurrence.define(*(torch.from_numpy(x) for x in feeds.values())).detach().numpy()
+    found = interpret(graph_of(recurrence), feeds)["y"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-10)
