@@ -103,8 +103,8 @@ class Decoder(Displayable):
 
     `layers` is a number of copies of `block`, or a list that says each layer. `final_norm` True means the norm that the
     last block uses (none after a post-norm block). `tie_embeddings` uses the embedding as the head's weight. The
-    embedding is multiplied by `embed_scale`, `positions` are added, `embed_norm` follows, or stands before the positions
-    with `embed_norm_first` (BlenderbotSmall). Logits are multiplied by
+    embedding is multiplied by `embed_scale`, `positions` are added, `embed_norm` follows; with `embed_norm_first` it comes
+    before the positions (BlenderbotSmall). Logits are multiplied by
     `logit_scale` and squashed by `logit_softcap`. `context` is the longest sequence meant. `position_bias` is added to
     the scores of every self-attention that has no `bias` of its own.
     """

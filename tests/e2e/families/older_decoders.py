@@ -22,17 +22,22 @@ XGLM = {k: DECODER[k] for k in ("vocab_size", "d_model", "max_position_embedding
     "ffn_dim": 80,
 }
 
+ALONE = {
+    f"{name.lower()}-alone": Row(f"{name}ForCausalLM", DECODER)
+    for name in ("Bart", "MBart", "Marian", "Pegasus", "PLBart", "Mvp", "Blenderbot", "BlenderbotSmall")
+}
+
 ROWS = {
     "openai-gpt": Row("OpenAIGPTLMHeadModel", CLASSIC),
-    "openai-gpt-silu": Row("OpenAIGPTLMHeadModel", CLASSIC | UNTIED | {"afn": "silu"}),
     "ctrl": Row("CTRLLMHeadModel", CLASSIC | {"dff": 80}),
+    "xglm": Row("XGLMForCausalLM", XGLM),
+    "blenderbotsmall-alone": ALONE["blenderbotsmall-alone"],
+}
+ALIKE = {
+    "openai-gpt-silu": Row("OpenAIGPTLMHeadModel", CLASSIC | UNTIED | {"afn": "silu"}),
     "ctrl-untied": Row("CTRLLMHeadModel", CLASSIC | UNTIED | {"dff": 80}),
     "biogpt": Row("BioGptForCausalLM", COMMON | TIED),
     "biogpt-unscaled": Row("BioGptForCausalLM", COMMON | UNTIED | {"scale_embedding": False}),
-    "xglm": Row("XGLMForCausalLM", XGLM),
     "xglm-unscaled": Row("XGLMForCausalLM", XGLM | UNTIED | {"scale_embedding": False}),
-    **{
-        f"{name.lower()}-alone": Row(f"{name}ForCausalLM", DECODER)
-        for name in ("Bart", "MBart", "Marian", "Pegasus", "PLBart", "Blenderbot", "BlenderbotSmall")
-    },
+    **ALONE,
 }

@@ -33,7 +33,7 @@ from weft.frontends.dsl import (
     trace,
 )
 from weft.frontends.dsl.blocks import ARRANGEMENTS
-from weft.ir import Graph, TensorType, Value, interpret, ops, verify
+from weft.ir import Graph, TensorType, Value, WeftError, interpret, ops, verify
 from weft.ir.recipes import Full, Normal
 from weft.ir.types import dtypes, sizes
 
