@@ -101,12 +101,12 @@ def describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
 class Decoder(Displayable):
     """A decoder-only language model: embedding, layers, final norm, output head.
 
-    `layers` is a number of copies of `block`, or a list that says each layer. `final_norm` True means the norm that the
-    last block uses (none after a post-norm block). `tie_embeddings` uses the embedding as the head's weight. The
-    embedding is multiplied by `embed_scale`, `positions` are added, `embed_norm` follows; with `embed_norm_first` it comes
-    before the positions (BlenderbotSmall). Logits are multiplied by
-    `logit_scale` and squashed by `logit_softcap`. `context` is the longest sequence meant. `position_bias` is added to
-    the scores of every self-attention that has no `bias` of its own.
+    `layers` is a number of copies of `block`, or a list that says each layer. `final_norm` True means the norm that
+    the last block uses (none after a post-norm block). `tie_embeddings` uses the embedding as the head's weight.
+    The embedding is multiplied by `embed_scale`, `positions` are added, `embed_norm` follows (with
+    `embed_norm_first` before positions are added, as in BlenderbotSmall). Logits are multiplied by `logit_scale`
+    and squashed by `logit_softcap`. `context` is the longest sequence meant. `position_bias` is added to the scores
+    of every self-attention that has no `bias` of its own.
     """
 
     vocab: int
