@@ -6,6 +6,7 @@ weft with an oracle of its own, the class of transformers, or a loop over the eq
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 from transformers import RecurrentGemmaConfig
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
-from weft.frontends.dsl import State, scan
+from weft.frontends.dsl import State, linear, module, param, positions, scan
 from weft.ir import Value, ops
 
 HEADS, KEYS, VALUES, CHANNELS, STATES = 2, 4, 3, 6, 5
@@ -104,9 +105,7 @@ def _rg_lru(x: Value, wi: Value, bi: Value, wr: Value, br: Value, rate: Value) -
         h = (1.0 - first) * a * h + grown * gate(x, wi, bi) * x
         return h, h
 
-    at = ops.iota(x, axis=1)
-    first = ops.cast(ops.equal(at, 0), to=x.type.dtype)
-    y: Value = scan(step, x, ops.expand(_row(first, 0), shape=x.shape[:2]), state=(CHANNELS,))
+    y: Value = scan(step, x, ops.cast(ops.equal(positions(x), 0), to=x.type.dtype), state=(CHANNELS,))
     return y
 
 
@@ -208,3 +207,22 @@ RECURRENCES = {
     "slstm": Recurrence(_slstm, _slstm_defined, {"x": (4 * CHANNELS,)}, {"r": (CHANNELS, 4 * CHANNELS)}, affine=False),
     "delta rule": Recurrence(_delta, _delta_defined, {"q": _keys, "k": _keys, "v": _values, "beta": (HEADS,)}, {}),
 }  # fmt: skip
+
+
+@module
+class Mixer:
+    """A layer around the recurrence called `kind`: its inputs are linear in those of the layer."""
+
+    kind: str
+
+    def __call__(self, x: Value) -> Value:
+        recurrence = RECURRENCES[self.kind]
+
+        def projected(name: str, row: tuple[int, ...]) -> Value:
+            y = linear(x, math.prod(row), name)
+            return y if len(row) == 1 else ops.reshape(y, shape=(*x.shape[:2], *row))
+
+        values = [projected(name, row) for name, row in recurrence.inputs.items()]
+        y = recurrence.make(*values, *(param(name, shape) for name, shape in recurrence.weights.items()))
+        width = math.prod(y.shape[2:])
+        return linear(y if len(y.shape) == 3 else ops.reshape(y, shape=(*x.shape[:2], width)), x.width, "o")

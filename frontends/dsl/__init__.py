@@ -10,18 +10,36 @@ from weft.ir import ops
 
 from .attention import Attention
 from .blocks import Block, Repeat, ShortcutBlock
-from .build import building, contribute, fill, module, named, normal, param, provided, providing, scope, trace, uniform
+from .build import (
+    building,
+    contribute,
+    fill,
+    keep,
+    kept,
+    module,
+    named,
+    normal,
+    param,
+    provided,
+    providing,
+    scope,
+    trace,
+    uniform,
+)
 from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
+from .hybrids import ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .mixers import MLA, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
+from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
 from .position_bias import ALiBi, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
 from .state_space import Mamba, Mamba2
+from .streams import AltUpLayer, GatherStreams, SpreadStreams
 
 silu = ops.swish  # its β is 1 by default
 
@@ -30,6 +48,7 @@ __all__ = [
     "MLP",
     "XIELU",
     "ALiBi",
+    "AltUpLayer",
     "Attention",
     "Block",
     "CrossAttention",
@@ -38,19 +57,27 @@ __all__ = [
     "Encoder",
     "EncoderDecoder",
     "GatedMLP",
+    "GatherStreams",
     "LayerNorm",
+    "LayerWithInput",
     "LearnedPositions",
     "LinearAttention",
     "Mamba",
     "Mamba2",
     "MixtureOfAttention",
     "MoE",
+    "ParallelHybrid",
+    "PerLayerEmbedding",
+    "PerLayerInput",
     "RMSNorm",
     "RelativeAttention",
     "Repeat",
     "RoPE",
+    "ShortConv",
     "ShortcutBlock",
     "Sinusoidal",
+    "SplitFeedForward",
+    "SpreadStreams",
     "State",
     "T5Bias",
     "Temperature",
@@ -58,6 +85,8 @@ __all__ = [
     "contribute",
     "embedding",
     "fill",
+    "keep",
+    "kept",
     "linear",
     "module",
     "named",

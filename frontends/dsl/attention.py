@@ -7,7 +7,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 from weft.ir.schema.visible_keys import PATTERNS
 
-from .build import Layer, fill, module, named, named_alike, param, provided
+from .build import Layer, fill, keep, kept, module, named, named_alike, param, provided
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
 from .layers import Norm, is_causal, last_axis, linear
 from .rotary import RoPE, Temperature
@@ -25,6 +25,10 @@ class Attention:
     to 1/√head_dim, `softcap` squashes scores, `sinks` learns one extra key per head, `gate` multiplies by σ(x W) before
     the output projection, and `sub_norm` normalizes there (Wang 2022, Magneto). `bias` (ALiBi, T5Bias, or a module of
     x, heads and causal) is added to the scores; where it is None, what the model's `position_bias` makes for all.
+
+    `keep_kv` keeps keys and values under a name, and `share_kv` attends to what an earlier layer kept (Brandon 2024,
+    cross-layer attention; YOCO). `keys_as_values` takes the projected keys, before norm and rotation, for values, and
+    `v_norm` normalizes values on each head (Gemma 4).
     """
 
     heads: int
@@ -51,6 +55,10 @@ class Attention:
     stride: int = 1
     summary: int = 1
     bias: Layer | None = None
+    v_norm: Norm | None = None
+    keys_as_values: bool = False
+    keep_kv: str | None = None
+    share_kv: str | None = None
 
     def __post_init__(self) -> None:
         need_whole(self, "heads", "kv_heads", "head_dim", "window", "stride", "summary")
@@ -61,7 +69,7 @@ class Attention:
         need_finite(self, "scale")
         need_kind(self, "rope", RoPE)
         need_kind(self, "temperature", Temperature)
-        need_modules(self, "qk_norm", "sub_norm", "bias")
+        need_modules(self, "qk_norm", "sub_norm", "v_norm", "bias")
         need_one_of(self, "pattern", PATTERNS)
         fits = self.pattern != "fixed" or self.summary <= self.stride
         need(self, fits, f"summary={self.summary} exceeds stride={self.stride}")
@@ -85,24 +93,15 @@ class Attention:
                 "bias, rope, window and pattern compare positions of one text: attention to another has none"
             )
         d = self.head_dim or last_axis(x, self.heads, "heads")
-        kv = self.groups
-        q = self._projected(x, self.heads * d, "q")
-        k = self._projected(source, kv * d, "k")
-        v = self._projected(source, kv * d, "v")
-        if not self.qk_norm_last:
-            q, k = self._both_normed(q, k)
-        if self.rope is not None:
-            q, k = self.rope(q, self.heads, "q_rope"), self.rope(k, kv, "k_rope")
-        if self.qk_norm_last:
-            q, k = self._both_normed(q, k)
-        if self.temperature is not None:
-            q = self.temperature(q)
+        q, k, v = self._projections(x, source, d)
+        if self.keep_kv is not None:
+            keep(self.keep_kv, k, v)
         causal = is_causal(self.causal) and memory is None
         mask = provided("key_mask" if memory is None else "memory_mask")
         sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
         y = ops.attention(
             *(q, k, v, self._bias(x, causal) if memory is None else None, mask, sinks),
-            **named_alike(self, ops.attention) | {"kv_heads": kv, "causal": causal},
+            **named_alike(self, ops.attention) | {"kv_heads": self.groups, "causal": causal},
         )
         if self.gate:
             y = ops.mul(y, ops.sigmoid(linear(x, y.width, "gate")), name="gated")
@@ -110,25 +109,41 @@ class Attention:
             y = self.sub_norm(y)
         return linear(y, x.width, "o", self.out_bias)
 
+    def _bias(self, x: Value, causal: bool) -> Value | None:
+        return provided("position_bias") if self.bias is None else self.bias(x, self.heads, causal)
+
+    def _projections(self, x: Value, source: Value, d: int) -> tuple[Value, Value, Value]:
+        """Queries, keys and values, normalized and rotated."""
+        kv, own = self.groups, self.share_kv is None
+        each = {"q": self._projected(x, self.heads * d, "q")}
+        if own:
+            each["k"] = self._projected(source, kv * d, "k")
+            v = each["k"] if self.keys_as_values else self._projected(source, kv * d, "v")
+            v = v if self.v_norm is None else self._by_head(self.v_norm, v, kv, "v_norm")
+        for what in ("rope", "norm") if self.qk_norm_last else ("norm", "rope"):
+            for name, value in each.items():
+                heads = self.heads if name == "q" else kv
+                if what == "rope" and self.rope is not None:
+                    each[name] = self.rope(value, heads, f"{name}_rope")
+                elif what == "norm" and self.qk_norm is not None:
+                    each[name] = self._normed(self.qk_norm, value, heads, f"{name}_norm")
+        q = each["q"] if self.temperature is None else self.temperature(each["q"])
+        k, v = (each["k"], v) if own else kept(self.share_kv or "")
+        return q, k, v
+
     def _projected(self, x: Value, width: int, name: str) -> Value:
         y = linear(x, width, name, self.qkv_bias)
         return y if self.clip is None else ops.clip(y, low=-self.clip, high=self.clip, name=f"{name}_clipped")
 
-    def _bias(self, x: Value, causal: bool) -> Value | None:
-        return provided("position_bias") if self.bias is None else self.bias(x, self.heads, causal)
-
-    def _both_normed(self, q: Value, k: Value) -> tuple[Value, Value]:
-        if self.qk_norm is None:
-            return q, k
-        return self._normed(self.qk_norm, q, self.heads, "q_norm"), self._normed(self.qk_norm, k, self.groups, "k_norm")
-
     def _normed(self, norm: Norm, x: Value, heads: int, name: str) -> Value:
         if self.qk_norm_full:
             return named(norm, name)(x)
-        batch, seq, width = x.shape
-        split = ops.reshape(x, shape=(batch, seq, heads, width // heads), name=f"{name}_heads")
         if not self.qk_norm_each:
-            return ops.reshape(named(norm, name)(split), shape=(batch, seq, width), name=f"{name}_joined")
-        plain = named(norm.plain(), name)(split)
-        joined = ops.reshape(plain, shape=(batch, seq, width), name=f"{name}_joined")
-        return ops.mul(joined, param(f"{name}.weight", (width,), fill(1.0)), name=f"{name}_scaled")
+            return self._by_head(norm, x, heads, name)
+        joined = self._by_head(norm.plain(), x, heads, name)
+        return ops.mul(joined, param(f"{name}.weight", (x.width,), fill(1.0)), name=f"{name}_scaled")
+
+    def _by_head(self, norm: Norm, x: Value, heads: int, name: str) -> Value:
+        """x [batch, seq, heads·d], each head normalized."""
+        split = ops.reshape(x, shape=(*x.shape[:2], heads, x.width // heads), name=f"{name}_heads")
+        return ops.reshape(named(norm, name)(split), shape=x.shape, name=f"{name}_joined")

@@ -53,6 +53,7 @@ class _Builder:
     frames: list[_Frame]
     facts: dict[str, Value]
     contributed: dict[str, Value] = field(default_factory=dict)
+    kept: dict[str, tuple[Value, ...]] = field(default_factory=dict)
     override: str | None = None
 
 
@@ -352,3 +353,20 @@ def contribute(output: str, value: Value) -> None:
     contributed = current().contributed
     known = contributed.get(output)
     contributed[output] = value if known is None else ops.add(known, value, name=f"{output}_sum")
+
+
+def keep(name: str, *values: Value) -> None:
+    """Keep `values` for modules that run later (`kept`); the same name again replaces them."""
+    current().kept[name] = values
+
+
+def kept(name: str) -> tuple[Value, ...]:
+    """The values that an earlier module kept under `name`.
+
+    Raises:
+        WeftError: if none did.
+    """
+    values = current().kept.get(name)
+    if values is None:
+        raise WeftError(f"no earlier layer keeps {name!r}; kept are {', '.join(current().kept) or 'none'}")
+    return values

@@ -41,6 +41,9 @@ class MoE:
 
     If `batched`, the tokens of all rows compete for the experts together, not those of each row.
 
+    With `latent` the experts work at that width, between ``latent_in.weight`` [latent, dim] and ``latent_out.weight``
+    [dim, latent]; the router and `shared` see the full one (LatentMoE, Nemotron 3).
+
     `shared` is a module that all tokens pass, times σ(x W) of ``shared_gate.weight`` [1, dim] with `shared_gate`.
     `zero_experts` more experts, the last for the router, give tokens back as they are (Meituan 2025, LongCat-Flash).
     `weigh_input` multiplies what the one expert takes, not what it makes, by its weight (Llama 4). `out_bias` adds
@@ -75,9 +78,10 @@ class MoE:
     zero_experts: int = 0
     weigh_input: bool = False
     out_bias: bool = False
+    latent: int | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "experts", "hidden", "k", "groups", "top_groups")
+        need_whole(self, "experts", "hidden", "k", "groups", "top_groups", "latent")
         need_whole(self, "zero_experts", least=0)
         need_few(self, "experts", "zero_experts")
         need_activation(self, self.activation)
@@ -106,9 +110,13 @@ class MoE:
         need(self, self.shared is not None or not self.shared_gate, "shared_gate needs a shared module")
         need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
 
-    def __call__(self, x: Value) -> Value:
-        """x [batch, seq, dim] → the same."""
-        y = self._all_mixed(x, self._combine(x))
+    def __call__(self, x: Value, routed_by: Value | None = None) -> Value:
+        """x [batch, seq, dim] → the same; the router reads `routed_by`, like x, if given."""
+        combine = self._combine(x if routed_by is None else routed_by)
+        if self.latent is None:
+            y = self._all_mixed(x, combine)
+        else:
+            y = linear(self._all_mixed(linear(x, self.latent, "latent_in"), combine), x.width, "latent_out")
         if self.out_bias:
             y = ops.add(y, param("out_bias", (x.width,), fill(0.0)), name="with_bias")
         if self.shared is None:

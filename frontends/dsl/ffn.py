@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 from weft.ir import ops
 from weft.ir.graph import Value
 from weft.ir.ops.activation import activate
 
 from .build import Layer, fill, module, param
-from .checks import need_activation, need_finite, need_modules, need_positive, need_whole
+from .checks import need, need_activation, need_finite, need_modules, need_positive, need_whole
 from .layers import Norm, linear
 
 
@@ -40,7 +42,8 @@ class MLP:
 class GatedMLP:
     """(act(x W_gate) ⊙ x W_up) W_down: SwiGLU for silu, GEGLU for gelu, ReGLU, GLU (sigmoid), bilinear (identity).
 
-    `limit` clamps gate and up as the op `glu` says; `sub_norm` as in `MLP`.
+    `limit` clamps gate and up as the op `glu` says; `sub_norm` as in `MLP`. With `sparsity` p, of every token's gates
+    only what exceeds their mean by the p-quantile of a normal distribution passes (Gemma 3n's Gaussian top-k).
     """
 
     hidden: int
@@ -48,11 +51,13 @@ class GatedMLP:
     bias: bool = False
     limit: float | None = None
     sub_norm: Norm | None = None
+    sparsity: float = 0.0
 
     def __post_init__(self) -> None:
         need_whole(self, "hidden")
         need_activation(self, self.activation)
         need_positive(self, "limit")
+        need(self, 0 <= self.sparsity < 1, f"sparsity={self.sparsity} must be from 0 to below 1")
         need_modules(self, "sub_norm")
 
     @classmethod
@@ -63,8 +68,19 @@ class GatedMLP:
     def __call__(self, x: Value) -> Value:
         """x [..., dim] → the same."""
         gate = linear(x, self.hidden, "gate", self.bias)
+        if self.sparsity:
+            gate = _above_quantile(gate, self.sparsity)
         y = ops.glu(gate, linear(x, self.hidden, "up", self.bias), activation=self.activation, limit=self.limit)
         return linear(y if self.sub_norm is None else self.sub_norm(y), x.width, "down", self.bias)
+
+
+def _above_quantile(x: Value, share: float) -> Value:
+    """By how much each of x exceeds the `share`-quantile of a normal distribution with its mean and deviation."""
+    last = (len(x.shape) - 1,)
+    mean = ops.mean(x, axes=last, keepdims=True)
+    deviation = ops.sqrt(ops.mean(ops.square(ops.sub(x, mean)), axes=last, keepdims=True))
+    cutoff = ops.add(mean, ops.affine(deviation, by=NormalDist().inv_cdf(share)))
+    return ops.relu(ops.sub(x, cutoff))
 
 
 @module

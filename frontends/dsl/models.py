@@ -14,6 +14,7 @@ from weft.ir.types import TensorType, dtypes, sizes
 from .build import Layer, current, module, named, param, provided, providing, traced
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_positive, need_whole
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
+from .per_layer import PerLayerEmbedding
 from .position_bias import T5Bias
 
 Positions = LearnedPositions | Sinusoidal
@@ -65,12 +66,13 @@ def _embedded(model: Decoder | Encoder, ids: Value, table: Value, types: Value |
     return x
 
 
-def _run(model: Decoder | Encoder, x: Value) -> Value:
-    """The layers, to which the model provides its `position_bias`."""
+def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
+    """The layers, to which the model provides its `position_bias` and to each its part of `per_layer`."""
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
     with providing(**facts):
         for i, layer in enumerate(_stack(model)):
-            y = named(layer, f"layers.{i}")(x)
+            with providing(**{"per_layer": per_layer[i]} if per_layer else {}):
+                y = named(layer, f"layers.{i}")(x)
             if y.type != x.type:
                 raise WeftError(f"layers.{i} makes {y.type} of {x.type}; the layers of a model are equally wide")
             x = y
@@ -106,7 +108,9 @@ class Decoder(Displayable):
     The embedding is multiplied by `embed_scale`, `positions` are added, `embed_norm` follows (with
     `embed_norm_first` before positions are added, as in BlenderbotSmall). Logits are multiplied by `logit_scale`
     and squashed by `logit_softcap`. `context` is the longest sequence meant. `position_bias` is added to the scores
-    of every self-attention that has no `bias` of its own.
+    of every self-attention that has no `bias` of its own. `per_layer` makes a further embedding for every layer,
+    which its `PerLayerInput` reads. `spread` makes of x what the layers hand on, `gather` makes x of that again
+    (`SpreadStreams`, `GatherStreams`).
     """
 
     vocab: int
@@ -124,9 +128,14 @@ class Decoder(Displayable):
     logit_softcap: float | None = None
     context: int | None = None
     position_bias: T5Bias | None = None
+    per_layer: PerLayerEmbedding | None = None
+    spread: Layer | None = None
+    gather: Layer | None = None
 
     def __post_init__(self) -> None:
         _check(self)
+        need_kind(self, "per_layer", PerLayerEmbedding)
+        need_modules(self, "spread", "gather")
         need_finite(self, "logit_scale")
         need_positive(self, "logit_softcap")
         if not isinstance(self.final_norm, bool):
@@ -135,7 +144,10 @@ class Decoder(Displayable):
     def __call__(self, input_ids: Value) -> Value:
         """input_ids [batch, seq] → logits [batch, seq, vocab]."""
         table = _table(self)
-        x = _run(self, _embedded(self, input_ids, table))
+        x = _embedded(self, input_ids, table)
+        more = [] if self.per_layer is None else self.per_layer(x, input_ids, len(_stack(self)))
+        x = _run(self, x if self.spread is None else self.spread(x), more)
+        x = x if self.gather is None else self.gather(x)
         norm = self._last_norm() if self.final_norm is True else self.final_norm
         if norm:
             x = named(norm, "final_norm")(x)

@@ -9,7 +9,8 @@ from weft.ir.graph import Value
 from weft.ir.recipes import Concat, Full, Map, Recipe, Uniform
 
 from .build import fill, module, named, param, uniform
-from .checks import need_divides, need_few, need_whole
+from .checks import need_divides, need_few, need_modules, need_positive, need_whole
+from .hybrids import convolved
 from .layers import Norm, RMSNorm, linear
 
 STEPS = math.log(1e-3), math.log(0.1)  # of log Δ before training (Gu & Dao 2023, 3.6)
@@ -63,7 +64,7 @@ class Mamba:
         rank = -(-dim // 16) if self.dt_rank is None else self.dt_rank
         both = linear(x, 2 * inner, "in", self.bias)
         u, gate = ops.split.emit(both, sizes=(inner, inner), name=("u", "gate"))
-        u = _convolved(u, self.conv, self.conv_bias)
+        u = convolved(u, self.conv, self.conv_bias, "silu")
         parts = ops.split.emit(linear(u, rank + 2 * state, "x"), sizes=(rank, state, state), name=("step", "b", "c"))
         if self.norms is not None:
             parts = tuple(named(self.norms, f"{n}_norm")(v) for n, v in zip(("dt", "b", "c"), parts, strict=True))
@@ -81,10 +82,11 @@ class Mamba2:
     """A state space of `heads` with one decay each (Dao & Gu 2024): `inner` channels, B and C per group.
 
     ``in.weight`` [2·inner + 2·groups·state + heads, dim] makes gate, x, B, C and step, in this order; x, B and C pass a
-    causal convolution over `conv` tokens and SiLU. What `ssd` makes, times SiLU(gate), is normed by `norm` — over each
-    of `norm_groups` runs of channels — and passes ``out.weight`` [dim, inner]. Further parameters: ``conv.weight``
-    [inner + 2·groups·state, conv], ``conv.bias``, ``dt.bias``, ``a_log`` (A = −e^a_log) and ``d`` [heads],
-    ``norm.weight`` [inner]. `bias` is of in and out. Initial values are those of the authors' code.
+    causal convolution over `conv` tokens and SiLU. What `ssd` makes, times SiLU(gate), is normed by `norm`, if there is
+    one — over each of `norm_groups` runs of channels, before the gate if `norm_first` — and passes ``out.weight``
+    [dim, inner]. Further parameters: ``conv.weight`` [inner + 2·groups·state, conv], ``conv.bias``, ``dt.bias``,
+    ``a_log`` (A = −e^a_log) and ``d`` [heads], ``norm.weight`` [inner]. `bias` is of in and out, `out_bias` of out
+    alone. Steps are at least `least_step`. Initial values are those of the authors' code.
     """
 
     inner: int
@@ -94,8 +96,11 @@ class Mamba2:
     conv: int = 4
     conv_bias: bool = True
     bias: bool = False
-    norm: RMSNorm = RMSNorm(1e-5)
+    norm: RMSNorm | None = RMSNorm(1e-5)
     norm_groups: int = 1
+    norm_first: bool = False
+    out_bias: bool | None = None
+    least_step: float | None = None
 
     def __post_init__(self) -> None:
         need_whole(self, "inner", "heads", "state", "groups", "norm_groups")
@@ -104,6 +109,8 @@ class Mamba2:
         need_divides(self, "heads", "inner")
         need_divides(self, "groups", "heads")
         need_divides(self, "norm_groups", "inner")
+        need_modules(self, "norm")
+        need_positive(self, "least_step")
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
@@ -111,14 +118,21 @@ class Mamba2:
         mixed = inner + 2 * wide
         whole = linear(x, inner + mixed + self.heads, "in", self.bias)
         gate, u, step = ops.split.emit(whole, sizes=(inner, mixed, self.heads), name=("gate", "u", "step"))
-        u = _convolved(u, self.conv, self.conv_bias)
+        u = convolved(u, self.conv, self.conv_bias, "silu")
         u, b, c = ops.split.emit(u, sizes=(inner, wide, wide), name=("u", "b", "c"))
         delta = ops.softplus(ops.add(step, param("dt.bias", (self.heads,), _step_bias), name="dt"), name="delta")
+        if self.least_step is not None:
+            delta = ops.clip(delta, low=self.least_step, name="delta_limited")
         a, d = _negative(param("a_log", (self.heads,), _drawn_decays)), param("d", (self.heads,), fill(1.0))
         y = ops.ssd(u, delta, a, b, c, d, heads=self.heads, groups=self.groups)
-        return linear(self._normed(ops.mul(y, ops.swish(gate), name="gated")), x.width, "out", self.bias)
+        y = self._normed(y) if self.norm_first else y
+        y = ops.mul(y, ops.swish(gate), name="gated")
+        y = y if self.norm_first else self._normed(y)
+        return linear(y, x.width, "out", self.bias if self.out_bias is None else self.out_bias)
 
     def _normed(self, y: Value) -> Value:
+        if self.norm is None:
+            return y
         if self.norm_groups == 1:
             return self.norm(y)
         runs = ops.reshape(y, shape=(*y.shape[:2], self.norm_groups, self.inner // self.norm_groups))
@@ -129,11 +143,3 @@ class Mamba2:
 def _negative(a_log: Value) -> Value:
     """A = −e^a_log."""
     return ops.neg(ops.exp(a_log, name="rates"), name="a")
-
-
-def _convolved(u: Value, width: int, with_bias: bool) -> Value:
-    """SiLU of the causal convolution with ``conv.weight`` [channels, width]."""
-    bias = param("conv.bias", (u.width,), fill(0.0)) if with_bias else None
-    return ops.causal_conv(
-        u, param("conv.weight", (u.width, width), uniform(width**-0.5)), bias, activation="silu", name="conv"
-    )

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ..errors import WeftError
 from ..types import TensorType, sizes
@@ -136,13 +136,13 @@ def _canonical(graph: Graph) -> tuple[Graph, dict[str, str]]:
     return other, renamed
 
 
-def live_nodes(graph: Graph, values: Iterable[Value]) -> list[Node]:
-    """The nodes of `graph` that `values` depend on, in order."""
+def live_nodes(graph: Graph, values: Iterable[Value], known: Container[Value] = ()) -> list[Node]:
+    """The nodes of `graph` that `values` depend on, in order; not those that make what is `known`."""
     needed, found = set(values), list[Node]()
     for node in reversed(list(graph.nodes)):
         if not needed.isdisjoint(node.outputs):
             found.append(node)
-            needed.update(v for v in node.inputs if v is not None)
+            needed.update(v for v in node.inputs if v is not None and v not in known)
     return found[::-1]
 
 

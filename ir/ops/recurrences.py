@@ -85,12 +85,13 @@ def carried(past: TensorType | None, wanted: TensorType) -> tuple[TensorType, ..
     return () if past is None else (past,)
 
 
-def _in(dtype: dtypes.DType, x: Value) -> Value:
+def in_dtype(dtype: dtypes.DType, x: Value) -> Value:
+    """Return `x` cast to `dtype`, unless it has it."""
     return x if x.type.dtype == dtype else cast(x, to=dtype)
 
 
-@gated_linear_attention.infer
-def _(n: OpCall) -> tuple[TensorType, ...]:
+def keys_and_values(n: OpCall) -> tuple[TensorType, ...]:
+    """The types of the outputs of a recurrence of q, k, v, `decay` and `past`, whose state is a matrix per head."""
     q, v, heads, groups = n.q, n.v, n.heads, n.groups
     want(q.rank == v.rank == 3 and n.k == q, f"q {q}, k {n.k} and v {v} must be [batch, seq, width], q and k alike")
     wide, width = (fixed(t.shape[2], f"q {q} and v {v} must have fixed widths") for t in (q, v))
@@ -102,31 +103,37 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     return v, *carried(n.past, v.with_shape(v.shape[0], heads, wide // groups, width // heads))
 
 
+gated_linear_attention.infer(keys_and_values)
+
+
 @gated_linear_attention.cost
 def _(n: OpCall) -> Size:
     v: TensorType = n.v
     return v.elements * sizes.floordiv(n.q.shape[2], n.groups) * (4 if n.decay is None else 5)
 
 
-@gated_linear_attention.states
-def _(n: OpCall) -> tuple[StateSpec, ...]:
+def matrix_state(n: OpCall) -> tuple[StateSpec, ...]:
+    """The state [heads, d, dv] of a recurrence of q, k and v."""
     matrix = n.heads, n.q.shape[2] // n.groups, n.v.shape[2] // n.heads
     return (constant_state(StateKind.RECURRENT, n.v, *matrix, part="state"),)
+
+
+gated_linear_attention.states(matrix_state)
+
+
+def by_head(t: Value, heads: int, groups: int) -> Value:
+    """t [batch, seq, groups·d] as f32 [batch, heads, seq, d]; head h reads group ⌊h·groups/heads⌋."""
+    (batch, seq, _), d = t.shape, t.width // groups
+    grouped = transpose(reshape(in_dtype(dtypes.f32, t), shape=(batch, seq, groups, 1, d)), axes=(0, 2, 3, 1, 4))
+    spread = expand(grouped, shape=(batch, groups, heads // groups, seq, d))
+    return reshape(spread, shape=(batch, heads, seq, d))
 
 
 @gated_linear_attention.body
 def _(n: OpCall) -> Value | tuple[Value, Value]:
     heads, groups = n.heads, n.groups
-    (batch, seq, _), d = n.q.shape, n.q.width // groups
-    decay, past = (None if t is None else _in(dtypes.f32, t) for t in (n.decay, n.past))
-
-    def by_head(t: Value) -> Value:
-        """q or k as [batch, heads, seq, d]."""
-        grouped = transpose(reshape(_in(dtypes.f32, t), shape=(batch, seq, groups, 1, d)), axes=(0, 2, 3, 1, 4))
-        spread = expand(grouped, shape=(batch, groups, heads // groups, seq, d))
-        return reshape(spread, shape=(batch, heads, seq, d))
-
-    q, k, v = by_head(n.q), by_head(n.k), per_head(_in(dtypes.f32, n.v), heads)
+    decay, past = (None if t is None else in_dtype(dtypes.f32, t) for t in (n.decay, n.past))
+    q, k, v = by_head(n.q, heads, groups), by_head(n.k, heads, groups), per_head(in_dtype(dtypes.f32, n.v), heads)
     at = iota(n.v, axis=1)
     seen = less_equal(unsqueeze(at, axes=(0,)), unsqueeze(at, axes=(1,)))
     pairs = mul(unsqueeze(q, axes=(3,)), unsqueeze(k, axes=(2,)))  # [batch, heads, t, s, d]
@@ -136,7 +143,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
         pairs = mul(pairs, exp(clip(gap, high=0.0)))
     y = matmul(masked(seen, add_up(pairs, axes=(4,))), v)
     if past is None:
-        return _in(n.v.type.dtype, flat(y))
+        return in_dtype(n.v.type.dtype, flat(y))
     if decay is None:
         y, present = add(y, matmul(q, past)), add(past, matmul(swap(k), v))
     else:
@@ -144,7 +151,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
         y = add(y, matmul(mul(q, exp(so_far)), past))
         written = matmul(swap(mul(k, exp(sub(whole, so_far)))), v)
         present = add(mul(swap(exp(whole)), past), written)
-    return _in(n.v.type.dtype, flat(y)), _in(n.past.type.dtype, present)
+    return in_dtype(n.v.type.dtype, flat(y)), in_dtype(n.past.type.dtype, present)
 
 
 _QKV = (normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 9))
@@ -258,22 +265,22 @@ def _(n: OpCall) -> tuple[Value, ...]:
     rq, rk = fq, fk
     if n.positions is not None:
         rq, rk = (rope(t, n.positions, n.frequencies, heads=heads, interleaved=n.interleaved) for t in (fq, fk))
-    terms = _in(dtypes.f32, fk)
+    terms = in_dtype(dtypes.f32, fk)
     norm = add_up(terms, axes=(1,), keepdims=True)  # [batch, 1, heads·d]
     present: tuple[Value, ...] = ()
     if n.causal:
         y, *state = gated_linear_attention.emit(rq, rk, n.v, None, n.past_state, heads=heads, groups=heads)
         seen = cumsum(terms, axis=1)
         if n.past_norm is not None:
-            before = reshape(_in(dtypes.f32, n.past_norm), shape=norm.shape)
+            before = reshape(in_dtype(dtypes.f32, n.past_norm), shape=norm.shape)
             seen, norm = add(seen, before), reshape(add(norm, before), shape=n.past_norm.shape)
-            present = *state, _in(n.past_norm.type.dtype, norm)
+            present = *state, in_dtype(n.past_norm.type.dtype, norm)
     else:
         y, seen = flat(matmul(per_head(rq, heads), matmul(swap(per_head(rk, heads)), per_head(n.v, heads)))), norm
-    shared = reshape(mul(_in(dtypes.f32, fq), seen), shape=(batch, seq, heads, fq.width // heads))
-    apart = reshape(_in(dtypes.f32, y), shape=(batch, seq, heads, y.width // heads))
+    shared = reshape(mul(in_dtype(dtypes.f32, fq), seen), shape=(batch, seq, heads, fq.width // heads))
+    apart = reshape(in_dtype(dtypes.f32, y), shape=(batch, seq, heads, y.width // heads))
     y = reshape(div(apart, add_up(shared, axes=(3,), keepdims=True)), shape=y.shape)
-    return _in(n.v.type.dtype, y), *present
+    return in_dtype(n.v.type.dtype, y), *present
 
 
 @op(

@@ -313,6 +313,61 @@ def floor(x: Value, *, name: str | None = None) -> Value:
 def floordiv(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
     """⌊x / y⌋ of integers"""
 
+class GatedDeltaRuleResults(NamedTuple):
+    gated_delta_rule: Value
+    present: Value
+
+@overload
+def gated_delta_rule(
+    q: Value,
+    k: Value,
+    v: Value,
+    beta: Value,
+    decay: Value | None = None,
+    past: None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+    name: str | Sequence[str] | None = None,
+) -> Value:
+    """S = diag(e^{g_t}) S_{t−1}, S_t = S + β_t k_t (v_t − Sᵀ k_t)ᵀ, y_t = S_tᵀ q_t per head, with gates g ≤ 0.
+
+    Gated DeltaNet (Yang 2024, arXiv 2412.06464); DeltaNet without gates (Schlag 2021), Kimi Linear (2025) with a gate
+    for every key.
+
+    q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv], `beta` β
+    [batch, seq, heads], `decay` g [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or none (0)
+    → y like v. The state before them is `past` [batch, heads, d, dv], then the one after them is returned too; or zero.
+    States stay bounded while β |k|² ≤ 2: models norm their keys.
+    """
+
+@overload
+def gated_delta_rule(
+    q: Value,
+    k: Value,
+    v: Value,
+    beta: Value,
+    decay: Value | None,
+    past: Value,
+    *,
+    heads: int,
+    groups: int = 1,
+    name: str | Sequence[str] | None = None,
+) -> GatedDeltaRuleResults: ...
+@overload
+def gated_delta_rule(
+    q: Value,
+    k: Value,
+    v: Value,
+    beta: Value,
+    decay: Value | None = None,
+    *,
+    past: Value,
+    heads: int,
+    groups: int = 1,
+    name: str | Sequence[str] | None = None,
+) -> GatedDeltaRuleResults: ...
+
 class GatedLinearAttentionResults(NamedTuple):
     gated_linear_attention: Value
     present: Value

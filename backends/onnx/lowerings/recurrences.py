@@ -30,30 +30,31 @@ CHUNK = 32  # tokens whose pairs are computed at once
 Out = onnx.Value
 
 
-def _wide(e: Emitter, value: Value | None) -> Any:
+def wide(e: Emitter, value: Value | None) -> Any:
     """The ONNX value in f32: states add up many rounded terms, and CPU kernels know nothing narrower."""
     out = e[value]
     narrow = value is not None and value.type.dtype != dtypes.f32 and e.target.device == "cpu"
     return e.op("Cast", out, to=int(onnx.DataType.FLOAT)) if narrow else out
 
 
-def _narrow(e: Emitter, node: Node, results: list[Out]) -> list[Out]:
+def narrow(e: Emitter, node: Node, results: list[Out]) -> list[Out]:
     """Cast f32 results to the dtypes of the outputs of `node`."""
 
-    def narrow(v: Out, dtype: DType) -> Out:
+    def cast(v: Out, dtype: DType) -> Out:
         fits = dtype == dtypes.f32 or e.target.device != "cpu"
         return v if fits else e.op("Cast", v, to=int(ONNX_DTYPES[dtype.name]))
 
-    return [narrow(v, value.type.dtype) for v, value in zip(results, node.outputs, strict=False)]
+    return [cast(v, value.type.dtype) for v, value in zip(results, node.outputs, strict=False)]
 
 
-def _zeros(e: Emitter, batch: Size, *tail: int) -> Any:
+def zeros(e: Emitter, batch: Size, *tail: int) -> Any:
+    """Return zeros [batch, *tail]."""
     return e.op("ConstantOfShape", e.op("Concat", e.size(batch), e.constant(tail), axis=0))
 
 
-def _start(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
+def start_state(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
     """The state before the first token as [batch, *tail]."""
-    return _zeros(e, node.output.shape[0], *tail) if past is None else e.op("Reshape", past, e.constant([0, *tail]))
+    return zeros(e, node.output.shape[0], *tail) if past is None else e.op("Reshape", past, e.constant([0, *tail]))
 
 
 # -- gated linear attention
@@ -61,10 +62,10 @@ def _start(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
 
 def _gated(e: Emitter, node: Node) -> tuple[Any, ...]:
     """q, k, v, decay and past."""
-    return tuple(_wide(e, node.operand(n)) for n in ("q", "k", "v", "decay", "past"))
+    return tuple(wide(e, node.operand(n)) for n in ("q", "k", "v", "decay", "past"))
 
 
-def _sizes(node: Node) -> tuple[int, int, int, int]:
+def head_sizes(node: Node) -> tuple[int, int, int, int]:
     """Groups of q and k, heads, and what a head has of keys and of values."""
     groups, heads = node.attrs["groups"], node.attrs["heads"]
     return groups, heads, node.required("q").width // groups, node.output.width // heads
@@ -72,14 +73,14 @@ def _sizes(node: Node) -> tuple[int, int, int, int]:
 
 @lowering(ops.gated_linear_attention, targets=contrib)
 def LinearAttention(e: Emitter, node: Node) -> list[Out]:
-    (q, k, v, decay, past), (groups, heads, d, dv) = _gated(e, node), _sizes(node)
+    (q, k, v, decay, past), (groups, heads, d, dv) = _gated(e, node), head_sizes(node)
     if past is None and node.output.type.dtype != dtypes.f32:  # the kernel sums in the type of the past
-        past = _zeros(e, node.output.shape[0], heads, d, dv)
+        past = zeros(e, node.output.shape[0], heads, d, dv)
     rule: dict[str, Any] = {"update_rule": "linear" if decay is None else "gated", "scale": 1.0}
     results = e.many(
         "LinearAttention", q, k, v, past, decay, domain=MS, outputs=2, q_num_heads=groups, kv_num_heads=heads, **rule
     )
-    return _narrow(e, node, results)
+    return narrow(e, node, results)
 
 
 def _per_key(node: Node, target: Backend) -> str | None:
@@ -89,19 +90,19 @@ def _per_key(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.gated_linear_attention, targets=standard, when=_per_key)
 def ChunkScan(e: Emitter, node: Node) -> list[Out]:
-    (q, k, v, decay, past), (groups, heads, d, dv) = _gated(e, node), _sizes(node)
+    (q, k, v, decay, past), (groups, heads, d, dv) = _gated(e, node), head_sizes(node)
     chunks, grid = _Chunks(e, node.output.shape[1]), [groups, heads // groups]
     parts = [chunks.cut(q, groups, 1, d), chunks.cut(k, groups, 1, d), chunks.cut(v, *grid, dv)]
     if decay is not None:
         parts.append(chunks.cut(decay, *grid, 1))
-    state, y = e.scan(chunks.step, [_start(e, node, past, *grid, d, dv)], parts)
+    state, y = e.scan(chunks.step, [start_state(e, node, past, *grid, d, dv)], parts)
     y = chunks.join(y, heads * dv)
-    return _narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
+    return narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
 
 
 @lowering(ops.gated_linear_attention, targets=standard)
 def KeyScan(e: Emitter, node: Node) -> list[Out]:
-    (*operands, past), (groups, heads, d, dv) = _gated(e, node), _sizes(node)
+    (*operands, past), (groups, heads, d, dv) = _gated(e, node), head_sizes(node)
     grid = [groups, heads // groups]
 
     def step(state: Any, q: Any, k: Any, v: Any, decay: Any) -> tuple[Any, Any]:
@@ -110,9 +111,9 @@ def KeyScan(e: Emitter, node: Node) -> list[Out]:
 
     shapes = [groups, 1, 1, d], [groups, 1, d, 1], [*grid, 1, dv], [*grid, d, 1]
     parts = [e.op("Reshape", x, e.constant([0, 0, *s])) for x, s in zip(operands, shapes, strict=True)]
-    state, y = e.scan(step, [_start(e, node, past, *grid, d, dv)], parts)
+    state, y = e.scan(step, [start_state(e, node, past, *grid, d, dv)], parts)
     y = e.op("Reshape", y, e.constant([0, 0, heads * dv]))
-    return _narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
+    return narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
 
 
 class _Chunks:
@@ -174,7 +175,7 @@ class _Chunks:
 
 @lowering(ops.selective_scan, targets=on_cpu)
 def TokenScan(e: Emitter, node: Node) -> list[Out]:
-    x, delta, b, c, d, past = (_wide(e, node.operand(n)) for n in ("x", "delta", "b", "c", "d", "past"))
+    x, delta, b, c, d, past = (wide(e, node.operand(n)) for n in ("x", "delta", "b", "c", "d", "past"))
     a = node.required("a")
     channels, states = a.shape
     assert isinstance(channels, int) and isinstance(states, int)
@@ -182,7 +183,7 @@ def TokenScan(e: Emitter, node: Node) -> list[Out]:
         # [states, channels] as the state has it, so that c · state is one MatMul.
         rates: Any = e.weight(f"{a.name}.T", Permute(a.recipe, (1, 0)), dtypes.f32)
     else:
-        rates = e.op("Transpose", _wide(e, a), perm=[1, 0])
+        rates = e.op("Transpose", wide(e, a), perm=[1, 0])
 
     def step(state: Any, delta: Any, driven: Any, b: Any, c: Any) -> tuple[Any, Any]:
         decayed = e.op("Mul", e.op("Exp", e.op("Mul", delta, rates)), state)  # [batch, states, channels]
@@ -192,9 +193,9 @@ def TokenScan(e: Emitter, node: Node) -> list[Out]:
     # Whatever does not depend on the state is computed for all tokens at once, outside of the Scan.
     parts = [e.op("Unsqueeze", v, e.constant([2])) for v in (delta, e.op("Mul", delta, x))]
     parts += [e.op("Unsqueeze", b, e.constant([3])), e.op("Unsqueeze", c, e.constant([2]))]
-    state, y = e.scan(step, [_start(e, node, past, states, channels)], parts)
+    state, y = e.scan(step, [start_state(e, node, past, states, channels)], parts)
     y = e.op("Squeeze", y, e.constant([2]))
-    return _narrow(e, node, [y if d is None else e.op("Add", y, e.op("Mul", x, d)), state])
+    return narrow(e, node, [y if d is None else e.op("Add", y, e.op("Mul", x, d)), state])
 
 
 # -- short convolutions

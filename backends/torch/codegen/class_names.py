@@ -17,6 +17,7 @@ KINDS = {  # what stands in the place of an attention, or is a feed-forward
     "ssd": "Mamba2",
     "linear_attention": "LinearAttention",
     "gated_linear_attention": "GatedLinearAttention",
+    "gated_delta_rule": "GatedDeltaNet",
     "relative_attention": "RelativeAttention",
     "moe": "MoE",
     **dict.fromkeys(("glu", "relu", "relu2", "gelu", "elu"), "FeedForward"),

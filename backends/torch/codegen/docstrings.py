@@ -22,6 +22,7 @@ KEPT = {
     ops.selective_scan: "Mamba (Gu & Dao 2023): a selective state space",
     ops.ssd: "Mamba-2 (Dao & Gu 2024): a selective state space with a scalar decay per head",
     ops.gated_linear_attention: "gated linear attention (Yang 2023)",
+    ops.gated_delta_rule: "the gated delta rule (Yang 2024)",
     ops.linear_attention: "linear attention (Katharopoulos 2020)",
     ops.relative_attention: "attention with relative keys and values (Shaw 2018)",
 }

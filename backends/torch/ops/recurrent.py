@@ -85,6 +85,15 @@ def _gated_linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
     return carried(e, node, call.set("heads", heads).set("groups", groups))
 
 
+@lowering(ops.gated_delta_rule)
+def _gated_delta_rule(e: Emitter, node: Node) -> tuple[Var, ...]:
+    heads, decay = node.attrs["heads"], node.operand("decay")
+    part = "gated_delta_rule" if decay is None or decay.width == heads else "keyed_delta_rule"
+    given = [node.required(name) for name in ("q", "k", "v", "beta")]
+    call = Call(part).give(*map(e.shown, given), "None" if decay is None else e.shown(decay), PAST)
+    return carried(e, node, call.set("heads", heads).set("groups", node.attrs["groups"]))
+
+
 @lowering(ops.linear_attention)
 def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
     heads, mask = node.attrs["heads"], node.operand("key_mask")

@@ -1,15 +1,20 @@
-"""Recurrences that a user writes: their step becomes a function of the model."""
+"""Recurrences that a user writes: their step becomes functions of the model."""
 
 from __future__ import annotations
 
+import keyword
+import math
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from weft.ir import ops
-from weft.ir.graph import Graph, Node, Value
+from weft.ir.graph import Graph, Node
 from weft.ir.graph.step import NEXT, Step
 from weft.passes import Trace, legalize
 from weft.passes.analysis.states import specs
+from weft.passes.recurrences.affine import affine
+from weft.passes.recurrences.outer import Outer, Parallel, parallel
 
 from ..codegen.method_writer import Writer
 from ..codegen.structure import Method
@@ -17,10 +22,14 @@ from ..lower.identifiers import with_identifiers
 from ..lower.lower import emit, needed, refusals
 from ..program.emitter import Emitter
 from ..program.registry import lowering
+from ..program.snippets import RESERVED, library
 from ..program.statements import TOP, Var
 from .calls import Call
 from .elementwise import number
 from .recurrent import PAST, carried
+
+_MADE = re.compile(r"(a|b|k|v|q\d+|new|last|old|read\d+)_")  # what begins the names of other variables
+LARGEST = 1 << 22  # numbers of states that are made at once: they stay in caches of processors
 
 
 @lowering(ops.scan)
@@ -30,43 +39,131 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     values = [v for v in node.inputs if v is not None]
     call = Call("scan")
     tokens, constants = ([call.place(v) for v in part] for part in (values[:first], values[first:second]))
-    starts = [f"({_tuple([str(n) for n in spec.row])}, {number(spec.initial)})" for spec in specs(node)]
-    function = e.function("step", function_text(step.graph, [*step.outputs], step.states))
-    call.give(function, f"first_states({PAST}, {tokens[0]}, {_tuple(starts)})", _tuple(tokens))
-    if constants:
-        call.give(_tuple(constants))
+    starts = [f"({tuple_text([str(n) for n in spec.row])}, {number(spec.initial)})" for spec in specs(node)]
+    outputs = [*(NEXT + name for name in step.states), *step.outputs]
+    doc = f"One token of a recurrence: the new {', '.join(step.states)} and the output {', '.join(step.outputs)} of"
+    function = e.function("step", function_text(step.graph, outputs, doc))
+    call.give(function, tuple_text(starts), tuple_text(tokens), tuple_text(constants) if constants else "()", PAST)
     if (mask := e.padding()) is not None:
         call.named(mask=mask)
+    if (form := affine(step)) is not None:
+        many = parallel(step, form)
+        made = [spec.row for spec in specs(node) if many.outer[spec.part] is None]
+        numbers = sum(math.prod(n for n in row if isinstance(n, int)) for row in made)
+        call.arguments += [f"many={_many(e, step, many, function)}", f"size={max(16, LARGEST // max(numbers, 1))}"]
     return carried(e, node, call, len(step.outputs))
 
 
-def _tuple(texts: Sequence[str]) -> str:
+def tuple_text(texts: Sequence[str]) -> str:
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
-def function_text(graph: Graph, outputs: Sequence[str], states: Sequence[str]) -> str:
-    """The Python function called ``{name}`` that computes the outputs `graph` from its inputs."""
-    wanted = [*(NEXT + state for state in states), *outputs]
-    legal = with_identifiers(graph.clone())
-    legalize(legal, refusals, Trace())
-    emitter = Emitter(legal, set(), set())
-    given = list(emitter.program.inputs)
-    emit(emitter, legal, {})
-    made: dict[str, Value] = dict(zip(graph.outputs, legal.outputs.values(), strict=True))
-    program = emitter.program
-    program.outputs = {name: emitter[made[name]] for name in wanted}
-    method = Method(TOP, [*needed(program)], outputs=[program.outputs[name] for name in wanted])
-    names, lines = _Function(method, [*given], None, False).write()
-    parameters = ", ".join(f"{name}: Tensor" for name in names)
-    count = len(wanted)
-    shapes = [f"{n} [{', '.join(map(str, v.shape))}]" for n, v in zip(names, graph.inputs.values(), strict=True)]
-    doc = f"One token of a recurrence: {', '.join(shapes)} to the new {', '.join(states)} and {', '.join(outputs)}."
-    head = f"def {{name}}({parameters}) -> tuple[{', '.join(['Tensor'] * count)}]:"
-    quoted = textwrap.fill(f'"""{doc}"""', 112, break_long_words=False)
-    return "\n    ".join([head, *quoted.splitlines(), *lines])
+# -- functions
 
 
 class _Function(Writer):
     """Writes a function, which holds nothing."""
 
     trains = False
+
+
+def function_text(graph: Graph, outputs: Sequence[str], doc: str) -> str:
+    """The Python function called ``{name}`` that computes `outputs` of `graph` of its inputs; `doc` ends before the
+    shapes of these."""
+    legal = with_identifiers(graph.clone())
+    legalize(legal, refusals, Trace())
+    emitter = Emitter(legal, set(), set())
+    given = list(emitter.program.inputs)
+    emit(emitter, legal, {})
+    made = dict(zip(graph.outputs, legal.outputs.values(), strict=True))
+    emitter.program.outputs = {name: emitter[made[name]] for name in outputs}
+    method = Method(TOP, [*needed(emitter.program)], outputs=[*emitter.program.outputs.values()])
+    names, lines = _Function(method, [*given], None, False).write()
+    shapes = [f"{n} [{', '.join(map(str, v.shape))}]" for n, v in zip(names, graph.inputs.values(), strict=True)]
+    *lines, last = lines
+    value = last.removeprefix("return ")
+    returned = [*lines, f"return ({value},)" if len(outputs) == 1 else last]
+    parameters, count = ", ".join(f"{name}: Tensor" for name in names), len(outputs)
+    head = f"def {{name}}({parameters}) -> tuple[{', '.join(['Tensor'] * count)}]:"
+    return "\n    ".join([head, *_quoted(f"{doc} {', '.join(shapes)}."), *returned])
+
+
+def _quoted(doc: str) -> list[str]:
+    return textwrap.fill(f'"""{doc}"""', 112, break_long_words=False).splitlines()
+
+
+def _many(e: Emitter, step: Step, form: Parallel, function: str) -> str:
+    """The name of the function that runs `step` on many tokens at once."""
+    names = _variables(step)
+    lines = [f"{tuple_text([names[n] for n in part])[1:-1]} = {kind}" for kind, part in _given(step)]
+    gates = {name: _local(name) for name in form.gates.outputs}
+    doc = "What a token adds to a recurrence that is affine in its state, for rows of any tokens:"
+    made = e.function("gates", function_text(form.gates, [*form.gates.outputs], doc))
+    lines.append(f"{tuple_text([*gates.values()])[1:-1]} = {_by_token(made, form.gates, step, names)}")
+    known = dict(names)
+    for name, outer in form.outer.items():
+        lines += _state(name, names[name], outer, gates)
+        if outer is None:
+            known |= {f"new_{name}": f"new_{name}", name: f"old_{name}"}
+        else:
+            known |= {f"read{i}_{name}": f"read{i}_{name}" for i in range(outer.reads)}
+    for name, outer in form.outer.items():
+        if outer is None and name in form.after.inputs:
+            lines.append(f"old_{name} = states_before({names[name]}, new_{name})")
+    by_input = {v.name: known[n] for n, v in form.after.inputs.items()}
+    if all(v.producer is None for v in form.after.outputs.values()):
+        outputs = [by_input[v.name] for v in form.after.outputs.values()]
+        returned = tuple_text(outputs)
+    else:
+        doc = f"The output {', '.join(step.outputs)} of a token, of the new state or what is read from it:"
+        after = e.function("outputs", function_text(form.after, [*form.after.outputs], doc))
+        returned = _by_token(after, form.after, step, known)
+    states = tuple_text([f"last_{name}" for name in step.states])
+    given = "states: Tensors, tokens: Tensors, constants: Tensors, mask: Tensor | None"
+    head = f"def {{name}}({given}) -> tuple[Tensors, Tensors]:"
+    doc = f"Run `{function}` on many tokens at once: the last states, and the outputs of all."
+    return e.function("many_steps", "\n    ".join([head, f'"""{doc}"""', *lines, f"return {states}, {returned}"]))
+
+
+def _variables(step: Step) -> dict[str, str]:
+    """Name states, tokens and constants where many tokens are run; other names there have two parts."""
+    taken, found = {"states", "tokens", "constants", "mask", *RESERVED, *library()}, dict[str, str]()
+    for name in (*step.states, *step.tokens, *step.constants):
+        wanted = f"{name}_" if keyword.iskeyword(name) or name in taken or _MADE.match(name) else name
+        while wanted in found.values():
+            wanted += "_"
+        found[name] = wanted
+    return found
+
+
+def _given(step: Step) -> list[tuple[str, Sequence[str]]]:
+    parts = (("states", step.states), ("tokens", step.tokens), ("constants", step.constants))
+    return [(kind, part) for kind, part in parts if part]
+
+
+def _local(output: str) -> str:
+    """``a.s`` as a variable."""
+    part, _, name = output.partition(".")
+    return f"{part}_{name}"
+
+
+def _by_token(function: str, graph: Graph, step: Step, names: Mapping[str, str]) -> str:
+    """The call of `function`, which computes `graph`, for all tokens."""
+    rows = [names[n] for n in graph.inputs if n not in step.constants]
+    whole = [names[n] for n in graph.inputs if n in step.constants]
+    return f"by_token({function}, {tuple_text(rows)}{f', {tuple_text(whole)}' if whole else ''})"
+
+
+def _state(name: str, old: str, outer: Outer | None, gates: Mapping[str, str]) -> list[str]:
+    """The lines that run one state through the tokens."""
+    a = gates.get(f"a.{name}")
+    factor = "None" if a is None else f"passing({a}, mask, 1.0)"
+    if outer is None:
+        b = gates.get(f"b.{name}")
+        term = "None" if b is None else f"passing({b}, mask, 0.0)"
+        return [f"new_{name}, last_{name} = affine_states({factor}, {term}, {old})"]
+    queries = tuple_text([gates[f"q{i}.{name}"] for i in range(outer.reads)])
+    reads = tuple_text([f"read{i}_{name}" for i in range(outer.reads)])
+    k = f"passing({gates[f'k.{name}']}, mask, 0.0)"
+    given = f"{queries}, {k}, {gates[f'v.{name}']}, {factor}, {old}, {outer.order}"
+    return [f"{reads}, last_{name} = outer_products({given})"]

@@ -1,25 +1,63 @@
-"""Recurrences whose step is a function of the model."""
+"""Recurrences whose step is a function of the model: one token after the other, or many at once where the new state is
+affine in the old (Martin & Cundy 2018, arXiv 1709.04057)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .indexing import wide
+from .recurrences import carried
 
 Tensors = tuple[Tensor, ...]
+Start = tuple[tuple[int, ...], float]
 
 
-def first_states(
-    past: Tensor | Tensors | None, x: Tensor, starts: tuple[tuple[tuple[int, ...], float], ...]
-) -> Tensors:
-    """The states before the first token of x [batch, seq, ...]: `past`, or of each the shape of a row and the number
-    that fills it."""
-    if past is None:
-        return tuple(wide(x.new_zeros(0)).new_full((x.shape[0], *row), value) for row, value in starts)
-    return tuple(map(wide, past if isinstance(past, tuple) else (past,)))
+def scan(
+    step: Callable[..., Tensors],
+    starts: tuple[Start, ...],
+    tokens: Tensors,
+    constants: Tensors = (),
+    past: Tensor | Tensors | None = None,
+    mask: Tensor | None = None,
+    many: Callable[..., tuple[Tensors, Tensors]] | None = None,
+    size: int = 0,
+) -> tuple[Tensor | Tensors, Tensor | Tensors]:
+    """The outputs [batch, seq, ...] and the last states of states, outputs = step(states, tokens, constants), one token
+    [batch, seq, ...] after the other, in f32, or `size` of them at once by `many`. The states before them are `past`;
+    without one, `starts` has the shape of a row of each and what fills it. States pass over tokens where `mask` [batch,
+    seq] is 0."""
+    batch, dtype, constants = max(map(len, tokens)), tokens[0].dtype, tuple(map(wide, constants))
+    tokens, rows = tuple(wide(x).expand(batch, *x.shape[1:]) for x in tokens), list[Tensors]()
+    states: Tensors = tuple(tokens[0].new_full((batch, *row), number) for row, number in starts)
+    if past is not None:
+        states = tuple(map(wide, past if isinstance(past, tuple) else (past,)))
+    if many is None or tokens[0].shape[1] == 1:
+        states, outputs = one_by_one(step, states, tokens, constants, mask)
+    else:
+        for at in range(0, tokens[0].shape[1], size):
+            part, shown = tuple(x[:, at : at + size] for x in tokens), None if mask is None else mask[:, at : at + size]
+            states, outputs = many(states, part, constants, shown)
+            rows.append(outputs)
+        outputs = tuple(torch.cat(column, 1) for column in zip(*rows, strict=True))
+    outputs = tuple(y.to(dtype) for y in outputs)
+    return outputs if len(outputs) > 1 else outputs[0], states if len(states) > 1 else states[0]
+
+
+def one_by_one(
+    step: Callable[..., Tensors], states: Tensors, tokens: Tensors, constants: Tensors, mask: Tensor | None
+) -> tuple[Tensors, Tensors]:
+    """The last states, and the outputs of all tokens [batch, seq, ...]."""
+    count, rows = len(states), list[Tensors]()
+    for t, inputs in enumerate(zip(*(x.unbind(1) for x in tokens), strict=True)):
+        made = step(*states, *inputs, *constants)
+        states = made[:count] if mask is None else kept_where(mask[:, t] == 0, states, made[:count])
+        rows.append(made[count:])
+    return states, tuple(torch.stack(column, 1) for column in zip(*rows, strict=True))
 
 
 def kept_where(hidden: Tensor, old: Tensors, new: Tensors) -> Tensors:
@@ -27,19 +65,87 @@ def kept_where(hidden: Tensor, old: Tensors, new: Tensors) -> Tensors:
     return tuple(torch.where(hidden.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(old, new, strict=True))
 
 
-def scan(
-    step: Callable[..., Tensors],
-    states: Tensors,
-    tokens: Tensors,
-    constants: Tensors = (),
-    mask: Tensor | None = None,
-) -> tuple[Tensor | Tensors, Tensor | Tensors]:
-    """The outputs [batch, seq, ...] and the last states of states, outputs = step(states, tokens, constants), one token
-    [batch, seq, ...] after the other, in f32. States pass over tokens where `mask` [batch, seq] is 0."""
-    count, rows, constants = len(states), list[Tensors](), tuple(map(wide, constants))
-    for t, inputs in enumerate(zip(*(wide(x).unbind(1) for x in tokens), strict=True)):
-        made = step(*states, *inputs, *constants)
-        states = made[:count] if mask is None else kept_where(mask[:, t] == 0, states, made[:count])
-        rows.append(made[count:])
-    outputs = tuple(torch.stack(column, 1).to(tokens[0].dtype) for column in zip(*rows, strict=True))
-    return outputs if len(outputs) > 1 else outputs[0], states if count > 1 else states[0]
+def by_token(function: Callable[..., Tensors], tokens: Tensors, constants: Tensors = ()) -> Tensors:
+    """Call a `function` of rows with all tokens [batch, seq, ...] in their place."""
+    batch_seq = tokens[0].shape[:2]
+    return tuple(y.unflatten(0, batch_seq) for y in function(*(x.flatten(0, 1) for x in tokens), *constants))
+
+
+def passing(x: Tensor, mask: Tensor | None, number: float) -> Tensor:
+    """x [batch, seq, ...] with a `number` where `mask` [batch, seq] hides the token."""
+    return x if mask is None else x.masked_fill(mask.view(*mask.shape, *[1] * (x.dim() - 2)) == 0, number)
+
+
+def states_before(first: Tensor, states: Tensor) -> Tensor:
+    """The states before each token, of the first [batch, ...] and those after each [batch, seq, ...]."""
+    return torch.cat((first[:, None], states[:, :-1]), 1)
+
+
+def affine_states(a: Tensor | None, b: Tensor | None, first: Tensor) -> tuple[Tensor, Tensor]:
+    """All states [batch, seq, ...] of S_t = a_t ⊙ S_{t−1} + b_t from S_0 = `first`, and the last: a and b broadcast
+    against them, None is 1 and 0. Chunks of √seq tokens run side by side from zero, then from what they start with."""
+    some = a if a is not None else b
+    assert some is not None
+    seq, size = some.shape[1], math.isqrt(some.shape[1])
+    a = first.new_ones(1, seq, *[1] * (first.dim() - 1)) if a is None else a
+    b = first.new_zeros(1, seq, *[1] * (first.dim() - 1)) if b is None else b
+    padding = (0, 0) * (first.dim() - 1) + (0, -seq % size)
+    a = F.pad(a, padding, value=1.0).unflatten(1, (-1, size))
+    b = F.pad(b, padding).unflatten(1, (-1, size)).expand(len(first), -1, size, *first.shape[1:])
+    states, kept = [b[:, :, 0]], [a[:, :, 0]]
+    for factor, term in zip(a.unbind(2)[1:], b.unbind(2)[1:], strict=True):
+        states.append(torch.addcmul(term, factor, states[-1]))
+        kept.append(factor * kept[-1])
+    before = carried(first, kept[-1].expand(len(first), *[-1] * first.dim()), states[-1])[:, :-1, None]
+    found = torch.addcmul(torch.stack(states, 2), torch.stack(kept, 2), before).flatten(1, 2)[:, :seq]
+    return found, found[:, -1]
+
+
+def outer_products(
+    queries: Tensors, k: Tensor, v: Tensor, a: Tensor | None, first: Tensor, order: tuple[int, ...]
+) -> tuple[Tensors, Tensor]:
+    """S_tᵀ q_t of each of the `queries` and the last state of S_t = diag(a_t) S_{t−1} + k_t v_tᵀ from `first`, whose
+    axes in the `order` are [batch, groups..., keys, values]: queries and k [batch, seq, groups, keys], v [batch, seq,
+    groups, values], a the same for every key, [batch, seq, groups, 1], or not; None is 1. Inside a chunk it is
+    attention. All products of factors are made of them, so a factor may be 0."""
+    laid = first.permute(order)
+    state = laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]
+    seq, size = k.shape[1], 16 if a is not None and a.shape[-1] > 1 else 64
+    padded = (F.pad(x, (0, 0, 0, 0, 0, -seq % size)) for x in (*queries, k, v))
+    *asked, k, v = (x.unflatten(1, (-1, size)).transpose(2, 3) for x in padded)  # [batch, n, groups, size, d]
+    if a is None:
+        a = k.new_ones(1, seq, 1, 1)
+    a = F.pad(a, (0, 0, 0, 0, 0, -seq % size), value=1.0).unflatten(1, (-1, size)).transpose(2, 3)
+    reads, state = (keyed_chunks if a.shape[-1] > 1 else gated_chunks)(asked, k, v, a, state)
+    inverse = [order.index(axis) for axis in range(len(order))]
+    read = tuple(y.transpose(2, 3).flatten(1, 2)[:, :seq] for y in reads)
+    return read, state.reshape(laid.shape).permute(inverse)
+
+
+def gated_chunks(queries: list[Tensor], k: Tensor, v: Tensor, a: Tensor, first: Tensor) -> tuple[list[Tensor], Tensor]:
+    """`outer_products` in chunks [batch, n, groups, size, d] with one factor for all keys."""
+    size, row, rows = a.shape[3], torch.ones_like(a[:, :, :, 0]), []
+    for t in range(size):  # the product of the factors behind each token of the chunk, and behind all before it
+        row = torch.cat((row * a[:, :, :, t], torch.ones_like(row[..., :1])), -1)
+        rows.append(F.pad(row, (0, size - 1 - t)))
+    kept, between = torch.stack(rows, 3).split((1, size), -1)
+    written = k.mT @ (v * between[..., -1, :, None])
+    states = carried(first, kept[:, :, :, -1:].expand(len(first), -1, -1, -1, -1), written)
+    reads = [((q @ k.mT) * between) @ v + kept * (q @ states[:, :-1]) for q in queries]
+    return reads, states[:, -1]
+
+
+def keyed_chunks(queries: list[Tensor], k: Tensor, v: Tensor, a: Tensor, first: Tensor) -> tuple[list[Tensor], Tensor]:
+    """`outer_products` in chunks [batch, n, groups, size, d] with a factor for every key."""
+    size, seen, kept = a.shape[3], k[:, :, :, :0], [torch.ones_like(a[:, :, :, :1])]
+    scores: list[list[Tensor]] = [[] for _ in queries]
+    for t in range(size):  # of every chunk: what is left of the keys seen, when query t comes
+        factor = a[:, :, :, t : t + 1]
+        seen = torch.cat((seen * factor, k[:, :, :, t : t + 1]), -2)
+        kept.append(kept[-1] * factor)
+        for rows, q in zip(scores, queries, strict=True):
+            rows.append(F.pad((seen @ q[:, :, :, t, :, None]).squeeze(-1), (0, size - 1 - t)))
+    states = carried(first, kept[-1].mT, seen.mT @ v)
+    left = torch.cat(kept[1:], 3)
+    reads = [torch.stack(r, -2) @ v + (q * left) @ states[:, :-1] for r, q in zip(scores, queries, strict=True)]
+    return reads, states[:, -1]

@@ -38,7 +38,9 @@ def _common(base: BaseModel) -> Iterator[str]:
     """Reasons that hold wherever keys are kept in pages."""
     e, graph = base.lowered.emitter, base.lowered.graph
     attentions = [n for n in graph.nodes if n.op is ops.attention]
-    others = {n.op for n in graph.nodes} & {ops.relative_attention, ops.linear_attention, ops.gated_linear_attention}
+    others = {n.op for n in graph.nodes} & {
+        *(ops.relative_attention, ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule)
+    }
     if e.recurrent or others - {ops.relative_attention}:
         yield "recurrent layers keep states, not keys"
     if ops.relative_attention in others:

@@ -261,7 +261,7 @@ RULES: dict[Op, Callable[[Axes, Node], None]] = {
     ops.concat: _cut,
     **dict.fromkeys((ops.sum, ops.mean, ops.max, ops.min, ops.prod), _reduced),
     **dict.fromkeys((ops.attention, ops.relative_attention, ops.head_linear), _nothing),
-    **dict.fromkeys((ops.linear_attention, ops.gated_linear_attention), _nothing),
+    **dict.fromkeys((ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule), _nothing),
 }
 
 

@@ -156,7 +156,7 @@ def _recurrences(axes: Axes, fields: Fields) -> None:
             case ops.causal_conv:
                 weight = node.required("weight")
                 axes.name((weight, 1), fields.size("conv_kernel", weight.shape[1]))
-            case ops.linear_attention | ops.gated_linear_attention:
+            case ops.linear_attention | ops.gated_linear_attention | ops.gated_delta_rule:
                 heads, groups = _recurrent_heads(node, fields)
                 q, k, v = (node.required(n) for n in "qkv")
                 shared = int(node.attrs.get("groups") or node.attrs["heads"])
@@ -306,5 +306,5 @@ ATTRIBUTES: dict[Op, Callable[[Axes, Fields, Node], None]] = {
     ops.expand: _name_target,
     ops.split: _name_parts,
     ops.moe: _name_active,
-    **dict.fromkeys((ops.ssd, ops.linear_attention, ops.gated_linear_attention), _name_recurrent),
+    **dict.fromkeys((ops.ssd, ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule), _name_recurrent),
 }

@@ -34,8 +34,9 @@ _KIND = {
     "swish": "feed-forward", "elu": "feed-forward", "tanh": "feed-forward", "sigmoid": "feed-forward",
     "softplus": "feed-forward", "moe": "experts", "route": "experts", "expert_choice": "experts",
     "limit_capacity": "experts", "selective_scan": "recurrence", "ssd": "recurrence", "causal_conv": "recurrence",
-    "gated_linear_attention": "recurrence", "linear_attention": "recurrence", "linear": "linear",
-    "head_linear": "linear", "matmul": "linear", "input": "input", "output": "input", "add": "stream",
+    "gated_linear_attention": "recurrence", "gated_delta_rule": "recurrence", "linear_attention": "recurrence",
+    "linear": "linear", "head_linear": "linear", "matmul": "linear", "input": "input", "output": "input",
+    "add": "stream",
 }  # fmt: skip
 _TITLE = {
     "embedding": "Embedding", "rms_norm": "RMSNorm", "layer_norm": "LayerNorm", "add_norm": "Add & norm",
@@ -45,6 +46,7 @@ _TITLE = {
     "sigmoid": "Sigmoid", "softplus": "Softplus", "moe": "Experts", "route": "Router's choice",
     "selective_scan": "Selective scan", "ssd": "State space dual", "causal_conv": "Causal convolution",
     "gated_linear_attention": "Gated linear attention", "linear_attention": "Linear attention",
+    "gated_delta_rule": "Gated delta rule",
     "relative_attention": "Relative attention", "split": "Split", "concat": "Concat", "affine": "Scale",
     "add": "Sum", "mul": "Product", "sub": "Difference", "div": "Quotient",
 }  # fmt: skip
@@ -61,6 +63,7 @@ RECURRENT = {
     "selective_scan": "Mamba",
     "ssd": "Mamba-2",
     "gated_linear_attention": "Gated linear attention",
+    "gated_delta_rule": "Gated DeltaNet",
     "linear_attention": "Linear attention",
 }
 NUMBERED = re.compile(r"\d+(-\d+)?")  # the name of a layer, of a repeat, of one time of a repeat

@@ -139,7 +139,7 @@ MPT = BLOOM.but(
     dim=key("d_model"),
     layers=key("n_layers"),
     heads=key("n_heads"),
-    ffn=lambda c: c.get("expansion_ratio", 4) * key("d_model")(c),
+    ffn=lambda c: 4 * key("d_model")(c),  # transformers ignores expansion_ratio
     context=key("max_seq_len", default=None),
     norm_bias=False,
     embed_norm=False,

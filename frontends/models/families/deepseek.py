@@ -64,11 +64,11 @@ def mla(config: Config) -> MLA:
     return MLA(heads, rank, plain, rotary, value, _rope(config), config.get("q_lora_rank"), _NORM, _scale(config))
 
 
-def experts_after(routing: Rule, first_dense: int | None) -> Rule:
+def experts_after(routing: Rule, first_dense: int | None, biased: bool = False) -> Rule:
     """The rule for `moe`: none in the first layers; `routing` says how the experts of the others are chosen.
 
     mlp_layer_types or the key of either name says how many layers are dense, by default `first_dense`; all layers
-    have experts if that is None.
+    have experts if that is None. `biased`: mlp_bias is also of the shared experts.
     """
 
     def sparse(config: Config) -> Iterator[bool]:
@@ -83,7 +83,7 @@ def experts_after(routing: Rule, first_dense: int | None) -> Rule:
         hidden, act = key("moe_intermediate_size")(config), activation(config)
         wide = hidden * key("n_shared_experts", "num_shared_experts")(config)
         experts = key("n_routed_experts", "num_local_experts", "num_experts")(config)
-        options = {"shared": GatedMLP(wide, act, config.get("mlp_bias", False)), **routing(config)}
+        options = {"shared": GatedMLP(wide, act, biased and config.get("mlp_bias", False)), **routing(config)}
         return MoE(experts, hidden, key("num_experts_per_tok")(config), act, **options)
 
     return in_layers(make, sparse)
@@ -198,7 +198,7 @@ DEEPSEEK_V2 = LLAMA.but(
     head_dim=None,
     rope=_rope,
     mixer=mla,
-    moe=experts_after(_v2, first_dense=0),
+    moe=experts_after(_v2, first_dense=0, biased=True),
     gguf=DEEPSEEK_GGUF,
 )
 DEEPSEEK_V3 = DEEPSEEK_V2.but(
@@ -209,6 +209,7 @@ DEEPSEEK_V3 = DEEPSEEK_V2.but(
         "scoring_func": ("sigmoid", None),
         "topk_method": ("noaux_tc", None),
     },
+    ffn_bias=False,
     unused=(*LLAMA.unused, "model.layers.61.*"),  # a further layer, trained to predict two tokens ahead
     moe=experts_after(corrected(), first_dense=3),
     gguf=DEEPSEEK_GGUF,

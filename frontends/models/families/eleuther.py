@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.ir.errors import WeftError
+
 from ...dsl import RoPE
 from ..tables import gguf
-from ..tables.family import Config, Loader, key
+from ..tables.family import Config, Loader, key, required
 from ..tables.rope_config import rope_of, rope_with
 from ..tables.templates import packed_parts
 from .gpt2 import GPT2
@@ -63,6 +65,11 @@ GPTJ = GPT2.but(
 
 
 def _neox_rope(config: Config) -> Any:
+    size, heads = required(config, "hidden_size", "num_attention_heads")
+    if config.get("head_dim") not in (None, size // heads):
+        raise WeftError(
+            f"head_dim={config['head_dim']} of gpt_neox models would turn other numbers than their heads have"
+        )
     older = {"partial_rotary_factor": config.get("rotary_pct", 0.25), "rope_theta": config.get("rotary_emb_base", 1e4)}
     return rope_of({**older, **config}, partial=True)
 

@@ -22,7 +22,7 @@ def stacked(name: str) -> Template:
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         moe = experts_of(settings)
-        rows = settings.dim if part == "down" else moe.hidden
+        rows = (moe.latent or settings.dim) if part == "down" else moe.hidden
         each = (fetch(f"{name.replace('{e}', str(e))}.weight") for e in range(moe.experts))
         return Concat(tuple(Reshape(expert, (1, rows, -1)) for expert in each))
 
@@ -59,8 +59,10 @@ def half_of_each(name: str, index: int) -> Template:
 
 def experts_of(settings: Settings) -> MoE:
     """The mixture of the layers that have one; all are alike."""
-    moe: MoE = settings.block.moe if settings.block is not None else settings.first("moe")
-    return moe
+    block = None if settings.block is None else settings.first("block")
+    found = settings.first("moe") if block is None else getattr(block, "moe", None) or block.ffn.moe
+    assert isinstance(found, MoE)
+    return found
 
 
 def activation(config: Config) -> str:

@@ -14,12 +14,6 @@ from ..tables.templates import shifted
 from .llama import LLAMA, windows
 
 
-def _activation(config: Config) -> Any:
-    """The oldest configs say gelu and mean its tanh form."""
-    name = key("hidden_activation", "hidden_act", default="gelu")(config)
-    return "gelu_pytorch_tanh" if name == "gelu" else name
-
-
 def _windows(every: int) -> Any:
     """Every `every`-th layer is global, the others local."""
 
@@ -61,6 +55,12 @@ def _gguf_ropes(config: Config) -> Any:
     return wide if windows is None else tuple(wide if window is None else local for window in windows)
 
 
+def _activation(config: Config) -> Any:
+    """The oldest configs say gelu and mean its tanh form."""
+    name = key("hidden_act", default="gelu_pytorch_tanh")(config)
+    return "gelu_pytorch_tanh" if name == "gelu" else name
+
+
 GEMMA_GGUF = gguf.BASE.but(
     "gemma",
     activation="gelu_pytorch_tanh",
@@ -78,6 +78,7 @@ GEMMA = LLAMA.but(
     kv_heads=key("num_key_value_heads", default=16),
     head_dim=key("head_dim", default=256),
     activation=_activation,
+    ffn_bias=False,
     embed_scale=lambda c: math.sqrt(c["hidden_size"]),
     tie=key("tie_word_embeddings", default=True),
     transformers="GemmaForCausalLM",
@@ -101,6 +102,7 @@ GEMMA2 = GEMMA.but(
     },
     kv_heads=key("num_key_value_heads", default=4),
     arrangement="sandwich",
+    activation=key("hidden_activation", default="gelu_pytorch_tanh"),
     scale=lambda c: c.get("query_pre_attn_scalar", 256) ** -0.5,
     softcap=lambda c: c.get("attn_logit_softcapping", 50.0),
     logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0),

@@ -71,6 +71,9 @@ def layer_windows(config: Config) -> Any:
 
 MISTRAL = LLAMA.but(
     "mistral",
+    qkv_bias=False,
+    out_bias=False,
+    ffn_bias=False,
     kv_heads=key("num_key_value_heads", default=8),
     window=lambda c: c.get("sliding_window", 4096),
     transformers="MistralForCausalLM",
@@ -78,6 +81,7 @@ MISTRAL = LLAMA.but(
 )
 QWEN2 = LLAMA.but(
     "qwen2",
+    ffn_bias=False,
     window=layer_windows,
     qkv_bias=True,
     out_bias=False,
@@ -86,6 +90,7 @@ QWEN2 = LLAMA.but(
 )
 QWEN3 = LLAMA.but(
     "qwen3",
+    ffn_bias=False,
     window=layer_windows,
     head_dim=key("head_dim", default=128),
     qk_norm="head",
@@ -94,6 +99,7 @@ QWEN3 = LLAMA.but(
 )
 OLMO2 = LLAMA.but(
     "olmo2",
+    ffn_bias=False,
     names={
         "layers.{i}.attn_post_norm": "layers.{i}.post_attention_layernorm",
         "layers.{i}.ffn_post_norm": "layers.{i}.post_feedforward_layernorm",
@@ -111,6 +117,7 @@ OLMO2 = LLAMA.but(
 )
 OLMO = LLAMA.but(
     "olmo",
+    ffn_bias=False,
     norm="layer",
     norm_weight=False,
     eps=1e-5,
@@ -169,6 +176,7 @@ SMOLLM3 = LLAMA.but(
 )
 PHI3 = LLAMA.but(
     "phi3",
+    ffn_bias=False,
     names={
         **packed_parts("layers.{i}.attn", "layers.{i}.self_attn.qkv_proj"),
         "layers.{i}.ffn.gate": half("layers.{i}.mlp.gate_up_proj", 0),
@@ -215,6 +223,7 @@ EACH_HEAD = gguf.BASE.but(  # norms of each head, one tensor for all
 )
 STABLELM = LLAMA.but(
     "stablelm",
+    ffn_bias=False,
     names={
         "layers.{i}.norm": "layers.{i}.input_layernorm",  # the one norm of a parallel block
         "layers.{i}.attn.q_norm": joined("layers.{i}.self_attn.q_layernorm.norms.{h}"),
@@ -236,6 +245,7 @@ STABLELM = LLAMA.but(
 )
 COHERE = LLAMA.but(
     "cohere",
+    ffn_bias=False,
     names={
         "layers.{i}.norm": "layers.{i}.input_layernorm",
         **{f"layers.{{i}}.attn.{x}_norm": flattened(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},

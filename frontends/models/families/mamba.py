@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from weft.ir.recipes import Map, Recipe, Reshape
 
@@ -18,36 +17,36 @@ from ..tables.templates import gated, half
 from .experts import GRANITE_MOE, activation, per_expert
 from .llama import LLAMA, NAMES
 
-_NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}], None)
-_PLAIN = {"hidden_act": ("silu", "swish", None), "time_step_limit": _NO_LIMIT}
+NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}], None)
+_PLAIN = {"hidden_act": ("silu", "swish", None), "time_step_limit": NO_LIMIT}
 
 
-def _taps(name: str) -> Template:
-    """The convolution's weight [channels, width], stored [channels, 1, width]."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        return Reshape(fetch(name), (_channels(settings.first("mixer")), -1))
-
-    return template
-
-
-def _channels(mixer: Any) -> int:
-    """Of the convolution."""
+def _channels(settings: Settings) -> int:
+    """Count the channels of the convolution of the state spaces; they may stand among or beside attention."""
+    mixers = settings.mixer if isinstance(settings.mixer, tuple) else (settings.mixer,)
+    layers = (getattr(mixer, "ssm", mixer) for mixer in mixers)
+    mixer = next(layer for layer in layers if isinstance(layer, Mamba | Mamba2))
     return int(mixer.inner + (2 * mixer.groups * mixer.state if isinstance(mixer, Mamba2) else 0))
+
+
+def taps(name: str, channels: Callable[[Settings], int] = _channels) -> Template:
+    """The convolution's weight [channels, width], stored [channels, 1, width]."""
+    return lambda fetch, part, settings: Reshape(fetch(name), (channels(settings), -1))
 
 
 def _names(at: str) -> Names:
     """The names of a Mamba or Mamba-2 layer that the checkpoint calls `at`."""
     return {
         **{f"layers.{{i}}.attn.{n}": f"{at}.{n}_proj" for n in ("in", "x", "dt", "out")},
-        "layers.{i}.attn.conv.weight": _taps(f"{at}.conv1d.weight"),
+        "layers.{i}.attn.conv.weight": taps(f"{at}.conv1d.weight"),
         "layers.{i}.attn.conv.bias": f"{at}.conv1d.bias",
         "layers.{i}.attn.a_log": f"{at}.A_log",
         "layers.{i}.attn.d": f"{at}.D",
     }
 
 
-def _mamba2_names(at: str) -> Names:
+def mamba2_names(at: str) -> Names:
+    """Name the parameters of a Mamba-2 layer that the checkpoint calls `at`."""
     return {**_names(at), "layers.{i}.attn.dt.bias": f"{at}.dt_bias", "layers.{i}.attn.norm": f"{at}.norm"}
 
 
@@ -167,7 +166,7 @@ MAMBA = Family(
 FALCON_MAMBA = MAMBA.but("falcon_mamba", mixer=_falcon_mamba, gguf=MAMBA_GGUF)
 MAMBA2 = MAMBA.but(
     "mamba2",
-    names=_mamba2_names("layers.{i}.mixer"),
+    names=mamba2_names("layers.{i}.mixer"),
     mixer=_mamba2,
     tie=key("tie_word_embeddings", default=False),
     gguf=MAMBA_GGUF.but("mamba2", names=_HEADED_STATES, mixer=gguf.per_layer(_gguf_mamba2, gguf.RECURRENT)),
@@ -253,7 +252,7 @@ JAMBA = LLAMA.but(
 )
 BAMBA = LLAMA.but(
     "bamba",
-    names={**_HYBRID, **_mamba2_names("layers.{i}.mamba")},
+    names={**_HYBRID, **mamba2_names("layers.{i}.mamba")},
     refuse=_PLAIN,
     eps=key("rms_norm_eps", default=1e-5),
     rope=rope_with(partial_rotary_factor=0.5),
@@ -290,7 +289,7 @@ def _passed_by_all(at: str) -> Names:
 GRANITE_HYBRID = GRANITE_MOE.but(
     "granitemoehybrid",
     names={
-        **_mamba2_names("layers.{i}.mamba"),
+        **mamba2_names("layers.{i}.mamba"),
         **_passed_by_all("layers.{i}.ffn"),
         **_passed_by_all("layers.{i}.ffn.shared"),
     },

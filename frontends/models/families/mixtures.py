@@ -30,6 +30,7 @@ def _dots_types(config: Config) -> list[str]:
 
 DOTS1 = LLAMA.but(
     "dots1",
+    ffn_bias=False,
     names=SHARED,
     qk_norm="head",
     window=lambda c: windows(c, c.get("sliding_window", 4096), _dots_types(c)),
@@ -38,6 +39,7 @@ DOTS1 = LLAMA.but(
 )
 GLM4_MOE = LLAMA.but(
     "glm4_moe",
+    ffn_bias=False,
     names=SHARED,
     kv_heads=key("num_key_value_heads", default=8),
     eps=key("rms_norm_eps", default=1e-5),
@@ -58,6 +60,7 @@ SOLAR_OPEN = GLM4_MOE.but(
 )
 EXAONE_MOE = LLAMA.but(
     "exaone_moe",
+    ffn_bias=False,
     names={**SHARED, "layers.{i}.ffn.router.correction": "layers.{i}.mlp.e_score_correction_bias"},
     aliases={"mlp.e_score_correction": "mlp.gate.e_score_correction"},
     eps=key("rms_norm_eps", default=1e-5),
@@ -80,7 +83,7 @@ HY_V3 = LLAMA.but(
     head_dim=key("head_dim", default=128),
     eps=key("rms_norm_eps", default=1e-5),
     qk_norm="head",
-    moe=experts_after(corrected(scale=2.826, groups=1, top_groups=1), first_dense=1),
+    moe=experts_after(corrected(scale=2.826, groups=1, top_groups=1), first_dense=1, biased=True),
     transformers="HYV3ForCausalLM",
 )
 _AFMOE_WINDOWS = alternating(4, window=1024)
@@ -280,6 +283,7 @@ def _mistral4_mla(config: Config) -> MLA:
 
 MISTRAL4 = DEEPSEEK_V2.but(
     "mistral4",
+    ffn_bias=False,
     refuse={"norm_topk_prob": None, "topk_method": None, "scoring_func": None},
     mixer=_mistral4_mla,
     moe=experts_after(_softmax_groups, first_dense=0),

@@ -256,9 +256,11 @@ def _setting(name: str, rule: Any, config: Config) -> Any:
 def _blaming(e: Exception, make: Rule, config: Config) -> WeftError:
     """`e`, which `make(config)` raised, after the keys to blame: without them there is no such failure.
 
-    Positive whole numbers are not blamed: they are of the right type, and taking them away may only hide the fault.
+    Positive whole numbers are blamed only where the error has them: they are of the right type, and taking them away
+    may only hide the fault.
     """
-    suspects = (k for k, v in config.items() if not (isinstance(v, int) and v > 0))
+    numbers = set(re.findall(r"\d+", str(e)))
+    suspects = (k for k, v in config.items() if not (isinstance(v, int) and v > 0) or str(v) in numbers)
     blamed = [k for k in suspects if _failure(make, {n: v for n, v in config.items() if n != k}) != str(e)]
     values = (f"{k}={reprlib.repr(config[k])}" for k in blamed)
     return WeftError(": ".join((*values, str(e) if isinstance(e, WeftError) else f"{type(e).__name__}: {e}")))

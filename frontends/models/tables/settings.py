@@ -20,6 +20,7 @@ from ...dsl import (
     GatedMLP,
     LayerNorm,
     LearnedPositions,
+    PerLayerEmbedding,
     Repeat,
     RMSNorm,
     RoPE,
@@ -55,6 +56,7 @@ class Settings:
     own for each head) or full (over all heads at once). `shared_layers` is how many layers have weights of their own,
     each repeated (ALBERT; None: all), `embed_dim` the width of narrower embeddings. An encoder-decoder is described by
     its encoder; `decoder` says which settings are others in the decoder, whose blocks also attend to the encoder.
+    `multipliers` are numbers that a family's names multiply into weights (muP).
     """
 
     vocab: int
@@ -62,8 +64,8 @@ class Settings:
     layers: int
     heads: int | None = None
     ffn: int | tuple[int | None, ...] | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
+    kv_heads: int | tuple[int, ...] | None = None
+    head_dim: int | tuple[int, ...] | None = None
     context: int | None = None
     kind: str = "decoder"
     # blocks
@@ -109,6 +111,9 @@ class Settings:
     sinusoids: Sinusoidal | None = None
     stored_sinusoids: bool = False  # the checkpoint has their table, which may be any other
     position_bias: T5Bias | None = None
+    per_layer: PerLayerEmbedding | None = None
+    spread: Any = None  # into several residual streams, and back
+    gather: Any = None
     token_types: int = 0
     pooler: bool = False
     tie: bool = False
@@ -117,11 +122,13 @@ class Settings:
     logit_softcap: float | None = None
     decoder: Mapping[str, Any] = field(default_factory=dict)
     share_embeddings: bool = True
+    multipliers: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def head_size(self) -> int:
-        """The width of one attention head."""
-        return self.head_dim or self.dim // (self.heads or 1)
+        """The width of one attention head, where all layers have the same."""
+        size = self.first("head_dim") if isinstance(self.head_dim, tuple) else self.head_dim
+        return size or self.dim // (self.heads or 1)
 
     @property
     def explicit(self) -> Settings:
@@ -153,8 +160,9 @@ class Settings:
 
     @property
     def groups(self) -> int:
-        """Number of key/value heads."""
-        return self.kv_heads or self.heads or 1
+        """Number of key/value heads, where all layers have the same."""
+        count = self.first("kv_heads") if isinstance(self.kv_heads, tuple) else self.kv_heads
+        return count or self.heads or 1
 
 
 _Layer = Any  # the Settings of one layer: no value is a tuple

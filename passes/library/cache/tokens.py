@@ -61,6 +61,8 @@ def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
         return rows if node.attrs["axes"][:2] == (0, 1) else None
     if op is ops.matmul:
         ranks = [0 if v is None else len(v.shape) for v in node.inputs]
+        if rows == (0, 1):  # a matrix of its own for each token
+            return rows if ranks[0] == ranks[1] > 3 else None
         # By one matrix, or by matrices along axes behind those of tokens.
         return rows if rows == (0,) and ranks[0] > 2 and ranks[1] <= max(2, ranks[0] - 2) else None
     if op is ops.attention:  # over keys that are not these tokens

@@ -14,6 +14,7 @@ from torch import Tensor
 from weft.backends.torch.snippets import (
     biases,
     convolution,
+    delta_rule,
     experts,
     indexing,
     products,
@@ -164,6 +165,23 @@ def gated_linear_attention(
     return part(q, k, v, decay, past, **shape)
 
 
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    decay: Tensor | None = None,
+    past: Tensor | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+) -> Tensors:
+    shape = {"heads": heads, "groups": groups}
+    if decay is not None and decay.shape[-1] == heads * (k.shape[-1] // groups):
+        return delta_rule.keyed_delta_rule(q, k, v, beta, decay, past, **shape)
+    return delta_rule.gated_delta_rule(q, k, v, beta, decay, past, **shape)
+
+
 def turned(x: Tensor, positions: Tensor, frequencies: Tensor, heads: int, interleaved: bool) -> Tensor:
     """x with the rotary positions of `rope`, whose pairs fill the heads."""
     angles = (positions[..., None] * frequencies)[:, :, None]
@@ -270,6 +288,7 @@ CALLS: dict[str, Callable[..., Tensor | Tensors]] = {
     "load_balance_loss": routing.load_balance_loss,
     "moe": moe,
     "gated_linear_attention": gated_linear_attention,
+    "gated_delta_rule": gated_delta_rule,
     "linear_attention": linear_attention,
     "causal_conv": causal_conv,
     "selective_scan": state_space.selective_scan,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.backends.torch.snippets import convolution, recurrences, state_space
+from weft.backends.torch.snippets import convolution, delta_rule, recurrences, state_space
 
 BATCH, SEQ = 2, 150
 Run = Callable[..., tuple[Tensor, Any]]  # operands [batch, seq, ...] and the past -> y, present
@@ -34,6 +34,23 @@ def gated(q: Tensor, k: Tensor, v: Tensor, g: Tensor, past: Tensor | None) -> tu
 
 def keyed(q: Tensor, k: Tensor, v: Tensor, g: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
     return recurrences.keyed_linear_attention(q, k, v, g, past, heads=4, groups=2)
+
+
+def delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+    return delta_rule.gated_delta_rule(q, short(k), v, beta.sigmoid(), None, past, heads=4, groups=2)
+
+
+def gated_delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+    return delta_rule.gated_delta_rule(q, short(k), v, beta.sigmoid(), g, past, heads=4, groups=2)
+
+
+def keyed_delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+    return delta_rule.keyed_delta_rule(q, short(k), v, beta.sigmoid(), g, past, heads=4, groups=2)
+
+
+def short(k: Tensor) -> Tensor:
+    """Keys of two groups at a length of 1."""
+    return F.normalize(k.unflatten(-1, (2, -1)), dim=-1).flatten(-2)
 
 
 def normed(q: Tensor, k: Tensor, v: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Any]:
@@ -61,6 +78,9 @@ WIDTHS: dict[str, tuple[Run, tuple[int, ...], int]] = {  # and the width of gate
     "plain": (plain, (6, 6, 8), 0),
     "gated": (gated, (6, 6, 8), 4),
     "keyed": (keyed, (6, 6, 8), 12),
+    "delta": (delta, (6, 6, 8, 4), 0),
+    "gated delta": (gated_delta, (6, 6, 8, 4), 4),
+    "keyed delta": (keyed_delta, (6, 6, 8, 4), 12),
     "normed": (normed, (6, 6, 8), 0),
     "mamba": (mamba, (6, 6, 3, 3), 0),
     "mamba2": (mamba2, (8, 4, 6, 6), 0),

@@ -74,6 +74,30 @@ TABLES: dict[
         "",
         {"heads": 4, "groups": 2},
     ),
+    "delta rule": (
+        "gated_delta_rule",
+        lambda b, s: (normal(b, s, 6), -below_zero(b, s, 6) / 2, normal(b, s, 8), -below_zero(b, s, 4)),
+        "",
+        {"heads": 4, "groups": 2},
+    ),
+    "delta rule, gates": (
+        "gated_delta_rule",
+        lambda b, s: (
+            *(normal(b, s, 6), -below_zero(b, s, 6) / 2, normal(b, s, 8), -below_zero(b, s, 4)),
+            *(below_zero(b, s, 4), normal(b, 4, 3, 2)),
+        ),
+        "",
+        {"heads": 4, "groups": 2},
+    ),
+    "delta rule, gates per key": (
+        "gated_delta_rule",
+        lambda b, s: (
+            *(normal(b, s, 4), -below_zero(b, s, 4) / 2, normal(b, s, 8), -below_zero(b, s, 4)),
+            *(below_zero(b, s, 8), normal(b, 4, 2, 2)),
+        ),
+        "",
+        {"heads": 4, "groups": 2},
+    ),
     "Mamba": (
         "selective_scan",
         lambda b, s: (normal(b, s, 4), positive(b, s, 4), below_zero(4, 3), normal(b, s, 3), normal(b, s, 3)),
@@ -111,7 +135,11 @@ TABLES: dict[
 }
 
 
-MANY_STEPS = ("gates per key", "Mamba")  # written out, they take long to trace for two sizes at once
+MANY_STEPS = (
+    "gates per key",
+    "delta rule, gates per key",
+    "Mamba",
+)  # written out, they take long to trace for two sizes at once
 
 
 def below_zero(*shape: int) -> NDArray[np.float64]:

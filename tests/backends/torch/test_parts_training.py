@@ -13,11 +13,19 @@ from .part_calls import CALLS, drawn, moe, outputs
 
 # Operands without a gradient: a choice is a step, and so is what was chosen.
 FIXED = {"moe": ("combine",), "load_balance_loss": ("combine",)}
+SHORT = torch.rand(1, 70, 3).numpy() / 2  # keys
 LONGER = {  # more than one chunk
     "gated_linear_attention": [
         case(normal(1, 70, 3), normal(1, 70, 3), normal(1, 70, 4), groups=1, heads=2),
         case(normal(1, 70, 3), normal(1, 70, 3), normal(1, 70, 4), -torch.rand(1, 70, 2).numpy(), heads=2),
         case(normal(1, 20, 2), normal(1, 20, 2), normal(1, 20, 4), -torch.rand(1, 20, 4).numpy(), heads=2),
+    ],
+    "gated_delta_rule": [
+        case(normal(1, 70, 3), SHORT, normal(1, 70, 4), torch.rand(1, 70, 2).numpy(), heads=2),
+        case(
+            *(normal(1, 70, 3), SHORT, normal(1, 70, 4), torch.rand(1, 70, 2).numpy()), -(SHORT[..., :2] ** 2), heads=2
+        ),
+        case(*(normal(1, 70, 3), SHORT, normal(1, 70, 2), torch.rand(1, 70, 1).numpy()), -(SHORT**2), heads=1),
     ],
     "selective_scan": [
         case(normal(1, 40, 2), positive(1, 40, 2), -torch.rand(2, 3).numpy(), normal(1, 40, 3), normal(1, 40, 3))

@@ -58,7 +58,7 @@ ALIKE = {
             "ffn_config": DBRX_EXPERTS | {"moe_normalize_expert_weights": None},
         },
     ),
-    "phimoe-longrope": Row(
+    "phimoe-scaled": Row(
         "PhimoeForCausalLM",
         COMMON
         | MHA

@@ -130,7 +130,7 @@ ORACLES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any
 ELSEWHERE = {
     *("glu", "add_norm", "attention", "rope", "relative_position_bias", "alibi", "relative_attention", "route"),
     *("limit_capacity", "expert_choice", "load_balance_loss", "moe", "linear_attention", "causal_conv"),
-    *("selective_scan", "ssd", "gated_linear_attention", "scan"),
+    *("selective_scan", "ssd", "gated_linear_attention", "gated_delta_rule", "scan"),
 }
 
 

@@ -1,0 +1,152 @@
+"""Recurrences written with `scan` beside the ops that compute the same: a prompt, and training on it, on a CPU.
+
+Layers of 256 channels in PyTorch, fp32, one thread, as weft's target torch runs them: gated linear attention with a
+gate for every head and for every key (4 heads of 64), Mamba (16 states). Written with `scan` they are a function of one
+token; the generated code runs them in parallel because analysis finds that the state is affine. `loop` is the same code
+without that: one token after the other. Times are CPU seconds; rounds interleave the contenders, and ratios are formed
+inside a round.
+
+    python benchmarks/bench_scan.py [--rounds 7] [--length 4096]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from machine import facts, save, spread
+
+import weft
+from weft import scan
+from weft.ir import Graph, TensorType, Value, dtypes, ops, sizes
+
+HEADS, DIM, CHANNELS, STATES = 4, 64, 256, 16
+WIDTH = HEADS * DIM
+Layer = Callable[..., Value]
+
+
+def heads(x: Value, *row: int) -> Value:
+    return ops.reshape(x, shape=(*x.shape[:2], HEADS, *row))
+
+
+def gated(q: Value, k: Value, v: Value, g: Value) -> Value:
+    return ops.gated_linear_attention(q, k, v, g, heads=HEADS, groups=HEADS)
+
+
+def gated_by_scan(q: Value, k: Value, v: Value, g: Value) -> Value:
+    def step(s: Value, q: Value, k: Value, v: Value, g: Value) -> tuple[Value, Value]:
+        s = ops.exp(ops.unsqueeze(g, axes=(3,))) * s + ops.unsqueeze(k, axes=(3,)) * ops.unsqueeze(v, axes=(2,))
+        return s, ops.squeeze(ops.unsqueeze(q, axes=(2,)) @ s, axes=(2,))
+
+    parts = [heads(x, DIM) for x in (q, k, v)]
+    y = scan(step, *parts, heads(g, g.width // HEADS), state=(HEADS, DIM, DIM))
+    return ops.reshape(y, shape=v.shape)
+
+
+def mamba(x: Value, dt: Value, b: Value, c: Value, a: Value) -> Value:
+    return ops.selective_scan(x, ops.softplus(dt), -ops.exp(a), b, c)
+
+
+def mamba_by_scan(x: Value, dt: Value, b: Value, c: Value, a: Value) -> Value:
+    rates = -ops.exp(a)
+
+    def step(h: Value, x: Value, dt: Value, b: Value, c: Value) -> tuple[Value, Value]:
+        h = ops.exp(ops.unsqueeze(dt, axes=(2,)) * rates) * h
+        h = h + ops.unsqueeze(dt * x, axes=(2,)) * ops.unsqueeze(b, axes=(1,))
+        return h, ops.sum(h * ops.unsqueeze(c, axes=(1,)), axes=(2,))
+
+    y: Value = scan(step, x, ops.softplus(dt), b, c, state=(CHANNELS, STATES))
+    return y
+
+
+CASES: dict[str, tuple[Layer, Layer, dict[str, tuple[int, ...]]]] = {
+    "gates of heads": (gated, gated_by_scan, {"q": (WIDTH,), "k": (WIDTH,), "v": (WIDTH,), "g": (HEADS,)}),
+    "gates of keys": (gated, gated_by_scan, {"q": (WIDTH,), "k": (WIDTH,), "v": (WIDTH,), "g": (WIDTH,)}),
+    "mamba": (mamba, mamba_by_scan, {"x": (CHANNELS,), "dt": (CHANNELS,), "b": (STATES,), "c": (STATES,)}),
+}
+
+
+def module(layer: Layer, inputs: dict[str, tuple[int, ...]]) -> Any:
+    """The generated PyTorch module of one layer."""
+    batch, seq = sizes.sym("batch"), sizes.sym("seq")
+    with weft.building(Graph("layer")) as graph:
+        values = [graph.add_input(n, TensorType(dtypes.f32, (batch, seq, *row))) for n, row in inputs.items()]
+        if len(inputs["v" if "v" in inputs else "x"]) and "dt" in inputs:
+            values.append(graph.add_input("a", TensorType(dtypes.f32, (CHANNELS, STATES))))
+        graph.add_output("y", layer(*values))
+    return weft.torch(graph)
+
+
+def one_by_one(net: Any) -> Any:
+    """The module `net` without its parallel form: `scan` then is not told of it."""
+    namespace = type(net).forward.__globals__
+    copy = type(net).forward.__code__
+    plain = {**namespace, "scan": lambda *args, many=None, size=0, **kwargs: namespace["scan"](*args, **kwargs)}
+    forward = type(type(net).forward)(copy, plain)
+    return lambda **feeds: forward(net, **feeds)
+
+
+def seconds(run: Callable[[], object]) -> float:
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
+def measured(name: str, length: int, rounds: int) -> dict[str, Any]:
+    dedicated, written, inputs = CASES[name]
+    rng = np.random.default_rng(0)
+    feeds = {n: torch.from_numpy(rng.standard_normal((1, length, *row), np.float32)) for n, row in inputs.items()}
+    if name == "mamba":
+        feeds["a"] = torch.from_numpy(np.log(np.tile(np.arange(1, STATES + 1, dtype=np.float32), (CHANNELS, 1))))
+    else:
+        feeds["g"] = -torch.rand_like(feeds["g"])
+    nets = {"op": module(dedicated, inputs), "scan": module(written, inputs)}
+    runs: dict[str, Callable[..., Any]] = {**nets, "loop": one_by_one(nets["scan"])}
+    with torch.inference_mode():
+        wanted = runs["op"](**feeds)
+        error = {n: float((run(**feeds) - wanted).abs().max() / wanted.abs().max()) for n, run in runs.items()}
+    learned = {n: x.clone().requires_grad_() for n, x in feeds.items()}
+
+    def prompt(run: Callable[..., Any]) -> None:
+        with torch.inference_mode():
+            run(**feeds)
+
+    def training(run: Callable[..., Any]) -> None:
+        run(**learned).sum().backward()
+
+    found: dict[str, dict[str, list[float]]] = {"prompt": {}, "training": {}}
+    for r in range(rounds + 1):  # the first warms up
+        for what, work in (("prompt", prompt), ("training", training)):
+            for contender in list(runs)[:: 1 if r % 2 else -1]:
+                taken = seconds(lambda work=work, run=runs[contender]: work(run))
+                if r:
+                    found[what].setdefault(contender, []).append(taken)
+                    print(f"{name}, round {r}, {what}, {contender}: {taken:.3f} s", flush=True)
+    result: dict[str, Any] = {"largest_error": {n: e for n, e in error.items() if n != "op"}}
+    for what, times in found.items():
+        result[what] = {f"{n}_seconds": spread(v, 4) for n, v in times.items()}
+        for n in ("scan", "loop"):
+            ratios = [a / b for a, b in zip(times[n], times["op"], strict=True)]
+            result[what][f"{n}_over_op"] = spread(ratios)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--length", type=int, default=4096)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {
+        "what": f"layers of {CHANNELS} channels on {args.length} tokens, fp32, CPU time of one thread",
+        "machine": facts("torch"),
+    }
+    save("scan", result | {name: measured(name, args.length, args.rounds) for name in CASES})
+
+
+if __name__ == "__main__":
+    main()

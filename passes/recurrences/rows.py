@@ -1,0 +1,61 @@
+"""Ops that treat each row of a step's batch alone, so that the tokens of a text may stand in the place of rows."""
+
+from __future__ import annotations
+
+from weft.ir import Node, Value, ops
+from weft.ir.graph.step import BATCH
+from weft.ir.op import Trait
+
+_ALONG_AXES = {
+    *(ops.sum, ops.mean, ops.max, ops.min, ops.prod, ops.softmax, ops.cumsum),
+    *(ops.split, ops.slice_, ops.concat, ops.pad),
+}
+
+
+def _is_row(value: Value) -> bool:
+    return value.shape[:1] == (BATCH,)
+
+
+def keeps_rows(node: Node) -> bool:
+    """Return whether row i of what `node` makes depends on row i of its operands only, as far as rules tell."""
+    given = [v for v in node.inputs if v is not None]
+    if not any(map(_is_row, given)):
+        return not any(map(_is_row, node.outputs)) or node.op is ops.expand
+    if not all(map(_is_row, node.outputs)):
+        return False
+    first, rank = given[0], len(node.output.shape)
+    if Trait.ELEMENTWISE in node.op.traits:
+        return all(len(v.shape) == rank if _is_row(v) else _below(v, rank) for v in given)
+    if node.op is ops.matmul:
+        return _by_row(*given)
+    if not _is_row(first):
+        return False
+    if Trait.ROWWISE in node.op.traits:
+        return len(first.shape) > 1 and not any(map(_is_row, given[1:]))
+    if Trait.VIEW in node.op.traits or node.op in (ops.embedding, ops.one_hot):
+        return True
+    if node.op in _ALONG_AXES:
+        axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+        return all(map(_is_row, given)) and all(axis % len(first.shape) for axis in axes)
+    if node.op is ops.transpose:
+        return bool(node.attrs["axes"][0] == 0)
+    if node.op is ops.expand:
+        return len(first.shape) == rank
+    if node.op is ops.gather:
+        return bool(node.attrs["axis"] % len(first.shape)) and not _is_row(given[1])
+    return False
+
+
+def _below(value: Value, rank: int) -> bool:
+    """Return whether a value without rows broadcasts against those of a value of this `rank`."""
+    return len(value.shape) < rank or value.shape[:1] == (1,)
+
+
+def _by_row(x: Value, y: Value) -> bool:
+    """Return whether the product of two values is one for each row."""
+    if _is_row(x) and _is_row(y):
+        return len(x.shape) == len(y.shape) > 2
+    rows, other = (x, y) if _is_row(x) else (y, x)
+    if len(rows.shape) > 2:
+        return _below(other, len(rows.shape))
+    return rows is x and len(rows.shape) == 2 == len(other.shape)
