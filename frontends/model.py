@@ -27,7 +27,7 @@ class Model(Displayable):
     tell whether they are still the same. `random_init`: the weights are the declared random initialization, not a
     checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the record that a model folder
     has of what was before. `adapters` are the folders of PEFT adapters that are merged into the weights; `files` has
-    their files too.
+    their files too. `family` is the one that a folder was read as, where that is not what its config says.
     """
 
     graph: Graph
@@ -45,6 +45,7 @@ class Model(Displayable):
     pipeline: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     adapters: tuple[Path, ...] = ()
+    family: str | None = None
 
     def __post_init__(self) -> None:
         if self.tokenizer is not None:

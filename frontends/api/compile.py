@@ -64,6 +64,7 @@ def compile(
     verify: bool = False,
     adapters: Sequence[str | Path] = (),
     switch_adapters: Sequence[str | Path] = (),
+    family: str | None = None,
     progress: Progress | None = None,
     **options: Unpack[OptionKeywords],
 ) -> CompileReport:
@@ -83,6 +84,7 @@ def compile(
         adapters: folders of PEFT adapters to merge into the weights, one after the other.
         switch_adapters: folders of LoRA adapters to store beside the model as NAME.onnx_adapter: ONNX Runtime and
             onnxruntime-genai choose one of them, or none, when they run it.
+        family: the family that a Hugging Face folder is read as, whatever type its config says.
         progress: called with (stage, bytes done, bytes in all).
         options: those of the target, as `weft targets NAME` lists them, among them
             ``prepack=True``: also store the weights in the CPU's packed layout (``ort-cpu``; twice the disk space);
@@ -99,7 +101,7 @@ def compile(
     backend = TARGETS.lookup(target)
     chosen = backend.choose(options)
     dtype = backend.dtype(dtype)
-    model = load_source(source, seed, adapters)
+    model = load_source(source, seed, adapters, family)
     if switch_adapters:
         model = _with_slots(model, backend, switch_adapters)
     passes = pipeline_text(passes)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .completion import complete_families, complete_ops, complete_presets, complete_targets
-from .shown import as_json, count, echo, size, table
+from .shown import as_json, count, echo, note, size, table
 
 if TYPE_CHECKING:
     from weft.backends.targets import Backend
@@ -196,44 +197,42 @@ def _preset_row(name: str) -> tuple[str, ...]:
 
 @click.command("families", short_help="List supported checkpoint families.")
 @click.argument("name", required=False, shell_complete=complete_families)
-def families_command(name: str | None) -> None:
-    """List the families of Hugging Face folders (their model_type) and GGUF files, and the numerical error of each.
+@click.option("--write-docs", type=click.Path(dir_okay=False), help="Write the table as a page of Markdown.")
+def families_command(name: str | None, write_docs: str | None) -> None:
+    """List the families of Hugging Face folders (their model_type): what reads and writes them, and their errors.
 
-    One by name: its GGUF architecture, and what a model is exported to.
-
-    Families from outside weft are listed without errors.
+    One by name: its errors in every way of running, its GGUF architecture, and what a model is exported to.
 
     The errors are those of tiny models with random parameters, run as one full pass, in chunks, and token by token
-    through the caches, in f32: the largest difference to transformers, relative to the largest value.
+    through the caches, in f32: the largest difference to transformers, relative to the largest value. Families from
+    outside weft have none.
 
     \b
     Examples:
       weft families
       weft families gemma2
     """
-    from ..models.families import FAMILIES, architectures
-    from ..models.tables.verified import Errors, read_verified
+    from weft.backends.storage import whole_file
 
-    unmeasured: Errors = {family: {"": {}} for family in sorted(FAMILIES)}
-    known = unmeasured | read_verified()
-    _check_known(name, known, "family", "families")
-    rows = []
-    for family, targets in known.items() if name is None else [(name, known[name])]:
-        for target, ways in targets.items():
-            errors = (f"{ways[way]:.1e}" if way in ways else "" for way in ("full", "chunked", "decode"))
-            rows.append((family if target == next(iter(targets)) else "", target, *errors))
-    table(("family", "target", "full", "chunked", "decode"), rows)
+    from ..models.families import FAMILIES
+    from ..models.tables.overview import WAYS, overview, page
+    from ..models.tables.verified import read_verified
+
+    if write_docs is not None:
+        with whole_file(Path(write_docs)) as file:
+            file.write_text(page(FAMILIES), encoding="utf-8")
+        return note(f"{write_docs}: {len(FAMILIES)} families")
+    _check_known(name, FAMILIES, "family", "families")
     if name is None:
-        exported = sorted(name for name, family in FAMILIES.items() if family.transformers)
-        written = sorted(name for name, table in architectures().items() if table.loader)
-        echo(f"\nexported to Hugging Face folders: {', '.join(exported)}")
-        echo(f"exported to GGUF files: {', '.join(written)}")
-        echo(f"in GGUF files: {', '.join(sorted(architectures()))}")
-    else:
-        gguf, loaded_by = FAMILIES[name].gguf, FAMILIES[name].transformers
-        echo(f"\nHugging Face folders: {f'read, and exported for {loaded_by}' if loaded_by else 'read'}")
-        if gguf is not None:
-            echo(f"GGUF files of {gguf.model_types[0]}: {'read and exported' if gguf.loader else 'read'}")
+        head, *rows = overview(FAMILIES)
+        return table(head, rows)
+    errors = read_verified().get(name, {})
+    rows = [(target, *(f"{ways[way]:.1e}" if way in ways else "" for way in WAYS)) for target, ways in errors.items()]
+    table(("target", *WAYS), rows)
+    gguf, loaded_by = FAMILIES[name].gguf, FAMILIES[name].transformers
+    echo(f"\nHugging Face folders: {f'read, and exported for {loaded_by}' if loaded_by else 'read'}")
+    if gguf is not None:
+        echo(f"GGUF files of {gguf.model_types[0]}: {'read and exported' if gguf.loader else 'read'}")
 
 
 def _check_known(name: str | None, known: Collection[str], kind: str, command: str) -> None:

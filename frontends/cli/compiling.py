@@ -11,7 +11,7 @@ from weft.backends import DEFAULT_TARGET
 from weft.ir.errors import WeftError
 
 from .completion import complete_dtypes, complete_sources, complete_targets
-from .options import TargetOption, adapter_option, passes_option, seed_option
+from .options import TargetOption, adapter_option, family_option, passes_option, seed_option
 from .shown import echo, note, progress, size
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def _target_options() -> list[click.Option]:
     "--verify", is_flag=True, help="Check every pass on small random inputs in float64, and name the pass that fails."
 )
 @adapter_option
+@family_option
 @click.option(
     "--switch-adapter",
     "switch_adapters",
@@ -90,7 +91,8 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
     """Compile SOURCE into a folder: the model, its configuration and tokenizer, and a manifest.
 
     An older folder is replaced only when the new one is complete. Architectures without a checkpoint (presets,
-    files) get their declared random weights.
+    files) get their declared random weights. What --as reads is then compared with transformers, if that is installed
+    and knows the type.
 
     \b
     Examples:
@@ -120,6 +122,31 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
     if explain:
         echo("\n".join(backend.explain(report.graph, report.dtype)))
     echo(_summary(report, out))
+    if report.model.family is not None and TARGETS.lookup(report.target).runs:
+        _compare(out, source, report.model.family)
+
+
+def _compare(out: str, source: str, family: str) -> None:
+    """Compare the folder `out`, whose `source` was read as one of another `family`, with transformers.
+
+    Raises:
+        WeftError: if they compute different numbers.
+    """
+    from ..api.verify.verification import verify_folder
+
+    try:
+        with progress(f"comparing {out} with transformers on {source}") as step:
+            found = verify_folder(out, against=source, trust=True, progress=step)
+    except WeftError as e:
+        reason = str(e).splitlines()[0]  # transformers' own errors go on
+        note(f"nothing says that {source} computes what a {family} model does: {reason}")
+        return
+    if not found.passed:
+        raise WeftError(
+            f"{source} is no {family} model: {out} differs from transformers by {found.max_relative:.1e} of the "
+            f"largest number, where rounding explains {found.tolerance:.1e}"
+        )
+    echo(f"equal to transformers on {source} within {found.max_relative:.1e}")
 
 
 def tell_random(report: CompileReport, seed: int = 0) -> None:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from .completion import complete_pipelines
+from .completion import complete_families, complete_pipelines
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -35,6 +35,13 @@ adapter_option = click.option(
     type=click.Path(),
     metavar="DIR",
     help="A PEFT adapter (LoRA, DoRA) to merge into SOURCE; given several times, they are merged in that order.",
+)
+family_option = click.option(
+    "--as",
+    "family",
+    metavar="FAMILY",
+    shell_complete=complete_families,
+    help="Read a Hugging Face folder as one of this family, whatever model_type it says; see `weft families`.",
 )
 
 

@@ -26,6 +26,7 @@ from .build import (
     trace,
     uniform,
 )
+from .delta import GatedDeltaNet
 from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
@@ -56,6 +57,7 @@ __all__ = [
     "DifferentialAttention",
     "Encoder",
     "EncoderDecoder",
+    "GatedDeltaNet",
     "GatedMLP",
     "GatherStreams",
     "LayerNorm",

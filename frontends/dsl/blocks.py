@@ -12,7 +12,7 @@ from .build import Layer, module, named, scope
 from .checks import need, need_few, need_finite, need_modules, need_one_of, need_whole
 from .layers import Norm, RMSNorm
 
-ARRANGEMENTS = ("pre", "post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
+ARRANGEMENTS = ("pre", "pre_ffn", "post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
 
 
 @module
@@ -24,6 +24,7 @@ class Block:
     `arrangement`, f being each sublayer and N each norm (all norms have weights of their own):
 
     - pre: x + f(N(x)) (GPT-2, Llama)
+    - pre_ffn: as pre, but x + attn(x): x is normalized already (the first block of ModernBERT)
     - post: N(x + f(x)) (Vaswani 2017, BERT)
     - sandwich: x + N(f(N(x))) (Gemma 2)
     - post_sublayer: x + N(f(x)) (OLMo 2)
@@ -51,10 +52,10 @@ class Block:
         sublayers = {name: f for name, f in known if f is not None}
         if self.arrangement.startswith("parallel"):
             return self._parallel(x, sublayers)
-        before = self.arrangement in ("pre", "sandwich")
+        before = {"pre": ("attn", "cross", "ffn"), "sandwich": ("attn", "cross", "ffn"), "pre_ffn": ("cross", "ffn")}
         after = self.arrangement in ("sandwich", "post_sublayer")
         for name, f in sublayers.items():
-            y = f(named(self.norm, f"{name}_norm")(x) if before else x)
+            y = f(named(self.norm, f"{name}_norm")(x) if name in before.get(self.arrangement, ()) else x)
             y = named(self.norm, f"{name}_post_norm")(y) if after else y
             x = self._added(x, y, name)
             x = named(self.norm, f"{name}_norm")(x) if self.arrangement == "post" else x

@@ -106,28 +106,43 @@ class LearnedPositions:
         need_whole(self, "offset", least=0)
 
     def __call__(self, x: Value) -> Value:
-        name, at = own_name(), positions(x)
-        table = param(f"{name}.weight", (self.length + self.offset, x.width))
-        at = ops.affine(at, plus=self.offset, name=f"{name}_rows") if self.offset else at
-        return ops.add(x, ops.embedding(at, table, name=name), name=f"{name}_added")
+        name = own_name()
+        return _added(x, param(f"{name}.weight", (self.length + self.offset, x.width)), self.offset, name)
+
+
+def _added(x: Value, table: Value, offset: int, name: str) -> Value:
+    """x plus the rows of `table` at its positions, the first of which is at `offset`."""
+    at = positions(x)
+    at = ops.affine(at, plus=offset, name=f"{name}_rows") if offset else at
+    return ops.add(x, ops.embedding(at, table, name=name), name=f"{name}_added")
 
 
 @module(leaf=True)
 class Sinusoidal:
-    """x + p, p[pos, 2i] = sin(pos/10000^(2i/d)), p[pos, 2i+1] the cosine (Vaswani 2017), for `length` positions."""
+    """x + p, p[pos, 2i] = sin(pos/10000^(2i/d)), p[pos, 2i+1] the cosine (Vaswani 2017), for `length` positions.
+
+    All sines come before all cosines if not `interleaved`. The first position is `offset` (2 in M2M-100 and XGLM).
+    `inclusive` divides 2i by d − 2, so that the last frequency is 1/10000 (tensor2tensor, fairseq).
+    """
 
     length: int
     interleaved: bool = True
+    offset: int = 0
+    inclusive: bool = False
 
     def __post_init__(self) -> None:
         need_whole(self, "length")
+        need_whole(self, "offset", least=0)
 
     def __call__(self, x: Value) -> Value:
         if x.width % 2:
             raise WeftError(f"sine and cosine are pairs: the width {x.width} must be even")
-        name, shape = own_name(), (self.length, x.width)
-        table = computed(f"{name}.table", shape, Sinusoid(*shape, interleaved=self.interleaved))
-        return ops.add(x, ops.embedding(positions(x), table, name=name), name=f"{name}_added")
+        if self.inclusive and x.width < 4:
+            raise WeftError(f"inclusive frequencies need a width of at least 4, not {x.width}")
+        name, shape = own_name(), (self.length + self.offset, x.width)
+        kind = {"interleaved": self.interleaved, "inclusive": self.inclusive}
+        table = computed(f"{name}.table", shape, Sinusoid(*shape, **kind))
+        return _added(x, table, self.offset, name)
 
 
 def last_axis(x: Value, pieces: int, what: str) -> int:

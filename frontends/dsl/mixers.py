@@ -23,7 +23,8 @@ class MLA:
     [heads·(head_dim + rope_dim), dim], or with `q_rank` ``q_down.weight`` [q_rank, dim], ``q_norm.weight`` and
     ``q_up.weight``; of every head's rows the last rope_dim are rotated. ``kv_down.weight`` [rank + rope_dim, dim],
     ``kv_norm.weight`` [rank], ``k_up.weight`` [heads·head_dim, rank], ``v_up.weight`` [heads·v_head_dim, rank],
-    ``o.weight`` [dim, heads·v_head_dim]. `scale` defaults to 1/√(head_dim + rope_dim); `temperature` as in `Attention`.
+    ``o.weight`` [dim, heads·v_head_dim]. Without `rope` nothing rotates (Kimi Linear). `scale` defaults to
+    1/√(head_dim + rope_dim); `temperature` as in `Attention`.
     """
 
     heads: int
@@ -31,7 +32,7 @@ class MLA:
     head_dim: int
     rope_dim: int
     v_head_dim: int
-    rope: RoPE
+    rope: RoPE | None
     q_rank: int | None = None
     norm: Norm = RMSNorm()
     scale: float | None = None
@@ -42,10 +43,11 @@ class MLA:
         need_whole(self, "heads", "rank", "head_dim", "rope_dim", "v_head_dim", "q_rank")
         need_few(self, "heads")
         need_finite(self, "scale")
-        need(self, isinstance(self.rope, RoPE), f"rope={self.rope!r} must be RoPE")
+        need_kind(self, "rope", RoPE)
         need_kind(self, "temperature", Temperature)
         need_modules(self, "norm")
-        self.rope.recipe(self.rope_dim)
+        if self.rope is not None:
+            self.rope.recipe(self.rope_dim)
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
@@ -56,9 +58,9 @@ class MLA:
         latent, shared = ops.split.emit(down, sizes=(self.rank, self.rope_dim), name=("latent", "k_shared"))
         y = (absorbed if self.absorbed else expanded)(
             q,
-            self.rope(turned, self.heads, "q_rope"),
+            turned if self.rope is None else self.rope(turned, self.heads, "q_rope"),
             named(self.norm, "kv_norm")(latent),
-            self.rope(shared, 1, "k_rope"),
+            shared if self.rope is None else self.rope(shared, 1, "k_rope"),
             param("k_up.weight", (self.heads * self.head_dim, self.rank)),
             param("v_up.weight", (self.heads * self.v_head_dim, self.rank)),
             heads=self.heads,

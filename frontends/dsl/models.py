@@ -60,9 +60,10 @@ def _embedded(model: Decoder | Encoder, ids: Value, table: Value, types: Value |
     if types is not None and isinstance(model, Encoder):
         rows = embedding(types, model.token_types, x.width, "token_types")
         x = ops.add(x, rows, name="token_types_added")
-    if model.positions is not None:
-        x = model.positions(x)
-    return x if model.embed_norm is None else model.embed_norm(x)
+    first = isinstance(model, Decoder) and model.embed_norm_first
+    for step in (model.embed_norm, model.positions) if first else (model.positions, model.embed_norm):
+        x = x if step is None else step(x)
+    return x
 
 
 def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
@@ -102,12 +103,13 @@ def describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
 class Decoder(Displayable):
     """A decoder-only language model: embedding, layers, final norm, output head.
 
-    `layers` is a number of copies of `block`, or a list that says each layer. `final_norm` True means the norm that the
-    last block uses (none after a post-norm block). `tie_embeddings` uses the embedding as the head's weight. The
-    embedding is multiplied by `embed_scale`, `positions` are added, `embed_norm` follows. Logits are multiplied by
-    `logit_scale` and squashed by `logit_softcap`. `context` is the longest sequence meant. `position_bias` is added to
-    the scores of every self-attention that has no `bias` of its own. `per_layer` makes a further embedding for every
-    layer, which its `PerLayerInput` reads. `spread` makes of x what the layers hand on, `gather` makes x of that again
+    `layers` is a number of copies of `block`, or a list that says each layer. `final_norm` True means the norm that
+    the last block uses (none after a post-norm block). `tie_embeddings` uses the embedding as the head's weight.
+    The embedding is multiplied by `embed_scale`, `positions` are added, `embed_norm` follows (with
+    `embed_norm_first` before positions are added, as in BlenderbotSmall). Logits are multiplied by `logit_scale`
+    and squashed by `logit_softcap`. `context` is the longest sequence meant. `position_bias` is added to the scores
+    of every self-attention that has no `bias` of its own. `per_layer` makes a further embedding for every layer,
+    which its `PerLayerInput` reads. `spread` makes of x what the layers hand on, `gather` makes x of that again
     (`SpreadStreams`, `GatherStreams`).
     """
 
@@ -120,6 +122,7 @@ class Decoder(Displayable):
     positions: Positions | None = None
     embed_scale: float = 1.0
     embed_norm: Norm | None = None
+    embed_norm_first: bool = False
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None

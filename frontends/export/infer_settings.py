@@ -132,6 +132,9 @@ def _arrangement(layer: Projections) -> str:
     """Name the arrangement of the first block, as `Block` does."""
     x = layer.q.linear.inputs[0]
     assert x is not None
+    added = _reader(layer.o.output, ops.add)
+    if added is not None and x in added.inputs:  # the stream itself, which may be a norm's output
+        return "post" if len(added.output.users) == 1 else "pre_ffn"
     before = x.producer is not None and x.producer.op in _NORMS
     after = _reader(layer.o.output, *_NORMS) is not None
     if not before:

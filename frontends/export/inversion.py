@@ -51,7 +51,7 @@ def inverse(recipe: Recipe, value: Recipe, shape: Shape) -> Recipe:
 
 
 def _read(recipe: Recipe) -> str:
-    return ", ".join(dict.fromkeys(recipe.sources()))
+    return ", ".join(_sources([recipe]))
 
 
 class Group(NamedTuple):
@@ -143,6 +143,14 @@ def _undo(recipe: Recipe, value: Array, known: Array, reader: TensorReader) -> I
             for item, v, k in zip(items, np.split(value, at, axis), np.split(known, at, axis), strict=True):
                 yield from _undo(item, v, k, reader)
             return
+        case Add((first, *others), offset) if others and not set(first.sources()) & set(_sources(others)):
+            # The first takes the change, the others stay as they are stored.
+            for key in _sources(others):
+                stored = Source(key).evaluate(reader)
+                yield Piece(key, stored, np.broadcast_to(np.True_, stored.shape))
+            rest = sum((other.evaluate(reader).astype(np.float64) for other in others), np.float64(offset))
+            yield from _undo(first, (value - rest).astype(np.float32), known, reader)
+            return
         case Slice(_, axis, start, stop, step):
             whole, seen = _blank(shape)
             cut = (slice(None),) * axis + (slice(start, stop, step),)
@@ -159,6 +167,11 @@ def _undo(recipe: Recipe, value: Array, known: Array, reader: TensorReader) -> I
             moves = isinstance(recipe, Permute | Reshape)
             seen = undone.evaluate(MemoryReader({"value": known})) if moves else known
     yield from _undo(recipe.parts[0], whole, seen, reader)
+
+
+def _sources(recipes: Iterable[Recipe]) -> list[str]:
+    """The tensors that `recipes` read, each once."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(recipe.sources() for recipe in recipes)))
 
 
 def _blank(shape: tuple[int, ...]) -> tuple[Array, Array]:

@@ -223,7 +223,7 @@ class RopeTable(Recipe):
 class Sinusoid(Recipe):
     """Sinusoidal positions (Vaswani 2017): [length, dim]; sin and cos interleaved, or sin half then cos half.
 
-    Row p is that of position p/`factor`.
+    Row p is that of position p/`factor`. The last frequency is 1/`base` if `inclusive` (tensor2tensor), else above it.
     """
 
     trained: ClassVar[bool] = False
@@ -232,13 +232,15 @@ class Sinusoid(Recipe):
     interleaved: bool = True
     base: float = 10_000.0
     factor: float = 1.0
+    inclusive: bool = False
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return (self.length, self.dim)
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         places = np.arange(start, stop) / self.factor
-        angles = np.outer(places, self.base ** (-np.arange(0, self.dim, 2) / self.dim))
+        span = self.dim - 2 if self.inclusive else self.dim
+        angles = np.outer(places, self.base ** (-np.arange(0, self.dim, 2) / span))
         pair = [np.sin(angles), np.cos(angles)]
         out = np.stack(pair, -1).reshape(stop - start, -1) if self.interleaved else np.concatenate(pair, 1)
         # For an odd dim the last cosine is left out.

@@ -25,6 +25,7 @@ _PUBLIC = {
         "DifferentialAttention",
         "Encoder",
         "EncoderDecoder",
+        "GatedDeltaNet",
         "GatedMLP",
         "GatherStreams",
         "LayerNorm",

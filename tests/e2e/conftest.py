@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weft.frontends.models.families import FAMILIES
-from weft.frontends.models.tables.verified import Errors, read_verified, write_verified
+from weft.frontends.models.tables.verified import Errors, read_genai, read_verified, write_genai, write_verified
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,15 @@ def errors() -> Iterator[Errors]:
         assert "PYTEST_XDIST_WORKER" not in os.environ, "the errors are collected in one process: -n 0"
         known = {**read_verified(), **measured}
         write_verified({family: known[family] for family in FAMILIES if family in known})
+
+
+@pytest.fixture(scope="module")
+def genai() -> Iterator[dict[str, bool]]:
+    """Whether folders of a family have a configuration of onnxruntime-genai; kept as `errors` are."""
+    found: dict[str, bool] = {}
+    yield found
+    if os.environ.get("WEFT_FAMILIES") == "write":
+        write_genai((read_genai() - found.keys()) | {family for family, has in found.items() if has})
 
 
 @pytest.fixture(scope="session")

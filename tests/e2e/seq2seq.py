@@ -76,7 +76,7 @@ class Seq2Seq(Row):
         return made
 
 
-SEQ2SEQ: dict[str, Seq2Seq] = {
+VARIED: dict[str, Seq2Seq] = {
     "t5": Seq2Seq("T5ForConditionalGeneration", T5),
     "t5-v1.1": Seq2Seq(
         "T5ForConditionalGeneration",
@@ -100,7 +100,18 @@ SEQ2SEQ: dict[str, Seq2Seq] = {
         "MarianMTModel", BART | {"decoder_vocab_size": VOCAB, "activation_function": "swish"}, sinusoids=True
     ),
     "pegasus": Seq2Seq("PegasusForConditionalGeneration", BART | {"scale_embedding": True}, sinusoids=True),
+    "blenderbot-small": Seq2Seq("BlenderbotSmallForConditionalGeneration", BART),
+    "m2m_100": Seq2Seq("M2M100ForConditionalGeneration", BART),
 }
+ALIKE: dict[str, Seq2Seq] = {  # in the table test, not in the zoo
+    "pegasus-other-positions": Seq2Seq("PegasusForConditionalGeneration", BART),
+    "plbart": Seq2Seq("PLBartForConditionalGeneration", BART),
+    "mvp": Seq2Seq("MvpForConditionalGeneration", BART | {"use_prompt": False}),
+    "blenderbot": Seq2Seq("BlenderbotForConditionalGeneration", BART | {"scale_embedding": True}),
+    "m2m_100-unscaled": Seq2Seq("M2M100ForConditionalGeneration", BART | {"scale_embedding": False, "d_model": 24}),
+    "t5-other-activation": Seq2Seq("T5ForConditionalGeneration", T5 | {"dense_act_fn": "silu"}),
+}
+SEQ2SEQ = VARIED | ALIKE
 
 
 def pairs(row: Seq2Seq) -> dict[str, np.ndarray]:

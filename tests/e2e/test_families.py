@@ -9,6 +9,7 @@ row on one target and a quarter on the others; ``WEFT_TESTS=all`` and writing ru
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,14 @@ from onnx.reference import ReferenceEvaluator
 
 import weft
 from weft.backends.runtime.core.generate import Generator
+from weft.frontends import load_source
 from weft.frontends.models.families import FAMILIES
-from weft.frontends.models.tables.verified import Errors, read_verified
+from weft.frontends.models.tables.verified import Errors, read_genai, read_verified
 
-from .families import LENGTH, ROWS, VOCAB, error, reference
-from .seq2seq import SEQ2SEQ
+from .families import LENGTH, ROWS, VOCAB, encoder_case, error, reference
+from .seq2seq import SEQ2SEQ, Seq2Seq
 
-TARGETS, DECODER_TARGETS, TOLERANCE = ("onnx", "ort-cpu"), ("onnx", "ort-cpu", "torch"), 1e-4
+TARGETS, ALL_TARGETS, TOLERANCE = ("onnx", "ort-cpu"), ("onnx", "ort-cpu", "torch"), 1e-4
 WRITING = os.environ.get("WEFT_FAMILIES") == "write"
 ALL = WRITING or os.environ.get("WEFT_TESTS") == "all"
 CHUNKS = {"full": LENGTH, "chunked": 5, "decode": 1}
@@ -36,7 +38,7 @@ ENCODERS = [name for name, row in ROWS.items() if row.is_encoder]
 
 def sampled(names: list[str]) -> list[tuple[str, str]]:
     """Rows and the targets they run on."""
-    others = [target for target in DECODER_TARGETS if target != "ort-cpu"]
+    others = [target for target in ALL_TARGETS if target != "ort-cpu"]
     pairs = [(name, "ort-cpu") for name in names]
     pairs += [(name, t) for j, t in enumerate(others) for i, name in enumerate(names) if ALL or (i + 2 * j) % 4 == 0]
     return sorted(pairs)
@@ -50,7 +52,9 @@ def note(errors: Errors, family: str, target: str, way: str, found: float) -> No
 
 
 @pytest.mark.parametrize(("name", "target"), sampled(DECODERS))
-def test_decoder_equals_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
+def test_decoder_equals_transformers(
+    name: str, target: str, errors: Errors, genai: dict[str, bool], tmp_path: Path
+) -> None:
     row = ROWS[name]
     model = row.save(tmp_path / "hf")
     ids = np.random.default_rng(1).integers(3, VOCAB, (1, LENGTH))
@@ -61,34 +65,40 @@ def test_decoder_equals_transformers(name: str, target: str, errors: Errors, tmp
     assert report.model.unread == []
     assert any("RoPE" in note for note in report.notes) == ("dynamic" in name or "longrope" in name)
     ours = weft.load(tmp_path / "out", trust=True)
+    if target == "ort-cpu":
+        genai[row.family] = (tmp_path / "out" / "genai_config.json").is_file()
+        assert genai[row.family] == (row.family in read_genai()) or WRITING
     for way, chunk in CHUNKS.items():
         note(errors, row.family, target, way, error(ours.logits(ids[0].tolist(), chunk=chunk), want))
 
 
-@pytest.mark.parametrize("pooler", [True, False])
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", ENCODERS)
-def test_encoder_equals_transformers(name: str, target: str, pooler: bool, errors: Errors, tmp_path: Path) -> None:
+def encoded(source: Path, target: str, arguments: dict[str, np.ndarray], out: Path) -> dict[str, np.ndarray]:
+    """What the encoder in `source` makes on `target`, by the names of outputs."""
+    if target == "torch":
+        model = load_source(source)
+        assert (model.unread, set(arguments)) == ([], set(model.graph.inputs))
+        with torch.inference_mode():
+            made = weft.torch(model)(*(torch.from_numpy(arguments[name]) for name in model.graph.inputs))
+        outputs = made if isinstance(made, tuple) else (made,)
+        return dict(zip(model.graph.outputs, (value.numpy() for value in outputs), strict=True))
+    assert weft.compile(source, out, target=target).model.unread == []
+    session = ort.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
+    assert set(arguments) == {i.name for i in session.get_inputs()}
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, arguments), strict=True))
+
+
+@pytest.mark.parametrize(("name", "target"), sampled(ENCODERS))
+def test_encoder_equals_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
     row = ROWS[name]
-    model = row.save(tmp_path / "hf", add_pooling_layer=pooler)
-    rng = np.random.default_rng(1)
-    ids = rng.integers(3, VOCAB, (3, LENGTH))
-    mask = (np.arange(LENGTH) < np.array([[LENGTH], [9], [1]])).astype(np.int64)
-    ids = np.where(mask, ids, row.config["pad_token_id"])
-    types = rng.integers(0, row.config["type_vocab_size"], ids.shape)
-    arguments = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
-    with torch.inference_mode():
-        want = model(**{k: torch.from_numpy(v) for k, v in arguments.items()})
-    report = weft.compile(tmp_path / "hf", tmp_path / "out", target=target)
-    assert report.model.unread == []
-    session = ort.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
-    got = dict(zip([o.name for o in session.get_outputs()], session.run(None, arguments), strict=True))
-    valid = mask.astype(bool)
-    found = error(got["last_hidden_state"][valid], want.last_hidden_state.numpy()[valid])
-    assert ("pooler_output" in got) == pooler
-    if pooler:
-        found = max(found, error(got["pooler_output"], want.pooler_output.numpy()))
-    note(errors, row.family, target, "full", found)
+    for options in row.poolers:
+        model = row.save(tmp_path / "hf", **options)
+        arguments, want, valid = encoder_case(row, model)
+        got = encoded(tmp_path / "hf", target, arguments, tmp_path / "out")
+        assert set(got) == set(want) and ("pooler_output" in got) == options.get("add_pooling_layer", False)
+        for part, values in want.items():
+            rows = valid if part == "last_hidden_state" else slice(None)
+            note(errors, row.family, target, "full", error(got[part][rows], values[rows]))
+        shutil.rmtree(tmp_path / "hf")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -97,7 +107,7 @@ def test_every_family_is_verified(family: str, errors: Errors) -> None:
     rows = [row for row in (*ROWS.values(), *SEQ2SEQ.values()) if row.family == family]
     assert rows, f"tests/e2e/families has no row of family {family}"
     ways = {"full"} if rows[0].is_encoder else set(CHUNKS)
-    targets = DECODER_TARGETS if rows[0].is_decoder else TARGETS
+    targets = TARGETS if isinstance(rows[0], Seq2Seq) else ALL_TARGETS
     found = ({**read_verified(), **errors} if WRITING else read_verified()).get(family, {})
     assert {target: set(by_way) for target, by_way in found.items()} == dict.fromkeys(targets, ways)
     assert all(e <= TOLERANCE for by_way in found.values() for e in by_way.values())

@@ -15,6 +15,7 @@ from weft import (
     Decoder,
     Encoder,
     EncoderDecoder,
+    GatedDeltaNet,
     GatedMLP,
     LayerNorm,
     LearnedPositions,
@@ -274,6 +275,8 @@ VARIANTS: dict[str, Model] = {
     "short convolution": decoder(ShortConv(3, bias=True)),
     "attention beside Mamba-2": decoder(ParallelHybrid(Attention(3, rope=ROPE), Mamba2(21, 3, 5, norm=None))),
     "scan": Decoder(VOCAB, DIM, [Block(Memory(3), FEED), Block(Elman(), FEED)], context=LENGTH),
+    "delta rule": decoder(GatedDeltaNet(4, 3, 5, groups=2, negative=True)),
+    "delta rule, a gate per key": decoder(GatedDeltaNet(3, 5, gate="sigmoid", per_key=True, rank=7)),
     "hybrid": Decoder(VOCAB, DIM, [Block(Mamba(21, 5), FEED), WIDE, Block(Mamba2(21, 3, 5))], context=LENGTH),
     # encoders
     "encoder": encoder(Attention(3, **BIASED)),

@@ -22,8 +22,9 @@ from ...formats.weft.model_folder import GRAPH, read_model
 from ...model import Model
 
 
-def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Model:
-    """The model of the folder `source`, or of the base of the adapter in it, with `adapters` merged.
+def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family: str | None = None) -> Model:
+    """The model of the folder `source`, or of the base of the adapter in it, with `adapters` merged; read as one of
+    `family` if given.
 
     The folder is a Hugging Face folder of a family that weft knows, or one that target transformers wrote.
 
@@ -35,9 +36,8 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Mode
     path = _folder(source) if isinstance(source, (str, Path)) else None
     if path is None or (adapters and not ((path / "config.json").is_file() or is_adapter(path))):
         spec = source if isinstance(source, (str, Path)) else f"a {type(source).__name__}"
-        raise WeftError(
-            f"{spec}: an adapter needs a Hugging Face folder as base, because it refers to its weight names"
-        )
+        what = "an adapter" if adapters else "--as"
+        raise WeftError(f"{spec}: {what} needs a Hugging Face folder, because it refers to its weight names")
     given = [_adapter(folder) for folder in adapters]
     base = path
     if is_adapter(path):
@@ -47,7 +47,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Mode
     before = stamps(file for home in (base, *given) for file in home.iterdir())
     if (base / GRAPH).is_file():
         return _with_graph(str(source), base, given, before)
-    folder, loaded, merged = load_folder(base, given)
+    folder, loaded, merged = load_folder(base, given, family)
     names = ", ".join(adapter.path.name for adapter in merged)
     home = _tokenizer_home(folder.path, given)
     own = folder.files if home == folder.path else [f for f in folder.files if f not in folder.tokenizer_files]
@@ -60,6 +60,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Mode
         files=files,
         stamps={file: before[file] for file in files if file in before},
         adapters=tuple(adapter.path for adapter in merged),
+        family=family,
         **vars(loaded),
     )
 

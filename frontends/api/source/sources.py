@@ -20,7 +20,9 @@ from ...formats.hf.hub import HUB_ID, hub_snapshot
 from ...model import Model, SourceLike
 
 
-def load_source(source: SourceLike, seed: int = 0, adapters: Sequence[str | Path] = ()) -> Model:
+def load_source(
+    source: SourceLike, seed: int = 0, adapters: Sequence[str | Path] = (), family: str | None = None
+) -> Model:
     """The model that `source` is or names.
 
     A preset ("gpt2"), an architecture file ("model.py" or "model.py:Mistral"), a Hugging Face folder (or the id of a
@@ -28,17 +30,18 @@ def load_source(source: SourceLike, seed: int = 0, adapters: Sequence[str | Path
     also a `Decoder`, an `Encoder` or any object with such a ``graph`` method, a `Graph`, or a `Model`. Without a
     checkpoint, parameters get their declared random initialization with `seed`. The PEFT adapters in the folders
     `adapters` are merged into the weights of a Hugging Face folder, or of one that target transformers wrote, one after
-    the other; the folder of an adapter whose base is here is a source itself.
+    the other; the folder of an adapter whose base is here is a source itself. A Hugging Face folder is read as a model
+    of `family`, whatever type its config says, if given.
 
     Raises:
         WeftError: saying what is wrong with the source, or what can be one.
     """
     if seed < 0:
         raise WeftError(f"seed is {seed}, but it must be at least 0")
-    if adapters:
+    if adapters or family is not None:
         from .adapters import load_with_adapters
 
-        return load_with_adapters(source, adapters)
+        return load_with_adapters(source, adapters, family)
     if isinstance(source, Model):
         return source
     if isinstance(source, Graph):

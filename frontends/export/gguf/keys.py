@@ -65,7 +65,7 @@ def propose(table: Architecture, s: Settings) -> dict[str, Any]:
         "attention.sliding_window": windows[0] if windows else None,
         "attn_logit_softcapping": s.softcap,
         "final_logit_softcapping": s.logit_softcap,
-        "use_parallel_residual": s.arrangement.startswith("parallel"),
+        "use_parallel_residual": s.first("arrangement").startswith("parallel"),
         **_ropes(s),
         **_experts(s),
     }

@@ -81,7 +81,7 @@ def _said(s: Settings, partial: bool) -> dict[str, Any]:
         **_same("intermediate_size n_inner", s.ffn),
         "hidden_activation": s.activation,
         "max_position_embeddings": s.context,
-        "use_parallel_residual": s.arrangement.startswith("parallel"),
+        "use_parallel_residual": s.first("arrangement").startswith("parallel"),
         **_same("qk_layernorm use_qk_norm", s.qk_norm != "none"),
         "attn_logit_softcapping": s.softcap,
         "final_logit_softcapping": s.logit_softcap,

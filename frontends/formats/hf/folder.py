@@ -12,6 +12,7 @@ from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import TensorReader
 
+from ...models.closest import closest
 from ...models.families import FAMILIES, Loaded, load
 from .adapter import Adapter
 from .merging import load_merged
@@ -139,27 +140,44 @@ class Folder:
         return {"pooling": POOLING[modes[0]], "normalize": "Normalize" in kinds}
 
 
-def load_folder(path: Path, adapters: Sequence[Path] = ()) -> tuple[Folder, Loaded, list[Adapter]]:
+def load_folder(
+    path: Path, adapters: Sequence[Path] = (), family: str | None = None
+) -> tuple[Folder, Loaded, list[Adapter]]:
     """Load the model of the Hugging Face folder at `path`, its parameters pointing at the weights.
 
-    The PEFT adapters in the folders `adapters` are merged into it, one after the other, and returned too.
+    The PEFT adapters in the folders `adapters` are merged into it, one after the other, and returned too. It is read as
+    a model of `family` instead of the one that its config says, if given.
 
     Raises:
         WeftError: naming the file, key or tensor that is missing, unsound or not supported.
     """
     folder = Folder.open(path)
     source = str(path / "config.json")
-    model_type = folder.config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise WeftError(f"{source}: model_type {model_type!r} is not known; weft imports {known}")
-    family, weights, merged = FAMILIES[model_type], folder.weights(), list[Adapter]()
+    model_type = folder.config.get("model_type") if family is None else family
+    if family is not None:
+        FAMILIES.lookup(family)
+    elif not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise _unknown(folder, source)
+    table, weights, merged = FAMILIES[str(model_type)], folder.weights(), list[Adapter]()
     if adapters:
-        loaded, merged = load_merged(family, folder.config, weights, source, adapters)
+        loaded, merged = load_merged(table, folder.config, weights, source, adapters)
     else:
-        loaded = load(family, folder.config, weights, source)
+        loaded = load(table, folder.config, weights, source)
     origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
     if merged:
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
     loaded.graph.meta.update(folder.token_facts(), **folder.embedding_facts(), source=origin)
     return folder, loaded, merged
+
+
+def _unknown(folder: Folder, source: str) -> WeftError:
+    """The error for a folder whose model_type no table has: it names the families that read it best."""
+    told = f"{source}: model_type {folder.config.get('model_type')!r} is not known"
+    try:
+        near = closest(folder.config, folder.weights())
+    except WeftError:  # without weights that can be read there is nothing to compare
+        near = []
+    if not near:
+        return WeftError(f"{told}; weft imports {', '.join(sorted(FAMILIES))}")
+    others = "".join(f", then {r.family}" for r in near[1:])
+    return WeftError(f"{told}; it reads most like {near[0]}{others}: try --as {near[0].family}")

@@ -66,6 +66,7 @@ def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
         "seed": model.seed,
         "hashes": hashes,
         **model.graph.meta.get("source", {}),
+        **({"family": model.family} if model.family else {}),
         **({"provenance": model.provenance} if model.provenance else {}),
     }
 

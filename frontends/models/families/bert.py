@@ -43,8 +43,8 @@ BERT = Family(
         "pooler": "pooler.dense",
     },
     prefix="bert.",
-    found={"pooler": lambda keys: bool(keys & {"pooler.dense.weight", "bert.pooler.dense.weight"})},
-    unused=("*embeddings.position_ids", "cls.*"),
+    found={"pooler": lambda keys: any(k.endswith("pooler.dense.weight") for k in keys)},
+    unused=("*embeddings.position_ids", "cls.*", "classifier.*", "qa_outputs.*"),
     refuse={"is_decoder": (False, None), "position_embedding_type": ("absolute", None)},
     aliases={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     gguf=gguf.UNGATED.but(
@@ -69,8 +69,8 @@ def _positions(config: Config) -> int:
 ROBERTA = BERT.but(
     "roberta",
     "xlm-roberta",
+    "camembert",
     prefix="roberta.",
-    found={"pooler": lambda keys: bool(keys & {"pooler.dense.weight", "roberta.pooler.dense.weight"})},
     unused=("*embeddings.position_ids", "lm_head.*", "classifier.*"),
     context=_positions,
     learned_positions=_positions,

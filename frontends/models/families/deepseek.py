@@ -25,8 +25,8 @@ _SIGMOID = 2  # expert_gating_func
 
 def latent_of(settings: Settings) -> MLA:
     """The latent attention of the layers, all alike."""
-    mixer: MLA = settings.mixer or settings.block.attn
-    return mixer
+    mixers = settings.mixer if isinstance(settings.mixer, tuple) else (settings.mixer,)
+    return next((mixer for mixer in mixers if isinstance(mixer, MLA)), None) or settings.block.attn
 
 
 def rows_of_heads(name: str, which: str) -> Template:
@@ -96,16 +96,22 @@ def _v2(config: Config) -> dict[str, Any]:
     return {**plain, "groups": key("n_group")(config), "top_groups": key("topk_group")(config), "group_score": "max"}
 
 
-def corrected(renormalize: bool = True, scale: float = 2.5, groups: int = 8, top_groups: int = 4) -> Rule:
-    """The rule for a router of sigmoids whose choice a bias corrects (DeepSeek-V3); arguments are the defaults."""
-    factor = key("routed_scaling_factor", "router_scaling_factor", "route_scale", default=scale)
+def corrected(
+    renormalize: bool = True,
+    scale: float = 2.5,
+    groups: int = 8,
+    top_groups: int = 4,
+    factor: str = "routed_scaling_factor",
+) -> Rule:
+    """The rule for a router of sigmoids whose choice a bias corrects (DeepSeek-V3); arguments are the defaults, and
+    `factor` the key of the scale."""
 
     def rule(config: Config) -> dict[str, Any]:
         return {
             "scoring": "sigmoid",
             "correction": True,
             "renormalize": config.get("norm_topk_prob", renormalize),
-            "scale": float(factor(config)),
+            "scale": float(key(factor, default=scale)(config)),
             "groups": key("n_group", default=groups)(config),
             "top_groups": key("topk_group", default=top_groups)(config),
         }

@@ -235,6 +235,7 @@ JAMBA = LLAMA.but(
         "layers.{i}.ffn.router": "layers.{i}.feed_forward.router",
         **per_expert("layers.{i}.feed_forward.experts", "gate_proj", "up_proj", "down_proj"),
     },
+    ffn_bias=False,
     refuse=_PLAIN,
     qkv_bias=False,
     out_bias=False,

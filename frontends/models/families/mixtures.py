@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe, Reshape, Slice
 
 from ...dsl import MLA, GatedMLP, MoE, RoPE
@@ -83,7 +84,9 @@ HY_V3 = LLAMA.but(
     head_dim=key("head_dim", default=128),
     eps=key("rms_norm_eps", default=1e-5),
     qk_norm="head",
-    moe=experts_after(corrected(scale=2.826, groups=1, top_groups=1), first_dense=1, biased=True),
+    moe=experts_after(
+        corrected(scale=2.826, groups=1, top_groups=1, factor="router_scaling_factor"), first_dense=1, biased=True
+    ),
     transformers="HYV3ForCausalLM",
 )
 _AFMOE_WINDOWS = alternating(4, window=1024)
@@ -107,7 +110,7 @@ AFMOE = LLAMA.but(
     qk_norm="head",
     window=_AFMOE_WINDOWS,
     rope=rotary_where_local(rope_of, _AFMOE_WINDOWS),
-    moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1), first_dense=1),
+    moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1, factor="route_scale"), first_dense=1),
     transformers="AfmoeForCausalLM",
 )
 FLEX_OLMO = OLMO2.but(
@@ -172,6 +175,8 @@ def flat(name: str) -> Template:
 
 
 def _ernie_moe(config: Config) -> MoE:
+    if config.get("moe_norm_min", 1e-12) > 1e-6:  # more than the weights of the chosen experts may add up to
+        raise WeftError(f"moe_norm_min={config['moe_norm_min']} is not supported")
     hidden, shared, act = (
         key("moe_intermediate_size")(config),
         config.get("moe_num_shared_experts", 2),

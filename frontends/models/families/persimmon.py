@@ -73,6 +73,7 @@ DIFFLLAMA = LLAMA.but(
     "diffllama",
     names={f"layers.{{i}}.attn.lambda_{x}{i}": f"layers.{{i}}.self_attn.lambda_{x}{i}" for x in "qk" for i in (1, 2)},
     eps=key("rms_norm_eps", default=1e-5),
+    ffn_bias=False,
     heads=None,
     kv_heads=None,
     mixer=_differential,

@@ -116,7 +116,6 @@ NANOCHAT = LLAMA.but(
         "layers.{i}.ffn.up": "layers.{i}.mlp.fc1",
         "layers.{i}.ffn.down": "layers.{i}.mlp.fc2",
     },
-    head_dim=None,
     norm_weight=False,
     embed_norm=True,
     qk_norm="head",
@@ -304,7 +303,6 @@ HYPERCLOVAX = GRANITE.but(
 COHERE2 = COHERE.but(
     "cohere2",
     qk_norm="none",
-    head_dim=None,
     window=alternating(4),
     rope=rotary_where_local(rope_with(rope_theta=1e4, interleaved=True), alternating(4)),
     ffn_bias=False,

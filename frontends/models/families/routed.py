@@ -270,6 +270,7 @@ JETMOE = LLAMA.but(
         "layers.{i}.ffn.experts.up": _half_of_jet(1),
         "layers.{i}.ffn.experts.down": "layers.{i}.mlp.output_linear.weight",
     },
+    refuse={"rms_norm_eps": (1e-6, None)},  # the last norm alone would follow it
     heads=None,
     kv_heads=None,
     head_dim=None,

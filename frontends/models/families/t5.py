@@ -45,12 +45,19 @@ def _relative_bias(config: Config) -> T5Bias:
     return T5Bias(buckets, config.get("relative_attention_max_distance", 128), key("num_heads")(config))
 
 
-def _feed_forward(default: str) -> dict[str, Any]:
-    """The settings that feed_forward_proj says: an activation, perhaps after "gated-"; gated-gelu is that by tanh."""
+def feed_forward(default: str) -> dict[str, Any]:
+    """The settings that feed_forward_proj says: an activation, perhaps after "gated-"; gated-gelu is that by tanh.
+
+    Where dense_act_fn or is_gated_act stands beside it, as in configs that transformers writes, that one counts.
+    """
     proj = key("feed_forward_proj", default=default)
+
+    def activation(c: Config) -> str:
+        return "gelu_new" if proj(c) == "gated-gelu" else proj(c).removeprefix("gated-")
+
     return {
-        "activation": lambda c: "gelu_new" if proj(c) == "gated-gelu" else proj(c).removeprefix("gated-"),
-        "gated": lambda c: proj(c).startswith("gated-"),
+        "activation": lambda c: c.get("dense_act_fn") or activation(c),
+        "gated": lambda c: c.get("is_gated_act", proj(c).startswith("gated-")),
     }
 
 
@@ -74,7 +81,7 @@ T5 = Family(
         "eps": key("layer_norm_epsilon", default=1e-6),
         "scale": 1.0,
         "position_bias": _relative_bias,
-        **_feed_forward("relu"),
+        **feed_forward("relu"),
         "logit_scale": _scaled,
         "decoder": lambda c: {"layers": key("num_decoder_layers", "num_layers")(c)},
     },
@@ -89,7 +96,7 @@ T5 = Family(
     refuse={"is_encoder_decoder": (True, None)},
     aliases={"shared.": "decoder.embed_tokens."},
 )
-MT5 = T5.but("mt5", logit_scale=1.0, **_feed_forward("gated-gelu"))
+MT5 = T5.but("mt5", logit_scale=1.0, **feed_forward("gated-gelu"))
 UMT5 = T5.but(
     "umt5",
     names={
@@ -98,5 +105,5 @@ UMT5 = T5.but(
     },
     bias=_relative_bias,
     position_bias=None,
-    **_feed_forward("gated-gelu"),
+    **feed_forward("gated-gelu"),
 )

@@ -64,6 +64,8 @@ def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
     settings = {name: rope[key] for name, key in _NAMES.items() if rope.get(key) or rope.get(key) is False}
     if "original" in plain.used:
         settings["original"] = config["max_position_embeddings"] if kind == "dynamic" else _original(config, rope)
+    if kind == "llama3" and settings.get("high_freq", 4.0) <= settings.get("low_freq", 1.0):
+        raise WeftError(f"high_freq_factor={settings['high_freq']} must exceed low_freq_factor")
     if kind in _TEMPERED and "factor" not in settings:
         settings["factor"] = config["max_position_embeddings"] / settings["original"]
     for name in plain.used:

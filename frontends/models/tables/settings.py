@@ -73,7 +73,7 @@ class Settings:
     norm_weight: bool = True
     norm_bias: bool = True
     eps: float = 1e-6
-    arrangement: str = "pre"  # of norms: `ARRANGEMENTS` of frontends/dsl/blocks.py
+    arrangement: str | tuple[str, ...] = "pre"  # of norms: `ARRANGEMENTS` of frontends/dsl/blocks.py
     residual_scale: float = 1.0  # of what each sublayer adds
     shared_layers: int | None = None
     block: Any = None  # a module in the place of the whole block
@@ -105,9 +105,11 @@ class Settings:
     embed_dim: int | None = None
     embed_scale: float = 1.0
     embed_norm: bool = False
+    embed_norm_first: bool = False  # before positions are added, in a decoder
     learned_positions: int | None = None
     position_offset: int = 0  # the row of the first position in the learned table
-    sinusoids: int | None = None  # positions of all sines before all cosines
+    sinusoids: Sinusoidal | None = None
+    stored_sinusoids: bool = False  # the checkpoint has their table, which may be any other
     position_bias: T5Bias | None = None
     per_layer: PerLayerEmbedding | None = None
     spread: Any = None  # into several residual streams, and back
@@ -214,8 +216,8 @@ def _layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
 
 
 def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
-    if s.sinusoids:
-        return Sinusoidal(s.sinusoids, interleaved=False)
+    if s.sinusoids is not None:
+        return LearnedPositions(s.sinusoids.length, s.sinusoids.offset) if s.stored_sinusoids else s.sinusoids
     return LearnedPositions(s.learned_positions, s.position_offset) if s.learned_positions else None
 
 

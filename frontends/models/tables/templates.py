@@ -88,7 +88,7 @@ def halves_swapped(name: str, of_keys: bool = False) -> Template:
 
 def by_arrangement(**names: str) -> Template:
     """The name that belongs to the arrangement of the blocks."""
-    return lambda fetch, part, settings: fetch(f"{names[settings.arrangement]}.{part}")
+    return lambda fetch, part, settings: fetch(f"{names[str(settings.first('arrangement'))]}.{part}")
 
 
 def flattened(name: str) -> Template:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from importlib.resources import files
 from pathlib import Path
 
 # family -> target -> way of running (full, chunked, decode) -> largest error, relative to the largest value
 Errors = dict[str, dict[str, dict[str, float]]]
 NAME = "verified.json"
+GENAI = "genai.json"
 
 
 def read_verified() -> Errors:
@@ -25,3 +27,14 @@ def write_verified(errors: Errors) -> None:
         for family, targets in sorted(errors.items())
     }
     (Path(__file__).parent / NAME).write_text(json.dumps(short, indent=1) + "\n", encoding="utf-8")
+
+
+def read_genai() -> frozenset[str]:
+    """The families whose compiled folders have a configuration of onnxruntime-genai, as the tests found."""
+    file = files(__package__) / GENAI
+    return frozenset(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else frozenset()
+
+
+def write_genai(families: Collection[str]) -> None:
+    """Replace the families that `read_genai` reads; for the tests, in a checkout."""
+    (Path(__file__).parent / GENAI).write_text(json.dumps(sorted(families), indent=1) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from .row import Row, error, randomized, reference
+from .row import Row, encoder_case, error, randomized, reference
 from .sizes import COMMON, GQA, LENGTH, MHA, TIED, UNTIED, VOCAB, WINDOW
 
 VARIED: dict[str, Row] = {}
@@ -35,6 +35,7 @@ __all__ = [
     "VOCAB",
     "WINDOW",
     "Row",
+    "encoder_case",
     "error",
     "randomized",
     "reference",

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from .row import Row
-from .sizes import COMMON
+from .sizes import COMMON, GQA, LOCAL_GLOBAL, MHA, VOCAB, WINDOW
+
+DISTIL = {
+    "vocab_size": VOCAB,
+    "dim": 64,
+    "n_layers": 3,
+    "n_heads": 4,
+    "hidden_dim": 80,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
 
 ROWS = {
     "bert": Row("BertModel", COMMON | {"type_vocab_size": 2, "hidden_act": "gelu"}),
@@ -14,4 +24,29 @@ ROWS = {
         "AlbertModel",
         COMMON | {"type_vocab_size": 2, "embedding_size": 64, "num_hidden_layers": 4, "num_hidden_groups": 2},
     ),
+    "electra": Row("ElectraModel", COMMON | {"embedding_size": 24}),
+    "xlm-roberta-xl": Row("XLMRobertaXLModel", COMMON | {"pad_token_id": 1}),
+    "mpnet": Row("MPNetModel", COMMON | {"pad_token_id": 1}),
+    "eurobert": Row("EuroBertModel", COMMON | GQA),
+    "modernbert": Row("ModernBertModel", COMMON | {"num_hidden_layers": 4, "local_attention": WINDOW}),
+    "modernbert-biases": Row(
+        "ModernBertModel",
+        COMMON
+        | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "hidden_activation": "silu"}
+        | {"local_attention": WINDOW, "layer_types": LOCAL_GLOBAL},
+    ),
+    "nomic_bert": Row("NomicBertModel", COMMON),
+}
+ALIKE = {
+    "camembert": Row("CamembertModel", COMMON | {"pad_token_id": 1}),
+    "distilbert": Row("DistilBertModel", DISTIL),
+    "distilbert-relu": Row("DistilBertModel", DISTIL | {"activation": "relu", "sinusoidal_pos_embds": True}),
+    "electra-equal": Row("ElectraModel", COMMON | {"embedding_size": 64}),
+    "rembert": Row("RemBertModel", COMMON | {"input_embedding_size": 24, "output_embedding_size": 40}),
+    "bert-generation": Row("BertGenerationEncoder", COMMON),
+    "ernie": Row("ErnieModel", COMMON | {"use_task_id": True}),
+    "ernie-without-tasks": Row("ErnieModel", COMMON),
+    "megatron-bert": Row("MegatronBertModel", COMMON),
+    "roberta-prelayernorm": Row("RobertaPreLayerNormModel", COMMON | {"pad_token_id": 1}),
+    "eurobert-biases": Row("EuroBertModel", COMMON | MHA | {"attention_bias": True, "mlp_bias": True}),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+
+from .sizes import LENGTH, VOCAB
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,13 @@ class Row:
     @property
     def is_encoder(self) -> bool:
         """Check that the model gives every token a vector."""
-        return self.model.endswith("Model") and not self.is_decoder
+        return self.model.endswith(("Model", "Encoder")) and not self.is_decoder
+
+    @property
+    def poolers(self) -> list[dict[str, bool]]:
+        """The options that say whether there is a pooler, where the class knows any."""
+        known = inspect.signature(getattr(transformers, self.model)).parameters
+        return [{"add_pooling_layer": yes} for yes in (True, False)] if "add_pooling_layer" in known else [{}]
 
     def save(self, folder: Path, **options: Any) -> torch.nn.Module:
         """The model, its parameters drawn anew, also written to `folder` as a checkpoint in several files."""
@@ -70,6 +79,22 @@ def reference(model: torch.nn.Module, ids: np.ndarray) -> np.ndarray:
     """Logits [batch, seq, vocab] of token ids [batch, seq] in transformers."""
     with torch.inference_mode():
         return np.asarray(model(torch.from_numpy(ids), use_cache=False).logits.numpy())
+
+
+def encoder_case(row: Row, model: torch.nn.Module) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
+    """Three padded texts as inputs of an encoder, its outputs in transformers, and which tokens are no padding."""
+    rng = np.random.default_rng(1)
+    ids = rng.integers(3, VOCAB, (3, LENGTH))
+    mask = (np.arange(LENGTH) < np.array([[LENGTH], [9], [1]])).astype(np.int64)
+    ids = np.where(mask, ids, row.config["pad_token_id"])
+    arguments = {"input_ids": ids, "attention_mask": mask}
+    config: Any = model.config
+    if "token_type_ids" in inspect.signature(model.forward).parameters:
+        arguments["token_type_ids"] = rng.integers(0, config.type_vocab_size, ids.shape)
+    with torch.inference_mode():
+        made = model(**{name: torch.from_numpy(array) for name, array in arguments.items()})
+    want = {name: made[name] for name in ("last_hidden_state", "pooler_output") if made.get(name) is not None}
+    return arguments, {name: value.numpy() for name, value in want.items()}, mask.astype(bool)
 
 
 def error(got: np.ndarray, want: np.ndarray) -> float:

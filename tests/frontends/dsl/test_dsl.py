@@ -33,7 +33,7 @@ from weft.frontends.dsl import (
     trace,
 )
 from weft.frontends.dsl.blocks import ARRANGEMENTS
-from weft.ir import Graph, TensorType, Value, interpret, ops, verify
+from weft.ir import Graph, TensorType, Value, WeftError, interpret, ops, verify
 from weft.ir.recipes import Full, Normal
 from weft.ir.types import dtypes, sizes
 
@@ -313,6 +313,7 @@ class Scaled:
 # y = f(x) with norms n(name, ·), attention f and feed-forward g
 ARRANGED: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "pre": lambda x, n, f, g: (y := x + f(n("attn_norm", x))) + g(n("ffn_norm", y)),
+    "pre_ffn": lambda x, n, f, g: (y := x + f(x)) + g(n("ffn_norm", y)),
     "post": lambda x, n, f, g: n("ffn_norm", (y := n("attn_norm", x + f(x))) + g(y)),
     "sandwich": lambda x, n, f, g: (
         (y := x + n("attn_post_norm", f(n("attn_norm", x)))) + n("ffn_post_norm", g(n("ffn_norm", y)))
@@ -359,6 +360,15 @@ def test_absolute_positions(rng: np.random.Generator) -> None:
     table = graph.params[name].recipe.evaluate(graph.reader)
     angle = 5 / 10_000 ** (4 / 16)
     np.testing.assert_allclose(table[5, 4:6], [math.sin(angle), math.cos(angle)], rtol=1e-6)
+
+
+def test_inclusive_sinusoids_with_an_offset(rng: np.random.Generator) -> None:
+    """As fairseq has them: rates from 1 to 1/10000, all sines first, the first token not at position 0."""
+    x, y, _ = run(Sinusoidal(9, interleaved=False, offset=2, inclusive=True), rng)
+    angles = np.outer(np.arange(2, 2 + x.shape[1]), 10_000 ** -np.linspace(0, 1, 8))
+    close(y - x, np.broadcast_to(np.concatenate([np.sin(angles), np.cos(angles)], 1), x.shape))
+    with pytest.raises(WeftError, match="inclusive frequencies need a width of at least 4, not 2"):
+        trace(Sinusoidal(9, inclusive=True), {"x": TensorType(dtypes.f32, (1, 4, 2))})
 
 
 # -- whole models

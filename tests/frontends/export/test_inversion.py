@@ -96,6 +96,16 @@ def test_what_was_one_and_a_number_stays_so() -> None:
     np.testing.assert_array_equal(recipe.evaluate(MemoryReader({"v": values})), recipe.evaluate(ARCHIVE))
 
 
+def test_the_first_of_a_sum_takes_a_change() -> None:
+    """What is added to it stays as it is stored, rows too that the sum does not read."""
+    graph = graph_of({"w": r.Add((a, r.Reshape(r.Take(t, (2,) * 5), (12, 5))))})
+    other = RNG.standard_normal((12, 5)).astype(np.float32)
+    found = dict(inversion.restore(graph, params={"w": other}))
+    np.testing.assert_array_equal(found["t"], TENSORS["t"])
+    again = graph.params["w"].recipe.evaluate(MemoryReader(found))
+    np.testing.assert_allclose(again, other, rtol=3e-7, atol=3e-7)
+
+
 @given(st.data())
 def test_random_movements_are_undone(data: st.DataObject) -> None:
     whole: r.Recipe = data.draw(st.sampled_from([a, b, r.Reshape(t, (9, 8)), r.Reshape(v, (3, 4))]))

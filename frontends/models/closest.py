@@ -1,0 +1,126 @@
+"""The families that a folder of an unknown type resembles most, by its config and its tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Param
+from weft.ir.recipes.readers import TensorReader
+
+from .families import FAMILIES
+from .tables.family import Config, Family, describe
+
+LAYERS = 2  # that are compared: all others have the same names
+# Keys of configs that say nothing of what a model computes.
+_SILENT = re.compile(
+    r"_token_id$|dropout|_pdrop$|^initializer|_range$|^use_cache$|^(torch_)?dtype$|^architectures$|^transformers_version$"
+    r"|^model_type$|^auto_map$|^_|^(id2label|label2id|return_dict|problem_type|output_\w+|chunk_size_feed_forward)$"
+    r"|^pretraining_tp$|^is_encoder_decoder$|_coef$|^max_position_embeddings$"
+)
+
+
+@dataclass(frozen=True)
+class Resemblance:
+    """How well a family reads a folder.
+
+    Of its parameters, `found` of `parameters` are there with the shapes that the config makes; `unread` are patterns of
+    tensors that it does not read, `ignored` keys of the config that it does not.
+    """
+
+    family: str
+    found: int
+    parameters: int
+    unread: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    score: float = 0.0
+
+    def __str__(self) -> str:
+        whole = self.found == self.parameters
+        parts = ["all of its parameters" if whole else f"{self.found} of its {self.parameters} parameters"]
+        if self.unread:
+            parts.append(f"not read: {_few(self.unread)}")
+        if self.ignored:
+            parts.append(f"keys it does not read: {_few(self.ignored)}")
+        return f"{self.family} ({'; '.join(parts)})"
+
+
+class _Recorded(dict[str, Any]):
+    """A config that notes which of its keys are read."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
+def closest(config: Config, reader: TensorReader, most: int = 3) -> list[Resemblance]:
+    """The families, at most `most`, that read the folder with `config` and the tensors of `reader` best."""
+    stored = reader.keys()
+    short, keys = _shortened(config), frozenset(key for key in stored if _layer(key) < LAYERS)
+    tables = [table for name, table in FAMILIES.items() if name == table.model_types[0]]
+    tried = [_resemblance(table, short, keys, reader) for table in tables]
+    found = sorted((r for r in tried if r is not None and r.score > 0.5), key=lambda r: -r.score)
+    return found[:most]
+
+
+def _resemblance(family: Family, config: Config, keys: frozenset[str], reader: TensorReader) -> Resemblance | None:
+    """How `family` reads the folder; None if the config lacks what it needs, or it refuses."""
+    read, found, parameters = set[str](), 0, 0
+
+    def check(param: Param) -> None:
+        nonlocal found, parameters
+        parameters += 1
+        sources = set(param.recipe.sources())
+        read.update(sources)
+        with contextlib.suppress(WeftError):  # of shapes that do not fit
+            found += sources <= keys and param.recipe.shape(reader) == param.shape
+
+    recorded = _Recorded(config)
+    try:
+        describe(family, recorded, keys, "config.json", check)
+    except WeftError:
+        return None
+    if not parameters:
+        return None
+    unread = sorted({_pattern(k) for k in keys - read})
+    ignored = sorted(
+        k for k in config if k not in recorded.read and not _SILENT.search(k) and config[k] not in (None, False)
+    )
+    score = found / parameters - len(keys - read) / max(len(keys), 1) - 0.002 * len(ignored)
+    return Resemblance(family.model_types[0], found, parameters, unread, ignored, score)
+
+
+def _shortened(config: Config) -> dict[str, Any]:
+    """The config of the same model with `LAYERS` layers."""
+    depths = {
+        k: v for k, v in config.items() if isinstance(v, int) and re.search(r"n_layers?$|num_(hidden_)?layers$", k)
+    }
+    full = max(depths.values(), default=LAYERS)
+    lists = {k: v[:LAYERS] for k, v in config.items() if isinstance(v, list) and len(v) == full > LAYERS}
+    return {**config, **{k: min(v, LAYERS) for k, v in depths.items()}, **lists}
+
+
+def _layer(key: str) -> int:
+    """The layer that a tensor belongs to; 0 if to none."""
+    match = re.search(r"\.(\d+)\.", key)
+    return int(match[1]) if match else 0
+
+
+def _pattern(key: str) -> str:
+    return re.sub(r"\.\d+\.", ".{i}.", key)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

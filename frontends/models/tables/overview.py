@@ -1,0 +1,53 @@
+"""The table of families: what reads and writes each, and its errors, as `weft families` and a page of docs show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .family import Family
+from .verified import read_genai, read_verified
+
+WAYS = ("full", "chunked", "decode")
+TARGETS = ("onnx", "ort-cpu", "torch")
+_PAGE = """# Supported families
+
+Every family that weft reads from Hugging Face folders, by its `model_type`. `weft families` prints this table, and
+`weft families --write-docs docs/supported.md` writes this page.
+
+| column | meaning |
+|---|---|
+| exported | the class of transformers that loads what `weft export` writes |
+| GGUF | the architecture of llama.cpp whose files are read; with `+` they are exported too |
+| genai | folders for ONNX Runtime have a configuration of onnxruntime-genai |
+| onnx, ort-cpu, torch | the largest error against transformers, relative to the largest value |
+
+The errors are those of tiny models with every parameter random, run as one full pass, in chunks, and token by token.
+
+A folder of another type is compared with all families; the error of `weft compile` says which it resembles, and `--as`
+reads it as one of them ([compile.md](compile.md)). [families.md](families.md) shows how to add one.
+
+"""
+
+
+def overview(families: Mapping[str, Family]) -> list[tuple[str, ...]]:
+    """The table, its head first: a row per family, by name."""
+    errors, genai = read_verified(), read_genai()
+    rows: list[tuple[str, ...]] = [("family", "exported", "GGUF", "genai", *TARGETS)]
+    for name in sorted(families):
+        family, architecture = families[name], families[name].gguf
+        gguf = "" if architecture is None else architecture.model_types[0] + ("+" if architecture.loader else "")
+        worst = (_worst(errors.get(name, {}), target) for target in TARGETS)
+        rows.append((name, family.transformers, gguf, "yes" if name in genai else "", *worst))
+    return rows
+
+
+def page(families: Mapping[str, Family]) -> str:
+    """The table as a page of Markdown."""
+    head, *rows = overview(families)
+    lines = [head, tuple("---" for _ in head), *rows]
+    return _PAGE + "".join(f"| {' | '.join(row)} |\n" for row in lines)
+
+
+def _worst(errors: Mapping[str, Mapping[str, float]], target: str) -> str:
+    ways = errors.get(target, {})
+    return f"{max(ways.values()):.1e}" if ways else ""
