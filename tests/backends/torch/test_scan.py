@@ -144,3 +144,50 @@ def test_factors_may_be_zero_or_negative(keys: int) -> None:
     right.square().sum().backward()
     for name in feeds:
         torch.testing.assert_close(found[name].grad, wanted[name].grad, rtol=1e-8, atol=1e-8)
+
+
+def _vector(h: Value, m: Value, x: Value) -> tuple[Value, Value]:
+    h = ops.squeeze(m @ ops.unsqueeze(h, axes=(2,)), axes=(2,)) + x
+    return h, ops.tanh(h) * x
+
+
+def _on_the_right(s: Value, m: Value, x: Value) -> tuple[Value, Value]:
+    s = s @ m + x
+    return s, ops.sum(ops.square(s), axes=(3,))
+
+
+def _by_blocks(s: Value, m: Value, x: Value) -> tuple[Value, Value]:
+    halves = ops.concat(*ops.split.emit(m @ s, sizes=(3, 4), axis=1), axis=1)
+    return halves - ops.mean(s, axes=(1,), keepdims=True) + x, s
+
+
+MATRICES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], bool]]] = {
+    "a vector": (_vector, (6,), (6, 6), ((0, 1), False)),
+    "on the right": (_on_the_right, (2, 3, 5), (2, 5, 5), ((0, 1, 3, 2), True)),
+    "more keys than columns": (_by_blocks, (7, 2), (7, 7), ((0, 1, 2), True)),
+}
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+@pytest.mark.parametrize("seq", [2, 7, 64])
+def test_matrices(kind: str, seq: int) -> None:
+    step, row, matrix, axes = MATRICES[kind]
+    batch, length = sizes.sym("batch"), sizes.sym("seq")
+    with building(Graph("matrices")) as graph:
+        shapes = {"m": matrix, "x": row}
+        values = [graph.add_input(n, TensorType(dtypes.f32, (batch, length, *s))) for n, s in shapes.items()]
+        graph.add_output("y", scan(step, *values, state=row))
+    net, source = built(graph)
+    assert "partial(matrix_steps, step, (left_of_" in source and f"({axes},)" in source
+    rng = np.random.default_rng(1)
+    feeds = {n: rng.standard_normal((2, seq, *s)) / max(s) for n, s in shapes.items()}
+    (found,) = made(net, feeds)
+    np.testing.assert_allclose(found.numpy(), interpret(graph, feeds)["y"], rtol=1e-9, atol=1e-12)
+
+
+def test_a_wide_matrix_runs_one_by_one() -> None:
+    """Its transitions would be products of 40 × 40 matrices for a state of 40 numbers."""
+    with building(Graph("wide")) as graph:
+        m, x = (graph.add_input(n, TensorType(dtypes.f32, (1, 3, *s))) for n, s in (("m", (40, 40)), ("x", (40,))))
+        graph.add_output("y", scan(_vector, m, x, state=(40,)))
+    assert "many=" not in built(graph)[1]
