@@ -13,6 +13,7 @@ from .delta_rule import through_chunks
 from .recurrences import chunk_count, first_tokens
 from .scan import Tensors, one_by_one
 
+MOST_ON_CPUS = 8192  # numbers of a row's states
 Axes = tuple[tuple[int, ...], bool]  # of a state in the order batch, groups, keys and, if so, columns
 
 
@@ -29,9 +30,13 @@ def matrix_steps(
     matrix over the keys, the same for all columns.
 
     Chunks run side by side: from zero, which says what each adds; with the identity in the place of the state, which
-    says what each leaves; and then from the states between them."""
-    batch, seq = tokens[0].shape[:2]
-    size = 16 if torch.compiler.is_exporting() else max(1, math.isqrt(seq // 3))
+    says what each leaves; and then from the states between them. That is three times the work in far fewer calls: on
+    CPUs large states take longer so than one token after the other."""
+    (batch, seq), numbers = tokens[0].shape[:2], sum(s[0].numel() for s in states)
+    exporting = torch.compiler.is_exporting()
+    if numbers > MOST_ON_CPUS and not tokens[0].is_cuda and not exporting:
+        return one_by_one(step, states, tokens, constants, mask)
+    size = 16 if exporting else max(1, math.isqrt(seq // 3))
     count = chunk_count(seq, size)
     mask = tokens[0].new_ones(batch, seq) if mask is None else mask.to(tokens[0].dtype)
     *cut, shown = (in_chunks(x, count, size) for x in (*tokens, mask))
