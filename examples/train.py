@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import weft
 from weft.frontends.model import Model
@@ -203,16 +203,18 @@ def first() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def shard(net: nn.Module, device: str) -> nn.Module:
-    """`net` with each process holding its part of every weight, where torchrun started several."""
+def shard(net: nn.Module, device: str, bf16: bool) -> nn.Module:
+    """`net` with each process holding its part of every weight, where torchrun started several; a block's weights are
+    whole only while it runs."""
     if not dist.is_initialized():
         return net
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     if device == "cuda":
         torch.cuda.set_device(mesh.get_local_rank())
+    policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
     for layer in net.layers:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(net, mesh=mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    return fully_shard(net, mesh=mesh, mp_policy=policy)
 
 
 def own_rows(windows: Tensor) -> Tensor:
@@ -249,7 +251,7 @@ def train(given: argparse.Namespace) -> None:
     net.checkpointing = given.checkpointing
     if given.dropout:
         drop_out(net, given.dropout)
-    net = shard(net, given.device)
+    net = shard(net, given.device, given.bf16)
     tokens = torch.tensor(tokenizer.encode(text).ids)
     held = max(len(tokens) // 20, given.context + 1)
     data = Windows(tokens[:-held], given.batch, given.context, given.seed)
@@ -263,7 +265,7 @@ def train(given: argparse.Namespace) -> None:
         )
 
     net.train()
-    batches = iter(data)
+    batches, autocast = iter(data), given.bf16 and not dist.is_initialized()
     while step < given.steps:
         start, entropy, added = time.perf_counter(), 0.0, 0.0
         for group in optimizer.param_groups:
@@ -271,7 +273,7 @@ def train(given: argparse.Namespace) -> None:
         optimizer.zero_grad()
         for _ in range(given.accumulate):
             windows = own_rows(next(batches)).to(given.device)
-            with torch.autocast(given.device, torch.bfloat16, enabled=given.bf16):
+            with torch.autocast(given.device, torch.bfloat16, enabled=autocast):
                 loss, more = losses(net, windows)
             ((loss + more) / given.accumulate).backward()
             entropy, added = entropy + mean(loss) / given.accumulate, added + mean(more) / given.accumulate
