@@ -30,8 +30,9 @@ from .delta import GatedDeltaNet
 from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
-from .hybrids import ParallelHybrid, ShortConv
+from .hybrids import LightningAttention, NormedResidual, ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
+from .linear_rnns import RGLRU, RWKVChannelMix, RWKVTimeMix
 from .mixers import MLA, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
 from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
@@ -47,6 +48,7 @@ silu = ops.swish  # its β is 1 by default
 __all__ = [
     "MLA",
     "MLP",
+    "RGLRU",
     "XIELU",
     "ALiBi",
     "AltUpLayer",
@@ -63,15 +65,19 @@ __all__ = [
     "LayerNorm",
     "LayerWithInput",
     "LearnedPositions",
+    "LightningAttention",
     "LinearAttention",
     "Mamba",
     "Mamba2",
     "MixtureOfAttention",
     "MoE",
+    "NormedResidual",
     "ParallelHybrid",
     "PerLayerEmbedding",
     "PerLayerInput",
     "RMSNorm",
+    "RWKVChannelMix",
+    "RWKVTimeMix",
     "RelativeAttention",
     "Repeat",
     "RoPE",
