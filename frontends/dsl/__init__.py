@@ -30,9 +30,9 @@ from .delta import GatedDeltaNet
 from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
-from .hybrids import LightningAttention, NormedResidual, ParallelHybrid, ShortConv
+from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
-from .linear_rnns import RGLRU, RWKVChannelMix, RWKVTimeMix
+from .linear_rnns import MLSTM, RGLRU, RWKVChannelMix, RWKVTimeMix
 from .mixers import MLA, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
 from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
@@ -48,6 +48,7 @@ silu = ops.swish  # its β is 1 by default
 __all__ = [
     "MLA",
     "MLP",
+    "MLSTM",
     "RGLRU",
     "XIELU",
     "ALiBi",
@@ -69,6 +70,7 @@ __all__ = [
     "LinearAttention",
     "Mamba",
     "Mamba2",
+    "MemoryBlock",
     "MixtureOfAttention",
     "MoE",
     "NormedResidual",

@@ -67,9 +67,10 @@ def _embedded(model: Decoder | Encoder, ids: Value, table: Value, types: Value |
 
 
 def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
-    """The layers, to which the model provides its `position_bias` and to each its part of `per_layer`."""
+    """The layers, to which the model provides its `position_bias`, x as ``embedded``, and to each its part of
+    `per_layer`."""
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
-    with providing(**facts):
+    with providing(embedded=x, **facts):
         for i, layer in enumerate(_stack(model)):
             with providing(**{"per_layer": per_layer[i]} if per_layer else {}):
                 y = named(layer, f"layers.{i}")(x)

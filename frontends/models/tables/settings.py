@@ -56,7 +56,7 @@ class Settings:
     own for each head) or full (over all heads at once). `shared_layers` is how many layers have weights of their own,
     each repeated (ALBERT; None: all), `embed_dim` the width of narrower embeddings. An encoder-decoder is described by
     its encoder; `decoder` says which settings are others in the decoder, whose blocks also attend to the encoder.
-    `multipliers` are numbers that a family's names multiply into weights (muP).
+    `multipliers` are numbers that a family's names make weights with: factors (muP), how many blocks take turns.
     """
 
     vocab: int
