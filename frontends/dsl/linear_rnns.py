@@ -174,7 +174,7 @@ class MLSTM:
         by_head = ops.reshape(k, shape=(*grid, keys // heads))
         k = ops.reshape(ops.mul(by_head, ops.exp(ops.unsqueeze(i, axes=(3,)))), shape=k.shape, name="k_weighed")
         # A value of 1 beside the others makes the state n. Capped weights need no stabilizer in f32.
-        ones = ops.expand(computed("ones", (1,), Literal((1.0,), (1,))), shape=(*grid, 1))
+        ones = ops.unsqueeze(ops.affine(i, by=0.0, plus=1.0), axes=(3,), name="ones")
         wide = ops.concat(ops.reshape(v, shape=(*grid, values // heads)), ones, axis=3)
         wide = ops.reshape(wide, shape=(*x.shape[:2], values + heads), name="v_and_one")
         y = ops.gated_linear_attention(q, k, wide, keep, heads=heads, groups=heads)

@@ -100,8 +100,8 @@ ROWS = {
         | MHA
         | TIED
         | ZAMBA
-        | {"num_mem_blocks": 2, "use_mem_rope": True, "use_shared_attention_adapter": True, "adapter_rank": 6}
-        | {"mamba_expand": 2, "mamba_ngroups": 2, "add_bias_linear": True, "num_hidden_layers": 3}
-        | {"layers_block_type": ["hybrid", "hybrid", "hybrid"]},
+        | {"num_mem_blocks": 1, "use_mem_rope": True, "use_shared_attention_adapter": True, "adapter_rank": 6}
+        | {"mamba_expand": 2, "mamba_ngroups": 2, "add_bias_linear": True, "num_hidden_layers": 2}
+        | {"layers_block_type": ["hybrid", "hybrid"]},
     ),
 }
