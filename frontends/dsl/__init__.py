@@ -31,6 +31,7 @@ from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
 from .hybrids import LightningAttention, NormedResidual, ParallelHybrid, ShortConv
+from .images import ImageEncoder
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import RGLRU, RWKVChannelMix, RWKVTimeMix
 from .mixers import MLA, LinearAttention, RelativeAttention
@@ -62,6 +63,7 @@ __all__ = [
     "GatedDeltaNet",
     "GatedMLP",
     "GatherStreams",
+    "ImageEncoder",
     "LayerNorm",
     "LayerWithInput",
     "LearnedPositions",

@@ -28,6 +28,7 @@ _PUBLIC = {
         "GatedDeltaNet",
         "GatedMLP",
         "GatherStreams",
+        "ImageEncoder",
         "LayerNorm",
         "LayerWithInput",
         "LearnedPositions",

@@ -155,7 +155,7 @@ def _rewritten(pipeline: str, origin: str) -> Graph:
 
 PACK = "pack-qkv, pack-gate-up, fuse-residual-norm"
 MODELS: dict[str, Callable[[], Graph]] = {
-    **{f"family/{name}": partial(_family, row) for name, row in (VARIED | SEQ2SEQ_VARIED).items()},
+    **{f"family/{name}": partial(_family, row) for name, row in (VARIED | SEQ2SEQ_VARIED | TOWERS).items()},
     **{f"preset/{name}": partial(_preset, name) for name in PRESETS},
     **{f"variant/{name}": lambda model=model: strong(model.graph()) for name, model in VARIANTS.items()},
     **{f"example/{name}": partial(parse, text) for name, text in _examples()},
