@@ -27,8 +27,10 @@ from .build import (
     uniform,
 )
 from .differential import DifferentialAttention, MixtureOfAttention
+from .disentangled import DisentangledAttention, RelativeTable
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
+from .fourier import FourierMixing
 from .hybrids import ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .mixers import MLA, LinearAttention, RelativeAttention
@@ -54,8 +56,10 @@ __all__ = [
     "CrossAttention",
     "Decoder",
     "DifferentialAttention",
+    "DisentangledAttention",
     "Encoder",
     "EncoderDecoder",
+    "FourierMixing",
     "GatedMLP",
     "GatherStreams",
     "LayerNorm",
@@ -71,6 +75,7 @@ __all__ = [
     "PerLayerInput",
     "RMSNorm",
     "RelativeAttention",
+    "RelativeTable",
     "Repeat",
     "RoPE",
     "ShortConv",

@@ -21,6 +21,7 @@ from ...dsl import (
     LayerNorm,
     LearnedPositions,
     PerLayerEmbedding,
+    RelativeTable,
     Repeat,
     RMSNorm,
     RoPE,
@@ -114,6 +115,7 @@ class Settings:
     per_layer: PerLayerEmbedding | None = None
     spread: Any = None  # into several residual streams, and back
     gather: Any = None
+    relative: RelativeTable | None = None
     token_types: int = 0
     pooler: bool = False
     tie: bool = False
