@@ -248,22 +248,6 @@ class Sinusoid(Recipe):
 
 
 @dataclass(frozen=True)
-class Fourier(Recipe):
-    """`fn` (cos or sin) of 2π·i·j/`dim`: the real or the negated imaginary part of the Fourier matrix [dim, dim]."""
-
-    trained: ClassVar[bool] = False
-    dim: int
-    fn: str
-
-    def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        return (self.dim, self.dim)
-
-    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        turns = np.outer(np.arange(start, stop), np.arange(self.dim)) % self.dim / self.dim
-        return np.asarray({"cos": np.cos, "sin": np.sin}[self.fn](2 * np.pi * turns))
-
-
-@dataclass(frozen=True)
 class Interpolate(Recipe):
     """A table of `length` rows out of the rows of `item`: row p is what stands at row p/`factor`, linearly between its
     neighbours; behind the last row it is the last row (position interpolation of learned positions)."""

@@ -136,6 +136,7 @@ from .ops import (
     expert_choice as expert_choice,
     floor as floor,
     floordiv as floordiv,
+    fourier as fourier,
     gated_delta_rule as gated_delta_rule,
     gated_linear_attention as gated_linear_attention,
     gather as gather,
