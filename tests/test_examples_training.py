@@ -1,10 +1,8 @@
-"""The training examples learn: a small run of each, and what several processes make of the same batches."""
+"""The training example learns: a small run of it. test_train.py has the one for any model."""
 
 from __future__ import annotations
 
 import math
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,17 +58,3 @@ def test_the_cache_samples_what_whole_passes_would(base: ModuleType) -> None:
             chances = (net(codes)[:, -1] / 0.7).softmax(-1)
             codes = torch.cat((codes, torch.multinomial(chances, 1, generator=random)), 1)
     assert base.sample(net, "The ", 12) == bytes(codes[0].tolist()).decode("ascii")
-
-
-@pytest.mark.parametrize("option", ["", "--bf16 --checkpointing"])
-def test_two_processes_train_as_one_does(option: str, base: ModuleType, warm: dict[str, str]) -> None:
-    """FSDP2 over gloo: the same losses; with products in bf16 as near as their 8 bits."""
-    script = str(EXAMPLES / "train_fsdp.py")
-    command = [str(shutil.which("torchrun", path=warm["PATH"])), "--standalone", "--nproc-per-node", "2", script]
-    options = ["--steps", "3", "--every", "1", *option.split()]
-    done = subprocess.run([*command, *options], env=warm, capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step ")]
-    _, want = losses(base, 3)
-    assert found == pytest.approx(want, abs=0.02 if "--bf16" in option else 2e-4)
-    assert "And David said" in done.stdout

@@ -26,17 +26,17 @@ from .build import (
     trace,
     uniform,
 )
+from .delta import GatedDeltaNet
 from .differential import DifferentialAttention, MixtureOfAttention
-from .disentangled import DisentangledAttention, RelativeTable
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
-from .fourier import FourierMixing
-from .hybrids import ParallelHybrid, ShortConv
+from .hybrids import LightningAttention, NormedResidual, ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
-from .mixers import MLA, LinearAttention, RelativeAttention
+from .linear_rnns import RGLRU, RWKVChannelMix, RWKVTimeMix
+from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
 from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
-from .position_bias import ALiBi, T5Bias
+from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
@@ -48,6 +48,7 @@ silu = ops.swish  # its β is 1 by default
 __all__ = [
     "MLA",
     "MLP",
+    "RGLRU",
     "XIELU",
     "ALiBi",
     "AltUpLayer",
@@ -60,20 +61,25 @@ __all__ = [
     "Encoder",
     "EncoderDecoder",
     "FourierMixing",
+    "GatedDeltaNet",
     "GatedMLP",
     "GatherStreams",
     "LayerNorm",
     "LayerWithInput",
     "LearnedPositions",
+    "LightningAttention",
     "LinearAttention",
     "Mamba",
     "Mamba2",
     "MixtureOfAttention",
     "MoE",
+    "NormedResidual",
     "ParallelHybrid",
     "PerLayerEmbedding",
     "PerLayerInput",
     "RMSNorm",
+    "RWKVChannelMix",
+    "RWKVTimeMix",
     "RelativeAttention",
     "RelativeTable",
     "Repeat",

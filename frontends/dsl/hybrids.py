@@ -1,14 +1,16 @@
-"""Mixers of hybrid models beside state spaces: short convolutions, and attention with a recurrence at its side."""
+"""Mixers of hybrid models beside state spaces: short convolutions, lightning attention, and what stands around them."""
 
 from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
+from weft.ir.ops.activation import activate
+from weft.ir.recipes import Literal
 
-from .build import Layer, fill, module, param, uniform
-from .checks import need_modules, need_whole
-from .layers import linear
+from .build import Layer, fill, module, named, param, uniform
+from .checks import need, need_activation, need_few, need_modules, need_positive, need_whole
+from .layers import Norm, RMSNorm, last_axis, linear
 
 
 @module
@@ -50,6 +52,70 @@ class ParallelHybrid:
         if ssm.type != attention.type:
             raise WeftError(f"ssm makes {ssm.type} where attention makes {attention.type}; both must be as wide as x")
         return ops.add(ssm, attention, name="mixed")
+
+
+@module
+class LightningAttention:
+    """Linear attention with a fixed decay per head (TransNormerLLM, Qin 2023; Lightning Attention, 2024; MiniMax-01).
+
+    q, k and v pass `activation`: ``q.weight``, ``k.weight``, ``v.weight`` [heads·head_dim, dim]. Head h of the state
+    decays by −2^(−8(h + 1)/heads) · `decay` per token. What comes out passes `norm` over all heads, is multiplied by
+    σ(x W) with ``gate.weight`` [heads·head_dim, dim], and passes ``out.weight``. `head_dim` defaults to dim / heads.
+    """
+
+    heads: int
+    head_dim: int | None = None
+    decay: float = 1.0
+    activation: str = "silu"
+    norm: Norm = RMSNorm()
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads", "head_dim")
+        need_few(self, "heads")
+        need_positive(self, "decay")
+        need_activation(self, self.activation)
+        need_modules(self, "norm")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        heads = self.heads
+        width = heads * (self.head_dim or last_axis(x, heads, "heads"))
+        q, k, v = (activate(linear(x, width, name), self.activation) for name in "qkv")
+        slopes = Literal(tuple(-self.decay * 2.0 ** (-8 * (h + 1) / heads) for h in range(heads)), (heads,))
+        decay = ops.expand(param("slopes", (heads,), lambda *_: slopes), shape=(*x.shape[:2], heads), name="decay")
+        y = named(self.norm, "norm")(ops.gated_linear_attention(q, k, v, decay, heads=heads, groups=heads))
+        gate = ops.sigmoid(linear(x, width, "gate"))
+        return linear(ops.mul(y, gate, name="gated"), x.width, "out")
+
+
+@module
+class NormedResidual:
+    """A block whose residual is the normed input: n = N(x), then α n + β f(n), for `attn` and then `ffn` (MiniMax-01).
+
+    Norms are called ``attn_norm`` and ``ffn_norm``; `attn_scales` and `ffn_scales` are (α, β).
+    """
+
+    attn: Layer
+    ffn: Layer
+    norm: Norm = RMSNorm()
+    attn_scales: tuple[float, float] = (1.0, 1.0)
+    ffn_scales: tuple[float, float] = (1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        need_modules(self, "attn", "ffn", "norm")
+        for name in ("attn_scales", "ffn_scales"):
+            scales = getattr(self, name)
+            fits = isinstance(scales, tuple) and len(scales) == 2 and all(isinstance(s, int | float) for s in scales)
+            need(self, fits, f"{name}={scales!r} must be two numbers")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        for name, f, scales in (("attn", self.attn, self.attn_scales), ("ffn", self.ffn, self.ffn_scales)):
+            normed = named(self.norm, f"{name}_norm")(x)
+            y = f(normed)
+            parts = (v if s == 1 else ops.affine(v, by=float(s)) for v, s in zip((normed, y), scales, strict=True))
+            x = ops.add(*parts, name=f"{name}_residual")
+        return x
 
 
 def convolved(u: Value, width: int, with_bias: bool, activation: str = "identity") -> Value:

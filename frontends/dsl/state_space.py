@@ -17,7 +17,7 @@ STEPS = math.log(1e-3), math.log(0.1)  # of log Δ before training (Gu & Dao 202
 DECAYS = 1.0, 16.0  # of −A of the heads of Mamba-2 before training
 
 
-def _step_bias(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
+def step_bias(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
     """softplus⁻¹(Δ), Δ log-uniform in `STEPS`."""
     return Map(Map(Uniform(shape, *STEPS, name, seed), "exp"), "inverse_softplus")
 
@@ -28,7 +28,7 @@ def _counted_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
     return Map(Concat(tuple(Full(1.0 + n, (channels, 1)) for n in range(states)), 1), "log")
 
 
-def _drawn_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
+def drawn_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
     """log(−A), −A uniform in `DECAYS`."""
     return Map(Uniform(shape, *DECAYS, name, seed), "log")
 
@@ -70,9 +70,9 @@ class Mamba:
             parts = tuple(named(self.norms, f"{n}_norm")(v) for n, v in zip(("dt", "b", "c"), parts, strict=True))
         step, b, c = parts
         weight = param("dt.weight", (inner, rank), uniform(rank**-0.5))
-        bias = param("dt.bias", (inner,), _step_bias)
+        bias = param("dt.bias", (inner,), step_bias)
         delta = ops.softplus(ops.linear(step, weight, bias, name="dt"), name="delta")
-        a, d = _negative(param("a_log", (inner, state), _counted_decays)), param("d", (inner,), fill(1.0))
+        a, d = negative(param("a_log", (inner, state), _counted_decays)), param("d", (inner,), fill(1.0))
         y = ops.selective_scan(u, delta, a, b, c, d)
         return linear(ops.mul(y, ops.swish(gate), name="gated"), dim, "out", self.bias)
 
@@ -120,10 +120,10 @@ class Mamba2:
         gate, u, step = ops.split.emit(whole, sizes=(inner, mixed, self.heads), name=("gate", "u", "step"))
         u = convolved(u, self.conv, self.conv_bias, "silu")
         u, b, c = ops.split.emit(u, sizes=(inner, wide, wide), name=("u", "b", "c"))
-        delta = ops.softplus(ops.add(step, param("dt.bias", (self.heads,), _step_bias), name="dt"), name="delta")
+        delta = ops.softplus(ops.add(step, param("dt.bias", (self.heads,), step_bias), name="dt"), name="delta")
         if self.least_step is not None:
             delta = ops.clip(delta, low=self.least_step, name="delta_limited")
-        a, d = _negative(param("a_log", (self.heads,), _drawn_decays)), param("d", (self.heads,), fill(1.0))
+        a, d = negative(param("a_log", (self.heads,), drawn_decays)), param("d", (self.heads,), fill(1.0))
         y = ops.ssd(u, delta, a, b, c, d, heads=self.heads, groups=self.groups)
         y = self._normed(y) if self.norm_first else y
         y = ops.mul(y, ops.swish(gate), name="gated")
@@ -140,6 +140,6 @@ class Mamba2:
         return ops.mul(normed, param("norm.weight", (self.inner,), fill(1.0)), name="norm")
 
 
-def _negative(a_log: Value) -> Value:
+def negative(a_log: Value) -> Value:
     """A = −e^a_log."""
     return ops.neg(ops.exp(a_log, name="rates"), name="a")

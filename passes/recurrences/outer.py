@@ -34,7 +34,7 @@ class Outer:
 
 @dataclass(frozen=True)
 class Parallel:
-    """The form in which a step runs on many tokens at once: graphs as of `Affine`, and what is known of each state by name: an
+    """The form in which a step runs on many tokens at once: graphs as of `Affine`, and for each state by name an
     `Outer`, or None where its values at all tokens are made."""
 
     gates: Graph
@@ -218,7 +218,7 @@ class _Layout:
         return ops.reshape(x, shape=(BATCH, self.groups, row[-1]))
 
     def placed(self, read: Value, shape: Shape) -> Value:
-        """Put what is `read` [batch, groups, values] into the axes of the state, in the `shape` of the node that it is."""
+        """Put what is `read` [batch, groups, values] into the axes of the state, in the `shape` of its node."""
         x = ops.reshape(read, shape=(BATCH, *(self.shape[a] for a in self.between), 1, self.shape[self.at_values]))
         x = _transposed(x, _inverse(self.order))
         return x if x.shape == shape else ops.reshape(x, shape=shape)

@@ -106,11 +106,15 @@ def _layer(node: Importing) -> list[Value]:
 def _linear_attention(node: Importing) -> list[Value]:
     q, k, v = node.operands(0, 1, 2)
     rule, heads = node.text("update_rule", "gated_delta"), node.number("kv_num_heads")
-    if rule not in ("linear", "gated"):
-        raise InexpressibleError("the delta rule")
     d = q.width // node.number("q_num_heads")
     past = node[3] or node.feed("past", np.zeros((q.shape[0], heads, d, v.width // heads)))
     scaled = ops.affine(q, by=node.number("scale", 0) or 1 / math.sqrt(d))
+    if rule in ("delta", "gated_delta"):
+        if node.number("q_num_heads") > heads:
+            raise InexpressibleError("several queries of one state")
+        (beta,) = node.operands(5)
+        beta = ops.expand(beta, shape=(*beta.shape[:2], heads))
+        return list(ops.gated_delta_rule.emit(scaled, k, v, beta, node[4], past, heads=heads, groups=heads))
     return list(ops.gated_linear_attention.emit(scaled, k, v, node[4], past, heads=heads, groups=heads))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from weft import (
     MLA,
     MLP,
+    RGLRU,
     ALiBi,
     Attention,
     Block,
@@ -15,25 +16,32 @@ from weft import (
     Decoder,
     Encoder,
     EncoderDecoder,
+    GatedDeltaNet,
     GatedMLP,
     LayerNorm,
     LearnedPositions,
+    LightningAttention,
     LinearAttention,
     Mamba,
     Mamba2,
     MoE,
+    NormedResidual,
     ParallelHybrid,
     RelativeAttention,
     Repeat,
     RMSNorm,
     RoPE,
+    RWKVChannelMix,
+    RWKVTimeMix,
     ShortConv,
     Sinusoidal,
+    State,
     T5Bias,
     linear,
     module,
     named,
     param,
+    scan,
 )
 from weft.frontends.dsl.blocks import ARRANGEMENTS
 from weft.ir import Value, ops
@@ -53,6 +61,42 @@ class HandWritten:
     def __call__(self, x: Value) -> Value:
         gated = ops.mul(ops.swish(linear(x, self.hidden, "w1")), linear(x, self.hidden, "w3"))
         return linear(gated, x.width, "w2")
+
+
+@module
+class Memory:
+    """A recurrence of the user's own: an outer product a head, with a gate, and the sum of keys beside it."""
+
+    heads: int
+
+    def __call__(self, x: Value) -> Value:
+        width = x.width // self.heads
+        q, k, v = (ops.reshape(linear(x, x.width, n), shape=(*x.shape[:2], self.heads, width)) for n in "qkv")
+
+        def step(states: tuple[Value, Value], q: Value, k: Value, v: Value, a: Value) -> tuple[Any, Value]:
+            s, n = states
+            s = ops.unsqueeze(a, axes=(2, 3)) * s + ops.unsqueeze(k, axes=(3,)) * ops.unsqueeze(v, axes=(2,))
+            n = ops.unsqueeze(a, axes=(2,)) * n + k
+            shared = 1 + abs(ops.sum(q * n, axes=(2,), keepdims=True))
+            return (s, n), ops.squeeze(ops.unsqueeze(q, axes=(2,)) @ s, axes=(2,)) / shared
+
+        gate = ops.sigmoid(linear(x, self.heads, "a"))
+        y = scan(step, q, k, v, gate, state={"s": (self.heads, width, width), "n": (self.heads, width)})
+        return linear(ops.reshape(y, shape=x.shape), x.width, "o")
+
+
+@module
+class Elman:
+    """A recurrence of the user's own that is not affine, with a matrix, and a state that begins with −5."""
+
+    def __call__(self, x: Value) -> Value:
+        def step(states: tuple[Value, Value], x: Value) -> tuple[Any, Value]:
+            h, most = states
+            h = ops.tanh(x + linear(h, h.width, "recurrent"))
+            return (h, ops.maximum(most, h)), h * most
+
+        y = scan(step, linear(x, 11, "in"), state={"h": (11,), "most": State((11,), -5.0)})
+        return linear(y, x.width, "o")
 
 
 @module
@@ -235,6 +279,12 @@ VARIANTS: dict[str, Model] = {
     "Mamba-2, norm first": decoder(Mamba2(24, 4, 5, norm_groups=2, norm_first=True, least_step=0.5)),
     "short convolution": decoder(ShortConv(3, bias=True)),
     "attention beside Mamba-2": decoder(ParallelHybrid(Attention(3, rope=ROPE), Mamba2(21, 3, 5, norm=None))),
+    "scan": Decoder(VOCAB, DIM, [Block(Memory(3), FEED), Block(Elman(), FEED)], context=LENGTH),
+    "delta rule": decoder(GatedDeltaNet(4, 3, 5, groups=2, negative=True)),
+    "delta rule, a gate per key": decoder(GatedDeltaNet(3, 5, gate="sigmoid", per_key=True, rank=7)),
+    "lightning attention": Decoder(VOCAB, DIM, 2, NormedResidual(LightningAttention(3), FEED, attn_scales=(0.5, 2.0))),
+    "RG-LRU": decoder(RGLRU(3, 21)),
+    "RWKV": Decoder(VOCAB, DIM, 2, Block(RWKVTimeMix(21), RWKVChannelMix(HIDDEN), LayerNorm()), context=LENGTH),
     "hybrid": Decoder(VOCAB, DIM, [Block(Mamba(21, 5), FEED), WIDE, Block(Mamba2(21, 3, 5))], context=LENGTH),
     # encoders
     "encoder": encoder(Attention(3, **BIASED)),

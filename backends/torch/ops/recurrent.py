@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.ir import ops
-from weft.ir.graph import Node
+from weft.ir.graph import Node, Param
 from weft.ir.op import StateSpec
 from weft.passes.analysis.states import states
 
@@ -59,7 +59,10 @@ def _slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
 @lowering(ops.causal_conv)
 def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
     x, weight, bias = e.shown(node.required("x")), node.required("weight"), node.operand("bias")
-    operands, act = [x, weight, *([] if bias is None else [bias])], node.attrs["activation"]
+    # A table, such as that of a shift by one token, stays f32 when weights are cast.
+    fixed = isinstance(weight, Param) and weight.recipe.constant
+    taps = e.emit("{0}.to({1}.dtype)", weight, x, name="taps") if fixed else weight
+    operands, act = [x, taps, *([] if bias is None else [bias])], node.attrs["activation"]
     if node not in e.cached and node.operand("past") is None:
         outputs: tuple[Var, ...] = (Call("causal_conv").give(*operands).emit(e, replaces=x),)
     else:

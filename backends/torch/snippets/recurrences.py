@@ -95,6 +95,7 @@ def gated_linear_attention(
 ) -> tuple[Tensor, Tensor]:
     """S_t = e^{g_t} S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t with gates g ≤ 0 [batch, seq, heads], q and k [batch, seq,
     groups·d], v [batch, seq, heads·dv] → y like v (chunks as in Dao & Gu 2024, arXiv 2405.21060)."""
+    gates = gates.to(torch.promote_types(gates.dtype, v.dtype))  # those of a table stay f32 in a model of doubles
     first = zero_state(k, v, heads, groups) if past is None else past
     if v.shape[1] == 1:
         y, state = one_token(q, k, v, wide(gates).exp().mT[..., None] * first, groups)

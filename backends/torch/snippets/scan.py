@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .indexing import wide
-from .recurrences import carried
+from .recurrences import carried, chunk_count, first_tokens
 
 Tensors = tuple[Tensor, ...]
 Start = tuple[tuple[int, ...], float]
@@ -38,6 +38,8 @@ def scan(
         states = tuple(map(wide, past if isinstance(past, tuple) else (past,)))
     if many is None or tokens[0].shape[1] == 1:
         states, outputs = one_by_one(step, states, tokens, constants, mask)
+    elif torch.compiler.is_exporting():  # for all numbers of tokens
+        states, outputs = many(states, tokens, constants, mask)
     else:
         for at in range(0, tokens[0].shape[1], size):
             part, shown = tuple(x[:, at : at + size] for x in tokens), None if mask is None else mask[:, at : at + size]
@@ -86,9 +88,13 @@ def affine_states(a: Tensor | None, b: Tensor | None, first: Tensor) -> tuple[Te
     against them, None is 1 and 0. Chunks of √seq tokens run side by side from zero, then from what they start with."""
     some = a if a is not None else b
     assert some is not None
-    seq, size = some.shape[1], math.isqrt(some.shape[1])
+    seq = some.shape[1]
     a = first.new_ones(1, seq, *[1] * (first.dim() - 1)) if a is None else a
     b = first.new_zeros(1, seq, *[1] * (first.dim() - 1)) if b is None else b
+    if torch.compiler.is_exporting():  # for all numbers of tokens
+        found = carried(first, a, b.expand(len(first), -1, *first.shape[1:]))
+        return found[:, 1:], found[:, -1]
+    size = math.isqrt(seq)
     padding = (0, 0) * (first.dim() - 1) + (0, -seq % size)
     a = F.pad(a, padding, value=1.0).unflatten(1, (-1, size))
     b = F.pad(b, padding).unflatten(1, (-1, size)).expand(len(first), -1, size, *first.shape[1:])
@@ -101,6 +107,13 @@ def affine_states(a: Tensor | None, b: Tensor | None, first: Tensor) -> tuple[Te
     return found, found[:, -1]
 
 
+def side_by_side(x: Tensor, size: int, filling: float = 0.0) -> Tensor:
+    """x [batch, seq, groups, d] in chunks of `size` tokens, [batch, chunks, groups, size, d], filled at the end."""
+    count = chunk_count(x.shape[1], size)
+    padded = F.pad(x, (0, 0, 0, 0, 0, count * size - x.shape[1]), value=filling)
+    return padded.view(x.shape[0], count, size, *x.shape[2:]).transpose(2, 3)
+
+
 def outer_products(
     queries: Tensors, k: Tensor, v: Tensor, a: Tensor | None, first: Tensor, order: tuple[int, ...]
 ) -> tuple[Tensors, Tensor]:
@@ -111,14 +124,11 @@ def outer_products(
     laid = first.permute(order)
     state = laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]
     seq, size = k.shape[1], 16 if a is not None and a.shape[-1] > 1 else 64
-    padded = (F.pad(x, (0, 0, 0, 0, 0, -seq % size)) for x in (*queries, k, v))
-    *asked, k, v = (x.unflatten(1, (-1, size)).transpose(2, 3) for x in padded)  # [batch, n, groups, size, d]
-    if a is None:
-        a = k.new_ones(1, seq, 1, 1)
-    a = F.pad(a, (0, 0, 0, 0, 0, -seq % size), value=1.0).unflatten(1, (-1, size)).transpose(2, 3)
+    a = side_by_side(k.new_ones(1, seq, 1, 1) if a is None else a, size, 1.0)
+    *asked, k, v = (side_by_side(x, size) for x in (*queries, k, v))  # [batch, n, groups, size, d]
     reads, state = (keyed_chunks if a.shape[-1] > 1 else gated_chunks)(asked, k, v, a, state)
     inverse = [order.index(axis) for axis in range(len(order))]
-    read = tuple(y.transpose(2, 3).flatten(1, 2)[:, :seq] for y in reads)
+    read = tuple(first_tokens(y.transpose(2, 3).flatten(1, 2), seq) for y in reads)
     return read, state.reshape(laid.shape).permute(inverse)
 
 

@@ -25,8 +25,8 @@ _SIGMOID = 2  # expert_gating_func
 
 def latent_of(settings: Settings) -> MLA:
     """The latent attention of the layers, all alike."""
-    mixer: MLA = settings.mixer or settings.block.attn
-    return mixer
+    mixers = settings.mixer if isinstance(settings.mixer, tuple) else (settings.mixer,)
+    return next((mixer for mixer in mixers if isinstance(mixer, MLA)), None) or settings.block.attn
 
 
 def rows_of_heads(name: str, which: str) -> Template:

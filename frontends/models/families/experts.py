@@ -59,10 +59,12 @@ def half_of_each(name: str, index: int) -> Template:
 
 def experts_of(settings: Settings) -> MoE:
     """The mixture of the layers that have one; all are alike."""
-    block = None if settings.block is None else settings.first("block")
-    found = settings.first("moe") if block is None else getattr(block, "moe", None) or block.ffn.moe
-    assert isinstance(found, MoE)
-    return found
+    if settings.block is None:
+        places: tuple[Any, ...] = (settings.first("moe"),)
+    else:
+        block = settings.first("block")
+        places = getattr(block, "moe", None), block.ffn, getattr(block.ffn, "moe", None)
+    return next(found for found in places if isinstance(found, MoE))
 
 
 def activation(config: Config) -> str:

@@ -14,6 +14,7 @@ from .llama import LLAMA
 
 PERSIMMON = LLAMA.but(
     "persimmon",
+    kv_heads=None,
     norm="layer",
     eps=key("layer_norm_eps", default=1e-5),
     qk_norm=lambda config: "head" if config.get("qk_layernorm", True) else "none",

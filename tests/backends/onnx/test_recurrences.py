@@ -267,15 +267,15 @@ def test_other_activations_of_a_convolution_go_around_the_kernels() -> None:
 
 
 def published() -> list[TestCase]:
-    """The cases of the ONNX standard that the ops can express: no delta rules, convolutions over two tokens or more."""
+    """The cases of the ONNX standard that the ops can express: heads of values that share no state, convolutions over
+    two tokens or more."""
     found = []
     for case in node_cases("LinearAttention", "CausalConvWithState"):
         assert case.model is not None
         node = case.model.graph.node[0]
-        rule = next((a.s for a in node.attribute if a.name == "update_rule"), b"gated_delta")
-        if node.op_type == "LinearAttention" and rule in (b"linear", b"gated"):
-            found.append(case)
-        if node.op_type == "CausalConvWithState" and "kernel_size_one" not in case.name:
+        sizes = {a.name: a.i for a in node.attribute}
+        shared = node.op_type == "LinearAttention" and sizes["q_num_heads"] > sizes["kv_num_heads"]
+        if not shared and "kernel_size_one" not in case.name:
             found.append(case)
     return found
 
@@ -288,7 +288,11 @@ def expressed(kind: str, given: dict[str, Array], attrs: dict[str, Any]) -> tupl
         scale = attrs.get("scale") or (given["query"].shape[2] / attrs["q_num_heads"]) ** -0.5
         named = {"q": given["query"] * scale, "k": given["key"], "v": given["value"]}
         operands = {**named, "decay": given.get("decay"), "past": past}
-        return ops.gated_linear_attention, operands, {"heads": heads, "groups": attrs["q_num_heads"]}
+        sizes = {"heads": heads, "groups": attrs["q_num_heads"]}
+        if attrs.get("update_rule", b"gated_delta") in (b"linear", b"gated"):
+            return ops.gated_linear_attention, operands, sizes
+        beta = np.broadcast_to(given["beta"], (*given["beta"].shape[:2], heads))  # one for all heads, or one each
+        return ops.gated_delta_rule, {**named, "beta": beta, "decay": given.get("decay"), "past": past}, sizes
     activation = {b"none": "identity", b"silu": "silu", b"swish": "silu"}[attrs.get("activation", b"none")]
     turned = {k: None if v is None else v.transpose(0, 2, 1) for k, v in (("x", given["input"]), ("past", past))}
     weight = given["weight"][:, 0]

@@ -19,13 +19,14 @@ class Row:
     """A tiny model: `model` is a class of transformers, `config` the arguments of its config.
 
     `attention` is transformers' implementation; its eager Falcon adds ALiBi twice. `configuration` names the class of
-    the config where that of the model has another.
+    the config where that of the model has another. `fixed` are buffers of numbers that follow from the config.
     """
 
     model: str
     config: dict[str, Any]
     attention: str = "eager"
     configuration: str = ""
+    fixed: tuple[str, ...] = ()
 
     @property
     def config_class(self) -> Any:
@@ -60,16 +61,16 @@ class Row:
         kind = getattr(transformers, self.model)
         config = self.config_class(**self.config)
         config._attn_implementation = self.attention
-        model = randomized(kind(config, **options))
+        model = randomized(kind(config, **options), fixed=self.fixed)
         model.save_pretrained(folder, max_shard_size="100KB")
         return model
 
 
-def randomized(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
-    """`model`, its parameters and learned buffers drawn anew."""
+def randomized(model: torch.nn.Module, seed: int = 0, fixed: tuple[str, ...] = ()) -> torch.nn.Module:
+    """`model`, its parameters and learned buffers drawn anew, but those called as `fixed` says."""
     generator = torch.Generator().manual_seed(seed)
-    for p in model.state_dict().values():
-        if p.is_floating_point():
+    for name, p in model.state_dict().items():
+        if p.is_floating_point() and name.rpartition(".")[2] not in fixed:
             noise = 0.2 * torch.randn(p.shape, generator=generator)
             p.copy_(p + noise if p.ndim == 1 else noise)
     return model.eval()

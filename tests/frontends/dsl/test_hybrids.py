@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from weft.frontends.dsl import MLP, Attention, Mamba2, MoE, ParallelHybrid, RMSNorm, RoPE, ShortConv, module
+from weft.frontends.dsl import (
+    MLP,
+    Attention,
+    GatedDeltaNet,
+    Mamba2,
+    MoE,
+    ParallelHybrid,
+    RMSNorm,
+    RoPE,
+    ShortConv,
+    module,
+)
 from weft.ir import Value, WeftError, ops
 
-from ..formulas import Array, close, rms, run, silu, softmax, softplus
+from ..formulas import Array, close, rms, run, sigmoid, silu, softmax, softplus
 
 
 def convolved(u: Array, p: dict[str, Array], name: str = "conv") -> Array:
@@ -78,3 +91,35 @@ def test_layers_in_parallel_are_equally_wide() -> None:
 
     with pytest.raises(WeftError, match=r"ParallelHybrid.*ssm makes .* where attention makes"):
         run(ParallelHybrid(Attention(2, rope=RoPE()), Half()), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"groups": 2, "v_head_dim": 5, "conv": 2, "norm": RMSNorm(1e-2), "negative": True},
+        {"gate": "sigmoid", "per_key": True, "rank": 7},
+    ],
+)
+def test_gated_delta_net(options: dict[str, Any], rng: np.random.Generator) -> None:
+    """Yang 2024, section 3.4; Kimi Linear, section 4: token by token, head by head."""
+    x, y, p = run(GatedDeltaNet(4, 3, **options), rng)
+    groups, dv, eps = options.get("groups", 4), options.get("v_head_dim", 3), options.get("norm", RMSNorm()).eps
+    keys = 3 * groups
+    q, k, v = np.split(silu(convolved(x @ p["qkv.weight"].T, p)), [keys, 2 * keys], -1)
+    beta = sigmoid(x @ p["beta.weight"].T) * (2 if "negative" in options else 1)
+    narrow = {n: x @ p[f"{n}_down.weight"].T if "rank" in options else x for n in ("dt", "gate")}
+    steps = softplus(narrow["dt"] @ p["dt.weight"].T + p["dt.bias"])
+    out = np.zeros((2, 6, 4, dv))
+    for r, h in np.ndindex(2, 4):
+        state, own = np.zeros((3, dv)), slice(3 * (h * groups // 4), 3 * (h * groups // 4) + 3)
+        for t in range(6):
+            qt, kt = (z[r, t, own] / np.sqrt((z[r, t, own] ** 2).sum() + 1e-6) for z in (q, k))
+            step = steps[r, t, 3 * h : 3 * h + 3] if "per_key" in options else steps[r, t, h].repeat(3)
+            state = np.exp(-np.exp(p["a_log"][h]) * step)[:, None] * state
+            state = state + beta[r, t, h] * np.outer(kt, v[r, t, dv * h : dv * h + dv] - kt @ state)
+            out[r, t, h] = qt @ state / 3**0.5
+    normed = rms(out, p["norm.weight"], eps).reshape(2, 6, 4 * dv)
+    opened = narrow["gate"] @ p["gate.weight"].T
+    act = sigmoid(opened) if options.get("gate") == "sigmoid" else silu(opened)
+    close(y, (normed * act) @ p["out.weight"].T, 100)

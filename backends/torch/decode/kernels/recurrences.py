@@ -21,7 +21,7 @@ from ..emitter import StepEmitter
 from ..gates import Ending, ending, maker, single
 
 KERNELS = {ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"}
-PLAIN = (ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule)  # computed with torch
+PLAIN = (ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule, ops.scan)  # computed with torch
 BY_TOKEN = ("x", "delta", "b", "c")  # operands with a row for each token
 
 

@@ -1,0 +1,370 @@
+"""Train any model that weft knows on any text: an architecture file, a preset, a checkpoint.
+
+python examples/train.py examples/local_global.py --text book.txt --tokenizer bpe:4096 -o runs/first
+python examples/train.py --resume runs/first --steps 2000
+torchrun --nproc-per-node 2 examples/train.py examples/hybrid.py --text book.txt -o runs/second
+
+The folder holds the tokenizer, a checkpoint, log.csv, and at the end the compiled model: `weft run runs/first/model`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import weft
+from weft.frontends.model import Model
+
+TEXT = Path(__file__).parent / "texts" / "kings.txt"
+CHECKPOINT, SETTINGS, LOG, TOKENIZER = "checkpoint.pt", "settings.json", "log.csv", "tokenizer.json"
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # every process has, or reads, all numbers
+
+
+# -- text
+
+
+def tokenizer_for(spec: str, text: str) -> Tokenizer:
+    """The tokenizer that `spec` names: ``bytes``, ``bpe:N`` trained on `text`, or a tokenizer.json or its folder."""
+    if spec == "bytes" or spec.startswith("bpe:"):
+        size = 256 if spec == "bytes" else int(spec.removeprefix("bpe:"))
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=spec != "bytes")
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        lines = text.splitlines(keepends=True)
+        trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+        tokenizer.train_from_iterator(lines, trainer)
+        return tokenizer
+    path = Path(spec)
+    return Tokenizer.from_file(str(path / TOKENIZER if path.is_dir() else path))
+
+
+def fitted(model: Model, vocab: int) -> Model:
+    """`model` with at least `vocab` tokens: an architecture gets them, a checkpoint must have them."""
+    known = model.graph.meta["vocab"]
+    if known >= vocab:
+        return model
+    if not (model.random_init and hasattr(model.module, "vocab")):
+        sys.exit(f"{model.spec} has {known} tokens, but the tokenizer makes {vocab}: choose another --tokenizer")
+    return weft.load_source(dataclasses.replace(model.module, vocab=vocab), model.seed)
+
+
+class Windows:
+    """Random windows of a text, [batch, length + 1], for ever; `state` is where it stands."""
+
+    def __init__(self, tokens: Tensor, batch: int, length: int, seed: int) -> None:
+        if len(tokens) <= length:
+            sys.exit(
+                f"the text has {len(tokens)} tokens, fewer than a window of {length + 1}: choose a smaller --context"
+            )
+        self.windows, self.batch = tokens.unfold(0, length + 1, 1), batch
+        self.random = torch.Generator().manual_seed(seed)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            yield self.windows[torch.randint(len(self.windows), (self.batch,), generator=self.random)]
+
+
+# -- a step
+
+
+def losses(net: nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy in nats of every token, given those before it, and the losses that layers add (of experts)."""
+    made = net(windows[:, :-1])
+    logits, *more = made if isinstance(made, tuple) else (made,)
+    entropy = F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+    return entropy, sum(more, torch.zeros((), device=entropy.device))
+
+
+def rate(step: int, given: argparse.Namespace) -> float:
+    """The learning rate of `step`: a straight line up, then a cosine, or nothing, down to a tenth."""
+    if step < given.warmup:
+        return given.lr * (step + 1) / given.warmup
+    if given.schedule == "constant":
+        return given.lr
+    done = (step - given.warmup) / max(given.steps - given.warmup, 1)
+    return given.lr * (0.55 + 0.45 * math.cos(math.pi * min(done, 1.0)))
+
+
+def parameter_groups(net: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Matrices, which decay, and vectors (norms, biases), which do not."""
+    matrices = [p for p in net.parameters() if p.dim() > 1]
+    vectors = [p for p in net.parameters() if p.dim() <= 1]
+    return [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def drop_out(net: nn.Module, share: float) -> None:
+    """Drop `share` of what every sublayer adds to the residual stream while `net` trains (Vaswani 2017)."""
+
+    def hook(module: nn.Module, operands: Any, made: Any) -> Any:
+        return F.dropout(made, share, module.training) if isinstance(made, Tensor) else made
+
+    for name, module in net.named_modules():
+        if name.rpartition(".")[2] in ("attn", "cross", "ffn", "mixer"):
+            module.register_forward_hook(hook)
+
+
+# -- files
+
+
+FIELDS = ("step", "loss", "aux_loss", "lr", "gradient", "tokens_per_second")
+
+
+class Log:
+    """A row a step in log.csv, and in TensorBoard if asked for; rows after `step` are forgotten."""
+
+    def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
+        self.path, self.board = folder / LOG, _board(folder / "tensorboard") if tensorboard else None
+        kept = [row for row in _rows(self.path) if int(row["step"]) <= step]
+        with self.path.open("w", newline="") as file:
+            rows = csv.DictWriter(file, FIELDS)
+            rows.writeheader()
+            rows.writerows(kept)
+
+    def __call__(self, step: int, **numbers: float) -> None:
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, FIELDS).writerow({"step": step, **{name: repr(v) for name, v in numbers.items()}})
+        if self.board is not None:
+            for name, value in numbers.items():
+                self.board.add_scalar(name, value, step)
+            self.board.flush()
+
+
+def _board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        sys.exit("--tensorboard needs the package tensorboard: pip install tensorboard")
+    return SummaryWriter(str(folder))
+
+
+def _rows(path: Path) -> Iterable[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def save(folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, step: int, data: Windows) -> None:
+    """Replace the checkpoint in `folder` by what continues from here bit by bit."""
+    state = {
+        "step": step,
+        "model": get_model_state_dict(net, options=WHOLE),
+        "optimizer": get_optimizer_state_dict(net, optimizer, options=WHOLE),
+        "data": data.random.get_state(),
+        "random": torch.get_rng_state(),
+    }
+    if first():
+        torch.save(state, folder / f"{CHECKPOINT}.partial")
+        os.replace(folder / f"{CHECKPOINT}.partial", folder / CHECKPOINT)  # whole, or not at all
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def restore(folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, data: Windows) -> int:
+    """Continue from the checkpoint in `folder`: the steps that are done."""
+    state = torch.load(folder / CHECKPOINT, weights_only=True)
+    set_model_state_dict(net, state["model"], options=WHOLE)
+    set_optimizer_state_dict(net, optimizer, state["optimizer"], options=WHOLE)
+    data.random.set_state(state["data"])
+    torch.set_rng_state(state["random"])
+    return int(state["step"])
+
+
+# -- processes
+
+
+def first() -> bool:
+    """Return whether this is the process that writes."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def shard(net: nn.Module, device: str, bf16: bool) -> nn.Module:
+    """`net` with each process holding its part of every weight, where torchrun started several; a block's weights are
+    whole only while it runs."""
+    if not dist.is_initialized():
+        return net
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    if device == "cuda":
+        torch.cuda.set_device(mesh.get_local_rank())
+    policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
+    for layer in net.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    return fully_shard(net, mesh=mesh, mp_policy=policy)
+
+
+def own_rows(windows: Tensor) -> Tensor:
+    """Of a batch that all processes draw alike the rows of this one."""
+    return windows.chunk(dist.get_world_size())[dist.get_rank()] if dist.is_initialized() else windows
+
+
+def mean(value: Tensor) -> float:
+    """The mean of `value` over the processes."""
+    if dist.is_initialized():
+        dist.all_reduce(value := value.detach().clone())
+        value = value / dist.get_world_size()
+    return float(value.item())
+
+
+# -- the run
+
+
+def train(given: argparse.Namespace) -> None:
+    folder = Path(given.out)
+    text = Path(given.text).read_text(encoding="utf-8")
+    if (folder / TOKENIZER).is_file():
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    else:
+        tokenizer = tokenizer_for(given.tokenizer, text)
+    model = fitted(weft.load_source(given.model, given.seed), tokenizer.get_vocab_size())
+    if first():
+        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(str(folder / TOKENIZER))
+        (folder / SETTINGS).write_text(json.dumps(vars(given) | {"resume": None}, indent=1))
+
+    torch.manual_seed(given.seed)
+    net = weft.torch(model, device=given.device)
+    net.checkpointing = given.checkpointing
+    if given.dropout:
+        drop_out(net, given.dropout)
+    net = shard(net, given.device, given.bf16)
+    tokens = torch.tensor(tokenizer.encode(text).ids)
+    held = max(len(tokens) // 20, given.context + 1)
+    data = Windows(tokens[:-held], given.batch, given.context, given.seed)
+    optimizer = torch.optim.AdamW(parameter_groups(net, given.decay), lr=given.lr, betas=(0.9, 0.95))
+    step = restore(folder, net, optimizer, data) if given.resume else 0
+    log = Log(folder, step, given.tensorboard) if first() else None
+    if first():
+        size = sum(p.numel() for p in net.parameters())
+        print(
+            f"{given.model}: {size:,} weights, {len(tokens):,} tokens of {tokenizer.get_vocab_size()}, from step {step}"
+        )
+
+    net.train()
+    batches, autocast = iter(data), given.bf16 and not dist.is_initialized()
+    while step < given.steps:
+        start, entropy, added = time.perf_counter(), 0.0, 0.0
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step, given)
+        optimizer.zero_grad()
+        for _ in range(given.accumulate):
+            windows = own_rows(next(batches)).to(given.device)
+            with torch.autocast(given.device, torch.bfloat16, enabled=autocast):
+                loss, more = losses(net, windows)
+            ((loss + more) / given.accumulate).backward()
+            entropy, added = entropy + mean(loss) / given.accumulate, added + mean(more) / given.accumulate
+        gradient = nn.utils.clip_grad_norm_(net.parameters(), given.clip)
+        optimizer.step()
+        step += 1
+        seconds = time.perf_counter() - start
+        whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient  # of all processes
+        if log is not None:
+            speed = given.batch * given.accumulate * given.context / seconds
+            lr = optimizer.param_groups[0]["lr"]
+            log(step, loss=entropy, aux_loss=added, lr=lr, gradient=float(whole), tokens_per_second=speed)
+            if step % given.every == 0 or step == given.steps:
+                print(f"step {step:6}  loss {entropy:.4f}  lr {lr:.2e}  {speed:,.0f} tokens/s", flush=True)
+        if step % given.save_every == 0 or step == given.steps:
+            save(folder, net, optimizer, step, data)
+    finish(folder, model, net, tokens[-held:], given)
+
+
+@torch.no_grad()
+def finish(folder: Path, model: Model, net: nn.Module, held_out: Tensor, given: argparse.Namespace) -> None:
+    """Print the loss on the text that was held out, and compile the model."""
+    net.eval()
+    windows = held_out.unfold(0, given.context + 1, given.context)
+    found = [losses(net, part.to(given.device))[0].item() * len(part) for part in windows.split(given.batch)]
+    state = get_model_state_dict(net, options=WHOLE)
+    if first():
+        print(f"loss on held-out text {sum(found) / len(windows):.4f} nats per token")
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        trained = dataclasses.replace(
+            model,
+            graph=weft.with_weights(model.graph, state),
+            tokenizer=lambda out: tokenizer.save(str(out / TOKENIZER)),
+            random_init=False,
+        )
+        weft.compile(trained, folder / "model", max_length=given.context)
+        print(f"compiled; try `weft run {folder / 'model'} --prompt …`")
+
+
+def options() -> argparse.Namespace:
+    """The command line; with --resume, what the run began with, but for what is given anew."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="whatever weft loads: model.py, model.py:name, a preset, a folder")
+    parser.add_argument("-o", "--out", help="the folder of the run")
+    parser.add_argument("--resume", help="go on with the run in this folder")
+    parser.add_argument("--text", default=str(TEXT), help="a file of UTF-8")
+    parser.add_argument(
+        "--tokenizer", default="bytes", help="bytes, bpe:4096 (trained on the text), or a tokenizer.json"
+    )
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--batch", type=int, default=16, help="windows a step, of all processes together")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches whose gradients add up to a step")
+    parser.add_argument("--context", type=int, default=128, help="tokens of a window")
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--warmup", type=int, default=50, help="steps until the learning rate is reached")
+    parser.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
+    parser.add_argument("--decay", type=float, default=0.1, help="weight decay of matrices")
+    parser.add_argument("--clip", type=float, default=1.0, help="the largest norm of a gradient")
+    parser.add_argument("--dropout", type=float, default=0.0, help="share of each sublayer's output that is dropped")
+    parser.add_argument("--bf16", action="store_true", help="products of matrices in bf16")
+    parser.add_argument("--checkpointing", action="store_true", help="less memory: activations are computed again")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, default=50, help="steps from one printed line to the next")
+    parser.add_argument("--save-every", type=int, default=100, help="steps from one checkpoint to the next")
+    parser.add_argument("--tensorboard", action="store_true", help="also write numbers for TensorBoard")
+    given = parser.parse_args()
+    if given.resume:
+        known = json.loads((Path(given.resume) / SETTINGS).read_text())
+        parser.set_defaults(**known)
+        given = parser.parse_args()
+        given.model, given.out = given.model or known["model"], given.out or given.resume
+    if not given.model or not given.out:
+        parser.error("say what to train and where to: MODEL -o FOLDER, or --resume FOLDER")
+    return given
+
+
+def main() -> None:
+    given = options()
+    if "RANK" in os.environ:  # set by torchrun
+        dist.init_process_group()
+    try:
+        train(given)
+    except weft.WeftError as e:
+        sys.exit(f"train.py: error: {e}")
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+        sys.stdout.flush()
+        os._exit(0)  # an ordinary exit may abort: caches of DTensor keep the threads of gloo (PyTorch 2.13)
+
+
+if __name__ == "__main__":
+    main()

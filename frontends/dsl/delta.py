@@ -1,0 +1,94 @@
+"""Linear attention whose state forgets by gates and corrects itself by the delta rule: Gated DeltaNet, Kimi Delta."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.graph import Value
+from weft.ir.ops.activation import activate
+
+from .build import module, named, param
+from .checks import need_activation, need_divides, need_few, need_modules, need_whole
+from .hybrids import convolved
+from .layers import Norm, RMSNorm, linear
+from .state_space import drawn_decays, negative, step_bias
+
+_TINY = 1e-6  # beside the square of a key's length
+
+
+@module
+class GatedDeltaNet:
+    """The gated delta rule with `heads` of values, whose keys are shared by heads of each of `groups` (Yang 2024).
+
+    ``qkv.weight`` [2·groups·head_dim + heads·v_head_dim, dim] makes q, k and v, in this order, which pass a causal
+    convolution ``conv.weight`` over `conv` tokens and SiLU; q and k are then divided by their lengths, q also by
+    √head_dim. ``beta.weight`` [heads, dim] makes β through a sigmoid (twice that with `negative`, which admits negative
+    eigenvalues, Grazzi 2024), ``dt.weight`` [heads, dim] the gates −e^a_log · softplus(x W + dt.bias). What
+    `gated_delta_rule` makes passes `norm` on each head, is multiplied by `gate` of x W with ``gate.weight``
+    [heads·v_head_dim, dim], and passes ``out.weight`` [dim, heads·v_head_dim].
+
+    With `per_key` every key has a gate, ``dt.weight`` [heads·head_dim, dim] (Kimi Linear, 2025); ``a_log`` stays
+    [heads]. With `rank` the gates of state and output are made through so many numbers: by ``dt_down.weight``
+    [rank, dim], ``dt.weight`` [..., rank], ``gate_down.weight`` and ``gate.weight``. `groups` defaults to `heads`,
+    `v_head_dim` to `head_dim`.
+    """
+
+    heads: int
+    head_dim: int
+    v_head_dim: int | None = None
+    groups: int | None = None
+    conv: int = 4
+    gate: str = "silu"
+    norm: Norm = RMSNorm()
+    negative: bool = False
+    per_key: bool = False
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads", "head_dim", "v_head_dim", "groups", "rank")
+        need_few(self, "heads", "groups")
+        need_whole(self, "conv", least=2)
+        need_activation(self, self.gate)
+        need_modules(self, "norm")
+        if self.groups is not None:
+            need_divides(self, "groups", "heads")
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """The widths of all keys and of all values."""
+        return (self.groups or self.heads) * self.head_dim, self.heads * (self.v_head_dim or self.head_dim)
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        keys, values = self.widths
+        mixed = convolved(linear(x, 2 * keys + values, "qkv"), self.conv, False, "silu")
+        q, k, v = ops.split.emit(mixed, sizes=(keys, keys, values), name=("q", "k", "v"))
+        # The norm divides by √mean: one more √head_dim makes length 1, and q is divided by another.
+        q, k = self._unit(q, 1 / self.head_dim, "q_unit"), self._unit(k, self.head_dim**-0.5, "k_unit")
+        beta = ops.sigmoid(linear(x, self.heads, "beta"), name="rate")
+        beta = ops.affine(beta, by=2.0, name="rate_doubled") if self.negative else beta
+        groups = self.groups or self.heads
+        y = ops.gated_delta_rule(q, k, v, beta, self._decay(x), heads=self.heads, groups=groups)
+        by_head = ops.reshape(y, shape=(*y.shape[:2], self.heads, values // self.heads), name="by_head")
+        normed = ops.reshape(named(self.norm, "norm")(by_head), shape=y.shape, name="normed")
+        gate = linear(self._narrowed(x, "gate_down"), values, "gate")
+        return linear(ops.mul(normed, activate(gate, self.gate), name="gated"), x.width, "out")
+
+    def _unit(self, x: Value, factor: float, name: str) -> Value:
+        """Vectors of each head, normed and times `factor`."""
+        by_head = ops.reshape(x, shape=(*x.shape[:2], x.width // self.head_dim, self.head_dim))
+        normed = ops.rms_norm(by_head, eps=_TINY / self.head_dim)
+        return ops.reshape(ops.affine(normed, by=factor), shape=x.shape, name=name)
+
+    def _decay(self, x: Value) -> Value:
+        """The gates of the state, at most 0."""
+        rates = negative(param("a_log", (self.heads,), drawn_decays))
+        width = self.heads * (self.head_dim if self.per_key else 1)
+        step = linear(self._narrowed(x, "dt_down"), width, "dt")
+        delta = ops.softplus(ops.add(step, param("dt.bias", (width,), step_bias), name="dt_biased"), name="delta")
+        if not self.per_key:
+            return ops.mul(delta, rates, name="decay")
+        by_head = ops.reshape(delta, shape=(*x.shape[:2], self.heads, self.head_dim))
+        return ops.reshape(ops.mul(by_head, ops.unsqueeze(rates, axes=(1,))), shape=delta.shape, name="decay")
+
+    def _narrowed(self, x: Value, name: str) -> Value:
+        return x if self.rank is None else linear(x, self.rank, name)

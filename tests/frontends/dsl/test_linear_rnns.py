@@ -1,0 +1,113 @@
+"""Linear recurrences of the language against formulas, token by token, and against transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import RecurrentGemmaConfig
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRecurrentBlock
+
+from weft.frontends.dsl import (
+    MLP,
+    RGLRU,
+    LightningAttention,
+    NormedResidual,
+    RMSNorm,
+    RWKVChannelMix,
+    RWKVTimeMix,
+    trace,
+)
+from weft.ir import Graph, interpret
+
+from ..formulas import Array, X, close, rms, run, sigmoid, silu
+
+
+@pytest.mark.parametrize("size", [None, 6])
+def test_lightning_attention(size: int | None, rng: np.random.Generator) -> None:
+    """Qin 2024, equation 3: a sum over all earlier tokens, which fade by λ per token."""
+    x, y, p = run(LightningAttention(4, size, decay=0.7), rng)
+    d = size or 4
+    q, k, v = (silu(x @ p[f"{n}.weight"].T) for n in "qkv")
+    out = np.zeros_like(q)
+    for h in range(4):
+        fade, s = np.exp(-0.7 * 2.0 ** (-2 * (h + 1))), slice(d * h, d * h + d)
+        gap = np.arange(6)[:, None] - np.arange(6)
+        out[..., s] = (q[..., s] @ k[..., s].transpose(0, 2, 1) * np.where(gap >= 0, fade**gap, 0)) @ v[..., s]
+    gated = rms(out, p["norm.weight"]) * sigmoid(x @ p["gate.weight"].T)
+    close(y, gated @ p["out.weight"].T, 100)
+
+
+def test_the_residual_is_the_normed_input(rng: np.random.Generator) -> None:
+    block = NormedResidual(MLP(5, "relu"), MLP(7, "relu"), RMSNorm(1e-2), (0.5, 2.0), (3.0, 1.0))
+    x, y, p = run(block, rng)
+    for name, (alpha, beta) in (("attn", (0.5, 2.0)), ("ffn", (3.0, 1.0))):
+        x = rms(x, p[f"{name}_norm.weight"], 1e-2)
+        made = np.maximum(x @ p[f"{name}.up.weight"].T, 0) @ p[f"{name}.down.weight"].T
+        x = alpha * x + beta * made
+    close(y, x)
+
+
+def test_griffin(rng: np.random.Generator) -> None:
+    """The block of RecurrentGemma, whose first token is driven in full."""
+    config = RecurrentGemmaConfig(hidden_size=16, lru_width=12, num_attention_heads=3, conv1d_width=3)
+    theirs = RecurrentGemmaRecurrentBlock(config, 0)
+    drawn = {n: torch.from_numpy(rng.standard_normal(t.shape)).float() for n, t in theirs.state_dict().items()}
+    theirs.load_state_dict(drawn)
+    weights = {name: t.numpy().astype(np.float64) for name, t in drawn.items()}
+    names = {"in": "linear_x", "gate": "linear_y", "out": "linear_out"}
+    params = {
+        f"{n}.{part}": weights[f"{theirs_}.{part}"] for n, theirs_ in names.items() for part in ("weight", "bias")
+    }
+    params |= {"conv.weight": weights["conv_1d.weight"][:, 0], "conv.bias": weights["conv_1d.bias"]}
+    for name, gate in (("input", "input_gate"), ("recur", "recurrent_gate")):
+        params[f"{name}.weight"] = weights[f"rg_lru.{gate}_weight"].transpose(0, 2, 1).reshape(12, 4)
+        params[f"{name}.bias"] = weights[f"rg_lru.{gate}_bias"].reshape(12)
+    params["rate"] = weights["rg_lru.recurrent_param"]
+    x, at = rng.standard_normal((2, 6, 16)), np.arange(6)[None].repeat(2, 0)
+    graph = graph_of(RGLRU(3, 12, 3))
+    assert {n: v.shape for n, v in graph.params.items()} == {n: v.shape for n, v in params.items()}
+    (found,) = interpret(graph, {"x": x, "position_ids": at}, params=params).values()
+    with torch.no_grad():
+        want, _ = theirs(torch.from_numpy(x).float(), torch.from_numpy(at), None, use_cache=False)
+    np.testing.assert_allclose(found, want.numpy(), atol=2e-5 * float(want.abs().max()))
+
+
+def graph_of(model: Any) -> Graph:
+    return trace(model, {"x": X})
+
+
+def shifted(x: Array, mix: Array) -> Array:
+    before = np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], 1)
+    return np.asarray(mix * x + (1 - mix) * before)
+
+
+def test_rwkv(rng: np.random.Generator) -> None:
+    """Peng 2023, equations 11 to 18: the weighted mean over all earlier tokens, with powers written out."""
+    x, y, p = run(RWKVTimeMix(10), rng)
+    k, v, r = (shifted(x, p[f"{n}.mix"]) @ p[f"{n}.weight"].T for n in "kvr")
+    fade, out = np.exp(p["decay"]), np.zeros_like(v)
+    for t in range(6):
+        weights = [np.exp(-(t - 1 - s) * fade + k[:, s]) for s in range(t)] + [np.exp(p["first"] + k[:, t])]
+        out[:, t] = sum(w * v[:, s] for s, w in enumerate(weights)) / sum(weights)
+    close(y, (sigmoid(r) * out) @ p["out.weight"].T, 100)
+
+
+def test_channel_mixing_of_rwkv(rng: np.random.Generator) -> None:
+    x, y, p = run(RWKVChannelMix(11), rng)
+    hidden = np.maximum(shifted(x, p["k.mix"]) @ p["k.weight"].T, 0) ** 2
+    close(y, sigmoid(shifted(x, p["r.mix"]) @ p["r.weight"].T) * (hidden @ p["v.weight"].T))
+
+
+def test_weights_of_old_tokens_do_not_overflow() -> None:
+    """Exponents of ±300 leave the means of values, between their extremes."""
+    graph = graph_of(RWKVTimeMix(16))
+    params = {n: np.eye(16) for n in ("v.weight", "out.weight")} | {"k.weight": 300 * np.eye(16)}
+    params |= {"r.weight": np.zeros((16, 16)), "decay": np.zeros(16), "first": np.zeros(16)}
+    params |= {f"{n}.mix": np.ones(16) for n in "kvr"}
+    x = np.sign(np.random.default_rng(0).standard_normal((2, 6, 16)))
+    (found,) = interpret(graph, {"x": x}, params=params).values()
+    assert np.isfinite(found).all()
+    assert (np.abs(found) <= 0.5 + 1e-12).all()

@@ -1,0 +1,150 @@
+"""examples/train.py: any model, any text; a run that was interrupted goes on bit by bit.
+
+``WEFT_TESTS=all`` trains each model for 300 steps, `make test` for a few.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+STEPS = 300 if os.environ.get("WEFT_TESTS") == "all" else 12
+MODELS = """
+from weft import *
+
+experts = Decoder(
+    vocab=64, dim=32, layers=2, context=64,
+    block=Block(Attention(heads=4, kv_heads=2, rope=RoPE(1e4)), MoE(4, 48, 2, aux_loss=0.01), norm=RMSNorm()),
+)
+states = Decoder(
+    vocab=256, dim=32, context=64,
+    layers=[Block(Mamba(64, state=8), None, RMSNorm()), Block(Attention(heads=2), GatedMLP(64), RMSNorm())],
+)
+learned = Decoder(
+    vocab=256, dim=32, layers=2, positions=LearnedPositions(64), tie_embeddings=True,
+    block=Block(DifferentialAttention(heads=4), MLP(64, "relu2"), LayerNorm()),
+)
+"""
+SHORT = ["--batch", "4", "--context", "32", "--warmup", "5", "--dropout", "0.1", "--every", "100"]
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    """examples/train.py."""
+    sys.path.insert(0, str(EXAMPLES))
+    import train
+
+    yield train
+    sys.path.remove(str(EXAMPLES))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("models") / "models.py"
+    file.write_text(MODELS)
+    return file
+
+
+def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
+    script.main()
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """The log, without how fast it went."""
+    with (folder / "log.csv").open(newline="") as file:
+        return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in csv.DictReader(file)]
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", ["experts", "states", "learned"])
+def test_an_interrupted_run_goes_on_bit_by_bit(
+    name: str, script: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    half, save = STEPS // 2, script.save
+    options = [*SHORT, "--steps", STEPS, "--save-every", half, "--accumulate", 2]
+    run(script, monkeypatch, f"{models}:{name}", "-o", tmp_path / "whole", *options)
+
+    def save_and_die(folder: Path, net: Any, optimizer: Any, step: int, data: Any) -> None:
+        save(folder, net, optimizer, step, data)
+        raise Interrupted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(script, "save", save_and_die)
+        with pytest.raises(Interrupted):
+            run(script, monkeypatch, f"{models}:{name}", "-o", tmp_path / "parts", *options)
+    assert len(rows(tmp_path / "parts")) == half
+    run(script, monkeypatch, "--resume", tmp_path / "parts")
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    whole, parts = (torch.load(tmp_path / n / "checkpoint.pt", weights_only=True) for n in ("whole", "parts"))
+    assert whole["step"] == parts["step"] == STEPS
+    assert all(torch.equal(parts["model"][key], value) for key, value in whole["model"].items())
+    numbers = rows(tmp_path / "whole")
+    assert len(numbers) == STEPS
+    assert float(numbers[-1]["loss"]) < float(numbers[0]["loss"])
+    assert all((float(row["aux_loss"]) > 0) == (name == "experts") for row in numbers)
+    assert float(numbers[0]["lr"]) == pytest.approx(2e-3 / 5)
+    assert weft.load(tmp_path / "parts" / "model").generate("And David", max_tokens=4) is not None
+
+
+def test_a_tokenizer_is_trained_on_the_text(
+    script: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It says the text again; the architecture gets its vocabulary."""
+    options = [*SHORT, "--steps", 2, "--tokenizer", "bpe:400", "--bf16", "--schedule", "constant"]
+    run(script, monkeypatch, f"{models}:experts", "-o", tmp_path, *options)
+    tokenizer = script.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 400
+    text = "And king David said — ça ira\n"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    manifest = json.loads((tmp_path / "model" / "weft.json").read_text())
+    assert manifest["vocab"] == 400
+
+
+def test_what_can_not_be_trained(
+    script: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    with pytest.raises(SystemExit, match="fewer than a window of 33"):
+        run(script, monkeypatch, f"{models}:states", "-o", tmp_path / "a", *SHORT, "--text", tmp_path / "short.txt")
+    with pytest.raises(SystemExit, match=r"train\.py: error: .*nothing"):
+        run(script, monkeypatch, "nothing.py:model", "-o", tmp_path / "b", *SHORT)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(SystemExit, match="--tensorboard needs the package tensorboard"):
+        run(script, monkeypatch, f"{models}:states", "-o", tmp_path / "c", *SHORT, "--tensorboard")
+
+
+def test_several_processes_learn_the_same(script: ModuleType, models: Path, tmp_path: Path) -> None:
+    """FSDP2 among two processes: the losses of one, but for the order of sums; and a run of one goes on with two."""
+
+    def start(*arguments: object, processes: int = 2) -> None:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [sys.executable, *launch, str(EXAMPLES / "train.py"), *map(str, arguments)]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    options = [f"{models}:experts", *SHORT[:6], "--steps", 4, "--save-every", 2]
+    for processes in (1, 2):
+        start(*options, "-o", tmp_path / str(processes), processes=processes)
+    one, two = (rows(tmp_path / n) for n in "12")
+    for a, b in zip(one, two, strict=True):
+        # aux_loss compares the tokens of a process, not of all.
+        for key in ("step", "loss", "lr", "gradient"):
+            assert float(a[key]) == pytest.approx(float(b[key]), rel=1e-4)
+    start("--resume", tmp_path / "1", "--steps", 6)
+    assert [int(row["step"]) for row in rows(tmp_path / "1")] == [1, 2, 3, 4, 5, 6]
