@@ -34,10 +34,10 @@ from .hybrids import LightningAttention, NormedResidual, ParallelHybrid, ShortCo
 from .images import ImageEncoder
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import RGLRU, RWKVChannelMix, RWKVTimeMix
-from .mixers import MLA, LinearAttention, RelativeAttention
+from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
 from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
-from .position_bias import ALiBi, T5Bias
+from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
@@ -58,8 +58,10 @@ __all__ = [
     "CrossAttention",
     "Decoder",
     "DifferentialAttention",
+    "DisentangledAttention",
     "Encoder",
     "EncoderDecoder",
+    "FourierMixing",
     "GatedDeltaNet",
     "GatedMLP",
     "GatherStreams",
@@ -81,6 +83,7 @@ __all__ = [
     "RWKVChannelMix",
     "RWKVTimeMix",
     "RelativeAttention",
+    "RelativeTable",
     "Repeat",
     "RoPE",
     "ShortConv",

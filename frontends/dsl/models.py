@@ -15,7 +15,7 @@ from .build import Layer, current, module, named, param, provided, providing, tr
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_positive, need_whole
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 from .per_layer import PerLayerEmbedding
-from .position_bias import T5Bias
+from .position_bias import RelativeTable, T5Bias
 
 Positions = LearnedPositions | Sinusoidal
 IDS = TensorType(dtypes.i64, (sizes.sym("batch"), sizes.sym("seq")))
@@ -185,7 +185,8 @@ class Encoder(Displayable):
 
     `token_types` is the number of segment types (0: no such input). `pooler` adds tanh(W x₀ + b) of the first token.
     `embed_scale`, `position_bias` and `final_norm` as in `Decoder`, but the norm is off by default. `embed_dim` is a
-    narrower width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT).
+    narrower width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT). `relative` are the vectors
+    of relative positions that the layers' `DisentangledAttention` reads.
     """
 
     vocab: int
@@ -201,12 +202,14 @@ class Encoder(Displayable):
     embed_scale: float = 1.0
     position_bias: T5Bias | None = None
     embed_dim: int | None = None
+    relative: RelativeTable | None = None
 
     def __post_init__(self) -> None:
         _check(self)
         need_whole(self, "token_types", least=0)
         need_whole(self, "embed_dim")
         need_modules(self, "final_norm")
+        need_kind(self, "relative", RelativeTable)
 
     def __call__(
         self, input_ids: Value, attention_mask: Value, token_type_ids: Value | None = None
@@ -221,7 +224,9 @@ class Encoder(Displayable):
             x = _embedded(self, input_ids, _table(self), token_type_ids)
             if self.embed_dim is not None:
                 x = linear(x, self.dim, "embed_proj", bias=True)
-            x = _run(self, x)
+            relative = {} if self.relative is None else self.relative(x)
+            with providing(**relative):
+                x = _run(self, x)
             if self.final_norm is not None:
                 x = self.final_norm(x)
         for made in (consecutive, row, indices):

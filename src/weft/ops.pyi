@@ -313,6 +313,12 @@ def floor(x: Value, *, name: str | None = None) -> Value:
 def floordiv(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
     """⌊x / y⌋ of integers"""
 
+def fourier(x: Value, *, name: str | None = None) -> Value:
+    """The real part of the discrete Fourier transform of x [..., n, m] along its last two axes (Lee-Thorp 2021, FNet).
+
+    Re(F_n x F_m) = C_n (x C_m) − S_n (x S_m), with C and S the cosines and sines of 2π·i·j/n.
+    """
+
 class GatedDeltaRuleResults(NamedTuple):
     gated_delta_rule: Value
     present: Value

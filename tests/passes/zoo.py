@@ -29,6 +29,7 @@ from weft.ir.recipes.readers import MemoryReader
 from weft.passes import all_passes, run_passes
 
 from ..e2e.families import VARIED, Row
+from ..e2e.images import TOWERS
 from ..e2e.random_models import strong
 from ..e2e.seq2seq import VARIED as SEQ2SEQ_VARIED
 from ..e2e.test_quantized_folders import in_fp8, in_mxfp4

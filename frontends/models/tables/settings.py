@@ -22,6 +22,7 @@ from ...dsl import (
     LayerNorm,
     LearnedPositions,
     PerLayerEmbedding,
+    RelativeTable,
     Repeat,
     RMSNorm,
     RoPE,
@@ -116,6 +117,7 @@ class Settings:
     per_layer: PerLayerEmbedding | None = None
     spread: Any = None  # into several residual streams, and back
     gather: Any = None
+    relative: RelativeTable | None = None
     token_types: int = 0
     pooler: bool = False
     tie: bool = False
