@@ -34,7 +34,7 @@ from .hybrids import LightningAttention, NormedResidual, ParallelHybrid, ShortCo
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import RGLRU, RWKVChannelMix, RWKVTimeMix
 from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
-from .models import Decoder, Encoder
+from .models import Decoder, Encoder, SentencePooling
 from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
 from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
@@ -84,6 +84,7 @@ __all__ = [
     "RelativeTable",
     "Repeat",
     "RoPE",
+    "SentencePooling",
     "ShortConv",
     "ShortcutBlock",
     "Sinusoidal",

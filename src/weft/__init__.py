@@ -53,6 +53,7 @@ _PUBLIC = {
         "RelativeTable",
         "Repeat",
         "RoPE",
+        "SentencePooling",
         "ShortConv",
         "ShortcutBlock",
         "Sinusoidal",
