@@ -35,7 +35,7 @@ from .images import ImageEncoder
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import RGLRU, RWKVChannelMix, RWKVTimeMix
 from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
-from .models import Decoder, Encoder
+from .models import Decoder, Encoder, SentencePooling
 from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
 from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
@@ -86,6 +86,7 @@ __all__ = [
     "RelativeTable",
     "Repeat",
     "RoPE",
+    "SentencePooling",
     "ShortConv",
     "ShortcutBlock",
     "Sinusoidal",

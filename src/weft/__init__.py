@@ -54,6 +54,7 @@ _PUBLIC = {
         "RelativeTable",
         "Repeat",
         "RoPE",
+        "SentencePooling",
         "ShortConv",
         "ShortcutBlock",
         "Sinusoidal",

@@ -24,6 +24,7 @@ Config = Mapping[str, Any]
 Rule = Callable[[Config], Any]  # of a setting
 Model = Decoder | Encoder | EncoderDecoder | ImageEncoder
 REQUIRED = object()
+SENTENCE = "pooling of sentence-transformers"  # the key of a config under which its folder's reader puts it
 _OUTSIDE = ("lm_head", "embed_out")  # heads, which stand without the prefix of the model below them
 _ABSENT = object()
 _DEPTHS = (  # config keys that count layers
@@ -170,7 +171,7 @@ class Table:
                 except (WeftError, *_UNFIT) as e:
                     told = _blaming(e, rule, config)
                     raise WeftError(f"{source}: {told} (needed for {f.name} of a {self.model_types[0]} model)") from e
-        return Settings(**values)
+        return Settings(**values, sentence=config.get(SENTENCE))
 
     def says(self, s: Settings) -> dict[str, Any]:
         """Return the config keys that settings of `s` stand under; one for several biases is true if any is there."""

@@ -26,6 +26,7 @@ from ...dsl import (
     Repeat,
     RMSNorm,
     RoPE,
+    SentencePooling,
     Sinusoidal,
     T5Bias,
     Temperature,
@@ -118,6 +119,7 @@ class Settings:
     spread: Any = None  # into several residual streams, and back
     gather: Any = None
     relative: RelativeTable | None = None
+    sentence: SentencePooling | None = None
     token_types: int = 0
     pooler: bool = False
     tie: bool = False
