@@ -79,8 +79,9 @@ def test_every_block_does_what_the_page_says(
     (tmp_path / "model.gguf").symlink_to(smollm2_gguf)
     (tmp_path / "minilm").symlink_to(minilm_folder)
     shutil.copytree(tiny_llama, tmp_path / "tiny-llama")
-    for example in ("local_global.py", "tiny_translator.py"):
+    for example in ("local_global.py", "tiny_translator.py", "train.py"):
         shutil.copy(ROOT / "examples" / example, tmp_path)
+    (tmp_path / "texts").symlink_to(ROOT / "examples" / "texts")
     _run(page, tmp_path, warm)
     shutil.rmtree(tmp_path)  # hundreds of MB; where the page fails they stay
 

@@ -31,12 +31,13 @@ from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
 from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
+from .images import ImageEncoder
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import MLSTM, RGLRU, RWKVChannelMix, RWKVTimeMix
-from .mixers import MLA, LinearAttention, RelativeAttention
-from .models import Decoder, Encoder
+from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
+from .models import Decoder, Encoder, SentencePooling
 from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
-from .position_bias import ALiBi, T5Bias
+from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
@@ -58,11 +59,14 @@ __all__ = [
     "CrossAttention",
     "Decoder",
     "DifferentialAttention",
+    "DisentangledAttention",
     "Encoder",
     "EncoderDecoder",
+    "FourierMixing",
     "GatedDeltaNet",
     "GatedMLP",
     "GatherStreams",
+    "ImageEncoder",
     "LayerNorm",
     "LayerWithInput",
     "LearnedPositions",
@@ -81,8 +85,10 @@ __all__ = [
     "RWKVChannelMix",
     "RWKVTimeMix",
     "RelativeAttention",
+    "RelativeTable",
     "Repeat",
     "RoPE",
+    "SentencePooling",
     "ShortConv",
     "ShortcutBlock",
     "Sinusoidal",
