@@ -78,7 +78,7 @@ def _shared(name: str, adapter: str = "", half: int | None = None) -> Template:
 
 
 def _either(alone: str | Template, fed: str | Template) -> Template:
-    """What a layer without a transformer block says, or one with it."""
+    """Choose the name of a layer without a transformer block, or of one with it."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         found = fed if settings.block[int(fetch.layer)].attn is not None else alone
