@@ -6,7 +6,10 @@ from typing import Any
 
 from weft.ir.graph import Graph
 
-_MODES = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
+_MODES = {
+    **{"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"},
+    **{"last": "lasttoken", "weighted": "weightedmean_tokens"},
+}
 _MODULES = "sentence_transformers.models."  # names of all versions
 
 

@@ -55,7 +55,7 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
 @click.option("--stop", multiple=True, help="Stop before this text; may be given several times.")
 @click.option(
     "--pooling",
-    type=click.Choice(["mean", "cls", "max"]),
+    type=click.Choice(["mean", "cls", "max", "last", "weighted"]),
     help="Pooling of an encoder; default: the model's own.",
 )
 @click.option("--normalize/--no-normalize", default=None, help="Scale an encoder's vector to unit length or not.")

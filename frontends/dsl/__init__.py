@@ -30,13 +30,14 @@ from .delta import GatedDeltaNet
 from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
-from .hybrids import LightningAttention, NormedResidual, ParallelHybrid, ShortConv
+from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
+from .images import ImageEncoder
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
-from .linear_rnns import RGLRU, RWKVChannelMix, RWKVTimeMix
-from .mixers import MLA, LinearAttention, RelativeAttention
-from .models import Decoder, Encoder
+from .linear_rnns import MLSTM, RGLRU, RWKVChannelMix, RWKVTimeMix
+from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
+from .models import Decoder, Encoder, SentencePooling
 from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
-from .position_bias import ALiBi, T5Bias
+from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
@@ -48,6 +49,7 @@ silu = ops.swish  # its β is 1 by default
 __all__ = [
     "MLA",
     "MLP",
+    "MLSTM",
     "RGLRU",
     "XIELU",
     "ALiBi",
@@ -57,11 +59,14 @@ __all__ = [
     "CrossAttention",
     "Decoder",
     "DifferentialAttention",
+    "DisentangledAttention",
     "Encoder",
     "EncoderDecoder",
+    "FourierMixing",
     "GatedDeltaNet",
     "GatedMLP",
     "GatherStreams",
+    "ImageEncoder",
     "LayerNorm",
     "LayerWithInput",
     "LearnedPositions",
@@ -69,6 +74,7 @@ __all__ = [
     "LinearAttention",
     "Mamba",
     "Mamba2",
+    "MemoryBlock",
     "MixtureOfAttention",
     "MoE",
     "NormedResidual",
@@ -79,8 +85,10 @@ __all__ = [
     "RWKVChannelMix",
     "RWKVTimeMix",
     "RelativeAttention",
+    "RelativeTable",
     "Repeat",
     "RoPE",
+    "SentencePooling",
     "ShortConv",
     "ShortcutBlock",
     "Sinusoidal",

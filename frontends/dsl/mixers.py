@@ -1,4 +1,5 @@
-"""Attention by other mathematics than that of `Attention`: from a latent, with relative vectors, without softmax."""
+"""Mixing by other mathematics than that of `Attention`: from a latent, with relative vectors, without softmax, without
+scores."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 from weft.ir.ops.latent import absorbed, expanded
+from weft.ir.ops.positions import picked
 
 from .build import module, named, param, provided
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_whole
@@ -142,3 +144,78 @@ class LinearAttention:
             interleaved=self.rope is not None and self.rope.interleaved,
         )
         return linear(y, x.width, "o", self.bias)
+
+
+@module
+class FourierMixing:
+    """The real part of the Fourier transform of x along tokens and along features (Lee-Thorp 2021, FNet).
+
+    It has no parameters. Padding is mixed in like any token.
+    """
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        if is_causal():
+            raise WeftError("the Fourier transform mixes all tokens: it belongs into an Encoder")
+        return ops.fourier(x, name="fourier")
+
+
+@module
+class DisentangledAttention:
+    """Attention with scores of content to content, content to position and position to content (He 2020, DeBERTa).
+
+    score_ij = (q_i·k_j + q_i·K_r + k_j·Q_r) / √(d · terms), r the row of i − j in the `RelativeTable` of the encoder,
+    K and Q maps of its vectors. `to_position` is the term with K, `from_position` that with Q. Parameters: ``q``,
+    ``k``, ``v`` and ``o``, and for K and Q ``pos_k`` and ``pos_q``, or ``k`` and ``q`` again if `shared`. Keys and K
+    have biases with `key_bias`, the others always. Not causal.
+    """
+
+    heads: int
+    to_position: bool = True
+    from_position: bool = True
+    shared: bool = False
+    key_bias: bool = True
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads")
+        need_few(self, "heads")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        if is_causal():
+            raise WeftError("disentangled attention is not causal: it belongs into an Encoder")
+        d = last_axis(x, self.heads, "heads")
+        q, v = linear(x, x.width, "q", True), linear(x, x.width, "v", True)
+        k = linear(x, x.width, "k", self.key_bias)
+        scale = (d * (1 + self.to_position + self.from_position)) ** -0.5
+        y = ops.attention(
+            *(q, k, v, self._bias(q, k, scale), provided("key_mask")),
+            heads=self.heads,
+            kv_heads=self.heads,
+            scale=scale,
+        )
+        return linear(y, x.width, "o", True)
+
+    def _bias(self, q: Value, k: Value, scale: float) -> Value | None:
+        """The scores with positions [batch, heads, seq, seq]."""
+        if not (self.to_position or self.from_position):
+            return None
+        table, index = provided("relative_table"), provided("relative_rows")
+        if table is None or index is None:
+            raise WeftError(
+                "there are no relative positions to attend to: give the Encoder relative=RelativeTable(...)"
+            )
+        width, terms = q.width, []
+        if self.to_position:
+            scores = self._scores(q, linear(table, width, "k" if self.shared else "pos_k", self.key_bias))
+            terms.append(picked(scores, index))
+        if self.from_position:
+            scores = self._scores(k, linear(table, width, "q" if self.shared else "pos_q", True))
+            terms.append(ops.transpose(picked(scores, ops.transpose(index, axes=(0, 2, 1))), axes=(0, 1, 3, 2)))
+        return ops.affine(ops.add(*terms) if len(terms) == 2 else terms[0], by=scale, name="position_scores")
+
+    def _scores(self, x: Value, vectors: Value) -> Value:
+        """x [batch, seq, width] times vectors [rows, width], head by head: [batch, heads, seq, rows]."""
+        (batch, seq, _), rows, d = x.shape, vectors.shape[0], x.width // self.heads
+        by_head = ops.transpose(ops.reshape(x, shape=(batch, seq, self.heads, d)), axes=(0, 2, 1, 3))
+        return ops.matmul(by_head, ops.transpose(ops.reshape(vectors, shape=(rows, self.heads, d)), axes=(1, 2, 0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,14 @@ from weft.ir import ops
 from weft.ir.display import Displayable
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Value
+from weft.ir.ops.elementwise import masked
 from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Layer, current, module, named, param, provided, providing, traced
-from .checks import need, need_few, need_finite, need_kind, need_modules, need_positive, need_whole
+from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 from .per_layer import PerLayerEmbedding
-from .position_bias import T5Bias
+from .position_bias import RelativeTable, T5Bias
 
 Positions = LearnedPositions | Sinusoidal
 IDS = TensorType(dtypes.i64, (sizes.sym("batch"), sizes.sym("seq")))
@@ -67,9 +69,10 @@ def _embedded(model: Decoder | Encoder, ids: Value, table: Value, types: Value |
 
 
 def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
-    """The layers, to which the model provides its `position_bias` and to each its part of `per_layer`."""
+    """The layers, to which the model provides its `position_bias`, x as ``embedded``, and to each its part of
+    `per_layer`."""
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
-    with providing(**facts):
+    with providing(embedded=x, **facts):
         for i, layer in enumerate(_stack(model)):
             with providing(**{"per_layer": per_layer[i]} if per_layer else {}):
                 y = named(layer, f"layers.{i}")(x)
@@ -179,13 +182,57 @@ class Decoder(Displayable):
         return graph
 
 
+POOLINGS = ("mean", "cls", "max", "last", "weighted")
+
+
+@module
+class SentencePooling:
+    """One vector of a text out of those of its tokens (Reimers & Gurevych 2019), of unit length with `normalize`.
+
+    `mode`: their mean, the first (cls), the largest of each number (max), the last, or their mean weighted by position,
+    1 for the first token (weighted; Muennighoff 2022, SGPT). A field `sentence` of `Encoder`.
+    """
+
+    mode: str = "mean"
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        need_one_of(self, "mode", POOLINGS)
+
+    def __call__(self, x: Value, mask: Value) -> Value:
+        """x [batch, seq, dim] and mask [batch, seq], 0 for padding on the right → [batch, dim]."""
+        y = self._pooled(x, mask)
+        if self.normalize:
+            # The bound is that of torch's F.normalize.
+            length = ops.clip(ops.sqrt(ops.sum(ops.square(y), axes=(1,), keepdims=True)), low=1e-12)
+            y = ops.div(y, length, name="normalized")
+        return y
+
+    def _pooled(self, x: Value, mask: Value) -> Value:
+        seen = ops.unsqueeze(ops.cast(mask, to=dtypes.bool_), axes=(2,))
+        if self.mode == "cls":
+            return ops.squeeze(ops.slice(x, axis=1, start=0, stop=1), axes=(1,), name="first_token")
+        if self.mode == "max":
+            return ops.max(masked(seen, x, -math.inf), axes=(1,), name="largest")
+        weights = ops.cast(seen, to=dtypes.i64)
+        if self.mode == "last":
+            at = ops.affine(ops.sum(weights, axes=(1,)), plus=-1)
+            return ops.squeeze(ops.gather_rows(x, at), axes=(1,), name="last_token")
+        if self.mode == "weighted":
+            weights = ops.mul(weights, ops.unsqueeze(ops.affine(ops.iota(x, axis=1), plus=1), axes=(0, 2)))
+        scaled = ops.cast(weights, to=x.type.dtype)
+        total = ops.clip(ops.sum(scaled, axes=(1,)), low=1e-9)
+        return ops.div(ops.sum(ops.mul(x, scaled), axes=(1,)), total, name="mean_token")
+
+
 @module
 class Encoder(Displayable):
     """A bidirectional encoder: embedding with positions and token types, layers, optional pooler (Devlin 2018).
 
     `token_types` is the number of segment types (0: no such input). `pooler` adds tanh(W x₀ + b) of the first token.
     `embed_scale`, `position_bias` and `final_norm` as in `Decoder`, but the norm is off by default. `embed_dim` is a
-    narrower width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT).
+    narrower width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT). `relative` are the vectors
+    of relative positions that the layers' `DisentangledAttention` reads. `sentence` adds a vector of the whole text.
     """
 
     vocab: int
@@ -201,12 +248,16 @@ class Encoder(Displayable):
     embed_scale: float = 1.0
     position_bias: T5Bias | None = None
     embed_dim: int | None = None
+    relative: RelativeTable | None = None
+    sentence: SentencePooling | None = None
 
     def __post_init__(self) -> None:
         _check(self)
         need_whole(self, "token_types", least=0)
         need_whole(self, "embed_dim")
         need_modules(self, "final_norm")
+        need_kind(self, "relative", RelativeTable)
+        need_kind(self, "sentence", SentencePooling)
 
     def __call__(
         self, input_ids: Value, attention_mask: Value, token_type_ids: Value | None = None
@@ -221,7 +272,9 @@ class Encoder(Displayable):
             x = _embedded(self, input_ids, _table(self), token_type_ids)
             if self.embed_dim is not None:
                 x = linear(x, self.dim, "embed_proj", bias=True)
-            x = _run(self, x)
+            relative = {} if self.relative is None else self.relative(x)
+            with providing(**relative):
+                x = _run(self, x)
             if self.final_norm is not None:
                 x = self.final_norm(x)
         for made in (consecutive, row, indices):
@@ -231,12 +284,15 @@ class Encoder(Displayable):
         if self.pooler:
             first = ops.squeeze(ops.slice(x, axis=1, start=0, stop=1), axes=(1,), name="first_token")
             outputs["pooler_output"] = ops.tanh(linear(first, self.dim, "pooler", bias=True), name="pooled")
+        if self.sentence is not None:
+            outputs["sentence_embedding"] = self.sentence(x, attention_mask)
         return outputs
 
     def graph(self, seed: int = 0, name: str = "encoder") -> Graph:
         """The IR: inputs input_ids, attention_mask and (with token types) token_type_ids, all i64[batch, seq].
 
-        Outputs: last_hidden_state [batch, seq, dim], and pooler_output [batch, dim] if there is a pooler.
+        Outputs: last_hidden_state [batch, seq, dim], pooler_output [batch, dim] if there is a pooler, and
+        sentence_embedding [batch, dim] if `sentence` says how.
 
         Raises:
             WeftError: naming the module and the setting that do not fit.

@@ -1,16 +1,21 @@
-"""Positions as a bias on the scores of attention."""
+"""Relative positions: a bias on the scores of attention, or vectors that take part in them."""
 
 from __future__ import annotations
+
+import math
 
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 from weft.ir.recipes import Scale
 from weft.ir.recipes.frequencies import AlibiSlopes
+from weft.ir.types import dtypes
 
 from .build import computed, module, param, provided
-from .checks import need, need_positive, need_whole
-from .layers import is_causal, positions
+from .checks import need, need_kind, need_positive, need_whole
+from .layers import LayerNorm, is_causal, positions
+
+_NUDGE = 1e-5  # the logarithm of the last distance may come out a rounding error too large
 
 
 def _counted(x: Value) -> Value:
@@ -67,3 +72,46 @@ class T5Bias:
         table, at = param("weight", (self.buckets, heads)), _counted(x)
         bidirectional = not is_causal(causal)
         return ops.relative_position_bias(table, at, at, bidirectional=bidirectional, max_distance=self.max_distance)
+
+
+@module
+class RelativeTable:
+    """Learned vectors of relative positions, which all layers share: ``weight`` [2·span, dim], normalized by `norm`.
+
+    Row span + r is that of a key r tokens before its query, −span ≤ r < span. With `max_distance` distances above
+    span/2 share rows, on a logarithmic scale up to it (He 2021, arXiv 2006.03654). A field `relative` of `Encoder`.
+    """
+
+    span: int
+    max_distance: int | None = None
+    norm: LayerNorm | None = None
+
+    def __post_init__(self) -> None:
+        need_whole(self, "span", "max_distance")
+        need_kind(self, "norm", LayerNorm)
+        exact = self.span // 2
+        fits = self.max_distance is None or (exact > 0 and self.max_distance > exact + 1)
+        need(self, fits, f"max_distance={self.max_distance} must exceed half of span={self.span}, at least 2, by 2")
+
+    def __call__(self, x: Value) -> dict[str, Value]:
+        """x [batch, seq, dim] → ``relative_table`` [2·span, dim] and ``relative_rows`` [1, seq, seq]."""
+        row = provided("position_row")
+        if row is None:
+            raise WeftError("a table of relative positions belongs into an Encoder")
+        table = param("weight", (2 * self.span, x.width))
+        apart = ops.sub(ops.unsqueeze(row, axes=(2,)), ops.unsqueeze(row, axes=(1,)))
+        if self.max_distance is not None:
+            apart = self._bucket(apart, self.span // 2, self.max_distance)
+        index = ops.clip(ops.affine(apart, plus=self.span), low=0, high=2 * self.span - 1, name="relative_rows")
+        return {"relative_table": table if self.norm is None else self.norm(table), "relative_rows": index}
+
+    def _bucket(self, apart: Value, exact: int, farthest: int) -> Value:
+        """Signed distances, those above `exact` on a logarithmic scale."""
+        distance = ops.abs(apart)
+        ratio = ops.affine(ops.cast(ops.clip(distance, low=exact), to=dtypes.f32), by=1 / exact)
+        rate = (exact - 1) / math.log((farthest - 1) / exact)
+        steps = ops.neg(ops.floor(ops.affine(ops.log(ratio), by=-rate, plus=_NUDGE)))  # rounded up
+        far = ops.affine(ops.cast(steps, to=apart.type.dtype), plus=exact)
+        zero = ops.affine(apart, by=0)
+        signed = ops.where(ops.less(apart, zero), ops.neg(far), far)
+        return ops.where(ops.less(distance, ops.affine(zero, plus=exact + 1)), apart, signed)

@@ -280,7 +280,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value, Value]:
     query_at, key_at = unsqueeze(query_at, axes=(2,)), cast(iota(kh, axis=2), to=query_at.type.dtype)
     relative = sub(unsqueeze(key_at, axes=(0, 1)), query_at)  # [batch or 1, seq, keys]
     row = affine(clip(relative, low=-reach, high=reach), plus=reach)
-    scores = add(matmul(qh, swap(kh)), _picked(matmul(qh, swap(n.key_table)), row))
+    scores = add(matmul(qh, swap(kh)), picked(matmul(qh, swap(n.key_table)), row))
     scores = affine(scores, by=1 / math.sqrt(qh.width))
     relative = unsqueeze(relative, axes=(1,))
     seen = [less_equal(relative, filled(relative, 0))] if n.causal else []
@@ -298,12 +298,12 @@ def _(n: OpCall) -> Value | tuple[Value, Value, Value]:
         at = add(query_at, cast(steps, to=query_at.type.dtype))  # of the one key at each distance between
         last = greatest(key_at, axes=(0,), keepdims=True)
         there = unsqueeze(logical_and(less_equal(filled(at, 0), at), less_equal(at, last)), axes=(1,))
-        between = masked(there, _picked(weights, minimum(clip(at, low=0), last)))
+        between = masked(there, picked(weights, minimum(clip(at, low=0), last)))
         y = add(y, matmul(concat(ends[0], between, ends[1], axis=3), n.value_table))
     return flat(y) if n.past_k is None else (flat(y), kh, vh)
 
 
-def _picked(x: Value, index: Value) -> Value:
+def picked(x: Value, index: Value) -> Value:
     """x [batch, heads, seq, n] at the places `index` [batch or 1, seq, m] of every query, [batch, heads, seq, m]."""
     (batch, heads, seq, width), count = x.shape, index.shape[2]
     places = reshape(expand(index, shape=(batch, seq, count)), shape=(batch * seq, count))

@@ -49,6 +49,12 @@ BART = {
     "decoder_start_token_id": 2,
 }
 
+LED = {k: v for k, v in BART.items() if k != "max_position_embeddings"} | {
+    "max_encoder_position_embeddings": 64,
+    "max_decoder_position_embeddings": 32,
+    "attention_window": [4, 6],
+}
+
 
 @dataclass(frozen=True)
 class Seq2Seq(Row):
@@ -102,6 +108,8 @@ VARIED: dict[str, Seq2Seq] = {
     "pegasus": Seq2Seq("PegasusForConditionalGeneration", BART | {"scale_embedding": True}, sinusoids=True),
     "blenderbot-small": Seq2Seq("BlenderbotSmallForConditionalGeneration", BART),
     "m2m_100": Seq2Seq("M2M100ForConditionalGeneration", BART),
+    "led": Seq2Seq("LEDForConditionalGeneration", LED),
+    "longt5": Seq2Seq("LongT5ForConditionalGeneration", T5 | {"local_radius": 3, "feed_forward_proj": "gated-gelu"}),
 }
 ALIKE: dict[str, Seq2Seq] = {  # in the table test, not in the zoo
     "pegasus-other-positions": Seq2Seq("PegasusForConditionalGeneration", BART),

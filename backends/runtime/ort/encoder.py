@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NoReturn, get_args
 
@@ -18,7 +18,8 @@ from ..core.sampling import check_count
 from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, padded, prompts_of
 from .session import Session, failures
 
-Pooling = Literal["mean", "cls", "max", "none"]
+Pooling = Literal["mean", "cls", "max", "last", "weighted", "none"]
+HIDDEN, SENTENCE = "last_hidden_state", "sentence_embedding"  # names of outputs
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
@@ -27,10 +28,11 @@ class Encoder(ABC):
     """A model that gives every token a vector; `hidden` computes them.
 
     `pooling` and `normalize` are how it was trained to make one vector of a text; `compares` says that the tokens of a
-    call compete, as for places at experts.
+    call compete, as for places at experts. `outputs` are the names of what the model computes.
     """
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, outputs: Collection[str]) -> None:
+        self.outputs = outputs
         self.vocab, self.max_length, self.folder = facts.vocab, facts.max_length, facts.folder
         self.pooling, self.normalize, self.compares = facts.pooling, facts.normalize, facts.compares
 
@@ -57,10 +59,11 @@ class Encoder(ABC):
         """The embeddings of `texts`, or of their token ids, float32: [texts, dim], or one [tokens, dim] each with
         pooling "none".
 
-        "mean" averages the vectors of a text's tokens, "max" takes the largest of each number, "cls" the vector of the
-        first token. `normalize` scales every vector to unit length. None means as the model was trained, where the
-        folder of sentence-transformers that it was compiled from says so, else "mean" as it is. Texts of similar length
-        are run together, `batch` at a time, padded on the right; each by itself where tokens compete.
+        "mean" averages the vectors of a text's tokens, "weighted" with weights 1, 2, … in their order; "max" takes the
+        largest of each number, "cls" the vector of the first token, "last" that of the last. `normalize` scales every
+        vector to unit length. None means as the model was trained, where the folder of sentence-transformers that it
+        was compiled from says so, else "mean" as it is; the model's output sentence_embedding is that already. Texts of
+        similar length are run together, `batch` at a time, padded on the right; each by itself where tokens compete.
 
         Raises WeftError on a text longer than the model's maximum (cut to it instead where `truncate`) or without
         tokens, and on arguments outside their range.
@@ -73,24 +76,29 @@ class Encoder(ABC):
         vectors: list[Floats] = [np.empty(0, np.float32)] * len(rows)
         batch = 1 if self.compares else batch
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        made = pooling is None and normalize is None and SENTENCE in self.outputs
         for at in range(0, len(order), batch):
             some = order[at : at + batch]
-            hidden = self.hidden([rows[row] for row in some])
-            for row, states in zip(some, hidden, strict=True):
-                vectors[row] = _pool(states[: len(rows[row])], pooled)
-        if (self.normalize and pooled != "none") if normalize is None else normalize:
+            states = self._made([rows[row] for row in some], SENTENCE if made else HIDDEN)
+            for row, of_row in zip(some, states, strict=True):
+                vectors[row] = of_row if made else _pool(of_row[: len(rows[row])], pooled)
+        if not made and ((self.normalize and pooled != "none") if normalize is None else normalize):
             # The bound is that of torch's F.normalize.
             vectors = [v / np.maximum(np.linalg.norm(v, axis=-1, keepdims=True), np.float32(1e-12)) for v in vectors]
         return vectors if pooled == "none" else np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
     def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
         """The last hidden states of token ids, padded on the right together: [rows, longest, dim], float32."""
+        return self._made(rows, HIDDEN)
+
+    def _made(self, rows: Sequence[Sequence[int]], output: str) -> Floats:
+        """The `output` of token ids, padded on the right together."""
         ids, mask = padded(rows)
-        return self._run({"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)})
+        return self._run({"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}, output)
 
     @abstractmethod
-    def _run(self, values: Mapping[str, NDArray[Any]]) -> Floats:
-        """The last hidden states for those inputs [rows, longest] that the model takes."""
+    def _run(self, values: Mapping[str, NDArray[Any]], output: str) -> Floats:
+        """The `output` of the model for those inputs [rows, longest] that it takes, float32."""
 
     def _tokens(self, text: object, truncate: bool) -> list[int]:
         if is_ids(text):
@@ -111,29 +119,30 @@ class OrtEncoder(Encoder):
     """
 
     def __init__(self, session: Session, facts: Facts) -> None:
-        super().__init__(facts)
+        outputs = {o.name: o.type for o in session.ort.get_outputs()}
+        super().__init__(facts, outputs)
         self.session, name = session, facts.model
         self._inputs = {i.name: i.type for i in session.ort.get_inputs()}
         if not {"input_ids", "attention_mask"} <= self._inputs.keys() <= set(_INPUTS):
             raise WeftError(f"{name}: its inputs are {', '.join(self._inputs)}, so it is not an encoder")
         if wrong := [kind for kind in self._inputs.values() if kind not in _DTYPES]:
             raise WeftError(f"{name}: an input is a {wrong[0]}, which the runtime cannot feed")
-        outputs = {o.name: o.type for o in session.ort.get_outputs()}
         if outputs.get("last_hidden_state") not in ("tensor(float)", "tensor(float16)"):
             raise WeftError(f"{name}: it has no output last_hidden_state in f32 or f16, so it is not an encoder")
 
-    def _run(self, values: Mapping[str, NDArray[Any]]) -> Floats:
+    def _run(self, values: Mapping[str, NDArray[Any]], output: str) -> Floats:
         feed = {name: values[name].astype(_DTYPES[kind]) for name, kind in self._inputs.items()}
         with failures(str(self.folder)):
-            (states,) = self.session.ort.run(["last_hidden_state"], feed)
-        hidden: Floats = states.astype(np.float32, copy=False)
-        return hidden
+            (states,) = self.session.ort.run([output], feed)
+        made: Floats = states.astype(np.float32, copy=False)
+        return made
 
 
 def _pool(states: Floats, pooling: str) -> Floats:
     """One text's vectors [tokens, dim] as one vector, or as they are."""
-    if pooling == "mean":
-        states = states.mean(axis=0, dtype=np.float64)
+    if pooling in ("mean", "weighted"):
+        weights = np.arange(1.0, len(states) + 1) if pooling == "weighted" else None
+        states = np.average(states.astype(np.float64), axis=0, weights=weights)
     elif pooling != "none":
-        states = states[0] if pooling == "cls" else states.max(axis=0)
+        states = states.max(axis=0) if pooling == "max" else states[0 if pooling == "cls" else -1]
     return np.array(states, np.float32)

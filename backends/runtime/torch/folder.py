@@ -19,7 +19,7 @@ from ...facts import Facts
 from ..arrays import Floats
 from ..core.sampling import check_count
 from ..huge_pages import huge_pages
-from ..ort.encoder import Encoder
+from ..ort.encoder import HIDDEN, Encoder
 from ..ort.session import DEVICES
 
 if TYPE_CHECKING:
@@ -69,13 +69,13 @@ class TorchEncoder(Encoder):
     """A generated module, `last_hidden_state` among whose outputs is."""
 
     def __init__(self, model: Any, facts: Facts) -> None:
-        super().__init__(facts)
-        self.model, self._outputs = model, facts.outputs
+        super().__init__(facts, facts.outputs)
+        self.model, self._order = model, facts.outputs
         self._inputs = set(inspect.signature(model.forward).parameters)
-        if "last_hidden_state" not in self._outputs:
-            raise WeftError(f"{self.folder}: its outputs are {', '.join(self._outputs)}, so it is not an encoder")
+        if HIDDEN not in self._order:
+            raise WeftError(f"{self.folder}: its outputs are {', '.join(self._order)}, so it is not an encoder")
 
-    def _run(self, values: Mapping[str, NDArray[Any]]) -> Floats:
+    def _run(self, values: Mapping[str, NDArray[Any]], output: str) -> Floats:
         import torch
 
         from .decoder import failures
@@ -83,10 +83,10 @@ class TorchEncoder(Encoder):
         device = next(self.model.parameters()).device
         inputs = {n: torch.from_numpy(v.astype(np.int64)).to(device) for n, v in values.items() if n in self._inputs}
         with failures(str(self.folder)), torch.inference_mode():
-            output = self.model(**inputs)
-        every = output if isinstance(output, tuple) else (output,)
-        hidden: Floats = every[self._outputs.index("last_hidden_state")].float().cpu().numpy()
-        return hidden
+            every = self.model(**inputs)
+        every = every if isinstance(every, tuple) else (every,)
+        made: Floats = every[self._order.index(output)].float().cpu().numpy()
+        return made
 
 
 def _opened(facts: Facts, device: str, threads: int | None, whole: bool = True) -> tuple[Any, Any]:

@@ -156,6 +156,12 @@ def _cumsum(e: Emitter, node: Node) -> Var:
     return e.emit(f"{text} - {{0}}" if node.attrs["exclusive"] else text, node.required("x"))
 
 
+@lowering(ops.fourier)
+def _fourier(e: Emitter, node: Node) -> Var:
+    x = node.required("x")  # fft has no narrow dtypes
+    return e.emit("torch.fft.fft2({0}.float()).real.to({0}.dtype)", x)
+
+
 @lowering(ops.softmax)
 def _softmax(e: Emitter, node: Node) -> Var:
     x, axis = node.required("x"), node.attrs["axis"]

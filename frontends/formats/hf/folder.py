@@ -12,8 +12,10 @@ from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import TensorReader
 
+from ...dsl import SentencePooling
 from ...models.closest import closest
 from ...models.families import FAMILIES, Loaded, load
+from ...models.tables.family import SENTENCE
 from .adapter import Adapter
 from .merging import load_merged
 from .quantized import dequantized
@@ -32,7 +34,11 @@ TOKENIZER_FILES = (
 )
 SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # in place of a part of config.json, once
-POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # of sentence-transformers: ours
+POOLING = {  # of sentence-transformers: ours
+    **{"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"},
+    **{"lasttoken": "last", "weightedmean_tokens": "weighted"},
+    **{"cls": "cls", "mean": "mean", "max": "max", "weightedmean": "weighted"},  # the values of pooling_mode
+}
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -123,8 +129,8 @@ class Folder:
         return {"eos_token_ids": ids("eos_token_id"), **{k: v for k, v in single.items() if v is not None}}
 
     def embedding_facts(self) -> dict[str, Any]:
-        """Pooling and normalization of an encoder from sentence-transformers, as in graph.meta: pooling (cls, mean or
-        max) and normalize; empty if the folder has none, or more than that."""
+        """Pooling and normalization of an encoder from sentence-transformers, as in graph.meta: pooling (a mode of
+        `SentencePooling`) and normalize; empty if the folder has none, or more than that."""
         if not (self.path / "modules.json").is_file():
             return {}
         modules = read_json(self.path / "modules.json", list)
@@ -135,6 +141,8 @@ class Folder:
         check_inside(self.path, pooling)
         config = read_json(pooling)
         modes = [name.removeprefix("pooling_mode_") for name, on in config.items() if "pooling_mode_" in name and on]
+        if isinstance(config.get("pooling_mode"), str):
+            modes = [config["pooling_mode"]]
         if len(modes) != 1 or modes[0] not in POOLING:
             return {}
         return {"pooling": POOLING[modes[0]], "normalize": "Normalize" in kinds}
@@ -159,14 +167,18 @@ def load_folder(
     elif not isinstance(model_type, str) or model_type not in FAMILIES:
         raise _unknown(folder, source)
     table, weights, merged = FAMILIES[str(model_type)], folder.weights(), list[Adapter]()
+    facts = folder.embedding_facts()
+    config = dict(folder.config)
+    if facts:
+        config[SENTENCE] = SentencePooling(facts["pooling"], facts["normalize"])
     if adapters:
-        loaded, merged = load_merged(table, folder.config, weights, source, adapters)
+        loaded, merged = load_merged(table, config, weights, source, adapters)
     else:
-        loaded = load(table, folder.config, weights, source)
+        loaded = load(table, config, weights, source)
     origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
     if merged:
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
-    loaded.graph.meta.update(folder.token_facts(), **folder.embedding_facts(), source=origin)
+    loaded.graph.meta.update(folder.token_facts(), **facts, source=origin)
     return folder, loaded, merged
 
 

@@ -18,6 +18,8 @@ def _fusible(norm: Node) -> Site | str | None:
     found = site(norm)
     if isinstance(found, str):
         return found
+    if isinstance(norm.inputs[0], Param):
+        return "it normalizes a parameter"
     for reader in (*norm.output.users, *found.readers):
         if reader.op is not ops.linear:
             return f"it is read by {reader.op.name} (%{reader.output.name})"
@@ -82,7 +84,7 @@ class FuseNormLinear(Pass):
                 with graph.inserting(before=norm):
                     x = ops.add(x, norm.inputs[1])
                 replace_uses(norm.outputs[1], x)
-            assert x is not None and not isinstance(x, Param)
+            assert x is not None
             for linear in linears:
                 trace.fired(self.name, _fuse(norm, linear, x).name)
             drop(graph, [norm])

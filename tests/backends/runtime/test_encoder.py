@@ -84,7 +84,7 @@ def test_long_texts_are_refused_or_cut(tmp_path: Path, tables: tuple[Values, Val
 @pytest.mark.parametrize(
     ("texts", "options", "words"),
     [
-        (["a"], {"pooling": "sum"}, "pooling is 'sum', but it must be one of mean, cls, max, none"),
+        (["a"], {"pooling": "sum"}, "pooling is 'sum', but it must be one of mean, cls, max, last, weighted, none"),
         (["a"], {"batch": 0}, "batch is 0"),
         ([3.0], {}, r"a text is 3\.0"),
         ([3, VOCAB], {}, "token 12 of a text is outside the vocabulary of 12"),

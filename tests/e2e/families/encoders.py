@@ -14,6 +14,7 @@ DISTIL = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
+DISENTANGLED = {"relative_attention": True, "pos_att_type": "p2c|c2p"}
 
 ROWS = {
     "bert": Row("BertModel", COMMON | {"type_vocab_size": 2, "hidden_act": "gelu"}),
@@ -36,8 +37,20 @@ ROWS = {
         | {"local_attention": WINDOW, "layer_types": LOCAL_GLOBAL},
     ),
     "nomic_bert": Row("NomicBertModel", COMMON),
+    "longformer": Row("LongformerModel", COMMON | {"pad_token_id": 1, "attention_window": [WINDOW, 4, WINDOW]}),
+    "big_bird": Row("BigBirdModel", COMMON | {"rescale_embeddings": True, "use_bias": False}),
+    "fnet": Row("FNetModel", COMMON),
+    "deberta-v2": Row("DebertaV2Model", COMMON | DISENTANGLED | {"position_buckets": 8, "norm_rel_ebd": "layer_norm"}),
+    "deberta-v2-shared": Row(
+        "DebertaV2Model",
+        COMMON | DISENTANGLED | {"position_buckets": 8, "share_att_key": True, "position_biased_input": False},
+    ),
+    "deberta": Row("DebertaModel", COMMON | DISENTANGLED | {"max_relative_positions": 12, "type_vocab_size": 2}),
 }
 ALIKE = {
+    "deberta-v2-linear": Row("DebertaV2Model", COMMON | DISENTANGLED | {"pos_att_type": "c2p", "type_vocab_size": 2}),
+    "deberta-p2c": Row("DebertaModel", COMMON | DISENTANGLED | {"pos_att_type": ["p2c"]}),
+    "big_bird-full": Row("BigBirdModel", COMMON | {"attention_type": "original_full", "hidden_act": "relu"}),
     "camembert": Row("CamembertModel", COMMON | {"pad_token_id": 1}),
     "distilbert": Row("DistilBertModel", DISTIL),
     "distilbert-relu": Row("DistilBertModel", DISTIL | {"activation": "relu", "sinusoidal_pos_embds": True}),

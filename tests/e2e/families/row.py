@@ -90,7 +90,7 @@ def encoder_case(row: Row, model: torch.nn.Module) -> tuple[dict[str, np.ndarray
     ids = np.where(mask, ids, row.config["pad_token_id"])
     arguments = {"input_ids": ids, "attention_mask": mask}
     config: Any = model.config
-    if "token_type_ids" in inspect.signature(model.forward).parameters:
+    if "token_type_ids" in inspect.signature(model.forward).parameters and config.type_vocab_size:
         arguments["token_type_ids"] = rng.integers(0, config.type_vocab_size, ids.shape)
     with torch.inference_mode():
         made = model(**{name: torch.from_numpy(array) for name, array in arguments.items()})

@@ -100,6 +100,7 @@ ORACLES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any
         ((X,), {"axis": 1, "exclusive": False}, lambda x: x.cumsum(1)),
         ((N,), {"axis": -1, "exclusive": True}, lambda i: F.pad(i, (1, 0)).cumsum(-1)[:, :-1]),
     ],
+    "fourier": [((X,), {}, lambda x: torch.fft.fft2(x).real)],
     "top_k": [((X,), {"k": 3}, lambda x: torch.topk(x, 3))],
     "reshape": [((X,), {"shape": (12, 6)}, lambda x: x.reshape(12, 6))],
     "transpose": [((X,), {"axes": (2, 0, 1)}, lambda x: x.permute(2, 0, 1))],

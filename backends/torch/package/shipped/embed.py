@@ -24,7 +24,8 @@ except ImportError as error:
 
 @torch.inference_mode()
 def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str, normalize: bool) -> Tensor:
-    """The vector [dim] of a text's tokens, float32: their mean, the largest of each number (max), or the first's (cls).
+    """The vector [dim] of a text's tokens, float32: their mean, the largest of each number (max), the first's (cls) or
+    the last's, or their mean with weights 1, 2, … (weighted).
 
     `outputs` are the names of what `model` returns; `normalize` scales the vector to unit length.
     """
@@ -32,7 +33,11 @@ def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str, 
     inputs = {"input_ids": row, "attention_mask": torch.ones_like(row), "token_type_ids": torch.zeros_like(row)}
     output = model(**{name: value for name, value in inputs.items() if name in model.forward.__annotations__})
     hidden: Tensor = (output if isinstance(output, tuple) else (output,))[outputs.index("last_hidden_state")][0].float()
-    vector = {"mean": hidden.mean(0), "max": hidden.amax(0), "cls": hidden[0]}[pooling]
+    weights = torch.arange(1.0, len(hidden) + 1, device=hidden.device)[:, None]
+    vector = {
+        **{"mean": hidden.mean(0), "max": hidden.amax(0), "cls": hidden[0], "last": hidden[-1]},
+        "weighted": (weights * hidden).sum(0) / weights.sum(),
+    }[pooling]
     return vector / vector.norm().clamp(min=1e-12) if normalize else vector
 
 
@@ -41,7 +46,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="*", help="what to embed")
     parser.add_argument("--ids", type=parsed_ids, action="append", help="token ids instead; may be given several times")
-    parser.add_argument("--pooling", choices=["mean", "max", "cls"], help="how tokens become one vector (its own way)")
+    parser.add_argument(
+        "--pooling",
+        choices=["mean", "max", "cls", "last", "weighted"],
+        help="how tokens become one vector (its own way)",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as they are stored)")
     args = parser.parse_args()

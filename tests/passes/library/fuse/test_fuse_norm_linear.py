@@ -65,10 +65,12 @@ def test_it_fires_on_every_linear_behind_a_norm(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name.startswith("family/")])
 def test_no_family_has_a_linear_left_that_could_be_fused(name: str) -> None:
-    """With copies allowed, a linear stays behind a norm only if the norm has another reader that is not a linear."""
+    """With copies allowed, a linear stays behind a norm only if the norm has another reader that is not a linear, or is
+    that of a parameter."""
     graph = ZOO[name]()
     after = applied("fuse-norm-linear{untie=true}", graph)
-    norms = [n.output for n in after.nodes if n.op in (ops.rms_norm, ops.layer_norm, ops.add_norm)]
+    kinds = (ops.rms_norm, ops.layer_norm, ops.add_norm)
+    norms = [n.output for n in after.nodes if n.op in kinds and not isinstance(n.inputs[0], Param)]
     assert all(v.is_output or {n.op.name for n in v.users} != {"linear"} for v in norms)
     assert count(after, "norm_linear") + count(after, "linear") == count(graph, "linear")
 
