@@ -133,7 +133,7 @@ def _many(e: Emitter, step: Step, form: Parallel, function: str) -> str:
 
 
 def _matrices(e: Emitter, parts: Mapping[str, Linear], function: str) -> str:
-    """What runs the step called `function` on many tokens, each of which multiplies a state by a matrix."""
+    """The text of what runs `function` on many tokens, each of which multiplies a state by a matrix."""
     doc = "What a token leaves of the state {} of a recurrence that is linear in it:"
     made = [e.function(f"left_of_{n}", function_text(p.graph, ["next"], doc.format(n))) for n, p in parts.items()]
     axes = tuple_text([f"({part.order}, {part.columns})" for part in parts.values()])

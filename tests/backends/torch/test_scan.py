@@ -68,7 +68,7 @@ def test_affine_steps_are_found(seed: int) -> None:
 
 
 def test_bent_steps_are_no_affine_ones() -> None:
-    """Where the analysis says affine, halves of states give halves of what they add: so it is wrong about none."""
+    """A step that the analysis calls affine maps the middle of two states to the middle of what it makes of them."""
     verdicts = []
     for seed in range(60):
         (node,) = (n for n in RandomStep(seed, bent=True).graph().nodes if n.op is ops.scan)
