@@ -34,7 +34,7 @@ from .hybrids import LightningAttention, NormedResidual, ParallelHybrid, ShortCo
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import RGLRU, RWKVChannelMix, RWKVTimeMix
 from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
-from .models import Decoder, Encoder, SentencePooling
+from .models import Decoder, Encoder, MaskScaling, SentencePooling
 from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
 from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
@@ -71,6 +71,7 @@ __all__ = [
     "LinearAttention",
     "Mamba",
     "Mamba2",
+    "MaskScaling",
     "MixtureOfAttention",
     "MoE",
     "NormedResidual",

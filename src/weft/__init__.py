@@ -39,6 +39,7 @@ _PUBLIC = {
         "MLP",
         "Mamba",
         "Mamba2",
+        "MaskScaling",
         "MixtureOfAttention",
         "MoE",
         "NormedResidual",

@@ -20,6 +20,7 @@ from ...dsl import (
     GatedMLP,
     LayerNorm,
     LearnedPositions,
+    MaskScaling,
     PerLayerEmbedding,
     RelativeTable,
     Repeat,
@@ -118,6 +119,7 @@ class Settings:
     gather: Any = None
     relative: RelativeTable | None = None
     sentence: SentencePooling | None = None
+    mask_scaling: MaskScaling | None = None
     token_types: int = 0
     pooler: bool = False
     tie: bool = False
