@@ -1,10 +1,10 @@
 """Recurrences written with `scan` beside the ops that compute the same: a prompt, and training on it, on a CPU.
 
 Layers of 256 channels in PyTorch, fp32, one thread, as weft's target torch runs them: gated linear attention with a
-gate for every head and for every key (4 heads of 64), Mamba (16 states). Written with `scan` they are a function of one
-token; the generated code runs them in parallel because analysis finds that the state is affine. `loop` is the same code
-without that: one token after the other. Times are CPU seconds; rounds interleave the contenders, and ratios are formed
-inside a round.
+gate for every head and for every key (4 heads of 64), Mamba (16 states), the delta rule (4 heads of 64). Written with
+`scan` they are a function of one token; the generated code runs them in parallel because analysis finds that the state
+is affine. `loop` is the same code without that: one token after the other. Times are CPU seconds; rounds interleave the
+contenders, and ratios are formed inside a round.
 
     python benchmarks/bench_scan.py [--rounds 7] [--length 4096]
 """
@@ -63,10 +63,28 @@ def mamba_by_scan(x: Value, dt: Value, b: Value, c: Value, a: Value) -> Value:
     return y
 
 
+def delta_rule(q: Value, k: Value, v: Value, b: Value) -> Value:
+    k = ops.reshape(ops.rms_norm(heads(k, DIM)) / DIM**0.5, shape=k.shape)
+    return ops.gated_delta_rule(q, k, v, ops.sigmoid(b), heads=HEADS, groups=HEADS)
+
+
+def delta_rule_by_scan(q: Value, k: Value, v: Value, b: Value) -> Value:
+    def step(s: Value, q: Value, k: Value, v: Value, b: Value) -> tuple[Value, Value]:
+        known = ops.squeeze(ops.unsqueeze(k, axes=(2,)) @ s, axes=(2,))
+        change = ops.unsqueeze(b, axes=(2,)) * (v - known)
+        s = s + ops.unsqueeze(k, axes=(3,)) * ops.unsqueeze(change, axes=(2,))
+        return s, ops.squeeze(ops.unsqueeze(q, axes=(2,)) @ s, axes=(2,))
+
+    parts = heads(q, DIM), ops.rms_norm(heads(k, DIM)) / DIM**0.5, heads(v, DIM)
+    y = scan(step, *parts, ops.sigmoid(b), state=(HEADS, DIM, DIM))
+    return ops.reshape(y, shape=v.shape)
+
+
 CASES: dict[str, tuple[Layer, Layer, dict[str, tuple[int, ...]]]] = {
     "gates of heads": (gated, gated_by_scan, {"q": (WIDTH,), "k": (WIDTH,), "v": (WIDTH,), "g": (HEADS,)}),
     "gates of keys": (gated, gated_by_scan, {"q": (WIDTH,), "k": (WIDTH,), "v": (WIDTH,), "g": (WIDTH,)}),
     "mamba": (mamba, mamba_by_scan, {"x": (CHANNELS,), "dt": (CHANNELS,), "b": (STATES,), "c": (STATES,)}),
+    "delta rule": (delta_rule, delta_rule_by_scan, {"q": (WIDTH,), "k": (WIDTH,), "v": (WIDTH,), "b": (HEADS,)}),
 }
 
 
@@ -75,7 +93,7 @@ def module(layer: Layer, inputs: dict[str, tuple[int, ...]]) -> Any:
     batch, seq = sizes.sym("batch"), sizes.sym("seq")
     with weft.building(Graph("layer")) as graph:
         values = [graph.add_input(n, TensorType(dtypes.f32, (batch, seq, *row))) for n, row in inputs.items()]
-        if len(inputs["v" if "v" in inputs else "x"]) and "dt" in inputs:
+        if "dt" in inputs:
             values.append(graph.add_input("a", TensorType(dtypes.f32, (CHANNELS, STATES))))
         graph.add_output("y", layer(*values))
     return weft.torch(graph)
@@ -102,7 +120,7 @@ def measured(name: str, length: int, rounds: int) -> dict[str, Any]:
     feeds = {n: torch.from_numpy(rng.standard_normal((1, length, *row), np.float32)) for n, row in inputs.items()}
     if name == "mamba":
         feeds["a"] = torch.from_numpy(np.log(np.tile(np.arange(1, STATES + 1, dtype=np.float32), (CHANNELS, 1))))
-    else:
+    elif "g" in feeds:
         feeds["g"] = -torch.rand_like(feeds["g"])
     nets = {"op": module(dedicated, inputs), "scan": module(written, inputs)}
     runs: dict[str, Callable[..., Any]] = {**nets, "loop": one_by_one(nets["scan"])}

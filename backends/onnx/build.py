@@ -37,12 +37,10 @@ class OnnxFolder:
             _integers_for_floats(graph)
         if graph.meta.get("kind") == "encoder":
             _widen_outputs(graph)
-        self._for_genai = _suits_genai(graph, notes)
+        self._for_genai = genai.with_whole_caches(graph) if _suits_genai(graph, notes) else None
         trace = Trace()
-        self._models = _lowered(graph, target, length, notes, trace)
+        self._models = _lowered(graph, self._for_genai, target, length, notes, trace)
         models = self._models.values()
-        if self._for_genai:
-            notes += genai.cautions(graph, self._models[export.MODEL].model)
         self._stray = [s for b in models for s in cuda.cuda_problems(b.model)] if target.device == "cuda" else []
         self.trace = [*trace.lines, *(line for b in models for line in b.trace), *self._stray]
         self.weight_bytes = export.weight_bytes(models)
@@ -72,8 +70,9 @@ class OnnxFolder:
             for name in self._models:
                 packing.prepack(folder, name)
         export.write_adapters(self._models[export.MODEL], folder)
-        if self._for_genai:
-            genai.write_config(self._graph, self._target, self._length, folder, capture=not self._stray)
+        if self._for_genai is not None:
+            file = genai.MODEL if genai.MODEL in self._models else export.MODEL
+            genai.write_config(self._for_genai, self._target, self._length, folder, not self._stray, file)
 
 
 def _integers_for_floats(graph: Graph) -> None:
@@ -95,10 +94,15 @@ def _suits_genai(graph: Graph, notes: list[str]) -> bool:
     return kind == "decoder" and reason is None
 
 
-def _lowered(graph: Graph, target: Backend, length: int, notes: list[str], trace: Trace) -> dict[str, export.Built]:
-    """The ONNX models of `graph` by file name: one, or the halves of an encoder-decoder."""
-    # A clone: `legalize` rewrites in place, and genai_config.json is written from the graph before it.
+def _lowered(
+    graph: Graph, for_genai: Graph | None, target: Backend, length: int, notes: list[str], trace: Trace
+) -> dict[str, export.Built]:
+    """The ONNX models of `graph` by file name: one, or the halves of an encoder-decoder; and `for_genai`, if it is
+    another."""
+    # Clones: `legalize` rewrites in place, and genai_config.json is written from the graph before it.
     parts = {export.MODEL: graph.clone()}
+    if for_genai is not None and for_genai is not graph:
+        parts[genai.MODEL] = for_genai.clone()
     if graph.meta.get("kind") == "encoder-decoder":
         _leave_out_losses(graph, notes)
         parts[export.ENCODER], parts[export.MODEL] = split_encoder(graph)

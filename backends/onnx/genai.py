@@ -6,62 +6,50 @@ import json
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as onnx
-
 from weft.ir.graph import Graph
 from weft.ir.op import Trait
-from weft.passes.analysis.states import cache_records, state_records, taken_states
+from weft.ir.types import sizes
+from weft.passes.analysis.states import cache_records, caches, state_records, taken_states
+from weft.passes.edits.edit import changed
 
 from ..targets import Backend
 
+MODEL = "genai.onnx"  # beside the model whose caches roll; it shares the weights
+
+
+def with_whole_caches(graph: Graph) -> Graph:
+    """`graph` with caches that keep all keys where its own roll; the same graph where none does.
+
+    onnxruntime-genai runs rolling caches for prompts of equal length and texts of at least their size only.
+    """
+    if not any(node.attrs.get("rolling") for node in graph.nodes):
+        return graph
+    whole = graph.clone()
+    for node in [n for n in whole.nodes if n.attrs.get("rolling")]:
+        for spec in caches(node):
+            past = node.operand(spec.taken)
+            if past is not None:
+                past.type = past.type.with_axis(2, sizes.sym("capacity"))
+        changed(node, rolling=False)
+    return whole
+
 
 def refusal(graph: Graph) -> str | None:
-    """Return why onnxruntime-genai cannot run a graph with caches; None if it can, perhaps with some `cautions`."""
+    """Return why onnxruntime-genai cannot run a graph with caches, none of which rolls; None if it can."""
     carried = list(taken_states(graph))
-    layers = cache_records(carried)
     if state_records(carried):
         return "its states of recurrences are those of a few model types only"
-    if any(layer["latent"] for layer in layers):
+    if any(layer["latent"] for layer in cache_records(carried)):
         return "it has no latent caches"
-    sizes = {layer["capacity"] for layer in layers if layer["rolling"]}
-    if len(sizes) > 1:
-        return f"its rolling caches are of one size, not of {' and '.join(map(str, sorted(sizes)))}"
     return None
 
 
-def cautions(graph: Graph, model: onnx.Model) -> list[str]:
-    """List the limits of onnxruntime-genai with the caches of `graph`, lowered to `model`, which it can run."""
-    layers, limits = cache_records(taken_states(graph)), []
-    if any("sliding_window_cache" in node.attributes for node in model.graph):
-        limits.append(
-            "onnxruntime-genai needs prompts of equal length for rolling caches: for other batches "
-            'compile with -p "default, -rolling-buffer", or for target onnx'
-        )
-    if _sliding_window(layers):
-        capacity = next(layer["capacity"] for layer in layers if layer["rolling"])
-        limits.append(f"onnxruntime-genai needs a max_length of at least {capacity}, the size of its rolling caches")
-    return limits
-
-
-def _sliding_window(layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """The section that makes onnxruntime-genai allocate rolling caches beside others: window_size + cache_slack keys.
-
-    Where all roll it reads their size from the graph. A slack of 0 would mean its default, so that one key of the
-    window counts as slack where there is none.
-    """
-    rolling = [layer for layer in layers if layer["rolling"]]
-    if not rolling or len(rolling) == len(layers):
-        return {}
-    capacity = rolling[0]["capacity"]
-    window = min(max(layer["window"] for layer in rolling), capacity - 1)
-    section = {"window_size": window, "cache_slack": capacity - window, "layers": [n["layer"] for n in rolling]}
-    return {"sliding_window": {**section, "slide_key_value_cache": False, "slide_inputs": False}}
-
-
-def config(graph: Graph, target: Backend, max_length: int, capture: bool = True) -> dict[str, Any]:
+def config(
+    graph: Graph, target: Backend, max_length: int, capture: bool = True, filename: str = "model.onnx"
+) -> dict[str, Any]:
     """The configuration of a decoder graph with KV caches, before it is lowered, of the generic type ``decoder``.
 
-    `capture`: decoding may be captured as a CUDA graph, on targets that have them.
+    `capture`: decoding may be captured as a CUDA graph, on targets that have them. `filename` has the lowered graph.
     """
     meta, layers = graph.meta, cache_records(taken_states(graph))
     attention = next(n for n in graph.nodes if Trait.ATTENTION in n.op.traits)
@@ -78,14 +66,13 @@ def config(graph: Graph, target: Backend, max_length: int, capture: bool = True)
         "bos_token_id": meta.get("bos_token_id"),
         "pad_token_id": meta.get("pad_token_id", stop[0] if stop else 0),
         "decoder": {
-            "filename": "model.onnx",
+            "filename": filename,
             "head_size": layers[0]["head_dim"],
             "num_key_value_heads": layers[0]["kv_heads"],
             "num_hidden_layers": len(layers),
             "num_attention_heads": attention.attrs["heads"],
             "hidden_size": attention.output.width,
             "session_options": {"provider_options": [cuda] if target.device == "cuda" else []},
-            **_sliding_window(layers),
             "inputs": inputs
             | {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"},
             "outputs": {
@@ -100,7 +87,9 @@ def config(graph: Graph, target: Backend, max_length: int, capture: bool = True)
     return {"model": model, "search": search}
 
 
-def write_config(graph: Graph, target: Backend, max_length: int, folder: Path, capture: bool = True) -> None:
+def write_config(
+    graph: Graph, target: Backend, max_length: int, folder: Path, capture: bool = True, filename: str = "model.onnx"
+) -> None:
     """Write genai_config.json into `folder`."""
-    text = json.dumps(config(graph, target, max_length, capture), indent=2)
+    text = json.dumps(config(graph, target, max_length, capture, filename), indent=2)
     (folder / "genai_config.json").write_text(text + "\n", encoding="utf-8")

@@ -30,9 +30,10 @@ from .delta import GatedDeltaNet
 from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
-from .hybrids import LightningAttention, NormedResidual, ParallelHybrid, ShortConv
+from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
+from .images import ImageEncoder
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
-from .linear_rnns import RGLRU, RWKVChannelMix, RWKVTimeMix
+from .linear_rnns import MLSTM, RGLRU, RWKVChannelMix, RWKVTimeMix
 from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder, MaskScaling, SentencePooling
 from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
@@ -48,6 +49,7 @@ silu = ops.swish  # its β is 1 by default
 __all__ = [
     "MLA",
     "MLP",
+    "MLSTM",
     "RGLRU",
     "XIELU",
     "ALiBi",
@@ -64,6 +66,7 @@ __all__ = [
     "GatedDeltaNet",
     "GatedMLP",
     "GatherStreams",
+    "ImageEncoder",
     "LayerNorm",
     "LayerWithInput",
     "LearnedPositions",
@@ -72,6 +75,7 @@ __all__ = [
     "Mamba",
     "Mamba2",
     "MaskScaling",
+    "MemoryBlock",
     "MixtureOfAttention",
     "MoE",
     "NormedResidual",

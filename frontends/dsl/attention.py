@@ -28,7 +28,7 @@ class Attention:
 
     `keep_kv` keeps keys and values under a name, and `share_kv` attends to what an earlier layer kept (Brandon 2024,
     cross-layer attention; YOCO). `keys_as_values` takes the projected keys, before norm and rotation, for values, and
-    `v_norm` normalizes values on each head (Gemma 4).
+    `v_norm` normalizes values on each head (Gemma 4). `out_dim` is the width of the output, by default that of x.
     """
 
     heads: int
@@ -59,9 +59,10 @@ class Attention:
     keys_as_values: bool = False
     keep_kv: str | None = None
     share_kv: str | None = None
+    out_dim: int | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "kv_heads", "head_dim", "window", "stride", "summary")
+        need_whole(self, "heads", "kv_heads", "head_dim", "window", "stride", "summary", "out_dim")
         need_whole(self, "keep_first", least=0)
         need_few(self, "heads", "kv_heads")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
@@ -107,7 +108,7 @@ class Attention:
             y = ops.mul(y, ops.sigmoid(linear(x, y.width, "gate")), name="gated")
         if self.sub_norm is not None:
             y = self.sub_norm(y)
-        return linear(y, x.width, "o", self.out_bias)
+        return linear(y, self.out_dim or x.width, "o", self.out_bias)
 
     def _bias(self, x: Value, causal: bool) -> Value | None:
         return provided("position_bias") if self.bias is None else self.bias(x, self.heads, causal)

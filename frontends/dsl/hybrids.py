@@ -8,7 +8,7 @@ from weft.ir.graph import Value
 from weft.ir.ops.activation import activate
 from weft.ir.recipes import Literal
 
-from .build import Layer, fill, module, named, param, uniform
+from .build import Layer, fill, module, named, param, provided, uniform
 from .checks import need, need_activation, need_few, need_modules, need_positive, need_whole
 from .layers import Norm, RMSNorm, last_axis, linear
 
@@ -52,6 +52,37 @@ class ParallelHybrid:
         if ssm.type != attention.type:
             raise WeftError(f"ssm makes {ssm.type} where attention makes {attention.type}; both must be as wide as x")
         return ops.add(ssm, attention, name="mixed")
+
+
+@module
+class MemoryBlock:
+    """A recurrent layer fed by a transformer block that sees the embeddings too (Zamba2, Glorioso 2024).
+
+    x + mamba(N(x + W ffn(N(attn(N([x, e])))))) with the embeddings e of the model, or x + mamba(N(x)) without `attn`.
+    `attn` reads twice the width and must make dim numbers (``Attention(..., out_dim=dim)``). Norms are called ``norm``,
+    ``attn_norm`` and ``ffn_norm``, W ``link.weight`` [dim, dim].
+    """
+
+    mamba: Layer
+    attn: Layer | None = None
+    ffn: Layer | None = None
+    norm: Norm = RMSNorm()
+
+    def __post_init__(self) -> None:
+        need_modules(self, "mamba", "attn", "ffn", "norm")
+        need(self, (self.attn is None) == (self.ffn is None), "attn and ffn go together")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        seen = x
+        if self.attn is not None and self.ffn is not None:
+            embedded = provided("embedded")
+            if embedded is None:
+                raise WeftError("its attention reads the embeddings of a model: it belongs into a Decoder")
+            y = self.attn(named(self.norm, "attn_norm")(ops.concat(x, embedded, axis=2, name="beside")))
+            y = self.ffn(named(self.norm, "ffn_norm")(y))
+            seen = ops.add(x, linear(y, x.width, "link"), name="fed")
+        return ops.add(x, self.mamba(named(self.norm, "norm")(seen)), name="mamba_residual")
 
 
 @module

@@ -1,4 +1,4 @@
-"""Recurrences with a few numbers per channel: the RG-LRU of Griffin, the time and channel mixing of RWKV-4."""
+"""Recurrent layers of published models: the RG-LRU of Griffin, time and channel mixing of RWKV-4, mLSTM of xLSTM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from weft.ir.ops.activation import activate
 from weft.ir.recipes import Literal, Map, Recipe, Uniform
 from weft.ir.recipes.frequencies import Interpolate
 
-from .build import computed, fill, module, param, uniform
-from .checks import need, need_activation, need_few, need_whole
+from .build import computed, fill, module, named, param, uniform
+from .checks import need, need_activation, need_few, need_modules, need_positive, need_whole
 from .hybrids import convolved
-from .layers import linear, positions
+from .layers import LayerNorm, linear, positions
 from .recurrence import State, scan
 
 _MAX_RATE = 8.0  # of −log a per token, times softplus of the parameter
@@ -133,6 +133,67 @@ class RWKVChannelMix:
         before = _before(x)
         k, r = linear(_mixed(x, before, "k"), self.hidden, "k"), linear(_mixed(x, before, "r"), x.width, "r")
         return ops.mul(ops.sigmoid(r), linear(ops.relu2(k), x.width, "v"), name="received")
+
+
+@module
+class MLSTM:
+    """The matrix LSTM of xLSTM (Beck 2024) as in xLSTM 7B: linear attention with an exponential input gate.
+
+    q, k [heads·d] come by ``q.weight`` and ``k.weight`` [qk_dim, dim], v by ``v.weight`` [v_dim, dim], the gates of
+    input and forgetting by ``i.weight`` and ``f.weight`` [heads, dim] with biases, squashed to ±`cap`. States C and n
+    forget by σ(f) and add e^i k vᵀ and e^i k; Cᵀq / (max(|nᵀq|, 1) + eps e^m), q divided by √d and m the largest log
+    weight of a token, passes a norm on each head with ``norm.weight`` [v_dim], is multiplied by σ(x W) with
+    ``gate.weight`` [v_dim, dim], and passes ``out.weight`` [dim, v_dim]. `qk_dim` defaults to dim/2, `v_dim` to dim.
+    """
+
+    heads: int
+    qk_dim: int | None = None
+    v_dim: int | None = None
+    cap: float = 15.0
+    eps: float = 1e-6
+    norm: LayerNorm = LayerNorm(1e-6, bias=False)
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads", "qk_dim", "v_dim")
+        need_few(self, "heads")
+        need_positive(self, "cap", "eps")
+        need_modules(self, "norm")
+        for name in ("qk_dim", "v_dim"):
+            width = getattr(self, name)
+            need(self, width is None or width % self.heads == 0, f"heads={self.heads} does not divide {name}={width}")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        heads, values = self.heads, self.v_dim or x.width
+        keys = self.qk_dim or x.width // 2
+        grid = (*x.shape[:2], heads)
+        q, k, v = linear(x, keys, "q"), linear(x, keys, "k"), linear(x, values, "v")
+        i, f = (self._capped(linear(x, heads, name, bias=True), f"{name}_gate") for name in ("i", "f"))
+        keep = ops.neg(ops.softplus(ops.neg(f)), name="decay")
+        q = ops.affine(q, by=(keys // heads) ** -0.5, name="q_scaled")
+        by_head = ops.reshape(k, shape=(*grid, keys // heads))
+        k = ops.reshape(ops.mul(by_head, ops.exp(ops.unsqueeze(i, axes=(3,)))), shape=k.shape, name="k_weighed")
+        # A value of 1 beside the others makes the state n. Capped weights need no stabilizer in f32.
+        ones = ops.unsqueeze(ops.affine(i, by=0.0, plus=1.0), axes=(3,), name="ones")
+        wide = ops.concat(ops.reshape(v, shape=(*grid, values // heads)), ones, axis=3)
+        wide = ops.reshape(wide, shape=(*x.shape[:2], values + heads), name="v_and_one")
+        y = ops.gated_linear_attention(q, k, wide, keep, heads=heads, groups=heads)
+        parts = ops.reshape(y, shape=(*grid, values // heads + 1))
+        above, below = ops.split.emit(parts, sizes=(values // heads, 1), name=("above", "below"))
+
+        def step(m: Value, keep: Value, i: Value) -> tuple[Value, Value]:
+            m = ops.maximum(ops.add(keep, m), i)
+            return m, m
+
+        m = ops.unsqueeze(scan(step, keep, i, state=(heads,)), axes=(3,))
+        share = ops.add(ops.maximum(ops.abs(below), 1.0), ops.affine(ops.exp(m), by=self.eps), name="share")
+        normed = named(self.norm.plain(), "norm")(ops.div(above, share))
+        scaled = ops.mul(ops.reshape(normed, shape=v.shape), param("norm.weight", (values,), fill(1.0)), name="normed")
+        gate = ops.sigmoid(linear(x, values, "gate"))
+        return linear(ops.mul(scaled, gate, name="gated"), x.width, "out")
+
+    def _capped(self, x: Value, name: str) -> Value:
+        return ops.affine(ops.tanh(ops.affine(x, by=1 / self.cap)), by=self.cap, name=name)
 
 
 def _before(x: Value) -> Value:

@@ -71,9 +71,10 @@ def _embedded(model: Decoder | Encoder, ids: Value, table: Value, types: Value |
 
 
 def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
-    """The layers, to which the model provides its `position_bias` and to each its part of `per_layer`."""
+    """The layers, to which the model provides its `position_bias`, x as ``embedded``, and to each its part of
+    `per_layer`."""
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
-    with providing(**facts):
+    with providing(embedded=x, **facts):
         for i, layer in enumerate(_stack(model)):
             with providing(**{"per_layer": per_layer[i]} if per_layer else {}):
                 y = named(layer, f"layers.{i}")(x)
@@ -246,11 +247,11 @@ class MaskScaling:
         if mask is None:
             raise WeftError("the share of masked tokens is of a whole text: give mask_scaling to an Encoder")
         masks = ops.equal(ids, ops.affine(ids, by=0, plus=self.token))
-        counts = (ops.sum(ops.cast(counted, to=x.type.dtype), axes=(1,), keepdims=True) for counted in (masks, mask))
+        masks, mask = (ops.unsqueeze(ops.cast(v, to=dtypes.bool_), axes=(2,)) for v in (masks, mask))
+        one = ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)  # in the dtype of x
+        counts = (ops.sum(masked(counted, one), axes=(1,), keepdims=True) for counted in (masks, mask))
         unmasked = ops.affine(ops.div(*counts), by=-1.0, plus=1.0)
-        scaled = ops.div(ops.affine(x, by=1 - self.trained), ops.unsqueeze(unmasked, axes=(2,)))
-        seen = ops.unsqueeze(ops.logical_not(masks), axes=(2,))
-        return masked(seen, scaled)
+        return masked(ops.logical_not(masks), ops.div(ops.affine(x, by=1 - self.trained), unmasked))
 
 
 @module

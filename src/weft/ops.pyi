@@ -637,6 +637,13 @@ def one_hot(ids: Value, *, depth: int, name: str | None = None) -> Value:
 def pad(x: Value, *, axis: int, before: int = 0, after: int = 0, value: float = 0.0, name: str | None = None) -> Value:
     """x with `before` and `after` elements of `value` put around `axis`."""
 
+def patch_embedding(x: Value, weight: Value, bias: Value | None = None, *, name: str | None = None) -> Value:
+    """Patches of images as rows, each by one linear map: a convolution whose stride is its size.
+
+    x [batch, channels, height, width], weight [dim, channels, patch height, patch width], bias [dim] →
+    [batch, patches, dim], patches row by row from the top.
+    """
+
 def pow(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
     """x to the power y, for x > 0"""
 

@@ -26,6 +26,7 @@ from weft.frontends.models.families import FAMILIES
 from weft.frontends.models.tables.verified import Errors, read_genai, read_verified
 
 from .families import LENGTH, ROWS, VOCAB, encoder_case, error, reference
+from .images import TOWERS
 from .seq2seq import SEQ2SEQ, Seq2Seq
 
 TARGETS, ALL_TARGETS, TOLERANCE = ("onnx", "ort-cpu"), ("onnx", "ort-cpu", "torch"), 1e-4
@@ -104,7 +105,7 @@ def test_encoder_equals_transformers(name: str, target: str, errors: Errors, tmp
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_verified(family: str, errors: Errors) -> None:
     """The committed table has every family, on every target, in every way it can be run."""
-    rows = [row for row in (*ROWS.values(), *SEQ2SEQ.values()) if row.family == family]
+    rows = [row for row in (*ROWS.values(), *SEQ2SEQ.values(), *TOWERS.values()) if row.family == family]
     assert rows, f"tests/e2e/families has no row of family {family}"
     ways = {"full"} if rows[0].is_encoder else set(CHUNKS)
     targets = TARGETS if isinstance(rows[0], Seq2Seq) else ALL_TARGETS

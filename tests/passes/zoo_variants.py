@@ -8,6 +8,7 @@ from typing import Any
 from weft import (
     MLA,
     MLP,
+    MLSTM,
     RGLRU,
     ALiBi,
     Attention,
@@ -24,6 +25,7 @@ from weft import (
     LinearAttention,
     Mamba,
     Mamba2,
+    MemoryBlock,
     MoE,
     NormedResidual,
     ParallelHybrid,
@@ -284,6 +286,12 @@ VARIANTS: dict[str, Model] = {
     "delta rule, a gate per key": decoder(GatedDeltaNet(3, 5, gate="sigmoid", per_key=True, rank=7)),
     "lightning attention": Decoder(VOCAB, DIM, 2, NormedResidual(LightningAttention(3), FEED, attn_scales=(0.5, 2.0))),
     "RG-LRU": decoder(RGLRU(3, 21)),
+    "mLSTM": decoder(MLSTM(3, 12, 21)),
+    "memory block": Decoder(
+        VOCAB,
+        DIM,
+        [MemoryBlock(Mamba2(21, 3, 5), Attention(3, rope=ROPE, out_dim=DIM), FEED), MemoryBlock(Mamba(21, 5))],
+    ),
     "RWKV": Decoder(VOCAB, DIM, 2, Block(RWKVTimeMix(21), RWKVChannelMix(HIDDEN), LayerNorm()), context=LENGTH),
     "hybrid": Decoder(VOCAB, DIM, [Block(Mamba(21, 5), FEED), WIDE, Block(Mamba2(21, 3, 5))], context=LENGTH),
     # encoders

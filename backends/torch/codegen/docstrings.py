@@ -24,6 +24,7 @@ KEPT = {
     ops.gated_linear_attention: "gated linear attention (Yang 2023)",
     ops.gated_delta_rule: "the gated delta rule (Yang 2024)",
     ops.linear_attention: "linear attention (Katharopoulos 2020)",
+    ops.scan: "a recurrence: what `step` makes of one token after the other",
     ops.relative_attention: "attention with relative keys and values (Shaw 2018)",
 }
 NORMS = (ops.rms_norm, ops.layer_norm)

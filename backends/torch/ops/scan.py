@@ -14,6 +14,7 @@ from weft.ir.graph.step import NEXT, Step
 from weft.passes import Trace, legalize
 from weft.passes.analysis.states import specs
 from weft.passes.recurrences.affine import affine
+from weft.passes.recurrences.linear import Linear, linear_parts
 from weft.passes.recurrences.outer import Outer, Parallel, parallel
 
 from ..codegen.method_writer import Writer
@@ -51,6 +52,8 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
         made = [spec.row for spec in specs(node) if many.outer[spec.part] is None]
         numbers = sum(math.prod(n for n in row if isinstance(n, int)) for row in made)
         call.arguments += [f"many={_many(e, step, many, function)}", f"size={max(16, LARGEST // max(numbers, 1))}"]
+    elif (parts := linear_parts(step)) is not None:
+        call.arguments += [f"many={_matrices(e, parts, function)}", f"size={LARGEST}"]
     return carried(e, node, call, len(step.outputs))
 
 
@@ -123,6 +126,14 @@ def _many(e: Emitter, step: Step, form: Parallel, function: str) -> str:
     head = f"def {{name}}({given}) -> tuple[Tensors, Tensors]:"
     doc = f"Run `{function}` on many tokens at once: the last states, and the outputs of all."
     return e.function("many_steps", "\n    ".join([head, f'"""{doc}"""', *lines, f"return {states}, {returned}"]))
+
+
+def _matrices(e: Emitter, parts: Mapping[str, Linear], function: str) -> str:
+    """What runs the step called `function` on many tokens, each of which multiplies a state by a matrix."""
+    doc = "What a token leaves of the state {} of a recurrence that is linear in it:"
+    made = [e.function(f"left_of_{n}", function_text(p.graph, ["next"], doc.format(n))) for n, p in parts.items()]
+    axes = tuple_text([f"({part.order}, {part.columns})" for part in parts.values()])
+    return f"partial(matrix_steps, {function}, {tuple_text(made)}, {axes})"
 
 
 def _variables(step: Step) -> dict[str, str]:

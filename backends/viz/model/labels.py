@@ -34,6 +34,7 @@ _KIND = {
     "swish": "feed-forward", "elu": "feed-forward", "tanh": "feed-forward", "sigmoid": "feed-forward",
     "softplus": "feed-forward", "moe": "experts", "route": "experts", "expert_choice": "experts",
     "limit_capacity": "experts", "selective_scan": "recurrence", "ssd": "recurrence", "causal_conv": "recurrence",
+    "scan": "recurrence",
     "gated_linear_attention": "recurrence", "gated_delta_rule": "recurrence", "linear_attention": "recurrence",
     "linear": "linear", "head_linear": "linear", "matmul": "linear", "input": "input", "output": "input",
     "add": "stream",
@@ -44,6 +45,7 @@ _TITLE = {
     "rope": "RoPE", "alibi": "ALiBi", "relative_position_bias": "Relative position bias", "glu": "GLU",
     "gelu": "GELU", "relu": "ReLU", "relu2": "ReLU²", "swish": "Swish", "elu": "ELU", "tanh": "tanh",
     "sigmoid": "Sigmoid", "softplus": "Softplus", "moe": "Experts", "route": "Router's choice",
+    "scan": "Recurrence",
     "selective_scan": "Selective scan", "ssd": "State space dual", "causal_conv": "Causal convolution",
     "gated_linear_attention": "Gated linear attention", "linear_attention": "Linear attention",
     "gated_delta_rule": "Gated delta rule",
@@ -58,6 +60,7 @@ _GATED = {
     "sigmoid": "GLU",
     "identity": "Bilinear",
 }
+LONGEST = 48  # characters of a formula on a card
 SYMBOLS = {"add": "+", "mul": "×", "sub": "−", "div": "÷"}
 RECURRENT = {
     "selective_scan": "Mamba",
@@ -65,6 +68,7 @@ RECURRENT = {
     "gated_linear_attention": "Gated linear attention",
     "gated_delta_rule": "Gated DeltaNet",
     "linear_attention": "Linear attention",
+    "scan": "Recurrence",
 }
 NUMBERED = re.compile(r"\d+(-\d+)?")  # the name of a layer, of a repeat, of one time of a repeat
 
@@ -146,6 +150,9 @@ def detail(v: Vertex) -> str:
         return f"{_number(width)} to {_number(rows)}" if v.op == "linear" else f"{_number(rows)} × {_number(width)}"
     if v.op == "moe":
         return _experts(v)
+    if v.op == "scan":
+        first, *others = str(v.attrs.get("step", "")).split("\n")
+        return first if len(first) <= LONGEST and len(others) < 3 else f"{1 + len(others)} formulas for a token"
     if v.op == "route":
         return f"top {v.attrs.get('k', 1)}"
     return ""
@@ -190,7 +197,9 @@ def _group(part: Part) -> Label:
         facts = " · ".join([*_attention_facts(attention), *turned])
         return Label(_named(part, attention), (part.name, facts), "attention")
     if recurrent := next((op for op in RECURRENT if op in ops), ""):
-        return Label(RECURRENT[recurrent], (part.name, _TITLE[recurrent].lower()), "recurrence")
+        return Label(
+            RECURRENT[recurrent], (part.name, detail(ops[recurrent]) or _TITLE[recurrent].lower()), "recurrence"
+        )
     if "Attention" in ops or ("Softmax" in ops and [v.op for v in vertices].count("matmul") > 1):
         return Label("Attention", (part.name,), "attention")
     units = [v for v in vertices if _KIND.get(v.op) == "feed-forward"]

@@ -10,6 +10,7 @@ from typing import Any
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.graph.analysis import attributes
 from weft.ir.graph.origins import Origin
+from weft.ir.graph.step import Step
 from weft.ir.op import OPS, Cost, Trait
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.recipe import Recipe
@@ -17,6 +18,7 @@ from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
 from weft.ir.types.block_layouts import BlockLayout
 from weft.passes.analysis.costs import cached, elements, learned
+from weft.passes.recurrences.formulas import formulas
 
 from ...blocks import packed_bytes, quantized_layout
 from .marks import Mark
@@ -177,7 +179,7 @@ def _vertex(node: Node, unseen: dict[Param, int], known: dict[Any, dict[str, Any
         tuple(v.name for v in node.outputs),
         tuple(role for v, role in read if not isinstance(v, Param)),
         tuple(str(v.type) for v in node.outputs),
-        {k: spell(a) for k, a in attrs.items()},
+        {k: "\n".join(formulas(a)) if isinstance(a, Step) else spell(a) for k, a in attrs.items()},
         tuple(_weight(v, unseen.pop(v, 0)) for v, _ in read if isinstance(v, Param)),
         view=Trait.VIEW in node.op.traits,
         **numbers,
@@ -186,9 +188,10 @@ def _vertex(node: Node, unseen: dict[Param, int], known: dict[Any, dict[str, Any
 
 def _read(node: Node) -> Iterable[tuple[Value, str]]:
     """The operands that are there, with what the op calls them."""
+    names = node.op.operand_names(node.inputs, node.attrs)
     for i, value in enumerate(node.inputs):
         if value is not None:
-            yield value, node.op.operands[min(i, len(node.op.operands) - 1)].name
+            yield value, names[i]
 
 
 def _weight(param: Param, learned: int) -> Weight:

@@ -10,10 +10,12 @@ from typing import Any
 from weft.ir import Graph, Node, Param
 from weft.ir.errors import WeftError
 from weft.ir.graph.analysis import attributes, block_hash, total_cost
+from weft.ir.graph.step import Step
 from weft.ir.op import Op, Trait
 from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
 from weft.passes.analysis.costs import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
+from weft.passes.recurrences.formulas import formulas
 
 from ...model import SourceLike
 from ..source.sources import load_source
@@ -148,4 +150,8 @@ def _describe(nodes: Iterable[Node]) -> Iterable[str]:
 def _spell(op: Op, attrs: Mapping[str, Any]) -> str:
     if op.module.rpartition(".")[2] in _PLAIN or not attrs:
         return op.name
-    return f"{op.name}({', '.join(k if v is True else f'{k}={spell(v)}' for k, v in attrs.items())})"
+    texts = (
+        "; ".join(formulas(v)) if isinstance(v, Step) else k if v is True else f"{k}={spell(v)}"
+        for k, v in attrs.items()
+    )
+    return f"{op.name}({', '.join(texts)})"

@@ -40,7 +40,7 @@ def _decoder_alone(prefix: str) -> Names:
 
 def _logits_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """The head's bias, stored as one row of its own."""
-    return fetch("lm_head.weight") if part == "weight" else Reshape(fetch("final_logits_bias"), (settings.vocab,))
+    return fetch("lm_head.weight") if part == "weight" else Reshape(fetch("final_logits_bias"), (-1,))
 
 
 def _alone(config: Config) -> bool:

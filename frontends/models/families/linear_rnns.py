@@ -1,4 +1,4 @@
-"""Models of linear recurrences: MiniMax's lightning attention, RecurrentGemma, RWKV-4."""
+"""Models of linear recurrences: MiniMax's lightning attention, RecurrentGemma, RWKV-4, xLSTM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import math
 
 from weft.ir.recipes import Permute, Recipe, Reshape, Slice
 
-from ...dsl import RGLRU, Attention, LightningAttention, NormedResidual, RMSNorm, RWKVChannelMix, RWKVTimeMix
+from ...dsl import (
+    MLSTM,
+    RGLRU,
+    Attention,
+    LayerNorm,
+    LightningAttention,
+    NormedResidual,
+    RMSNorm,
+    RWKVChannelMix,
+    RWKVTimeMix,
+)
 from ..tables.family import Config, Family, Fetch, Template, key, required
 from ..tables.rope_config import rope_with
 from ..tables.settings import ACTIVATIONS, Settings
@@ -199,4 +209,58 @@ RWKV = Family(
     },
     prefix="rwkv.",
     unused=("head.weight",),
+)
+
+
+# -- xLSTM
+
+
+def _mlstm(config: Config) -> MLSTM:
+    dim, eps = key("hidden_size", "embedding_dim")(config), config.get("norm_eps", 1e-6)
+    return MLSTM(
+        config.get("num_heads", 8),
+        int(dim * config.get("qk_dim_factor", 0.5)),
+        int(dim * config.get("v_dim_factor", 1.0)),
+        config.get("gate_soft_cap", 15.0),
+        config.get("eps", 1e-6),
+        LayerNorm(eps, bias=False),
+    )
+
+
+def _xlstm_width(config: Config) -> int:
+    width = key("hidden_size", "embedding_dim")(config) * config.get("ffn_proj_factor", 2.667)
+    multiple = config.get("ffn_round_up_to_multiple_of", 64)
+    return int((width + multiple - 1) // multiple * multiple)
+
+
+XLSTM = Family(
+    model_types=("xlstm",),
+    settings={
+        "vocab": key("vocab_size", default=50304),
+        "dim": key("hidden_size", "embedding_dim"),
+        "layers": key("num_hidden_layers", "num_blocks"),
+        "ffn": _xlstm_width,
+        "eps": key("norm_eps", default=1e-6),
+        "mixer": _mlstm,
+        "logit_softcap": key("output_logit_soft_cap", default=30.0),
+        "tie": False,  # whatever the config says
+    },
+    names={
+        "embed": "embeddings",
+        "layers.{i}.attn_norm": "blocks.{i}.norm_mlstm",
+        "layers.{i}.ffn_norm": "blocks.{i}.norm_ffn",
+        **{f"layers.{{i}}.attn.{x}": f"blocks.{{i}}.mlstm_layer.{x}" for x in "qkv"},
+        **{f"layers.{{i}}.attn.{x}": f"blocks.{{i}}.mlstm_layer.{x}gate_preact" for x in "if"},
+        "layers.{i}.attn.gate": "blocks.{i}.mlstm_layer.ogate_preact",
+        "layers.{i}.attn.norm": "blocks.{i}.mlstm_layer.multihead_norm",
+        "layers.{i}.attn.out": "blocks.{i}.mlstm_layer.out_proj",
+        "layers.{i}.ffn.gate": "blocks.{i}.ffn.proj_up_gate",
+        "layers.{i}.ffn.up": "blocks.{i}.ffn.proj_up",
+        "layers.{i}.ffn.down": "blocks.{i}.ffn.proj_down",
+        "final_norm": "out_norm",
+        "lm_head": "lm_head",
+    },
+    prefix="backbone.",
+    unused=("lm_head.weight",),
+    refuse={"use_bias": (False, None), "weight_mode": ("single", None)},
 )

@@ -17,11 +17,12 @@ from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.registry import Registry
 
-from ...dsl import Decoder, Encoder, EncoderDecoder
+from ...dsl import Decoder, Encoder, EncoderDecoder, ImageEncoder
 from .settings import Settings, build
 
 Config = Mapping[str, Any]
 Rule = Callable[[Config], Any]  # of a setting
+Model = Decoder | Encoder | EncoderDecoder | ImageEncoder
 REQUIRED = object()
 SENTENCE = "pooling of sentence-transformers"  # the key of a config under which its folder's reader puts it
 _OUTSIDE = ("lm_head", "embed_out")  # heads, which stand without the prefix of the model below them
@@ -281,7 +282,7 @@ class Loaded:
     """A model with its weights: `unread` are checkpoint keys that nothing reads, `ignored` those declared useless."""
 
     graph: Graph
-    module: Decoder | Encoder | EncoderDecoder
+    module: Model
     settings: Settings
     unread: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
@@ -333,7 +334,7 @@ def describe(
     """
     settings = table.read(config, keys, source)
 
-    def model(config: Config) -> tuple[Decoder | Encoder | EncoderDecoder, Graph]:
+    def model(config: Config) -> tuple[Model, Graph]:
         module = build(table.read(config, keys, source))
         return module, module.graph(name=table.model_types[0])
 

@@ -18,6 +18,7 @@ from ...dsl import (
     Encoder,
     EncoderDecoder,
     GatedMLP,
+    ImageEncoder,
     LayerNorm,
     LearnedPositions,
     MaskScaling,
@@ -55,14 +56,15 @@ class Settings:
     """A transformer in numbers; defaults are the plain Llama. A tuple says one value for each layer.
 
     `heads` and `ffn` (the inner width) may be None where `mixer` takes the place of attention and `moe` that of the
-    feed-forward, or where a layer has none. `qk_norm` is none, head (one weight for all heads), each (weights of its
-    own for each head) or full (over all heads at once). `shared_layers` is how many layers have weights of their own,
-    each repeated (ALBERT; None: all), `embed_dim` the width of narrower embeddings. An encoder-decoder is described by
-    its encoder; `decoder` says which settings are others in the decoder, whose blocks also attend to the encoder.
-    `multipliers` are numbers that a family's names multiply into weights (muP).
+    feed-forward, or where a layer has none; `vocab` where no tokens are read. `qk_norm` is none, head (one weight for
+    all heads), each (weights of its own for each head) or full (over all heads at once). `shared_layers` is how many
+    layers have weights of their own, each repeated (ALBERT; None: all), `embed_dim` the width of narrower embeddings.
+    An encoder-decoder is described by its encoder; `decoder` says which settings are others in the decoder, whose
+    blocks also attend to the encoder. `multipliers` are numbers that a family's names make weights with: factors (muP),
+    how many blocks take turns.
     """
 
-    vocab: int
+    vocab: int | None
     dim: int
     layers: int
     heads: int | None = None
@@ -93,6 +95,7 @@ class Settings:
     window: int | tuple[int | None, ...] | None = None
     scale: float | tuple[float | None, ...] | None = None
     softcap: float | None = None
+    causal: bool | None = None  # None: what the model is
     sinks: bool = False
     gate: bool = False
     sub_norm: bool = False  # before the last linear map of both sublayers
@@ -126,6 +129,14 @@ class Settings:
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    image: int = 0  # pixels on a side, of encoders of images
+    patch: int = 0
+    channels: int = 3
+    prefix_tokens: int = 1
+    registers: int = 0
+    patch_bias: bool = True
+    final_norm: bool = True
+    image_pooler: str = "none"
     decoder: Mapping[str, Any] = field(default_factory=dict)
     share_embeddings: bool = True
     multipliers: Mapping[str, Any] = field(default_factory=dict)
@@ -174,7 +185,7 @@ class Settings:
 _Layer = Any  # the Settings of one layer: no value is a tuple
 
 
-def build(s: Settings) -> Decoder | Encoder | EncoderDecoder:
+def build(s: Settings) -> Decoder | Encoder | EncoderDecoder | ImageEncoder:
     """The model that settings describe.
 
     Raises:
@@ -186,7 +197,24 @@ def build(s: Settings) -> Decoder | Encoder | EncoderDecoder:
     if s.kind == "encoder-decoder":
         decoder = _decoder(replace(s, **s.decoder), cross=True)
         return EncoderDecoder(_encoder(s), decoder, s.share_embeddings)
+    if s.kind == "image-encoder":
+        return _image_encoder(s)
     return _encoder(s) if s.kind == "encoder" else _decoder(s)
+
+
+def _image_encoder(s: Settings) -> ImageEncoder:
+    layers, block = _layers(s)
+    norm = _norm(s)
+    own = {
+        "layers": layers,
+        "block": block,
+        "embed_norm": norm if s.embed_norm else None,
+        "final_norm": norm if s.final_norm else None,
+        "pooler": s.image_pooler,
+        "pool_norm": None if s.final_norm else norm,
+        "pooler_block": _block(_layer(s, 0), norm) if s.image_pooler == "attention" else None,
+    }
+    return ImageEncoder(**_named_alike(ImageEncoder, s) | own)
 
 
 def _encoder(s: Settings) -> Encoder:

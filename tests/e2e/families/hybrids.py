@@ -41,6 +41,15 @@ NEMOTRON = TOP2 | {
     "moe_intermediate_size": 32,
     "moe_shared_expert_intermediate_size": 48,
 }
+ZAMBA = {
+    "n_mamba_heads": 8,
+    "mamba_d_state": 8,
+    "mamba_expand": 1,
+    "chunk_size": 8,
+    "num_hidden_layers": 4,
+    "adapter_rank": 6,
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+}
 
 ROWS = {
     "lfm2": Row(
@@ -83,5 +92,16 @@ ROWS = {
         | NEMOTRON
         | {"moe_latent_size": 24, "use_bias": True, "norm_topk_prob": False}
         | {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
+    ),
+    "zamba2": Row("Zamba2ForCausalLM", COMMON | GQA | UNTIED | ZAMBA),
+    "zamba2-adapters": Row(
+        "Zamba2ForCausalLM",
+        COMMON
+        | MHA
+        | TIED
+        | ZAMBA
+        | {"num_mem_blocks": 1, "use_mem_rope": True, "use_shared_attention_adapter": True, "adapter_rank": 6}
+        | {"mamba_expand": 2, "mamba_ngroups": 2, "add_bias_linear": True, "num_hidden_layers": 2}
+        | {"layers_block_type": ["hybrid", "hybrid"]},
     ),
 }

@@ -11,6 +11,7 @@ SCALES = {
 }
 DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 GRIFFIN = {"attention_window_size": WINDOW, "rms_norm_eps": 1e-5}
+XLSTM = {"num_heads": 2, "chunk_size": 8, "autocast_kernel_dtype": "float32", "ffn_round_up_to_multiple_of": 16}
 ROWS = {
     "minimax": Row(
         "MiniMaxForCausalLM",
@@ -40,5 +41,11 @@ ROWS = {
     "rwkv-narrow": Row(
         "RwkvForCausalLM",
         COMMON | TIED | {"context_length": 64, "attention_hidden_size": 48, "intermediate_size": None},
+    ),
+    # What the kernels of transformers would round to bfloat16 stays float32.
+    "xlstm": Row("xLSTMForCausalLM", COMMON | TIED | XLSTM),
+    "xlstm-narrow": Row(
+        "xLSTMForCausalLM",
+        COMMON | UNTIED | XLSTM | {"num_heads": 4, "qk_dim_factor": 0.25, "v_dim_factor": 0.75, "gate_soft_cap": 2.0},
     ),
 }

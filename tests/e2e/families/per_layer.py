@@ -18,21 +18,24 @@ GEMMA4: dict[str, Any] = COMMON | {
 }
 
 GEMMA3N: dict[str, Any] = COMMON | {
-    "num_hidden_layers": 5,
+    "num_hidden_layers": 3,
     "intermediate_size": 80,
     "head_dim": 16,
     "sliding_window": WINDOW,
     "hidden_size_per_layer_input": 12,
     "vocab_size_per_layer_input": 80,
     "laurel_rank": 8,
-    "layer_types": [*["sliding_attention", "full_attention"] * 2, "full_attention"],
-    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "num_kv_shared_layers": 1,
 }
 
 ROWS = {
     "gemma3n": Row(
         "Gemma3nForCausalLM",
-        GEMMA3N | GQA | {"activation_sparsity_pattern": [0.8, 0.5, 0.0, 0.0, 0.0], "altup_num_inputs": 3},
+        GEMMA3N
+        | GQA
+        | {"activation_sparsity_pattern": [0.8, 0.0], "altup_num_inputs": 2}
+        | {"num_hidden_layers": 2, "num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "gemma4": Row("Gemma4ForCausalLM", GEMMA4 | GQA | {"num_kv_shared_layers": 2, "final_logit_softcapping": 9.0}),
     "gemma4-experts": Row(
@@ -50,7 +53,7 @@ ALIKE = {
         GEMMA3N
         | MHA
         | {"activation_sparsity_pattern": None, "altup_active_idx": 1, "altup_correct_scale": False}
-        | {"num_kv_shared_layers": 0, "attention_bias": True},
+        | {"attention_bias": True},
     ),
     "gemma4-wide": Row(
         "Gemma4ForCausalLM",

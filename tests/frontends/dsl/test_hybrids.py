@@ -10,8 +10,10 @@ import pytest
 from weft.frontends.dsl import (
     MLP,
     Attention,
+    Decoder,
     GatedDeltaNet,
     Mamba2,
+    MemoryBlock,
     MoE,
     ParallelHybrid,
     RMSNorm,
@@ -19,7 +21,7 @@ from weft.frontends.dsl import (
     ShortConv,
     module,
 )
-from weft.ir import Value, WeftError, ops
+from weft.ir import Value, WeftError, interpret, ops
 
 from ..formulas import Array, close, rms, run, sigmoid, silu, softmax, softplus
 
@@ -123,3 +125,38 @@ def test_gated_delta_net(options: dict[str, Any], rng: np.random.Generator) -> N
     opened = narrow["gate"] @ p["gate.weight"].T
     act = sigmoid(opened) if options.get("gate") == "sigmoid" else silu(opened)
     close(y, (normed * act) @ p["out.weight"].T, 100)
+
+
+def test_a_memory_block_reads_the_embeddings(rng: np.random.Generator) -> None:
+    """Zamba2: the second layer's transformer block sees what the first made beside the embeddings of the model."""
+    block = MemoryBlock(MLP(9, "relu"), Attention(2, out_dim=16), MLP(7, "relu"), RMSNorm(1e-2))
+    graph = Decoder(11, 16, [MLPBlock(), block]).graph()
+    p = {n: rng.standard_normal(v.shape) for n, v in graph.params.items()}
+    ids = rng.integers(0, 11, (2, 6))
+    (found,) = interpret(graph, {"input_ids": ids}, params=p).values()
+    own = {n.removeprefix("layers.1."): v for n, v in p.items()}
+    e = p["embed.weight"][ids]
+    x = e + np.maximum(e @ p["layers.0.mlp.up.weight"].T, 0) @ p["layers.0.mlp.down.weight"].T
+    both = rms(np.concatenate([x, e], -1), own["attn_norm.weight"], 1e-2)
+    q, k, v = (both @ own[f"attn.{n}.weight"].T for n in "qkv")
+    mixed = np.zeros_like(q)
+    for s in (slice(0, 16), slice(16, 32)):
+        scores = q[..., s] @ k[..., s].transpose(0, 2, 1) / 4
+        mixed[..., s] = softmax(np.where(np.tri(6, dtype=bool), scores, -np.inf)) @ v[..., s]
+    y = rms(mixed @ own["attn.o.weight"].T, own["ffn_norm.weight"], 1e-2)
+    y = np.maximum(y @ own["ffn.up.weight"].T, 0) @ own["ffn.down.weight"].T @ own["link.weight"].T
+    fed = rms(x + y, own["norm.weight"], 1e-2)
+    x = x + np.maximum(fed @ own["mamba.up.weight"].T, 0) @ own["mamba.down.weight"].T
+    close(found, rms(x, p["final_norm.weight"], 1e-2) @ p["lm_head.weight"].T, 100)
+
+
+def test_a_memory_block_needs_a_model() -> None:
+    block = MemoryBlock(MLP(9), Attention(2, out_dim=16), MLP(7))
+    with pytest.raises(WeftError, match="it belongs into a Decoder"):
+        run(block, np.random.default_rng(0))
+
+
+@module
+class MLPBlock:
+    def __call__(self, x: Value) -> Value:
+        return ops.add(x, MLP(5, "relu")(x))

@@ -12,6 +12,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import Recurre
 
 from weft.frontends.dsl import (
     MLP,
+    MLSTM,
     RGLRU,
     LightningAttention,
     NormedResidual,
@@ -111,3 +112,23 @@ def test_weights_of_old_tokens_do_not_overflow() -> None:
     (found,) = interpret(graph, {"x": x}, params=params).values()
     assert np.isfinite(found).all()
     assert (np.abs(found) <= 0.5 + 1e-12).all()
+
+
+def test_mlstm(rng: np.random.Generator) -> None:
+    """Beck 2024, equations 19 to 27, without the stabilizer, whose only trace is a term beside the divisor."""
+    x, y, p = run(MLSTM(2, 6, 10, cap=3.0, eps=1e-2), rng)
+    q, k, v = (x @ p[f"{n}.weight"].T for n in "qkv")
+    i, f = (3 * np.tanh((x @ p[f"{n}.weight"].T + p[f"{n}.bias"]) / 3) for n in "if")
+    out = np.zeros((2, 6, 2, 5))
+    for r, h in np.ndindex(2, 2):
+        state, norm, largest = np.zeros((3, 5)), np.zeros(3), 0.0
+        for t in range(6):
+            kt, vt = k[r, t, 3 * h : 3 * h + 3], v[r, t, 5 * h : 5 * h + 5]
+            keep, new = sigmoid(f[r, t, h]), np.exp(i[r, t, h])
+            state, norm = keep * state + new * np.outer(kt, vt), keep * norm + new * kt
+            largest = max(np.log(keep) + largest, i[r, t, h])
+            qt = q[r, t, 3 * h : 3 * h + 3] / 3**0.5
+            out[r, t, h] = qt @ state / (max(abs(qt @ norm), 1) + 1e-2 * np.exp(largest))
+    centred = out - out.mean(-1, keepdims=True)
+    normed = (centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)).reshape(2, 6, 10) * p["norm.weight"]
+    close(y, (normed * sigmoid(x @ p["gate.weight"].T)) @ p["out.weight"].T, 1e3)
