@@ -15,7 +15,8 @@ from weft.backends.onnx.cuda import cuda_problems
 from weft.backends.onnx.export import Built, build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, Op, TensorType, Value, ops
+from weft.frontends.dsl import scan
+from weft.ir import Graph, Op, TensorType, Value, interpret, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import Array, MemoryReader
 from weft.ir.types import dtypes, sizes
@@ -315,3 +316,15 @@ def test_cases_of_the_standard(case: TestCase, target: str) -> None:
     for got, wanted in zip(found, outputs, strict=False):
         layout = (0, 2, 1) if op is ops.causal_conv else range(wanted.ndim)
         close(got.transpose(layout), wanted.astype(np.float64), 64 * dtype.eps)
+
+
+def test_names_of_outputs_are_theirs_alone() -> None:
+    """A value within the model, or within the step of a scan, may be called like an output of the model."""
+    graph = Graph("names")
+    x = graph.add_input("x", TensorType(dtypes.f32, (2, 3, 4)))
+    y = scan(lambda h, x: (ops.add(h, x, name="y"), ops.tanh(h)), x, state=(4,))
+    graph.add_output("y", ops.exp(y, name="z"))
+    given = np.random.default_rng(0).standard_normal((2, 3, 4))
+    session = ort.InferenceSession(in_memory(build(graph, TARGETS.lookup("onnx"), 8)))
+    (found,) = session.run(["y"], {"x": given.astype(np.float32)})
+    np.testing.assert_allclose(found, interpret(graph, {"x": given})["y"], rtol=1e-5)
