@@ -41,7 +41,10 @@ def refusal(graph: Graph) -> str | None:
         return "its states of recurrences are those of a few model types only"
     if any(layer["latent"] for layer in cache_records(carried)):
         return "it has no latent caches"
-    return None
+    parts: dict[str, list[object]] = {part: [] for part in ("key", "value")}
+    for spec, _, _ in carried:
+        parts[spec.part].append(spec.type.shape[3])
+    return None if parts["key"] == parts["value"] else "its keys and values are equally wide"
 
 
 def config(

@@ -35,7 +35,7 @@ from .images import ImageEncoder
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import MLSTM, RGLRU, RWKVChannelMix, RWKVTimeMix
 from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
-from .models import Decoder, Encoder, SentencePooling
+from .models import Decoder, Encoder, MaskScaling, SentencePooling
 from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
 from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
@@ -74,6 +74,7 @@ __all__ = [
     "LinearAttention",
     "Mamba",
     "Mamba2",
+    "MaskScaling",
     "MemoryBlock",
     "MixtureOfAttention",
     "MoE",

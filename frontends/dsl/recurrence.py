@@ -10,8 +10,7 @@ from typing import Any
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
-from weft.ir.graph.step import BATCH
-from weft.ir.ops.scanning import traced_step
+from weft.ir.graph.step import BATCH, traced_step
 from weft.ir.types import TensorType, dtypes
 
 

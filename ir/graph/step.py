@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from ..errors import WeftError
 from ..types import TensorType, sizes
-from .graph import Graph, Node, Value
+from .graph import Graph, Node, Param, Value
 
 BATCH = sizes.sym("batch")  # the first axis of states, of inputs at one token and of outputs
 NEXT = "next."  # what the outputs of the graph are called that are new states
@@ -166,3 +166,72 @@ def _text(step: Step) -> str:
     lines += [f"  next %{name} = %{step.new(name).name}" for name in step.states]
     lines += [f"  output {name} = %{step.graph.outputs[name].name}" for name in step.outputs]
     return "\n".join([*lines, "}"])
+
+
+# -- steps of functions
+
+
+def traced_step(
+    graph: Graph,
+    function: Callable[[Sequence[Value], Sequence[Value]], tuple[Sequence[Value], Sequence[Value]]],
+    states: Mapping[str, tuple[TensorType, float]],
+    tokens: Mapping[str, TensorType],
+) -> tuple[Step, tuple[Value, ...]]:
+    """Return the step that `function` computes of states and tokens, and the other values of `graph` that it reads.
+
+    `states` have a type [batch, ...] and the number that they begin with, `tokens` a type [batch, ...]. What the
+    function emits goes into `graph`, where it makes its parameters, and is taken out again.
+
+    Raises:
+        WeftError: if it reads a value of all tokens, or makes what no step is (see `Step`).
+    """
+    before = set(graph.nodes)
+    types = {**{name: type for name, (type, _) in states.items()}, **tokens}
+    given = {name: Value(graph, graph.fresh(name), type) for name, type in types.items()}
+    try:
+        made, outputs = function([given[n] for n in states], [given[n] for n in tokens])
+        nodes = [n for n in graph.nodes if n not in before]
+        return _cut(nodes, given, {name: start for name, (_, start) in states.items()}, made, outputs)
+    finally:
+        nodes = [n for n in graph.nodes if n not in before]
+        for node in reversed(nodes):
+            graph.erase(node)
+        for value in (*given.values(), *(v for node in nodes for v in node.outputs)):
+            graph.forget(value)
+
+
+def _cut(
+    nodes: Sequence[Node],
+    given: Mapping[str, Value],
+    initial: Mapping[str, float],
+    made: Sequence[Value],
+    outputs: Sequence[Value],
+) -> tuple[Step, tuple[Value, ...]]:
+    """The step that `nodes` are, and the values from outside that they read."""
+    body, mapped, read = Graph("step"), dict[Value, Value](), list[Value]()
+    for name, value in given.items():
+        mapped[value] = body.add_input(name, value.type)
+    own = {*given.values(), *(v for node in nodes for v in node.outputs)}
+    for v in (*(v for node in nodes for v in node.inputs if v is not None), *made, *outputs):
+        if v not in own and v not in mapped:
+            if not isinstance(v, Param) and (sym := _of_tokens(v)):
+                raise WeftError(
+                    f"the step reads %{v.name} {v.type}, which has an axis {sym}: give it to scan as an input"
+                )
+            mapped[v] = body.add_input(body.fresh(v.name.rpartition(".")[2]) + "", v.type)
+            read.append(v)
+    for node in nodes:
+        operands = [None if v is None else mapped[v] for v in node.inputs]
+        names = [v.name.rpartition(".")[2] for v in node.outputs]
+        copy = body.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], names, "")
+        mapped.update(zip(node.outputs, copy.outputs, strict=True))
+    for name, value in zip(initial, made, strict=True):
+        body.add_output(NEXT + name, mapped[value])
+    for i, value in enumerate(outputs):
+        body.add_output(f"y{i}" if len(outputs) > 1 else "y", mapped[value])
+    return Step(body, initial, [name for name in given if name not in initial]), tuple(read)
+
+
+def _of_tokens(value: Value) -> str:
+    """The name of a size of `value` that is not the batch."""
+    return next((n for size in value.shape for n in sorted(sizes.names(size)) if n != "batch"), "")

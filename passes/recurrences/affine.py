@@ -178,7 +178,11 @@ class Rules:
             v = v if len(v.shape) == len(before) else ops.unsqueeze(v, axes=tuple(range(len(before) - len(v.shape))))
             if node.op is not ops.reshape:
                 return node.op(v, **node.attrs)
-            return ops.reshape(v if v.shape == before else ops.expand(v, shape=before), shape=after)
+            if before[-1] == after[-1]:  # one factor of a row stays one
+                full, target = (*before[:-1], v.shape[-1]), (*after[:-1], v.shape[-1])
+            else:
+                full, target = before, after
+            return ops.reshape(v if v.shape == full else ops.expand(v, shape=full), shape=target)
 
         return replace(self.each(form, view), shape=after)
 
@@ -194,6 +198,11 @@ class Rules:
 
     def added(self, op: Op, given: list[Value], found: list[Diagonal | None]) -> Diagonal:
         (x, y), form = found, next(f for f in found if f is not None)
+        if x is None or y is None:
+            other, turned = (given[0], op is ops.sub) if x is None else (given[1], False)
+            a = self.like(form.shape, 1.0) if turned and form.a is None else form.a
+            b = self.joined(op, other, form.b) if x is None else self.joined(op, form.b, other)
+            return replace(form, a=ops.neg(a) if turned and a is not None else a, b=b)
         zero_one = [self.parts(f, v) for f, v in ((x, given[0]), (y, given[1]))]
         return replace(form, a=self.joined(op, *(p[0] for p in zero_one)), b=self.joined(op, *(p[1] for p in zero_one)))
 

@@ -25,7 +25,7 @@ MOST_BLOCKS, SMALL = 4, 16  # of an identity that are run beside a state; keys o
 
 @dataclass(frozen=True)
 class Linear:
-    """What a step does to one state: `graph` makes L(state), the output ``next``, of all that the step takes.
+    """The linear part of one state of a step: `graph` makes L(state), the output ``next``, of all that the step takes.
 
     `order` is its axes as batch, groups, the axis that L mixes, and the one whose columns it treats alike; where there
     is no such, the last is missing.

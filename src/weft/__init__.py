@@ -41,6 +41,7 @@ _PUBLIC = {
         "MLSTM",
         "Mamba",
         "Mamba2",
+        "MaskScaling",
         "MemoryBlock",
         "MixtureOfAttention",
         "MoE",

@@ -54,6 +54,19 @@ LED = {k: v for k, v in BART.items() if k != "max_position_embeddings"} | {
     "max_decoder_position_embeddings": 32,
     "attention_window": [4, 6],
 }
+T5GEMMA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 64,
+    "sliding_window": 4,
+    "query_pre_attn_scalar": 20,
+    "attn_logit_softcapping": 3.0,
+}
 
 
 @dataclass(frozen=True)
@@ -109,6 +122,15 @@ VARIED: dict[str, Seq2Seq] = {
     "blenderbot-small": Seq2Seq("BlenderbotSmallForConditionalGeneration", BART),
     "m2m_100": Seq2Seq("M2M100ForConditionalGeneration", BART),
     "led": Seq2Seq("LEDForConditionalGeneration", LED),
+    "t5gemma": Seq2Seq(
+        "T5GemmaForConditionalGeneration",
+        {
+            "encoder": T5GEMMA | {"hidden_size": 48, "num_hidden_layers": 2},
+            "decoder": T5GEMMA | {"final_logit_softcapping": 5.0},
+            "vocab_size": VOCAB,
+            "decoder_start_token_id": 2,
+        },
+    ),
     "longt5": Seq2Seq("LongT5ForConditionalGeneration", T5 | {"local_radius": 3, "feed_forward_proj": "gated-gelu"}),
 }
 ALIKE: dict[str, Seq2Seq] = {  # in the table test, not in the zoo

@@ -42,9 +42,9 @@ def loaded(model: torch.nn.Module, folder: Path, ignored: Sequence[str] = ()) ->
 
 
 def useless(name: str, source: Loaded) -> list[str]:
-    """The tensors of row `name` that are not written: attention to the encoder of a decoder without one, and what only
-    attends globally."""
-    return source.ignored if name.endswith("-alone") or name in ("longformer", "led") else []
+    """The tensors of row `name` that are not written: attention to the encoder of a decoder without one, what only
+    attends globally, what only predicts contacts."""
+    return source.ignored if name.endswith("-alone") or name.startswith(("longformer", "led", "esm")) else []
 
 
 def is_exact(graph: Graph) -> bool:

@@ -52,7 +52,7 @@ class Halves:
         """Logits [batch, seq, vocab] of the answers, `chunk` tokens at a time."""
         ids = inputs["input_ids"]
         crossed = _run(self.encoder, inputs)
-        state = {i.name: np.zeros((len(ids), i.shape[1], CAPACITY, i.shape[3]), np.float32)
+        state = {i.name: np.zeros((len(ids), *(n if isinstance(n, int) else CAPACITY for n in i.shape[1:])), np.float32)
                  for i in self.decoder.get_inputs() if i.name.startswith("past")}  # fmt: skip
         found = []
         for start in range(0, ids.shape[1], chunk):

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from weft.ir import ops
 from weft.ir.graph import Graph, Node
 from weft.ir.graph.step import NEXT, Step
-from weft.passes import Trace, legalize
+from weft.passes import Trace, legalize, lookup
 from weft.passes.analysis.states import specs
 from weft.passes.recurrences.affine import affine
+from weft.passes.recurrences.delta import changing
 from weft.passes.recurrences.linear import Linear, linear_parts
 from weft.passes.recurrences.outer import Outer, Parallel, parallel
 
@@ -29,7 +30,7 @@ from .calls import Call
 from .elementwise import number
 from .recurrent import PAST, carried
 
-_MADE = re.compile(r"(a|b|k|v|q\d+|new|last|old|read\d+)_")  # what begins the names of other variables
+_MADE = re.compile(r"(a|b|c|k|v|w|q\d+|new|last|old|read\d+)_")  # what begins the names of other variables
 LARGEST = 1 << 22  # numbers of states that are made at once: they stay in caches of processors
 
 
@@ -52,6 +53,8 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
         made = [spec.row for spec in specs(node) if many.outer[spec.part] is None]
         numbers = sum(math.prod(n for n in row if isinstance(n, int)) for row in made)
         call.arguments += [f"many={_many(e, step, many, function)}", f"size={max(16, LARGEST // max(numbers, 1))}"]
+    elif (found := changing(step)) is not None:
+        call.arguments += [f"many={_many(e, step, found, function)}", f"size={LARGEST}"]
     elif (parts := linear_parts(step)) is not None:
         call.arguments += [f"many={_matrices(e, parts, function)}", f"size={LARGEST}"]
     return carried(e, node, call, len(step.outputs))
@@ -75,6 +78,7 @@ def function_text(graph: Graph, outputs: Sequence[str], doc: str) -> str:
     shapes of these."""
     legal = with_identifiers(graph.clone())
     legalize(legal, refusals, Trace())
+    lookup("cse")().run(legal, Trace())
     emitter = Emitter(legal, set(), set())
     given = list(emitter.program.inputs)
     emit(emitter, legal, {})
@@ -129,7 +133,7 @@ def _many(e: Emitter, step: Step, form: Parallel, function: str) -> str:
 
 
 def _matrices(e: Emitter, parts: Mapping[str, Linear], function: str) -> str:
-    """What runs the step called `function` on many tokens, each of which multiplies a state by a matrix."""
+    """The text of what runs `function` on many tokens, each of which multiplies a state by a matrix."""
     doc = "What a token leaves of the state {} of a recurrence that is linear in it:"
     made = [e.function(f"left_of_{n}", function_text(p.graph, ["next"], doc.format(n))) for n, p in parts.items()]
     axes = tuple_text([f"({part.order}, {part.columns})" for part in parts.values()])
@@ -177,4 +181,7 @@ def _state(name: str, old: str, outer: Outer | None, gates: Mapping[str, str]) -
     reads = tuple_text([f"read{i}_{name}" for i in range(outer.reads)])
     k = f"passing({gates[f'k.{name}']}, mask, 0.0)"
     given = f"{queries}, {k}, {gates[f'v.{name}']}, {factor}, {old}, {outer.order}"
+    if outer.changes:
+        w, c = gates[f"w.{name}"], gates[f"c.{name}"]
+        return [f"{reads}, last_{name} = outer_products({given}, {w}, {c})"]
     return [f"{reads}, last_{name} = outer_products({given})"]

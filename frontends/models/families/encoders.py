@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.ir.recipes import Add, Recipe, Take
 
-from ...dsl import T5Bias
+from ...dsl import MaskScaling, RoPE, T5Bias
 from ..tables.family import Config, Fetch, key
 from ..tables.settings import Settings
 from .bert import BERT, LAYER, ROBERTA
@@ -119,4 +119,44 @@ MPNET = BERT.but(
     position_offset=2,
     token_types=0,
     position_bias=lambda c: T5Bias(heads=key("num_attention_heads")(c)),
+)
+
+
+# -- ESM: proteins
+
+
+def _absolute(config: Config) -> bool:
+    return (config.get("position_embedding_type") or "absolute") == "absolute"
+
+
+def _frequencies(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """Rotary frequencies, which transformers reads from the checkpoint where they are."""
+    rope = settings.rope
+    assert isinstance(rope, RoPE)
+    # The first layer's stand for those of all; transformers 5 writes a star for its number.
+    owners = ("", *(f"encoder.layer.{i}.attention.self." for i in "*0"))
+    stored = (name for name in (f"{owner}rotary_embeddings.inv_freq" for owner in owners) if fetch.has(name))
+    return next((fetch(name) for name in stored), rope.recipe(settings.head_size))
+
+
+ESM = ROBERTA.but(
+    "esm",
+    names={
+        "embed_norm": "embeddings.layer_norm",
+        "layers.{i}.attn_norm": f"{LAYER}.attention.LayerNorm",
+        "layers.{i}.ffn_norm": f"{LAYER}.LayerNorm",
+        "final_norm": "encoder.emb_layer_norm_after",
+        "rope.frequencies": _frequencies,
+    },
+    prefix="esm.",
+    unused=(*ROBERTA.unused, "*contact_head.*", "*.inv_freq", "*.position_embeddings.weight"),
+    refuse={"position_embedding_type": ("absolute", "rotary", None), "is_folding_model": (False, None)},
+    learned_positions=lambda c: ROBERTA.settings["learned_positions"](c) if _absolute(c) else None,
+    context=lambda c: ROBERTA.settings["context"](c) if _absolute(c) else key("max_position_embeddings")(c),
+    rope=lambda c: None if _absolute(c) else RoPE(float(c.get("rope_theta") or 10_000.0)),
+    mask_scaling=lambda c: MaskScaling(key("mask_token_id")(c)) if c.get("token_dropout") else None,
+    token_types=0,
+    arrangement="pre",
+    embed_norm=lambda c: bool(c.get("emb_layer_norm_before")),
+    activation="gelu",
 )

@@ -9,6 +9,8 @@ from weft.ir.recipes import Recipe
 from ...dsl import T5Bias
 from ..tables.family import Config, Family, Fetch, Names, Template, key
 from ..tables.settings import Settings
+from ..tables.templates import gated, shifted
+from .gemma import GEMMA2
 
 
 def _names(part: str, ffn: int) -> Names:
@@ -106,4 +108,48 @@ UMT5 = T5.but(
     bias=_relative_bias,
     position_bias=None,
     **feed_forward("gated-gelu"),
+)
+
+
+# -- T5Gemma: an encoder and a decoder with the blocks and configs of Gemma 2
+
+
+def _gemma_names(part: str) -> Names:
+    """Names of the encoder or decoder, whose norms stand around each sublayer."""
+    layer = f"{part}.layers.{{i}}"
+    names: Names = {f"{part}.embed": f"{part}.embed_tokens", f"{part}.final_norm": shifted(f"{part}.norm")}
+    for ours, theirs in {"attn": "self_attn", "cross": "cross_attn", "ffn": "feedforward"}.items():
+        names[f"{layer}.{ours}_norm"] = shifted(f"{layer}.pre_{theirs}_layernorm")
+        names[f"{layer}.{ours}_post_norm"] = shifted(f"{layer}.post_{theirs}_layernorm")
+        names |= {f"{layer}.{ours}.{x}": f"{layer}.{theirs}.{x}_proj" for x in "qkvo" if ours != "ffn"}
+    return {**names, **gated(f"{layer}.ffn", f"{layer}.mlp")}
+
+
+def _of(part: str, rule: Any) -> Any:
+    """The rule that reads the config of the encoder or decoder."""
+    return (lambda c: rule(key(part)(c))) if callable(rule) else rule
+
+
+def _encoder_windows(config: Config) -> Any:
+    """As many tokens to either side as a decoder sees with its own, and one more."""
+    return tuple(w and w + 1 for w in GEMMA2.settings["window"](config))
+
+
+T5GEMMA = Family(
+    model_types=("t5gemma",),
+    settings={name: _of("encoder", rule) for name, rule in GEMMA2.settings.items()}
+    | {
+        "kind": "encoder-decoder",
+        "window": _of("encoder", _encoder_windows),
+        "share_embeddings": False,
+        "decoder": lambda c: {
+            name: _of("decoder", rule)(c) if callable(rule) else rule
+            for name, rule in GEMMA2.settings.items()
+            if name != "tie"
+        },
+    },
+    names={**_gemma_names("encoder"), **_gemma_names("decoder"), "decoder.lm_head": "lm_head.out_proj"},
+    prefix="model.",
+    found={"tie": lambda keys: "lm_head.out_proj.weight" not in keys},
+    refuse={"is_encoder_decoder": (True, None)},
 )

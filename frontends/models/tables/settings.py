@@ -21,6 +21,7 @@ from ...dsl import (
     ImageEncoder,
     LayerNorm,
     LearnedPositions,
+    MaskScaling,
     PerLayerEmbedding,
     RelativeTable,
     Repeat,
@@ -121,6 +122,7 @@ class Settings:
     gather: Any = None
     relative: RelativeTable | None = None
     sentence: SentencePooling | None = None
+    mask_scaling: MaskScaling | None = None
     token_types: int = 0
     pooler: bool = False
     tie: bool = False

@@ -68,7 +68,7 @@ def test_affine_steps_are_found(seed: int) -> None:
 
 
 def test_bent_steps_are_no_affine_ones() -> None:
-    """Where the analysis says affine, halves of states give halves of what they add: so it is wrong about none."""
+    """A step that the analysis calls affine maps the middle of two states to the middle of what it makes of them."""
     verdicts = []
     for seed in range(60):
         (node,) = (n for n in RandomStep(seed, bent=True).graph().nodes if n.op is ops.scan)
@@ -191,3 +191,13 @@ def test_a_wide_matrix_runs_one_by_one() -> None:
         m, x = (graph.add_input(n, TensorType(dtypes.f32, (1, 3, *s))) for n, s in (("m", (40, 40)), ("x", (40,))))
         graph.add_output("y", scan(_vector, m, x, state=(40,)))
     assert "many=" not in built(graph)[1]
+
+
+def test_the_delta_rule_is_a_triangular_system() -> None:
+    recurrence = RECURRENCES["delta rule"]
+    batch, length = sizes.sym("batch"), sizes.sym("seq")
+    with building(Graph("delta")) as graph:
+        values = [graph.add_input(n, TensorType(dtypes.f32, (batch, length, *s))) for n, s in recurrence.inputs.items()]
+        graph.add_output("y", recurrence.make(*values))
+    source = built(graph)[1]
+    assert "changed_chunks" in source and "w_s, c_s)" in source and "matrix_steps" not in source

@@ -39,6 +39,10 @@ ROWS = {
     "nomic_bert": Row("NomicBertModel", COMMON),
     "longformer": Row("LongformerModel", COMMON | {"pad_token_id": 1, "attention_window": [WINDOW, 4, WINDOW]}),
     "big_bird": Row("BigBirdModel", COMMON | {"rescale_embeddings": True, "use_bias": False}),
+    "esm": Row(
+        "EsmModel",
+        COMMON | {"pad_token_id": 1, "mask_token_id": 91, "token_dropout": True, "position_embedding_type": "rotary"},
+    ),
     "fnet": Row("FNetModel", COMMON),
     "deberta-v2": Row("DebertaV2Model", COMMON | DISENTANGLED | {"position_buckets": 8, "norm_rel_ebd": "layer_norm"}),
     "deberta-v2-shared": Row(
@@ -48,6 +52,7 @@ ROWS = {
     "deberta": Row("DebertaModel", COMMON | DISENTANGLED | {"max_relative_positions": 12, "type_vocab_size": 2}),
 }
 ALIKE = {
+    "esm-absolute": Row("EsmModel", COMMON | {"pad_token_id": 1, "mask_token_id": 91, "emb_layer_norm_before": True}),
     "deberta-v2-linear": Row("DebertaV2Model", COMMON | DISENTANGLED | {"pos_att_type": "c2p", "type_vocab_size": 2}),
     "deberta-p2c": Row("DebertaModel", COMMON | DISENTANGLED | {"pos_att_type": ["p2c"]}),
     "big_bird-full": Row("BigBirdModel", COMMON | {"attention_type": "original_full", "hidden_act": "relu"}),
