@@ -95,6 +95,15 @@ def dual(step: float, seq: int, batch: int = 2) -> dict[str, Any]:
     return rounded({**operands})
 
 
+def delta(gates: int, seq: int, batch: int = 2) -> dict[str, Any]:
+    """Operands of gated_delta_rule: 4 heads of values of 3, keys of 5 in 2 groups, as many `gates`."""
+    k = draw(batch, seq, 2, 5)
+    k = (k / np.linalg.norm(k, axis=-1, keepdims=True)).reshape(batch, seq, 10)
+    operands = {"q": draw(batch, seq, 10), "k": k, "v": draw(batch, seq, 12), "beta": RNG.random((batch, seq, 4))}
+    operands |= {"decay": -RNG.random((batch, seq, gates)) if gates else None}
+    return rounded({**operands, "past": draw(batch, 4, 5, 3)})
+
+
 def linear(turned: bool, seq: int, batch: int = 2) -> dict[str, Any]:
     """Operands of linear_attention: 3 heads of 4, values of 5."""
     operands: dict[str, Any] = {
@@ -176,6 +185,7 @@ def test_pieces_are_one_run(target: str, cuts: tuple[int, ...]) -> None:
         (ops.ssd, dual(0.2, 70), {"heads": 4, "groups": 2}, ["past"]),
         (ops.causal_conv, conv, {"activation": "silu"}, ["past"]),
         (ops.linear_attention, linear(True, 70), {"heads": 3, "causal": True}, ["past_state", "past_norm"]),
+        *((ops.gated_delta_rule, delta(gates, 70), {"heads": 4, "groups": 2}, ["past"]) for gates in (0, 4, 20)),
     ]
     for op, operands, attrs, past in runs:
         run = session(lowered(op, operands, target, **attrs))
@@ -214,6 +224,18 @@ def test_half_precision_sums_in_full() -> None:
         close(found, exact, 4 * dtypes.f16.eps)
 
 
+@pytest.mark.parametrize("target", CPU)
+@pytest.mark.parametrize("gates", [0, 20])
+def test_the_delta_rule_in_half_precision(gates: int, target: str) -> None:
+    """Changes of 500 tokens are summed in f32: what is left is the rounding of operands and results."""
+    operands, sizes = delta(gates, 500), {"heads": 4, "groups": 2}
+    half = {k: None if v is None else v.astype(np.float16).astype(np.float64) for k, v in operands.items()}
+    wanted = ops.gated_delta_rule.reference(*half.values(), **sizes)
+    run = session(lowered(ops.gated_delta_rule, operands, target, "f16", **sizes))
+    for found, exact in zip(fed(run, operands), wanted, strict=True):
+        close(found, exact, 4 * dtypes.f16.eps)
+
+
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         yield node
@@ -227,6 +249,7 @@ def test_what_is_computed_grows_with_the_length_only(target: str) -> None:
     runs: list[tuple[Op, Any, dict[str, Any]]] = [
         (ops.selective_scan, scanned, {}),
         (ops.ssd, dual, {"heads": 4, "groups": 2}),
+        (ops.gated_delta_rule, lambda _, seq: delta(20, seq), {"heads": 4, "groups": 2}),
     ]
     for op, make, attrs in runs:
         built = lowered(op, make(0.1, 8), target, **attrs)
@@ -247,6 +270,7 @@ def test_on_cuda_a_recurrence_is_one_kernel(dtype: str) -> None:
         (ops.selective_scan, scanned(0.2, 9), {}, "LinearAttention"),
         (ops.ssd, dual(0.2, 9), {"heads": 4, "groups": 2}, "LinearAttention"),
         (ops.linear_attention, linear(True, 9), {"heads": 3, "causal": True}, "LinearAttention"),
+        (ops.gated_delta_rule, delta(20, 9), {"heads": 4, "groups": 2}, "LinearAttention"),
         (ops.causal_conv, conv, {"activation": "silu"}, "CausalConvWithState"),
     ]
     for op, operands, attrs, kernel in runs:
