@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from .graph import Graph, Value
+from .graph.step import Step
 from .op import Case, Op
+from .ops.state_space import beside
 from .recipes import Source
 from .recipes.readers import Array, MemoryReader
 from .types import TensorType, dtypes
@@ -24,13 +26,18 @@ def one_node(
     graph = Graph(op.name, reader)
     feeds: dict[str, Array] = {}
     operands: list[Value | None] = []
-    for i, array in enumerate(case.draw(seed)):
+    arrays, attrs = case.draw(seed), dict(case.attrs)
+    if isinstance(step := attrs.get("step"), Step):  # its states stay f32
+        attrs["step"] = beside(step, [dtype] * len(arrays))
+    names = op.operand_names(arrays, attrs)
+    for i, array in enumerate(arrays):
         if array is None:
             operands.append(None)
             continue
         operand = op.operands[min(i, len(op.operands) - 1)]
         name = f"{operand.name}{i}" if operand.variadic else operand.name
         kind = {"f": dtype, "b": dtypes.bool_}.get(array.dtype.kind, dtypes.i64)
+        kind = dtypes.f32 if operand.variadic and names[i].startswith("past_") else kind
         type = TensorType(kind, array.shape)
         if operand.name in weights:
             reader.arrays[name] = array
@@ -38,7 +45,7 @@ def one_node(
             continue
         operands.append(graph.add_input(name, type))
         feeds[name] = array
-    for i, value in enumerate(op.emit(*operands, **case.attrs)):
+    for i, value in enumerate(op.emit(*operands, **attrs)):
         graph.add_output(f"y{i}", value)
     return graph, feeds
 

@@ -47,7 +47,7 @@ class Emitter:
         self.constants: dict[tuple[str, tuple[int, ...], bytes], onnx.Value] = {}
         self.values: dict[Value, onnx.Value] = {}
         self._memo: dict[Any, Any] = {}
-        self._names: set[str] = set()
+        self._names: set[str] = set(graph.outputs)  # which `model` gives to the outputs: no other value may have them
         self._scope = ""
         for name, value in graph.inputs.items():
             self.values[value] = self._declare(onnx.Value(name=name), _stored(value.type))

@@ -34,7 +34,8 @@ def _body(node: Node, target: Backend) -> Graph:
             mapped[value] = graph.add_input(name, value.type)
     for inner in step.graph.nodes:
         operands = [None if v is None else mapped[v] for v in inner.inputs]
-        types, names = [v.type for v in inner.outputs], [v.name for v in inner.outputs]
+        # ONNX wants names that differ between a graph and its subgraphs, which the outputs of the model have already.
+        types, names = [v.type for v in inner.outputs], [f"{node.output.name}.{v.name}" for v in inner.outputs]
         copy = graph.add_node(inner.op, operands, inner.attrs, types, names)
         mapped.update(zip(inner.outputs, copy.outputs, strict=True))
     for name, value in step.graph.outputs.items():

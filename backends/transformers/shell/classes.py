@@ -78,6 +78,8 @@ class ShellBody(Writer):
 
     def rounds(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
         first, handed = loop.calls[0], self.handed(loop.calls[0])
+        if any(self.writer.emitter.positions in call.inputs for call in loop.calls):  # some layers are given it already
+            handed = [h for h in handed if not h.startswith("position_ids=")]
         if not self.writer.told(first.callee):
             return handed
         starts = [self.writer.offsets(self.method)[c] for c in loop.calls]

@@ -153,6 +153,7 @@ QWEN3_5 = _QWEN.but(
     },
     moe=None,
 )
+QWEN3_5_MOE = QWEN3_5.but("qwen3_5_moe_text", moe=_qwen_experts)
 
 
 # -- separate projections of q, k and v

@@ -15,7 +15,8 @@ from weft.backends.onnx.cuda import cuda_problems
 from weft.backends.onnx.export import Built, build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, Op, TensorType, Value, ops
+from weft.frontends.dsl import scan
+from weft.ir import Graph, Op, TensorType, Value, interpret, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import Array, MemoryReader
 from weft.ir.types import dtypes, sizes
@@ -92,6 +93,15 @@ def dual(step: float, seq: int, batch: int = 2) -> dict[str, Any]:
     operands = {"x": draw(batch, seq, 12), "delta": delta, "a": -np.linspace(1, 16, 4)}
     operands |= {"b": draw(batch, seq, 10), "c": draw(batch, seq, 10), "d": draw(4), "past": draw(batch, 4, 5, 3)}
     return rounded({**operands})
+
+
+def delta(gates: int, seq: int, batch: int = 2) -> dict[str, Any]:
+    """Operands of gated_delta_rule: 4 heads of values of 3, keys of 5 in 2 groups, as many `gates`."""
+    k = draw(batch, seq, 2, 5)
+    k = (k / np.linalg.norm(k, axis=-1, keepdims=True)).reshape(batch, seq, 10)
+    operands = {"q": draw(batch, seq, 10), "k": k, "v": draw(batch, seq, 12), "beta": RNG.random((batch, seq, 4))}
+    operands |= {"decay": -RNG.random((batch, seq, gates)) if gates else None}
+    return rounded({**operands, "past": draw(batch, 4, 5, 3)})
 
 
 def linear(turned: bool, seq: int, batch: int = 2) -> dict[str, Any]:
@@ -175,6 +185,7 @@ def test_pieces_are_one_run(target: str, cuts: tuple[int, ...]) -> None:
         (ops.ssd, dual(0.2, 70), {"heads": 4, "groups": 2}, ["past"]),
         (ops.causal_conv, conv, {"activation": "silu"}, ["past"]),
         (ops.linear_attention, linear(True, 70), {"heads": 3, "causal": True}, ["past_state", "past_norm"]),
+        *((ops.gated_delta_rule, delta(gates, 70), {"heads": 4, "groups": 2}, ["past"]) for gates in (0, 4, 20)),
     ]
     for op, operands, attrs, past in runs:
         run = session(lowered(op, operands, target, **attrs))
@@ -213,6 +224,18 @@ def test_half_precision_sums_in_full() -> None:
         close(found, exact, 4 * dtypes.f16.eps)
 
 
+@pytest.mark.parametrize("target", CPU)
+@pytest.mark.parametrize("gates", [0, 20])
+def test_the_delta_rule_in_half_precision(gates: int, target: str) -> None:
+    """Changes of 500 tokens are summed in f32: what is left is the rounding of operands and results."""
+    operands, sizes = delta(gates, 500), {"heads": 4, "groups": 2}
+    half = {k: None if v is None else v.astype(np.float16).astype(np.float64) for k, v in operands.items()}
+    wanted = ops.gated_delta_rule.reference(*half.values(), **sizes)
+    run = session(lowered(ops.gated_delta_rule, operands, target, "f16", **sizes))
+    for found, exact in zip(fed(run, operands), wanted, strict=True):
+        close(found, exact, 4 * dtypes.f16.eps)
+
+
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         yield node
@@ -226,6 +249,7 @@ def test_what_is_computed_grows_with_the_length_only(target: str) -> None:
     runs: list[tuple[Op, Any, dict[str, Any]]] = [
         (ops.selective_scan, scanned, {}),
         (ops.ssd, dual, {"heads": 4, "groups": 2}),
+        (ops.gated_delta_rule, lambda _, seq: delta(20, seq), {"heads": 4, "groups": 2}),
     ]
     for op, make, attrs in runs:
         built = lowered(op, make(0.1, 8), target, **attrs)
@@ -246,6 +270,7 @@ def test_on_cuda_a_recurrence_is_one_kernel(dtype: str) -> None:
         (ops.selective_scan, scanned(0.2, 9), {}, "LinearAttention"),
         (ops.ssd, dual(0.2, 9), {"heads": 4, "groups": 2}, "LinearAttention"),
         (ops.linear_attention, linear(True, 9), {"heads": 3, "causal": True}, "LinearAttention"),
+        (ops.gated_delta_rule, delta(20, 9), {"heads": 4, "groups": 2}, "LinearAttention"),
         (ops.causal_conv, conv, {"activation": "silu"}, "CausalConvWithState"),
     ]
     for op, operands, attrs, kernel in runs:
@@ -315,3 +340,15 @@ def test_cases_of_the_standard(case: TestCase, target: str) -> None:
     for got, wanted in zip(found, outputs, strict=False):
         layout = (0, 2, 1) if op is ops.causal_conv else range(wanted.ndim)
         close(got.transpose(layout), wanted.astype(np.float64), 64 * dtype.eps)
+
+
+def test_names_of_outputs_are_theirs_alone() -> None:
+    """A value within the model, or within the step of a scan, may be called like an output of the model."""
+    graph = Graph("names")
+    x = graph.add_input("x", TensorType(dtypes.f32, (2, 3, 4)))
+    y = scan(lambda h, x: (ops.add(h, x, name="y"), ops.tanh(h)), x, state=(4,))
+    graph.add_output("y", ops.exp(y, name="z"))
+    given = np.random.default_rng(0).standard_normal((2, 3, 4))
+    session = ort.InferenceSession(in_memory(build(graph, TARGETS.lookup("onnx"), 8)))
+    (found,) = session.run(["y"], {"x": given.astype(np.float32)})
+    np.testing.assert_allclose(found, interpret(graph, {"x": given})["y"], rtol=1e-5)

@@ -44,6 +44,16 @@ ROWS = {
         | {k: v for k, v in DELTA.items() if k != "layer_types"}
         | {"full_attention_interval": 2, "head_dim": 32, "linear_num_key_heads": 4},
     ),
+    "qwen3.5-moe": Row(
+        "Qwen3_5MoeForCausalLM",
+        COMMON
+        | GQA
+        | UNTIED
+        | TOP2
+        | DELTA
+        | {k: v for k, v in MIXED.items() if k != "mlp_only_layers"}
+        | {"head_dim": 16},
+    ),
     "olmo-hybrid": Row("OlmoHybridForCausalLM", COMMON | GQA | UNTIED | DELTA | {"rope_parameters": None}),
     "olmo-hybrid-rope": Row(
         "OlmoHybridForCausalLM",
