@@ -10,7 +10,7 @@ from typing import Any
 from weft.ir.recipes import Recipe, Reshape
 
 from ...dsl import Sinusoidal
-from ..tables.family import Config, Family, Fetch, Names, Rule, key
+from ..tables.family import REQUIRED, Config, Family, Fetch, Names, Rule, key
 from ..tables.settings import Settings
 
 
@@ -47,9 +47,10 @@ def _alone(config: Config) -> bool:
     return config.get("is_encoder_decoder") is False
 
 
-def _size(name: str) -> Rule:
-    """The config's size called `name` of the encoder, or of a decoder without one."""
-    return lambda c: key(name.format("decoder" if _alone(c) else "encoder"))(c)
+def _size(name: str, encoder: Any = REQUIRED, decoder: Any = REQUIRED) -> Rule:
+    """The config's size called `name` of the encoder, or of a decoder without one, with their defaults."""
+    of = {True: key(name.format("decoder"), default=decoder), False: key(name.format("encoder"), default=encoder)}
+    return lambda c: of[_alone(c)](c)
 
 
 def scaled(default: bool, width: str = "d_model") -> Rule:
@@ -121,7 +122,9 @@ MARIAN = BART.but(
 PEGASUS = MARIAN.but("pegasus", arrangement="pre")
 PLBART = BART.but("plbart", embed_scale=scaled(True))
 MVP = BART.but("mvp", refuse={"use_prompt": (False, None)})
-BLENDERBOT = BART.but("blenderbot", arrangement="pre", embed_norm=False, position_offset=0)
+BLENDERBOT = BART.but(
+    "blenderbot", layers=_size("{}_layers", 2, 24), arrangement="pre", embed_norm=False, position_offset=0
+)
 BLENDERBOT_SMALL = BART.but(
     "blenderbot-small",
     position_offset=0,
