@@ -343,9 +343,9 @@ def options() -> argparse.Namespace:
     given = parser.parse_args()
     if given.resume:
         known = json.loads((Path(given.resume) / SETTINGS).read_text())
-        parser.set_defaults(**known)
+        parser.set_defaults(**known | {"out": given.resume})  # wherever the folder was when it began
         given = parser.parse_args()
-        given.model, given.out = given.model or known["model"], given.out or given.resume
+        given.model = given.model or known["model"]
     if not given.model or not given.out:
         parser.error("say what to train and where to: MODEL -o FOLDER, or --resume FOLDER")
     return given

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from .graph import Graph, Value
+from .graph.step import Step
 from .op import Case, Op
 from .ops.state_space import beside
 from .recipes import Source
@@ -26,8 +27,8 @@ def one_node(
     feeds: dict[str, Array] = {}
     operands: list[Value | None] = []
     arrays, attrs = case.draw(seed), dict(case.attrs)
-    if "step" in attrs:  # its states stay f32
-        attrs["step"] = beside(attrs["step"], [dtype] * len(arrays))
+    if isinstance(step := attrs.get("step"), Step):  # its states stay f32
+        attrs["step"] = beside(step, [dtype] * len(arrays))
     names = op.operand_names(arrays, attrs)
     for i, array in enumerate(arrays):
         if array is None:

@@ -77,6 +77,8 @@ ROBERTA = BERT.but(
     position_offset=lambda c: key("pad_token_id", default=1)(c) + 1,
 )
 
+DATA2VEC_TEXT = ROBERTA.but("data2vec-text", prefix="data2vec_text.")
+
 SHARED = "encoder.albert_layer_groups.{i}.albert_layers.0"
 
 ALBERT = BERT.but(

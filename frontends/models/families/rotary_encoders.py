@@ -1,10 +1,13 @@
-"""Encoders with rotary positions: ModernBERT, EuroBERT, NomicBERT."""
+"""Encoders with rotary positions: ModernBERT, EuroBERT, NomicBERT, Jina Embeddings 3, GTE."""
 
 from __future__ import annotations
 
+from weft.ir.recipes import Full, Recipe
+
 from ...dsl import RoPE
-from ..tables.family import Config, key
+from ..tables.family import Config, Fetch, key
 from ..tables.rope_config import rope_of, rope_with
+from ..tables.settings import Settings
 from ..tables.templates import half, packed_parts
 from .bert import BERT
 from .llama import LLAMA, windows
@@ -87,4 +90,55 @@ NOMIC_BERT = BERT.but(
     qkv_bias=False,
     out_bias=False,
     ffn_bias=False,
+)
+JINA_V3 = NOMIC_BERT.but(
+    "jina_embeddings_v3",
+    names={
+        **packed_parts("layers.{i}.attn", f"{NOMIC}.mixer.Wqkv"),
+        "layers.{i}.attn.o": f"{NOMIC}.mixer.out_proj",
+        "layers.{i}.ffn.up": f"{NOMIC}.mlp.fc1",
+        "layers.{i}.ffn.down": f"{NOMIC}.mlp.fc2",
+    },
+    prefix="roberta.",
+    context=key("max_position_embeddings", default=8194),
+    token_types=key("type_vocab_size", default=1),
+    eps=key("layer_norm_eps", default=1e-5),
+    rope=rope_with(rope_theta=20_000.0),
+    activation=key("hidden_act", default="gelu"),
+    gated=False,
+    qkv_bias=True,
+    out_bias=True,
+    ffn_bias=True,
+)
+GTE_LAYER = "encoder.layer.{i}"
+
+
+def _no_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """Zeros: only the last linear map of the feed-forward has a bias."""
+    assert isinstance(settings.ffn, int)
+    return Full(0.0, (settings.ffn,))
+
+
+GTE = NOMIC_BERT.but(
+    "gte",
+    names={
+        "embed_norm": "embeddings.LayerNorm",
+        **packed_parts("layers.{i}.attn", f"{GTE_LAYER}.attention.qkv_proj"),
+        "layers.{i}.attn.o": f"{GTE_LAYER}.attention.o_proj",
+        "layers.{i}.attn_norm": f"{GTE_LAYER}.attn_ln",
+        "layers.{i}.ffn.gate.weight": half(f"{GTE_LAYER}.mlp.up_gate_proj", 1),
+        "layers.{i}.ffn.up.weight": half(f"{GTE_LAYER}.mlp.up_gate_proj", 0),
+        "layers.{i}.ffn.gate.bias": _no_bias,
+        "layers.{i}.ffn.up.bias": _no_bias,
+        "layers.{i}.ffn.down": f"{GTE_LAYER}.mlp.down_proj",
+        "layers.{i}.ffn_norm": f"{GTE_LAYER}.mlp_ln",
+    },
+    prefix="new.",
+    context=key("max_position_embeddings", default=8192),
+    token_types=key("type_vocab_size", default=1),
+    rope=rope_with(rope_theta=160_000.0),
+    activation=key("hidden_act", default="gelu"),
+    qkv_bias=True,
+    out_bias=True,
+    ffn_bias=True,
 )

@@ -52,6 +52,10 @@ ROWS = {
     "deberta": Row("DebertaModel", COMMON | DISENTANGLED | {"max_relative_positions": 12, "type_vocab_size": 2}),
 }
 ALIKE = {
+    "data2vec-text": Row("Data2VecTextModel", COMMON | {"pad_token_id": 1}),
+    "jina_embeddings_v3": Row("JinaEmbeddingsV3Model", COMMON | {"pad_token_id": 1}),
+    "gte": Row("GteModel", COMMON | {"pad_token_id": 1}),
+    "gte-without-types": Row("GteModel", COMMON | {"pad_token_id": 1, "type_vocab_size": 0}),
     "esm-absolute": Row("EsmModel", COMMON | {"pad_token_id": 1, "mask_token_id": 91, "emb_layer_norm_before": True}),
     "deberta-v2-linear": Row("DebertaV2Model", COMMON | DISENTANGLED | {"pos_att_type": "c2p", "type_vocab_size": 2}),
     "deberta-p2c": Row("DebertaModel", COMMON | DISENTANGLED | {"pos_att_type": ["p2c"]}),
