@@ -28,12 +28,14 @@ def unit_inverse(links: Tensor) -> Tensor:
     Blocks on the diagonal double: of [[A, 0], [C, B]] the inverse is [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]].
     """
     n = links.shape[-1]
-    inverse, at = torch.eye(n, dtype=links.dtype, device=links.device), torch.arange(n, device=links.device)
+    inverse = torch.ones_like(links[..., :1])[..., None]  # [..., blocks, size, size]
     for size in (2**i for i in range(n.bit_length() - 1)):
-        row, column = at[:, None] // size, at // size
-        corner = links * ((row // 2 == column // 2) & (row > column))
-        inverse = inverse - inverse @ corner @ inverse
-    return inverse
+        wide = (n // (2 * size), 2 * size)
+        pairs = links.unflatten(-1, wide).unflatten(-3, wide).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+        above, below = inverse.unflatten(-3, (-1, 2)).unbind(-3)
+        corner = below @ pairs[..., size:, :size] @ above
+        inverse = torch.cat((F.pad(above, (0, size)), torch.cat((-corner, below), -1)), -2)
+    return inverse.squeeze(-3)
 
 
 def through_chunks(first: Tensor, kept: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
