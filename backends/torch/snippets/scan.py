@@ -226,7 +226,7 @@ def matrix_steps(
     added, _ = one_by_one(step, zeros, tuple(cut), constants, shown)
     starts, last = list[Tensor](), list[Tensor]()
     for function, axis, first, b in zip(linear, axes, states, added, strict=True):
-        whole = identity(first, *axis)  # [blocks, ...]: as many keys at a time as the state has columns
+        whole = unit_columns(first, *axis)  # [blocks, ...]: as many keys at a time as the state has columns
         blocks = len(whole)
         rows = tuple(x.repeat_interleave(blocks, 0) for x in (*cut, shown))
         whole = whole.repeat(batch * count, *[1] * (whole.dim() - 1))
@@ -259,7 +259,7 @@ def laid_back(x: Tensor, order: tuple[int, ...], columns: bool, like: Tensor) ->
     return laid.permute([order.index(axis) for axis in range(len(order))])
 
 
-def identity(like: Tensor, order: tuple[int, ...], columns: bool) -> Tensor:
+def unit_columns(like: Tensor, order: tuple[int, ...], columns: bool) -> Tensor:
     """The columns of the identity over the keys of a state, as many states [blocks, ...] as it takes."""
     keys, width = (like.shape[order[-2]], like.shape[order[-1]]) if columns else (like.shape[order[-1]], 1)
     blocks, groups = -(-keys // width), math.prod(like.shape[axis] for axis in order[1 : -2 if columns else -1])
