@@ -36,13 +36,20 @@ from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding,
 from .linear_rnns import MLSTM, RGLRU, RWKVChannelMix, RWKVTimeMix
 from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder, MaskScaling, SentencePooling
-from .per_layer import LayerWithInput, PerLayerEmbedding, PerLayerInput, SplitFeedForward
 from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
 from .state_space import Mamba, Mamba2
-from .streams import AltUpLayer, GatherStreams, SpreadStreams
+from .streams import (
+    AltUpLayer,
+    GatherStreams,
+    LayerWithInput,
+    PerLayerEmbedding,
+    PerLayerInput,
+    SplitFeedForward,
+    SpreadStreams,
+)
 
 silu = ops.swish  # its β is 1 by default
 

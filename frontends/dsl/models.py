@@ -16,8 +16,8 @@ from weft.ir.types import TensorType, dtypes, sizes
 from .build import Layer, current, module, named, param, provided, providing, traced
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
-from .per_layer import PerLayerEmbedding
 from .position_bias import RelativeTable, T5Bias
+from .streams import PerLayerEmbedding
 
 Positions = LearnedPositions | Sinusoidal
 IDS = TensorType(dtypes.i64, (sizes.sym("batch"), sizes.sym("seq")))

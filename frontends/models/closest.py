@@ -26,7 +26,7 @@ _SILENT = re.compile(
 
 @dataclass(frozen=True)
 class Resemblance:
-    """How well a family reads a folder.
+    """Measure of how well a family reads a folder.
 
     Of its parameters, `found` of `parameters` are there with the shapes that the config makes; `unread` are patterns of
     tensors that it does not read, `ignored` keys of the config that it does not.
@@ -76,7 +76,7 @@ def closest(config: Config, reader: TensorReader, most: int = 3) -> list[Resembl
 
 
 def _resemblance(family: Family, config: Config, keys: frozenset[str], reader: TensorReader) -> Resemblance | None:
-    """How `family` reads the folder; None if the config lacks what it needs, or it refuses."""
+    """Return how `family` reads the folder; None if the config lacks what it needs, or it refuses."""
     read, found, parameters = set[str](), 0, 0
 
     def check(param: Param) -> None:

@@ -33,7 +33,7 @@ def errors() -> Iterator[Errors]:
 
 @pytest.fixture(scope="module")
 def genai() -> Iterator[dict[str, bool]]:
-    """Whether folders of a family have a configuration of onnxruntime-genai; kept as `errors` are."""
+    """Families, and whether their folders have a configuration of onnxruntime-genai; kept as `errors` are."""
     found: dict[str, bool] = {}
     yield found
     if os.environ.get("WEFT_FAMILIES") == "write":

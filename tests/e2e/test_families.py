@@ -74,7 +74,7 @@ def test_decoder_equals_transformers(
 
 
 def encoded(source: Path, target: str, arguments: dict[str, np.ndarray], out: Path) -> dict[str, np.ndarray]:
-    """What the encoder in `source` makes on `target`, by the names of outputs."""
+    """Outputs of the encoder in `source` on `target`, by their names."""
     if target == "torch":
         model = load_source(source)
         assert (model.unread, set(arguments)) == ([], set(model.graph.inputs))

@@ -19,7 +19,7 @@ from .test_families import note
 
 
 def check(row: Row, folder: Path, target: str, feeds: dict[str, np.ndarray], errors: Errors) -> None:
-    """What the model of `row` makes of `feeds` is what transformers makes."""
+    """Check that the model of `row` makes of `feeds` what transformers makes."""
     model = row.save(folder / "hf")
     loaded = weft.load_source(folder / "hf")
     assert loaded.unread == []

@@ -14,8 +14,8 @@ from ..tables.family import Architecture, Families, Family, Loaded, describe, ke
 from ..tables.settings import Settings, build
 
 FAMILIES = Families("family", __name__, "see `weft families`")  # by model_type
-for _file in pkgutil.iter_modules(__path__):  # every table of every file here
-    FAMILIES.register(*vars(importlib.import_module(f".{_file.name}", __name__)).values())
+for _file in pkgutil.walk_packages(__path__, f"{__name__}."):  # every table of every file here
+    FAMILIES.register(*vars(importlib.import_module(_file.name)).values())
 
 
 def architectures() -> dict[str, Architecture]:

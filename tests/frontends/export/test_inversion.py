@@ -97,7 +97,7 @@ def test_what_was_one_and_a_number_stays_so() -> None:
 
 
 def test_the_first_of_a_sum_takes_a_change() -> None:
-    """What is added to it stays as it is stored, rows too that the sum does not read."""
+    """Terms that are added to it stay as it is stored, rows too that the sum does not read."""
     graph = graph_of({"w": r.Add((a, r.Reshape(r.Take(t, (2,) * 5), (12, 5))))})
     other = RNG.standard_normal((12, 5)).astype(np.float32)
     found = dict(inversion.restore(graph, params={"w": other}))

@@ -1,0 +1,159 @@
+"""BLOOM, Falcon and MPT: positions as ALiBi biases (Falcon: or RoPE), q, k and v packed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....dsl import ALiBi
+from ...tables import gguf
+from ...tables.family import Config, Family, key
+from ...tables.rope_config import context_of, rope_of
+from ...tables.templates import by_arrangement, packed_parts
+
+BLOOM_GGUF = gguf.UNGATED.but("bloom", names=gguf.PACKED, rope=None, bias=lambda c: ALiBi(), embed_norm=True)
+BLOOM = Family(
+    model_types=("bloom",),
+    settings={
+        "vocab": key("vocab_size"),
+        "dim": key("hidden_size", "n_embed"),
+        "layers": key("n_layer", "num_hidden_layers"),
+        "heads": key("n_head", "num_attention_heads"),
+        "ffn": lambda c: 4 * key("hidden_size", "n_embed")(c),
+        "context": key("seq_length", default=None),
+        "norm": "layer",
+        "eps": key("layer_norm_epsilon", default=1e-5),
+        "embed_norm": True,
+        "activation": "gelu_new",
+        "gated": False,
+        "qkv_bias": True,
+        "out_bias": True,
+        "ffn_bias": True,
+        "bias": lambda config: ALiBi(),
+        "tie": key("tie_word_embeddings", default=True),
+    },
+    names={
+        "embed": "word_embeddings",
+        "embed_norm": "word_embeddings_layernorm",
+        "layers.{i}.attn_norm": "h.{i}.input_layernorm",
+        **packed_parts("layers.{i}.attn", "h.{i}.self_attention.query_key_value", grouped=True),
+        "layers.{i}.attn.o": "h.{i}.self_attention.dense",
+        "layers.{i}.ffn_norm": "h.{i}.post_attention_layernorm",
+        "layers.{i}.ffn.up": "h.{i}.mlp.dense_h_to_4h",
+        "layers.{i}.ffn.down": "h.{i}.mlp.dense_4h_to_h",
+        "final_norm": "ln_f",
+        "lm_head": "lm_head",
+    },
+    prefix="transformer.",
+    unused=("lm_head.weight",),
+    refuse={"apply_residual_connection_post_layernorm": (False, None)},
+    gguf=BLOOM_GGUF,
+)
+
+
+def _arrangement(config: Config) -> str:
+    """Falcon: sequential, or parallel with one norm (7B) or two (40B)."""
+    if not config.get("parallel_attn", True):
+        return "pre"
+    two = config.get("num_ln_in_parallel_attn") in (None, 2)
+    return "parallel_norms" if config.get("new_decoder_architecture") and two else "parallel"
+
+
+def _kv_heads(config: Config) -> Any:
+    """Falcon: one with multi_query, unless the newer architecture says how many."""
+    given = config.get("num_kv_heads")
+    return given if config.get("new_decoder_architecture") or not config.get("multi_query", True) else 1
+
+
+def _scaled_alibi(config: Config) -> ALiBi | None:
+    """Falcon's bias is scaled as its scores are."""
+    head = key("hidden_size")(config) // key("num_attention_heads")(config)
+    return ALiBi(scale=head**-0.5) if config.get("alibi") else None
+
+
+FALCON = BLOOM.but(
+    "falcon",
+    names={
+        "layers.{i}.norm": "h.{i}.input_layernorm",
+        "layers.{i}.attn_norm": by_arrangement(pre="h.{i}.input_layernorm", parallel_norms="h.{i}.ln_attn"),
+        "layers.{i}.ffn_norm": by_arrangement(pre="h.{i}.post_attention_layernorm", parallel_norms="h.{i}.ln_mlp"),
+    },
+    layers=key("num_hidden_layers", "n_layer"),
+    heads=key("num_attention_heads", "n_head"),
+    kv_heads=_kv_heads,
+    ffn=lambda c: c.get("ffn_hidden_size") or 4 * key("hidden_size")(c),
+    context=context_of,
+    arrangement=_arrangement,
+    embed_norm=False,
+    activation=key("activation", default="gelu"),
+    qkv_bias=key("bias", default=False),
+    out_bias=key("bias", default=False),
+    ffn_bias=key("bias", default=False),
+    bias=_scaled_alibi,
+    rope=lambda c: None if c.get("alibi") else rope_of(c),
+    gguf=gguf.UNGATED.but(
+        "falcon",
+        names={
+            **gguf.PACKED,
+            "layers.{i}.attn_norm": "blk.{i}.attn_norm_2",
+            "layers.{i}.ffn_norm": "blk.{i}.attn_norm",
+        },
+        found={"arrangement": lambda keys: "parallel_norms" if "blk.0.attn_norm_2.weight" in keys else "parallel"},
+        activation="gelu",
+    ),
+)
+
+# What transformers computes, whatever an attn_config says.
+_MPT_ATTENTION: dict[str, tuple[Any, ...]] = {
+    "attn_type": ("multihead_attention",),
+    "prefix_lm": (False, None),
+    "qk_ln": (False, None),
+    "attn_uses_sequence_id": (False, None),
+    "alibi": (True,),
+    "alibi_bias_max": (8,),
+}
+
+
+def _attention(name: str) -> Any:
+    """The entry `name` of MPT's attn_config."""
+    return lambda config: (config.get("attn_config") or {}).get(name)
+
+
+MPT = BLOOM.but(
+    "mpt",
+    names={
+        "embed": "wte",
+        "layers.{i}.attn_norm": "blocks.{i}.norm_1",
+        **packed_parts("layers.{i}.attn", "blocks.{i}.attn.Wqkv"),
+        "layers.{i}.attn.o": "blocks.{i}.attn.out_proj",
+        "layers.{i}.ffn_norm": "blocks.{i}.norm_2",
+        "layers.{i}.ffn.up": "blocks.{i}.ffn.up_proj",
+        "layers.{i}.ffn.down": "blocks.{i}.ffn.down_proj",
+        "final_norm": "norm_f",
+    },
+    refuse={
+        "logit_scale": (None,),
+        "no_bias": (True, None),
+        "embedding_fraction": (1, None),
+        **{f"attn_config.{name}": allowed for name, allowed in _MPT_ATTENTION.items()},
+    },
+    dim=key("d_model"),
+    layers=key("n_layers"),
+    heads=key("n_heads"),
+    ffn=lambda c: 4 * key("d_model")(c),  # transformers ignores expansion_ratio
+    context=key("max_seq_len", default=None),
+    norm_bias=False,
+    embed_norm=False,
+    activation="gelu",
+    qkv_bias=False,
+    out_bias=False,
+    ffn_bias=False,
+    clip=_attention("clip_qkv"),
+    scale=_attention("softmax_scale"),
+    gguf=BLOOM_GGUF.but(
+        "mpt",
+        activation="gelu",
+        embed_norm=False,
+        bias=lambda c: ALiBi(c.get("attention.max_alibi_bias") or 8.0),
+        clip=key("attention.clamp_kqv", default=None),
+    ),
+)

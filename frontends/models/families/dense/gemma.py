@@ -1,0 +1,132 @@
+"""Gemma: norms by 1 + weight, scaled embeddings, GeGLU; from Gemma 2 norms around both sublayers and local layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ....dsl import RoPE
+from ...tables import gguf
+from ...tables.family import Config, Loader, key
+from ...tables.rope_config import rope_of, rope_of_gguf
+from ...tables.templates import shifted
+from .llama import LLAMA, windows
+
+
+def _windows(every: int) -> Any:
+    """Every `every`-th layer is global, the others local."""
+
+    def rule(config: Config) -> tuple[int | None, ...]:
+        pattern, layers = config.get("sliding_window_pattern") or every, range(config["num_hidden_layers"])
+        types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in layers]
+        return windows(config, config.get("sliding_window", 4096), types)
+
+    return rule
+
+
+def _two_ropes(config: Config) -> tuple[RoPE, ...]:
+    """Gemma 3: other frequencies in global layers than in local ones."""
+    parameters = config.get("rope_parameters") or {}
+    if "full_attention" in parameters or "sliding_attention" in parameters:
+        wide, local = ({"rope_parameters": parameters.get(f"{kind}_attention")} for kind in ("full", "sliding"))
+        both = rope_of({"rope_theta": 1e6, **config, **wide}), rope_of({**config, "rope_theta": 1e4, **local})
+    else:
+        both = rope_of({"rope_theta": 1e6, **config}), rope_of({"rope_theta": config.get("rope_local_base_freq", 1e4)})
+    return tuple(both[window is not None] for window in _windows(6)(config))
+
+
+def _gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
+    """By the size of the heads, but for the model of 27 B, whose heads are smaller than their share of the width."""
+
+    def rule(config: Config) -> float:
+        share = key("embedding_length")(config) // key("attention.head_count")(config)
+        wide = config["block_count"] == layers_of_27b
+        return float((share if wide else config.get("attention.key_length", share)) ** -0.5)
+
+    return rule
+
+
+def _gguf_ropes(config: Config) -> Any:
+    """Local layers have a base of their own and no scaling."""
+    wide = rope_of_gguf(config)
+    local = RoPE(config.get("rope.freq_base_swa", 10_000.0), wide.dim)
+    windows = gguf.windows(6)(config)
+    return wide if windows is None else tuple(wide if window is None else local for window in windows)
+
+
+def _activation(config: Config) -> Any:
+    """The oldest configs say gelu and mean its tanh form."""
+    name = key("hidden_act", default="gelu_pytorch_tanh")(config)
+    return "gelu_pytorch_tanh" if name == "gelu" else name
+
+
+GEMMA_GGUF = gguf.BASE.but(
+    "gemma",
+    activation="gelu_pytorch_tanh",
+    embed_scale=lambda c: math.sqrt(c["embedding_length"]),
+    loader=Loader(head="tied", free_heads=True),
+)
+GEMMA = LLAMA.but(
+    "gemma",
+    names={
+        "layers.{i}.attn_norm": shifted("layers.{i}.input_layernorm"),
+        "layers.{i}.ffn_norm": shifted("layers.{i}.post_attention_layernorm"),
+        "final_norm": shifted("norm"),
+    },
+    refuse={"use_bidirectional_attention": (False, None)},
+    kv_heads=key("num_key_value_heads", default=16),
+    head_dim=key("head_dim", default=256),
+    activation=_activation,
+    ffn_bias=False,
+    embed_scale=lambda c: math.sqrt(c["hidden_size"]),
+    tie=key("tie_word_embeddings", default=True),
+    transformers="GemmaForCausalLM",
+    gguf=GEMMA_GGUF,
+)
+GEMMA2_GGUF = GEMMA_GGUF.but(
+    "gemma2",
+    arrangement="sandwich",
+    scale=_gguf_scale(46),
+    softcap=lambda c: c.get("attn_logit_softcapping", 50.0) or None,
+    logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0) or None,
+    window=lambda c: gguf.windows(2)({"attention.sliding_window": 4096, **c}),
+    loader=Loader(head="tied", free_heads=True, windows=True),
+)
+GEMMA2 = GEMMA.but(
+    "gemma2",
+    names={
+        "layers.{i}.attn_post_norm": shifted("layers.{i}.post_attention_layernorm"),
+        "layers.{i}.ffn_norm": shifted("layers.{i}.pre_feedforward_layernorm"),
+        "layers.{i}.ffn_post_norm": shifted("layers.{i}.post_feedforward_layernorm"),
+    },
+    kv_heads=key("num_key_value_heads", default=4),
+    arrangement="sandwich",
+    activation=key("hidden_activation", default="gelu_pytorch_tanh"),
+    scale=lambda c: c.get("query_pre_attn_scalar", 256) ** -0.5,
+    softcap=lambda c: c.get("attn_logit_softcapping", 50.0),
+    logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0),
+    window=_windows(2),
+    transformers="Gemma2ForCausalLM",
+    gguf=GEMMA2_GGUF,
+)
+GEMMA3 = GEMMA2.but(
+    "gemma3_text",
+    names={f"layers.{{i}}.attn.{x}_norm": shifted(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
+    context=key("max_position_embeddings", default=None),
+    qk_norm="head",
+    rope=_two_ropes,
+    window=_windows(6),
+    softcap=None,  # of attention: the config has it, transformers does not apply it
+    logit_softcap=key("final_logit_softcapping", default=None),
+    transformers="Gemma3ForCausalLM",
+    gguf=GEMMA2_GGUF.but(
+        "gemma3",
+        scale=_gguf_scale(62),
+        softcap=None,
+        logit_softcap=lambda c: c.get("final_logit_softcapping") or None,
+        rope=_gguf_ropes,
+        window=gguf.windows(6),
+        loader=Loader(free_heads=True, qk_norm=True, windows=True),
+    ),
+)

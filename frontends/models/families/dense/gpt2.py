@@ -1,0 +1,75 @@
+"""GPT-2 and GPT-BigCode: learned positions, LayerNorm, ungated MLP, q, k and v packed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...tables import gguf
+from ...tables.family import Config, Family, Loader, key
+from ...tables.templates import packed_parts, transposed
+
+
+def _scales(config: Config) -> Any:
+    """1/√d, or 1 without scale_attn_weights; divided by the layer's number (from 1) if so configured."""
+    plain = (config["n_embd"] // config["n_head"]) ** -0.5 if config.get("scale_attn_weights", True) else 1.0
+    if not config.get("scale_attn_by_inverse_layer_idx"):
+        return None if config.get("scale_attn_weights", True) else plain
+    return tuple(plain / (i + 1) for i in range(config["n_layer"]))
+
+
+GPT2_GGUF = gguf.UNGATED.but(
+    "gpt2", names=gguf.PACKED, rope=None, learned_positions=key("context_length"), loader=Loader("nqof")
+)
+GPT2 = Family(
+    model_types=("gpt2",),
+    settings={
+        "vocab": key("vocab_size"),
+        "dim": key("n_embd"),
+        "layers": key("n_layer"),
+        "heads": key("n_head"),
+        "ffn": lambda c: c.get("n_inner") or 4 * key("n_embd")(c),
+        "context": key("n_positions"),
+        "learned_positions": key("n_positions"),
+        "norm": "layer",
+        "eps": key("layer_norm_epsilon", default=1e-5),
+        "activation": key("activation_function", default="gelu_new"),
+        "gated": False,
+        "qkv_bias": True,
+        "out_bias": True,
+        "ffn_bias": True,
+        "scale": _scales,
+        "tie": key("tie_word_embeddings", default=True),
+    },
+    names={
+        "embed": "wte",
+        "positions": "wpe",
+        "layers.{i}.attn_norm": "h.{i}.ln_1",
+        **packed_parts("layers.{i}.attn", "h.{i}.attn.c_attn", turned=True),
+        "layers.{i}.attn.o": transposed("h.{i}.attn.c_proj"),
+        "layers.{i}.ffn_norm": "h.{i}.ln_2",
+        "layers.{i}.ffn.up": transposed("h.{i}.mlp.c_fc"),
+        "layers.{i}.ffn.down": transposed("h.{i}.mlp.c_proj"),
+        "final_norm": "ln_f",
+        "lm_head": "lm_head",
+    },
+    prefix="transformer.",
+    unused=("*.attn.bias", "*.attn.masked_bias", "lm_head.weight"),
+    refuse={"add_cross_attention": (False, None)},
+    transformers="GPT2LMHeadModel",
+    gguf=GPT2_GGUF,
+)
+
+# GPT-2 with one key/value head, its weights stored [out, in].
+GPT_BIGCODE = GPT2.but(
+    "gpt_bigcode",
+    names={
+        **packed_parts("layers.{i}.attn", "h.{i}.attn.c_attn", grouped=True),
+        "layers.{i}.attn.o": "h.{i}.attn.c_proj",
+        "layers.{i}.ffn.up": "h.{i}.mlp.c_fc",
+        "layers.{i}.ffn.down": "h.{i}.mlp.c_proj",
+    },
+    kv_heads=lambda c: 1 if c.get("multi_query", True) else None,
+    activation=key("activation_function", default="gelu_pytorch_tanh"),
+    transformers="GPTBigCodeForCausalLM",
+    gguf=GPT2_GGUF.but("starcoder"),
+)

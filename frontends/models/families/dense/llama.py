@@ -1,0 +1,269 @@
+"""Llama and its relatives: RoPE and a gated feed-forward in pre-norm blocks, but for what each table says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ....dsl import RoPE
+from ...tables import gguf
+from ...tables.family import Config, Family, Loader, key
+from ...tables.rope_config import context_of, rope_of, rope_of_gguf, rope_with
+from ...tables.templates import flattened, gated, half, joined, packed_parts
+
+NAMES = {
+    "embed": "embed_tokens",
+    "layers.{i}.attn_norm": "layers.{i}.input_layernorm",
+    **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.self_attn.{x}_proj" for x in "qkvo"},
+    **{f"layers.{{i}}.attn.{x}_norm": f"layers.{{i}}.self_attn.{x}_norm" for x in "qk"},
+    "layers.{i}.ffn_norm": "layers.{i}.post_attention_layernorm",
+    **gated("layers.{i}.ffn", "layers.{i}.mlp"),
+    "final_norm": "norm",
+    "lm_head": "lm_head",
+}
+
+LLAMA_GGUF = gguf.MIXED.but(
+    "llama",
+    names=gguf.INTERLEAVED,
+    moe=gguf.experts(renormalize=True),  # of Mixtral
+    loader=Loader(optional_biases="qof", experts="optional", free_heads=True),
+)
+LLAMA = Family(
+    model_types=("llama",),
+    settings={
+        "vocab": key("vocab_size"),
+        "dim": key("hidden_size"),
+        "layers": key("num_hidden_layers"),
+        "heads": key("num_attention_heads"),
+        "kv_heads": key("num_key_value_heads", default=None),
+        "head_dim": key("head_dim", default=None),
+        "ffn": key("intermediate_size"),
+        "activation": key("hidden_act", default="silu"),
+        "eps": key("rms_norm_eps", default=1e-6),
+        "qkv_bias": key("attention_bias", default=False),
+        "out_bias": key("attention_bias", default=False),
+        "ffn_bias": key("mlp_bias", default=False),
+        "tie": key("tie_word_embeddings", default=False),
+        "rope": rope_of,
+        "context": context_of,
+    },
+    names=NAMES,
+    prefix="model.",
+    unused=("*.rotary_emb.inv_freq", "lm_head.weight"),
+    transformers="LlamaForCausalLM",
+    gguf=LLAMA_GGUF,
+)
+
+
+def windows(config: Config, window: int | None, types: list[str]) -> tuple[int | None, ...]:
+    """`window` in the layers that the config's layer_types (or else `types`) call sliding."""
+    return tuple(window if t == "sliding_attention" else None for t in config.get("layer_types") or types)
+
+
+def layer_windows(config: Config) -> Any:
+    """Windows of Qwen models: use_sliding_window, and layer_types or else max_window_layers say which layers."""
+    window, layers = config.get("sliding_window", 4096), config["num_hidden_layers"]
+    if not config.get("use_sliding_window") or window is None:
+        return None
+    full = config.get("max_window_layers", 28)
+    return windows(config, window, ["full_attention" if i < full else "sliding_attention" for i in range(layers)])
+
+
+MISTRAL = LLAMA.but(
+    "mistral",
+    qkv_bias=False,
+    out_bias=False,
+    ffn_bias=False,
+    kv_heads=key("num_key_value_heads", default=8),
+    window=lambda c: c.get("sliding_window", 4096),
+    transformers="MistralForCausalLM",
+    gguf=LLAMA_GGUF,
+)
+QWEN2 = LLAMA.but(
+    "qwen2",
+    ffn_bias=False,
+    window=layer_windows,
+    qkv_bias=True,
+    out_bias=False,
+    transformers="Qwen2ForCausalLM",
+    gguf=gguf.BASE.but("qwen2", loader=Loader(biases="q")),
+)
+QWEN3 = LLAMA.but(
+    "qwen3",
+    ffn_bias=False,
+    window=layer_windows,
+    head_dim=key("head_dim", default=128),
+    qk_norm="head",
+    transformers="Qwen3ForCausalLM",
+    gguf=gguf.BASE.but("qwen3", loader=Loader(free_heads=True, qk_norm=True)),
+)
+OLMO2 = LLAMA.but(
+    "olmo2",
+    ffn_bias=False,
+    names={
+        "layers.{i}.attn_post_norm": "layers.{i}.post_attention_layernorm",
+        "layers.{i}.ffn_post_norm": "layers.{i}.post_feedforward_layernorm",
+    },
+    eps=key("rms_norm_eps", default=1e-5),
+    arrangement="post_sublayer",
+    qk_norm="full",
+    transformers="Olmo2ForCausalLM",
+    gguf=gguf.BASE.but(
+        "olmo2",
+        found={"qk_norm": lambda keys: "full"},
+        arrangement="post_sublayer",
+        loader=Loader(head="own", qk_norm=True),
+    ),
+)
+OLMO = LLAMA.but(
+    "olmo",
+    ffn_bias=False,
+    norm="layer",
+    norm_weight=False,
+    eps=1e-5,
+    clip=key("clip_qkv", default=None),
+    transformers="OlmoForCausalLM",
+    gguf=LLAMA_GGUF.but(
+        "olmo", norm="layer", norm_weight=False, clip=key("attention.clamp_kqv", default=None), loader=Loader()
+    ),
+)
+GRANITE_GGUF = LLAMA_GGUF.but(
+    "granite",
+    embed_scale=key("embedding_scale", default=1.0),
+    scale=key("attention.scale", default=None),
+    residual_scale=key("residual_scale", default=1.0),
+    logit_scale=key("logit_scale", reciprocal=True),
+    loader=Loader(optional_biases="qof", free_heads=True),
+)
+GRANITE = LLAMA.but(
+    "granite",
+    embed_scale=key("embedding_multiplier", default=1.0),
+    scale=key("attention_multiplier", default=1.0),
+    residual_scale=key("residual_multiplier", default=1.0),
+    logit_scale=key("logits_scaling", default=1.0, reciprocal=True),
+    transformers="GraniteForCausalLM",
+    gguf=GRANITE_GGUF,
+)
+
+
+def _smollm3_ropes(config: Config) -> tuple[RoPE | None, ...]:
+    """RoPE where no_rope_layers has a 1; by default all but every no_rope_layer_interval-th layer."""
+    every, layers = config.get("no_rope_layer_interval", 4), config["num_hidden_layers"]
+    rotary = config.get("no_rope_layers") or [(i + 1) % every for i in range(layers)]
+    rope = rope_with(rope_theta=2e6)(config)
+    return tuple(rope if r else None for r in rotary)
+
+
+def _smollm3_windows(config: Config) -> tuple[int | None, ...] | None:
+    if not config.get("use_sliding_window"):
+        return None
+    types = ["full_attention" if rope else "sliding_attention" for rope in _smollm3_ropes(config)]
+    return windows(config, config.get("sliding_window"), types)
+
+
+SMOLLM3 = LLAMA.but(
+    "smollm3",
+    kv_heads=key("num_key_value_heads", default=4),
+    rope=_smollm3_ropes,
+    window=_smollm3_windows,
+    tie=key("tie_word_embeddings", default=True),
+    transformers="SmolLM3ForCausalLM",
+    gguf=LLAMA_GGUF.but(
+        "smollm3",
+        rope=lambda c: tuple(rope_of_gguf(c) if (i + 1) % 4 else None for i in range(c["block_count"])),
+        loader=Loader(free_heads=True),
+    ),
+)
+PHI3 = LLAMA.but(
+    "phi3",
+    ffn_bias=False,
+    names={
+        **packed_parts("layers.{i}.attn", "layers.{i}.self_attn.qkv_proj"),
+        "layers.{i}.ffn.gate": half("layers.{i}.mlp.gate_up_proj", 0),
+        "layers.{i}.ffn.up": half("layers.{i}.mlp.gate_up_proj", 1),
+    },
+    eps=key("rms_norm_eps", default=1e-5),
+    window=key("sliding_window", default=None),
+    rope=rope_with(partial_rotary_factor=1.0),
+    qkv_bias=False,
+    out_bias=False,
+    transformers="Phi3ForCausalLM",
+    gguf=gguf.BASE.but(
+        "phi3",
+        names={
+            **gguf.PACKED,
+            "layers.{i}.ffn.gate": half("blk.{i}.ffn_up", 0),
+            "layers.{i}.ffn.up": half("blk.{i}.ffn_up", 1),
+        },
+        window=lambda c: c.get("attention.sliding_window") or None,
+        loader=Loader(partial_rope=True),
+    ),
+)
+STARCODER2 = LLAMA.but(
+    "starcoder2",
+    names={"layers.{i}.ffn.up": "layers.{i}.mlp.c_fc", "layers.{i}.ffn.down": "layers.{i}.mlp.c_proj"},
+    kv_heads=key("num_key_value_heads", default=2),
+    norm="layer",
+    eps=key("norm_epsilon", default=1e-5),
+    window=key("sliding_window", default=None),
+    activation=key("hidden_act", default="gelu_pytorch_tanh"),
+    gated=False,
+    qkv_bias=key("use_bias", default=True),
+    out_bias=key("use_bias", default=True),
+    ffn_bias=key("use_bias", default=True),
+    tie=key("tie_word_embeddings", default=True),
+    transformers="Starcoder2ForCausalLM",
+    gguf=gguf.UNGATED.but("starcoder2", loader=Loader("nqof")),
+)
+
+EACH_HEAD = gguf.BASE.but(  # norms of each head, one tensor for all
+    names={f"layers.{{i}}.attn.{x}_norm": flattened(f"blk.{{i}}.attn_{x}_norm") for x in "qk"},
+    found={"qk_norm": lambda keys: "each" if "blk.0.attn_q_norm.weight" in keys else "none"},
+    norm="layer",
+)
+STABLELM = LLAMA.but(
+    "stablelm",
+    ffn_bias=False,
+    names={
+        "layers.{i}.norm": "layers.{i}.input_layernorm",  # the one norm of a parallel block
+        "layers.{i}.attn.q_norm": joined("layers.{i}.self_attn.q_layernorm.norms.{h}"),
+        "layers.{i}.attn.k_norm": joined("layers.{i}.self_attn.k_layernorm.norms.{h}", of_keys=True),
+    },
+    norm="layer",
+    eps=key("layer_norm_eps", default=1e-5),
+    arrangement=lambda c: "parallel" if c.get("use_parallel_residual") else "pre",
+    rope=rope_with(partial_rotary_factor=0.25),
+    qk_norm=lambda c: "each" if c.get("qk_layernorm") else "none",
+    qkv_bias=key("use_qkv_bias", default=False),
+    out_bias=False,
+    transformers="StableLmForCausalLM",
+    gguf=EACH_HEAD.but(
+        "stablelm",
+        found={"arrangement": lambda keys: "pre" if "blk.0.ffn_norm.weight" in keys else "parallel"},
+        loader=Loader("n", "q", head="own", partial_rope=True, qk_norm=True),
+    ),
+)
+COHERE = LLAMA.but(
+    "cohere",
+    ffn_bias=False,
+    names={
+        "layers.{i}.norm": "layers.{i}.input_layernorm",
+        **{f"layers.{{i}}.attn.{x}_norm": flattened(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
+    },
+    norm="layer",
+    norm_bias=False,
+    eps=key("layer_norm_eps", default=1e-5),
+    arrangement="parallel",
+    rope=rope_with(rope_theta=5e5, interleaved=True),
+    qk_norm=lambda c: "each" if c.get("use_qk_norm") else "none",
+    logit_scale=key("logit_scale", default=0.0625),
+    tie=key("tie_word_embeddings", default=True),
+    transformers="CohereForCausalLM",
+    gguf=EACH_HEAD.but(
+        "command-r",
+        arrangement="parallel",
+        rope=lambda c: replace(rope_of_gguf(c), interleaved=True),
+        logit_scale=key("logit_scale"),
+        loader=Loader(head="tied", qk_norm=True),
+    ),
+)

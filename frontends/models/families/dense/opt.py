@@ -1,0 +1,56 @@
+"""OPT: GPT-2's blocks with ReLU, its positions counted from 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.ir.errors import WeftError
+
+from ...tables.family import Config, Family, key
+
+
+def _dim(config: Config) -> Any:
+    dim, embedded = key("hidden_size")(config), config.get("word_embed_proj_dim")
+    if embedded not in (dim, None):
+        raise WeftError(f"word_embed_proj_dim={embedded!r} other than hidden_size is not supported")
+    return dim
+
+
+OPT = Family(
+    model_types=("opt",),
+    settings={
+        "vocab": key("vocab_size"),
+        "dim": _dim,
+        "layers": key("num_hidden_layers"),
+        "heads": key("num_attention_heads"),
+        "ffn": key("ffn_dim"),
+        "context": key("max_position_embeddings"),
+        "learned_positions": key("max_position_embeddings"),
+        "position_offset": 2,
+        "norm": "layer",
+        "norm_weight": key("layer_norm_elementwise_affine", default=True),
+        "eps": 1e-5,
+        "arrangement": lambda c: "pre" if c.get("do_layer_norm_before", True) else "post",
+        "activation": key("activation_function", default="relu"),
+        "gated": False,
+        "qkv_bias": key("enable_bias", default=True),
+        "out_bias": key("enable_bias", default=True),
+        "ffn_bias": key("enable_bias", default=True),
+        "tie": key("tie_word_embeddings", default=True),
+    },
+    names={
+        "embed": "embed_tokens",
+        "positions": "embed_positions",
+        "layers.{i}.attn_norm": "layers.{i}.self_attn_layer_norm",
+        **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.self_attn.{x}_proj" for x in "qkv"},
+        "layers.{i}.attn.o": "layers.{i}.self_attn.out_proj",
+        "layers.{i}.ffn_norm": "layers.{i}.final_layer_norm",
+        "layers.{i}.ffn.up": "layers.{i}.fc1",
+        "layers.{i}.ffn.down": "layers.{i}.fc2",
+        "final_norm": "final_layer_norm",
+        "lm_head": "lm_head",
+    },
+    prefix="model.decoder.",
+    unused=("lm_head.weight",),
+    refuse={"_remove_final_layer_norm": (False, None)},
+)

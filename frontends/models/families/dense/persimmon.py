@@ -1,0 +1,81 @@
+"""Persimmon, CodeGen and DiffLlama: projections packed in their own ways, differences of attentions."""
+
+from __future__ import annotations
+
+from weft.ir.recipes import Recipe, Reshape, Slice
+
+from ....dsl import DifferentialAttention
+from ...tables.family import Config, Fetch, Template, key
+from ...tables.rope_config import rope_of, rope_with
+from ...tables.settings import Settings
+from ...tables.templates import packed_parts
+from .eleuther import GPTJ
+from .llama import LLAMA
+
+PERSIMMON = LLAMA.but(
+    "persimmon",
+    kv_heads=None,
+    norm="layer",
+    eps=key("layer_norm_eps", default=1e-5),
+    qk_norm=lambda config: "head" if config.get("qk_layernorm", True) else "none",
+    qkv_bias=True,
+    out_bias=True,
+    ffn_bias=True,
+    rope=rope_with(partial_rotary_factor=0.5),
+    activation=key("hidden_act", default="relu2"),
+    gated=False,
+    names={
+        **packed_parts("layers.{i}.attn", "layers.{i}.self_attn.query_key_value", grouped=True),
+        "layers.{i}.attn.o": "layers.{i}.self_attn.dense",
+        "layers.{i}.attn.q_norm": "layers.{i}.self_attn.q_layernorm",
+        "layers.{i}.attn.k_norm": "layers.{i}.self_attn.k_layernorm",
+        "layers.{i}.ffn.up": "layers.{i}.mlp.dense_h_to_4h",
+        "layers.{i}.ffn.down": "layers.{i}.mlp.dense_4h_to_h",
+        "final_norm": "final_layernorm",
+    },
+    transformers="PersimmonForCausalLM",
+)
+
+
+def _of_four(which: int) -> Template:
+    """The rows of queries (0), values (1) or keys (2), packed for each of four devices apart."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        apart = Reshape(fetch(f"h.{{i}}.attn.qkv_proj.{part}"), (4, 3, settings.dim // 4, -1))
+        return Reshape(Slice(apart, 1, which, which + 1), (settings.dim, -1))
+
+    return template
+
+
+CODEGEN = GPTJ.but(
+    "codegen",
+    names={f"layers.{{i}}.attn.{name}": _of_four(which) for which, name in enumerate("qvk")},
+    transformers="CodeGenForCausalLM",
+)
+
+
+def _differential(config: Config) -> tuple[DifferentialAttention, ...]:
+    heads, layers = key("num_attention_heads")(config), key("num_hidden_layers")(config)
+    return tuple(
+        DifferentialAttention(
+            heads,
+            config.get("num_key_value_heads") or heads,
+            config.get("head_dim"),
+            rope_of(config),
+            DifferentialAttention.lambda_of(i),
+            key("rms_norm_eps", default=1e-5)(config),
+            config.get("attention_bias", False),
+        )
+        for i in range(layers)
+    )
+
+
+DIFFLLAMA = LLAMA.but(
+    "diffllama",
+    names={f"layers.{{i}}.attn.lambda_{x}{i}": f"layers.{{i}}.self_attn.lambda_{x}{i}" for x in "qk" for i in (1, 2)},
+    eps=key("rms_norm_eps", default=1e-5),
+    ffn_bias=False,
+    heads=None,
+    kv_heads=None,
+    mixer=_differential,
+)

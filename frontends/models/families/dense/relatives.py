@@ -1,0 +1,310 @@
+"""Relatives of Llama with a difference or two: other norms, activations, windows, scales, or rotary layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.ir.recipes import Recipe, Reshape
+
+from ....dsl import RoPE, Temperature
+from ...tables.family import Config, Fetch, Rule, key, required
+from ...tables.rope_config import rope_of, rope_settings, rope_with, ropes_by_type
+from ...tables.settings import Settings
+from ...tables.templates import half, halves_swapped, shifted
+from .llama import COHERE, GRANITE, LLAMA, MISTRAL, OLMO2, windows
+
+
+def alternating(every: int, first_global: bool = False, window: int | None = 4096) -> Rule:
+    """The rule for windows of layers that are local but for each `every`-th, the first or the last of a period."""
+
+    def rule(config: Config) -> tuple[int | None, ...]:
+        layers = range(key("num_hidden_layers")(config))
+        wide = 0 if first_global else every - 1
+        types = ["full_attention" if i % every == wide else "sliding_attention" for i in layers]
+        return windows(config, config.get("sliding_window", window), types)
+
+    return rule
+
+
+def rotary_where_local(rope: Rule, local: Rule) -> Rule:
+    """The rule for `rope` of models whose global layers know no positions."""
+
+    def rule(config: Config) -> tuple[RoPE | None, ...]:
+        turned = rope(config)
+        return tuple(None if window is None else turned for window in local(config))
+
+    return rule
+
+
+ARCEE = LLAMA.but(
+    "arcee",
+    eps=key("rms_norm_eps", default=1e-5),
+    activation=key("hidden_act", default="relu2"),
+    gated=False,
+    transformers="ArceeForCausalLM",
+)
+
+
+def _one(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
+    """A single number, whatever the rank of the tensor it is stored in."""
+    return lambda fetch, part, settings: Reshape(fetch(name), (1,))
+
+
+APERTUS = LLAMA.but(
+    "apertus",
+    names={
+        "layers.{i}.attn_norm": "layers.{i}.attention_layernorm",
+        "layers.{i}.ffn_norm": "layers.{i}.feedforward_layernorm",
+        **{
+            f"layers.{{i}}.ffn.activation.{n}": _one(f"layers.{{i}}.mlp.act_fn.{n}")
+            for n in ("alpha_p", "alpha_n", "beta", "eps")
+        },
+    },
+    eps=key("rms_norm_eps", default=1e-5),
+    activation=key("hidden_act", default="xielu"),
+    gated=False,
+    ffn_bias=False,
+    qk_norm="head",
+    transformers="ApertusForCausalLM",
+)
+SEED_OSS = LLAMA.but(
+    "seed_oss",
+    kv_heads=key("num_key_value_heads", default=8),
+    head_dim=key("head_dim", default=128),
+    qkv_bias=key("attention_bias", default=True),
+    out_bias=key("attention_out_bias", default=False),
+    transformers="SeedOssForCausalLM",
+)
+HELIUM = LLAMA.but(
+    "helium",
+    kv_heads=key("num_key_value_heads", default=20),
+    head_dim=key("head_dim", default=128),
+    eps=key("rms_norm_eps", default=1e-8),
+    rope=rope_with(rope_theta=1e5, interleaved=True),
+    out_bias=False,
+    transformers="HeliumForCausalLM",
+)
+GLM = LLAMA.but(
+    "glm",
+    names={
+        "layers.{i}.ffn.gate": half("layers.{i}.mlp.gate_up_proj", 0),
+        "layers.{i}.ffn.up": half("layers.{i}.mlp.gate_up_proj", 1),
+    },
+    kv_heads=key("num_key_value_heads", default=2),
+    head_dim=key("head_dim", default=128),
+    eps=key("rms_norm_eps", default=1.5625e-7),
+    rope=rope_with(partial_rotary_factor=0.5, interleaved=True),
+    qkv_bias=key("attention_bias", default=True),
+    out_bias=False,
+    ffn_bias=False,
+    transformers="GlmForCausalLM",
+)
+GLM4 = GLM.but(
+    "glm4",
+    names={
+        "layers.{i}.attn_post_norm": "layers.{i}.post_self_attn_layernorm",
+        "layers.{i}.ffn_post_norm": "layers.{i}.post_mlp_layernorm",
+    },
+    arrangement="sandwich",
+    transformers="Glm4ForCausalLM",
+)
+NANOCHAT = LLAMA.but(
+    "nanochat",
+    names={
+        "layers.{i}.attn.q": halves_swapped("layers.{i}.self_attn.q_proj"),
+        "layers.{i}.attn.k": halves_swapped("layers.{i}.self_attn.k_proj", of_keys=True),
+        "layers.{i}.ffn.up": "layers.{i}.mlp.fc1",
+        "layers.{i}.ffn.down": "layers.{i}.mlp.fc2",
+    },
+    norm_weight=False,
+    embed_norm=True,
+    qk_norm="head",
+    qk_norm_last=True,
+    activation=key("hidden_act", default="relu2"),
+    gated=False,
+    ffn_bias=False,
+    logit_softcap=key("final_logit_softcapping", default=None),
+    transformers="NanoChatForCausalLM",
+)
+MINISTRAL = MISTRAL.but(
+    "ministral",
+    qkv_bias=False,
+    out_bias=False,
+    ffn_bias=False,
+    window=lambda c: windows(c, c.get("sliding_window", 4096), ["sliding_attention"] * c["num_hidden_layers"]),
+    transformers="MinistralForCausalLM",
+)
+
+
+def llama4_temperature(config: Config) -> Temperature:
+    """Queries that grow by `llama_4_scaling_beta` with every original context."""
+    beta, length = required(rope_settings(config), "llama_4_scaling_beta", "original_max_position_embeddings")
+    return Temperature(beta, length)
+
+
+MINISTRAL3 = MISTRAL.but(
+    "ministral3",
+    head_dim=key("head_dim", default=128),
+    eps=key("rms_norm_eps", default=1e-5),
+    qkv_bias=False,
+    out_bias=False,
+    ffn_bias=False,
+    temperature=llama4_temperature,
+    window=key("sliding_window", default=None),
+    transformers="Ministral3ForCausalLM",
+)
+_EXAONE4_WINDOWS = alternating(4)
+EXAONE4 = OLMO2.but(
+    "exaone4",
+    qk_norm="head",
+    qkv_bias=False,
+    out_bias=False,
+    window=_EXAONE4_WINDOWS,
+    rope=lambda c: (rotary_where_local(rope_of, _EXAONE4_WINDOWS) if c.get("sliding_window", 4096) else rope_of)(c),
+    transformers="Exaone4ForCausalLM",
+)
+OLMO3 = OLMO2.but(
+    "olmo3",
+    window=alternating(4),
+    rope=ropes_by_type(alternating(4), rope_theta=5e5),
+    context=key("max_position_embeddings", default=None),
+    transformers="Olmo3ForCausalLM",
+)
+
+
+def _hunyuan_rope(config: Config) -> RoPE:
+    """Checkpoints call it dynamic, but a fixed `alpha` stretches the base."""
+    given = rope_settings(config)
+    if given.get("rope_type") != "dynamic" or not given.get("alpha"):
+        return rope_of(config)
+    dim = key("head_dim")(config)
+    theta = (given.get("rope_theta") or config.get("rope_theta", 1e4)) * given["alpha"] ** (dim / (dim - 2))
+    return RoPE(theta)
+
+
+HUNYUAN = LLAMA.but(
+    "hunyuan_v1_dense",
+    names={
+        "layers.{i}.attn.q_norm": "layers.{i}.self_attn.query_layernorm",
+        "layers.{i}.attn.k_norm": "layers.{i}.self_attn.key_layernorm",
+    },
+    eps=key("rms_norm_eps", default=1e-5),
+    rope=_hunyuan_rope,
+    ffn_bias=False,
+    qk_norm="head",
+    qk_norm_last=True,
+    transformers="HunYuanDenseV1ForCausalLM",
+)
+ERNIE4_5 = LLAMA.but(
+    "ernie4_5",
+    kv_heads=key("num_key_value_heads", default=2),
+    head_dim=key("head_dim", default=128),
+    eps=key("rms_norm_eps", default=1e-5),
+    rope=rope_with(rope_theta=5e5, interleaved=True),
+    qkv_bias=key("use_bias", default=False),
+    out_bias=key("use_bias", default=False),
+    ffn_bias=key("use_bias", default=False),
+    tie=key("tie_word_embeddings", default=True),
+    transformers="Ernie4_5ForCausalLM",
+)
+BITNET = LLAMA.but(
+    "bitnet",
+    names={
+        "layers.{i}.attn.sub_norm": "layers.{i}.self_attn.attn_sub_norm",
+        "layers.{i}.ffn.sub_norm": "layers.{i}.mlp.ffn_sub_norm",
+    },
+    kv_heads=key("num_key_value_heads", default=5),
+    head_dim=None,
+    eps=key("rms_norm_eps", default=1e-5),
+    rope=rope_with(rope_theta=5e5),
+    activation=key("hidden_act", default="relu2"),
+    sub_norm=True,
+    ffn_bias=False,
+    transformers="BitNetForCausalLM",
+)
+NEMOTRON = LLAMA.but(
+    "nemotron",
+    names={
+        "layers.{i}.attn_norm": shifted("layers.{i}.input_layernorm"),
+        "layers.{i}.ffn_norm": shifted("layers.{i}.post_attention_layernorm"),
+        "final_norm": shifted("norm"),
+    },
+    norm="layer",
+    eps=key("norm_eps", default=1e-5),
+    rope=rope_with(partial_rotary_factor=0.5),
+    activation=key("hidden_act", default="relu2"),
+    gated=False,
+    transformers="NemotronForCausalLM",
+)
+CWM = LLAMA.but(
+    "cwm",
+    kv_heads=key("num_key_value_heads", default=8),
+    head_dim=key("head_dim", default=128),
+    eps=key("rms_norm_eps", default=1e-5),
+    rope=rope_with(rope_theta=1e6),
+    qkv_bias=False,
+    out_bias=False,
+    window=alternating(4, first_global=True, window=8192),
+    transformers="CwmForCausalLM",
+)
+INTERNLM3 = LLAMA.but(
+    "internlm3",
+    kv_heads=key("num_key_value_heads", default=2),
+    head_dim=key("head_dim", default=128),
+    eps=key("rms_norm_eps", default=1e-5),
+    qkv_bias=key("attention_bias", "qkv_bias", default=False),
+    out_bias=key("attention_bias", "qkv_bias", default=False),
+    ffn_bias=key("mlp_bias", "bias", default=False),
+    transformers="LlamaForCausalLM",
+)
+IQUESTCODER = LLAMA.but(
+    "iquestcoder",
+    refuse={"clip_qkv": (None,), "use_sliding_window": (False, None)},
+    kv_heads=key("num_key_value_heads", default=8),
+    head_dim=key("head_dim", default=128),
+    eps=key("rms_norm_eps", default=1e-5),
+    transformers="LlamaForCausalLM",
+)
+
+
+def layer_ropes(config: Config) -> RoPE | tuple[RoPE | None, ...]:
+    """RoPE of each layer's base in layer_rope_theta; a layer whose base is 0 or null knows no positions."""
+    bases = config.get("layer_rope_theta")
+    if bases is None:
+        return rope_of(config)
+    said = rope_settings(config)
+    return tuple(
+        rope_of({**config, "rope_parameters": {**said, "rope_theta": base}}) if base else None for base in bases
+    )
+
+
+GRANITE_SWA = GRANITE.but(
+    "granite_swa",
+    names={"layers.{i}.attn.sinks": "layers.{i}.self_attn.sinks"},
+    eps=key("rms_norm_eps", default=1e-5),
+    window=alternating(4, first_global=True, window=128),
+    sinks=True,
+    rope=layer_ropes,
+    tie=key("tie_word_embeddings", default=True),
+    transformers="GraniteSWAForCausalLM",
+)
+HYPERCLOVAX = GRANITE.but(
+    "hyperclovax",
+    names={
+        "layers.{i}.attn_post_norm": "layers.{i}.post_norm1",
+        "layers.{i}.ffn_norm": "layers.{i}.post_attention_layernorm",
+        "layers.{i}.ffn_post_norm": "layers.{i}.post_norm2",
+    },
+    arrangement=lambda c: "sandwich" if c.get("use_post_norm", True) else "pre",
+    scale=key("attention_multiplier", default=None),
+    logit_scale=key("logits_scaling", default=1.0),
+    transformers="HyperCLOVAXForCausalLM",
+)
+COHERE2 = COHERE.but(
+    "cohere2",
+    qk_norm="none",
+    window=alternating(4),
+    rope=rotary_where_local(rope_with(rope_theta=1e4, interleaved=True), alternating(4)),
+    ffn_bias=False,
+    transformers="Cohere2ForCausalLM",
+)

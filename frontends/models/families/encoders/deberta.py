@@ -1,0 +1,100 @@
+"""DeBERTa: BERT with attention to content and relative positions apart."""
+
+from __future__ import annotations
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes import Recipe
+
+from ....dsl import DisentangledAttention, LayerNorm, RelativeTable
+from ...tables.family import Config, Fetch, Template, key
+from ...tables.settings import Settings
+from ...tables.templates import packed
+from .bert import BERT, LAYER
+
+SELF = f"{LAYER}.attention.self"
+
+
+def _terms(config: Config) -> list[str]:
+    """Return the kinds of scores beside those of contents: c2p, p2c."""
+    said = config.get("pos_att_type") or []
+    terms = [term.strip() for term in said.lower().split("|")] if isinstance(said, str) else list(said)
+    if not config.get("relative_attention") or not set(terms) <= {"c2p", "p2c"}:
+        raise WeftError(f"pos_att_type={said!r} is not supported; known are c2p and p2c, with relative_attention")
+    return terms
+
+
+def _attention(config: Config, key_bias: bool = True) -> DisentangledAttention:
+    terms, shared = _terms(config), bool(config.get("share_att_key"))
+    return DisentangledAttention(key("num_attention_heads")(config), "c2p" in terms, "p2c" in terms, shared, key_bias)
+
+
+def _span(config: Config) -> int:
+    """Return how far relative positions reach."""
+    reach = int(config.get("max_relative_positions", -1))
+    return reach if reach > 0 else int(key("max_position_embeddings")(config))
+
+
+def _table(config: Config) -> RelativeTable | None:
+    if not _terms(config):
+        return None
+    buckets = int(config.get("position_buckets", -1))
+    normed = "layer_norm" in str(config.get("norm_rel_ebd", "none")).lower()
+    norm = LayerNorm(config.get("layer_norm_eps", 1e-7)) if normed else None
+    return RelativeTable(buckets, _span(config), norm) if buckets > 0 else RelativeTable(_span(config), norm=norm)
+
+
+def _width(config: Config) -> int:
+    width = int(key("hidden_size")(config))
+    if config.get("embedding_size", width) != width:
+        raise WeftError(f"embedding_size={config['embedding_size']} other than hidden_size is not supported")
+    return width
+
+
+DEBERTA_V2 = BERT.but(
+    "deberta-v2",
+    names={
+        **{f"layers.{{i}}.attn.{x[0]}": f"{SELF}.{x}_proj" for x in ("query", "key", "value")},
+        "layers.{i}.attn.pos_k": f"{SELF}.pos_key_proj",
+        "layers.{i}.attn.pos_q": f"{SELF}.pos_query_proj",
+        "relative.weight": "encoder.rel_embeddings.weight",
+        "relative.norm": "encoder.LayerNorm",
+    },
+    prefix="deberta.",
+    found={"pooler": None},
+    unused=(
+        *BERT.unused,
+        "*embeddings.position_embeddings.weight",
+        "lm_predictions.*",
+        "mask_predictions.*",
+        "pooler.*",
+    ),
+    refuse={"conv_kernel_size": (0, None)},
+    dim=_width,
+    eps=key("layer_norm_eps", default=1e-7),
+    learned_positions=lambda c: key("max_position_embeddings")(c) if c.get("position_biased_input", True) else None,
+    token_types=key("type_vocab_size", default=0),
+    relative=_table,
+    mixer=_attention,
+)
+
+
+def _packed(which: str) -> Template:
+    """Part `which` (q, k or v) of one linear map, head by head; q and v have biases of their own."""
+    weight = packed(f"{SELF}.in_proj", which, grouped=True)
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        return weight(fetch, part, settings) if part == "weight" else fetch(f"{SELF}.{which}_bias")
+
+    return template
+
+
+DEBERTA = DEBERTA_V2.but(
+    "deberta",
+    names={
+        **{f"layers.{{i}}.attn.{which}": _packed(which) for which in "qkv"},
+        "layers.{i}.attn.pos_k": f"{SELF}.pos_proj",
+        "layers.{i}.attn.pos_q": f"{SELF}.pos_q_proj",
+    },
+    refuse={"talking_head": (False, None), "share_att_key": (False, None), "position_buckets": (-1, 0, None)},
+    mixer=lambda c: _attention(c, key_bias=False),
+)

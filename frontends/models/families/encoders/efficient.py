@@ -1,0 +1,108 @@
+"""Encoders of long texts: windows (Longformer, LED, LongT5, BigBird up to its full attention), Fourier transforms.
+
+Longformer and LED attend globally where their input global_attention_mask says so. By default it says nowhere, and
+that is what is imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.ir.errors import WeftError
+
+from ....dsl import FourierMixing
+from ...tables.family import Config, Rule, key
+from ..seq2seq.bart import BART
+from ..seq2seq.t5 import T5
+from .bert import BERT, LAYER, ROBERTA
+
+
+def _windows(layers: str) -> Rule:
+    """Half of attention_window to either side: one number, or one for each of as many layers as `layers` says."""
+
+    def rule(config: Config) -> tuple[int, ...]:
+        said = config.get("attention_window", 512)
+        return tuple(w // 2 + 1 for w in (said if isinstance(said, list) else [said] * key(layers)(config)))
+
+    return rule
+
+
+LONGFORMER = ROBERTA.but(
+    "longformer",
+    prefix="longformer.",
+    unused=(*ROBERTA.unused, "*_global.*", "qa_outputs.*"),
+    window=_windows("num_hidden_layers"),
+)
+
+
+def _led_decoder(config: Config) -> dict[str, Any]:
+    positions = key("max_decoder_position_embeddings")(config)
+    sizes = {"layers": "decoder_layers", "heads": "decoder_attention_heads", "ffn": "decoder_ffn_dim"}
+    own = {"context": positions, "learned_positions": positions, "window": None}
+    return {**{setting: key(name)(config) for setting, name in sizes.items()}, **own}
+
+
+LED = BART.but(
+    "led",
+    names={
+        **{
+            f"encoder.layers.{{i}}.attn.{x[0]}": f"encoder.layers.{{i}}.self_attn.longformer_self_attn.{x}"
+            for x in ("query", "key", "value")
+        },
+        "encoder.layers.{i}.attn.o": "encoder.layers.{i}.self_attn.output",
+    },
+    prefix="led.",
+    unused=(*BART.unused, "*_global.*"),
+    refuse={"is_encoder_decoder": (True, None)},
+    context=key("max_encoder_position_embeddings"),
+    learned_positions=key("max_encoder_position_embeddings"),
+    position_offset=0,
+    embed_scale=1.0,
+    window=_windows("encoder_layers"),
+    decoder=_led_decoder,
+)
+LOCAL = "encoder.block.{i}.layer.0.LocalSelfAttention"
+LONGT5 = T5.but(
+    "longt5",
+    names={
+        **{f"encoder.layers.{{i}}.attn.{x}": f"{LOCAL}.{x}" for x in "qkvo"},
+        "encoder.position_bias": f"{LOCAL.replace('{i}', '0')}.relative_attention_bias",
+    },
+    refuse={"encoder_attention_type": ("local", None)},
+    window=lambda c: c.get("local_radius", 127) + 1,
+    decoder=lambda c: {"layers": key("num_decoder_layers", "num_layers")(c), "window": None},
+)
+
+
+def _full_attention(config: Config) -> int:
+    """Return the longest text whose attention is full: sparse attention needs more blocks than it would attend to."""
+    longest = int(key("max_position_embeddings")(config))
+    kind = config.get("attention_type", "block_sparse")
+    if kind not in ("block_sparse", "original_full"):
+        raise WeftError(f"attention_type={kind!r} is not supported")
+    dense = (5 + 2 * config.get("num_random_blocks", 3)) * config.get("block_size", 64)
+    return min(longest, dense) if kind == "block_sparse" else longest
+
+
+BIG_BIRD = BERT.but(
+    "big_bird",
+    names={"pooler": "pooler"},
+    found={"pooler": lambda keys: not keys.isdisjoint(("pooler.weight", "bert.pooler.weight"))},
+    context=_full_attention,
+    activation=key("hidden_act", default="gelu_new"),
+    embed_scale=lambda c: key("hidden_size")(c) ** 0.5 if c.get("rescale_embeddings") else 1.0,
+    qkv_bias=key("use_bias", default=True),
+)
+FNET = BERT.but(
+    "fnet",
+    names={
+        "embed_proj": "embeddings.projection",
+        "layers.{i}.attn_norm": f"{LAYER}.fourier.output.LayerNorm",
+    },
+    prefix="fnet.",
+    heads=None,
+    mixer=lambda c: FourierMixing(),
+    token_types=key("type_vocab_size", default=4),
+    activation=key("hidden_act", default="gelu_new"),
+    embed_dim=key("hidden_size"),
+)

@@ -1,0 +1,144 @@
+"""Encoders with rotary positions: ModernBERT, EuroBERT, NomicBERT, Jina Embeddings 3, GTE."""
+
+from __future__ import annotations
+
+from weft.ir.recipes import Full, Recipe
+
+from ....dsl import RoPE
+from ...tables.family import Config, Fetch, key
+from ...tables.rope_config import rope_of, rope_with
+from ...tables.settings import Settings
+from ...tables.templates import half, packed_parts
+from ..dense.llama import LLAMA, windows
+from .bert import BERT
+
+EUROBERT = LLAMA.but(
+    "eurobert",
+    unused=("*.rotary_emb.inv_freq", "lm_head.*", "dense.*", "classifier.*"),
+    kind="encoder",
+    eps=key("rms_norm_eps", default=1e-5),
+)
+
+
+def _windows(config: Config) -> tuple[int | None, ...]:
+    """ModernBERT's: half of local_attention to either side in all but every third layer."""
+    every, layers = config.get("global_attn_every_n_layers", 3), key("num_hidden_layers")(config)
+    types = ["sliding_attention" if i % every else "full_attention" for i in range(layers)]
+    return windows(config, config.get("local_attention", 128) // 2 + 1, types)
+
+
+def _ropes(config: Config) -> tuple[RoPE, ...]:
+    """The rotations by type of layer, whose bases older configs say by names of their own."""
+    said = config.get("rope_parameters") or {}
+
+    def of(kind: str, base: str, default: float) -> RoPE:
+        theta = config.get(base) or default
+        scaling = said.get(kind) or config.get("rope_scaling") or {}
+        return rope_of({**config, "rope_parameters": {"rope_theta": theta, **scaling}})
+
+    wide = of("full_attention", "global_rope_theta", 160_000.0)
+    near = of("sliding_attention", "local_rope_theta", 10_000.0)
+    return tuple(wide if window is None else near for window in _windows(config))
+
+
+MODERNBERT = LLAMA.but(
+    "modernbert",
+    names={
+        "embed": "embeddings.tok_embeddings",
+        "embed_norm": "embeddings.norm",
+        **packed_parts("layers.{i}.attn", "layers.{i}.attn.Wqkv"),
+        "layers.{i}.attn.o": "layers.{i}.attn.Wo",
+        "layers.{i}.attn_norm": "layers.{i}.attn_norm",
+        "layers.{i}.ffn_norm": "layers.{i}.mlp_norm",
+        "layers.{i}.ffn.gate": half("layers.{i}.mlp.Wi", 0),
+        "layers.{i}.ffn.up": half("layers.{i}.mlp.Wi", 1),
+        "layers.{i}.ffn.down": "layers.{i}.mlp.Wo",
+        "final_norm": "final_norm",
+    },
+    unused=("head.*", "decoder.*", "classifier.*"),
+    kind="encoder",
+    context=key("max_position_embeddings"),
+    norm="layer",
+    norm_bias=key("norm_bias", default=False),
+    eps=key("norm_eps", default=1e-5),
+    arrangement=lambda c: ("pre_ffn", *["pre"] * (key("num_hidden_layers")(c) - 1)),
+    activation=key("hidden_activation", default="gelu"),
+    embed_norm=True,
+    rope=_ropes,
+    window=_windows,
+)
+NOMIC = "encoder.layers.{i}"  # transformers renames when it loads, and back when it saves
+NOMIC_BERT = BERT.but(
+    "nomic_bert",
+    names={
+        "embed_norm": "emb_ln",
+        **packed_parts("layers.{i}.attn", f"{NOMIC}.attn.Wqkv"),
+        "layers.{i}.attn.o": f"{NOMIC}.attn.out_proj",
+        "layers.{i}.attn_norm": f"{NOMIC}.norm1",
+        "layers.{i}.ffn.gate": f"{NOMIC}.mlp.fc12",
+        "layers.{i}.ffn.up": f"{NOMIC}.mlp.fc11",
+        "layers.{i}.ffn.down": f"{NOMIC}.mlp.fc2",
+        "layers.{i}.ffn_norm": f"{NOMIC}.norm2",
+    },
+    prefix="nomic_bert.",
+    context=key("max_position_embeddings", default=2048),
+    head_dim=key("head_dim", default=None),
+    learned_positions=None,
+    rope=rope_with(rope_theta=1000.0),
+    activation=key("hidden_act", default="silu"),
+    gated=True,
+    qkv_bias=False,
+    out_bias=False,
+    ffn_bias=False,
+)
+JINA_V3 = NOMIC_BERT.but(
+    "jina_embeddings_v3",
+    names={
+        **packed_parts("layers.{i}.attn", f"{NOMIC}.mixer.Wqkv"),
+        "layers.{i}.attn.o": f"{NOMIC}.mixer.out_proj",
+        "layers.{i}.ffn.up": f"{NOMIC}.mlp.fc1",
+        "layers.{i}.ffn.down": f"{NOMIC}.mlp.fc2",
+    },
+    prefix="roberta.",
+    context=key("max_position_embeddings", default=8194),
+    token_types=key("type_vocab_size", default=1),
+    eps=key("layer_norm_eps", default=1e-5),
+    rope=rope_with(rope_theta=20_000.0),
+    activation=key("hidden_act", default="gelu"),
+    gated=False,
+    qkv_bias=True,
+    out_bias=True,
+    ffn_bias=True,
+)
+GTE_LAYER = "encoder.layer.{i}"
+
+
+def _no_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """Zeros: only the last linear map of the feed-forward has a bias."""
+    assert isinstance(settings.ffn, int)
+    return Full(0.0, (settings.ffn,))
+
+
+GTE = NOMIC_BERT.but(
+    "gte",
+    names={
+        "embed_norm": "embeddings.LayerNorm",
+        **packed_parts("layers.{i}.attn", f"{GTE_LAYER}.attention.qkv_proj"),
+        "layers.{i}.attn.o": f"{GTE_LAYER}.attention.o_proj",
+        "layers.{i}.attn_norm": f"{GTE_LAYER}.attn_ln",
+        "layers.{i}.ffn.gate.weight": half(f"{GTE_LAYER}.mlp.up_gate_proj", 1),
+        "layers.{i}.ffn.up.weight": half(f"{GTE_LAYER}.mlp.up_gate_proj", 0),
+        "layers.{i}.ffn.gate.bias": _no_bias,
+        "layers.{i}.ffn.up.bias": _no_bias,
+        "layers.{i}.ffn.down": f"{GTE_LAYER}.mlp.down_proj",
+        "layers.{i}.ffn_norm": f"{GTE_LAYER}.mlp_ln",
+    },
+    prefix="new.",
+    context=key("max_position_embeddings", default=8192),
+    token_types=key("type_vocab_size", default=1),
+    rope=rope_with(rope_theta=160_000.0),
+    activation=key("hidden_act", default="gelu"),
+    qkv_bias=True,
+    out_bias=True,
+    ffn_bias=True,
+)

@@ -1,0 +1,237 @@
+"""Encoders of images (ViT, DeiT, I-JEPA, MSN, DINOv2, CLIP, SigLIP), and the texts beside them."""
+
+from __future__ import annotations
+
+from weft.ir.recipes import Concat, Recipe, Reshape, Scale, Slice
+
+from ...tables.family import Config, Family, Fetch, Names, Template, key
+from ...tables.settings import Settings
+from .bert import BERT
+
+
+def _tokens(*names: str) -> Template:
+    """Learned tokens, stored [1, 1, dim] each, as rows."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        tokens = tuple(Reshape(fetch(name), (1, settings.dim)) for name in names)
+        return Concat(tokens) if len(tokens) > 1 else tokens[0]
+
+    return template
+
+
+def _positions(fetch: Fetch, part: str, s: Settings) -> Recipe:
+    rows = s.prefix_tokens + (s.image // s.patch) ** 2
+    return Reshape(fetch("embeddings.position_embeddings"), (rows, s.dim))
+
+
+def _registers(fetch: Fetch, part: str, s: Settings) -> Recipe:
+    return Reshape(fetch("embeddings.register_tokens"), (s.registers, s.dim))
+
+
+def _side(config: Config) -> int:
+    """The height and width of images, which are square."""
+    size = key("image_size", default=224)(config)
+    pair = size if isinstance(size, list) else [size, size]
+    if len(set(pair)) != 1:
+        raise ValueError(f"image_size={size} is not square")
+    return int(pair[0])
+
+
+_LAYER = "encoder.layer.{i}"
+VIT = Family(
+    model_types=("vit",),
+    settings={
+        "kind": "image-encoder",
+        "vocab": None,
+        "dim": key("hidden_size"),
+        "layers": key("num_hidden_layers"),
+        "heads": key("num_attention_heads"),
+        "ffn": key("intermediate_size"),
+        "image": _side,
+        "patch": key("patch_size", default=16),
+        "channels": key("num_channels", default=3),
+        "norm": "layer",
+        "eps": key("layer_norm_eps", default=1e-12),
+        "activation": key("hidden_act", default="gelu"),
+        "gated": False,
+        "qkv_bias": key("qkv_bias", default=True),
+        "out_bias": True,
+        "ffn_bias": True,
+    },
+    names={
+        "patches": "embeddings.patch_embeddings.projection",
+        "prefix": _tokens("embeddings.cls_token"),
+        "positions.weight": _positions,
+        "layers.{i}.attn_norm": f"{_LAYER}.layernorm_before",
+        **{f"layers.{{i}}.attn.{x[0]}": f"{_LAYER}.attention.attention.{x}" for x in ("query", "key", "value")},
+        "layers.{i}.attn.o": f"{_LAYER}.attention.output.dense",
+        "layers.{i}.ffn_norm": f"{_LAYER}.layernorm_after",
+        "layers.{i}.ffn.up": f"{_LAYER}.intermediate.dense",
+        "layers.{i}.ffn.down": f"{_LAYER}.output.dense",
+        "final_norm": "layernorm",
+        "pooler": "pooler.dense",
+    },
+    prefix="vit.",
+    found={"image_pooler": lambda keys: "dense" if any(k.endswith("pooler.dense.weight") for k in keys) else "none"},
+    unused=("*classifier.*", "*mask_token", "decoder.*"),
+    refuse={"pooler_act": ("tanh", None)},
+)
+DEIT = VIT.but(
+    "deit",
+    names={"prefix": _tokens("embeddings.cls_token", "embeddings.distillation_token")},
+    prefix="deit.",
+    prefix_tokens=2,
+)
+VIT_MSN = VIT.but("vit_msn", eps=key("layer_norm_eps", default=1e-6))
+IJEPA = VIT.but("ijepa", prefix_tokens=0)
+
+
+def _layer_scaled(name: str, scale: str) -> Template:
+    """The last map of a sublayer, whose outputs the checkpoint multiplies by `scale` (Touvron 2021, LayerScale)."""
+    factor = f"{_LAYER}.{scale}.lambda1"
+    return lambda fetch, part, settings: Scale(fetch(f"{name}.{part}"), fetch(factor))
+
+
+def _dinov2_ffn(config: Config) -> int:
+    hidden = int(key("hidden_size")(config) * config.get("mlp_ratio", 4))
+    return (int(hidden * 2 / 3) + 7) // 8 * 8 if config.get("use_swiglu_ffn") else hidden
+
+
+def _dinov2_up(index: int) -> Template:
+    """Gate (`index` 0) or up (1) of a SwiGLU, packed; the only map in of a plain feed-forward."""
+
+    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
+        if not s.gated:
+            return fetch(f"{_LAYER}.mlp.fc1.{part}")
+        rows = s.ffn
+        assert isinstance(rows, int)
+        return Slice(fetch(f"{_LAYER}.mlp.weights_in.{part}"), 0, index * rows, (index + 1) * rows)
+
+    return template
+
+
+def _dinov2_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    name = "weights_out" if settings.gated else "fc2"
+    return _layer_scaled(f"{_LAYER}.mlp.{name}", "layer_scale2")(fetch, part, settings)
+
+
+DINOV2 = VIT.but(
+    "dinov2",
+    names={
+        "layers.{i}.attn_norm": f"{_LAYER}.norm1",
+        "layers.{i}.attn.o": _layer_scaled(f"{_LAYER}.attention.output.dense", "layer_scale1"),
+        "layers.{i}.ffn_norm": f"{_LAYER}.norm2",
+        "layers.{i}.ffn.gate": _dinov2_up(0),
+        "layers.{i}.ffn.up": _dinov2_up(1),
+        "layers.{i}.ffn.down": _dinov2_down,
+    },
+    prefix="dinov2.",
+    found={"image_pooler": None},
+    eps=key("layer_norm_eps", default=1e-6),
+    ffn=_dinov2_ffn,
+    activation=lambda c: "silu" if c.get("use_swiglu_ffn") else c.get("hidden_act", "gelu"),
+    gated=lambda c: bool(c.get("use_swiglu_ffn")),
+    image_pooler="first",
+)
+DINOV2_REGISTERS = DINOV2.but(
+    "dinov2_with_registers",
+    names={"registers": _registers},
+    prefix="dinov2_with_registers.",
+    registers=key("num_register_tokens", default=4),
+)
+
+_CLIP_LAYER = "encoder.layers.{i}"
+_CLIP: Names = {
+    "layers.{i}.attn_norm": f"{_CLIP_LAYER}.layer_norm1",
+    **{f"layers.{{i}}.attn.{n}": f"{_CLIP_LAYER}.self_attn.{n}_proj" for n in "qkv"},
+    "layers.{i}.attn.o": f"{_CLIP_LAYER}.self_attn.out_proj",
+    "layers.{i}.ffn_norm": f"{_CLIP_LAYER}.layer_norm2",
+    "layers.{i}.ffn.up": f"{_CLIP_LAYER}.mlp.fc1",
+    "layers.{i}.ffn.down": f"{_CLIP_LAYER}.mlp.fc2",
+}
+CLIP_VISION = VIT.but(
+    "clip_vision_model",
+    names={
+        **_CLIP,
+        "patches": "embeddings.patch_embedding",
+        "prefix": lambda fetch, part, settings: Reshape(fetch("embeddings.class_embedding"), (1, -1)),
+        "positions": "embeddings.position_embedding",
+        "positions.weight": None,
+        "embed_norm": "pre_layrnorm",
+        "pool_norm": "post_layernorm",
+    },
+    prefix="vision_model.",
+    found={"image_pooler": None},
+    unused=("*position_ids", "visual_projection.*"),
+    patch=key("patch_size", default=32),
+    eps=key("layer_norm_eps", default=1e-5),
+    activation=key("hidden_act", default="quick_gelu"),
+    qkv_bias=True,
+    patch_bias=False,
+    embed_norm=True,
+    final_norm=False,
+    image_pooler="first",
+)
+
+
+def _packed(which: int) -> Template:
+    """Queries (0), keys or values of one projection for all three."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        rows = settings.dim
+        return Slice(fetch(f"head.attention.in_proj_{part}"), 0, which * rows, (which + 1) * rows)
+
+    return template
+
+
+SIGLIP_VISION = CLIP_VISION.but(
+    "siglip_vision_model",
+    names={
+        "final_norm": "post_layernorm",
+        "pooler.query": _tokens("head.probe"),
+        **{f"pooler.attn.{name}": _packed(which) for which, name in enumerate("qkv")},
+        "pooler.attn.o": "head.attention.out_proj",
+        "pooler.ffn_norm": "head.layernorm",
+        "pooler.ffn.up": "head.mlp.fc1",
+        "pooler.ffn.down": "head.mlp.fc2",
+    },
+    found={"image_pooler": lambda keys: "attention" if any(k.endswith("head.probe") for k in keys) else "none"},
+    unused=("*position_ids",),
+    patch=key("patch_size", default=16),
+    eps=key("layer_norm_eps", default=1e-6),
+    activation=key("hidden_act", default="gelu_pytorch_tanh"),
+    prefix_tokens=0,
+    patch_bias=True,
+    embed_norm=False,
+    final_norm=True,
+)
+
+# -- the texts beside them; what they make of the last token is not in the graph
+
+CLIP_TEXT = BERT.but(
+    "clip_text_model",
+    names={
+        **_CLIP,
+        "embed": "embeddings.token_embedding",
+        "positions": "embeddings.position_embedding",
+        "final_norm": "final_layer_norm",
+    },
+    prefix="text_model.",
+    found={"pooler": None},
+    refuse={"is_decoder": None, "position_embedding_type": None},
+    unused=("*position_ids", "text_projection.*"),
+    aliases={"LayerNorm.weight": None, "LayerNorm.bias": None},
+    token_types=0,
+    arrangement="pre",
+    embed_norm=False,
+    causal=True,
+    eps=key("layer_norm_eps", default=1e-5),
+    activation=key("hidden_act", default="quick_gelu"),
+)
+SIGLIP_TEXT = CLIP_TEXT.but(
+    "siglip_text_model",
+    unused=("*position_ids", "*head.*"),
+    causal=None,
+    eps=key("layer_norm_eps", default=1e-6),
+    activation=key("hidden_act", default="gelu_pytorch_tanh"),
+)

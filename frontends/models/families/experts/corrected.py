@@ -1,0 +1,315 @@
+"""Mixtures of experts after DeepSeek-V3 and Mixtral: other routers, shared experts, and layers that have none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes import Recipe, Reshape, Slice
+
+from ....dsl import MLA, GatedMLP, MoE, RoPE
+from ...tables.family import Config, Fetch, Template, in_layers, key, required
+from ...tables.rope_config import rope_of, rope_with, ropes_by_type
+from ...tables.settings import Settings
+from ...tables.templates import gated
+from ..dense.llama import LLAMA, OLMO2, windows
+from ..dense.relatives import ERNIE4_5, HUNYUAN, alternating, layer_ropes, llama4_temperature, rotary_where_local
+from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3, corrected, experts_after, mla
+from .mixtral import GRANITE_MOE, MIXTRAL, OLMOE, QWEN3_MOE, SPARSE, activation, experts_of, granite_experts
+
+_CORRECTED = {**SPARSE, "layers.{i}.ffn.router.correction": "layers.{i}.mlp.gate.e_score_correction_bias"}
+SHARED = {**_CORRECTED, **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts")}
+
+
+def _dots_types(config: Config) -> list[str]:
+    full = config.get("max_window_layers", 62)
+    return ["full_attention" if i < full else "sliding_attention" for i in range(config["num_hidden_layers"])]
+
+
+DOTS1 = LLAMA.but(
+    "dots1",
+    ffn_bias=False,
+    names=SHARED,
+    qk_norm="head",
+    window=lambda c: windows(c, c.get("sliding_window", 4096), _dots_types(c)),
+    moe=experts_after(corrected(renormalize=False, scale=1.0, groups=1, top_groups=1), first_dense=0),
+    transformers="Dots1ForCausalLM",
+)
+GLM4_MOE = LLAMA.but(
+    "glm4_moe",
+    ffn_bias=False,
+    names=SHARED,
+    kv_heads=key("num_key_value_heads", default=8),
+    eps=key("rms_norm_eps", default=1e-5),
+    rope=rope_with(partial_rotary_factor=0.5),
+    out_bias=False,
+    qk_norm=lambda c: "head" if c.get("use_qk_norm") else "none",
+    moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1), first_dense=1),
+    transformers="Glm4MoeForCausalLM",
+)
+SOLAR_OPEN = GLM4_MOE.but(
+    "solar_open",
+    ffn=None,
+    head_dim=key("head_dim", default=128),
+    rope=rope_with(partial_rotary_factor=1.0, rope_theta=1e6),
+    qk_norm="none",
+    moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1), first_dense=None),
+    transformers="SolarOpenForCausalLM",
+)
+EXAONE_MOE = LLAMA.but(
+    "exaone_moe",
+    ffn_bias=False,
+    names={**SHARED, "layers.{i}.ffn.router.correction": "layers.{i}.mlp.e_score_correction_bias"},
+    aliases={"mlp.e_score_correction": "mlp.gate.e_score_correction"},
+    eps=key("rms_norm_eps", default=1e-5),
+    qk_norm="head",
+    qkv_bias=False,
+    out_bias=False,
+    window=alternating(4),
+    rope=rotary_where_local(rope_of, alternating(4)),
+    moe=experts_after(corrected(groups=1, top_groups=1), first_dense=1),
+    transformers="ExaoneMoeForCausalLM",
+)
+HY_V3 = LLAMA.but(
+    "hy_v3",
+    names={
+        **SPARSE,
+        "layers.{i}.ffn.router": "layers.{i}.mlp.router.gate",
+        "layers.{i}.ffn.router.correction": "layers.{i}.mlp.expert_bias",
+        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_mlp"),
+    },
+    head_dim=key("head_dim", default=128),
+    eps=key("rms_norm_eps", default=1e-5),
+    qk_norm="head",
+    moe=experts_after(
+        corrected(scale=2.826, groups=1, top_groups=1, factor="router_scaling_factor"), first_dense=1, biased=True
+    ),
+    transformers="HYV3ForCausalLM",
+)
+_AFMOE_WINDOWS = alternating(4, window=1024)
+AFMOE = LLAMA.but(
+    "afmoe",
+    names={
+        **SHARED,
+        "layers.{i}.attn.gate": "layers.{i}.self_attn.gate_proj",
+        "layers.{i}.attn_post_norm": "layers.{i}.post_attention_layernorm",
+        "layers.{i}.ffn_norm": "layers.{i}.pre_mlp_layernorm",
+        "layers.{i}.ffn_post_norm": "layers.{i}.post_mlp_layernorm",
+        "layers.{i}.ffn.router": "layers.{i}.mlp.router.gate",
+        "layers.{i}.ffn.router.correction": "layers.{i}.mlp.expert_bias",
+    },
+    head_dim=key("head_dim", default=128),
+    eps=key("rms_norm_eps", default=1e-5),
+    arrangement="sandwich",
+    embed_scale=lambda c: math.sqrt(c["hidden_size"]) if c.get("mup_enabled") else 1.0,
+    gate=True,
+    ffn_bias=False,
+    qk_norm="head",
+    window=_AFMOE_WINDOWS,
+    rope=rotary_where_local(rope_of, _AFMOE_WINDOWS),
+    moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1, factor="route_scale"), first_dense=1),
+    transformers="AfmoeForCausalLM",
+)
+FLEX_OLMO = OLMO2.but(
+    "flex_olmo",
+    names=SPARSE,
+    eps=key("rms_norm_eps", default=1e-6),
+    rope=rope_with(rope_theta=5e5),
+    moe=OLMOE.settings["moe"],
+    transformers="FlexOlmoForCausalLM",
+)
+
+
+def _hunyuan_moe(config: Config) -> MoE:
+    experts, hidden, k = required(config, "num_experts", "intermediate_size", "moe_topk")
+    act = activation(config)
+    experts, k = (n[0] if isinstance(n, list) and len(set(n)) == 1 else n for n in (experts, k))
+    return MoE(experts, hidden, k, act, shared=GatedMLP(hidden, act))
+
+
+HUNYUAN_MOE = HUNYUAN.but(
+    "hunyuan_v1_moe",
+    names={
+        **SPARSE,
+        "layers.{i}.ffn.router": "layers.{i}.mlp.gate.wg",
+        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_mlp"),
+    },
+    moe=_hunyuan_moe,
+    transformers="HunYuanMoEV1ForCausalLM",
+)
+
+
+def _rotary_dim(config: Config) -> RoPE:
+    """RoPE of heads of which `rotary_dim` numbers turn, in configs that say it so."""
+    dim, head = config.get("rotary_dim"), key("head_dim", default=128)(config)
+    partial = dim / head if dim else 1.0
+    return rope_with(partial_rotary_factor=partial, rope_theta=5e6)(config)
+
+
+def _sigmoid_mixtral(config: Config) -> MoE:
+    moe: MoE = MIXTRAL.settings["moe"](config)
+    return replace(moe, scoring="sigmoid", correction=True)
+
+
+MINIMAX_M2 = MIXTRAL.but(
+    "minimax_m2",
+    names={"layers.{i}.ffn.router.correction": "layers.{i}.block_sparse_moe.e_score_correction_bias"},
+    head_dim=key("head_dim", default=128),
+    eps=key("rms_norm_eps", default=1e-6),
+    rope=_rotary_dim,
+    qkv_bias=False,
+    out_bias=False,
+    window=None,
+    qk_norm="full",
+    moe=_sigmoid_mixtral,
+    transformers="MiniMaxM2ForCausalLM",
+)
+
+
+def flat(name: str) -> Template:
+    """A vector stored as a matrix of one row."""
+    return lambda fetch, part, settings: Reshape(fetch(name), (-1,))
+
+
+def _ernie_moe(config: Config) -> MoE:
+    if config.get("moe_norm_min", 1e-12) > 1e-6:  # more than the weights of the chosen experts may add up to
+        raise WeftError(f"moe_norm_min={config['moe_norm_min']} is not supported")
+    hidden, shared, act = (
+        key("moe_intermediate_size")(config),
+        config.get("moe_num_shared_experts", 2),
+        activation(config),
+    )
+    experts, k = key("moe_num_experts", "num_experts")(config), key("moe_k", "num_experts_per_tok")(config)
+    beside = GatedMLP(hidden * shared, act, config.get("use_bias") or False) if shared else None
+    return MoE(experts, hidden, k, act, correction=True, shared=beside)
+
+
+def _ernie_sparse(config: Config) -> list[bool]:
+    layers, every = key("num_hidden_layers")(config), config.get("moe_layer_interval", 1)
+    first, last = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
+    last = layers - 1 if last == -1 else last
+    return [(i + 1) % every == 0 and first <= i <= last for i in range(layers)]
+
+
+ERNIE4_5_MOE = ERNIE4_5.but(
+    "ernie4_5_moe",
+    names={
+        **SHARED,
+        "layers.{i}.ffn.router.correction": flat("layers.{i}.mlp.moe_statics.e_score_correction_bias"),
+    },
+    kv_heads=key("num_key_value_heads", default=4),
+    head_dim=key("head_dim", default=None),
+    head_bias=key("use_bias", default=False),
+    moe=in_layers(_ernie_moe, _ernie_sparse),
+    transformers="Ernie4_5_MoeForCausalLM",
+)
+
+
+def _granite_shared(config: Config) -> Any:
+    if config.get("shared_intermediate_size"):
+        return granite_experts(config)
+    return GRANITE_MOE.settings["moe"](config)
+
+
+def _half_of_shared(index: int) -> Template:
+    """Gate (`index` 0) or up of what all tokens pass, which the checkpoint stores in one tensor."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        shared = experts_of(settings).shared
+        assert isinstance(shared, GatedMLP)
+        rows = shared.hidden
+        return Slice(fetch(f"layers.{{i}}.shared_mlp.input_linear.{part}"), 0, index * rows, (index + 1) * rows)
+
+    return template
+
+
+GRANITE_MOE_SHARED = GRANITE_MOE.but(
+    "granitemoeshared",
+    names={
+        "layers.{i}.ffn.shared.gate": _half_of_shared(0),
+        "layers.{i}.ffn.shared.up": _half_of_shared(1),
+        "layers.{i}.ffn.shared.down": "layers.{i}.shared_mlp.output_linear",
+    },
+    moe=_granite_shared,
+    transformers="GraniteMoeSharedForCausalLM",
+)
+GRANITE_MOE_SWA = GRANITE_MOE_SHARED.but(
+    "granitemoe_swa",
+    names={"layers.{i}.attn.sinks": "layers.{i}.self_attn.sinks"},
+    window=alternating(4, first_global=True, window=128),
+    sinks=True,
+    rope=layer_ropes,
+    transformers="GraniteMoeSWAForCausalLM",
+)
+
+
+def _mellum_windows(config: Config) -> tuple[int | None, ...]:
+    return windows(config, config.get("sliding_window", 1024), ["full_attention"] * config["num_hidden_layers"])
+
+
+def _mellum_sparse(config: Config) -> list[bool]:
+    types = config.get("mlp_layer_types") or ["sparse"] * key("num_hidden_layers")(config)
+    return [kind == "sparse" for kind in types]
+
+
+MELLUM = QWEN3_MOE.but(
+    "mellum",
+    head_dim=key("head_dim", default=128),
+    context=key("max_position_embeddings", default=None),
+    window=_mellum_windows,
+    rope=ropes_by_type(_mellum_windows),
+    moe=in_layers(
+        lambda c: QWEN3_MOE.settings["moe"]({**c, "decoder_sparse_step": 1, "mlp_only_layers": []})[0], _mellum_sparse
+    ),
+    transformers="MellumForCausalLM",
+)
+
+# -- multi-head latent attention
+
+YOUTU = DEEPSEEK_V3.but("youtu", moe=None, tie=key("tie_word_embeddings", default=True))
+GLM4_MOE_LITE = DEEPSEEK_V3.but(
+    "glm4_moe_lite",
+    eps=key("rms_norm_eps", default=1e-5),
+    moe=experts_after(corrected(scale=1.8, groups=1, top_groups=1), first_dense=1),
+)
+
+
+def _softmax_groups(config: Config) -> dict[str, Any]:
+    said = corrected(scale=1.0, groups=1, top_groups=1)(config)
+    return {**said, "scoring": "softmax", "correction": False}
+
+
+def _mistral4_mla(config: Config) -> MLA:
+    return replace(mla(config), temperature=llama4_temperature(config))
+
+
+MISTRAL4 = DEEPSEEK_V2.but(
+    "mistral4",
+    ffn_bias=False,
+    refuse={"norm_topk_prob": None, "topk_method": None, "scoring_func": None},
+    mixer=_mistral4_mla,
+    moe=experts_after(_softmax_groups, first_dense=0),
+)
+
+
+def _minicpm3_mla(config: Config) -> MLA:
+    width, heads = required(config, "hidden_size", "num_attention_heads")
+    value = config.get("v_head_dim") or width // heads
+    return mla({"rope_interleave": False, **config, "v_head_dim": value})
+
+
+MINICPM3 = DEEPSEEK_V2.but(
+    "minicpm3",
+    refuse={"norm_topk_prob": None, "topk_method": None, "scoring_func": None},
+    eps=key("rms_norm_eps", default=1e-5),
+    mixer=_minicpm3_mla,
+    moe=None,
+    embed_scale=key("scale_emb", default=12),
+    residual_scale=lambda c: (
+        (c.get("scale_depth") or math.sqrt(c["num_hidden_layers"])) / math.sqrt(c["num_hidden_layers"])
+    ),
+    logit_scale=lambda c: (c.get("dim_model_base") or c["hidden_size"]) / c["hidden_size"],
+    tie=key("tie_word_embeddings", default=True),
+)

@@ -1,0 +1,222 @@
+"""DeepSeek-V2 and V3: multi-head latent attention, group-limited routing, shared experts, dense first layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from weft.ir.recipes import Permute, Recipe, Reshape, Slice
+from weft.ir.recipes.frequencies import yarn_temperature
+
+from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
+from ...tables import gguf
+from ...tables.family import Config, Fetch, Rule, Template, in_layers, key, required
+from ...tables.rope_config import rope_of, rope_of_gguf, rope_settings
+from ...tables.settings import Settings
+from ...tables.templates import gated
+from ..dense.llama import LLAMA
+from .mixtral import SPARSE, activation
+
+_NORM = RMSNorm(1e-6)  # of the latents, whatever the config says of the other norms
+_SIGMOID = 2  # expert_gating_func
+
+
+def latent_of(settings: Settings) -> MLA:
+    """The latent attention of the layers, all alike."""
+    mixers = settings.mixer if isinstance(settings.mixer, tuple) else (settings.mixer,)
+    return next((mixer for mixer in mixers if isinstance(mixer, MLA)), None) or settings.block.attn
+
+
+def rows_of_heads(name: str, which: str) -> Template:
+    """The rows for keys or values among those of `name`, where every head's keys stand above its values."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        mla = latent_of(settings)
+        keys, both = mla.head_dim, mla.head_dim + mla.v_head_dim
+        start, stop = (0, keys) if which == "k" else (keys, both)
+        mine = Slice(Reshape(fetch(name), (mla.heads, both, -1)), 1, start, stop)
+        return Reshape(mine, (mla.heads * (stop - start), -1))
+
+    return template
+
+
+def _rope(config: Config) -> RoPE:
+    """RoPE of the part of each head that turns, all of which does."""
+    said = {name: value for name, value in rope_settings(config).items() if name != "partial_rotary_factor"}
+    whole = {**config, "rope_parameters": said, "partial_rotary_factor": None}
+    return replace(rope_of(whole), interleaved=config.get("rope_interleave", True))
+
+
+def _scale(config: Config) -> float | None:
+    """1/√d, times the square of what YaRN multiplies the scores with where it is told to (mscale_all_dim)."""
+    rope, mscale = _rope(config), rope_settings(config).get("mscale_all_dim")
+    if rope.scaling == "none" or not mscale:
+        return None
+    width = sum(required(config, "qk_nope_head_dim", "qk_rope_head_dim"))
+    return float(width**-0.5 * yarn_temperature(rope.factor, float(mscale)) ** 2)
+
+
+def mla(config: Config) -> MLA:
+    names = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    heads, rank, plain, rotary, value = required(config, *names)
+    return MLA(heads, rank, plain, rotary, value, _rope(config), config.get("q_lora_rank"), _NORM, _scale(config))
+
+
+def experts_after(routing: Rule, first_dense: int | None, biased: bool = False) -> Rule:
+    """The rule for `moe`: none in the first layers; `routing` says how the experts of the others are chosen.
+
+    mlp_layer_types or the key of either name says how many layers are dense, by default `first_dense`; all layers
+    have experts if that is None. `biased`: mlp_bias is also of the shared experts.
+    """
+
+    def sparse(config: Config) -> Iterator[bool]:
+        layers = range(key("num_hidden_layers")(config))
+        types = config.get("mlp_layer_types")
+        if first_dense is None or types:
+            return (types is None or types[i] == "sparse" for i in layers)
+        dense = key("first_k_dense_replace", "num_dense_layers", default=first_dense)(config)
+        return (i >= dense for i in layers)
+
+    def make(config: Config) -> MoE:
+        hidden, act = key("moe_intermediate_size")(config), activation(config)
+        wide = hidden * key("n_shared_experts", "num_shared_experts")(config)
+        experts = key("n_routed_experts", "num_local_experts", "num_experts")(config)
+        options = {"shared": GatedMLP(wide, act, biased and config.get("mlp_bias", False)), **routing(config)}
+        return MoE(experts, hidden, key("num_experts_per_tok")(config), act, **options)
+
+    return in_layers(make, sparse)
+
+
+def _v2(config: Config) -> dict[str, Any]:
+    plain = {"renormalize": False, "scale": float(config.get("routed_scaling_factor", 1.0))}
+    if config.get("topk_method", "greedy") != "group_limited_greedy":
+        return plain
+    return {**plain, "groups": key("n_group")(config), "top_groups": key("topk_group")(config), "group_score": "max"}
+
+
+def corrected(
+    renormalize: bool = True,
+    scale: float = 2.5,
+    groups: int = 8,
+    top_groups: int = 4,
+    factor: str = "routed_scaling_factor",
+) -> Rule:
+    """The rule for a router of sigmoids whose choice a bias corrects (DeepSeek-V3); arguments are the defaults, and
+    `factor` the key of the scale."""
+
+    def rule(config: Config) -> dict[str, Any]:
+        return {
+            "scoring": "sigmoid",
+            "correction": True,
+            "renormalize": config.get("norm_topk_prob", renormalize),
+            "scale": float(config.get(factor, scale)),
+            "groups": config.get("n_group", groups),
+            "top_groups": config.get("topk_group", top_groups),
+        }
+
+    return rule
+
+
+def _heads_of(name: str, turned: bool = False) -> Template:
+    """The rows of all heads, stored as a matrix each, `turned` if [rank, rows]."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        mla: MLA = settings.mixer
+        found, rows = fetch(f"{name}.{part}"), mla.head_dim if turned else mla.v_head_dim
+        return Reshape(Permute(found, (0, 2, 1)) if turned else found, (mla.heads * rows, -1))
+
+    return template
+
+
+def _gguf_mla(config: Config) -> MLA:
+    """Keys are as long as the latent's where files say key_length, not in MLA."""
+    rotary, width = key("rope.dimension_count")(config), key("attention.key_length_mla")(config)
+    factor = config.get("rope.scaling.factor", 1.0)
+    strength = 1 + config.get("rope.scaling.yarn_log_multiplier", 0.0) * math.log(factor)  # of YaRN on the scores
+    return MLA(
+        key("attention.head_count")(config),
+        key("attention.kv_lora_rank")(config),
+        width - rotary,
+        rotary,
+        key("attention.value_length_mla")(config),
+        replace(rope_of_gguf(config), interleaved=True, amplitude=1.0),
+        config.get("attention.q_lora_rank"),
+        RMSNorm(key("attention.layer_norm_rms_epsilon")(config)),
+        None if strength == 1 else width**-0.5 * strength**2,
+    )
+
+
+def _gguf_experts(config: Config) -> MoE:
+    sigmoid = config.get("expert_gating_func") == _SIGMOID
+    hidden, groups = key("expert_feed_forward_length")(config), config.get("expert_group_count", 1)
+    return MoE(
+        key("expert_count")(config),
+        hidden,
+        key("expert_used_count")(config),
+        scoring="sigmoid" if sigmoid else "softmax",
+        correction=sigmoid,
+        renormalize=config.get("expert_weights_norm", False),
+        scale=config.get("expert_weights_scale", 1.0),
+        groups=groups,
+        top_groups=config.get("expert_group_used_count", 1),
+        group_score="max" if groups > 1 and not sigmoid else "top2",
+        shared=GatedMLP(hidden * key("expert_shared_count")(config)),
+    )
+
+
+DEEPSEEK_GGUF = gguf.MIXED.but(
+    "deepseek2",
+    names={
+        "layers.{i}.attn.q_down": "blk.{i}.attn_q_a",
+        "layers.{i}.attn.q_norm": "blk.{i}.attn_q_a_norm",
+        "layers.{i}.attn.q_up": "blk.{i}.attn_q_b",
+        "layers.{i}.attn.kv_down": "blk.{i}.attn_kv_a_mqa",
+        "layers.{i}.attn.kv_norm": "blk.{i}.attn_kv_a_norm",
+        "layers.{i}.attn.k_up": _heads_of("blk.{i}.attn_k_b", turned=True),
+        "layers.{i}.attn.v_up": _heads_of("blk.{i}.attn_v_b"),
+    },
+    mixer=_gguf_mla,
+    moe=gguf.per_layer(_gguf_experts, gguf.SPARSE),
+)
+DEEPSEEK_V2 = LLAMA.but(
+    "deepseek_v2",
+    names={
+        **SPARSE,
+        "layers.{i}.attn.q_down": "layers.{i}.self_attn.q_a_proj",
+        "layers.{i}.attn.q_norm": "layers.{i}.self_attn.q_a_layernorm",
+        "layers.{i}.attn.q_up": "layers.{i}.self_attn.q_b_proj",
+        "layers.{i}.attn.kv_down": "layers.{i}.self_attn.kv_a_proj_with_mqa",
+        "layers.{i}.attn.kv_norm": "layers.{i}.self_attn.kv_a_layernorm",
+        "layers.{i}.attn.k_up.weight": rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "k"),
+        "layers.{i}.attn.v_up.weight": rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "v"),
+        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts"),
+    },
+    refuse={
+        "attention_bias": (False, None),
+        "moe_layer_freq": (1, None),
+        "norm_topk_prob": (False, None),
+        "scoring_func": ("softmax", None),
+        "topk_method": ("greedy", "group_limited_greedy", None),
+    },
+    kv_heads=None,
+    head_dim=None,
+    rope=_rope,
+    mixer=mla,
+    moe=experts_after(_v2, first_dense=0, biased=True),
+    gguf=DEEPSEEK_GGUF,
+)
+DEEPSEEK_V3 = DEEPSEEK_V2.but(
+    "deepseek_v3",
+    names={"layers.{i}.ffn.router.correction": "layers.{i}.mlp.gate.e_score_correction_bias"},
+    refuse={
+        "norm_topk_prob": (True, False, None),
+        "scoring_func": ("sigmoid", None),
+        "topk_method": ("noaux_tc", None),
+    },
+    ffn_bias=False,
+    unused=(*LLAMA.unused, "model.layers.61.*"),  # a further layer, trained to predict two tokens ahead
+    moe=experts_after(corrected(), first_dense=3),
+    gguf=DEEPSEEK_GGUF,
+)

@@ -1,0 +1,92 @@
+"""gpt-oss: sinks, every other layer with a window, clamped and shifted experts with gate and up interleaved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from weft.ir.recipes import Permute, Recipe, Slice
+
+from ....dsl import MoE, RoPE
+from ...tables import gguf
+from ...tables.family import Config, Fetch, Template, key
+from ...tables.rope_config import rope_of, rope_of_gguf
+from ...tables.settings import Settings
+from ..dense.llama import LLAMA, windows
+from .mixtral import experts_of
+
+_ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+_EXPERTS = "layers.{i}.mlp.experts"
+
+
+def _interleaved(name: str, offset: int) -> Template:
+    """Gate (`offset` 0) or up (1) of experts stored [experts, dim, 2 · hidden], biases [experts, 2 · hidden]."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        weight, last = fetch(name), 1 if part.endswith("bias") else 2
+        mine = Slice(weight, last, offset, 2 * experts_of(settings).hidden, 2)
+        return mine if last == 1 else Permute(mine, (0, 2, 1))
+
+    return template
+
+
+def _turned(name: str) -> Template:
+    """The experts' weights, stored [experts, in, out]."""
+    return lambda fetch, part, settings: Permute(fetch(name), (0, 2, 1))
+
+
+def _rope(config: Config) -> RoPE:
+    scaled = config.get("rope_parameters") or config.get("rope_scaling") or _ROPE
+    return rope_of({"rope_theta": 150_000.0, **config, "rope_parameters": scaled})
+
+
+def _windows(config: Config) -> Any:
+    types = ["full_attention" if i % 2 else "sliding_attention" for i in range(key("num_hidden_layers")(config))]
+    return windows(config, config.get("sliding_window", 128), types)
+
+
+def _moe(config: Config) -> MoE:
+    return MoE(
+        key("num_local_experts", "num_experts")(config),
+        key("intermediate_size")(config),
+        key("num_experts_per_tok", "experts_per_token")(config),
+        f"swish({config.get('swiglu_alpha', 1.702)})",
+        bias=True,
+        router_bias=True,
+        limit=config.get("swiglu_limit", 7.0),
+        shift=1.0,
+    )
+
+
+GPT_OSS = LLAMA.but(
+    "gpt_oss",
+    names={
+        "layers.{i}.attn.sinks": "layers.{i}.self_attn.sinks",
+        "layers.{i}.ffn.router": "layers.{i}.mlp.router",
+        "layers.{i}.ffn.experts.gate": _interleaved(f"{_EXPERTS}.gate_up_proj", 0),
+        "layers.{i}.ffn.experts.up": _interleaved(f"{_EXPERTS}.gate_up_proj", 1),
+        "layers.{i}.ffn.experts.gate_bias": _interleaved(f"{_EXPERTS}.gate_up_proj_bias", 0),
+        "layers.{i}.ffn.experts.up_bias": _interleaved(f"{_EXPERTS}.gate_up_proj_bias", 1),
+        "layers.{i}.ffn.experts.down": _turned(f"{_EXPERTS}.down_proj"),
+        "layers.{i}.ffn.experts.down_bias": f"{_EXPERTS}.down_proj_bias",
+    },
+    head_dim=key("head_dim", default=64),
+    eps=key("rms_norm_eps", default=1e-5),
+    qkv_bias=key("attention_bias", default=True),
+    out_bias=key("attention_bias", default=True),
+    rope=_rope,
+    window=_windows,
+    sinks=True,
+    moe=_moe,
+    gguf=gguf.MIXED.but(
+        "gpt-oss",
+        names={
+            "layers.{i}.attn.sinks": "blk.{i}.attn_sinks.weight",
+            "layers.{i}.ffn_norm": "blk.{i}.post_attention_norm",
+        },
+        rope=lambda c: replace(rope_of_gguf(c), truncate=False),
+        window=gguf.windows(2),
+        sinks=True,
+        moe=gguf.experts(True, activation="swish(1.702)", bias=True, router_bias=True, limit=7.0, shift=1.0),
+    ),
+)

@@ -1,0 +1,201 @@
+"""Families whose feed-forwards are mixtures of experts: Mixtral, Qwen MoE, OLMoE, Granite MoE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes import Concat, Recipe, Reshape, Slice
+
+from ....dsl import GatedMLP, MoE
+from ...tables import gguf
+from ...tables.family import Config, Fetch, Loader, Names, Rule, Template, in_layers, key
+from ...tables.rope_config import rope_with
+from ...tables.settings import ACTIVATIONS, Settings
+from ...tables.templates import gated
+from ..dense.llama import GRANITE, GRANITE_GGUF, LLAMA, LLAMA_GGUF, MISTRAL, QWEN2, QWEN3, windows
+
+
+def stacked(name: str) -> Template:
+    """One weight of all experts, [experts, out, in], stored as a tensor each: `{e}` in `name` is the expert."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        moe = experts_of(settings)
+        rows = (moe.latent or settings.dim) if part == "down" else moe.hidden
+        each = (fetch(f"{name.replace('{e}', str(e))}.weight") for e in range(moe.experts))
+        return Concat(tuple(Reshape(expert, (1, rows, -1)) for expert in each))
+
+    return template
+
+
+def per_expert(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}.ffn") -> Names:
+    """The names of experts under `prefix`: `stacked`, or as transformers holds them, in two tensors for all experts.
+
+    `at` is where the mixture stands in the model.
+    """
+    above, below = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
+
+    def either(fused: Template, name: str) -> Template:
+        each = stacked(f"{prefix}.{{e}}.{name}")
+        return lambda fetch, part, settings: (fused if fetch.has(above) else each)(fetch, part, settings)
+
+    return {
+        f"{at}.experts.gate": either(half_of_each(above, 0), gate),
+        f"{at}.experts.up": either(half_of_each(above, 1), up),
+        f"{at}.experts.down": either(lambda fetch, part, settings: fetch(below), down),
+    }
+
+
+def half_of_each(name: str, index: int) -> Template:
+    """Half `index` of the rows of tensor `name` [experts, 2 · hidden, dim], which holds gate above up."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        hidden = experts_of(settings).hidden
+        return Slice(fetch(name), 1, index * hidden, (index + 1) * hidden)
+
+    return template
+
+
+def experts_of(settings: Settings) -> MoE:
+    """The mixture of the layers that have one; all are alike."""
+    if settings.block is None:
+        places: tuple[Any, ...] = (settings.first("moe"),)
+    else:
+        block = settings.first("block")
+        places = getattr(block, "moe", None), block.ffn, getattr(block.ffn, "moe", None)
+    return next(found for found in places if isinstance(found, MoE))
+
+
+def activation(config: Config) -> str:
+    """The name of the config's `hidden_act` in our vocabulary.
+
+    Raises:
+        WeftError: if it has none.
+    """
+    name = config.get("hidden_act", "silu")
+    if name not in ACTIVATIONS:
+        raise WeftError(f"unknown activation {name!r}; known are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _plain(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rule:
+    """The rule for `moe` of a config that calls the experts' inner width by one of the keys `hidden`."""
+
+    def rule(config: Config) -> MoE:
+        experts, k = key("num_experts", "num_local_experts")(config), key("num_experts_per_tok")(config)
+        norm = config.get("norm_topk_prob", False) if renormalize is None else renormalize
+        return MoE(experts, key(*hidden)(config), k, activation(config), renormalize=norm, **options)
+
+    return rule
+
+
+def _sparse(config: Config) -> Iterator[bool]:
+    """Yield True for sparse layers of Qwen models: every decoder_sparse_step-th, except mlp_only_layers."""
+    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    return (i not in dense and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config)))
+
+
+def _with_shared(config: Config) -> MoE:
+    shared = GatedMLP(key("shared_expert_intermediate_size")(config), activation(config))
+    moe: MoE = _plain("moe_intermediate_size", shared=shared, shared_gate=True)(config)
+    return moe
+
+
+def _qwen2_moe_windows(config: Config) -> Any:
+    if not config.get("use_sliding_window"):
+        return None
+    layers, last = key("num_hidden_layers")(config), config.get("max_window_layers", 28)
+    types = ["sliding_attention" if i % 2 == 0 and i < last else "full_attention" for i in range(layers)]
+    return windows(config, config.get("sliding_window", 4096), types)
+
+
+MIXTRAL = MISTRAL.but(
+    "mixtral",
+    names={
+        "layers.{i}.ffn.router": "layers.{i}.block_sparse_moe.gate",
+        **per_expert("layers.{i}.block_sparse_moe.experts", "w1", "w3", "w2"),
+    },
+    aliases={"block_sparse_moe": "mlp"},
+    eps=key("rms_norm_eps", default=1e-5),
+    rope=rope_with(rope_theta=1e6),
+    window=lambda config: config.get("sliding_window"),
+    moe=_plain("intermediate_size", renormalize=True),
+    transformers="MixtralForCausalLM",
+    gguf=LLAMA_GGUF,
+)
+SPARSE = {
+    "layers.{i}.ffn.router": "layers.{i}.mlp.gate",
+    **per_expert("layers.{i}.mlp.experts", "gate_proj", "up_proj", "down_proj"),
+}
+QWEN2_MOE = QWEN2.but(
+    "qwen2_moe",
+    names={
+        **SPARSE,
+        "layers.{i}.ffn.shared_gate": "layers.{i}.mlp.shared_expert_gate",
+        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_expert"),
+    },
+    qkv_bias=key("qkv_bias", default=True),
+    window=_qwen2_moe_windows,
+    moe=in_layers(_with_shared, _sparse),
+    transformers="Qwen2MoeForCausalLM",
+    gguf=gguf.MIXED.but(
+        "qwen2moe",
+        moe=gguf.experts(renormalize=False, shared_gate=True),
+        loader=Loader(biases="q", experts="required"),
+    ),
+)
+QWEN3_MOE = QWEN3.but(
+    "qwen3_moe",
+    names=SPARSE,
+    head_dim=key("head_dim", default=None),
+    window=lambda config: config.get("sliding_window", 4096) if config.get("use_sliding_window") else None,
+    moe=in_layers(_plain("moe_intermediate_size"), _sparse),
+    transformers="Qwen3MoeForCausalLM",
+    gguf=gguf.MIXED.but(
+        "qwen3moe",
+        moe=gguf.experts(renormalize=True),
+        loader=Loader(experts="required", free_heads=True, qk_norm=True),
+    ),
+)
+OLMOE = LLAMA.but(
+    "olmoe",
+    names=SPARSE,
+    refuse={"clip_qkv": (None,)},
+    eps=key("rms_norm_eps", default=1e-5),
+    qk_norm="full",
+    moe=_plain("intermediate_size"),
+    transformers="OlmoeForCausalLM",
+    gguf=gguf.MIXED.but(
+        "olmoe",
+        found={"qk_norm": lambda keys: "full"},
+        moe=gguf.experts(renormalize=False),
+        loader=Loader(experts="required", qk_norm=True),
+    ),
+)
+GRANITE_MOE = GRANITE.but(
+    "granitemoe",
+    names={
+        "layers.{i}.ffn.router": "layers.{i}.block_sparse_moe.router.layer",
+        "layers.{i}.ffn.experts.gate": half_of_each("layers.{i}.block_sparse_moe.input_linear.weight", 0),
+        "layers.{i}.ffn.experts.up": half_of_each("layers.{i}.block_sparse_moe.input_linear.weight", 1),
+        "layers.{i}.ffn.experts.down": "layers.{i}.block_sparse_moe.output_linear.weight",
+    },
+    aliases={
+        "router.layer": "router",
+        "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+        "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+    },
+    moe=_plain("intermediate_size", renormalize=True),
+    transformers="GraniteMoeForCausalLM",
+    gguf=GRANITE_GGUF.but("granitemoe", loader=Loader(optional_biases="qof", experts="required", free_heads=True)),
+)
+
+
+def granite_experts(config: Config) -> MoE | None:
+    """Experts beside the feed-forward that all tokens pass; in dense models there is that alone."""
+    if not config.get("num_local_experts", 8):
+        return None
+    moe: MoE = GRANITE_MOE.settings["moe"](config)
+    return replace(moe, shared=GatedMLP(key("shared_intermediate_size")(config), activation(config)))

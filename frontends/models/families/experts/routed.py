@@ -1,0 +1,346 @@
+"""Mixtures whose routing or blocks are their own: Llama 4, DBRX, Phi-3.5-MoE, JetMoE, LongCat-Flash."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes import Permute, Recipe, Reshape, Scale, Slice
+
+from ....dsl import GatedMLP, MixtureOfAttention, MoE, RMSNorm, RoPE, ShortcutBlock, Temperature
+from ...tables.family import Config, Fetch, Rule, Template, in_layers, key, required
+from ...tables.rope_config import rope_of, rope_settings, rope_with
+from ...tables.settings import ACTIVATIONS, Settings
+from ...tables.templates import gated, packed_parts
+from ..dense.llama import LLAMA
+from .deepseek import DEEPSEEK_V3, latent_of, mla, rows_of_heads
+from .mixtral import MIXTRAL, activation, experts_of, per_expert
+
+# -- Llama 4
+
+
+def _no_rope_layers(config: Config) -> list[Any]:
+    """A 1 for each layer that knows positions, though the key says otherwise."""
+    every, layers = config.get("no_rope_layer_interval", 4), range(key("num_hidden_layers")(config))
+    return list(config.get("no_rope_layers") or [(i + 1) % every for i in layers])
+
+
+def _chunks(config: Config) -> tuple[str, ...]:
+    types = config.get("layer_types") or ["chunked_attention" if r else "full" for r in _no_rope_layers(config)]
+    return tuple("chunked" if kind == "chunked_attention" else "dense" for kind in types)
+
+
+def _llama4_ropes(config: Config) -> tuple[RoPE | None, ...]:
+    rope = rope_with(rope_theta=5e5, interleaved=True)(config)
+    return tuple(rope if r else None for r in _no_rope_layers(config))
+
+
+def _llama4_qk_norms(config: Config) -> tuple[str, ...]:
+    used = config.get("use_qk_norm", True)
+    return tuple("head" if r and used else "none" for r in _no_rope_layers(config))
+
+
+def _llama4_temperatures(config: Config) -> tuple[Temperature | None, ...]:
+    tuned = config.get("attn_temperature_tuning", True)
+    grown = Temperature(config.get("attn_scale", 0.1), config.get("floor_scale", 8192), offset=1)
+    return tuple(None if r or not tuned else grown for r in _no_rope_layers(config))
+
+
+def _llama4_sparse(config: Config) -> list[bool]:
+    layers, step = key("num_hidden_layers")(config), config.get("interleave_moe_layer_step", 1)
+    chosen = config.get("moe_layers")
+    return [i in chosen if chosen is not None else (i + 1) % step == 0 for i in range(layers)]
+
+
+def _llama4_moe(config: Config) -> MoE:
+    hidden, act = key("intermediate_size")(config), activation(config)
+    return MoE(
+        key("num_local_experts", default=16)(config),
+        hidden,
+        key("num_experts_per_tok", default=1)(config),
+        act,
+        scoring="sigmoid",
+        renormalize=False,
+        weigh_input=True,
+        shared=GatedMLP(hidden, act),
+    )
+
+
+def _turned_half(name: str, index: int | None) -> Template:
+    """Half `index` of the experts' tensor `name` [experts, in, gate and up], or all of it, as [experts, out, in]."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        hidden, stored = experts_of(settings).hidden, fetch(name)
+        if index is not None:
+            stored = Slice(stored, 2, index * hidden, (index + 1) * hidden)
+        return Permute(stored, (0, 2, 1))
+
+    return template
+
+
+_FEED = "layers.{i}.feed_forward"
+LLAMA4 = LLAMA.but(
+    "llama4_text",
+    names={
+        **gated("layers.{i}.ffn", _FEED),
+        **gated("layers.{i}.ffn.shared", f"{_FEED}.shared_expert"),
+        "layers.{i}.ffn.router": f"{_FEED}.router",
+        "layers.{i}.ffn.experts.gate": _turned_half(f"{_FEED}.experts.gate_up_proj", 0),
+        "layers.{i}.ffn.experts.up": _turned_half(f"{_FEED}.experts.gate_up_proj", 1),
+        "layers.{i}.ffn.experts.down": _turned_half(f"{_FEED}.experts.down_proj", None),
+    },
+    kv_heads=key("num_key_value_heads", default=8),
+    head_dim=key("head_dim", default=128),
+    ffn=key("intermediate_size_mlp", default=16384),
+    ffn_bias=False,
+    eps=key("rms_norm_eps", default=1e-5),
+    rope=_llama4_ropes,
+    qk_norm=_llama4_qk_norms,
+    qk_norm_last=True,
+    qk_norm_weight=False,
+    temperature=_llama4_temperatures,
+    pattern=_chunks,
+    stride=lambda c: c.get("attention_chunk_size") or 8192,
+    moe=in_layers(_llama4_moe, _llama4_sparse),
+    transformers="Llama4ForCausalLM",
+)
+
+# -- DBRX
+
+
+def _inner(outer: str, name: str, default: Any = None) -> Rule:
+    """The entry `name` of the mapping `outer` of a config."""
+
+    def rule(config: Config) -> Any:
+        inner = config.get(outer) or {}
+        if not isinstance(inner, Mapping):
+            raise WeftError(f"{outer}={inner!r} is no mapping")
+        value = inner.get(name)
+        return default if value is None else value
+
+    return rule
+
+
+def _dbrx_moe(config: Config) -> MoE:
+    act = (_inner("ffn_config", "ffn_act_fn", {})(config)).get("name", "silu")
+    return MoE(
+        _inner("ffn_config", "moe_num_experts", 4)(config),
+        _inner("ffn_config", "ffn_hidden_size", 3584)(config),
+        _inner("ffn_config", "moe_top_k", 1)(config),
+        ACTIVATIONS[act],
+        # Without a norm to divide by the weights stay as they are; that is said by null.
+        renormalize=config.get("ffn_config", {}).get("moe_normalize_expert_weights", 1.0) is not None,
+    )
+
+
+def _by_expert(name: str, turned: bool = False) -> Template:
+    """Rows of all experts one after the other, as [experts, hidden, dim], or `turned`."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        moe = experts_of(settings)
+        rows = Reshape(fetch(name), (moe.experts, moe.hidden, -1))
+        return Permute(rows, (0, 2, 1)) if turned else rows
+
+    return template
+
+
+DBRX = LLAMA.but(
+    "dbrx",
+    names={
+        "embed": "wte",
+        "layers.{i}.attn_norm": "blocks.{i}.norm_attn_norm.norm_1",
+        "layers.{i}.ffn_norm": "blocks.{i}.norm_attn_norm.norm_2",
+        **packed_parts("layers.{i}.attn", "blocks.{i}.norm_attn_norm.attn.Wqkv"),
+        "layers.{i}.attn.o": "blocks.{i}.norm_attn_norm.attn.out_proj",
+        "layers.{i}.ffn.router": "blocks.{i}.ffn.router.layer",
+        "layers.{i}.ffn.experts.gate": _by_expert("blocks.{i}.ffn.experts.mlp.w1"),
+        "layers.{i}.ffn.experts.up": _by_expert("blocks.{i}.ffn.experts.mlp.v1"),
+        "layers.{i}.ffn.experts.down": _by_expert("blocks.{i}.ffn.experts.mlp.w2", turned=True),
+        "final_norm": "norm_f",
+    },
+    prefix="transformer.",
+    refuse={"ffn_config.moe_normalize_expert_weights": (1, None)},
+    dim=key("d_model"),
+    layers=key("n_layers"),
+    heads=key("n_heads"),
+    kv_heads=_inner("attn_config", "kv_n_heads", 1),
+    head_dim=None,
+    ffn=None,
+    context=key("max_seq_len", default=None),
+    norm="layer",
+    norm_bias=False,
+    eps=1e-5,
+    qkv_bias=False,
+    out_bias=False,
+    clip=_inner("attn_config", "clip_qkv"),
+    moe=_dbrx_moe,
+)
+
+# -- Phi-3.5-MoE
+
+
+def _phimoe_rope(config: Config) -> RoPE:
+    """The frequencies of a scaling, and the amplitude that the config says for texts up to the original context."""
+    said = rope_settings(config)
+    if said.get("rope_type", said.get("type", "default")) == "default":
+        return rope_of(config)
+    return rope_of({**config, "rope_parameters": {**said, "attention_factor": key("short_mscale")(said)}})
+
+
+PHIMOE = MIXTRAL.but(
+    "phimoe",
+    names={"layers.{i}.ffn.router": "layers.{i}.block_sparse_moe.gate"},
+    aliases={"block_sparse_moe": "mlp", "block_sparse_moe.gate": "mlp.router"},
+    norm="layer",
+    rope=_phimoe_rope,
+    head_bias=key("lm_head_bias", default=False),
+    moe=lambda c: replace(
+        MIXTRAL.settings["moe"](c), choice="sparsemixer", jitter=float(c.get("router_jitter_noise", 0.01))
+    ),
+    transformers="PhimoeForCausalLM",
+)
+
+# -- JetMoE
+
+
+def _jet_experts(config: Config) -> tuple[int, int]:
+    return key("num_local_experts", default=8)(config), key("num_experts_per_tok", default=2)(config)
+
+
+def _moa(config: Config) -> MixtureOfAttention:
+    kv, d = key("num_key_value_heads", default=16)(config), key("kv_channels", default=128)(config)
+    return MixtureOfAttention(*_jet_experts(config), kv, d, rope_of({**config, "head_dim": d}))
+
+
+def _jet_moe(config: Config) -> MoE:
+    experts, k = _jet_experts(config)
+    name = key("activation_function", default="silu")(config)
+    return MoE(experts, key("intermediate_size")(config), k, ACTIVATIONS[name], out_bias=True)
+
+
+def _by_head(name: str, rows: bool) -> Template:
+    """The maps of all experts with the rows (else the columns) of key/value head 0 of every expert first."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        mixer: MixtureOfAttention = settings.mixer
+        experts, heads, d = mixer.experts, mixer.kv_heads, mixer.head_dim
+        if rows:
+            apart = Permute(Reshape(fetch(name), (experts, heads, d, -1)), (1, 0, 2, 3))
+            return Reshape(apart, (heads * experts * d, -1))
+        apart = Permute(Reshape(fetch(name), (experts, settings.dim, heads, d)), (1, 2, 0, 3))
+        return Reshape(apart, (settings.dim, -1))
+
+    return template
+
+
+def _kv(index: int) -> Template:
+    """Keys (`index` 0) or values of one linear map for both."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        rows = settings.mixer.kv_heads * settings.mixer.head_dim
+        return Slice(fetch("layers.{i}.self_attention.kv_proj.weight"), 0, index * rows, (index + 1) * rows)
+
+    return template
+
+
+def _half_of_jet(index: int) -> Template:
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        hidden = experts_of(settings).hidden
+        return Slice(fetch("layers.{i}.mlp.input_linear.weight"), 1, index * hidden, (index + 1) * hidden)
+
+    return template
+
+
+_MOA = "layers.{i}.self_attention.experts"
+JETMOE = LLAMA.but(
+    "jetmoe",
+    names={
+        "layers.{i}.attn.q": _by_head(f"{_MOA}.input_linear.weight", rows=True),
+        "layers.{i}.attn.o": _by_head(f"{_MOA}.output_linear.weight", rows=False),
+        "layers.{i}.attn.k": _kv(0),
+        "layers.{i}.attn.v": _kv(1),
+        "layers.{i}.attn.bias": f"{_MOA}.bias",
+        "layers.{i}.attn.router": f"{_MOA}.router.layer",
+        "layers.{i}.ffn.router": "layers.{i}.mlp.router.layer",
+        "layers.{i}.ffn.out_bias": "layers.{i}.mlp.bias",
+        "layers.{i}.ffn.experts.gate": _half_of_jet(0),
+        "layers.{i}.ffn.experts.up": _half_of_jet(1),
+        "layers.{i}.ffn.experts.down": "layers.{i}.mlp.output_linear.weight",
+    },
+    refuse={"rms_norm_eps": (1e-6, None)},  # the last norm alone would follow it
+    heads=None,
+    kv_heads=None,
+    head_dim=None,
+    ffn=None,
+    rope=None,
+    mixer=_moa,
+    moe=_jet_moe,
+    tie=key("tie_word_embeddings", default=True),
+)
+
+# -- LongCat-Flash
+
+
+def _scaled(name: str, rank: str) -> Template:
+    """A weight times √(dim / rank) (LongCat's scale correction of latents)."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        return Scale(fetch(f"{name}.{part}"), math.sqrt(settings.dim / getattr(latent_of(settings), rank)))
+
+    return template
+
+
+def _longcat_block(config: Config) -> ShortcutBlock:
+    experts, hidden, k = required(config, "n_routed_experts", "expert_ffn_hidden_size", "moe_topk")
+    moe = MoE(
+        experts,
+        hidden,
+        k,
+        activation(config),
+        correction=True,
+        renormalize=False,
+        scale=float(config.get("routed_scaling_factor", 6.0)),
+        zero_experts=config.get("zero_expert_num") or 0,
+    )
+    ffn = GatedMLP(key("ffn_hidden_size")(config), activation(config))
+    latent = mla({**config, "rope_interleave": True})
+    return ShortcutBlock(latent, ffn, moe, RMSNorm(key("rms_norm_eps", default=1e-5)(config)))
+
+
+def _longcat_names(half: str, i: int) -> dict[str, str | Template]:
+    at, theirs = f"layers.{{i}}.{half}.attn", f"layers.{{i}}.self_attn.{i}"
+    return {
+        f"layers.{{i}}.{half}.attn_norm": f"layers.{{i}}.input_layernorm.{i}",
+        f"layers.{{i}}.{half}.ffn_norm": f"layers.{{i}}.post_attention_layernorm.{i}",
+        **gated(f"layers.{{i}}.{half}.ffn", f"layers.{{i}}.mlps.{i}"),
+        f"{at}.q_down": f"{theirs}.q_a_proj",
+        f"{at}.q_norm": f"{theirs}.q_a_layernorm",
+        f"{at}.q_up": _scaled(f"{theirs}.q_b_proj", "q_rank"),
+        f"{at}.kv_down": f"{theirs}.kv_a_proj_with_mqa",
+        f"{at}.kv_norm": _scaled(f"{theirs}.kv_a_layernorm", "rank"),
+        f"{at}.k_up.weight": rows_of_heads(f"{theirs}.kv_b_proj.weight", "k"),
+        f"{at}.v_up.weight": rows_of_heads(f"{theirs}.kv_b_proj.weight", "v"),
+        f"{at}.o": f"{theirs}.o_proj",
+    }
+
+
+LONGCAT_FLASH = DEEPSEEK_V3.but(
+    "longcat_flash",
+    names={
+        **_longcat_names("first", 0),
+        **_longcat_names("second", 1),
+        "layers.{i}.moe.router": "layers.{i}.mlp.router.classifier",
+        "layers.{i}.moe.router.correction": "layers.{i}.mlp.router.e_score_correction_bias",
+        **per_expert("layers.{i}.mlp.experts", "gate_proj", "up_proj", "down_proj", at="layers.{i}.moe"),
+    },
+    unused=(*LLAMA.unused, "model.mtp.*", "*.mlp.experts.*"),  # transformers stores experts that compute nothing too
+    layers=key("num_layers", "num_hidden_layers"),
+    ffn=None,
+    eps=key("rms_norm_eps", default=1e-5),
+    block=_longcat_block,
+    mixer=None,
+    moe=None,
+)

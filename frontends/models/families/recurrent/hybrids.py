@@ -1,0 +1,310 @@
+"""Hybrids of attention with short convolutions or state spaces: LFM2, Falcon-H1, Nemotron-H."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes import Concat, Full, Recipe, Scale
+
+from ....dsl import MLP, Attention, Mamba2, MoE, ParallelHybrid, RMSNorm, ShortConv
+from ...tables.family import Config, Fetch, Names, Template, in_layers, key, required
+from ...tables.rope_config import rope_of, rope_with
+from ...tables.settings import ACTIVATIONS, Settings
+from ..dense.llama import LLAMA
+from ..experts.mixtral import per_expert, stacked
+from .mamba import NO_LIMIT, mamba2_names, taps
+
+# -- LFM2
+
+
+def _lfm2_recurrent(config: Config) -> Iterator[bool]:
+    layers = range(key("num_hidden_layers")(config))
+    attention = config.get("full_attn_idxs")
+    plain = ["conv" if attention is not None and i not in attention else "full_attention" for i in layers]
+    return (kind == "conv" for kind in config.get("layer_types") or plain)
+
+
+def _short_conv(config: Config) -> ShortConv:
+    return ShortConv(config.get("conv_L_cache", 3), config.get("conv_bias", False))
+
+
+def _lfm2_width(config: Config) -> int:
+    """The inner width of feed-forwards, which the config may give as that of one without a gate."""
+    width = int(key("block_ff_dim", "intermediate_size")(config))
+    if not config.get("block_auto_adjust_ff_dim", True):
+        return width
+    width, multiple = int(2 * width / 3), config.get("block_multiple_of", 256)
+    factor = config.get("block_ffn_dim_multiplier", 1.0)
+    return width if factor is None else -(-int(factor * width) // multiple) * multiple
+
+
+def _lfm2_experts(config: Config) -> MoE:
+    """Routed by sigmoids; their sum is not enlarged by 1e-6 as in transformers, which is less than rounding."""
+    experts, hidden, k = required(config, "num_experts", "moe_intermediate_size", "num_experts_per_tok")
+    return MoE(
+        experts,
+        hidden,
+        k,
+        scoring="sigmoid",
+        correction=config.get("use_expert_bias", True),
+        renormalize=config.get("norm_topk_prob", True),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+    )
+
+
+def _lfm2_sparse(config: Config) -> Iterator[bool]:
+    return (i >= config.get("num_dense_layers", 2) for i in range(key("num_hidden_layers")(config)))
+
+
+LFM2 = LLAMA.but(
+    "lfm2",
+    names={
+        "layers.{i}.attn_norm": "layers.{i}.operator_norm",
+        "layers.{i}.attn.o": "layers.{i}.self_attn.out_proj",
+        **{f"layers.{{i}}.attn.{x}_norm": f"layers.{{i}}.self_attn.{x}_layernorm" for x in "qk"},
+        **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.conv.{x}_proj" for x in ("in", "out")},
+        "layers.{i}.attn.conv.weight": taps("layers.{i}.conv.conv.weight", lambda settings: settings.dim),
+        "layers.{i}.attn.conv.bias": "layers.{i}.conv.conv.bias",
+        "layers.{i}.ffn_norm": "layers.{i}.ffn_norm",
+        "layers.{i}.ffn.gate": "layers.{i}.feed_forward.w1",
+        "layers.{i}.ffn.up": "layers.{i}.feed_forward.w3",
+        "layers.{i}.ffn.down": "layers.{i}.feed_forward.w2",
+        "final_norm": "embedding_norm",
+    },
+    kv_heads=key("num_key_value_heads", default=8),
+    ffn=_lfm2_width,
+    activation="silu",
+    eps=key("norm_eps", default=1e-5),
+    qkv_bias=False,
+    out_bias=False,
+    ffn_bias=False,
+    qk_norm="head",
+    tie=key("tie_embedding", "tie_word_embeddings", default=True),
+    rope=rope_with(rope_theta=1e6),
+    mixer=in_layers(_short_conv, _lfm2_recurrent),
+)
+LFM2_MOE = LFM2.but(
+    "lfm2_moe",
+    names={
+        "layers.{i}.ffn.router": "layers.{i}.feed_forward.gate",
+        "layers.{i}.ffn.router.correction": "layers.{i}.feed_forward.expert_bias",
+        **per_expert("layers.{i}.feed_forward.experts", "w1", "w3", "w2"),
+    },
+    ffn=key("intermediate_size"),
+    moe=in_layers(_lfm2_experts, _lfm2_sparse),
+)
+
+
+# -- Falcon-H1
+
+
+def _times(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> Template:
+    """A linear map times the config's numbers `multipliers`; its bias times `bias`, or else the same."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        chosen = multipliers if part == "weight" or bias is None else bias
+        factor = math.prod(settings.multipliers[m] for m in chosen)
+        found = fetch(f"{name}.{part}")
+        return found if factor == 1 else Scale(found, factor)
+
+    return template
+
+
+def _state_input(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """The projection into gate, x, B, C and step, each of which has a multiplier of its own."""
+    mamba, found = settings.mixer.ssm, fetch(f"layers.{{i}}.mamba.in_proj.{part}")
+    wide = mamba.groups * mamba.state
+    sizes = mamba.inner, mamba.inner, wide, wide, mamba.heads
+    parts = settings.multipliers["ssm"]
+    whole = settings.multipliers["ssm_in"] if part == "weight" else 1.0
+    if all(m * whole == 1 for m in parts):
+        return found
+    rows = (Full(m * whole, (size,)) for m, size in zip(parts, sizes, strict=True))
+    return Scale(found, Concat(tuple(rows)))
+
+
+def _multipliers(config: Config) -> dict[str, Any]:
+    names = {
+        "key": "key_multiplier",
+        "attention_in": "attention_in_multiplier",
+        "attention_out": "attention_out_multiplier",
+        "ssm_in": "ssm_in_multiplier",
+        "ssm_out": "ssm_out_multiplier",
+    }
+    gate, down = config.get("mlp_multipliers") or (1.0, 1.0)
+    alone = {name: float(key(long, default=1.0)(config)) for name, long in names.items()}
+    return {**alone, "gate": float(gate), "down": float(down), "ssm": config.get("ssm_multipliers") or [1.0] * 5}
+
+
+def _falcon_mixer(config: Config) -> ParallelHybrid:
+    heads, dim = required(config, "num_attention_heads", "hidden_size")
+    bias = config.get("attention_bias", False)
+    kv_heads, rope = config.get("num_key_value_heads", 8), rope_of(config)
+    attention = Attention(heads, kv_heads, config.get("head_dim"), rope, qkv_bias=bias, out_bias=bias)
+    groups = config.get("mamba_n_groups", 1)
+    normed = config.get("mamba_rms_norm", False)
+    mamba = Mamba2(
+        int(config.get("mamba_d_ssm", 1024) or config.get("mamba_expand", 2) * dim),
+        config.get("mamba_n_heads", 128),
+        config.get("mamba_d_state", 256),
+        groups,
+        config.get("mamba_d_conv", 4),
+        config.get("mamba_conv_bias", True),
+        config.get("mamba_proj_bias", False),
+        RMSNorm(config.get("rms_norm_eps", 1e-5)) if normed else None,
+        groups,
+        config.get("mamba_norm_before_gate", True),
+        out_bias=config.get("projectors_bias", False),
+    )
+    return ParallelHybrid(attention, mamba)
+
+
+def _beside(names: Names) -> Names:
+    """The names of a state space that stands beside attention."""
+    return {name.replace(".attn.", ".attn.ssm."): found for name, found in names.items()}
+
+
+FALCON_H1 = LLAMA.but(
+    "falcon_h1",
+    names={
+        **_beside(mamba2_names("layers.{i}.mamba")),
+        "layers.{i}.attn.ssm.in": _state_input,
+        "layers.{i}.attn.ssm.out": _times("layers.{i}.mamba.out_proj", "ssm_out"),
+        "layers.{i}.attn.attention.q": _times("layers.{i}.self_attn.q_proj", "attention_in", bias=()),
+        "layers.{i}.attn.attention.k": _times("layers.{i}.self_attn.k_proj", "attention_in", "key", bias=("key",)),
+        "layers.{i}.attn.attention.v": _times("layers.{i}.self_attn.v_proj", "attention_in", bias=()),
+        "layers.{i}.attn.attention.o": _times("layers.{i}.self_attn.o_proj", "attention_out"),
+        "layers.{i}.ffn_norm": "layers.{i}.pre_ff_layernorm",
+        "layers.{i}.ffn.gate": _times("layers.{i}.feed_forward.gate_proj", "gate"),
+        "layers.{i}.ffn.up": "layers.{i}.feed_forward.up_proj",
+        "layers.{i}.ffn.down": _times("layers.{i}.feed_forward.down_proj", "down"),
+        "final_norm": "final_layernorm",
+    },
+    refuse={"time_step_limit": NO_LIMIT, "hidden_act": ("silu", "swish", None)},
+    heads=None,
+    kv_heads=None,
+    head_dim=None,
+    rope=None,
+    eps=key("rms_norm_eps", default=1e-5),
+    embed_scale=key("embedding_multiplier", default=1.0),
+    logit_scale=key("lm_head_multiplier", default=1.0),
+    multipliers=_multipliers,
+    mixer=_falcon_mixer,
+)
+
+
+# -- Nemotron-H
+
+_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def _nemotron_kinds(config: Config) -> list[str]:
+    """Return the kind of each layer: mamba, attention, mlp or moe.
+
+    Raises:
+        WeftError: if a layer is something else.
+    """
+    pattern = config.get("hybrid_override_pattern")
+    types = [_LETTERS.get(c, c) for c in pattern] if pattern else key("layers_block_type", "layer_types")(config)
+    kinds = [{"linear_attention": "mamba", "full_attention": "attention"}.get(kind, kind) for kind in types]
+    for kind in kinds:
+        if kind not in _LETTERS.values():
+            raise WeftError(f"unknown layer type {kind!r}; known are {', '.join(_LETTERS.values())}")
+    return kinds
+
+
+def _nemotron_mixers(config: Config) -> tuple[Any, ...]:
+    groups = key("n_groups", "mamba_n_groups", default=8)(config)
+    heads, head = config.get("mamba_num_heads", 128), config.get("mamba_head_dim", 64)
+    mamba = Mamba2(
+        heads * head,
+        heads,
+        config.get("ssm_state_size", 128),
+        groups,
+        key("conv_kernel", "mamba_d_conv", default=4)(config),
+        key("use_conv_bias", "mamba_conv_bias", default=True)(config),
+        config.get("use_bias", False),
+        RMSNorm(config.get("layer_norm_epsilon", 1e-5)),
+        groups,
+        least_step=key("time_step_min", "mamba_dt_min", default=0.001)(config),
+    )
+    queries = key("num_attention_heads", default=32)(config)
+    attention = Attention(queries, config.get("num_key_value_heads") or queries, config.get("head_dim", 128))
+    return tuple({"mamba": mamba, "attention": attention}.get(kind) for kind in _nemotron_kinds(config))
+
+
+def _nemotron_experts(config: Config) -> MoE:
+    act, bias, latent = ACTIVATIONS[_nemotron_activation(config)], config.get("mlp_bias", False), "moe_latent_size"
+    if config.get(latent) and bias:
+        raise WeftError(f"mlp_bias={bias} is not supported beside {latent}")
+    return MoE(
+        key("n_routed_experts", default=8)(config),
+        key("moe_intermediate_size", default=7688)(config),
+        key("num_experts_per_tok", default=2)(config),
+        act,
+        gated=False,
+        scoring="sigmoid",
+        correction=True,
+        renormalize=config.get("norm_topk_prob", True),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+        groups=config.get("n_group", 1),
+        top_groups=config.get("topk_group", 1),
+        shared=MLP(key("moe_shared_expert_intermediate_size", default=7688)(config), act, bias),
+        latent=config.get(latent),
+    )
+
+
+def _nemotron_activation(config: Config) -> str:
+    return str(config.get("mlp_hidden_act", "relu2"))
+
+
+_EXPERTS = "layers.{i}.mixer.experts"
+
+
+def _nemotron_stacked(part: str) -> Template:
+    """The weights of all experts in one tensor, or in a tensor each."""
+    each = stacked(f"{_EXPERTS}.{{e}}.{part}_proj")
+
+    def template(fetch: Fetch, name: str, settings: Settings) -> Recipe:
+        whole = f"{_EXPERTS}.{part}_proj"
+        return fetch(whole) if fetch.has(whole) else each(fetch, name, settings)
+
+    return template
+
+
+NEMOTRON_H = LLAMA.but(
+    "nemotron_h",
+    names={
+        "embed": "embeddings",
+        **{f"layers.{{i}}.{norm}": "layers.{i}.norm" for norm in ("attn_norm", "ffn_norm")},
+        **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.mixer.{x}_proj" for x in "qkvo"},
+        **mamba2_names("layers.{i}.mixer"),
+        **{f"layers.{{i}}.ffn.{x}": f"layers.{{i}}.mixer.{x}_proj" for x in ("up", "down")},
+        "layers.{i}.ffn.router": "layers.{i}.mixer.gate",
+        "layers.{i}.ffn.router.correction": "layers.{i}.mixer.gate.e_score_correction_bias",
+        **{f"layers.{{i}}.ffn.experts.{x}": _nemotron_stacked(x) for x in ("up", "down")},
+        **{f"layers.{{i}}.ffn.shared.{x}": f"layers.{{i}}.mixer.shared_experts.{x}_proj" for x in ("up", "down")},
+        "layers.{i}.ffn.latent_in": "layers.{i}.mixer.fc1_latent_proj",
+        "layers.{i}.ffn.latent_out": "layers.{i}.mixer.fc2_latent_proj",
+        "final_norm": "norm_f",
+    },
+    prefix="backbone.",
+    aliases={"layers.": "model.layers.", "embeddings": "model.embeddings", "norm_f": "model.norm_f"},
+    unused=(*LLAMA.unused, "mtp.*"),
+    refuse={"mamba_hidden_act": ("silu", None), "sliding_window": (None,), "time_step_limit": NO_LIMIT},
+    layers=lambda c: len(_nemotron_kinds(c)),
+    heads=None,
+    kv_heads=None,
+    head_dim=None,
+    rope=None,
+    eps=key("layer_norm_epsilon", default=1e-5),
+    ffn=in_layers(key("intermediate_size", default=21504), lambda c: (kind == "mlp" for kind in _nemotron_kinds(c))),
+    gated=False,
+    activation=_nemotron_activation,
+    tie=False,  # whatever the config says
+    mixer=_nemotron_mixers,
+    moe=in_layers(_nemotron_experts, lambda c: (kind == "moe" for kind in _nemotron_kinds(c))),
+)

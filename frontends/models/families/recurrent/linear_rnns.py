@@ -1,0 +1,266 @@
+"""Models of linear recurrences: MiniMax's lightning attention, RecurrentGemma, RWKV-4, xLSTM."""
+
+from __future__ import annotations
+
+import math
+
+from weft.ir.recipes import Permute, Recipe, Reshape, Slice
+
+from ....dsl import (
+    MLSTM,
+    RGLRU,
+    Attention,
+    LayerNorm,
+    LightningAttention,
+    NormedResidual,
+    RMSNorm,
+    RWKVChannelMix,
+    RWKVTimeMix,
+)
+from ...tables.family import Config, Family, Fetch, Template, key, required
+from ...tables.rope_config import rope_with
+from ...tables.settings import ACTIVATIONS, Settings
+from ...tables.templates import gated, shifted
+from ..dense.llama import LLAMA
+from ..experts.mixtral import MIXTRAL, activation
+from .mamba import taps
+
+_RECURRENT = "linear_attention"
+
+
+# -- MiniMax
+
+
+def _minimax_blocks(config: Config) -> tuple[NormedResidual, ...]:
+    heads, dim, layers = required(config, "num_attention_heads", "hidden_size", "num_hidden_layers")
+    size, act, eps = config.get("head_dim") or dim // heads, activation(config), config.get("rms_norm_eps", 1e-5)
+    kv_heads, window = config.get("num_key_value_heads") or heads, config.get("sliding_window")
+    attention = Attention(heads, kv_heads, size, rope_with(rope_theta=1e6)(config), window)
+    kinds = config.get("layer_types") or [("full_attention", _RECURRENT)[i % 2] for i in range(layers)]
+    moe = MIXTRAL.settings["moe"](config)
+
+    def scales(kind: str) -> tuple[float, float]:
+        alpha, beta = (float(config.get(f"{kind}_{name}_factor", 1)) for name in ("alpha", "beta"))
+        return alpha, beta
+
+    def block(i: int) -> NormedResidual:
+        recurrent = kinds[i] == _RECURRENT
+        decay = 1 - i / (layers - 1 + 1e-5) + 1e-5
+        lightning = LightningAttention(heads, size, decay, act, RMSNorm(1e-6))
+        return NormedResidual(
+            lightning if recurrent else attention,
+            moe,
+            RMSNorm(eps),
+            scales("linear_attn" if recurrent else "full_attn"),
+            scales("mlp"),
+        )
+
+    return tuple(block(i) for i in range(layers))
+
+
+def _lightning(which: str) -> Template:
+    """Rows of q, k or v: of attention, or of lightning attention, which packs them head by head."""
+
+    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
+        if not isinstance(s.block[int(fetch.layer)].attn, LightningAttention):
+            return fetch(f"layers.{{i}}.self_attn.{which}_proj.{part}")
+        heads, index = s.heads or 1, "qkv".index(which)
+        apart = Reshape(fetch(f"layers.{{i}}.self_attn.qkv_proj.{part}"), (heads, 3, s.head_size, -1))
+        return Reshape(Slice(apart, 1, index, index + 1), (heads * s.head_size, -1))
+
+    return template
+
+
+MINIMAX = MIXTRAL.but(
+    "minimax",
+    names={
+        **{f"layers.{{i}}.attn.{x}": _lightning(x) for x in "qkv"},
+        "layers.{i}.attn.norm": "layers.{i}.self_attn.norm",
+        "layers.{i}.attn.gate": "layers.{i}.self_attn.output_gate",
+        "layers.{i}.attn.out": "layers.{i}.self_attn.out_proj",
+    },
+    unused=(*LLAMA.unused, "*.slope_rate", "*.query_decay", "*.key_decay", "*.diagonal_decay"),
+    window=None,
+    block=_minimax_blocks,
+)
+
+
+# -- RecurrentGemma
+
+
+def _griffin_kinds(config: Config) -> list[str]:
+    types = list(config.get("block_types") or ("recurrent", "recurrent", "attention"))
+    layers = int(key("num_hidden_layers", default=26)(config))
+    return (types * (layers // len(types) + 1))[:layers]
+
+
+def _griffin_activation(config: Config) -> str:
+    return str(config.get("hidden_activation", "gelu_pytorch_tanh"))
+
+
+def _griffin_mixers(config: Config) -> tuple[RGLRU | None, ...]:
+    heads, dim = required(config, "num_attention_heads", "hidden_size")
+    act = ACTIVATIONS[_griffin_activation(config)]
+    unit = RGLRU(heads, config.get("lru_width") or dim, config.get("conv1d_width", 4), act)
+    return tuple(unit if kind == "recurrent" else None for kind in _griffin_kinds(config))
+
+
+def _in_bfloat16(number: float) -> float:
+    """`number` with the 8 bits of a bfloat16, in which transformers keeps it."""
+    mantissa, exponent = math.frexp(number)
+    return math.ldexp(round(mantissa * 256) / 256, exponent)
+
+
+def _blocks(name: str) -> Template:
+    """A block-diagonal map [width, width/heads], stored [heads, in, out]."""
+
+    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
+        unit = next(mixer for mixer in s.mixer if mixer is not None)
+        stored = fetch(f"{name}_{part}")
+        if part == "bias":
+            return Reshape(stored, (-1,))
+        return Reshape(Permute(stored, (0, 2, 1)), (unit.width, -1))
+
+    return template
+
+
+_GRIFFIN = "layers.{i}.temporal_block"
+RECURRENT_GEMMA = LLAMA.but(
+    "recurrent_gemma",
+    names={
+        "layers.{i}.attn_norm": shifted("layers.{i}.temporal_pre_norm"),
+        "layers.{i}.ffn_norm": shifted("layers.{i}.channel_pre_norm"),
+        "final_norm": shifted("final_norm"),
+        **{f"layers.{{i}}.attn.{x}": f"{_GRIFFIN}.{x}_proj" for x in "qkvo"},
+        "layers.{i}.attn.in": f"{_GRIFFIN}.linear_x",
+        "layers.{i}.attn.gate": f"{_GRIFFIN}.linear_y",
+        "layers.{i}.attn.out": f"{_GRIFFIN}.linear_out",
+        "layers.{i}.attn.conv.weight": taps(
+            f"{_GRIFFIN}.conv_1d.weight", lambda s: next(m.width for m in s.mixer if m is not None)
+        ),
+        "layers.{i}.attn.conv.bias": f"{_GRIFFIN}.conv_1d.bias",
+        "layers.{i}.attn.input": _blocks(f"{_GRIFFIN}.rg_lru.input_gate"),
+        "layers.{i}.attn.recur": _blocks(f"{_GRIFFIN}.rg_lru.recurrent_gate"),
+        "layers.{i}.attn.rate": f"{_GRIFFIN}.rg_lru.recurrent_param",
+        **gated("layers.{i}.ffn", "layers.{i}.mlp_block"),
+    },
+    layers=key("num_hidden_layers", default=26),
+    head_dim=None,
+    ffn=lambda c: key("intermediate_size", default=7680)(c) // 2,
+    activation=_griffin_activation,
+    out_bias=True,
+    ffn_bias=True,
+    rope=rope_with(partial_rotary_factor=0.5),
+    window=key("attention_window_size", "sliding_window", default=2048),
+    embed_scale=lambda c: _in_bfloat16(math.sqrt(key("hidden_size")(c))),
+    logit_softcap=key("logits_soft_cap", default=30.0),
+    tie=key("tie_word_embeddings", default=True),
+    context=None,
+    mixer=_griffin_mixers,
+)
+
+
+# -- RWKV
+
+
+def _flat(name: str) -> Template:
+    return lambda fetch, part, s: Reshape(fetch(name), (-1,))
+
+
+RWKV = Family(
+    model_types=("rwkv",),
+    settings={
+        "vocab": key("vocab_size"),
+        "dim": key("hidden_size"),
+        "layers": key("num_hidden_layers"),
+        "norm": "layer",
+        "eps": key("layer_norm_epsilon", default=1e-5),
+        "embed_norm": True,
+        "mixer": lambda c: RWKVTimeMix(c.get("attention_hidden_size") or key("hidden_size")(c)),
+        "moe": lambda c: RWKVChannelMix(c.get("intermediate_size") or 4 * key("hidden_size")(c)),
+        "context": key("context_length", default=None),
+        "tie": key("tie_word_embeddings", default=False),
+    },
+    names={
+        "embed": "embeddings",
+        "embed_norm": "blocks.0.pre_ln",
+        "layers.{i}.attn_norm": "blocks.{i}.ln1",
+        "layers.{i}.ffn_norm": "blocks.{i}.ln2",
+        **{
+            f"layers.{{i}}.attn.{x}": f"blocks.{{i}}.attention.{name}"
+            for x, name in (("k", "key"), ("v", "value"), ("r", "receptance"), ("out", "output"))
+        },
+        **{
+            f"layers.{{i}}.attn.{x}.mix": _flat(f"blocks.{{i}}.attention.time_mix_{name}")
+            for x, name in (("k", "key"), ("v", "value"), ("r", "receptance"))
+        },
+        "layers.{i}.attn.decay": "blocks.{i}.attention.time_decay",
+        "layers.{i}.attn.first": "blocks.{i}.attention.time_first",
+        **{
+            f"layers.{{i}}.ffn.{x}": f"blocks.{{i}}.feed_forward.{name}"
+            for x, name in (("k", "key"), ("v", "value"), ("r", "receptance"))
+        },
+        **{
+            f"layers.{{i}}.ffn.{x}.mix": _flat(f"blocks.{{i}}.feed_forward.time_mix_{name}")
+            for x, name in (("k", "key"), ("r", "receptance"))
+        },
+        "final_norm": "ln_out",
+        "lm_head": "head",
+    },
+    prefix="rwkv.",
+    unused=("head.weight",),
+)
+
+
+# -- xLSTM
+
+
+def _mlstm(config: Config) -> MLSTM:
+    dim, eps = key("hidden_size", "embedding_dim")(config), config.get("norm_eps", 1e-6)
+    return MLSTM(
+        config.get("num_heads", 8),
+        int(dim * config.get("qk_dim_factor", 0.5)),
+        int(dim * config.get("v_dim_factor", 1.0)),
+        config.get("gate_soft_cap", 15.0),
+        config.get("eps", 1e-6),
+        LayerNorm(eps, bias=False),
+    )
+
+
+def _xlstm_width(config: Config) -> int:
+    width = key("hidden_size", "embedding_dim")(config) * config.get("ffn_proj_factor", 2.667)
+    multiple = config.get("ffn_round_up_to_multiple_of", 64)
+    return int((width + multiple - 1) // multiple * multiple)
+
+
+XLSTM = Family(
+    model_types=("xlstm",),
+    settings={
+        "vocab": key("vocab_size", default=50304),
+        "dim": key("hidden_size", "embedding_dim"),
+        "layers": key("num_hidden_layers", "num_blocks"),
+        "ffn": _xlstm_width,
+        "eps": key("norm_eps", default=1e-6),
+        "mixer": _mlstm,
+        "logit_softcap": key("output_logit_soft_cap", default=30.0),
+        "tie": False,  # whatever the config says
+    },
+    names={
+        "embed": "embeddings",
+        "layers.{i}.attn_norm": "blocks.{i}.norm_mlstm",
+        "layers.{i}.ffn_norm": "blocks.{i}.norm_ffn",
+        **{f"layers.{{i}}.attn.{x}": f"blocks.{{i}}.mlstm_layer.{x}" for x in "qkv"},
+        **{f"layers.{{i}}.attn.{x}": f"blocks.{{i}}.mlstm_layer.{x}gate_preact" for x in "if"},
+        "layers.{i}.attn.gate": "blocks.{i}.mlstm_layer.ogate_preact",
+        "layers.{i}.attn.norm": "blocks.{i}.mlstm_layer.multihead_norm",
+        "layers.{i}.attn.out": "blocks.{i}.mlstm_layer.out_proj",
+        "layers.{i}.ffn.gate": "blocks.{i}.ffn.proj_up_gate",
+        "layers.{i}.ffn.up": "blocks.{i}.ffn.proj_up",
+        "layers.{i}.ffn.down": "blocks.{i}.ffn.proj_down",
+        "final_norm": "out_norm",
+        "lm_head": "lm_head",
+    },
+    prefix="backbone.",
+    unused=("lm_head.weight",),
+    refuse={"use_bias": (False, None), "weight_mode": ("single", None)},
+)

@@ -1,0 +1,294 @@
+"""Mamba, Mamba-2 and their hybrids with attention (Jamba, Bamba, Granite 4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from weft.ir.recipes import Map, Recipe, Reshape
+
+from ....dsl import Mamba, Mamba2, MoE, RMSNorm, RoPE
+from ...tables import gguf
+from ...tables.family import Config, Family, Fetch, Names, Rule, Template, in_layers, key, required
+from ...tables.rope_config import rope_of, rope_with
+from ...tables.settings import Settings
+from ...tables.templates import gated, half
+from ..dense.llama import LLAMA, NAMES
+from ..experts.mixtral import GRANITE_MOE, activation, granite_experts, per_expert
+
+NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}], None)
+_PLAIN = {"hidden_act": ("silu", "swish", None), "time_step_limit": NO_LIMIT}
+
+
+def _channels(settings: Settings) -> int:
+    """Count the channels of the convolution of the state spaces; they may stand among or beside attention."""
+    mixers = settings.mixer if isinstance(settings.mixer, tuple) else (settings.mixer,)
+    layers = (getattr(mixer, "ssm", mixer) for mixer in mixers)
+    mixer = next(layer for layer in layers if isinstance(layer, Mamba | Mamba2))
+    return int(mixer.inner + (2 * mixer.groups * mixer.state if isinstance(mixer, Mamba2) else 0))
+
+
+def taps(name: str, channels: Callable[[Settings], int] = _channels) -> Template:
+    """The convolution's weight [channels, width], stored [channels, 1, width]."""
+    return lambda fetch, part, settings: Reshape(fetch(name), (channels(settings), -1))
+
+
+def _names(at: str) -> Names:
+    """The names of a Mamba or Mamba-2 layer that the checkpoint calls `at`."""
+    return {
+        **{f"layers.{{i}}.attn.{n}": f"{at}.{n}_proj" for n in ("in", "x", "dt", "out")},
+        "layers.{i}.attn.conv.weight": taps(f"{at}.conv1d.weight"),
+        "layers.{i}.attn.conv.bias": f"{at}.conv1d.bias",
+        "layers.{i}.attn.a_log": f"{at}.A_log",
+        "layers.{i}.attn.d": f"{at}.D",
+    }
+
+
+def mamba2_names(at: str) -> Names:
+    """Name the parameters of a Mamba-2 layer that the checkpoint calls `at`."""
+    return {**_names(at), "layers.{i}.attn.dt.bias": f"{at}.dt_bias", "layers.{i}.attn.norm": f"{at}.norm"}
+
+
+def _rank(config: Config, name: str) -> int | None:
+    rank = config.get(name, "auto")
+    return None if rank == "auto" else int(rank)
+
+
+def _mamba(config: Config) -> Mamba:
+    inner = config.get("intermediate_size") or int(config.get("expand", 2) * key("hidden_size")(config))
+    return Mamba(
+        inner,
+        key("state_size", default=16)(config),
+        key("conv_kernel", default=4)(config),
+        _rank(config, "time_step_rank"),
+        config.get("use_conv_bias", True),
+        config.get("use_bias", False),
+    )
+
+
+def _falcon_mamba(config: Config) -> Mamba:
+    return replace(_mamba(config), norms=RMSNorm(config.get("mixer_rms_eps", 1e-6), weight=False))
+
+
+def _mamba2(config: Config) -> Mamba2:
+    groups = key("n_groups", default=8)(config)
+    return Mamba2(
+        int(config.get("expand", 2) * key("hidden_size")(config)),
+        key("num_heads", default=128)(config),
+        key("state_size", default=128)(config),
+        groups,
+        key("conv_kernel", default=4)(config),
+        config.get("use_conv_bias", True),
+        config.get("use_bias", False),
+        RMSNorm(key("layer_norm_epsilon", default=1e-5)(config)),
+        groups,
+    )
+
+
+def _log_rates(*dims: int) -> Template:
+    """A_log, of shape `dims` if given, of the A = −e^A_log that is stored."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        stored = fetch("blk.{i}.ssm_a")
+        return Map(Map(Reshape(stored, dims) if dims else stored, "neg"), "log")
+
+    return template
+
+
+_STATES: Names = {
+    **{f"layers.{{i}}.attn.{n}": f"blk.{{i}}.ssm_{n}" for n in ("in", "x", "dt", "out", "d")},
+    **{f"layers.{{i}}.attn.{n}_norm": f"blk.{{i}}.ssm_{n}_norm" for n in ("dt", "b", "c")},
+    "layers.{i}.attn.a_log": _log_rates(),
+    "layers.{i}.attn.conv": "blk.{i}.ssm_conv1d",
+}
+_HEADED_STATES = {
+    **_STATES,
+    "layers.{i}.attn.dt.bias": "blk.{i}.ssm_dt.bias",
+    "layers.{i}.attn.a_log": _log_rates(-1),
+    "layers.{i}.attn.d": gguf.shaped("blk.{i}.ssm_d", -1),
+    "layers.{i}.attn.norm.weight": gguf.shaped("blk.{i}.ssm_norm.weight", -1),
+}
+
+
+def _gguf_mamba(normed: bool = False) -> Rule:
+    """The rule for `mixer` of Mamba, its step, B and C `normed` or as the file says (Falcon Mamba)."""
+
+    def make(config: Config) -> Mamba:
+        norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config), weight=normed)
+        names = ("ssm.inner_size", "ssm.state_size", "ssm.conv_kernel", "ssm.time_step_rank")
+        inner, state, conv, rank = required(config, *names)
+        return Mamba(inner, state, conv, rank, norms=norm if normed or config.get("ssm.dt_b_c_rms") else None)
+
+    return gguf.per_layer(make, gguf.RECURRENT)
+
+
+def _gguf_mamba2(config: Config) -> Mamba2:
+    names = (f"ssm.{n}" for n in ("inner_size", "time_step_rank", "state_size", "group_count", "conv_kernel"))
+    inner, heads, state, groups, conv = required(config, *names)
+    norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config))
+    return Mamba2(inner, heads, state, groups, conv, norm=norm, norm_groups=groups)
+
+
+MAMBA_GGUF = gguf.BASE.but(
+    "mamba",
+    names=_STATES,
+    heads=None,
+    kv_heads=None,
+    ffn=None,
+    rope=None,
+    context=None,  # the file's number is arbitrary
+    mixer=_gguf_mamba(),
+)
+MAMBA = Family(
+    model_types=("mamba",),
+    settings={
+        "vocab": key("vocab_size"),
+        "dim": key("hidden_size"),
+        "layers": key("num_hidden_layers", "n_layer"),
+        "eps": key("layer_norm_epsilon", default=1e-5),
+        "mixer": _mamba,
+        "tie": key("tie_word_embeddings", default=True),
+    },
+    names={
+        "embed": "embeddings",
+        "layers.{i}.attn_norm": "layers.{i}.norm",
+        **_names("layers.{i}.mixer"),
+        "final_norm": "norm_f",
+        "lm_head": "lm_head",
+    },
+    prefix="backbone.",
+    unused=("lm_head.weight",),
+    refuse=_PLAIN,
+    aliases={"embeddings.weight": "embedding.weight"},
+    gguf=MAMBA_GGUF,
+)
+FALCON_MAMBA = MAMBA.but("falcon_mamba", mixer=_falcon_mamba, gguf=MAMBA_GGUF)
+MAMBA2 = MAMBA.but(
+    "mamba2",
+    names=mamba2_names("layers.{i}.mixer"),
+    mixer=_mamba2,
+    tie=key("tie_word_embeddings", default=False),
+    gguf=MAMBA_GGUF.but("mamba2", names=_HEADED_STATES, mixer=gguf.per_layer(_gguf_mamba2, gguf.RECURRENT)),
+)
+
+
+def _jamba_mamba(config: Config) -> Mamba:
+    return Mamba(
+        int(config.get("mamba_expand", 2) * key("hidden_size")(config)),
+        key("mamba_d_state", default=16)(config),
+        key("mamba_d_conv", default=4)(config),
+        _rank(config, "mamba_dt_rank"),
+        config.get("mamba_conv_bias", True),
+        config.get("mamba_proj_bias", False),
+        RMSNorm(key("rms_norm_eps", default=1e-6)(config)),
+    )
+
+
+def _hybrid_mamba2(config: Config, eps: float) -> Mamba2:
+    groups = key("mamba_n_groups", default=1)(config)
+    return Mamba2(
+        int(config.get("mamba_expand", 2) * key("hidden_size")(config)),
+        key("mamba_n_heads")(config),
+        key("mamba_d_state", default=256)(config),
+        groups,
+        key("mamba_d_conv", default=4)(config),
+        config.get("mamba_conv_bias", True),
+        config.get("mamba_proj_bias", False),
+        RMSNorm(key("rms_norm_eps", default=eps)(config)),
+        groups,
+    )
+
+
+def _every(kind: str, period: int, offset: int) -> Callable[[Config], tuple[bool, ...]]:
+    """Return a rule for the layers of a `kind`, by the config keys of its period and offset."""
+
+    def layers(config: Config) -> tuple[bool, ...]:
+        step, first = config.get(f"{kind}_layer_period", period), config.get(f"{kind}_layer_offset", offset)
+        return tuple(i % step == first for i in range(key("num_hidden_layers")(config)))
+
+    return layers
+
+
+def _jamba_experts(config: Config) -> MoE | None:
+    experts, hidden, k = required(config, "num_experts", "intermediate_size", "num_experts_per_tok")
+    return MoE(experts, hidden, k, activation(config), renormalize=False) if experts > 1 else None
+
+
+def _bamba_recurrent(config: Config) -> Iterator[bool]:
+    attention = config.get("attn_layer_indices") or ()
+    return (i not in attention for i in range(key("num_hidden_layers")(config)))
+
+
+_HYBRID = {
+    **NAMES,
+    "layers.{i}.ffn_norm": "layers.{i}.pre_ff_layernorm",
+    **gated("layers.{i}.ffn", "layers.{i}.feed_forward"),
+    "final_norm": "final_layernorm",
+}
+JAMBA = LLAMA.but(
+    "jamba",
+    names={
+        **_HYBRID,
+        **_names("layers.{i}.mamba"),
+        **{f"layers.{{i}}.attn.{n}_norm": f"layers.{{i}}.mamba.{n}_layernorm" for n in ("dt", "b", "c")},
+        "layers.{i}.ffn.router": "layers.{i}.feed_forward.router",
+        **per_expert("layers.{i}.feed_forward.experts", "gate_proj", "up_proj", "down_proj"),
+    },
+    ffn_bias=False,
+    refuse=_PLAIN,
+    qkv_bias=False,
+    out_bias=False,
+    rope=None,
+    mixer=in_layers(_jamba_mamba, lambda c: (not attention for attention in _every("attn", 8, 4)(c))),
+    moe=in_layers(_jamba_experts, _every("expert", 2, 1)),
+    gguf=gguf.MIXED.but(
+        "jamba",
+        names=_STATES,
+        kv_heads=lambda c: max(key("attention.head_count_kv")(c)),  # 0 where a layer has no attention
+        rope=None,
+        mixer=_gguf_mamba(normed=True),
+        moe=gguf.experts(renormalize=False),
+    ),
+)
+BAMBA = LLAMA.but(
+    "bamba",
+    names={**_HYBRID, **mamba2_names("layers.{i}.mamba")},
+    refuse=_PLAIN,
+    eps=key("rms_norm_eps", default=1e-5),
+    rope=rope_with(partial_rotary_factor=0.5),
+    mixer=in_layers(lambda c: _hybrid_mamba2(c, eps=1e-5), _bamba_recurrent),
+)
+
+
+def _granite_recurrent(config: Config) -> Iterator[bool]:
+    types = config.get("layer_types") or ["mamba"] * key("num_hidden_layers")(config)
+    return (kind in ("mamba", "linear_attention") for kind in types)
+
+
+def _granite_rope(config: Config) -> RoPE | None:
+    return rope_of(config) if config.get("position_embedding_type") == "rope" else None
+
+
+def _passed_by_all(at: str) -> Names:
+    packed = "layers.{i}.shared_mlp.input_linear"
+    return {
+        f"{at}.gate": half(packed, 0),
+        f"{at}.up": half(packed, 1),
+        f"{at}.down": "layers.{i}.shared_mlp.output_linear",
+    }
+
+
+GRANITE_HYBRID = GRANITE_MOE.but(
+    "granitemoehybrid",
+    names={
+        **mamba2_names("layers.{i}.mamba"),
+        **_passed_by_all("layers.{i}.ffn"),
+        **_passed_by_all("layers.{i}.ffn.shared"),
+    },
+    refuse=_PLAIN,
+    ffn=key("shared_intermediate_size"),
+    rope=_granite_rope,
+    mixer=in_layers(lambda c: _hybrid_mamba2(c, eps=1e-6), _granite_recurrent),
+    moe=granite_experts,
+)

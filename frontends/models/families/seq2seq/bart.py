@@ -1,0 +1,161 @@
+"""BART and its relatives: biases, LayerNorm, learned positions (mBART) or sinusoids (Marian, Pegasus, M2M-100).
+
+A config without an encoder (BartForCausalLM) describes the decoder alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.ir.recipes import Recipe, Reshape
+
+from ....dsl import Sinusoidal
+from ...tables.family import REQUIRED, Config, Family, Fetch, Names, Rule, key
+from ...tables.settings import Settings
+
+
+def _names(part: str) -> dict[str, str]:
+    """Names of the encoder or decoder."""
+    layer = f"{part}.layers.{{i}}"
+    names = {
+        f"{part}.positions.weight": f"{part}.embed_positions.weight",
+        f"{part}.embed_norm": f"{part}.layernorm_embedding",
+        f"{layer}.ffn.up": f"{layer}.fc1",
+        f"{layer}.ffn.down": f"{layer}.fc2",
+        f"{layer}.ffn_norm": f"{layer}.final_layer_norm",
+        f"{part}.final_norm": f"{part}.layer_norm",
+    }
+    for ours, theirs in {"attn": "self_attn", "cross": "encoder_attn"}.items():
+        names[f"{layer}.{ours}_norm"] = f"{layer}.{theirs}_layer_norm"
+        for weight, name in {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}.items():
+            names[f"{layer}.{ours}.{weight}"] = f"{layer}.{theirs}.{name}"
+    return names
+
+
+def _decoder_alone(prefix: str) -> Names:
+    """Names of a decoder without an encoder, which stand under `prefix`."""
+    names = _names("decoder").items()
+    return {ours.removeprefix("decoder."): prefix + theirs.removeprefix("decoder.") for ours, theirs in names}
+
+
+def _logits_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """The head's bias, stored as one row of its own."""
+    return fetch("lm_head.weight") if part == "weight" else Reshape(fetch("final_logits_bias"), (-1,))
+
+
+def _alone(config: Config) -> bool:
+    return config.get("is_encoder_decoder") is False
+
+
+def _size(name: str, encoder: Any = REQUIRED, decoder: Any = REQUIRED) -> Rule:
+    """The config's size called `name` of the encoder, or of a decoder without one, with their defaults."""
+    of = {True: key(name.format("decoder"), default=decoder), False: key(name.format("encoder"), default=encoder)}
+    return lambda c: of[_alone(c)](c)
+
+
+def scaled(default: bool, width: str = "d_model") -> Rule:
+    """The factor of embeddings: the root of their width if scale_embedding, or without that key if `default`."""
+    return lambda c: key(width)(c) ** 0.5 if c.get("scale_embedding", default) else 1.0
+
+
+def _decoder(config: Config) -> dict[str, Any]:
+    sizes = {"layers": "decoder_layers", "heads": "decoder_attention_heads", "ffn": "decoder_ffn_dim"}
+    return {setting: key(name)(config) for setting, name in sizes.items()}
+
+
+BART = Family(
+    model_types=("bart",),
+    settings={
+        "kind": lambda c: "decoder" if _alone(c) else "encoder-decoder",
+        "vocab": key("vocab_size"),
+        "dim": key("d_model"),
+        "layers": _size("{}_layers"),
+        "heads": _size("{}_attention_heads"),
+        "ffn": _size("{}_ffn_dim"),
+        "context": key("max_position_embeddings"),
+        "norm": "layer",
+        "eps": 1e-5,
+        "arrangement": "post",
+        "activation": key("activation_function", default="gelu"),
+        "gated": False,
+        "qkv_bias": True,
+        "out_bias": True,
+        "ffn_bias": True,
+        "embed_scale": scaled(False),
+        "embed_norm": True,
+        "learned_positions": key("max_position_embeddings"),
+        "position_offset": 2,
+        "decoder": _decoder,
+    },
+    names={
+        "embed": "shared",
+        **_names("encoder"),
+        **_names("decoder"),
+        "decoder.lm_head": _logits_bias,
+        **_decoder_alone("decoder."),
+        "lm_head": "lm_head",
+    },
+    prefix="model.",
+    found={
+        "tie": lambda keys: "lm_head.weight" not in keys,
+        "head_bias": lambda keys: "final_logits_bias" in keys,
+    },
+    unused=("*coder.embed_tokens.weight", "*coder.embed_positions.weight", "*coder.version", "*.encoder_attn*"),
+    aliases={"shared.": "decoder.embed_tokens."},
+)
+MBART = BART.but("mbart", arrangement="pre")
+
+
+def _sinusoids(**options: Any) -> Rule:
+    """Sinusoidal positions, all sines before all cosines; see `Sinusoidal` for the `options`."""
+    return lambda c: Sinusoidal(key("max_position_embeddings")(c), interleaved=False, **options)
+
+
+MARIAN = BART.but(
+    "marian",
+    found={"stored_sinusoids": lambda keys: any(key.endswith("embed_positions.weight") for key in keys)},
+    refuse={"share_encoder_decoder_embeddings": (True, None)},
+    embed_norm=False,
+    learned_positions=None,
+    sinusoids=_sinusoids(),
+)
+PEGASUS = MARIAN.but("pegasus", arrangement="pre")
+PLBART = BART.but("plbart", embed_scale=scaled(True))
+MVP = BART.but("mvp", refuse={"use_prompt": (False, None)})
+BLENDERBOT = BART.but(
+    "blenderbot", layers=_size("{}_layers", 2, 24), arrangement="pre", embed_norm=False, position_offset=0
+)
+BLENDERBOT_SMALL = BART.but(
+    "blenderbot-small",
+    position_offset=0,
+    embed_norm_first=_alone,
+    decoder=lambda c: {**_decoder(c), "embed_norm_first": True},
+)
+
+
+def _first_position(config: Config) -> int:
+    """The position of the first token: that behind the padding token's."""
+    return int(key("pad_token_id", default=1)(config)) + 1
+
+
+M2M_100 = BART.but(
+    "m2m_100",
+    arrangement="pre",
+    activation=key("activation_function", default="relu"),
+    embed_scale=scaled(True),
+    embed_norm=False,
+    learned_positions=None,
+    sinusoids=lambda c: _sinusoids(offset=_first_position(c), inclusive=True)(c),
+)
+XGLM = M2M_100.but(
+    "xglm",
+    names={"embed": "embed_tokens", **_decoder_alone("")},
+    refuse={"pad_token_id": (0, 1, None)},  # the table is 0 at its row, where another may be that of a token
+    kind="decoder",
+    layers=key("num_layers"),
+    heads=key("attention_heads"),
+    ffn=key("ffn_dim"),
+    decoder={},
+    activation=key("activation_function", default="gelu"),
+    sinusoids=_sinusoids(offset=2, inclusive=True),
+)

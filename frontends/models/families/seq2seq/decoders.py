@@ -1,0 +1,67 @@
+"""Decoders before GPT-2, and what kept their positions: GPT, CTRL, BioGPT."""
+
+from __future__ import annotations
+
+from ....dsl import Sinusoidal
+from ...tables.family import Config, key
+from ..dense.gpt2 import GPT2
+from ..dense.opt import OPT
+from .bart import scaled
+
+
+def _activation(config: Config) -> str:
+    """GPT's gelu is that by tanh."""
+    name = str(config.get("afn") or "gelu")
+    return "gelu_new" if name == "gelu" else name
+
+
+OPENAI_GPT = GPT2.but(
+    "openai-gpt",
+    names={"embed": "tokens_embed", "positions": "positions_embed"}
+    | {f"layers.{{i}}.{ours}_norm": f"h.{{i}}.ln_{i}" for i, ours in ((1, "attn"), (2, "ffn"))},
+    refuse={"afn": ("gelu", "relu", "silu", "swish", None)},
+    ffn=lambda c: 4 * key("n_embd")(c),
+    arrangement="post",
+    activation=_activation,
+    scale=None,
+)
+CTRL = GPT2.but(
+    "ctrl",
+    names={
+        "embed": "w",
+        "positions": None,
+        **{f"layers.{{i}}.attn.{x}": f"h.{{i}}.multi_head_attention.W{x}" for x in "qkv"},
+        "layers.{i}.attn.o": "h.{i}.multi_head_attention.dense",
+        "layers.{i}.attn_norm": "h.{i}.layernorm1",
+        "layers.{i}.ffn.up": "h.{i}.ffn.0",
+        "layers.{i}.ffn.down": "h.{i}.ffn.2",
+        "layers.{i}.ffn_norm": "h.{i}.layernorm2",
+        "final_norm": "layernorm",
+    },
+    refuse={"layer_norm_epsilon": (1e-6, None)},  # that of the last norm; those of the layers are constant
+    ffn=key("dff"),
+    eps=1e-6,
+    activation="relu",
+    scale=None,
+    head_bias=True,
+    embed_scale=lambda c: key("n_embd")(c) ** 0.5,
+    learned_positions=None,
+    sinusoids=lambda c: Sinusoidal(key("n_positions")(c), interleaved=False),
+)
+BIOGPT = OPT.but(
+    "biogpt",
+    names={"final_norm": "layer_norm", "lm_head": "output_projection"},
+    prefix="biogpt.",
+    unused=("output_projection.weight",),
+    refuse={"_remove_final_layer_norm": None},
+    dim=key("hidden_size"),
+    ffn=key("intermediate_size"),
+    norm_weight=True,
+    eps=1e-5,
+    arrangement="pre",
+    activation=key("hidden_act", default="gelu"),
+    qkv_bias=True,
+    out_bias=True,
+    ffn_bias=True,
+    embed_scale=scaled(True, "hidden_size"),
+)

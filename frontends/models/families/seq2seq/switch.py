@@ -1,0 +1,57 @@
+"""Switch Transformers: T5 with some feed-forwards replaced by mixtures of experts, one expert for each token."""
+
+from __future__ import annotations
+
+from ....dsl import MoE
+from ...tables.family import Config, Names, key
+from ...tables.settings import ACTIVATIONS
+from ..experts.mixtral import stacked
+from .t5 import T5
+
+
+def _sparse(config: Config, layers: int, sparse: int) -> tuple[MoE | None, ...]:
+    """The mixtures of `layers` layers of which about `sparse` have one: every layers/sparse-th."""
+    moe = MoE(
+        config.get("num_experts", 8),
+        key("d_ff")(config),
+        1,
+        ACTIVATIONS[config.get("dense_act_fn", "relu")],
+        gated=False,
+        renormalize=False,
+        router_bias=config.get("router_bias", False),
+        capacity=config.get("expert_capacity", 64),
+    )
+    step = layers // sparse if sparse else layers
+    return tuple(moe if step == 1 or i % step == 1 else None for i in range(layers))
+
+
+def _encoder_experts(config: Config) -> tuple[MoE | None, ...]:
+    return _sparse(config, key("num_layers")(config), config.get("num_sparse_encoder_layers", 3))
+
+
+def _decoder(config: Config) -> dict[str, object]:
+    layers = key("num_decoder_layers", "num_layers")(config)
+    return {"layers": layers, "moe": _sparse(config, layers, config.get("num_sparse_decoder_layers", 3))}
+
+
+def _names(part: str, ffn: int) -> Names:
+    """Map names that differ from T5 in the encoder or decoder, whose feed-forward is sublayer `ffn`."""
+    ours, theirs = f"{part}.layers.{{i}}.ffn", f"{part}.block.{{i}}.layer.{ffn}.mlp"
+    return {
+        f"{ours}.up": f"{theirs}.wi",
+        f"{ours}.down": f"{theirs}.wo",
+        f"{ours}.router": f"{theirs}.router.classifier",
+        f"{ours}.experts.up": stacked(f"{theirs}.experts.expert_{{e}}.wi"),
+        f"{ours}.experts.down": stacked(f"{theirs}.experts.expert_{{e}}.wo"),
+    }
+
+
+SWITCH = T5.but(
+    "switch_transformers",
+    names={**_names("encoder", 1), **_names("decoder", 2)},
+    refuse={"dense_act_fn": (*ACTIVATIONS, None), "feed_forward_proj": ("relu", None)},
+    activation=key("dense_act_fn", default="relu"),
+    gated=False,
+    moe=_encoder_experts,
+    decoder=_decoder,
+)

@@ -1,0 +1,155 @@
+"""T5 and what grew from it: relative position biases, RMSNorm before each sublayer, scores without a scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.ir.recipes import Recipe
+
+from ....dsl import T5Bias
+from ...tables.family import Config, Family, Fetch, Names, Template, key
+from ...tables.settings import Settings
+from ...tables.templates import gated, shifted
+from ..dense.gemma import GEMMA2
+
+
+def _names(part: str, ffn: int) -> Names:
+    """Names of the encoder or decoder, whose feed-forward is sublayer `ffn` of a block."""
+    block = f"{part}.block.{{i}}.layer"
+    names: Names = {
+        f"{part}.position_bias": f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias",
+        f"{part}.layers.{{i}}.attn_norm": f"{block}.0.layer_norm",
+        f"{part}.layers.{{i}}.cross_norm": f"{block}.1.layer_norm",
+        f"{part}.layers.{{i}}.ffn_norm": f"{block}.{ffn}.layer_norm",
+        f"{part}.layers.{{i}}.ffn.gate": f"{block}.{ffn}.DenseReluDense.wi_0",
+        f"{part}.layers.{{i}}.ffn.up": _up(f"{block}.{ffn}.DenseReluDense"),
+        f"{part}.layers.{{i}}.ffn.down": f"{block}.{ffn}.DenseReluDense.wo",
+        f"{part}.final_norm": f"{part}.final_layer_norm",
+    }
+    for weight in "qkvo":
+        names[f"{part}.layers.{{i}}.attn.{weight}"] = f"{block}.0.SelfAttention.{weight}"
+        names[f"{part}.layers.{{i}}.cross.{weight}"] = f"{block}.1.EncDecAttention.{weight}"
+    return names
+
+
+def _up(name: str) -> Template:
+    """The map into the feed-forward, called otherwise where a gate stands beside it."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        return fetch(f"{name}.{'wi_1' if settings.gated else 'wi'}.{part}")
+
+    return template
+
+
+def _relative_bias(config: Config) -> T5Bias:
+    """The table of relative positions of a config, one for all layers."""
+    buckets = config.get("relative_attention_num_buckets", 32)
+    return T5Bias(buckets, config.get("relative_attention_max_distance", 128), key("num_heads")(config))
+
+
+def feed_forward(default: str) -> dict[str, Any]:
+    """The settings that feed_forward_proj says: an activation, perhaps after "gated-"; gated-gelu is that by tanh.
+
+    Where dense_act_fn or is_gated_act stands beside it, as in configs that transformers writes, that one counts.
+    """
+    proj = key("feed_forward_proj", default=default)
+
+    def activation(c: Config) -> str:
+        return "gelu_new" if proj(c) == "gated-gelu" else proj(c).removeprefix("gated-")
+
+    return {
+        "activation": lambda c: c.get("dense_act_fn") or activation(c),
+        "gated": lambda c: c.get("is_gated_act", proj(c).startswith("gated-")),
+    }
+
+
+def _scaled(config: Config) -> Any:
+    """Logits are divided by √dim where the head was made to be the embedding."""
+    tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
+    return 1.0 if tied is False else key("d_model")(config) ** -0.5
+
+
+T5 = Family(
+    model_types=("t5",),
+    settings={
+        "kind": "encoder-decoder",
+        "vocab": key("vocab_size"),
+        "dim": key("d_model"),
+        "layers": key("num_layers"),
+        "heads": key("num_heads"),
+        "head_dim": key("d_kv"),
+        "ffn": key("d_ff"),
+        "context": key("n_positions", default=None),
+        "eps": key("layer_norm_epsilon", default=1e-6),
+        "scale": 1.0,
+        "position_bias": _relative_bias,
+        **feed_forward("relu"),
+        "logit_scale": _scaled,
+        "decoder": lambda c: {"layers": key("num_decoder_layers", "num_layers")(c)},
+    },
+    names={
+        "embed": "shared",
+        **_names("encoder", 1),
+        **_names("decoder", 2),
+        "decoder.lm_head": "lm_head",
+    },
+    found={"tie": lambda keys: "lm_head.weight" not in keys},
+    unused=("*coder.embed_tokens.weight", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
+    refuse={"is_encoder_decoder": (True, None)},
+    aliases={"shared.": "decoder.embed_tokens."},
+)
+MT5 = T5.but("mt5", logit_scale=1.0, **feed_forward("gated-gelu"))
+UMT5 = T5.but(
+    "umt5",
+    names={
+        f"{part}.layers.{{i}}.attn.bias": f"{part}.block.{{i}}.layer.0.SelfAttention.relative_attention_bias"
+        for part in ("encoder", "decoder")
+    },
+    bias=_relative_bias,
+    position_bias=None,
+    **feed_forward("gated-gelu"),
+)
+
+
+# -- T5Gemma: an encoder and a decoder with the blocks and configs of Gemma 2
+
+
+def _gemma_names(part: str) -> Names:
+    """Names of the encoder or decoder, whose norms stand around each sublayer."""
+    layer = f"{part}.layers.{{i}}"
+    names: Names = {f"{part}.embed": f"{part}.embed_tokens", f"{part}.final_norm": shifted(f"{part}.norm")}
+    for ours, theirs in {"attn": "self_attn", "cross": "cross_attn", "ffn": "feedforward"}.items():
+        names[f"{layer}.{ours}_norm"] = shifted(f"{layer}.pre_{theirs}_layernorm")
+        names[f"{layer}.{ours}_post_norm"] = shifted(f"{layer}.post_{theirs}_layernorm")
+        names |= {f"{layer}.{ours}.{x}": f"{layer}.{theirs}.{x}_proj" for x in "qkvo" if ours != "ffn"}
+    return {**names, **gated(f"{layer}.ffn", f"{layer}.mlp")}
+
+
+def _of(part: str, rule: Any) -> Any:
+    """The rule that reads the config of the encoder or decoder."""
+    return (lambda c: rule(key(part)(c))) if callable(rule) else rule
+
+
+def _encoder_windows(config: Config) -> Any:
+    """As many tokens to either side as a decoder sees with its own, and one more."""
+    return tuple(w and w + 1 for w in GEMMA2.settings["window"](config))
+
+
+T5GEMMA = Family(
+    model_types=("t5gemma",),
+    settings={name: _of("encoder", rule) for name, rule in GEMMA2.settings.items()}
+    | {
+        "kind": "encoder-decoder",
+        "window": _of("encoder", _encoder_windows),
+        "share_embeddings": False,
+        "decoder": lambda c: {
+            name: _of("decoder", rule)(c) if callable(rule) else rule
+            for name, rule in GEMMA2.settings.items()
+            if name != "tie"
+        },
+    },
+    names={**_gemma_names("encoder"), **_gemma_names("decoder"), "decoder.lm_head": "lm_head.out_proj"},
+    prefix="model.",
+    found={"tie": lambda keys: "lm_head.out_proj.weight" not in keys},
+    refuse={"is_encoder_decoder": (True, None)},
+)
