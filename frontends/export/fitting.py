@@ -65,7 +65,7 @@ def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: 
         WeftError: naming the nearest and the first difference.
     """
     require(model.graph)
-    plain = canonical(model.graph)
+    plain = canonical(_without_pooling(model.graph))
     best, told = (math.inf, math.inf), "weft knows no config that says what it is"
     for graph in (plain, *_rescaled(plain)):
         try:
@@ -84,6 +84,15 @@ def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: 
         except WeftError as e:  # it is like no graph of theirs
             told = str(e) if math.inf in best else told
     raise WeftError(f"{model.spec}: no {kind} expresses the graph: {told}")
+
+
+def _without_pooling(graph: Graph) -> Graph:
+    """`graph` without a sentence embedding: files beside the config say how states are pooled."""
+    if "sentence_embedding" not in graph.outputs or len(graph.outputs) == 1:
+        return graph
+    plain = graph.clone()
+    del plain.outputs["sentence_embedding"]
+    return plain
 
 
 def _kinds(graph: Graph) -> dict[str, str]:

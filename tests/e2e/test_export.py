@@ -29,7 +29,16 @@ IDS = np.random.default_rng(1).integers(3, VOCAB, (2, LENGTH))
 POSITIONS = np.tile(np.arange(LENGTH), (2, 1))
 PROPOSED = [name for name, row in ROWS.items() if row.family in exported()]
 FIRST = set({ROWS[name].family: name for name in reversed(PROPOSED)}.values())  # one of each family
-OTHERS = {row.family: name for name, row in ROWS.items() if row.is_decoder and row.family not in exported()}
+# Families that are read, and not yet written back after a rewrite.
+UNWRITTEN = {
+    *("apertus", "gemma3n_text", "kimi_linear", "llama4_text", "longcat_flash", "minimax", "mistral4", "nanochat"),
+    *("olmo_hybrid", "qwen3_next", "youtu", "zamba2"),
+}
+OTHERS = {
+    row.family: name
+    for name, row in ROWS.items()
+    if row.is_decoder and row.family not in {*exported(), *UNWRITTEN, *(row.family for row in SEQ2SEQ.values())}
+}
 
 
 def loaded(folder: Path, attention: str = "eager") -> torch.nn.Module:

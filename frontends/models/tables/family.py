@@ -258,12 +258,18 @@ def _setting(name: str, rule: Any, config: Config) -> Any:
 def _blaming(e: Exception, make: Rule, config: Config) -> WeftError:
     """`e`, which `make(config)` raised, after the keys to blame: without them there is no such failure.
 
-    Positive whole numbers are blamed only where the error has them: they are of the right type, and taking them away
-    may only hide the fault.
+    Positive whole numbers, which are of the right type, are blamed where the error has them and another number changes
+    it.
     """
     numbers = set(re.findall(r"\d+", str(e)))
-    suspects = (k for k, v in config.items() if not (isinstance(v, int) and v > 0) or str(v) in numbers)
-    blamed = [k for k in suspects if _failure(make, {n: v for n, v in config.items() if n != k}) != str(e)]
+    blamed = []
+    for name, value in config.items():
+        if isinstance(value, int) and value > 0:
+            other = {**config, name: value + 1} if str(value) in numbers else config
+        else:
+            other = {n: v for n, v in config.items() if n != name}
+        if other is not config and _failure(make, other) != str(e):
+            blamed.append(name)
     values = (f"{k}={reprlib.repr(config[k])}" for k in blamed)
     return WeftError(": ".join((*values, str(e) if isinstance(e, WeftError) else f"{type(e).__name__}: {e}")))
 

@@ -15,6 +15,7 @@ from click.shell_completion import ShellComplete
 
 import weft
 from weft.frontends.cli import cli
+from weft.frontends.models.families import FAMILIES
 from weft.ir.errors import WeftError
 
 from ..command import WATCHDOG, done, refused, start, weft_command
@@ -114,17 +115,15 @@ def test_passes_are_listed_and_shown() -> None:
 
 def test_families_are_listed_with_their_errors() -> None:
     lines = done("families").stdout.splitlines()
-    assert lines[0].split() == ["family", "target", "full", "chunked", "decode"]
-    rows = lines[2 : lines.index("")]
-    families = [line.split()[0] for line in rows if not line.startswith(" ")]
-    assert lines[-1].startswith("in GGUF files: bert, bloom, ")
-    assert lines[-2].startswith("exported to GGUF files: command-r, gemma, ")
-    assert lines[-3].startswith("exported to Hugging Face folders: cohere, gemma, ")
-    assert {"llama", "gemma2", "bert"} <= set(families)
-    assert len(rows) == 2 * len(families)
+    assert lines[0].split() == ["family", "exported", "GGUF", "genai", "onnx", "ort-cpu", "torch"]
+    rows = {line.split()[0]: line.split()[1:] for line in lines[2:]}
+    assert rows["llama"][:3] == ["LlamaForCausalLM", "llama+", "yes"]
+    assert rows["bert"][0] == "bert"  # read from GGUF files, exported to none
+    assert {*rows} == {*FAMILIES}
+    assert all(float(error) < 1e-4 for row in rows.values() for error in row if error[0].isdigit())
     shown = done("families", "bert").stdout.splitlines()
-    assert [line.split()[:-1] for line in shown[2:4]] == [["bert", "onnx"], ["ort-cpu"]]
-    assert shown[4:] == ["", "Hugging Face folders: read", "GGUF files of bert: read"]
+    assert [line.split()[:-1] for line in shown[2:4]] == [["onnx"], ["ort-cpu"]]
+    assert shown[-2:] == ["Hugging Face folders: read", "GGUF files of bert: read"]
     shown = done("families", "mistral").stdout.splitlines()
     assert shown[-2] == "Hugging Face folders: read, and exported for MistralForCausalLM"
     assert shown[-1] == "GGUF files of llama: read and exported"
@@ -166,7 +165,7 @@ def test_completion_scripts(shell: str) -> None:
         (["compile"], "--keep", ["--keep-blocks"]),
         (["compile", "--keep-blocks"], "", ["head", "all"]),
         (["passes"], "kv", ["kv-cache"]),
-        (["families"], "gemma", ["gemma", "gemma2", "gemma3_text"]),
+        (["families"], "gemma", ["gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"]),
         (["presets"], "gp", ["gpt2", "gpt3-175b"]),
     ],
 )

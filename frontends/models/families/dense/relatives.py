@@ -65,7 +65,6 @@ APERTUS = LLAMA.but(
     gated=False,
     ffn_bias=False,
     qk_norm="head",
-    transformers="ApertusForCausalLM",
 )
 SEED_OSS = LLAMA.but(
     "seed_oss",
@@ -124,7 +123,6 @@ NANOCHAT = LLAMA.but(
     gated=False,
     ffn_bias=False,
     logit_softcap=key("final_logit_softcapping", default=None),
-    transformers="NanoChatForCausalLM",
 )
 MINISTRAL = MISTRAL.but(
     "ministral",
@@ -151,7 +149,6 @@ MINISTRAL3 = MISTRAL.but(
     ffn_bias=False,
     temperature=llama4_temperature,
     window=key("sliding_window", default=None),
-    transformers="Ministral3ForCausalLM",
 )
 _EXAONE4_WINDOWS = alternating(4)
 EXAONE4 = OLMO2.but(
@@ -286,7 +283,6 @@ GRANITE_SWA = GRANITE.but(
     sinks=True,
     rope=layer_ropes,
     tie=key("tie_word_embeddings", default=True),
-    transformers="GraniteSWAForCausalLM",
 )
 HYPERCLOVAX = GRANITE.but(
     "hyperclovax",
@@ -298,7 +294,6 @@ HYPERCLOVAX = GRANITE.but(
     arrangement=lambda c: "sandwich" if c.get("use_post_norm", True) else "pre",
     scale=key("attention_multiplier", default=None),
     logit_scale=key("logits_scaling", default=1.0),
-    transformers="HyperCLOVAXForCausalLM",
 )
 COHERE2 = COHERE.but(
     "cohere2",

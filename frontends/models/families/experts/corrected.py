@@ -35,7 +35,6 @@ DOTS1 = LLAMA.but(
     qk_norm="head",
     window=lambda c: windows(c, c.get("sliding_window", 4096), _dots_types(c)),
     moe=experts_after(corrected(renormalize=False, scale=1.0, groups=1, top_groups=1), first_dense=0),
-    transformers="Dots1ForCausalLM",
 )
 GLM4_MOE = LLAMA.but(
     "glm4_moe",
@@ -47,7 +46,6 @@ GLM4_MOE = LLAMA.but(
     out_bias=False,
     qk_norm=lambda c: "head" if c.get("use_qk_norm") else "none",
     moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1), first_dense=1),
-    transformers="Glm4MoeForCausalLM",
 )
 SOLAR_OPEN = GLM4_MOE.but(
     "solar_open",
@@ -56,7 +54,6 @@ SOLAR_OPEN = GLM4_MOE.but(
     rope=rope_with(partial_rotary_factor=1.0, rope_theta=1e6),
     qk_norm="none",
     moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1), first_dense=None),
-    transformers="SolarOpenForCausalLM",
 )
 EXAONE_MOE = LLAMA.but(
     "exaone_moe",
@@ -70,7 +67,6 @@ EXAONE_MOE = LLAMA.but(
     window=alternating(4),
     rope=rotary_where_local(rope_of, alternating(4)),
     moe=experts_after(corrected(groups=1, top_groups=1), first_dense=1),
-    transformers="ExaoneMoeForCausalLM",
 )
 HY_V3 = LLAMA.but(
     "hy_v3",
@@ -86,7 +82,6 @@ HY_V3 = LLAMA.but(
     moe=experts_after(
         corrected(scale=2.826, groups=1, top_groups=1, factor="router_scaling_factor"), first_dense=1, biased=True
     ),
-    transformers="HYV3ForCausalLM",
 )
 _AFMOE_WINDOWS = alternating(4, window=1024)
 AFMOE = LLAMA.but(
@@ -110,7 +105,6 @@ AFMOE = LLAMA.but(
     window=_AFMOE_WINDOWS,
     rope=rotary_where_local(rope_of, _AFMOE_WINDOWS),
     moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1, factor="route_scale"), first_dense=1),
-    transformers="AfmoeForCausalLM",
 )
 FLEX_OLMO = OLMO2.but(
     "flex_olmo",
@@ -137,7 +131,6 @@ HUNYUAN_MOE = HUNYUAN.but(
         **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_mlp"),
     },
     moe=_hunyuan_moe,
-    transformers="HunYuanMoEV1ForCausalLM",
 )
 
 
@@ -203,7 +196,6 @@ ERNIE4_5_MOE = ERNIE4_5.but(
     head_dim=key("head_dim", default=None),
     head_bias=key("use_bias", default=False),
     moe=in_layers(_ernie_moe, _ernie_sparse),
-    transformers="Ernie4_5_MoeForCausalLM",
 )
 
 
@@ -233,7 +225,6 @@ GRANITE_MOE_SHARED = GRANITE_MOE.but(
         "layers.{i}.ffn.shared.down": "layers.{i}.shared_mlp.output_linear",
     },
     moe=_granite_shared,
-    transformers="GraniteMoeSharedForCausalLM",
 )
 GRANITE_MOE_SWA = GRANITE_MOE_SHARED.but(
     "granitemoe_swa",
@@ -241,7 +232,6 @@ GRANITE_MOE_SWA = GRANITE_MOE_SHARED.but(
     window=alternating(4, first_global=True, window=128),
     sinks=True,
     rope=layer_ropes,
-    transformers="GraniteMoeSWAForCausalLM",
 )
 
 
@@ -263,7 +253,6 @@ MELLUM = QWEN3_MOE.but(
     moe=in_layers(
         lambda c: QWEN3_MOE.settings["moe"]({**c, "decoder_sparse_step": 1, "mlp_only_layers": []})[0], _mellum_sparse
     ),
-    transformers="MellumForCausalLM",
 )
 
 # -- multi-head latent attention

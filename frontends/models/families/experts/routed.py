@@ -105,7 +105,6 @@ LLAMA4 = LLAMA.but(
     pattern=_chunks,
     stride=lambda c: c.get("attention_chunk_size") or 8192,
     moe=in_layers(_llama4_moe, _llama4_sparse),
-    transformers="Llama4ForCausalLM",
 )
 
 # -- DBRX
@@ -195,12 +194,13 @@ PHIMOE = MIXTRAL.but(
     names={"layers.{i}.ffn.router": "layers.{i}.block_sparse_moe.gate"},
     aliases={"block_sparse_moe": "mlp", "block_sparse_moe.gate": "mlp.router"},
     norm="layer",
+    qkv_bias=key("attention_bias", default=False),
+    out_bias=key("attention_bias", default=False),
     rope=_phimoe_rope,
     head_bias=key("lm_head_bias", default=False),
     moe=lambda c: replace(
         MIXTRAL.settings["moe"](c), choice="sparsemixer", jitter=float(c.get("router_jitter_noise", 0.01))
     ),
-    transformers="PhimoeForCausalLM",
 )
 
 # -- JetMoE

@@ -137,7 +137,7 @@ def test_missing_folder_and_config(folder: Path, tmp_path: Path) -> None:
     [
         ("{", "config.json: not valid JSON"),
         ("[1]", "config.json: a JSON object was expected, not array"),
-        ('{"model_type": "yolo"}', "model_type 'yolo' is not known; weft imports albert, "),
+        ('{"model_type": "yolo"}', "model_type 'yolo' is not known; weft imports afmoe, albert, "),
         ("{}", "model_type None is not known"),
         ('{"model_type": "llama"}', "config.json: no key 'vocab_size' .needed for vocab of a llama model"),
     ],
@@ -150,7 +150,11 @@ def test_unsound_configs(text: str, message: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
-        ("llama", {"num_key_value_heads": 3}, "config.json: Attention: kv_heads=3 does not divide heads=4"),
+        (
+            "llama",
+            {"num_key_value_heads": 3},
+            "config.json: num_attention_heads=4: num_key_value_heads=3: Attention: kv_heads=3 does not divide heads=4",
+        ),
         (
             "llama",
             {"hidden_act": "mystery"},
