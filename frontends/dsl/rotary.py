@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from weft.ir import ops
 from weft.ir.graph import Value
+from weft.ir.recipes import Literal
 from weft.ir.recipes.frequencies import SCALINGS, RopeFrequencies, RopeScaling
 from weft.ir.types import dtypes
 
 from .build import computed, module, spell
 from .checks import need, need_finite, need_one_of, need_positive, need_whole
 from .layers import positions
+
+BLOCKS = 512  # of a `Temperature`
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,7 +77,8 @@ class RoPE(RopeScaling):
 class Temperature:
     """Queries that grow with their position p: x · (1 + `strength` · ln(1 + ⌊(p + `offset`)/`length`⌋)) (Llama 4).
 
-    Over long texts softmax over ever more keys flattens; sharper queries make up for that.
+    Over long texts softmax over ever more keys flattens; sharper queries make up for that. The factor stays what it is
+    after 512 times `length`.
     """
 
     strength: float
@@ -87,9 +92,12 @@ class Temperature:
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, width] → the same."""
-        # In f32, as f16 counts to 2,048 only; half a position more keeps quotients of whole numbers from falling short.
-        at = ops.cast(positions(x), to=dtypes.f32)
-        blocks = ops.floor(ops.affine(at, by=1 / self.length, plus=(self.offset + 0.5) / self.length))
-        factor = ops.affine(ops.log(ops.affine(blocks, plus=1.0)), by=self.strength, plus=1.0)
-        factor = factor if x.type.dtype == dtypes.f32 else ops.cast(factor, to=x.type.dtype)
-        return ops.mul(x, ops.unsqueeze(factor, axes=(2,)), name="scaled")
+        # Positions in f32, as f16 counts to 2,048 only; half a position more keeps quotients of whole numbers from
+        # falling short. The table follows the dtype of the model.
+        at = ops.affine(
+            ops.cast(positions(x), to=dtypes.f32), by=1 / self.length, plus=(self.offset + 0.5) / self.length
+        )
+        blocks = ops.cast(ops.clip(ops.floor(at), high=BLOCKS - 1.0), to=dtypes.i64)
+        rows = tuple(1 + self.strength * math.log(1 + n) for n in range(BLOCKS))
+        table = computed("temperatures", (BLOCKS, 1), Literal(rows, (BLOCKS, 1)))
+        return ops.mul(x, ops.embedding(blocks, table, name="factor"), name="scaled")

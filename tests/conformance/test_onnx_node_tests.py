@@ -27,7 +27,7 @@ EXPRESSED = {  # of all cases; attention's without the scores that some return
     "RotaryEmbedding": (8, 8),
     "RMSNormalization": (19, 19),
     "LayerNormalization": (19, 19),
-    "LinearAttention": (4, 14),
+    "LinearAttention": (11, 14),
     "CausalConvWithState": (12, 13),
 }
 REASONS = {

@@ -23,7 +23,11 @@ from weft.ir.recipes import Add, Map, Recipe
 from .families import LENGTH, ROWS, VOCAB, error, reference
 from .seq2seq import SEQ2SEQ, answered, pairs
 
-DECODERS = [name for name, row in ROWS.items() if row.is_decoder]
+# Families whose checkpoints are read, and not yet written.
+UNWRITTEN = {
+    *("falcon_h1", "gemma3n_text", "gemma4_text", "longcat_flash", "minimax", "qwen3_next", "youtu", "zamba2"),
+}
+DECODERS = [name for name, row in ROWS.items() if row.is_decoder and row.family not in UNWRITTEN]
 ENCODERS = [name for name, row in ROWS.items() if row.is_encoder]
 ONE_OF_EACH = list({ROWS[name].family: name for name in DECODERS}.values())
 IDS = np.random.default_rng(1).integers(3, VOCAB, (2, LENGTH))

@@ -36,8 +36,11 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     path = _folder(source) if isinstance(source, (str, Path)) else None
     if path is None or (adapters and not ((path / "config.json").is_file() or is_adapter(path))):
         spec = source if isinstance(source, (str, Path)) else f"a {type(source).__name__}"
-        what = "an adapter" if adapters else "--as"
-        raise WeftError(f"{spec}: {what} needs a Hugging Face folder, because it refers to its weight names")
+        if not adapters:
+            raise WeftError(f"{spec}: --as needs a Hugging Face folder")
+        raise WeftError(
+            f"{spec}: an adapter needs a Hugging Face folder as base, because it refers to its weight names"
+        )
     given = [_adapter(folder) for folder in adapters]
     base = path
     if is_adapter(path):
