@@ -36,7 +36,7 @@ REASONS = {
     "more queries than keys": 2,
     "a score_mod graph": 4,
     "a prob_mod graph": 1,
-    "the delta rule": 10,
+    "several queries of one state": 3,
     "a convolution of width 1": 1,
 }
 
