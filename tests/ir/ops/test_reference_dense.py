@@ -90,6 +90,13 @@ ORACLES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any
     "linear": [((X, W), {}, F.linear), ((X, W, BIAS), {}, F.linear)],
     "matmul": [((X, Y.T), {}, torch.matmul), ((X[:, None], X.transpose(0, 2, 1)), {}, torch.matmul)],
     "embedding": [((J, W), {}, F.embedding)],
+    "patch_embedding": [
+        (
+            (np.sin(np.arange(576.0)).reshape(2, 3, 8, 12), np.cos(np.arange(240.0)).reshape(5, 3, 4, 4), np.arange(5.0)),
+            {},
+            lambda x, w, b: F.conv2d(x, w, b, stride=4).flatten(2).transpose(1, 2),
+        )
+    ],
     "softmax": [((X,), {"axis": -1}, lambda x: F.softmax(x, -1)), ((X * 400,), {"axis": 1}, lambda x: F.softmax(x, 1))],
     "sum": [((X,), {"axes": (0, 2), "keepdims": False}, lambda x: x.sum((0, 2)))],
     "mean": [((X,), {"axes": (-1,), "keepdims": True}, lambda x: x.mean(-1, keepdim=True))],
