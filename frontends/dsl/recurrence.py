@@ -91,13 +91,12 @@ def _declared(state: Declared | Mapping[str, Declared]) -> dict[str, State]:
 
 
 def _state(declared: Declared) -> State:
-    found = declared if isinstance(declared, State) else State(declared)  # type: ignore[arg-type]  # checked below
-    shape = found.shape
+    shape, initial = (declared.shape, declared.initial) if isinstance(declared, State) else (declared, 0.0)
     if not isinstance(shape, (tuple, list)) or not all(isinstance(n, int) and n > 0 for n in shape):
         raise WeftError(
             f"scan: the state {declared!r} must be the shape of a row, such as (heads, d), or a State of it"
         )
-    return State(tuple(shape), float(found.initial))
+    return State(tuple(shape), float(initial))
 
 
 def _names(step: Callable[..., Any], states: list[str], count: int, several: bool) -> list[str]:

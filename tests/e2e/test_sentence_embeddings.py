@@ -95,5 +95,6 @@ def test_written_folders_keep_their_model(tmp_path: Path) -> None:
 def test_unknown_modes_are_refused() -> None:
     with pytest.raises(WeftError, match="mode='sum'"):
         SentencePooling("sum")
+    wrong: Any = 3
     with pytest.raises(WeftError, match="sentence="):
-        Encoder(9, 4, 1, Block(FourierMixing()), sentence=3)  # type: ignore[arg-type]
+        Encoder(9, 4, 1, Block(FourierMixing()), sentence=wrong)

@@ -363,7 +363,7 @@ def test_absolute_positions(rng: np.random.Generator) -> None:
 
 
 def test_inclusive_sinusoids_with_an_offset(rng: np.random.Generator) -> None:
-    """As fairseq has them: rates from 1 to 1/10000, all sines first, the first token not at position 0."""
+    """Check the sinusoids of fairseq: rates from 1 to 1/10000, all sines first, the first token not at position 0."""
     x, y, _ = run(Sinusoidal(9, interleaved=False, offset=2, inclusive=True), rng)
     angles = np.outer(np.arange(2, 2 + x.shape[1]), 10_000 ** -np.linspace(0, 1, 8))
     close(y - x, np.broadcast_to(np.concatenate([np.sin(angles), np.cos(angles)], 1), x.shape))

@@ -131,7 +131,7 @@ def _of(part: str, rule: Any) -> Any:
 
 
 def _encoder_windows(config: Config) -> Any:
-    """As many tokens to either side as a decoder sees with its own, and one more."""
+    """Return the windows of the encoder, which sees |i − j| ≤ sliding_window: one more than |i − j| < window."""
     return tuple(w and w + 1 for w in GEMMA2.settings["window"](config))
 
 
