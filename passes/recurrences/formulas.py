@@ -8,7 +8,7 @@ from weft.ir import Node, Value, ops
 from weft.ir.graph.step import Step
 from weft.ir.op import Op
 
-NEW = "′"  # a prime: the state after the token
+NEW = "'"  # the state after the token; the fonts of pictures lack the sign of a prime
 _SIGNS: dict[Op, tuple[str, int]] = {
     **{ops.add: (" + ", 1), ops.sub: (" − ", 1), ops.mul: (" · ", 2), ops.div: (" / ", 2), ops.matmul: (" @ ", 2)},
     **{ops.less: (" < ", 0), ops.less_equal: (" ≤ ", 0), ops.equal: (" = ", 0)},

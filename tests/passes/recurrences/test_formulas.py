@@ -27,20 +27,20 @@ HEAD = """{
         (
             "%a: f32[batch, 4] = affine(%g, by=-1.0, plus=1.0) %b: f32[batch, 4] = mul(%a, %x) "
             "%c: f32[batch, 4] = mul(%g, %h) %n: f32[batch, 4] = add(%c, %b)",
-            ["h′ = g · h + (1 − g) · x", "y = h′"],
+            ["h' = g · h + (1 − g) · x", "y = h'"],
         ),
         (
             "%a: f32[batch, 4] = sub(%h, %x) %b: f32[batch, 4] = sub(%g, %a) %n: f32[batch, 4] = div(%b, %a)",
-            ["a = h − x", "h′ = (g − a) / a", "y = h′"],
+            ["a = h − x", "h' = (g − a) / a", "y = h'"],
         ),
         (
             "%exp: f32[batch, 4] = exp(%h) %b: f32[batch, 4] = mul(%exp, %exp) %n: f32[batch, 4] = neg(%b)",
-            ["u = exp(h)", "h′ = −u · u", "y = h′"],
+            ["u = exp(h)", "h' = −u · u", "y = h'"],
         ),
         (
             "%p: f32[batch, 2], %q: f32[batch, 2] = split(%x, sizes=[2, 2], axis=1) "
             "%r: f32[batch, 4] = concat(%q, %p, axis=1) %n: f32[batch, 4] = maximum(%r, %h)",
-            ["p, q = split(x)", "h′ = maximum(concat(q, p), h)", "y = h′"],
+            ["p, q = split(x)", "h' = maximum(concat(q, p), h)", "y = h'"],
         ),
     ],
 )
@@ -50,9 +50,9 @@ def test_formulas(body: str, wanted: list[str]) -> None:
 
 def test_inspection_and_pictures_show_them() -> None:
     found = inspect(weft.load_source(EXAMPLE))
-    shown = "memory′ = keep · memory + (1 − keep) · new"
-    assert any(f"scan({shown}; y = memory′)" in op for block in found.blocks for op in block.ops)
+    shown = "memory' = keep · memory + (1 − keep) · new"
+    assert any(f"scan({shown}; y = memory')" in op for block in found.blocks for op in block.ops)
     shown_network = network(weft.load_source(EXAMPLE).graph)
     (first, *_) = (v for v in shown_network.vertices if v.op == "scan")
-    assert first.attrs["step"].splitlines() == [shown, "y = memory′"] and detail(first) == shown
+    assert first.attrs["step"].splitlines() == [shown, "y = memory'"] and detail(first) == shown
     assert first.roles == ("keep", "new")
