@@ -11,18 +11,10 @@ from ...tables import gguf
 from ...tables.family import Config, Loader, key
 from ...tables.rope_config import rope_of, rope_of_gguf
 from ...tables.templates import shifted
-from .llama import LLAMA, windows
+from .llama import LLAMA, alternating
 
-
-def _windows(every: int) -> Any:
-    """Every `every`-th layer is global, the others local."""
-
-    def rule(config: Config) -> tuple[int | None, ...]:
-        pattern, layers = config.get("sliding_window_pattern") or every, range(config["num_hidden_layers"])
-        types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in layers]
-        return windows(config, config.get("sliding_window", 4096), types)
-
-    return rule
+_PERIOD = "sliding_window_pattern"
+_GEMMA2_WINDOWS, _GEMMA3_WINDOWS = alternating(2, period=_PERIOD), alternating(6, period=_PERIOD)
 
 
 def _two_ropes(config: Config) -> tuple[RoPE, ...]:
@@ -33,7 +25,7 @@ def _two_ropes(config: Config) -> tuple[RoPE, ...]:
         both = rope_of({"rope_theta": 1e6, **config, **wide}), rope_of({**config, "rope_theta": 1e4, **local})
     else:
         both = rope_of({"rope_theta": 1e6, **config}), rope_of({"rope_theta": config.get("rope_local_base_freq", 1e4)})
-    return tuple(both[window is not None] for window in _windows(6)(config))
+    return tuple(both[window is not None] for window in _GEMMA3_WINDOWS(config))
 
 
 def _gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
@@ -106,7 +98,7 @@ GEMMA2 = GEMMA.but(
     scale=lambda c: c.get("query_pre_attn_scalar", 256) ** -0.5,
     softcap=lambda c: c.get("attn_logit_softcapping", 50.0),
     logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0),
-    window=_windows(2),
+    window=_GEMMA2_WINDOWS,
     transformers="Gemma2ForCausalLM",
     gguf=GEMMA2_GGUF,
 )
@@ -116,7 +108,7 @@ GEMMA3 = GEMMA2.but(
     context=key("max_position_embeddings", default=None),
     qk_norm="head",
     rope=_two_ropes,
-    window=_windows(6),
+    window=_GEMMA3_WINDOWS,
     softcap=None,  # of attention: the config has it, transformers does not apply it
     logit_softcap=key("final_logit_softcapping", default=None),
     transformers="Gemma3ForCausalLM",

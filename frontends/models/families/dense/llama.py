@@ -7,7 +7,7 @@ from typing import Any
 
 from ....dsl import RoPE
 from ...tables import gguf
-from ...tables.family import Config, Family, Loader, key
+from ...tables.family import Config, Family, Loader, Rule, key
 from ...tables.rope_config import context_of, rope_of, rope_of_gguf, rope_with
 from ...tables.templates import flattened, gated, half, joined, packed_parts
 
@@ -58,6 +58,20 @@ LLAMA = Family(
 def windows(config: Config, window: int | None, types: list[str]) -> tuple[int | None, ...]:
     """`window` in the layers that the config's layer_types (or else `types`) call sliding."""
     return tuple(window if t == "sliding_attention" else None for t in config.get("layer_types") or types)
+
+
+def alternating(every: int, first_global: bool = False, window: int | None = 4096, period: str = "") -> Rule:
+    """The rule for windows of layers that are local but for each `every`-th, the first or the last of a period, where
+    layer_types does not say; the config key `period` may say another number."""
+
+    def rule(config: Config) -> tuple[int | None, ...]:
+        layers = range(key("num_hidden_layers")(config))
+        length = (config.get(period) if period else None) or every
+        wide = 0 if first_global else length - 1
+        types = ["full_attention" if i % length == wide else "sliding_attention" for i in layers]
+        return windows(config, config.get("sliding_window", window), types)
+
+    return rule
 
 
 def layer_windows(config: Config) -> Any:

@@ -11,19 +11,7 @@ from ...tables.family import Config, Fetch, Rule, key, required
 from ...tables.rope_config import rope_of, rope_settings, rope_with, ropes_by_type
 from ...tables.settings import Settings
 from ...tables.templates import half, halves_swapped, shifted
-from .llama import COHERE, GRANITE, LLAMA, MISTRAL, OLMO2, windows
-
-
-def alternating(every: int, first_global: bool = False, window: int | None = 4096) -> Rule:
-    """The rule for windows of layers that are local but for each `every`-th, the first or the last of a period."""
-
-    def rule(config: Config) -> tuple[int | None, ...]:
-        layers = range(key("num_hidden_layers")(config))
-        wide = 0 if first_global else every - 1
-        types = ["full_attention" if i % every == wide else "sliding_attention" for i in layers]
-        return windows(config, config.get("sliding_window", window), types)
-
-    return rule
+from .llama import COHERE, GRANITE, LLAMA, MISTRAL, OLMO2, alternating, windows
 
 
 def rotary_where_local(rope: Rule, local: Rule) -> Rule:
@@ -150,14 +138,14 @@ MINISTRAL3 = MISTRAL.but(
     temperature=llama4_temperature,
     window=key("sliding_window", default=None),
 )
-_EXAONE4_WINDOWS = alternating(4)
+EVERY_FOURTH_GLOBAL = alternating(4, period="sliding_window_pattern")
 EXAONE4 = OLMO2.but(
     "exaone4",
     qk_norm="head",
     qkv_bias=False,
     out_bias=False,
-    window=_EXAONE4_WINDOWS,
-    rope=lambda c: (rotary_where_local(rope_of, _EXAONE4_WINDOWS) if c.get("sliding_window", 4096) else rope_of)(c),
+    window=EVERY_FOURTH_GLOBAL,
+    rope=lambda c: (rotary_where_local(rope_of, EVERY_FOURTH_GLOBAL) if c.get("sliding_window", 4096) else rope_of)(c),
     transformers="Exaone4ForCausalLM",
 )
 OLMO3 = OLMO2.but(
@@ -298,8 +286,8 @@ HYPERCLOVAX = GRANITE.but(
 COHERE2 = COHERE.but(
     "cohere2",
     qk_norm="none",
-    window=alternating(4),
-    rope=rotary_where_local(rope_with(rope_theta=1e4, interleaved=True), alternating(4)),
+    window=EVERY_FOURTH_GLOBAL,
+    rope=rotary_where_local(rope_with(rope_theta=1e4, interleaved=True), EVERY_FOURTH_GLOBAL),
     ffn_bias=False,
     transformers="Cohere2ForCausalLM",
 )

@@ -14,8 +14,15 @@ from ...tables.family import Config, Fetch, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_with, ropes_by_type
 from ...tables.settings import Settings
 from ...tables.templates import gated
-from ..dense.llama import LLAMA, OLMO2, windows
-from ..dense.relatives import ERNIE4_5, HUNYUAN, alternating, layer_ropes, llama4_temperature, rotary_where_local
+from ..dense.llama import LLAMA, OLMO2, alternating, windows
+from ..dense.relatives import (
+    ERNIE4_5,
+    EVERY_FOURTH_GLOBAL,
+    HUNYUAN,
+    layer_ropes,
+    llama4_temperature,
+    rotary_where_local,
+)
 from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3, corrected, experts_after, mla
 from .mixtral import GRANITE_MOE, MIXTRAL, OLMOE, QWEN3_MOE, SPARSE, activation, experts_of, granite_experts
 
@@ -64,8 +71,8 @@ EXAONE_MOE = LLAMA.but(
     qk_norm="head",
     qkv_bias=False,
     out_bias=False,
-    window=alternating(4),
-    rope=rotary_where_local(rope_of, alternating(4)),
+    window=EVERY_FOURTH_GLOBAL,
+    rope=rotary_where_local(rope_of, EVERY_FOURTH_GLOBAL),
     moe=experts_after(corrected(groups=1, top_groups=1), first_dense=1),
 )
 HY_V3 = LLAMA.but(
@@ -83,7 +90,7 @@ HY_V3 = LLAMA.but(
         corrected(scale=2.826, groups=1, top_groups=1, factor="router_scaling_factor"), first_dense=1, biased=True
     ),
 )
-_AFMOE_WINDOWS = alternating(4, window=1024)
+_AFMOE_WINDOWS = alternating(4, window=1024, period="global_attn_every_n_layers")
 AFMOE = LLAMA.but(
     "afmoe",
     names={
