@@ -12,6 +12,7 @@ from weft.ir.graph import Graph
 from weft.ir.recipes.frequencies import RopeFrequencies, RopeScaling
 
 from ...dsl import RoPE
+from .family import Rule
 
 _KINDS = {"default": "none"} | {kind: kind for kind in ("linear", "dynamic", "llama3", "yarn", "longrope")}
 _NAMES = {
@@ -98,19 +99,29 @@ def rope_with(*, interleaved: bool = False, **defaults: Any) -> Callable[[Mappin
 
 
 def ropes_by_type(
-    local: Callable[[Mapping[str, Any]], Any], partial: bool = False, **defaults: Any
-) -> Callable[[Mapping[str, Any]], Any]:
+    local: Rule,
+    partial: bool = False,
+    bases: tuple[Rule, Rule] | None = None,
+    near_scaled: bool = False,
+    **defaults: Any,
+) -> Rule:
     """The rule for `rope` of models whose local layers, those that have a window by `local`, may turn otherwise.
 
-    rope_parameters says both, or else the global layers have what is said and the local ones no scaling.
+    rope_parameters says both, or else the global layers have what is said and the local ones no scaling unless
+    `near_scaled`. `bases`: of the global and of the local layers where the settings lack one; else of rope_theta.
     """
 
     def rule(config: Mapping[str, Any]) -> tuple[RoPE, ...]:
-        said, plain = config.get("rope_parameters") or {}, {**defaults, **config, "rope_scaling": None}
+        said, near = config.get("rope_parameters") or {}, {**defaults, **config}
+        wide = dict(near)
         if isinstance(said, Mapping) and {"full_attention", "sliding_attention"} & set(said):
-            wide, near = ({**plain, "rope_parameters": said.get(f"{kind}_attention")} for kind in ("full", "sliding"))
+            wide["rope_parameters"], near["rope_parameters"] = (said.get(f"{k}_attention") for k in ("full", "sliding"))
         else:
-            wide, near = {**defaults, **config}, {**plain, "rope_parameters": None}
+            near["rope_parameters"] = None
+        if not near_scaled:
+            near["rope_scaling"] = None
+        if bases is not None:
+            wide["rope_theta"], near["rope_theta"] = (base(config) for base in bases)
         both = rope_of(wide, partial), rope_of(near, partial)
         return tuple(both[window is not None] for window in local(config))
 

@@ -9,23 +9,12 @@ from typing import Any
 from ....dsl import RoPE
 from ...tables import gguf
 from ...tables.family import Config, Loader, key
-from ...tables.rope_config import rope_of, rope_of_gguf
+from ...tables.rope_config import rope_of_gguf, ropes_by_type
 from ...tables.templates import shifted
 from .llama import LLAMA, alternating
 
 _PERIOD = "sliding_window_pattern"
 _GEMMA2_WINDOWS, _GEMMA3_WINDOWS = alternating(2, period=_PERIOD), alternating(6, period=_PERIOD)
-
-
-def _two_ropes(config: Config) -> tuple[RoPE, ...]:
-    """Gemma 3: other frequencies in global layers than in local ones."""
-    parameters = config.get("rope_parameters") or {}
-    if "full_attention" in parameters or "sliding_attention" in parameters:
-        wide, local = ({"rope_parameters": parameters.get(f"{kind}_attention")} for kind in ("full", "sliding"))
-        both = rope_of({"rope_theta": 1e6, **config, **wide}), rope_of({**config, "rope_theta": 1e4, **local})
-    else:
-        both = rope_of({"rope_theta": 1e6, **config}), rope_of({"rope_theta": config.get("rope_local_base_freq", 1e4)})
-    return tuple(both[window is not None] for window in _GEMMA3_WINDOWS(config))
 
 
 def _gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
@@ -107,7 +96,9 @@ GEMMA3 = GEMMA2.but(
     names={f"layers.{{i}}.attn.{x}_norm": shifted(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
     context=key("max_position_embeddings", default=None),
     qk_norm="head",
-    rope=_two_ropes,
+    rope=ropes_by_type(
+        _GEMMA3_WINDOWS, bases=(key("rope_theta", default=1e6), key("rope_local_base_freq", default=1e4))
+    ),
     window=_GEMMA3_WINDOWS,
     softcap=None,  # of attention: the config has it, transformers does not apply it
     logit_softcap=key("final_logit_softcapping", default=None),

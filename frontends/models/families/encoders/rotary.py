@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from weft.ir.recipes import Full, Recipe
 
-from ....dsl import RoPE
 from ...tables.family import Config, Fetch, key
-from ...tables.rope_config import rope_of, rope_with
+from ...tables.rope_config import rope_with, ropes_by_type
 from ...tables.settings import Settings
 from ...tables.templates import half, packed_parts
-from ..dense.llama import LLAMA, windows
+from ..dense.llama import LLAMA, alternating
 from .bert import BERT
 
 EUROBERT = LLAMA.but(
@@ -22,23 +21,8 @@ EUROBERT = LLAMA.but(
 
 def _windows(config: Config) -> tuple[int | None, ...]:
     """ModernBERT's: half of local_attention to either side in all but every third layer."""
-    every, layers = config.get("global_attn_every_n_layers", 3), key("num_hidden_layers")(config)
-    types = ["sliding_attention" if i % every else "full_attention" for i in range(layers)]
-    return windows(config, config.get("local_attention", 128) // 2 + 1, types)
-
-
-def _ropes(config: Config) -> tuple[RoPE, ...]:
-    """The rotations by type of layer, whose bases older configs say by names of their own."""
-    said = config.get("rope_parameters") or {}
-
-    def of(kind: str, base: str, default: float) -> RoPE:
-        theta = config.get(base) or default
-        scaling = said.get(kind) or config.get("rope_scaling") or {}
-        return rope_of({**config, "rope_parameters": {"rope_theta": theta, **scaling}})
-
-    wide = of("full_attention", "global_rope_theta", 160_000.0)
-    near = of("sliding_attention", "local_rope_theta", 10_000.0)
-    return tuple(wide if window is None else near for window in _windows(config))
+    near = {**config, "sliding_window": config.get("local_attention", 128) // 2 + 1}
+    return tuple(alternating(3, first_global=True, period="global_attn_every_n_layers")(near))
 
 
 MODERNBERT = LLAMA.but(
@@ -64,7 +48,11 @@ MODERNBERT = LLAMA.but(
     arrangement=lambda c: ("pre_ffn", *["pre"] * (key("num_hidden_layers")(c) - 1)),
     activation=key("hidden_activation", default="gelu"),
     embed_norm=True,
-    rope=_ropes,
+    rope=ropes_by_type(
+        _windows,
+        bases=(key("global_rope_theta", default=160_000.0), key("local_rope_theta", default=10_000.0)),
+        near_scaled=True,
+    ),
     window=_windows,
 )
 NOMIC = "encoder.layers.{i}"  # transformers renames when it loads, and back when it saves

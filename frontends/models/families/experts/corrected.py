@@ -242,8 +242,7 @@ GRANITE_MOE_SWA = GRANITE_MOE_SHARED.but(
 )
 
 
-def _mellum_windows(config: Config) -> tuple[int | None, ...]:
-    return windows(config, config.get("sliding_window", 1024), ["full_attention"] * config["num_hidden_layers"])
+_MELLUM_WINDOWS = alternating(1, window=1024)  # all global where layer_types does not say
 
 
 def _mellum_sparse(config: Config) -> list[bool]:
@@ -255,8 +254,8 @@ MELLUM = QWEN3_MOE.but(
     "mellum",
     head_dim=key("head_dim", default=128),
     context=key("max_position_embeddings", default=None),
-    window=_mellum_windows,
-    rope=ropes_by_type(_mellum_windows),
+    window=_MELLUM_WINDOWS,
+    rope=ropes_by_type(_MELLUM_WINDOWS),
     moe=in_layers(
         lambda c: QWEN3_MOE.settings["moe"]({**c, "decoder_sparse_step": 1, "mlp_only_layers": []})[0], _mellum_sparse
     ),
