@@ -51,7 +51,7 @@ def read_manifest(folder: Path) -> Record:
 def _from_manifest(folder: Path) -> Facts:
     data = read_manifest(folder)
     if data.get("kind", str, "") == "image-encoder":
-        raise WeftError(f"{folder} is an encoder of images, not of texts: run its model with ONNX Runtime or PyTorch itself")
+        raise WeftError(f"{folder} encodes images, not texts: run its model with ONNX Runtime or PyTorch itself")
     kind = data.choice("kind", ("decoder", "encoder", "encoder-decoder"))
     target = data.choice("target", tuple(TARGETS))
     more: dict[str, Any] = {}
