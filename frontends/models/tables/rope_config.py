@@ -89,11 +89,14 @@ def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
 
 def rope_with(*, interleaved: bool = False, **defaults: Any) -> Callable[[Mapping[str, Any]], RoPE]:
     """`rope_of` for a family with other `defaults` of the config's keys, or whose pairs are neighbours; one with a
-    default for partial_rotary_factor obeys that key."""
+    default for partial_rotary_factor obeys that key. A default of rope_parameters stands for all or nothing."""
     partial = "partial_rotary_factor" in defaults
 
     def rule(config: Mapping[str, Any]) -> RoPE:
-        return replace(rope_of({**defaults, **config}, partial), interleaved=interleaved)
+        said = {name: value for name, value in config.items() if value is not None}
+        if said.get("rope_scaling"):
+            said.setdefault("rope_parameters", said["rope_scaling"])
+        return replace(rope_of({**defaults, **said}, partial), interleaved=interleaved)
 
     return rule
 

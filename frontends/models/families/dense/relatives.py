@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from weft.ir.recipes import Recipe, Reshape
 
@@ -38,6 +39,12 @@ def _one(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
     return lambda fetch, part, settings: Reshape(fetch(name), (1,))
 
 
+def _llama3(theta: float, factor: float) -> dict[str, Any]:
+    """The rotary settings of Llama 3.1, which its relatives have where their configs say nothing."""
+    numbers = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **numbers}
+
+
 APERTUS = LLAMA.but(
     "apertus",
     names={
@@ -53,6 +60,7 @@ APERTUS = LLAMA.but(
     gated=False,
     ffn_bias=False,
     qk_norm="head",
+    rope=rope_with(rope_theta=12e6, rope_parameters=_llama3(12e6, 8.0)),
 )
 SEED_OSS = LLAMA.but(
     "seed_oss",
@@ -110,7 +118,7 @@ NANOCHAT = LLAMA.but(
     activation=key("hidden_act", default="relu2"),
     gated=False,
     ffn_bias=False,
-    logit_softcap=key("final_logit_softcapping", default=None),
+    logit_softcap=key("final_logit_softcapping", default=15.0),
 )
 MINISTRAL = MISTRAL.but(
     "ministral",
@@ -226,7 +234,7 @@ CWM = LLAMA.but(
     kv_heads=key("num_key_value_heads", default=8),
     head_dim=key("head_dim", default=128),
     eps=key("rms_norm_eps", default=1e-5),
-    rope=rope_with(rope_theta=1e6),
+    rope=rope_with(rope_theta=1e6, rope_parameters=_llama3(1e6, 16.0)),
     qkv_bias=False,
     out_bias=False,
     window=alternating(4, first_global=True, window=8192),

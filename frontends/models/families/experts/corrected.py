@@ -83,11 +83,16 @@ HY_V3 = LLAMA.but(
         "layers.{i}.ffn.router.correction": "layers.{i}.mlp.expert_bias",
         **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_mlp"),
     },
+    kv_heads=key("num_key_value_heads", default=8),
     head_dim=key("head_dim", default=128),
     eps=key("rms_norm_eps", default=1e-5),
+    rope=rope_with(rope_theta=11_158_840.0),
     qk_norm="head",
     moe=experts_after(
-        corrected(scale=2.826, groups=1, top_groups=1, factor="router_scaling_factor"), first_dense=1, biased=True
+        corrected(scale=2.826, groups=1, top_groups=1, factor="router_scaling_factor"),
+        first_dense=1,
+        biased=True,
+        shared=1,
     ),
 )
 _AFMOE_WINDOWS = alternating(4, window=1024, period="global_attn_every_n_layers")
@@ -111,7 +116,7 @@ AFMOE = LLAMA.but(
     qk_norm="head",
     window=_AFMOE_WINDOWS,
     rope=rotary_where_local(rope_of, _AFMOE_WINDOWS),
-    moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1, factor="route_scale"), first_dense=1),
+    moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1, factor="route_scale"), first_dense=1, shared=2),
 )
 FLEX_OLMO = OLMO2.but(
     "flex_olmo",
@@ -257,7 +262,10 @@ MELLUM = QWEN3_MOE.but(
     window=_MELLUM_WINDOWS,
     rope=ropes_by_type(_MELLUM_WINDOWS),
     moe=in_layers(
-        lambda c: QWEN3_MOE.settings["moe"]({**c, "decoder_sparse_step": 1, "mlp_only_layers": []})[0], _mellum_sparse
+        lambda c: QWEN3_MOE.settings["moe"](
+            {"norm_topk_prob": True, **c, "decoder_sparse_step": 1, "mlp_only_layers": []}
+        )[0],
+        _mellum_sparse,
     ),
 )
 
@@ -303,7 +311,7 @@ MINICPM3 = DEEPSEEK_V2.but(
     moe=None,
     embed_scale=key("scale_emb", default=12),
     residual_scale=lambda c: (
-        (c.get("scale_depth") or math.sqrt(c["num_hidden_layers"])) / math.sqrt(c["num_hidden_layers"])
+        (c.get("scale_depth", 1.4) or math.sqrt(c["num_hidden_layers"])) / math.sqrt(c["num_hidden_layers"])
     ),
     logit_scale=lambda c: (c.get("dim_model_base") or c["hidden_size"]) / c["hidden_size"],
     tie=key("tie_word_embeddings", default=True),

@@ -12,7 +12,7 @@ from weft.ir.recipes.frequencies import yarn_temperature
 
 from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Rule, Template, in_layers, key, required
+from ...tables.family import REQUIRED, Config, Fetch, Rule, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_of_gguf, rope_settings
 from ...tables.settings import Settings
 from ...tables.templates import gated
@@ -64,12 +64,14 @@ def mla(config: Config) -> MLA:
     return MLA(heads, rank, plain, rotary, value, _rope(config), config.get("q_lora_rank"), _NORM, _scale(config))
 
 
-def experts_after(routing: Rule, first_dense: int | None, biased: bool = False) -> Rule:
+def experts_after(routing: Rule, first_dense: int | None, biased: bool = False, shared: Any = REQUIRED) -> Rule:
     """The rule for `moe`: none in the first layers; `routing` says how the experts of the others are chosen.
 
     mlp_layer_types or the key of either name says how many layers are dense, by default `first_dense`; all layers
-    have experts if that is None. `biased`: mlp_bias is also of the shared experts.
+    have experts if that is None. `biased`: mlp_bias is also of the shared experts, of which there are `shared` where
+    the config does not say.
     """
+    always = key("n_shared_experts", "num_shared_experts", default=shared)
 
     def sparse(config: Config) -> Iterator[bool]:
         layers = range(key("num_hidden_layers")(config))
@@ -81,7 +83,7 @@ def experts_after(routing: Rule, first_dense: int | None, biased: bool = False) 
 
     def make(config: Config) -> MoE:
         hidden, act = key("moe_intermediate_size")(config), activation(config)
-        wide = hidden * key("n_shared_experts", "num_shared_experts")(config)
+        wide = hidden * always(config)
         experts = key("n_routed_experts", "num_local_experts", "num_experts")(config)
         options = {"shared": GatedMLP(wide, act, biased and config.get("mlp_bias", False)), **routing(config)}
         return MoE(experts, hidden, key("num_experts_per_tok")(config), act, **options)

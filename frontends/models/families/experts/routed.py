@@ -183,6 +183,7 @@ DBRX = LLAMA.but(
 
 def _phimoe_rope(config: Config) -> RoPE:
     """The frequencies of a scaling, and the amplitude that the config says for texts up to the original context."""
+    config = {"rope_theta": 1e6, **config}
     said = rope_settings(config)
     if said.get("rope_type", said.get("type", "default")) == "default":
         return rope_of(config)
@@ -306,7 +307,7 @@ def _longcat_block(config: Config) -> ShortcutBlock:
         zero_experts=config.get("zero_expert_num") or 0,
     )
     ffn = GatedMLP(key("ffn_hidden_size")(config), activation(config))
-    latent = mla({**config, "rope_interleave": True})
+    latent = mla({"rope_theta": 1e7, **config, "rope_interleave": True})
     return ShortcutBlock(latent, ffn, moe, RMSNorm(key("rms_norm_eps", default=1e-5)(config)))
 
 

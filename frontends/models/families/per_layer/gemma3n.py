@@ -102,6 +102,6 @@ GEMMA3N = LLAMA.but(
     spread=lambda c: SpreadStreams(c.get("altup_num_inputs", 4)),
     gather=lambda c: GatherStreams(),
     embed_scale=lambda c: math.sqrt(c["hidden_size"]),
-    logit_softcap=key("final_logit_softcapping", default=None),
+    logit_softcap=key("final_logit_softcapping", default=30.0),
     tie=key("tie_word_embeddings", default=True),
 )

@@ -110,6 +110,7 @@ _QWEN = QWEN2_MOE.but(
     },
     refuse={"attention_bias": (False, None), "hidden_act": ("silu", "swish", None)},
     unused=(*LLAMA.unused, "mtp.*"),
+    kv_heads=key("num_key_value_heads", default=2),
     head_dim=key("head_dim", default=256),
     rope=rope_with(partial_rotary_factor=0.25),
     window=None,
@@ -151,9 +152,10 @@ QWEN3_5 = _QWEN.but(
         "layers.{i}.attn.beta": "layers.{i}.linear_attn.in_proj_b",
         "layers.{i}.attn.dt.weight": "layers.{i}.linear_attn.in_proj_a.weight",
     },
+    kv_heads=key("num_key_value_heads", default=4),
     moe=None,
 )
-QWEN3_5_MOE = QWEN3_5.but("qwen3_5_moe_text", moe=_qwen_experts)
+QWEN3_5_MOE = QWEN3_5.but("qwen3_5_moe_text", kv_heads=_QWEN.settings["kv_heads"], moe=_qwen_experts)
 
 
 # -- separate projections of q, k and v
@@ -196,8 +198,8 @@ def _olmo_kinds(config: Config) -> list[str]:
 
 
 def _olmo_rope(config: Config) -> Any:
-    rope = config.get("rope_parameters") or {}
-    return rope_of(config) if rope.get("rope_theta") is not None else None
+    said = config.get("rope_parameters") or {}
+    return None if said.get("rope_theta", 0.0) is None else rope_of(config)
 
 
 OLMO_HYBRID = LLAMA.but(
@@ -264,7 +266,11 @@ def _kimi_config(config: Config) -> Config:
         "num_experts_per_tok": "num_experts_per_token",
         "n_shared_experts": "num_shared_experts",
     }
-    return {**{name: config[other] for name, other in others.items() if other in config}, **config}
+    return {
+        "n_shared_experts": 1,
+        **{name: config[other] for name, other in others.items() if other in config},
+        **config,
+    }
 
 
 def _kimi_experts(config: Config) -> tuple[MoE | None, ...]:

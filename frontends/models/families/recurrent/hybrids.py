@@ -208,7 +208,8 @@ def _nemotron_kinds(config: Config) -> list[str]:
         WeftError: if a layer is something else.
     """
     pattern = config.get("hybrid_override_pattern")
-    types = [_LETTERS.get(c, c) for c in pattern] if pattern else key("layers_block_type", "layer_types")(config)
+    said = key("layers_block_type", "layer_types", default=("mamba", "moe", "attention", "mlp"))(config)
+    types = [_LETTERS.get(c, c) for c in pattern] if pattern else said
     kinds = [{"linear_attention": "mamba", "full_attention": "attention"}.get(kind, kind) for kind in types]
     for kind in kinds:
         if kind not in _LETTERS.values():
