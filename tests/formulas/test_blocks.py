@@ -125,6 +125,8 @@ def arranged(arrangement: str, kind: str) -> Callable[[Array, Weights], Array]:
             match arrangement:
                 case "pre":
                     x = x + f(n(x, f"{name}_norm"), w)
+                case "pre_ffn":
+                    x = x + (attn(x, w) if name == "attn" else ffn(n(x, "ffn_norm"), w))
                 case "post":
                     x = n(x + f(x, w), f"{name}_norm")
                 case "sandwich":
