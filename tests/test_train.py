@@ -21,8 +21,10 @@ import torch
 
 import weft
 
+from .sampling import ALL
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-STEPS = 300 if os.environ.get("WEFT_TESTS") == "all" else 12
+STEPS = 300 if ALL else 12
 MODELS = """
 from weft import *
 

@@ -20,6 +20,7 @@ from weft.ir import WeftError, interpret
 from weft.ir.graph import Graph
 from weft.ir.recipes import Add, Map, Recipe
 
+from ..sampling import each
 from .families import LENGTH, ROWS, VOCAB, error, reference
 from .seq2seq import SEQ2SEQ, answered, pairs
 
@@ -61,7 +62,7 @@ def is_exact(graph: Graph) -> bool:
     return not any(rounds(param.recipe) for param in graph.params.values())
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", each(4, DECODERS))
 def test_transformers_loads_what_was_written(name: str, tmp_path: Path) -> None:
     model = ROWS[name].save(tmp_path / "hf")
     source = load_source(tmp_path / "hf")
@@ -71,7 +72,7 @@ def test_transformers_loads_what_was_written(name: str, tmp_path: Path) -> None:
     assert np.array_equal(again, want) if is_exact(source.graph) else error(again, want) < 1e-5
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", each(2, ENCODERS))
 def test_encoders(name: str, tmp_path: Path) -> None:
     model = ROWS[name].save(tmp_path / "hf")
     source = load_source(tmp_path / "hf")
@@ -85,7 +86,7 @@ def test_encoders(name: str, tmp_path: Path) -> None:
             assert np.array_equal(*pair) if is_exact(source.graph) else error(*pair) < 1e-5
 
 
-@pytest.mark.parametrize("name", SEQ2SEQ)
+@pytest.mark.parametrize("name", each(2, SEQ2SEQ))
 def test_encoder_decoders(name: str, tmp_path: Path) -> None:
     """Sinusoids that a checkpoint stores are made anew by either side."""
     row = SEQ2SEQ[name]

@@ -25,13 +25,14 @@ from weft.frontends import load_source
 from weft.frontends.models.families import FAMILIES
 from weft.frontends.models.tables.verified import Errors, read_genai, read_verified
 
+from .. import sampling
 from .families import LENGTH, ROWS, VOCAB, encoder_case, error, reference
 from .images import TOWERS
 from .seq2seq import SEQ2SEQ, Seq2Seq
 
 TARGETS, ALL_TARGETS, TOLERANCE = ("onnx", "ort-cpu"), ("onnx", "ort-cpu", "torch"), 1e-4
 WRITING = os.environ.get("WEFT_FAMILIES") == "write"
-ALL = WRITING or os.environ.get("WEFT_TESTS") == "all"
+ALL = WRITING or sampling.ALL
 CHUNKS = {"full": LENGTH, "chunked": 5, "decode": 1}
 DECODERS = [name for name, row in ROWS.items() if row.is_decoder]
 ENCODERS = [name for name, row in ROWS.items() if row.is_encoder]

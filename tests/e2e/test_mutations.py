@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
+from ..sampling import ALL
 from .families import ROWS
 from .mutations import Case, cases, others, result
 
-ALL = os.environ.get("WEFT_TESTS") == "all"
 FEW = 2  # cases of a family in a short run
 FIRST = {row.family: name for name, row in reversed(ROWS.items()) if row.is_decoder}  # a row of each family
 

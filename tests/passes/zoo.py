@@ -2,7 +2,8 @@
 
 `ZOO` makes them by name: ``family/…`` as imported from checkpoints of transformers, ``preset/…`` shrunk, ``variant/…``
 of the language, ``packed/…`` and ``cached/…`` forms of some of them, ``quantized/…`` checkpoints, and each
-``example/…`` of the documentation of a pass. A graph is made when it is asked for, and each time a copy.
+``example/…`` of the documentation of a pass. A graph is made when it is asked for, and each time a copy. `TRIED` are
+the names that tests of all graphs take.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ..e2e.images import TOWERS
 from ..e2e.random_models import strong
 from ..e2e.seq2seq import VARIED as SEQ2SEQ_VARIED
 from ..e2e.test_quantized_folders import in_fp8, in_mxfp4
+from ..sampling import each
 from .zoo_variants import LENGTH, VARIANTS
 
 # Sizes of shrunk presets, by the names of fields: no two that could be mistaken for each other are equal.
@@ -181,6 +183,13 @@ CACHED = (
 )
 
 
+# Families with something that no other graph has.
+ALONE = (
+    *("gpt_neo", "modernbert", "esm", "fnet", "deberta-v2", "mistral4", "gemma3n", "apertus", "granite_swa", "phimoe"),
+    *("t5gemma", "longt5", "vit", "dinov2-registers", "clip-vision"),
+)
+
+
 def _copies(make: Callable[[], Graph]) -> Callable[[], Graph]:
     """`make`, run once: after that copies of what it made."""
     once = functools.cache(make)
@@ -195,3 +204,7 @@ ZOO: dict[str, Callable[[], Graph]] = {
         **{f"cached/{name.replace('/', ' ')}": partial(_rewritten, f"{PACK}, kv-cache", name) for name in CACHED},
     }.items()
 }
+# What `make test` tries everything on: of the families those that stand alone, and a few others.
+_FAMILIES = [name for name in ZOO if name.startswith("family/")]
+_SOME = {*each(6, _FAMILIES), *(f"family/{name}" for name in ALONE)}
+TRIED = [name for name in ZOO if name not in _FAMILIES or name in _SOME]

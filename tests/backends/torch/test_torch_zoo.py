@@ -16,7 +16,7 @@ from weft.ir import Graph, Node, interpret, ops
 from weft.passes.analysis.states import states
 from weft.passes.core.equivalence import EquivalenceCheck
 
-from ...passes.zoo import ZOO
+from ...passes.zoo import TRIED
 from .generated import (
     CHOOSES,
     COMPETES,
@@ -38,7 +38,7 @@ CUTS = [(SEQ,), (2, 3, 1), (1,) * SEQ]
 LONG = 40  # tokens: operators of torch take other paths for more keys than a register of AVX-512 holds
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", TRIED)
 def test_full_pass(name: str) -> None:
     graph, module = graph_of(name), module_of(name)
     for got, want in zip(call(module, tensors(feeds_of(name))), wanted(name).values(), strict=True):
@@ -61,7 +61,7 @@ def check_double(graph: Graph, module: nn.Module) -> None:
         assert_close(got, want, tolerance(graph, torch.float32))  # angles of RoPE stay in f32
 
 
-@pytest.mark.parametrize("name", [n for n in ZOO if not n.startswith("cached/")])
+@pytest.mark.parametrize("name", [n for n in TRIED if not n.startswith("cached/")])
 def test_calls_that_share_a_cache(name: str) -> None:
     """Chunks and single tokens give what one pass gives; an encoded text is given once."""
     graph, module = graph_of(name), module_of(name)
@@ -87,7 +87,7 @@ def new_cache(module: Any, batch: int, length: int) -> Any:
     return module.new_cache(batch, length)
 
 
-@pytest.mark.parametrize("name", [n for n in ZOO if not n.startswith("cached/")])
+@pytest.mark.parametrize("name", [n for n in TRIED if not n.startswith("cached/")])
 def test_last_picks_one_token_of_each_row(name: str) -> None:
     graph, module = graph_of(name), module_of(name)
     assert accepts(module, "last") == bool(cached_nodes(graph))
@@ -98,7 +98,7 @@ def test_last_picks_one_token_of_each_row(name: str) -> None:
     assert_close(call(module, given)[0], want, tolerance(graph, torch.float32))
 
 
-@pytest.mark.parametrize("name", [n for n in ZOO if not n.startswith("cached/")])
+@pytest.mark.parametrize("name", [n for n in TRIED if not n.startswith("cached/")])
 def test_rows_of_different_lengths(name: str) -> None:
     """Rows with padding behind them go on where their own texts end. Where a recurrence has carried the padding along,
     only rows without any do; where tokens of a call compete, padding takes part."""
@@ -132,7 +132,7 @@ def test_rows_of_different_lengths(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", TRIED)
 def test_narrow_dtypes(name: str, dtype: torch.dtype) -> None:
     """Weights and activations of 8 or 11 bits stay near the interpreter that has the same weights."""
     graph = graph_of(name)

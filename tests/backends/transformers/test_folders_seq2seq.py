@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 from weft.frontends.api.source.sources import load_source
 
-from ...passes.zoo import ZOO
+from ...passes.zoo import TRIED, ZOO
 from .folders import (
     COMPETES,
     check_gradients,
@@ -41,7 +41,7 @@ GREEDY: dict[str, Any] = {
 
 
 def both_sides() -> list[str]:
-    names = [n for n in ZOO if n.startswith(("preset/", "variant/", "family/"))]
+    names = [n for n in TRIED if n.startswith(("preset/", "variant/", "family/"))]
     return [n for n in names if ZOO[n]().meta["kind"] == "encoder-decoder"] + [f"both/{i}" for i in range(RANDOM)]
 
 

@@ -3,7 +3,6 @@ both attention functions, in chunks and tokens with a cache, in rows that are pa
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,26 @@ from torch import Tensor
 from weft.frontends.api.source.sources import load_source
 from weft.ir import Graph
 
-from ...passes.zoo import ZOO
+from ...passes.zoo import TRIED, ZOO
+from ...sampling import ALL
 from .folders import COMPETES, PADDING, error, feeds_of, graph_of, lowered, model_of, ops_of, wanted
 
 BOUND = 1e-4
-ALL = os.environ.get("WEFT_TESTS") == "all"
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SMALL = (  # the translator is tested beside other encoder-decoders
     *("alternating", "differential", "hybrid", "parallel_block", "shared_layers", "squared_relu"),
     *("tiny_bert", "tiny_gpt"),
 )
-KINDS = ("preset/", "variant/", "family/") if ALL else ("preset/", "variant/")
+KINDS = ("preset/", "variant/", "family/")
 RANDOM = 200 if ALL else 30
 
 
+def of_kind(kind: str) -> list[str]:
+    return [n for n in TRIED if n.startswith(KINDS) and ZOO[n]().meta["kind"] == kind]
+
+
 def decoders() -> list[str]:
-    names = [n for n in ZOO if n.startswith(KINDS) and ("family/" not in n or ALL)]
-    return [n for n in names if ZOO[n]().meta.get("kind") == "decoder"] + [
+    return of_kind("decoder") + [
         f"random/{i}"
         for i in range(RANDOM + 1)
         if i != 8  # whose numbers grow beyond f64
@@ -43,9 +45,7 @@ UNSUPPORTED = ("family/clip-text", "family/esm")
 
 
 def encoders() -> list[str]:
-    names = [n for n in ZOO if n.startswith(("preset/", "variant/", "family/")) and ZOO[n]().meta["kind"] == "encoder"]
-    names = [n for n in names if n not in UNSUPPORTED]
-    return names + [f"encoder/{i}" for i in range(RANDOM)]
+    return [n for n in of_kind("encoder") if n not in UNSUPPORTED] + [f"encoder/{i}" for i in range(RANDOM)]
 
 
 def attention_functions(model: Any, graph: Graph) -> list[str]:

@@ -18,6 +18,7 @@ from weft.ir.recipes.readers import MemoryReader
 
 from ...e2e.families import ROWS
 from ...e2e.seq2seq import SEQ2SEQ
+from ...sampling import each
 
 BAD: list[Any] = [None, "x", [], {}, -1, 0, 1.5, True, False, float("nan")]
 MUTATIONS = 15  # of each row's config
@@ -46,7 +47,7 @@ def failure(config: dict[str, Any]) -> str:
     return str(e.value)
 
 
-@pytest.mark.parametrize("name", [*ROWS, *SEQ2SEQ])
+@pytest.mark.parametrize("name", each(4, [*ROWS, *SEQ2SEQ]))
 def test_any_value_is_read_or_refused(name: str) -> None:
     rng = np.random.default_rng(0)
     text = json.dumps(config_of(name))
