@@ -23,7 +23,8 @@ class Model(Displayable):
 
     `spec` and `seed` are what it was asked for by. `settings` are those of a family's table, as long as the graph
     computes what they describe. `tokenizer` writes the tokenizer's files into a folder. `unread` are
-    checkpoint keys that nothing reads, `ignored` those known to be useless. `files` are what it was read from, `stamps`
+    checkpoint keys that nothing reads, `ignored` those known to be useless, and `idle` those of
+    these that an export keeps, as transformers asks for them. `files` are what it was read from, `stamps`
     tell whether they are still the same. `random_init`: the weights are the declared random initialization, not a
     checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the record that a model folder
     has of what was before. `adapters` are the folders of PEFT adapters that are merged into the weights; `files` has
@@ -39,6 +40,7 @@ class Model(Displayable):
     tokenizer: Callable[[Path], None] | None = None
     unread: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
     files: tuple[Path, ...] = ()
     stamps: Mapping[Path, Stamp] = field(default_factory=dict)
     random_init: bool = False

@@ -146,10 +146,16 @@ def _undo(recipe: Recipe, value: Array, known: Array, reader: TensorReader) -> I
         case Add((first, *others), offset) if others and not set(first.sources()) & set(_sources(others)):
             # The first takes the change, the others stay as they are stored.
             for key in _sources(others):
-                stored = Source(key).evaluate(reader)
-                yield Piece(key, stored, np.broadcast_to(np.True_, stored.shape))
+                yield _stored_piece(key, reader)
             rest = sum((other.evaluate(reader).astype(np.float64) for other in others), np.float64(offset))
             yield from _undo(first, (value - rest).astype(np.float32), known, reader)
+            return
+        case Scale(item, Recipe() as factor, axis) if not set(item.sources()) & set(factor.sources()):
+            for key in _sources([factor]):  # they stay as they are stored
+                yield _stored_piece(key, reader)
+            by = factor.evaluate(reader).astype(np.float64).reshape(-1, *(1,) * (value.ndim - axis - 1))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                yield from _undo(item, (value / by).astype(np.float32), known & (by != 0), reader)
             return
         case Slice(_, axis, start, stop, step):
             whole, seen = _blank(shape)
@@ -167,6 +173,11 @@ def _undo(recipe: Recipe, value: Array, known: Array, reader: TensorReader) -> I
             moves = isinstance(recipe, Permute | Reshape)
             seen = undone.evaluate(MemoryReader({"value": known})) if moves else known
     yield from _undo(recipe.parts[0], whole, seen, reader)
+
+
+def _stored_piece(key: str, reader: TensorReader) -> Piece:
+    stored = Source(key).evaluate(reader)
+    return Piece(key, stored, np.broadcast_to(np.True_, stored.shape))
 
 
 def _sources(recipes: Iterable[Recipe]) -> list[str]:

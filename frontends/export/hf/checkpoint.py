@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 from weft.backends.storage import PROVENANCE, seal, whole_folder
 from weft.backends.storage.safetensors import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
 from weft.ir.errors import WeftError
-from weft.ir.graph import Graph
+from weft.ir.recipes import Source
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
@@ -34,10 +35,10 @@ def write_folder(
 ) -> None:
     """Write `model`, loaded from a Hugging Face folder, as such a folder: transformers loads it as before.
 
-    The tensors are computed from the parameters, whose values the recipes or `params` (by name) say; those that the
-    model does not read (masks, heads of other tasks) are left out. `dtype` is f32, f16, bf16, or as the source stores
-    each tensor (f32 for quantized ones). Memory is needed for the tensors that hang together, not for the model. The
-    folder appears whole.
+    The tensors are computed from the parameters, whose values the recipes or `params` (by name) say. Of those that the
+    model does not read, the ones that transformers asks for are copied; masks and heads of other tasks are left out.
+    `dtype` is f32, f16, bf16, or as the source stores each tensor (f32 for quantized ones). Memory is needed for the
+    tensors that hang together, not for the model. The folder appears whole.
 
     Raises:
         WeftError: if the model comes from elsewhere, is not understood in full, or does not determine its tensors; or
@@ -62,7 +63,7 @@ def write_folder(
         copy_generation(source.path, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)
-        write_shards(folder, _tensors(model.graph, stored, params), shard_bytes)
+        write_shards(folder, _tensors(model, stored, params), shard_bytes)
         seal(folder, PROVENANCE, provenance(model, hashes()))
 
 
@@ -80,9 +81,12 @@ def copy_generation(source: Path, folder: Path) -> bool:
     return there
 
 
-def _tensors(graph: Graph, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
+def _tensors(model: Model, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
     """The checkpoint's tensors by key, to be written in this order: groups are restored as they come."""
-    reader, restored = graph.reader, restore(graph, params=params)
+    graph, reader = model.graph, model.graph.reader
+    restored = itertools.chain(
+        restore(graph, params=params), ((key, Source(key).evaluate(reader)) for key in model.idle)
+    )
 
     def blocks() -> Iterator[Array]:
         yield next(restored)[1]
@@ -90,5 +94,5 @@ def _tensors(graph: Graph, dtype: DType | None, params: Mapping[str, Array] | No
     def kind(stored: DType) -> DType:
         return dtype or (stored if stored in STORED else dtypes.f32)
 
-    keys = [key for group in groups(graph) for key in group.keys]
+    keys = [*(key for group in groups(graph) for key in group.keys), *model.idle]
     return {key: Tensor(reader.shape(key), kind(reader.dtype(key)), blocks) for key in keys}

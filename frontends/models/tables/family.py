@@ -120,8 +120,9 @@ class Table:
     config. `names`: checkpoint name (or `Template`) of each parameter, {i} being the layer; a name without its last
     part stands for weight and bias. Checkpoint names may stand with or without `prefix`. `found`: settings that the
     checkpoint's keys decide. `unused`: patterns of checkpoint keys that are known to be of no use (masks, buffers,
-    training heads). `refuse`: config keys (`outer.inner` for one inside a mapping) and the values of each that the
-    table can express. `aliases`: other spellings inside checkpoint names.
+    training heads), `idle` of those that an export keeps all the same, as transformers asks for them. `refuse`: config
+    keys (`outer.inner` for one inside a mapping) and the values of each that the table can express. `aliases`: other
+    spellings inside checkpoint names.
     """
 
     model_types: tuple[str, ...]
@@ -130,6 +131,7 @@ class Table:
     prefix: str = ""
     found: Mapping[str, Callable[[frozenset[str]], Any]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
     refuse: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
 
@@ -285,13 +287,15 @@ def _failure(make: Rule, config: Config) -> str | None:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its weights: `unread` are checkpoint keys that nothing reads, `ignored` those declared useless."""
+    """A model with its weights: `unread` are checkpoint keys that nothing reads, `ignored` those declared useless, and
+    `idle` those of them that an export keeps."""
 
     graph: Graph
     module: Model
     settings: Settings
     unread: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
 
 
 def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loaded:
@@ -310,8 +314,13 @@ def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loa
     loaded = describe(table, config, keys, source, check)
     loaded.graph.reader = reader
     left = sorted(keys - read)
-    ignored = [k for k in left if any(fnmatch.fnmatch(k, pattern) for pattern in table.unused)]
-    return replace(loaded, unread=[k for k in left if k not in ignored], ignored=ignored)
+    idle = _matching(left, table.idle)
+    ignored = _matching(left, (*table.idle, *table.unused))
+    return replace(loaded, unread=[k for k in left if k not in ignored], ignored=ignored, idle=idle)
+
+
+def _matching(keys: list[str], patterns: tuple[str, ...]) -> list[str]:
+    return [key for key in keys if any(fnmatch.fnmatch(key, pattern) for pattern in patterns)]
 
 
 def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str) -> None:

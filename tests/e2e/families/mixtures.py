@@ -100,7 +100,8 @@ ALIKE = {
         | {"num_experts": 4, "moe_intermediate_size": 32, "layer_types": LOCAL_GLOBAL, "rope_parameters": BY_TYPE}
         | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
     ),
-    "youtu": Row("YoutuForCausalLM", COMMON | MHA | TIED | LATENT),
+    # transformers zeroes the row of a padding token in tied embeddings that it loads.
+    "youtu": Row("YoutuForCausalLM", COMMON | MHA | TIED | LATENT | {"pad_token_id": None}),
     "glm4_moe_lite": Row("Glm4MoeLiteForCausalLM", COMMON | MHA | UNTIED | LATENT | ROUTED),
     "minicpm3-plain": Row(
         "MiniCPM3ForCausalLM",

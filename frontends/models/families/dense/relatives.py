@@ -118,7 +118,7 @@ NANOCHAT = LLAMA.but(
     activation=key("hidden_act", default="relu2"),
     gated=False,
     ffn_bias=False,
-    logit_softcap=key("final_logit_softcapping", default=15.0),
+    logit_softcap=lambda c: c.get("final_logit_softcapping", 15.0) or None,
 )
 MINISTRAL = MISTRAL.but(
     "ministral",

@@ -30,7 +30,8 @@ def _windows(layers: str) -> Rule:
 LONGFORMER = ROBERTA.but(
     "longformer",
     prefix="longformer.",
-    unused=(*ROBERTA.unused, "*_global.*", "qa_outputs.*"),
+    unused=(*ROBERTA.unused, "qa_outputs.*"),
+    idle=("*_global.*",),
     window=_windows("num_hidden_layers"),
 )
 
@@ -52,7 +53,7 @@ LED = BART.but(
         "encoder.layers.{i}.attn.o": "encoder.layers.{i}.self_attn.output",
     },
     prefix="led.",
-    unused=(*BART.unused, "*_global.*"),
+    idle=(*BART.idle, "*_global.*"),
     refuse={"is_encoder_decoder": (True, None)},
     context=key("max_encoder_position_embeddings"),
     learned_positions=key("max_encoder_position_embeddings"),

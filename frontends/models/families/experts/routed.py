@@ -337,7 +337,8 @@ LONGCAT_FLASH = DEEPSEEK_V3.but(
         "layers.{i}.moe.router.correction": "layers.{i}.mlp.router.e_score_correction_bias",
         **per_expert("layers.{i}.mlp.experts", "gate_proj", "up_proj", "down_proj", at="layers.{i}.moe"),
     },
-    unused=(*LLAMA.unused, "model.mtp.*", "*.mlp.experts.*"),  # transformers stores experts that compute nothing too
+    unused=(*LLAMA.unused, "model.mtp.*"),
+    idle=("*.mlp.experts.*",),  # transformers stores experts that compute nothing too
     layers=key("num_layers", "num_hidden_layers"),
     ffn=None,
     eps=key("rms_norm_eps", default=1e-5),

@@ -86,11 +86,7 @@ GEMMA3N = LLAMA.but(
         "spread.projections.{i}": "altup_projections.{i}",
         "gather.projections.{i}": "altup_unembed_projections.{i}",
     },
-    unused=(
-        *LLAMA.unused,
-        *(f"*.self_attn.{n}.weight" for n in ("k_proj", "v_proj", "k_norm")),
-        "*.correct_output_scale",
-    ),
+    idle=(*(f"*.self_attn.{n}.weight" for n in ("k_proj", "v_proj", "k_norm")), "*.correct_output_scale"),
     heads=None,
     kv_heads=None,
     head_dim=None,
@@ -102,6 +98,6 @@ GEMMA3N = LLAMA.but(
     spread=lambda c: SpreadStreams(c.get("altup_num_inputs", 4)),
     gather=lambda c: GatherStreams(),
     embed_scale=lambda c: math.sqrt(c["hidden_size"]),
-    logit_softcap=key("final_logit_softcapping", default=30.0),
+    logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0) or None,
     tie=key("tie_word_embeddings", default=True),
 )

@@ -170,7 +170,7 @@ GEMMA4 = LLAMA.but(
     },
     refuse={"use_bidirectional_attention": (None, False, "vision")},
     # What layers that share keys and values have of their own is not used.
-    unused=(*LLAMA.unused, *(f"*.self_attn.{n}.weight" for n in ("k_proj", "v_proj", "k_norm"))),
+    idle=tuple(f"*.self_attn.{n}.weight" for n in ("k_proj", "v_proj", "k_norm")),
     heads=None,
     kv_heads=None,
     head_dim=None,

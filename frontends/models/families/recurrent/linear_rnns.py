@@ -79,7 +79,7 @@ MINIMAX = MIXTRAL.but(
         "layers.{i}.attn.gate": "layers.{i}.self_attn.output_gate",
         "layers.{i}.attn.out": "layers.{i}.self_attn.out_proj",
     },
-    unused=(*LLAMA.unused, "*.slope_rate", "*.query_decay", "*.key_decay", "*.diagonal_decay"),
+    idle=("*.slope_rate", "*.query_decay", "*.key_decay", "*.diagonal_decay"),  # numbers that follow from the config
     window=None,
     block=_minimax_blocks,
 )

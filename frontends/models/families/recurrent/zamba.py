@@ -132,7 +132,7 @@ ZAMBA2 = LLAMA.but(
         "layers.{i}.ffn.down": _shared("feed_forward.down_proj"),
         "final_norm": "final_layernorm",
     },
-    unused=(*LLAMA.unused, "*_adapter_list.*"),  # of a block's copy: those of the other layers
+    idle=("*_adapter_list.*",),  # of a block's copy: those of the other layers
     layers=lambda c: len(_kinds(c)),
     heads=None,
     kv_heads=None,

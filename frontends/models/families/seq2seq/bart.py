@@ -100,7 +100,8 @@ BART = Family(
         "tie": lambda keys: "lm_head.weight" not in keys,
         "head_bias": lambda keys: "final_logits_bias" in keys,
     },
-    unused=("*coder.embed_tokens.weight", "*coder.embed_positions.weight", "*coder.version", "*.encoder_attn*"),
+    unused=("*coder.embed_tokens.weight", "*coder.embed_positions.weight", "*coder.version"),
+    idle=("*.encoder_attn*",),  # of a decoder alone
     aliases={"shared.": "decoder.embed_tokens."},
 )
 MBART = BART.but("mbart", arrangement="pre")
