@@ -110,11 +110,13 @@ def rate(step: int, given: argparse.Namespace) -> float:
     return given.lr * (0.55 + 0.45 * math.cos(math.pi * min(done, 1.0)))
 
 
-def parameter_groups(net: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Matrices, which decay, and vectors (norms, biases), which do not."""
-    matrices = [p for p in net.parameters() if p.dim() > 1]
-    vectors = [p for p in net.parameters() if p.dim() <= 1]
-    return [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+def parameter_groups(net: nn.Module, decay: float, rates: dict[str, float]) -> list[dict[str, Any]]:
+    """Matrices, which decay, and vectors (norms, biases), which do not; `factor` is that of the learning rate, of those
+    in `rates` by name."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, p in net.named_parameters():
+        groups.setdefault((decay if p.dim() > 1 else 0.0, rates.get(name, 1.0)), []).append(p)
+    return [{"params": of, "weight_decay": decay, "factor": factor} for (decay, factor), of in groups.items()]
 
 
 def drop_out(net: nn.Module, share: float) -> None:
@@ -241,6 +243,8 @@ def train(given: argparse.Namespace) -> None:
     else:
         tokenizer = tokenizer_for(given.tokenizer, text)
     model = fitted(weft.load_source(given.model, given.seed), tokenizer.get_vocab_size())
+    if given.init:
+        model = weft.initialize(model, given.init, width=given.mup_width)
     if first():
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(str(folder / TOKENIZER))
@@ -255,7 +259,8 @@ def train(given: argparse.Namespace) -> None:
     tokens = torch.tensor(tokenizer.encode(text).ids)
     held = max(len(tokens) // 20, given.context + 1)
     data = Windows(tokens[:-held], given.batch, given.context, given.seed)
-    optimizer = torch.optim.AdamW(parameter_groups(net, given.decay), lr=given.lr, betas=(0.9, 0.95))
+    rates = weft.learning_rates(model, given.mup_width) if given.init == "mup" else {}
+    optimizer = torch.optim.AdamW(parameter_groups(net, given.decay, rates), lr=given.lr, betas=(0.9, 0.95))
     step = restore(folder, net, optimizer, data) if given.resume else 0
     log = Log(folder, step, given.tensorboard) if first() else None
     if first():
@@ -269,7 +274,7 @@ def train(given: argparse.Namespace) -> None:
     while step < given.steps:
         start, entropy, added = time.perf_counter(), 0.0, 0.0
         for group in optimizer.param_groups:
-            group["lr"] = rate(step, given)
+            group["lr"] = rate(step, given) * group["factor"]
         optimizer.zero_grad()
         for _ in range(given.accumulate):
             windows = own_rows(next(batches)).to(given.device)
@@ -284,7 +289,7 @@ def train(given: argparse.Namespace) -> None:
         whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient  # of all processes
         if log is not None:
             speed = given.batch * given.accumulate * given.context / seconds
-            lr = optimizer.param_groups[0]["lr"]
+            lr = rate(step - 1, given)
             log(step, loss=entropy, aux_loss=added, lr=lr, gradient=float(whole), tokens_per_second=speed)
             if step % given.every == 0 or step == given.steps:
                 print(f"step {step:6}  loss {entropy:.4f}  lr {lr:.2e}  {speed:,.0f} tokens/s", flush=True)
@@ -331,6 +336,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=50, help="steps until the learning rate is reached")
     parser.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
     parser.add_argument("--decay", type=float, default=0.1, help="weight decay of matrices")
+    parser.add_argument("--init", choices=["plain", "depth", "fan-in", "mup"], help="scheme of the initial weights")
+    parser.add_argument(
+        "--mup-width", type=int, default=256, help="the width of the model that the rates are tuned for"
+    )
     parser.add_argument("--clip", type=float, default=1.0, help="the largest norm of a gradient")
     parser.add_argument("--dropout", type=float, default=0.0, help="share of each sublayer's output that is dropped")
     parser.add_argument("--bf16", action="store_true", help="products of matrices in bf16")

@@ -1,4 +1,4 @@
-"""What `make test` tries of cases that take minutes together; ``WEFT_TESTS=all`` (`make test-all`) tries them all."""
+"""The part that `make test` tries of cases that take minutes together; ``WEFT_TESTS=all`` (`make test-all`) tries all."""
 
 from __future__ import annotations
 

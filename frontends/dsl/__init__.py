@@ -9,11 +9,12 @@ from typing import Any
 from weft.ir import ops
 
 from .attention import Attention
-from .blocks import Block, Repeat, ShortcutBlock
+from .blocks import Block, Initialized, Repeat, ShortcutBlock
 from .build import (
     building,
     contribute,
     fill,
+    initializing,
     keep,
     kept,
     module,
@@ -74,6 +75,7 @@ __all__ = [
     "GatedMLP",
     "GatherStreams",
     "ImageEncoder",
+    "Initialized",
     "LayerNorm",
     "LayerWithInput",
     "LearnedPositions",
@@ -109,6 +111,7 @@ __all__ = [
     "contribute",
     "embedding",
     "fill",
+    "initializing",
     "keep",
     "kept",
     "linear",

@@ -8,7 +8,7 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 
-from .build import Layer, module, named, scope
+from .build import Init, Layer, initializing, module, named, scope
 from .checks import need, need_few, need_finite, need_modules, need_one_of, need_whole
 from .layers import Norm, RMSNorm
 
@@ -93,6 +93,24 @@ class Repeat:
         for _ in range(self.times):
             x = self.block(x)
         return x
+
+
+@module
+class Initialized:
+    """`module`, whose parameters begin as `init` says (``normal(std)``, ``uniform(bound)``, ``fill(value)``), but for
+    norms, biases and others that have initial values of their own. Its parameters are called as without."""
+
+    module: Layer
+    init: Init
+
+    def __post_init__(self) -> None:
+        need_modules(self, "module")
+        need(self, callable(self.init), f"init={self.init!r} must be normal(…), uniform(…) or fill(…)")
+
+    def __call__(self, *operands: Value) -> Value:
+        """As `module`."""
+        with initializing(self.init):
+            return named(self.module, "")(*operands)
 
 
 @module

@@ -54,6 +54,7 @@ class _Builder:
     facts: dict[str, Value]
     contributed: dict[str, Value] = field(default_factory=dict)
     kept: dict[str, tuple[Value, ...]] = field(default_factory=dict)
+    init: Init | None = None
     override: str | None = None
 
 
@@ -281,25 +282,51 @@ def named_alike(module: Any, op: Op) -> dict[str, Any]:
 # -- parameters
 
 
+@dataclass(frozen=True)
+class _Init:
+    """An `Init` that is shown as the call that makes it."""
+
+    text: str
+    make: Init = field(compare=False)
+
+    def __call__(self, shape: tuple[int, ...], name: str, seed: int) -> Recipe:
+        return self.make(shape, name, seed)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
 def normal(std: float = 0.02) -> Init:
     """Random initialization N(0, std²), a stream of its own for every parameter name."""
-    return lambda shape, name, seed: Normal(shape, std, name, seed)
+    return _Init(f"normal({std})", lambda shape, name, seed: Normal(shape, std, name, seed))
 
 
 def uniform(bound: float) -> Init:
     """Random initialization spread evenly over ±`bound`, a stream of its own for every parameter name."""
-    return lambda shape, name, seed: Uniform(shape, -bound, bound, name, seed)
+    return _Init(f"uniform({bound})", lambda shape, name, seed: Uniform(shape, -bound, bound, name, seed))
 
 
 def fill(value: float) -> Init:
     """Initialization with one number."""
-    return lambda shape, name, seed: Full(value, shape)
+    return _Init(f"fill({value})", lambda shape, name, seed: Full(value, shape))
+
+
+@contextlib.contextmanager
+def initializing(init: Init) -> Iterator[None]:
+    """Parameters made inside begin as `init` says, but for those that are given their own."""
+    builder = current()
+    outer, builder.init = builder.init, init
+    try:
+        yield
+    finally:
+        builder.init = outer
 
 
 def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
     """The f32 parameter `name` of the current scope, created on first use; the same name again is the same parameter.
 
-    `init` declares its values where no checkpoint supplies them: `normal` (the default), `uniform` or `fill`.
+    `init` declares its values where no checkpoint supplies them: `normal`, `uniform` or `fill`; by default what an
+    enclosing `Initialized` says, or ``normal(0.02)``.
 
     Raises:
         WeftError: if it exists with another shape.
@@ -315,7 +342,7 @@ def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
                 f"parameter {full} was made with shape {list(known.shape)} and is asked for as {list(shape)}"
             )
         return known
-    recipe = (init or normal())(shape, full, builder.seed)
+    recipe = (init or builder.init or normal())(shape, full, builder.seed)
     return graph.add_param(full, TensorType(dtypes.f32, shape), recipe)
 
 

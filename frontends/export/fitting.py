@@ -37,9 +37,7 @@ class Candidate:
     besides: Mapping[str, Made] = field(default_factory=dict)
 
     def layout(self, key: str, count: int) -> Shape | None:
-        """The shape of a tensor that is reshaped when it is read: as known, or with a row of norms for each head."""
-        if math.prod(self.shapes.get(key, (0,))) == count:
-            return self.shapes[key]
+        """The shape of a tensor that is reshaped when it is read: norms have a row for each head."""
         head = self.loaded.settings.head_size
         return (count // head, head) if "norm" in key else None
 
@@ -113,7 +111,7 @@ def tensors_of(theirs: Graph, found: Match, candidate: Candidate) -> dict[str, M
             shape, value = param.type.concrete({}), found.params[param.name]
             recipe = value.recipe if isinstance(value, Param) else Full(value, shape)
             wanted.append((param.recipe, Made(recipe, shape)))
-    return inverted(wanted, candidate.layout)
+    return inverted(wanted, candidate.layout, candidate.shapes)
 
 
 def exact_dtype(graph: Graph, tensors: Iterable[Made]) -> DType:

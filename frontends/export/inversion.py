@@ -219,15 +219,20 @@ def _joined(parts: Iterable[Made], axis: int) -> Made:
     return parts[0] if len(parts) == 1 else Made(Concat(tuple(p.recipe for p in parts), axis), shape)
 
 
-def inverted(equations: Iterable[tuple[Recipe, Made]], layout: Layout = lambda name, count: None) -> dict[str, Made]:
+def inverted(
+    equations: Iterable[tuple[Recipe, Made]],
+    layout: Layout = lambda name, count: None,
+    shapes: Mapping[str, Shape] | None = None,
+) -> dict[str, Made]:
     """The tensors of a checkpoint from whose reading by recipes come the parameters `equations`, each (recipe, value).
 
-    Of a tensor that is read reshaped, `layout` may say the shape; otherwise biases are vectors, and others matrices
-    whose last axis stays.
+    `shapes` are those of tensors where they are known. Of another that is read reshaped, `layout` may say the shape,
+    else biases are vectors, and others matrices whose last axis stays; of others that are joined, all are as long.
 
     Raises:
         WeftError: if a recipe has no inverse, or parameters that read one tensor disagree.
     """
+    known = MemoryReader({key: np.broadcast_to(np.float32(0), shape) for key, shape in (shapes or {}).items()})
     waiting, solved = list(equations), dict[str, Made]()
     while waiting:
         # Slices wait until all other steps are undone; then those of one item are joined.
@@ -240,12 +245,12 @@ def inverted(equations: Iterable[tuple[Recipe, Made]], layout: Layout = lambda n
             elif isinstance(recipe, Slice):
                 parts.setdefault(recipe.item, []).append((recipe, value))
             else:
-                waiting += _undone(recipe, value, layout)
-        waiting = [(item, _together(known)) for item, known in parts.items()]
+                waiting += _undone(recipe, value, layout, known)
+        waiting = [(item, _together(cuts)) for item, cuts in parts.items()]
     return solved
 
 
-def _undone(recipe: Recipe, value: Made, layout: Layout) -> list[tuple[Recipe, Made]]:
+def _undone(recipe: Recipe, value: Made, layout: Layout, reader: TensorReader) -> list[tuple[Recipe, Made]]:
     """Invert the last step of `recipe` on `value`: its parts, each with its value."""
     if not any(True for _ in recipe.sources()):
         return []  # a constant
@@ -254,13 +259,21 @@ def _undone(recipe: Recipe, value: Made, layout: Layout) -> list[tuple[Recipe, M
         return [(item, Made(value.recipe.parts[0], shape))]
     match recipe:
         case Concat(items, axis):
-            each = shape[axis] // len(items)
-            starts = range(0, shape[axis], each)
-            return [(item, value.cut(axis, at, at + each)) for item, at in zip(items, starts, strict=True)]
+            length = shape[axis] if axis < len(shape) else 0
+            sizes = [known[axis] if (known := _known(i, reader)) else length // len(items) for i in items]
+            if sum(sizes) != length:
+                raise WeftError(f"the sizes of {_read(recipe)}, which are read as one, are not known")
+            ends = itertools.accumulate(sizes)
+            return [(i, value.cut(axis, end - n, end)) for i, n, end in zip(items, sizes, ends, strict=True)]
+        case Add((first, *others), offset) if others and (kept := _kept(others, first, reader)) is not None:
+            rest = Add((value.recipe, *(Scale(other, -1.0) for other in others)), -offset)
+            return [(first, Made(rest, shape)), *kept]
+        case Scale(item, Recipe() as factor, axis) if (kept := _kept([factor], item, reader)) is not None:
+            return [(item, Made(Scale(value.recipe, Map(factor, "reciprocal"), axis), shape)), *kept]
         case Permute(_, axes):
             shape = tuple(shape[a] for a in np.argsort(axes))
         case Reshape():
-            shape = _shape(item, math.prod(shape)) or _stored(item, shape, layout)
+            shape = _known(item, reader) or _shape(item, math.prod(shape)) or _stored(item, shape, layout)
             if shape == value.shape:
                 return [(item, value)]
     return [(item, Made(inverse(recipe, value.recipe, shape), shape))]
@@ -298,6 +311,19 @@ def _together(parts: list[tuple[Slice, Made]]) -> Made:
     return _joined((value for _, value in distinct), axis)
 
 
+def _kept(others: Iterable[Recipe], item: Recipe, reader: TensorReader) -> list[tuple[Recipe, Made]] | None:
+    """The tensors that `others` read, to stay as they are stored, if they are known and `item` reads none of them."""
+    keys = _sources(others)
+    if set(keys) - set(reader.keys()) or set(keys) & set(item.sources()):
+        return None
+    return [(Source(key), Made(Source(key), tuple(reader.shape(key)))) for key in keys]
+
+
+def _known(recipe: Recipe, reader: TensorReader) -> Shape | None:
+    """The shape of what `recipe` makes of tensors in `reader`, if it has them all."""
+    return recipe.shape(reader) if set(recipe.sources()) <= set(reader.keys()) else None
+
+
 def _shape(recipe: Recipe, count: int) -> Shape | None:
     """The shape of what `recipe` makes, `count` numbers, as far as the recipe itself tells."""
     match recipe:
@@ -310,6 +336,9 @@ def _shape(recipe: Recipe, count: int) -> Shape | None:
         case Slice(Reshape(_, dims), axis, start, stop, step):
             cut = (*dims[:axis], len(range(start, stop, step)), *dims[axis + 1 :])
             return _shape(Reshape(Full(0, ()), cut), count)
+        case Concat(items, axis):
+            inner = _shape(items[0], count // len(items))
+            return inner and (*inner[:axis], inner[axis] * len(items), *inner[axis + 1 :])
         case Add((item,)) | Scale(item) | Map(item) | Cast(item):
             return _shape(item, count)
     return None

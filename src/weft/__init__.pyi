@@ -29,6 +29,7 @@ from weft.frontends.dsl import (
     GatedMLP as GatedMLP,
     GatherStreams as GatherStreams,
     ImageEncoder as ImageEncoder,
+    Initialized as Initialized,
     LayerNorm as LayerNorm,
     LayerWithInput as LayerWithInput,
     LearnedPositions as LearnedPositions,
@@ -69,6 +70,7 @@ from weft.frontends.dsl import (
     contribute as contribute,
     embedding as embedding,
     fill as fill,
+    initializing as initializing,
     keep as keep,
     kept as kept,
     linear as linear,
@@ -98,6 +100,10 @@ from weft.frontends.api.export import (
 )
 from weft.frontends.api.healing import (
     heal as heal,
+)
+from weft.frontends.api.initialization import (
+    initialize as initialize,
+    learning_rates as learning_rates,
 )
 from weft.frontends.api.inspect.counting import (
     inspect as inspect,
@@ -242,6 +248,7 @@ __all__ = [
     "GatedMLP",
     "GatherStreams",
     "ImageEncoder",
+    "Initialized",
     "LayerNorm",
     "LayerWithInput",
     "LearnedPositions",
@@ -283,8 +290,11 @@ __all__ = [
     "export",
     "fill",
     "heal",
+    "initialize",
+    "initializing",
     "keep",
     "kept",
+    "learning_rates",
     "linear",
     "load",
     "load_source",

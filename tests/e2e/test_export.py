@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,22 +30,18 @@ IDS = np.random.default_rng(1).integers(3, VOCAB, (2, LENGTH))
 POSITIONS = np.tile(np.arange(LENGTH), (2, 1))
 PROPOSED = [name for name, row in ROWS.items() if row.family in exported()]
 FIRST = set({ROWS[name].family: name for name in reversed(PROPOSED)}.values())  # one of each family
-# Families that are read, and not yet written back after a rewrite.
-UNWRITTEN = {
-    *("apertus", "gemma3n_text", "kimi_linear", "llama4_text", "longcat_flash", "minimax", "mistral4", "nanochat"),
-    *("olmo_hybrid", "qwen3_next", "youtu", "zamba2"),
-}
 OTHERS = {
     row.family: name
     for name, row in ROWS.items()
-    if row.is_decoder and row.family not in {*exported(), *UNWRITTEN, *(row.family for row in SEQ2SEQ.values())}
+    if row.is_decoder
+    and row.family not in {*exported(), *(row.family for row in SEQ2SEQ.values())}
+    and name != "zamba2-adapters"  # see test_checkpoint
 }
 
 
-def loaded(folder: Path, attention: str = "eager") -> torch.nn.Module:
-    """The model in `folder` as AutoModelForCausalLM loads it: nothing left over, nothing missing."""
-    auto = transformers.AutoModelForCausalLM
-    model, info = auto.from_pretrained(folder, attn_implementation=attention, output_loading_info=True)
+def loaded(folder: Path, attention: str = "eager", kind: Any = transformers.AutoModelForCausalLM) -> torch.nn.Module:
+    """The model in `folder` as the class `kind` loads it: nothing left over, nothing missing."""
+    model, info = kind.from_pretrained(folder, attn_implementation=attention, output_loading_info=True)
     assert not any(info.values()), info
     return model.eval()
 
@@ -92,10 +89,10 @@ def test_the_family_is_seen_in_the_graph(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", OTHERS.values())
 def test_other_families_keep_their_config(name: str, tmp_path: Path) -> None:
     row = ROWS[name]
-    row.save(tmp_path / "hf")
+    kind = type(row.save(tmp_path / "hf"))
     model = rewrite(load_source(tmp_path / "hf"), "pack-qkv, pack-gate-up, fuse-residual-norm")
     assert export(model, tmp_path / "out") == row.family
-    assert error(reference(loaded(tmp_path / "out", row.attention), IDS), meaning(model.graph)) <= 1e-4
+    assert error(reference(loaded(tmp_path / "out", row.attention, kind), IDS), meaning(model.graph)) <= 1e-4
     old, new = (json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("hf", "out"))
     assert {**old, "dtype": "float32"} == new
 

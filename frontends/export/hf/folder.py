@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from weft.backends.storage import seal, whole_folder
 from weft.backends.storage.safetensors import Progress, Tensor, counted, parse_stored, write_shards
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
+from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import BlockRecipe
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
@@ -23,7 +25,7 @@ from ...models.families import FAMILIES, describe
 from ..codes import choose, counted_layouts, shortened
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import proposals
-from ..inversion import Shape
+from ..inversion import Made, Shape
 from . import compressed
 from .checkpoint import CONFIG_NAMES, copy_generation, write_json
 from .configs import exported, propose
@@ -123,7 +125,9 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
         gone = ("quantization_config", "torch_dtype")  # what is written are numbers, in another dtype
         config = {key: value for key, value in source.config.items() if key not in gone}
         weights = source.weights()
-        yield _candidate(config["model_type"], config, {key: weights.shape(key) for key in list(weights.keys())})
+        shapes = {key: weights.shape(key) for key in list(weights.keys())}
+        idle = {key: Made(Source(key), shapes[key]) for key in model.idle}
+        yield replace(_candidate(config["model_type"], config, shapes), besides=idle)
     sparse, family = any(node.op.name == "moe" for node in graph.nodes), graph.meta.get("model_type")
 
     def unlikely(name: str) -> tuple[bool, bool]:

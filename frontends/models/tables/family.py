@@ -314,13 +314,9 @@ def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loa
     loaded = describe(table, config, keys, source, check)
     loaded.graph.reader = reader
     left = sorted(keys - read)
-    idle = _matching(left, table.idle)
-    ignored = _matching(left, (*table.idle, *table.unused))
-    return replace(loaded, unread=[k for k in left if k not in ignored], ignored=ignored, idle=idle)
-
-
-def _matching(keys: list[str], patterns: tuple[str, ...]) -> list[str]:
-    return [key for key in keys if any(fnmatch.fnmatch(key, pattern) for pattern in patterns)]
+    idle, unused = ({k for p in patterns for k in fnmatch.filter(left, p)} for patterns in (table.idle, table.unused))
+    ignored = sorted(idle | unused)
+    return replace(loaded, unread=[k for k in left if k not in ignored], ignored=ignored, idle=sorted(idle))
 
 
 def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str) -> None:

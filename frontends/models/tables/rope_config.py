@@ -57,7 +57,7 @@ def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
     kind = _kind(rope)
     fraction = float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
     if fraction != 1 and kind != "default" and not partial:
-        raise WeftError(f"partial_rotary_factor={fraction} is not supported together with RoPE of type {kind}")
+        raise WeftError(f"partial_rotary_factor={fraction} is not supported together with rope_scaling of type {kind}")
     if kind not in _KINDS:
         raise WeftError(f"unknown RoPE type {kind!r}; known are {', '.join(_KINDS)}")
     plain = RopeScaling(scaling=_KINDS[kind])

@@ -82,6 +82,35 @@ def test_several_tensors_and_known_shapes(rng: np.random.Generator) -> None:
     assert np.array_equal(found["flat"].recipe.evaluate(reader), values["b"].reshape(2, 3))
 
 
+STORED = {"a": (5, 3), "b": (2, 3), "taps": (7, 1, 4), "by": (7,)}
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Concat((Source("a"), Source("b"))),
+        Reshape(Source("taps"), (7, -1)),
+        Add((Concat((Source("a"), Source("b"))), Reshape(Slice(Source("taps"), 2, 0, 3), (7, 3)))),
+        Scale(Concat((Source("a"), Source("b"))), Source("by")),
+    ],
+    ids=["of several lengths", "of a known rank", "with other terms", "with factors"],
+)
+def test_known_tensors(recipe: Recipe, rng: np.random.Generator) -> None:
+    """Parts have the lengths they have; terms and factors beside what takes the change stay as they are stored."""
+    tensors = {key: rng.uniform(0.5, 1.5, shape) for key, shape in STORED.items() if key in recipe.sources()}
+    value = rng.standard_normal(recipe.shape(MemoryReader(tensors)))
+    found = inverted([(recipe, Made(Source("value"), value.shape))], shapes=STORED)
+    reader = MemoryReader(tensors | {"value": value})
+    made = {key: tensor.recipe.evaluate(reader) for key, tensor in found.items()}
+    assert {key: array.shape for key, array in made.items()} == {key: array.shape for key, array in tensors.items()}
+    np.testing.assert_allclose(recipe.evaluate(MemoryReader(made)), value, rtol=1e-6, atol=1e-6)
+
+
+def test_parts_of_unknown_lengths() -> None:
+    with pytest.raises(WeftError, match="the sizes of a, b, which are read as one, are not known"):
+        inverted([(Concat((Source("a"), Source("b"))), Made(Source("value"), (7, 3)))])
+
+
 def test_what_was_added_by_recipe_goes_without_rounding() -> None:
     """1 + (w − 1) is not w in f32: from a family that adds 1 to one that does, the tensor stays what it is."""
     (found,) = inverted([(Add((S,), 1.0), Made(Add((Source("theirs"),), 1.0), (4,)))]).values()

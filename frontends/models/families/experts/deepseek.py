@@ -43,8 +43,11 @@ def rows_of_heads(name: str, which: str) -> Template:
 
 
 def _rope(config: Config) -> RoPE:
-    """RoPE of the part of each head that turns, all of which does."""
-    said = {name: value for name, value in rope_settings(config).items() if name != "partial_rotary_factor"}
+    """RoPE of the part of each head that turns, all of which does; transformers leaves out frequencies of scaled types
+    where partial_rotary_factor says so, and `rope_of` refuses that."""
+    said = dict(rope_settings(config))
+    if said.get("rope_type", said.get("type", "default")) == "default":
+        said.pop("partial_rotary_factor", None)
     whole = {**config, "rope_parameters": said, "partial_rotary_factor": None}
     return replace(rope_of(whole), interleaved=config.get("rope_interleave", True))
 

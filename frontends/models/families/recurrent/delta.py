@@ -221,7 +221,7 @@ OLMO_HYBRID = LLAMA.but(
     },
     aliases={"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"},
     refuse={"hidden_act": ("silu", "swish", None)},
-    head_dim=None,
+    head_dim=key("head_dim", default=None),
     arrangement=lambda c: tuple("pre" if kind == _RECURRENT else "post_sublayer" for kind in _olmo_kinds(c)),
     qk_norm="full",
     ffn_bias=False,
@@ -308,7 +308,8 @@ KIMI_LINEAR = LLAMA.but(
         **gated("layers.{i}.ffn.shared", f"{_KIMI}.shared_experts"),
     },
     aliases={"block_sparse_moe": "mlp"},
-    refuse={"attention_bias": (False, None)},
+    refuse={"attention_bias": (False, None), "hidden_act": ("silu", "swish", None)},  # the act of convolutions, too
+    ffn_bias=False,
     kv_heads=None,
     head_dim=None,
     rope=None,

@@ -145,7 +145,7 @@ RECURRENT_GEMMA = LLAMA.but(
         **gated("layers.{i}.ffn", "layers.{i}.mlp_block"),
     },
     layers=key("num_hidden_layers", default=26),
-    head_dim=None,
+    head_dim=key("head_dim", default=None),
     ffn=lambda c: key("intermediate_size", default=7680)(c) // 2,
     activation=_griffin_activation,
     out_bias=True,
@@ -208,6 +208,7 @@ RWKV = Family(
         "lm_head": "head",
     },
     prefix="rwkv.",
+    refuse={"layer_norm_epsilon": (1e-5, None)},  # in the layers alone: the last norm has 1e-5
     unused=("head.weight",),
 )
 
@@ -238,7 +239,7 @@ XLSTM = Family(
     settings={
         "vocab": key("vocab_size", default=50304),
         "dim": key("hidden_size", "embedding_dim"),
-        "layers": key("num_hidden_layers", "num_blocks"),
+        "layers": key("num_blocks", "num_hidden_layers"),
         "ffn": _xlstm_width,
         "eps": key("norm_eps", default=1e-6),
         "mixer": _mlstm,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from weft.ir.errors import WeftError
 from weft.ir.recipes import Add, Recipe, Slice
 from weft.ir.recipes.matrices import MatMul
 
@@ -20,7 +21,11 @@ def _kinds(config: Config) -> list[bool]:
     """Return for each layer if a transformer block feeds it."""
     plain = ["mamba"] + (["mamba"] * 5 + ["hybrid"]) * 7
     plain += ["mamba"] * 4 + ["hybrid"] + ["mamba"] * 3 + ["hybrid"] + ["mamba"] * 2
-    return [kind == "hybrid" for kind in config.get("layers_block_type") or plain]
+    kinds = [kind == "hybrid" for kind in config.get("layers_block_type") or plain]
+    given = config.get("hybrid_layer_ids")
+    if given is not None and given != [i for i, fed in enumerate(kinds) if fed]:
+        raise WeftError(f"hybrid_layer_ids={given} is not supported: layers_block_type says others, or another order")
+    return kinds
 
 
 def _blocks(config: Config) -> tuple[MemoryBlock, ...]:
@@ -40,9 +45,9 @@ def _blocks(config: Config) -> tuple[MemoryBlock, ...]:
     attention = Attention(
         heads,
         config.get("num_key_value_heads") or heads,
-        2 * dim // heads,
+        head := key("attention_head_dim", default=2 * dim // heads)(config),
         rope_of(config) if config.get("use_mem_rope") else None,
-        scale=(dim / heads) ** -0.5,
+        scale=(head / 2) ** -0.5,
         out_dim=dim,
     )
     ffn = GatedMLP(config.get("intermediate_size") or 4 * dim, ACTIVATIONS[config.get("hidden_act", "gelu")], bias)

@@ -114,6 +114,7 @@ def _sinusoids(**options: Any) -> Rule:
 
 MARIAN = BART.but(
     "marian",
+    vocab=lambda c: key(*(["decoder_vocab_size"] if _alone(c) else []), "vocab_size")(c),
     found={"stored_sinusoids": lambda keys: any(key.endswith("embed_positions.weight") for key in keys)},
     refuse={"share_encoder_decoder_embeddings": (True, None)},
     embed_norm=False,
@@ -130,7 +131,8 @@ BLENDERBOT_SMALL = BART.but(
     "blenderbot-small",
     position_offset=0,
     embed_norm_first=_alone,
-    decoder=lambda c: {**_decoder(c), "embed_norm_first": True},
+    embed_scale=lambda c: 1.0 if _alone(c) else scaled(False)(c),
+    decoder=lambda c: {**_decoder(c), "embed_norm_first": True, "embed_scale": 1.0},
 )
 
 
