@@ -84,7 +84,7 @@ class Settings:
     block: Any = None  # a module in the place of the whole block
     # attention
     qkv_bias: bool = False
-    out_bias: bool = False
+    out_bias: bool | tuple[bool, ...] = False
     qk_norm: str | tuple[str, ...] = "none"
     qk_norm_last: bool = False  # behind RoPE
     qk_norm_weight: bool = True
