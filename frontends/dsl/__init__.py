@@ -35,7 +35,7 @@ from .images import ImageEncoder
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import MLSTM, RGLRU, RWKVChannelMix, RWKVTimeMix
 from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
-from .models import Decoder, Encoder, MaskScaling, SentencePooling
+from .models import Decoder, Encoder, HeadTransform, MaskScaling, SentencePooling
 from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
@@ -73,6 +73,7 @@ __all__ = [
     "GatedDeltaNet",
     "GatedMLP",
     "GatherStreams",
+    "HeadTransform",
     "ImageEncoder",
     "LayerNorm",
     "LayerWithInput",

@@ -30,6 +30,7 @@ _PUBLIC = {
         "GatedDeltaNet",
         "GatedMLP",
         "GatherStreams",
+        "HeadTransform",
         "ImageEncoder",
         "LayerNorm",
         "LayerWithInput",

@@ -18,7 +18,7 @@ from weft.frontends.models.families import Loaded
 from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import WeftError, interpret
 from weft.ir.graph import Graph
-from weft.ir.recipes import Add, Map, Recipe
+from weft.ir.recipes import Add, Map, Recipe, Scale
 
 from .families import LENGTH, ROWS, VOCAB, error, reference
 from .seq2seq import SEQ2SEQ, answered, pairs
@@ -56,7 +56,7 @@ def is_exact(graph: Graph) -> bool:
 
     def rounds(recipe: Recipe) -> bool:
         sums = isinstance(recipe, Add) and len(recipe.items) > 1
-        return sums or isinstance(recipe, Map) or any(rounds(part) for part in recipe.parts)
+        return sums or isinstance(recipe, (Map, Scale)) or any(rounds(part) for part in recipe.parts)
 
     return not any(rounds(param.recipe) for param in graph.params.values())
 

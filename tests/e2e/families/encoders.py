@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .row import Row
-from .sizes import COMMON, GQA, LOCAL_GLOBAL, MHA, VOCAB, WINDOW
+from .sizes import COMMON, GQA, LOCAL_GLOBAL, MHA, UNTIED, VOCAB, WINDOW
 
 DISTIL = {
     "vocab_size": VOCAB,
@@ -52,6 +52,15 @@ ROWS = {
     "deberta": Row("DebertaModel", COMMON | DISENTANGLED | {"max_relative_positions": 12, "type_vocab_size": 2}),
 }
 ALIKE = {
+    "modernbert-decoder": Row("ModernBertDecoderForCausalLM", COMMON | {"local_attention": 2 * WINDOW}),
+    "modernbert-decoder-biases": Row(
+        "ModernBertDecoderForCausalLM",
+        COMMON
+        | UNTIED
+        | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "hidden_activation": "silu"}
+        | {"local_attention": 2 * WINDOW, "layer_types": LOCAL_GLOBAL}
+        | {"decoder_bias": False, "classifier_bias": True, "classifier_activation": "silu"},
+    ),
     "data2vec-text": Row("Data2VecTextModel", COMMON | {"pad_token_id": 1}),
     "jina_embeddings_v3": Row("JinaEmbeddingsV3Model", COMMON | {"pad_token_id": 1}),
     "gte": Row("GteModel", COMMON | {"pad_token_id": 1}),

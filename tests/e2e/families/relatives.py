@@ -78,8 +78,6 @@ ALIKE = {
     "ernie4_5": Row("Ernie4_5ForCausalLM", COMMON | GQA | TIED | H16),
     "ernie4_5-biases": Row("Ernie4_5ForCausalLM", COMMON | MHA | UNTIED | H16 | {"use_bias": True}),
     "nemotron-biases": Row("NemotronForCausalLM", COMMON | MHA | TIED | BIASED | {"partial_rotary_factor": 0.25}),
-    "jais2": Row("Jais2ForCausalLM", COMMON | GQA | UNTIED),
-    "jais2-plain": Row("Jais2ForCausalLM", COMMON | MHA | TIED | {"attention_bias": False, "mlp_bias": False}),
     "cwm": Row("CwmForCausalLM", COMMON | GQA | UNTIED | H16 | {"sliding_window": WINDOW}),
     "internlm3": Row("LlamaForCausalLM", COMMON | GQA | UNTIED | H16 | BIASED, configuration="InternLM3Config"),
     "iquestcoder": Row("LlamaForCausalLM", COMMON | GQA | UNTIED | H16, configuration="IQuestCoderConfig"),

@@ -221,16 +221,6 @@ NEMOTRON = LLAMA.but(
     gated=False,
     transformers="NemotronForCausalLM",
 )
-JAIS2 = LLAMA.but(
-    "jais2",
-    norm="layer",
-    eps=key("layer_norm_eps", default=1e-5),
-    activation=key("hidden_act", default="relu2"),
-    gated=False,
-    qkv_bias=key("attention_bias", default=True),
-    out_bias=key("attention_bias", default=True),
-    ffn_bias=key("mlp_bias", default=True),
-)
 CWM = LLAMA.but(
     "cwm",
     kv_heads=key("num_key_value_heads", default=8),
