@@ -9,7 +9,7 @@ from typing import Any
 from weft.ir import ops
 
 from .attention import Attention
-from .blocks import Block, Repeat, ShortcutBlock
+from .blocks import AdaptedBlock, Block, Repeat, ShortcutBlock
 from .build import (
     building,
     contribute,
@@ -60,6 +60,7 @@ __all__ = [
     "RGLRU",
     "XIELU",
     "ALiBi",
+    "AdaptedBlock",
     "AltUpLayer",
     "Attention",
     "Block",

@@ -96,6 +96,29 @@ class Repeat:
 
 
 @module
+class AdaptedBlock:
+    """`block`, and behind it a bottleneck `adapter` of one language or task (Houlsby 2019; X-MOD, Pfeiffer 2022).
+
+    x = block(x), then N(x + adapter(x)); with `normed_residual` n + adapter(n) of n = N(x) instead.
+    """
+
+    block: Layer
+    adapter: Layer
+    norm: Norm = RMSNorm()
+    normed_residual: bool = False
+
+    def __post_init__(self) -> None:
+        need_modules(self, "block", "adapter", "norm")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        x, norm = self.block(x), named(self.norm, "adapter_norm")
+        x = norm(x) if self.normed_residual else x
+        y = ops.add(x, self.adapter(x), name="adapted")
+        return y if self.normed_residual else norm(y)
+
+
+@module
 class ShortcutBlock:
     """Two pre-norm blocks of `attn` and `ffn`, and `moe` beside all that follows the first attention
     (Cai 2024, ScMoE, arXiv 2404.05019; LongCat-Flash): n = N(x + attn₁(N(x))), y = moe(n) + what the rest of both

@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "weft.frontends.dsl": (
         "ALiBi",
+        "AdaptedBlock",
         "AltUpLayer",
         "Attention",
         "Block",

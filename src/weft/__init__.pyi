@@ -15,6 +15,7 @@ from . import (
 )
 from weft.frontends.dsl import (
     ALiBi as ALiBi,
+    AdaptedBlock as AdaptedBlock,
     AltUpLayer as AltUpLayer,
     Attention as Attention,
     Block as Block,
@@ -229,6 +230,7 @@ __all__ = [
     "RGLRU",
     "XIELU",
     "ALiBi",
+    "AdaptedBlock",
     "AltUpLayer",
     "Attention",
     "Block",

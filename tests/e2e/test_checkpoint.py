@@ -47,8 +47,10 @@ def loaded(model: torch.nn.Module, folder: Path, ignored: Sequence[str] = ()) ->
 
 def useless(name: str, source: Loaded) -> list[str]:
     """The tensors of row `name` that are not written: attention to the encoder of a decoder without one, what only
-    attends globally, what only predicts contacts."""
-    return source.ignored if name.endswith("-alone") or name.startswith(("longformer", "led", "esm")) else []
+    attends globally, what only predicts contacts, sines that transformers computes anew."""
+    return (
+        source.ignored if name.endswith("-alone") or name.startswith(("longformer", "led", "esm", "roformer")) else []
+    )
 
 
 def is_exact(graph: Graph) -> bool:

@@ -14,6 +14,9 @@ DISTIL = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
+XLM = {"vocab_size": VOCAB, "emb_dim": 64, "n_layers": 3, "n_heads": 4, "max_position_embeddings": 64} | {
+    "pad_token_id": 0
+}
 DISENTANGLED = {"relative_attention": True, "pos_att_type": "p2c|c2p"}
 
 ROWS = {
@@ -69,6 +72,27 @@ ALIKE = {
     "deberta-v2-linear": Row("DebertaV2Model", COMMON | DISENTANGLED | {"pos_att_type": "c2p", "type_vocab_size": 2}),
     "deberta-p2c": Row("DebertaModel", COMMON | DISENTANGLED | {"pos_att_type": ["p2c"]}),
     "big_bird-full": Row("BigBirdModel", COMMON | {"attention_type": "original_full", "hidden_act": "relu"}),
+    "roformer": Row("RoFormerModel", COMMON | {"embedding_size": 24}, fixed=("embed_positions.weight",)),
+    "roformer-equal": Row("RoFormerModel", COMMON | {"hidden_act": "relu"}, fixed=("embed_positions.weight",)),
+    "xlm": Row("XLMModel", XLM),
+    "xlm-relu": Row("XLMModel", XLM | {"gelu_activation": False}),
+    "flaubert": Row("FlaubertModel", XLM),
+    "xmod": Row("XmodModel", COMMON | {"pad_token_id": 1, "default_language": "en_XX"}),
+    "xmod-pre": Row("XmodModel", COMMON | {"pad_token_id": 1, "default_language": "en_XX", "pre_norm": True}),
+    "xmod-norms": Row(
+        "XmodModel",
+        COMMON
+        | {"pad_token_id": 1, "default_language": "en_XX", "adapter_layer_norm": True, "adapter_reduction_factor": 4},
+    ),
+    "xmod-pre-norms": Row(
+        "XmodModel",
+        COMMON | {"pad_token_id": 1, "default_language": "en_XX", "adapter_layer_norm": True, "pre_norm": True},
+    ),
+    "squeezebert": Row("SqueezeBertModel", COMMON | {"embedding_size": 64}),
+    "squeezebert-whole": Row(
+        "SqueezeBertModel",
+        COMMON | {"embedding_size": 64, "q_groups": 1, "output_groups": 2, "post_attention_groups": 2},
+    ),
     "camembert": Row("CamembertModel", COMMON | {"pad_token_id": 1}),
     "distilbert": Row("DistilBertModel", DISTIL),
     "distilbert-relu": Row("DistilBertModel", DISTIL | {"activation": "relu", "sinusoidal_pos_embds": True}),

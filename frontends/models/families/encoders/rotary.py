@@ -1,16 +1,17 @@
-"""Encoders with rotary positions: ModernBERT, EuroBERT, NomicBERT, Jina Embeddings 3, GTE."""
+"""Encoders with rotary positions: ModernBERT and its decoder, EuroBERT, RoFormer, NomicBERT, Jina Embeddings 3, GTE."""
 
 from __future__ import annotations
 
 from weft.ir.recipes import Full, Recipe
 
-from ....dsl import HeadTransform, LayerNorm
+from ....dsl import HeadTransform, LayerNorm, RoPE
 from ...tables.family import Config, Fetch, Rule, key
 from ...tables.rope_config import rope_with, ropes_by_type
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import half, packed_parts
 from ..dense.llama import LLAMA, alternating
 from .bert import BERT
+from .relatives import narrower
 
 EUROBERT = LLAMA.but(
     "eurobert",
@@ -86,6 +87,17 @@ MODERNBERT_DECODER = MODERNBERT.but(
     tie=key("tie_word_embeddings", default=True),
     head_bias=key("decoder_bias", default=True),
     head_transform=_transform,
+)
+ROFORMER = BERT.but(
+    "roformer",
+    names={"embed_proj": "embeddings_project"},
+    prefix="roformer.",
+    found={"pooler": None},
+    unused=(*BERT.unused, "*encoder.embed_positions.weight"),  # the sines and cosines of all rotations
+    refuse={"rotary_value": (False, None)},
+    embed_dim=narrower("embedding_size", None),
+    learned_positions=None,
+    rope=lambda c: RoPE(interleaved=True),
 )
 NOMIC = "encoder.layers.{i}"  # transformers renames when it loads, and back when it saves
 NOMIC_BERT = BERT.but(
