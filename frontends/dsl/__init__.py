@@ -27,7 +27,7 @@ from .build import (
     uniform,
 )
 from .delta import GatedDeltaNet
-from .differential import DifferentialAttention, MixtureOfAttention
+from .differential import DifferentialAttention, DynamicMaskAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
 from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
@@ -68,6 +68,7 @@ __all__ = [
     "Decoder",
     "DifferentialAttention",
     "DisentangledAttention",
+    "DynamicMaskAttention",
     "Encoder",
     "EncoderDecoder",
     "FourierMixing",

@@ -25,6 +25,7 @@ _PUBLIC = {
         "Decoder",
         "DifferentialAttention",
         "DisentangledAttention",
+        "DynamicMaskAttention",
         "Encoder",
         "EncoderDecoder",
         "FourierMixing",

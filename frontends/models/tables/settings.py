@@ -81,6 +81,7 @@ class Settings:
     eps: float = 1e-6
     arrangement: str | tuple[str, ...] = "pre"  # of norms: `ARRANGEMENTS` of frontends/dsl/blocks.py
     residual_scale: float = 1.0  # of what each sublayer adds
+    weighted_residual: bool = False  # what it is added to has weights
     shared_layers: int | None = None
     block: Any = None  # a module in the place of the whole block
     # attention
@@ -271,7 +272,8 @@ def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
     apart = replace(s, rope=None, bias=None, window=None, temperature=None)
     memory = _attention(apart, norm, CrossAttention) if cross else None
     ffn = s.moe or _feed_forward(s, norm)
-    return Block(s.mixer or _attention(s, norm), ffn, norm, s.arrangement, s.residual_scale, memory)
+    mixer = s.mixer or _attention(s, norm)
+    return Block(mixer, ffn, norm, s.arrangement, s.residual_scale, memory, s.weighted_residual)
 
 
 def _attention(s: _Layer, norm: Norm, kind: type[Attention] = Attention) -> Attention | None:
