@@ -34,7 +34,7 @@ from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHy
 from .images import ImageEncoder
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import MLSTM, RGLRU, RWKVChannelMix, RWKVTimeMix
-from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
+from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention, SpanConvAttention
 from .models import Decoder, Encoder, HeadTransform, MaskScaling, SentencePooling
 from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
@@ -103,6 +103,7 @@ __all__ = [
     "ShortConv",
     "ShortcutBlock",
     "Sinusoidal",
+    "SpanConvAttention",
     "SplitFeedForward",
     "SpreadStreams",
     "State",

@@ -64,6 +64,7 @@ _PUBLIC = {
         "ShortConv",
         "ShortcutBlock",
         "Sinusoidal",
+        "SpanConvAttention",
         "SplitFeedForward",
         "SpreadStreams",
         "State",

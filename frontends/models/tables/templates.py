@@ -6,8 +6,9 @@ Each function makes a `Template`: pure data movement, or an affine step, over th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from weft.ir.recipes import Add, Concat, Permute, Recipe, Reshape, Scale, Slice
+from weft.ir.recipes import Add, Concat, Full, Permute, Recipe, Reshape, Scale, Slice
 
 from .family import Fetch, Template
 from .settings import Settings
@@ -106,6 +107,16 @@ def joined(name: str, of_keys: bool = False) -> Template:
         return Concat(tuple(fetch(f"{name.replace('{h}', str(h))}.{part}") for h in heads))
 
     return template
+
+
+def block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> Recipe:
+    """A matrix with the `blocks`, each [rows, columns], on its diagonal and zeros beside them: a map of groups."""
+
+    def beside(i: int) -> Recipe:
+        left, right = Full(0.0, (rows, i * columns)), Full(0.0, (rows, (len(blocks) - 1 - i) * columns))
+        return Concat((*([left] if i else []), blocks[i], *([right] if i < len(blocks) - 1 else [])), 1)
+
+    return blocks[0] if len(blocks) == 1 else Concat(tuple(map(beside, range(len(blocks)))))
 
 
 def times(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> Template:

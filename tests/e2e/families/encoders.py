@@ -46,6 +46,7 @@ ROWS = {
         "EsmModel",
         COMMON | {"pad_token_id": 1, "mask_token_id": 91, "token_dropout": True, "position_embedding_type": "rotary"},
     ),
+    "convbert": Row("ConvBertModel", COMMON | {"embedding_size": 24}),
     "fnet": Row("FNetModel", COMMON),
     "deberta-v2": Row("DebertaV2Model", COMMON | DISENTANGLED | {"position_buckets": 8, "norm_rel_ebd": "layer_norm"}),
     "deberta-v2-shared": Row(
@@ -55,6 +56,10 @@ ROWS = {
     "deberta": Row("DebertaModel", COMMON | DISENTANGLED | {"max_relative_positions": 12, "type_vocab_size": 2}),
 }
 ALIKE = {
+    "convbert-groups": Row(
+        "ConvBertModel",
+        COMMON | {"embedding_size": 64, "num_groups": 2, "head_ratio": 8, "conv_kernel_size": 5, "hidden_act": "relu"},
+    ),
     "modernbert-decoder": Row("ModernBertDecoderForCausalLM", COMMON | {"local_attention": 2 * WINDOW}),
     "modernbert-decoder-biases": Row(
         "ModernBertDecoderForCausalLM",

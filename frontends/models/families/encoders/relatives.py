@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.recipes import Add, Concat, Full, Recipe, Reshape, Slice, Take
+from weft.ir.recipes import Add, Recipe, Take
 
 from ....dsl import MLP, AdaptedBlock, Attention, Block, LayerNorm, MaskScaling, RoPE, T5Bias
 from ...tables.family import Config, Fetch, Rule, Template, key, required
@@ -229,56 +229,6 @@ XMOD = ROBERTA.but(
     arrangement=lambda c: "pre" if c.get("pre_norm") else "post",
     block=_xmod_block,
     multipliers=_language,
-)
-
-
-# -- SqueezeBERT: linear maps in groups of channels
-
-
-def _grouped(name: str, groups: str) -> Template:
-    """A linear map of groups of channels, stored as a convolution [out, in / groups, 1], as a block-diagonal matrix."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        stored, count = fetch(f"{name}.{part}"), settings.multipliers[groups]
-        if part == "bias":
-            return stored
-        assert isinstance(settings.ffn, int)
-        rows = settings.ffn if "intermediate" in name else settings.dim
-        columns = settings.ffn if ".output." in name else settings.dim
-        high, wide = rows // count, columns // count
-
-        def row(g: int) -> Recipe:
-            own = Slice(Reshape(stored, (rows, wide)), 0, g * high, (g + 1) * high)
-            left, right = Full(0.0, (high, g * wide)), Full(0.0, (high, (count - 1 - g) * wide))
-            parts = (*([left] if g else []), own, *([right] if g < count - 1 else []))
-            return parts[0] if count == 1 else Concat(parts, 1)
-
-        return row(0) if count == 1 else Concat(tuple(map(row, range(count))))
-
-    return template
-
-
-def _groups(config: Config) -> dict[str, int]:
-    names = ("q_groups", "k_groups", "v_groups", "intermediate_groups", "output_groups")
-    return {**{n: config.get(n, 4) for n in names}, "post_attention_groups": config.get("post_attention_groups", 1)}
-
-
-_SQUEEZE = "encoder.layers.{i}"
-SQUEEZEBERT = BERT.but(
-    "squeezebert",
-    names={
-        **{
-            f"layers.{{i}}.attn.{x[0]}": _grouped(f"{_SQUEEZE}.attention.{x}", f"{x[0]}_groups")
-            for x in ("query", "key", "value")
-        },
-        "layers.{i}.attn.o": _grouped(f"{_SQUEEZE}.post_attention.conv1d", "post_attention_groups"),
-        "layers.{i}.attn_norm": f"{_SQUEEZE}.post_attention.layernorm",
-        "layers.{i}.ffn.up": _grouped(f"{_SQUEEZE}.intermediate.conv1d", "intermediate_groups"),
-        "layers.{i}.ffn.down": _grouped(f"{_SQUEEZE}.output.conv1d", "output_groups"),
-        "layers.{i}.ffn_norm": f"{_SQUEEZE}.output.layernorm",
-    },
-    prefix="transformer.",
-    multipliers=_groups,
 )
 
 

@@ -204,7 +204,7 @@ def _of_head(name: str, head: int) -> Template:
         at = "mamba_decoder.mamba" if settings.block[int(fetch.layer)].attn is not None else "mamba"
         own, channels = Slice(fetch(f"layers.{{i}}.{at}.{name}"), 0, head, head + 1), mamba.inner // mamba.heads
         rank = mamba.dt_rank or -(-settings.dim // 16)
-        shapes = {"x": (rank + 2 * mamba.state, channels), "A": (channels, mamba.state)}
+        shapes: dict[str, tuple[int, ...]] = {"x": (rank + 2 * mamba.state, channels), "A": (channels, mamba.state)}
         shapes["dt"] = (channels, rank) if "weight" in name else (channels,)
         return Reshape(own, shapes.get(name.partition("_")[0], (channels,)))
 
