@@ -81,7 +81,7 @@ class Mamba:
         return ops.concat(*scanned, axis=2, name="heads_joined")
 
     def _scanned(self, u: Value, rank: int) -> Value:
-        """What the state space makes of u [batch, seq, channels]."""
+        """Scan u [batch, seq, channels] with a step, B and C made of it."""
         inner, state = u.width, self.state
         parts = ops.split.emit(linear(u, rank + 2 * state, "x"), sizes=(rank, state, state), name=("step", "b", "c"))
         if self.norms is not None:

@@ -117,7 +117,7 @@ def corrected(
             "scoring": "sigmoid",
             "correction": True,
             "renormalize": config.get("norm_topk_prob", renormalize),
-            "scale": float(scale if config.get(factor) is None else config[factor]),
+            "scale": float(config.get(factor, scale)),
             "groups": config.get("n_group", groups),
             "top_groups": config.get("topk_group", top_groups),
         }

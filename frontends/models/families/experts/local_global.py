@@ -93,6 +93,15 @@ def _mimo_groups(config: Config) -> tuple[int, ...]:
     return tuple(groups if window is None else 2 * groups for window in _mimo_windows(config))
 
 
+def _mimo_routing(config: Config) -> dict[str, Any]:
+    """The router of DeepSeek-V3; published configs say null for a scale of 1."""
+    scale = config.get("routed_scaling_factor")
+    routing: dict[str, Any] = corrected(groups=1, top_groups=1)(
+        {**config, "routed_scaling_factor": 1.0 if scale is None else scale}
+    )
+    return routing
+
+
 MIMO_V2_FLASH = LLAMA.but(
     "mimo_v2_flash",
     names={
@@ -113,7 +122,7 @@ MIMO_V2_FLASH = LLAMA.but(
     rope=_mimo_ropes,
     context=key("max_position_embeddings", default=None),
     multipliers=lambda c: {"values": 1.0 if (v := c.get("attention_value_scale", 0.707)) is None else v},
-    moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1), first_dense=1, shared=False),
+    moe=experts_after(_mimo_routing, first_dense=1, shared=False),
 )
 
 # -- Laguna: heads by layer, gates of attention by softplus
