@@ -115,6 +115,14 @@ ALIKE = {
         | {"layer_types": LOCAL_GLOBAL, "mlp_layer_types": ["sparse", "dense", "sparse"]}
         | {"rope_parameters": {k: v | {"partial_rotary_factor": 0.5} for k, v in BY_TYPE.items()}},
     ),
+    "flint": Row(
+        "FlintForCausalLM",
+        COMMON | GQA | UNTIED | LAGUNA | {"num_hidden_layers": 4, "mlp_only_layers": [1]},
+    ),
+    "flint-types": Row(
+        "FlintForCausalLM",
+        COMMON | MHA | TIED | LAGUNA | {"layer_types": LOCAL_GLOBAL, "norm_topk_prob": False, "attention_bias": True},
+    ),
     "laguna-channels": Row(
         "LagunaForCausalLM",
         COMMON

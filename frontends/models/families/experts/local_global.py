@@ -1,15 +1,16 @@
-"""Mixtures of experts whose local layers are others than the global ones: Cohere 2 MoE, MiMo-V2-Flash, Laguna."""
+"""Mixtures of experts whose local layers differ from the global ones: Cohere 2 MoE, MiMo-V2-Flash, Flint, Laguna."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ....dsl import GatedMLP, MoE, RoPE
 from ...tables.family import Config, in_layers, key
-from ...tables.rope_config import rope_with, ropes_by_type
+from ...tables.rope_config import rope_of, rope_with, ropes_by_type
 from ...tables.templates import gated, times
 from ..dense.llama import LLAMA, alternating, windows
-from ..dense.relatives import COHERE2
+from ..dense.relatives import COHERE2, rotary_where_local
 from .corrected import SHARED
 from .deepseek import corrected, experts_after, sparse_layers
 from .mixtral import SPARSE, activation
@@ -123,6 +124,46 @@ MIMO_V2_FLASH = LLAMA.but(
     context=key("max_position_embeddings", default=None),
     multipliers=lambda c: {"values": 1.0 if (v := c.get("attention_value_scale", 0.707)) is None else v},
     moe=experts_after(_mimo_routing, first_dense=1, shared=False),
+)
+
+# -- Flint: sinks, sigmoids for scores, and an expert that all tokens pass
+
+
+def _flint_windows(config: Config) -> tuple[int | None, ...]:
+    last = key("num_hidden_layers")(config) - 1
+    wide = (i < 2 or i % 4 == 1 or i == last for i in range(last + 1))
+    return windows(
+        config, config.get("sliding_window", 513), ["full_attention" if w else "sliding_attention" for w in wide]
+    )
+
+
+def _flint_sparse(config: Config) -> list[bool]:
+    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers")
+    dense = (0, 1) if dense is None else dense
+    return [i not in dense and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config))]
+
+
+def _flint_experts(config: Config) -> MoE:
+    moe: MoE = _laguna_experts({"shared_expert_intermediate_size": 1024, **config, "moe_routed_scaling_factor": 1.0})
+    return replace(moe, correction=False, renormalize=config.get("norm_topk_prob", True))
+
+
+FLINT = LLAMA.but(
+    "flint",
+    names={
+        **SPARSE,
+        "layers.{i}.attn.sinks": "layers.{i}.self_attn.softmax_offset",
+        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_expert"),
+    },
+    aliases={"softmax_offset": "sinks"},
+    kv_heads=key("num_key_value_heads", default=4),
+    head_dim=key("head_dim", default=128),
+    ffn_bias=False,
+    qk_norm="head",
+    sinks=True,
+    window=_flint_windows,
+    rope=rotary_where_local(rope_of, _flint_windows),
+    moe=in_layers(_flint_experts, _flint_sparse),
 )
 
 # -- Laguna: heads by layer, gates of attention by softplus
