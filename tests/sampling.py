@@ -1,4 +1,4 @@
-"""The part that `make test` tries of cases that take minutes together; ``WEFT_TESTS=all`` (`make test-all`) tries all."""
+"""The part that `make test` tries of cases that take minutes together; ``WEFT_TESTS=all`` (`make test-all`): all."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 from weft.ir import ops
 
 from .attention import Attention
-from .blocks import Block, Initialized, Repeat, ShortcutBlock
+from .blocks import AdaptedBlock, Block, Initialized, Repeat, ShortcutBlock
 from .build import (
     building,
     contribute,
@@ -28,15 +28,15 @@ from .build import (
     uniform,
 )
 from .delta import GatedDeltaNet
-from .differential import DifferentialAttention, MixtureOfAttention
+from .differential import DifferentialAttention, DynamicMaskAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
 from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
 from .images import ImageEncoder
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import MLSTM, RGLRU, RWKVChannelMix, RWKVTimeMix
-from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
-from .models import Decoder, Encoder, MaskScaling, SentencePooling
+from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention, SpanConvAttention
+from .models import Decoder, Encoder, HeadTransform, MaskScaling, SentencePooling
 from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
@@ -61,6 +61,7 @@ __all__ = [
     "RGLRU",
     "XIELU",
     "ALiBi",
+    "AdaptedBlock",
     "AltUpLayer",
     "Attention",
     "Block",
@@ -68,12 +69,14 @@ __all__ = [
     "Decoder",
     "DifferentialAttention",
     "DisentangledAttention",
+    "DynamicMaskAttention",
     "Encoder",
     "EncoderDecoder",
     "FourierMixing",
     "GatedDeltaNet",
     "GatedMLP",
     "GatherStreams",
+    "HeadTransform",
     "ImageEncoder",
     "Initialized",
     "LayerNorm",
@@ -102,6 +105,7 @@ __all__ = [
     "ShortConv",
     "ShortcutBlock",
     "Sinusoidal",
+    "SpanConvAttention",
     "SplitFeedForward",
     "SpreadStreams",
     "State",

@@ -8,9 +8,20 @@ from weft.ir.graph import Value
 from weft.ir.schema.visible_keys import PATTERNS
 
 from .build import Layer, fill, keep, kept, module, named, named_alike, param, provided
-from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
+from .checks import (
+    need,
+    need_few,
+    need_finite,
+    need_kind,
+    need_modules,
+    need_one_of,
+    need_positive,
+    need_whole,
+)
 from .layers import Norm, is_causal, last_axis, linear
 from .rotary import RoPE, Temperature
+
+GATES = {"sigmoid": ops.sigmoid, "softplus": ops.softplus}
 
 
 @module
@@ -23,8 +34,10 @@ class Attention:
     `qk_norm_full`, before `rope`, or behind it with `qk_norm_last`. `temperature` multiplies the queries by a factor
     that grows with their position. `clip` limits projected queries, keys and values to ±clip (OLMo). `scale` defaults
     to 1/√head_dim, `softcap` squashes scores, `sinks` learns one extra key per head, `gate` multiplies by σ(x W) before
-    the output projection, and `sub_norm` normalizes there (Wang 2022, Magneto). `bias` (ALiBi, T5Bias, or a module of
-    x, heads and causal) is added to the scores; where it is None, what the model's `position_bias` makes for all.
+    the output projection (softplus instead of σ by `gate_activation`; one gate per head with `gate_by_head`), and
+    `sub_norm` normalizes there (Wang 2022, Magneto). `v_head_dim` is the width of a head's values, if not `head_dim`.
+    `bias` (ALiBi, T5Bias, or a module of x, heads and causal) is added to the scores; where it is None, what the
+    model's `position_bias` makes for all.
 
     `keep_kv` keeps keys and values under a name, and `share_kv` attends to what an earlier layer kept (Brandon 2024,
     cross-layer attention; YOCO). `keys_as_values` takes the projected keys, before norm and rotation, for values, and
@@ -50,6 +63,8 @@ class Attention:
     softcap: float | None = None
     sinks: bool = False
     gate: bool = False
+    gate_activation: str = "sigmoid"
+    gate_by_head: bool = False
     sub_norm: Norm | None = None
     pattern: str = "dense"
     stride: int = 1
@@ -60,14 +75,18 @@ class Attention:
     keep_kv: str | None = None
     share_kv: str | None = None
     out_dim: int | None = None
+    v_head_dim: int | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "kv_heads", "head_dim", "window", "stride", "summary", "out_dim")
+        need_whole(self, "heads", "kv_heads", "head_dim", "window", "stride", "summary", "out_dim", "v_head_dim")
         need_whole(self, "keep_first", least=0)
         need_few(self, "heads", "kv_heads")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
         need_positive(self, "clip", "softcap")
         need_finite(self, "scale")
+        need_one_of(self, "gate_activation", tuple(GATES))
+        need(self, self.gate or not self.gate_by_head, "gate_by_head needs gate=True")
+        need(self, not self.keys_as_values or self.v_head_dim is None, "keys_as_values excludes v_head_dim")
         need_kind(self, "rope", RoPE)
         need_kind(self, "temperature", Temperature)
         need_modules(self, "qk_norm", "sub_norm", "v_norm", "bias")
@@ -105,10 +124,18 @@ class Attention:
             **named_alike(self, ops.attention) | {"kv_heads": self.groups, "causal": causal},
         )
         if self.gate:
-            y = ops.mul(y, ops.sigmoid(linear(x, y.width, "gate")), name="gated")
+            y = self._gated(y, x)
         if self.sub_norm is not None:
             y = self.sub_norm(y)
         return linear(y, self.out_dim or x.width, "o", self.out_bias)
+
+    def _gated(self, y: Value, x: Value) -> Value:
+        """y [batch, seq, heads·d] times the gates of x."""
+        gate = GATES[self.gate_activation](linear(x, self.heads if self.gate_by_head else y.width, "gate"))
+        if not self.gate_by_head:
+            return ops.mul(y, gate, name="gated")
+        split = ops.reshape(y, shape=(*y.shape[:2], self.heads, y.width // self.heads), name="heads_apart")
+        return ops.reshape(ops.mul(split, ops.unsqueeze(gate, axes=(3,))), shape=y.shape, name="gated")
 
     def _bias(self, x: Value, causal: bool) -> Value | None:
         return provided("position_bias") if self.bias is None else self.bias(x, self.heads, causal)
@@ -119,7 +146,7 @@ class Attention:
         each = {"q": self._projected(x, self.heads * d, "q")}
         if own:
             each["k"] = self._projected(source, kv * d, "k")
-            v = each["k"] if self.keys_as_values else self._projected(source, kv * d, "v")
+            v = each["k"] if self.keys_as_values else self._projected(source, kv * (self.v_head_dim or d), "v")
             v = v if self.v_norm is None else self._by_head(self.v_norm, v, kv, "v_norm")
         for what in ("rope", "norm") if self.qk_norm_last else ("norm", "rope"):
             for name, value in each.items():

@@ -8,7 +8,7 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 
-from .build import Init, Layer, initializing, module, named, scope
+from .build import Init, Layer, fill, initializing, module, named, param, scope
 from .checks import need, need_few, need_finite, need_modules, need_one_of, need_whole
 from .layers import Norm, RMSNorm
 
@@ -31,7 +31,8 @@ class Block:
     - parallel: x + attn(N(x)) + ffn(N(x)), one norm (Phi, Falcon)
     - parallel_norms: x + attn(N₁(x)) + ffn(N₂(x)) (GPT-NeoX)
 
-    `residual_scale` multiplies what each sublayer adds (Granite).
+    `residual_scale` multiplies what each sublayer adds (Granite); with `weighted_residual` what it is added to is
+    multiplied by ``attn_residual_weight``, ``ffn_residual_weight`` and so on [dim] (Doge).
     """
 
     attn: Layer | None
@@ -40,6 +41,7 @@ class Block:
     arrangement: str = "pre"
     residual_scale: float = 1.0
     cross: Layer | None = None
+    weighted_residual: bool = False
 
     def __post_init__(self) -> None:
         need_one_of(self, "arrangement", ARRANGEMENTS)
@@ -73,6 +75,8 @@ class Block:
             raise WeftError(f"{name} makes {y.type} where the residual is {x.type}; its last linear must be as wide")
         if self.residual_scale != 1:
             y = ops.affine(y, by=self.residual_scale, name=f"{name}_scaled")
+        if self.weighted_residual:
+            x = ops.mul(x, param(f"{name}_residual_weight", (x.width,), fill(1.0)), name=f"{name}_carried")
         return ops.add(x, y, name=f"{name}_residual")
 
 
@@ -111,6 +115,29 @@ class Initialized:
         """As `module`."""
         with initializing(self.init):
             return named(self.module, "")(*operands)
+
+
+@module
+class AdaptedBlock:
+    """`block`, and behind it a bottleneck `adapter` of one language or task (Houlsby 2019; X-MOD, Pfeiffer 2022).
+
+    x = block(x), then N(x + adapter(x)); with `normed_residual` n + adapter(n) of n = N(x) instead.
+    """
+
+    block: Layer
+    adapter: Layer
+    norm: Norm = RMSNorm()
+    normed_residual: bool = False
+
+    def __post_init__(self) -> None:
+        need_modules(self, "block", "adapter", "norm")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        x, norm = self.block(x), named(self.norm, "adapter_norm")
+        x = norm(x) if self.normed_residual else x
+        y = ops.add(x, self.adapter(x), name="adapted")
+        return y if self.normed_residual else norm(y)
 
 
 @module

@@ -1,4 +1,5 @@
-"""Softmax attention in other arrangements: differences of two attentions, heads chosen as experts are."""
+"""Softmax attention in other arrangements: differences of two attentions, heads chosen as experts are, keys with scores
+of their own."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from weft.ir import ops
 from weft.ir.graph import Value
 
 from .build import fill, module, named, normal, param, provided
-from .checks import need, need_few, need_kind, need_positive, need_whole
-from .layers import RMSNorm, is_causal, last_axis, linear
+from .checks import need, need_few, need_kind, need_modules, need_positive, need_whole
+from .layers import Norm, RMSNorm, is_causal, last_axis, linear
 from .rotary import RoPE
 
 
@@ -80,6 +81,66 @@ class DifferentialAttention:
             return ops.exp(ops.sum(ops.mul(q, k), axes=(0,), keepdims=True))
 
         return ops.affine(ops.sub(exponential(1), exponential(2)), plus=self.lambda_init, name="lambda")
+
+
+@module
+class DynamicMaskAttention:
+    """Attention whose keys have a score of their own, made of their values (Shi 2025, Doge, arXiv 2508.02124).
+
+    The score of key j is that of softmax attention plus e^(a · softplus(v_j W)), one number per key/value head, with
+    ``a`` [kv_heads] and ``step.weight`` [kv_heads, kv_heads·head_dim]. The number is cached as one more element of its
+    key. Parameters ``q``, ``k``, ``v`` and ``o`` as in `Attention`; `norm` runs on each query and key (``q_norm``,
+    ``k_norm``), `bias` is of all linear maps. Nothing is masked but by causality and `window`: the authors' top-k of
+    keys is of longer texts.
+    """
+
+    heads: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    rope: RoPE | None = None
+    window: int | None = None
+    norm: Norm = RMSNorm()
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads", "kv_heads", "head_dim", "window")
+        need_few(self, "heads", "kv_heads")
+        need_kind(self, "rope", RoPE)
+        need_modules(self, "norm")
+        need(self, self.heads % self.groups == 0, f"kv_heads={self.groups} does not divide heads={self.heads}")
+
+    @property
+    def groups(self) -> int:
+        """Number of key/value heads."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        d, kv = self.head_dim or last_axis(x, self.heads, "heads"), self.groups
+        scale = d**-0.5
+        v = linear(x, kv * d, "v", self.bias)
+        step = ops.softplus(linear(v, kv, "step", self.bias))
+        own = ops.exp(ops.mul(step, param("a", (kv,), fill(0.0))), name="key_scores")
+        q, k = (self._turned(x, heads, d, name) for name, heads in (("q", self.heads), ("k", kv)))
+        # q · k · scale + own = [q, 1 / scale] · [k, own] · scale: a key's score is in the cache with it.
+        one = ops.affine(ops.slice(q, axis=3, start=0, stop=1), by=0.0, plus=1 / scale)
+        q, k = ops.concat(q, one, axis=3), ops.concat(k, ops.unsqueeze(own, axes=(3,)), axis=3)
+        y = ops.attention(
+            ops.reshape(q, shape=(*x.shape[:2], self.heads * (d + 1)), name="q_longer"),
+            ops.reshape(k, shape=(*x.shape[:2], kv * (d + 1)), name="k_longer"),
+            *(v, None, provided("key_mask")),
+            **{"heads": self.heads, "kv_heads": kv, "causal": is_causal(), "window": self.window, "scale": scale},
+        )
+        return linear(y, x.width, "o", self.bias)
+
+    def _turned(self, x: Value, heads: int, d: int, name: str) -> Value:
+        """Queries or keys [batch, seq, heads, d], normed and rotated."""
+        shape = (*x.shape[:2], heads, d)
+        y = named(self.norm, f"{name}_norm")(ops.reshape(linear(x, heads * d, name, self.bias), shape=shape))
+        if self.rope is None:
+            return y
+        joined = ops.reshape(y, shape=(*x.shape[:2], heads * d))
+        return ops.reshape(self.rope(joined, heads, f"{name}_rope"), shape=shape)
 
 
 @module

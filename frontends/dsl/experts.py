@@ -95,7 +95,8 @@ class MoE:
         alone = self.choice == "token" and self.groups > 1 and self.group_score == "top2" and members < 2
         need(self, not alone, f"group_score='top2' needs two experts in each of groups={self.groups}")
         open_to = members * (1 if self.choice == "hierarchical" else self.top_groups)
-        need(self, self.k <= open_to, f"k={self.k} exceeds the {open_to} experts to choose from")
+        among = f" in top_groups={self.top_groups} of groups={self.groups}" if self.groups > 1 else ""
+        need(self, self.k <= open_to, f"k={self.k} exceeds the {open_to} experts to choose from{among}")
         for name in () if self.choice == "token" else ("scoring", "correction", "scale", "renormalize"):
             default = next(f.default for f in fields(MoE) if f.name == name)
             need(self, getattr(self, name) == default, f"{name} is not for choice={self.choice!r}")

@@ -9,7 +9,7 @@ from weft.ir.graph import Value
 from weft.ir.ops.latent import absorbed, expanded
 from weft.ir.ops.positions import picked
 
-from .build import module, named, param, provided
+from .build import module, named, param, provided, uniform
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_whole
 from .layers import Norm, RMSNorm, is_causal, last_axis, linear
 from .rotary import RoPE, Temperature
@@ -219,3 +219,56 @@ class DisentangledAttention:
         (batch, seq, _), rows, d = x.shape, vectors.shape[0], x.width // self.heads
         by_head = ops.transpose(ops.reshape(x, shape=(batch, seq, self.heads, d)), axes=(0, 2, 1, 3))
         return ops.matmul(by_head, ops.transpose(ops.reshape(vectors, shape=(rows, self.heads, d)), axes=(1, 2, 0)))
+
+
+@module
+class SpanConvAttention:
+    """Attention beside a convolution whose kernel every token makes of the tokens around it (Jiang 2020, ConvBERT).
+
+    `heads` of attention and as many of the convolution, each half as wide as the width divided by `heads`. The kernel
+    of `conv` taps per head is softmax((q ⊙ s) W), s a depthwise convolution of x and a linear map of it. Parameters:
+    ``q``, ``k``, ``v``, ``span`` and ``conv`` [width / 2, dim], ``depthwise.weight`` [dim, conv], ``kernel``
+    [heads·conv, width / 2], and ``o`` [dim, width]; all but depthwise have biases.
+    """
+
+    heads: int
+    conv: int = 9
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads", "conv", least=1)
+        need_few(self, "heads")
+        need(self, self.conv % 2 == 1 and self.conv > 1, f"conv={self.conv} must be odd: it sees as much on both sides")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        if is_causal():
+            raise WeftError("a convolution that sees what follows belongs into an Encoder")
+        heads, d = self.heads, last_axis(x, 2 * self.heads, "2 · heads")
+        q, k, v = (linear(x, heads * d, name, bias=True) for name in "qkv")
+        kernel = linear(ops.mul(q, self._span(x, heads * d), name="around"), heads * self.conv, "kernel", bias=True)
+        by_head = ops.softmax(ops.reshape(kernel, shape=(*x.shape[:2], heads, self.conv)), axis=3)
+        near = self._neighbours(linear(x, heads * d, "conv", bias=True), ops.iota(by_head, axis=3))
+        taps = ops.reshape(near, shape=(*x.shape[:2], self.conv, heads, d))
+        weights = ops.unsqueeze(ops.transpose(by_head, axes=(0, 1, 3, 2)), axes=(4,))
+        mixed = ops.reshape(ops.sum(ops.mul(taps, weights), axes=(2,)), shape=q.shape, name="convolved")
+        y = ops.attention(q, k, v, None, provided("key_mask"), heads=heads, kv_heads=heads)
+        return linear(ops.concat(y, mixed, axis=2), x.width, "o", bias=True)
+
+    def _span(self, x: Value, width: int) -> Value:
+        """A linear map of the depthwise convolution of x."""
+        weight = param("depthwise.weight", (x.width, self.conv), uniform(self.conv**-0.5))
+        near = self._neighbours(x, ops.iota(weight, axis=1))
+        y = ops.sum(ops.mul(near, ops.transpose(weight, axes=(1, 0))), axes=(2,), name="depthwise")
+        return linear(y, width, "span", bias=True)
+
+    def _neighbours(self, x: Value, taps: Value) -> Value:
+        """x [batch, seq, width] → those around each token, [batch, seq, conv, width], zeros beyond the ends."""
+        zeros = _zeros(x, self.conv // 2)
+        padded, first = ops.concat(zeros, x, zeros, axis=1), ops.iota(x, axis=1)
+        return ops.gather(padded, ops.add(ops.unsqueeze(first, axes=(1,)), ops.unsqueeze(taps, axes=(0,))), axis=1)
+
+
+def _zeros(x: Value, rows: int) -> Value:
+    """Return `rows` rows of zeros like those of x [batch, seq, width]."""
+    one = ops.affine(ops.slice(x, axis=1, start=0, stop=1), by=0.0)
+    return ops.expand(one, shape=(x.shape[0], rows, x.shape[2]))

@@ -10,11 +10,22 @@ from weft.ir import ops
 from weft.ir.display import Displayable
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Value
+from weft.ir.ops.activation import activate
 from weft.ir.ops.elementwise import masked
 from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Layer, current, module, named, param, provided, providing, traced
-from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
+from .checks import (
+    need,
+    need_activation,
+    need_few,
+    need_finite,
+    need_kind,
+    need_modules,
+    need_one_of,
+    need_positive,
+    need_whole,
+)
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 from .position_bias import RelativeTable, T5Bias
 from .streams import PerLayerEmbedding
@@ -105,6 +116,23 @@ def describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
 
 
 @module
+class HeadTransform:
+    """norm(act(x W + b)) before the output head, as in BERT's language models; ``dense.bias`` only with `bias`."""
+
+    norm: Norm
+    activation: str = "gelu"
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        need_modules(self, "norm")
+        need_activation(self, self.activation)
+
+    def __call__(self, x: Value) -> Value:
+        """x [..., dim] → the same."""
+        return named(self.norm, "norm")(activate(linear(x, x.width, "dense", self.bias), self.activation))
+
+
+@module
 class Decoder(Displayable):
     """A decoder-only language model: embedding, layers, final norm, output head.
 
@@ -115,7 +143,7 @@ class Decoder(Displayable):
     and squashed by `logit_softcap`. `context` is the longest sequence meant. `position_bias` is added to the scores
     of every self-attention that has no `bias` of its own. `per_layer` makes a further embedding for every layer,
     which its `PerLayerInput` reads. `spread` makes of x what the layers hand on, `gather` makes x of that again
-    (`SpreadStreams`, `GatherStreams`).
+    (`SpreadStreams`, `GatherStreams`). `head_transform` stands between the final norm and the head.
     """
 
     vocab: int
@@ -136,11 +164,12 @@ class Decoder(Displayable):
     per_layer: PerLayerEmbedding | None = None
     spread: Layer | None = None
     gather: Layer | None = None
+    head_transform: HeadTransform | None = None
 
     def __post_init__(self) -> None:
         _check(self)
         need_kind(self, "per_layer", PerLayerEmbedding)
-        need_modules(self, "spread", "gather")
+        need_modules(self, "spread", "gather", "head_transform")
         need_finite(self, "logit_scale")
         need_positive(self, "logit_softcap")
         if not isinstance(self.final_norm, bool):
@@ -156,6 +185,7 @@ class Decoder(Displayable):
         norm = self._last_norm() if self.final_norm is True else self.final_norm
         if norm:
             x = named(norm, "final_norm")(x)
+        x = x if self.head_transform is None else self.head_transform(x)
         logits = linear(x, table if self.tie_embeddings else self.vocab, "lm_head", self.head_bias)
         if self.logit_scale != 1:
             logits = ops.affine(logits, by=self.logit_scale, name="logits_scaled")

@@ -8,7 +8,7 @@ from weft.ir import ops
 from weft.ir.graph import Value
 from weft.ir.recipes import Concat, Full, Map, Recipe, Uniform
 
-from .build import fill, module, named, param, uniform
+from .build import fill, module, named, param, scope, uniform
 from .checks import need_divides, need_few, need_modules, need_positive, need_whole
 from .hybrids import convolved
 from .layers import Norm, RMSNorm, linear
@@ -42,7 +42,9 @@ class Mamba:
     and ``dt.bias`` through softplus. What `selective_scan` makes, times SiLU(gate), passes ``out.weight`` [dim, inner].
     Further parameters: ``conv.weight`` [inner, conv], ``conv.bias``, ``a_log`` [inner, state] (A = −e^a_log stays
     negative whatever training does), ``d`` [inner]. `dt_rank` defaults to ⌈dim/16⌉. `bias` is of in and out. `norms`
-    run on step, B and C: ``dt_norm``, ``b_norm``, ``c_norm`` (Jamba). Initial values are those of the authors' code.
+    run on step, B and C: ``dt_norm``, ``b_norm``, ``c_norm`` (Jamba). Of several `heads` each has its run of channels,
+    and parameters of its own from ``x`` to ``d``, called ``head0.x.weight`` and so on (Zamba). Initial values are those
+    of the authors' code.
     """
 
     inner: int
@@ -52,19 +54,35 @@ class Mamba:
     conv_bias: bool = True
     bias: bool = False
     norms: Norm | None = None
+    heads: int = 1
 
     def __post_init__(self) -> None:
-        need_whole(self, "inner", "state", "dt_rank")
-        need_few(self, "state")
+        need_whole(self, "inner", "state", "dt_rank", "heads")
+        need_few(self, "state", "heads")
+        need_divides(self, "heads", "inner")
         need_whole(self, "conv", least=2)
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
-        dim, inner, state = x.width, self.inner, self.state
+        dim, inner = x.width, self.inner
         rank = -(-dim // 16) if self.dt_rank is None else self.dt_rank
         both = linear(x, 2 * inner, "in", self.bias)
         u, gate = ops.split.emit(both, sizes=(inner, inner), name=("u", "gate"))
         u = convolved(u, self.conv, self.conv_bias, "silu")
+        y = self._scanned(u, rank) if self.heads == 1 else self._by_head(u, rank)
+        return linear(ops.mul(y, ops.swish(gate), name="gated"), dim, "out", self.bias)
+
+    def _by_head(self, u: Value, rank: int) -> Value:
+        each = (self.inner // self.heads,) * self.heads
+        scanned = []
+        for h, part in enumerate(ops.split.emit(u, sizes=each, name=tuple(f"u{h}" for h in range(self.heads)))):
+            with scope(f"head{h}"):
+                scanned.append(self._scanned(part, rank))
+        return ops.concat(*scanned, axis=2, name="heads_joined")
+
+    def _scanned(self, u: Value, rank: int) -> Value:
+        """Scan u [batch, seq, channels] with a step, B and C made of it."""
+        inner, state = u.width, self.state
         parts = ops.split.emit(linear(u, rank + 2 * state, "x"), sizes=(rank, state, state), name=("step", "b", "c"))
         if self.norms is not None:
             parts = tuple(named(self.norms, f"{n}_norm")(v) for n, v in zip(("dt", "b", "c"), parts, strict=True))
@@ -73,8 +91,7 @@ class Mamba:
         bias = param("dt.bias", (inner,), step_bias)
         delta = ops.softplus(ops.linear(step, weight, bias, name="dt"), name="delta")
         a, d = negative(param("a_log", (inner, state), _counted_decays)), param("d", (inner,), fill(1.0))
-        y = ops.selective_scan(u, delta, a, b, c, d)
-        return linear(ops.mul(y, ops.swish(gate), name="gated"), dim, "out", self.bias)
+        return ops.selective_scan(u, delta, a, b, c, d)
 
 
 @module

@@ -50,7 +50,7 @@ def propose(table: Architecture, s: Settings) -> dict[str, Any]:
         raise WeftError(f"{architecture} {'has a head of its own' if s.tie else 'ties its head to the embedding'}")
     if partial and not loader.partial_rope:
         raise WeftError(f"{architecture} turns whole heads")
-    if s.head_size * (s.heads or 1) != s.dim and not loader.free_heads:
+    if s.head_size * s.head_count != s.dim and not loader.free_heads:
         raise WeftError(f"{architecture} has heads of the width divided by their number")
     windows = [w for w in s.each("window") if w is not None and loader.windows]
     plain = s.head_size**-0.5

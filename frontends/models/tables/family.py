@@ -25,7 +25,8 @@ Rule = Callable[[Config], Any]  # of a setting
 Model = Decoder | Encoder | EncoderDecoder | ImageEncoder
 REQUIRED = object()
 SENTENCE = "pooling of sentence-transformers"  # the key of a config under which its folder's reader puts it
-_OUTSIDE = ("lm_head", "embed_out")  # heads, which stand without the prefix of the model below them
+# Heads, which stand without the prefix of the model below them.
+_OUTSIDE = ("lm_head", "embed_out", "decoder.weight", "decoder.bias")
 _ABSENT = object()
 _DEPTHS = (  # config keys that count layers
     "num_hidden_layers",

@@ -25,7 +25,7 @@ def half_split(name: str, which: str) -> Template:
     """Rows of q or k from llama.cpp's order, pairs interleaved in every head, back to first and second halves."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        heads = s.groups if which == "k" else s.heads or 1
+        heads = s.groups if which == "k" else s.head_count
         half = s.head_size // 2
         rest = (-1,) if part == "weight" else ()
         axes = (0, 2, 1, 3)[: 3 + len(rest)]

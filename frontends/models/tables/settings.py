@@ -18,6 +18,7 @@ from ...dsl import (
     Encoder,
     EncoderDecoder,
     GatedMLP,
+    HeadTransform,
     ImageEncoder,
     LayerNorm,
     LearnedPositions,
@@ -67,7 +68,7 @@ class Settings:
     vocab: int | None
     dim: int
     layers: int
-    heads: int | None = None
+    heads: int | tuple[int, ...] | None = None
     ffn: int | tuple[int | None, ...] | None = None
     kv_heads: int | tuple[int, ...] | None = None
     head_dim: int | tuple[int, ...] | None = None
@@ -80,11 +81,12 @@ class Settings:
     eps: float = 1e-6
     arrangement: str | tuple[str, ...] = "pre"  # of norms: `ARRANGEMENTS` of frontends/dsl/blocks.py
     residual_scale: float = 1.0  # of what each sublayer adds
+    weighted_residual: bool = False  # what it is added to has weights
     shared_layers: int | None = None
     block: Any = None  # a module in the place of the whole block
     # attention
     qkv_bias: bool = False
-    out_bias: bool = False
+    out_bias: bool | tuple[bool, ...] = False
     qk_norm: str | tuple[str, ...] = "none"
     qk_norm_last: bool = False  # behind RoPE
     qk_norm_weight: bool = True
@@ -96,8 +98,11 @@ class Settings:
     scale: float | tuple[float | None, ...] | None = None
     softcap: float | None = None
     causal: bool | None = None  # None: what the model is
-    sinks: bool = False
+    sinks: bool | tuple[bool, ...] = False
     gate: bool = False
+    gate_activation: str = "sigmoid"
+    gate_by_head: bool = False
+    v_head_dim: int | None = None
     sub_norm: bool = False  # before the last linear map of both sublayers
     pattern: str | tuple[str, ...] = "dense"
     stride: int = 1
@@ -127,6 +132,7 @@ class Settings:
     pooler: bool = False
     tie: bool = False
     head_bias: bool = False
+    head_transform: HeadTransform | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     image: int = 0  # pixels on a side, of encoders of images
@@ -145,7 +151,12 @@ class Settings:
     def head_size(self) -> int:
         """The width of one attention head, where all layers have the same."""
         size = self.first("head_dim") if isinstance(self.head_dim, tuple) else self.head_dim
-        return size or self.dim // (self.heads or 1)
+        return size or self.dim // self.head_count
+
+    @property
+    def head_count(self) -> int:
+        """Number of attention heads, where all layers have the same."""
+        return (self.first("heads") if isinstance(self.heads, tuple) else self.heads) or 1
 
     @property
     def explicit(self) -> Settings:
@@ -179,7 +190,7 @@ class Settings:
     def groups(self) -> int:
         """Number of key/value heads, where all layers have the same."""
         count = self.first("kv_heads") if isinstance(self.kv_heads, tuple) else self.kv_heads
-        return count or self.heads or 1
+        return count or self.head_count
 
 
 _Layer = Any  # the Settings of one layer: no value is a tuple
@@ -261,7 +272,8 @@ def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
     apart = replace(s, rope=None, bias=None, window=None, temperature=None)
     memory = _attention(apart, norm, CrossAttention) if cross else None
     ffn = s.moe or _feed_forward(s, norm)
-    return Block(s.mixer or _attention(s, norm), ffn, norm, s.arrangement, s.residual_scale, memory)
+    mixer = s.mixer or _attention(s, norm)
+    return Block(mixer, ffn, norm, s.arrangement, s.residual_scale, memory, s.weighted_residual)
 
 
 def _attention(s: _Layer, norm: Norm, kind: type[Attention] = Attention) -> Attention | None:

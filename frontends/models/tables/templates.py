@@ -5,7 +5,10 @@ Each function makes a `Template`: pure data movement, or an affine step, over th
 
 from __future__ import annotations
 
-from weft.ir.recipes import Add, Concat, Permute, Recipe, Reshape, Slice
+import math
+from collections.abc import Sequence
+
+from weft.ir.recipes import Add, Concat, Full, Permute, Recipe, Reshape, Scale, Slice
 
 from .family import Fetch, Template
 from .settings import Settings
@@ -30,7 +33,7 @@ def packed(name: str, which: str, *, grouped: bool = False, turned: bool = False
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         weight = transposed(name)(fetch, part, s) if turned else fetch(f"{name}.{part}")
-        heads, d = s.heads or 1, s.head_size
+        heads, d = s.head_count, s.head_size
         runs, queries, keys = (s.groups, heads // s.groups, 1) if grouped else (1, heads, s.groups)
         first, count = {"q": (0, queries), "k": (queries, keys), "v": (queries + keys, keys)}[which]
         start, stop = first * d, (first + count) * d
@@ -78,7 +81,7 @@ def halves_swapped(name: str, of_keys: bool = False) -> Template:
     """Rows of queries (or keys) whose heads hold their second halves first: RoPE turns them the other way."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        heads, half = (s.groups if of_keys else s.heads or 1), s.head_size // 2
+        heads, half = (s.groups if of_keys else s.head_count), s.head_size // 2
         rest = (-1,) if part == "weight" else ()
         apart = Reshape(fetch(f"{name}.{part}"), (heads, 2, half, *rest))
         return Reshape(Concat((Slice(apart, 1, 1, 2), Slice(apart, 1, 0, 1)), 1), (heads * 2 * half, *rest))
@@ -100,7 +103,29 @@ def joined(name: str, of_keys: bool = False) -> Template:
     """Weights of every head stored as a tensor each, {h} being the head; `of_keys` for the key/value heads."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        heads = range(settings.groups if of_keys else settings.heads or 1)
+        heads = range(settings.groups if of_keys else settings.head_count)
         return Concat(tuple(fetch(f"{name.replace('{h}', str(h))}.{part}") for h in heads))
+
+    return template
+
+
+def block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> Recipe:
+    """A matrix with the `blocks`, each [rows, columns], on its diagonal and zeros beside them: a map of groups."""
+
+    def beside(i: int) -> Recipe:
+        left, right = Full(0.0, (rows, i * columns)), Full(0.0, (rows, (len(blocks) - 1 - i) * columns))
+        return Concat((*([left] if i else []), blocks[i], *([right] if i < len(blocks) - 1 else [])), 1)
+
+    return blocks[0] if len(blocks) == 1 else Concat(tuple(map(beside, range(len(blocks)))))
+
+
+def times(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> Template:
+    """A linear map times the config's numbers `multipliers`; its bias times `bias`, or else the same."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        chosen = multipliers if part == "weight" or bias is None else bias
+        factor = math.prod(settings.multipliers[m] for m in chosen)
+        found = fetch(f"{name}.{part}")
+        return found if factor == 1 else Scale(found, factor)
 
     return template

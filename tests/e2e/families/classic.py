@@ -47,3 +47,7 @@ ROWS = {
     "gpt2-tied": Row("GPT2LMHeadModel", CLASSIC),
     "gpt2-untied": Row("GPT2LMHeadModel", CLASSIC | UNTIED),
 }
+ALIKE = {
+    "gpt_neox_japanese": Row("GPTNeoXJapaneseForCausalLM", COMMON | TIED | {"intermediate_multiple_size": 2}),
+    "gpt_neox_japanese-part": Row("GPTNeoXJapaneseForCausalLM", COMMON | UNTIED | {"rotary_pct": 0.5}),
+}

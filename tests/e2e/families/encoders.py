@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .row import Row
-from .sizes import COMMON, GQA, LOCAL_GLOBAL, MHA, VOCAB, WINDOW
+from .sizes import COMMON, GQA, LOCAL_GLOBAL, MHA, UNTIED, VOCAB, WINDOW
 
 DISTIL = {
     "vocab_size": VOCAB,
@@ -13,6 +13,9 @@ DISTIL = {
     "hidden_dim": 80,
     "max_position_embeddings": 64,
     "pad_token_id": 0,
+}
+XLM = {"vocab_size": VOCAB, "emb_dim": 64, "n_layers": 3, "n_heads": 4, "max_position_embeddings": 64} | {
+    "pad_token_id": 0
 }
 DISENTANGLED = {"relative_attention": True, "pos_att_type": "p2c|c2p"}
 
@@ -43,6 +46,7 @@ ROWS = {
         "EsmModel",
         COMMON | {"pad_token_id": 1, "mask_token_id": 91, "token_dropout": True, "position_embedding_type": "rotary"},
     ),
+    "convbert": Row("ConvBertModel", COMMON | {"embedding_size": 24}),
     "fnet": Row("FNetModel", COMMON),
     "deberta-v2": Row("DebertaV2Model", COMMON | DISENTANGLED | {"position_buckets": 8, "norm_rel_ebd": "layer_norm"}),
     "deberta-v2-shared": Row(
@@ -52,6 +56,19 @@ ROWS = {
     "deberta": Row("DebertaModel", COMMON | DISENTANGLED | {"max_relative_positions": 12, "type_vocab_size": 2}),
 }
 ALIKE = {
+    "convbert-groups": Row(
+        "ConvBertModel",
+        COMMON | {"embedding_size": 64, "num_groups": 2, "head_ratio": 8, "conv_kernel_size": 5, "hidden_act": "relu"},
+    ),
+    "modernbert-decoder": Row("ModernBertDecoderForCausalLM", COMMON | {"local_attention": 2 * WINDOW}),
+    "modernbert-decoder-biases": Row(
+        "ModernBertDecoderForCausalLM",
+        COMMON
+        | UNTIED
+        | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "hidden_activation": "silu"}
+        | {"local_attention": 2 * WINDOW, "layer_types": LOCAL_GLOBAL}
+        | {"decoder_bias": False, "classifier_bias": True, "classifier_activation": "silu"},
+    ),
     "data2vec-text": Row("Data2VecTextModel", COMMON | {"pad_token_id": 1}),
     "jina_embeddings_v3": Row("JinaEmbeddingsV3Model", COMMON | {"pad_token_id": 1}),
     "gte": Row("GteModel", COMMON | {"pad_token_id": 1}),
@@ -60,6 +77,27 @@ ALIKE = {
     "deberta-v2-linear": Row("DebertaV2Model", COMMON | DISENTANGLED | {"pos_att_type": "c2p", "type_vocab_size": 2}),
     "deberta-p2c": Row("DebertaModel", COMMON | DISENTANGLED | {"pos_att_type": ["p2c"]}),
     "big_bird-full": Row("BigBirdModel", COMMON | {"attention_type": "original_full", "hidden_act": "relu"}),
+    "roformer": Row("RoFormerModel", COMMON | {"embedding_size": 24}, fixed=("embed_positions.weight",)),
+    "roformer-equal": Row("RoFormerModel", COMMON | {"hidden_act": "relu"}, fixed=("embed_positions.weight",)),
+    "xlm": Row("XLMModel", XLM),
+    "xlm-relu": Row("XLMModel", XLM | {"gelu_activation": False}),
+    "flaubert": Row("FlaubertModel", XLM),
+    "xmod": Row("XmodModel", COMMON | {"pad_token_id": 1, "default_language": "en_XX"}),
+    "xmod-pre": Row("XmodModel", COMMON | {"pad_token_id": 1, "default_language": "en_XX", "pre_norm": True}),
+    "xmod-norms": Row(
+        "XmodModel",
+        COMMON
+        | {"pad_token_id": 1, "default_language": "en_XX", "adapter_layer_norm": True, "adapter_reduction_factor": 4},
+    ),
+    "xmod-pre-norms": Row(
+        "XmodModel",
+        COMMON | {"pad_token_id": 1, "default_language": "en_XX", "adapter_layer_norm": True, "pre_norm": True},
+    ),
+    "squeezebert": Row("SqueezeBertModel", COMMON | {"embedding_size": 64}),
+    "squeezebert-whole": Row(
+        "SqueezeBertModel",
+        COMMON | {"embedding_size": 64, "q_groups": 1, "output_groups": 2, "post_attention_groups": 2},
+    ),
     "camembert": Row("CamembertModel", COMMON | {"pad_token_id": 1}),
     "distilbert": Row("DistilBertModel", DISTIL),
     "distilbert-relu": Row("DistilBertModel", DISTIL | {"activation": "relu", "sinusoidal_pos_embds": True}),

@@ -26,3 +26,7 @@ ROWS = {
         COMMON | MHA | UNTIED | GEMMA2 | {"rope_parameters": GEMMA3_ROPES, "layer_types": LOCAL_GLOBAL},
     ),
 }
+ALIKE = {
+    "vaultgemma": Row("VaultGemmaForCausalLM", COMMON | GQA | TIED | GEMMA2),
+    "vaultgemma-uncapped": Row("VaultGemmaForCausalLM", COMMON | MHA | UNTIED | GEMMA2 | UNCAPPED),
+}

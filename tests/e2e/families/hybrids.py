@@ -41,6 +41,11 @@ NEMOTRON = TOP2 | {
     "moe_intermediate_size": 32,
     "moe_shared_expert_intermediate_size": 48,
 }
+# Shallow and narrow: with random weights each layer multiplies the error of f32 by ten.
+ZAMBA1 = {"mamba_d_state": 4, "mamba_d_conv": 2, "mamba_expand": 1, "num_hidden_layers": 4} | {
+    "attn_layer_period": 2,
+    "attn_layer_offset": 0,
+}
 ZAMBA = {
     "n_mamba_heads": 8,
     "mamba_d_state": 8,
@@ -92,6 +97,16 @@ ROWS = {
         | NEMOTRON
         | {"moe_latent_size": 24, "use_bias": True, "norm_topk_prob": False}
         | {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
+    ),
+    "zamba": Row("ZambaForCausalLM", COMMON | GQA | TIED | ZAMBA1),
+    "zamba-one-head": Row(
+        "ZambaForCausalLM",
+        COMMON
+        | MHA
+        | UNTIED
+        | ZAMBA1
+        | {"n_mamba_heads": 1, "attention_head_dim": 24, "mamba_proj_bias": True, "mamba_conv_bias": False}
+        | {"mamba_dt_rank": 6, "num_hidden_layers": 2, "layers_block_type": ["linear_attention", "hybrid"]},
     ),
     "zamba2": Row("Zamba2ForCausalLM", COMMON | GQA | UNTIED | ZAMBA),
     "zamba2-adapters": Row(

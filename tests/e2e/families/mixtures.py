@@ -20,6 +20,24 @@ LATENT = {
 }
 LOCALS = {"num_local_experts": 4}
 ERNIE = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32}
+COHERE = TOP2 | SLIDING | FOUR | {"num_experts": 4, "head_dim": 16}
+MIMO = SLIDING | {
+    "head_dim": 24,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
+LAGUNA = (
+    SLIDING
+    | H16
+    | {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+    }
+)
 BY_TYPE = {
     "full_attention": ROPES["yarn"] | {"rope_theta": 5000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
@@ -38,6 +56,22 @@ ROWS = {
         | GROUPED
         | {"rope_parameters": ROPES["yarn"] | BORDER | {"llama_4_scaling_beta": 0.3, "rope_theta": 1e4}},
     ),
+    "mimo_v2_flash": Row(
+        "MiMoV2FlashForCausalLM",
+        COMMON
+        | {"num_key_value_heads": 1}
+        | UNTIED
+        | MIMO
+        | {"layer_types": LOCAL_GLOBAL, "routed_scaling_factor": 1.7},
+    ),
+    "laguna": Row(
+        "LagunaForCausalLM",
+        COMMON
+        | GQA
+        | UNTIED
+        | LAGUNA
+        | {"layer_types": LOCAL_GLOBAL, "num_attention_heads_per_layer": [4, 6, 2], "moe_routed_scaling_factor": 1.7},
+    ),
     "minicpm3": Row("MiniCPM3ForCausalLM", COMMON | MHA | TIED | LATENT | {"scale_emb": 3, "dim_model_base": 32}),
 }
 ALIKE = {
@@ -50,6 +84,52 @@ ALIKE = {
         | ROUTED
         | SLIDING
         | {"max_window_layers": 1, "norm_topk_prob": True, "attention_bias": True},
+    ),
+    "cohere2_moe": Row("Cohere2MoeForCausalLM", COMMON | GQA | TIED | COHERE),
+    "cohere2_moe-shared": Row(
+        "Cohere2MoeForCausalLM",
+        COMMON
+        | MHA
+        | UNTIED
+        | COHERE
+        | {"num_shared_experts": 2, "expert_selection_fn": "sigmoid", "mlp_layer_types": ["dense", *["sparse"] * 3]}
+        | {"prefix_dense_intermediate_size": 72, "rms_norm_eps": 1e-5, "attention_bias": True},
+    ),
+    "cohere2_moe-dense-first": Row(
+        "Cohere2MoeForCausalLM",
+        COMMON
+        | GQA
+        | TIED
+        | COHERE
+        | {"num_shared_experts": 1, "shared_expert_combination_strategy": "sum", "norm_topk_prob": False}
+        | {"expert_selection_fn": "sigmoid", "first_k_dense_replace": 2, "sliding_window_pattern": 2},
+    ),
+    "mimo_v2_flash-groups": Row(
+        "MiMoV2FlashForCausalLM",
+        COMMON
+        | {"num_key_value_heads": 2}
+        | TIED
+        | MIMO
+        | GROUPED
+        | {"attention_bias": True, "attention_value_scale": None, "norm_topk_prob": False, "sliding_window_size": 7}
+        | {"layer_types": LOCAL_GLOBAL, "mlp_layer_types": ["sparse", "dense", "sparse"]}
+        | {"rope_parameters": {k: v | {"partial_rotary_factor": 0.5} for k, v in BY_TYPE.items()}},
+    ),
+    "flint": Row(
+        "FlintForCausalLM",
+        COMMON | GQA | UNTIED | LAGUNA | {"num_hidden_layers": 4, "mlp_only_layers": [1]},
+    ),
+    "flint-types": Row(
+        "FlintForCausalLM",
+        COMMON | MHA | TIED | LAGUNA | {"layer_types": LOCAL_GLOBAL, "norm_topk_prob": False, "attention_bias": True},
+    ),
+    "laguna-channels": Row(
+        "LagunaForCausalLM",
+        COMMON
+        | MHA
+        | TIED
+        | LAGUNA
+        | {"gating": "per-element", "attention_bias": True, "rope_parameters": BY_TYPE, "layer_types": LOCAL_GLOBAL},
     ),
     "glm4_moe": Row("Glm4MoeForCausalLM", COMMON | GQA | UNTIED | ROUTED | GROUPED),
     "glm4_moe-norms": Row(

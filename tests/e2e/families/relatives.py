@@ -22,6 +22,7 @@ ROWS = {
         | {"rope_parameters": ROPES["yarn"] | {"llama_4_scaling_beta": 0.3} | BORDER, "sliding_window": WINDOW},
     ),
     "exaone4": Row("Exaone4ForCausalLM", COMMON | GQA | UNTIED | FOUR | {"sliding_window": WINDOW}),
+    "doge": Row("DogeForCausalLM", COMMON | GQA | UNTIED | {"sliding_window": WINDOW}),
     "bitnet": Row("BitNetForCausalLM", COMMON | GQA | UNTIED),
     "nemotron": Row("NemotronForCausalLM", COMMON | GQA | UNTIED),
     "granite_swa": Row(
@@ -78,6 +79,7 @@ ALIKE = {
     "ernie4_5": Row("Ernie4_5ForCausalLM", COMMON | GQA | TIED | H16),
     "ernie4_5-biases": Row("Ernie4_5ForCausalLM", COMMON | MHA | UNTIED | H16 | {"use_bias": True}),
     "nemotron-biases": Row("NemotronForCausalLM", COMMON | MHA | TIED | BIASED | {"partial_rotary_factor": 0.25}),
+    "doge-biases": Row("DogeForCausalLM", COMMON | MHA | TIED | BIASED),
     "cwm": Row("CwmForCausalLM", COMMON | GQA | UNTIED | H16 | {"sliding_window": WINDOW}),
     "internlm3": Row("LlamaForCausalLM", COMMON | GQA | UNTIED | H16 | BIASED, configuration="InternLM3Config"),
     "iquestcoder": Row("LlamaForCausalLM", COMMON | GQA | UNTIED | H16, configuration="IQuestCoderConfig"),

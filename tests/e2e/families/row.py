@@ -70,7 +70,7 @@ def randomized(model: torch.nn.Module, seed: int = 0, fixed: tuple[str, ...] = (
     """`model`, its parameters and learned buffers drawn anew, but those called as `fixed` says."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in model.state_dict().items():
-        if p.is_floating_point() and name.rpartition(".")[2] not in fixed:
+        if p.is_floating_point() and not name.endswith(fixed):
             noise = 0.2 * torch.randn(p.shape, generator=generator)
             p.copy_(p + noise if p.ndim == 1 else noise)
     return model.eval()
@@ -90,7 +90,7 @@ def encoder_case(row: Row, model: torch.nn.Module) -> tuple[dict[str, np.ndarray
     ids = np.where(mask, ids, row.config["pad_token_id"])
     arguments = {"input_ids": ids, "attention_mask": mask}
     config: Any = model.config
-    if "token_type_ids" in inspect.signature(model.forward).parameters and config.type_vocab_size:
+    if "token_type_ids" in inspect.signature(model.forward).parameters and getattr(config, "type_vocab_size", 0):
         arguments["token_type_ids"] = rng.integers(0, config.type_vocab_size, ids.shape)
     with torch.inference_mode():
         made = model(**{name: torch.from_numpy(array) for name, array in arguments.items()})

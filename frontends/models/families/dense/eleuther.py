@@ -109,6 +109,18 @@ GPT_NEOX = LLAMA.but(
         loader=Loader("nqof", head="own", partial_rope=True),
     ),
 )
+GPT_NEOX_JAPANESE = GPT_NEOX.but(
+    "gpt_neox_japanese",
+    names={"layers.{i}.attn.o.bias": "layers.{i}.attention.dense_bias"},
+    prefix="gpt_neox_japanese.",
+    arrangement="pre",
+    ffn=lambda c: int(c["hidden_size"] * c.get("intermediate_multiple_size", 4)),
+    rope=lambda c: _neox_rope({"rotary_pct": 1.0, **c}),
+    qkv_bias=False,
+    out_bias=lambda c: (*[False] * (key("num_hidden_layers")(c) - 1), True),
+    ffn_bias=False,
+    tie=key("tie_word_embeddings", default=True),
+)
 PHI = LLAMA.but(
     "phi",
     names={

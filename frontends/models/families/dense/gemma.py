@@ -1,4 +1,5 @@
-"""Gemma: norms by 1 + weight, scaled embeddings, GeGLU; from Gemma 2 norms around both sublayers and local layers."""
+"""Gemma: norms by 1 + weight, scaled embeddings, GeGLU; from Gemma 2 norms around both sublayers and local layers,
+VaultGemma with norms before them only."""
 
 from __future__ import annotations
 
@@ -113,3 +114,4 @@ GEMMA3 = GEMMA2.but(
         loader=Loader(free_heads=True, qk_norm=True, windows=True),
     ),
 )
+VAULTGEMMA = GEMMA2.but("vaultgemma", arrangement="pre")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe, Reshape
 
-from ....dsl import RoPE, Temperature
+from ....dsl import DynamicMaskAttention, RMSNorm, RoPE, Temperature
 from ...tables.family import Config, Fetch, Rule, key, required
 from ...tables.rope_config import rope_of, rope_settings, rope_with, ropes_by_type
 from ...tables.settings import Settings
@@ -298,4 +299,28 @@ COHERE2 = COHERE.but(
     rope=rotary_where_local(rope_with(rope_theta=1e4, interleaved=True), EVERY_FOURTH_GLOBAL),
     ffn_bias=False,
     transformers="Cohere2ForCausalLM",
+)
+
+
+def _doge_attention(config: Config) -> DynamicMaskAttention:
+    kept, context = config.get("keep_window_size", 2048), key("max_position_embeddings", default=2048)(config)
+    if context > kept:
+        raise WeftError(f"keep_window_size={kept} is less than max_position_embeddings={context}: top-k masks")
+    heads, norm = key("num_attention_heads")(config), RMSNorm(key("rms_norm_eps", default=1e-6)(config))
+    head, bias = config.get("head_dim") or key("hidden_size")(config) // heads, config.get("attention_bias", False)
+    groups, window = config.get("num_key_value_heads"), config.get("sliding_window")
+    return DynamicMaskAttention(heads, groups, head, rope_of(config), window, norm, bias)
+
+
+DOGE = LLAMA.but(
+    "doge",
+    names={
+        "layers.{i}.attn.a": "layers.{i}.self_attn.A",
+        "layers.{i}.attn.step": "layers.{i}.self_attn.dt_proj",
+        "layers.{i}.attn_residual_weight": "layers.{i}.input_residual",
+        "layers.{i}.ffn_residual_weight": "layers.{i}.post_attention_residual",
+    },
+    refuse={"is_moe": (False, None)},
+    mixer=_doge_attention,
+    weighted_residual=True,
 )

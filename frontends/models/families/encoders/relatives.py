@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.ir.errors import WeftError
 from weft.ir.recipes import Add, Recipe, Take
 
-from ....dsl import MaskScaling, RoPE, T5Bias
-from ...tables.family import Config, Fetch, key
-from ...tables.settings import Settings
+from ....dsl import MLP, AdaptedBlock, Attention, Block, LayerNorm, MaskScaling, RoPE, T5Bias
+from ...tables.family import Config, Fetch, Rule, Template, key, required
+from ...tables.settings import ACTIVATIONS, Settings
 from .bert import BERT, LAYER, ROBERTA
 
 DISTILBERT = BERT.but(
@@ -34,10 +35,15 @@ DISTILBERT = BERT.but(
 )
 
 
-def _narrower(config: Config) -> Any:
-    """The width of embeddings that are projected, which equal ones are not."""
-    width = key("embedding_size", default=128)(config)
-    return None if width == key("hidden_size")(config) else width
+def narrower(name: str, default: int | None) -> Rule:
+    """The rule for the width of embeddings that are projected, which equal ones are not; under the config key `name`,
+    by default `default`."""
+
+    def rule(config: Config) -> Any:
+        width = key(name, default=default)(config)
+        return None if width == key("hidden_size")(config) else width
+
+    return rule
 
 
 ELECTRA = BERT.but(
@@ -46,7 +52,7 @@ ELECTRA = BERT.but(
     prefix="electra.",
     found={"pooler": None},
     unused=("*embeddings.position_ids", "discriminator_predictions.*", "generator_*", "classifier.*"),
-    embed_dim=_narrower,
+    embed_dim=narrower("embedding_size", 128),
 )
 REMBERT = BERT.but(
     "rembert",
@@ -119,6 +125,110 @@ MPNET = BERT.but(
     position_offset=2,
     token_types=0,
     position_bias=lambda c: T5Bias(heads=key("num_attention_heads")(c)),
+)
+
+
+# -- XLM
+
+
+def _one_language(config: Config) -> int:
+    """No token types; languages of tokens would be an input of their own."""
+    if config.get("n_langs", 1) > 1 and config.get("use_lang_emb", True):
+        raise WeftError(f"n_langs={config['n_langs']}: languages of tokens (use_lang_emb) are not supported")
+    return 0
+
+
+XLM = BERT.but(
+    "xlm",
+    names={
+        "embed": "embeddings",
+        "positions": "position_embeddings",
+        "embed_norm": "layer_norm_emb",
+        **{f"layers.{{i}}.attn.{x}": f"attentions.{{i}}.{x}_lin" for x in "qkv"},
+        "layers.{i}.attn.o": "attentions.{i}.out_lin",
+        "layers.{i}.attn_norm": "layer_norm1.{i}",
+        "layers.{i}.ffn.up": "ffns.{i}.lin1",
+        "layers.{i}.ffn.down": "ffns.{i}.lin2",
+        "layers.{i}.ffn_norm": "layer_norm2.{i}",
+    },
+    prefix="transformer.",
+    found={"pooler": None},
+    unused=("*position_ids", "pred_layer.*", "qa_outputs.*", "sequence_summary.*", "*lang_embeddings.weight"),
+    refuse={"causal": (False, None), "is_encoder": (True, None)},
+    dim=key("emb_dim", "hidden_size", default=2048),
+    layers=key("n_layers", "num_hidden_layers", default=12),
+    heads=key("n_heads", "num_attention_heads", default=16),
+    ffn=lambda c: 4 * key("emb_dim", "hidden_size", default=2048)(c),
+    token_types=_one_language,
+    activation=lambda c: "gelu" if c.get("gelu_activation", True) else "relu",
+)
+# transformers 5 cannot run FlauBERT with pre_norm: each layer asks its cache for an item, which it does not have.
+FLAUBERT = XLM.but("flaubert", refuse={"pre_norm": (False, None)})
+
+
+# -- X-MOD: an adapter per language behind each block, that of default_language is read
+
+
+def _xmod_block(config: Config) -> AdaptedBlock:
+    dim, heads, hidden = required(config, "hidden_size", "num_attention_heads", "intermediate_size")
+    eps, act, pre = (
+        key("layer_norm_eps", default=1e-12)(config),
+        ACTIVATIONS[config.get("hidden_act", "gelu")],
+        config.get("pre_norm"),
+    )
+    if not (config.get("adapter_layer_norm") or config.get("adapter_reuse_layer_norm", True)):
+        raise WeftError("adapter_reuse_layer_norm=False is not supported without adapter_layer_norm")
+    norm, attention = LayerNorm(eps), Attention(heads, qkv_bias=True, out_bias=True)
+    block = Block(attention, MLP(hidden, act, bias=True), norm, "pre" if pre else "post")
+    adapter = MLP(dim // config.get("adapter_reduction_factor", 2), act, bias=True)
+    return AdaptedBlock(block, adapter, norm, normed_residual=bool(pre))
+
+
+def _language(config: Config) -> dict[str, str]:
+    language = config.get("default_language")
+    if language is None:
+        raise WeftError("default_language=None: set the language whose adapters are to be read")
+    return {"language": language}
+
+
+def _adapter(which: str) -> Template:
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        return fetch(f"{LAYER}.output.adapter_modules.{settings.multipliers['language']}.{which}.{part}")
+
+    return template
+
+
+def _before_adapter(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """The norm before the adapter: its own, or that of the feed-forward once more."""
+    own = f"{LAYER}.output.adapter_layer_norm.{part}"
+    return fetch(own if fetch.has(own) else f"{LAYER}.output.LayerNorm.{part}")
+
+
+def _feed_forward_norm(which: str) -> Template:
+    """The norm `which` of X-MOD: in post-norm blocks the one before the adapter stands where that of BERT does."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        before = (which == "adapter") == (settings.arrangement == "pre")
+        return _before_adapter(fetch, part, settings) if before else fetch(f"{LAYER}.output.LayerNorm.{part}")
+
+    return template
+
+
+XMOD = ROBERTA.but(
+    "xmod",
+    names={
+        **{name.replace("{i}.", "{i}.block."): of for name, of in BERT.names.items() if name.startswith("layers.")},
+        "layers.{i}.block.ffn_norm": _feed_forward_norm("ffn"),
+        "layers.{i}.adapter_norm": _feed_forward_norm("adapter"),
+        "layers.{i}.adapter.up": _adapter("dense1"),
+        "layers.{i}.adapter.down": _adapter("dense2"),
+        "final_norm": "encoder.LayerNorm",
+    },
+    unused=(*ROBERTA.unused, "*.adapter_modules.*"),
+    refuse={"ln_before_adapter": (True, None)},
+    arrangement=lambda c: "pre" if c.get("pre_norm") else "post",
+    block=_xmod_block,
+    multipliers=_language,
 )
 
 

@@ -1,15 +1,17 @@
-"""Encoders with rotary positions: ModernBERT, EuroBERT, NomicBERT, Jina Embeddings 3, GTE."""
+"""Encoders with rotary positions: ModernBERT and its decoder, EuroBERT, RoFormer, NomicBERT, Jina Embeddings 3, GTE."""
 
 from __future__ import annotations
 
 from weft.ir.recipes import Full, Recipe
 
-from ...tables.family import Config, Fetch, key
+from ....dsl import HeadTransform, LayerNorm, RoPE
+from ...tables.family import Config, Fetch, Rule, key
 from ...tables.rope_config import rope_with, ropes_by_type
-from ...tables.settings import Settings
+from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import half, packed_parts
 from ..dense.llama import LLAMA, alternating
 from .bert import BERT
+from .relatives import narrower
 
 EUROBERT = LLAMA.but(
     "eurobert",
@@ -23,6 +25,23 @@ def _windows(config: Config) -> tuple[int | None, ...]:
     """ModernBERT's: half of local_attention to either side in all but every third layer."""
     near = {**config, "sliding_window": config.get("local_attention", 128) // 2 + 1}
     return tuple(alternating(3, first_global=True, period="global_attn_every_n_layers")(near))
+
+
+def _decoder_windows(config: Config) -> tuple[int | None, ...]:
+    """ModernBERT decoder's: half of local_attention, the token itself among them."""
+    near = {"sliding_window": (config.get("local_attention", 128) or 0) // 2 or None, **config}
+    return tuple(alternating(3, first_global=True, period="global_attn_every_n_layers")(near))
+
+
+def _by_type(local: Rule) -> Rule:
+    bases = key("global_rope_theta", default=160_000.0), key("local_rope_theta", default=10_000.0)
+    return ropes_by_type(local, bases=bases, near_scaled=True)
+
+
+def _transform(config: Config) -> HeadTransform:
+    norm = LayerNorm(key("norm_eps", default=1e-5)(config), bias=key("norm_bias", default=False)(config))
+    act = ACTIVATIONS[key("classifier_activation", default="gelu")(config)]
+    return HeadTransform(norm, act, key("classifier_bias", default=False)(config))
 
 
 MODERNBERT = LLAMA.but(
@@ -41,6 +60,8 @@ MODERNBERT = LLAMA.but(
     },
     unused=("head.*", "decoder.*", "classifier.*"),
     kind="encoder",
+    kv_heads=None,
+    head_dim=None,
     context=key("max_position_embeddings"),
     norm="layer",
     norm_bias=key("norm_bias", default=False),
@@ -48,12 +69,35 @@ MODERNBERT = LLAMA.but(
     arrangement=lambda c: ("pre_ffn", *["pre"] * (key("num_hidden_layers")(c) - 1)),
     activation=key("hidden_activation", default="gelu"),
     embed_norm=True,
-    rope=ropes_by_type(
-        _windows,
-        bases=(key("global_rope_theta", default=160_000.0), key("local_rope_theta", default=10_000.0)),
-        near_scaled=True,
-    ),
+    rope=_by_type(_windows),
     window=_windows,
+)
+MODERNBERT_DECODER = MODERNBERT.but(
+    "modernbert-decoder",
+    names={
+        **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.attn.{x}_proj" for x in "qkv"},
+        "head_transform.dense": "lm_head.dense",
+        "head_transform.norm": "lm_head.norm",
+        "lm_head": "decoder",
+    },
+    unused=("head.*", "classifier.*", "decoder.weight"),
+    kind="decoder",
+    window=_decoder_windows,
+    rope=_by_type(_decoder_windows),
+    tie=key("tie_word_embeddings", default=True),
+    head_bias=key("decoder_bias", default=True),
+    head_transform=_transform,
+)
+ROFORMER = BERT.but(
+    "roformer",
+    names={"embed_proj": "embeddings_project"},
+    prefix="roformer.",
+    found={"pooler": None},
+    idle=("*encoder.embed_positions.weight",),  # the sines and cosines of all rotations
+    refuse={"rotary_value": (False, None)},
+    embed_dim=narrower("embedding_size", None),
+    learned_positions=None,
+    rope=lambda c: RoPE(interleaved=True),
 )
 NOMIC = "encoder.layers.{i}"  # transformers renames when it loads, and back when it saves
 NOMIC_BERT = BERT.but(

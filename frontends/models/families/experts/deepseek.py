@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -67,14 +67,9 @@ def mla(config: Config) -> MLA:
     return MLA(heads, rank, plain, rotary, value, _rope(config), config.get("q_lora_rank"), _NORM, _scale(config))
 
 
-def experts_after(routing: Rule, first_dense: int | None, biased: bool = False, shared: Any = REQUIRED) -> Rule:
-    """The rule for `moe`: none in the first layers; `routing` says how the experts of the others are chosen.
-
-    mlp_layer_types or the key of either name says how many layers are dense, by default `first_dense`; all layers
-    have experts if that is None. `biased`: mlp_bias is also of the shared experts, of which there are `shared` where
-    the config does not say.
-    """
-    always = key("n_shared_experts", "num_shared_experts", default=shared)
+def sparse_layers(first_dense: int | None) -> Callable[[Config], Iterator[bool]]:
+    """The rule for which layers have experts: mlp_layer_types or the key of either name says how many are dense, by
+    default `first_dense`; all have experts if that is None."""
 
     def sparse(config: Config) -> Iterator[bool]:
         layers = range(key("num_hidden_layers")(config))
@@ -84,14 +79,24 @@ def experts_after(routing: Rule, first_dense: int | None, biased: bool = False, 
         dense = key("first_k_dense_replace", "num_dense_layers", default=first_dense)(config)
         return (i >= dense for i in layers)
 
+    return sparse
+
+
+def experts_after(routing: Rule, first_dense: int | None, biased: bool = False, shared: Any = REQUIRED) -> Rule:
+    """The rule for `moe`: none in the first layers, as `sparse_layers` says; `routing` says how the experts of the
+    others are chosen. All tokens pass further experts, `shared` where the config does not say how many, none if that is
+    0; mlp_bias is also theirs if `biased`."""
+
     def make(config: Config) -> MoE:
         hidden, act = key("moe_intermediate_size")(config), activation(config)
-        wide = hidden * always(config)
+        options: dict[str, Any] = {}
+        if shared != 0:
+            wide = hidden * key("n_shared_experts", "num_shared_experts", default=shared)(config)
+            options["shared"] = GatedMLP(wide, act, biased and config.get("mlp_bias", False))
         experts = key("n_routed_experts", "num_local_experts", "num_experts")(config)
-        options = {"shared": GatedMLP(wide, act, biased and config.get("mlp_bias", False)), **routing(config)}
-        return MoE(experts, hidden, key("num_experts_per_tok")(config), act, **options)
+        return MoE(experts, hidden, key("num_experts_per_tok")(config), act, **options, **routing(config))
 
-    return in_layers(make, sparse)
+    return in_layers(make, sparse_layers(first_dense))
 
 
 def _v2(config: Config) -> dict[str, Any]:

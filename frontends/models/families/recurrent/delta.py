@@ -62,8 +62,8 @@ def _of_each_head(name: str, index: int) -> Template:
     """Part `index` of a linear map whose rows are those of the queries and of the gate, head by head."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        apart = Reshape(fetch(f"{name}.{part}"), (s.heads or 1, 2, s.head_size, -1))
-        return Reshape(Slice(apart, 1, index, index + 1), ((s.heads or 1) * s.head_size, -1))
+        apart = Reshape(fetch(f"{name}.{part}"), (s.head_count, 2, s.head_size, -1))
+        return Reshape(Slice(apart, 1, index, index + 1), (s.head_count * s.head_size, -1))
 
     return template
 

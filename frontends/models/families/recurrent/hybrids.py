@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from ....dsl import MLP, Attention, Mamba2, MoE, ParallelHybrid, RMSNorm, ShortC
 from ...tables.family import Config, Fetch, Names, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
+from ...tables.templates import times
 from ..dense.llama import LLAMA
 from ..experts.mixtral import per_expert, stacked
 from .mamba import NO_LIMIT, mamba2_names, taps
@@ -101,18 +101,6 @@ LFM2_MOE = LFM2.but(
 # -- Falcon-H1
 
 
-def _times(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> Template:
-    """A linear map times the config's numbers `multipliers`; its bias times `bias`, or else the same."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        chosen = multipliers if part == "weight" or bias is None else bias
-        factor = math.prod(settings.multipliers[m] for m in chosen)
-        found = fetch(f"{name}.{part}")
-        return found if factor == 1 else Scale(found, factor)
-
-    return template
-
-
 def _state_input(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """The projection into gate, x, B, C and step, each of which has a multiplier of its own."""
     mamba, found = settings.mixer.ssm, fetch(f"layers.{{i}}.mamba.in_proj.{part}")
@@ -172,15 +160,15 @@ FALCON_H1 = LLAMA.but(
     names={
         **_beside(mamba2_names("layers.{i}.mamba")),
         "layers.{i}.attn.ssm.in": _state_input,
-        "layers.{i}.attn.ssm.out": _times("layers.{i}.mamba.out_proj", "ssm_out"),
-        "layers.{i}.attn.attention.q": _times("layers.{i}.self_attn.q_proj", "attention_in", bias=()),
-        "layers.{i}.attn.attention.k": _times("layers.{i}.self_attn.k_proj", "attention_in", "key", bias=("key",)),
-        "layers.{i}.attn.attention.v": _times("layers.{i}.self_attn.v_proj", "attention_in", bias=()),
-        "layers.{i}.attn.attention.o": _times("layers.{i}.self_attn.o_proj", "attention_out"),
+        "layers.{i}.attn.ssm.out": times("layers.{i}.mamba.out_proj", "ssm_out"),
+        "layers.{i}.attn.attention.q": times("layers.{i}.self_attn.q_proj", "attention_in", bias=()),
+        "layers.{i}.attn.attention.k": times("layers.{i}.self_attn.k_proj", "attention_in", "key", bias=("key",)),
+        "layers.{i}.attn.attention.v": times("layers.{i}.self_attn.v_proj", "attention_in", bias=()),
+        "layers.{i}.attn.attention.o": times("layers.{i}.self_attn.o_proj", "attention_out"),
         "layers.{i}.ffn_norm": "layers.{i}.pre_ff_layernorm",
-        "layers.{i}.ffn.gate": _times("layers.{i}.feed_forward.gate_proj", "gate"),
+        "layers.{i}.ffn.gate": times("layers.{i}.feed_forward.gate_proj", "gate"),
         "layers.{i}.ffn.up": "layers.{i}.feed_forward.up_proj",
-        "layers.{i}.ffn.down": _times("layers.{i}.feed_forward.down_proj", "down"),
+        "layers.{i}.ffn.down": times("layers.{i}.feed_forward.down_proj", "down"),
         "final_norm": "final_layernorm",
     },
     refuse={"time_step_limit": NO_LIMIT, "hidden_act": ("silu", "swish", None)},

@@ -64,7 +64,7 @@ def _lightning(which: str) -> Template:
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         if not isinstance(s.block[int(fetch.layer)].attn, LightningAttention):
             return fetch(f"layers.{{i}}.self_attn.{which}_proj.{part}")
-        heads, index = s.heads or 1, "qkv".index(which)
+        heads, index = s.head_count, "qkv".index(which)
         apart = Reshape(fetch(f"layers.{{i}}.self_attn.qkv_proj.{part}"), (heads, 3, s.head_size, -1))
         return Reshape(Slice(apart, 1, index, index + 1), (heads * s.head_size, -1))
 

@@ -1,4 +1,4 @@
-"""Zamba2: Mamba-2 layers, some of them fed by a few transformer blocks that take turns."""
+"""Zamba and Zamba2: Mamba layers, some of them fed by a few transformer blocks that take turns."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.recipes import Add, Recipe, Slice
+from weft.ir.recipes import Add, Concat, Recipe, Reshape, Slice
 from weft.ir.recipes.matrices import MatMul
 
-from ....dsl import Attention, GatedMLP, Mamba2, MemoryBlock, RMSNorm
+from ....dsl import Attention, GatedMLP, Mamba, Mamba2, MemoryBlock, RMSNorm
 from ...tables.family import Config, Fetch, Names, Template, key, required
 from ...tables.rope_config import rope_of
 from ...tables.settings import ACTIVATIONS, Settings
@@ -61,16 +61,16 @@ def _fed(settings: Settings) -> list[int]:
     return [i for i, block in enumerate(settings.block) if block.attn is not None]
 
 
-def _shared(name: str, adapter: str = "", half: int | None = None) -> Template:
-    """A weight of the block whose turn it is, with the layer's own low-rank `adapter`; `half` of its rows."""
+def _shared(name: str, adapter: str = "", half: int | None = None, block: str = "shared_transformer") -> Template:
+    """A weight of the `block` whose turn it is, with the layer's own low-rank `adapter`; `half` of its rows."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         layers = _fed(settings)
         turn = layers.index(int(fetch.layer))
         # Without tied embeddings transformers ties no blocks either: every layer has its own.
-        own = fetch.has("layers.{i}.shared_transformer.self_attn.q_proj.weight")
+        own = fetch.has(f"layers.{{i}}.{block}.self_attn.q_proj.weight")
         first = "{i}" if own else layers[turn % settings.multipliers["blocks"]]
-        at = f"layers.{first}.shared_transformer"
+        at = f"layers.{first}.{block}"
         found, low = fetch(f"{at}.{name}.{part}"), f"{at}.{adapter}.{turn}"
         if adapter and part == "weight" and fetch.has(f"{low}.0.weight"):
             found = Add((found, MatMul(fetch(f"{low}.1.weight"), fetch(f"{low}.0.weight"))))
@@ -98,7 +98,7 @@ def _whole(name: str) -> Template:
 
 def _channels(settings: Settings) -> int:
     mamba = settings.block[0].mamba
-    return int(mamba.inner + 2 * mamba.groups * mamba.state)
+    return int(mamba.inner + (2 * mamba.groups * mamba.state if isinstance(mamba, Mamba2) else 0))
 
 
 def _states() -> Names:
@@ -149,4 +149,105 @@ ZAMBA2 = LLAMA.but(
     tie=key("tie_word_embeddings", default=True),
     block=_blocks,
     multipliers=lambda c: {"blocks": c.get("num_mem_blocks", 1)},
+)
+
+
+# -- Zamba: one block, and states of Mamba in heads
+
+_MOST_HEADS = 8  # that have names
+
+
+def _zamba_kinds(config: Config) -> list[bool]:
+    period, offset = config.get("attn_layer_period", 6), config.get("attn_layer_offset", 4)
+    plain = ["mamba", "mamba", "hybrid"]
+    plain += ["hybrid" if i % period == offset else "mamba" for i in range(key("num_hidden_layers")(config) - 3)]
+    return [kind == "hybrid" for kind in config.get("layers_block_type") or config.get("layer_types") or plain]
+
+
+def _zamba_blocks(config: Config) -> tuple[MemoryBlock, ...]:
+    dim, heads = required(config, "hidden_size", "num_attention_heads")
+    states, rank = config.get("n_mamba_heads", 2), config.get("mamba_dt_rank", "auto")
+    if states > _MOST_HEADS:
+        raise WeftError(f"n_mamba_heads={states} exceeds {_MOST_HEADS}")
+    if config.get("attention_hidden_size") not in (None, 2 * dim):
+        raise WeftError(f"attention_hidden_size={config['attention_hidden_size']} must be twice hidden_size")
+    mamba = Mamba(
+        config.get("mamba_expand", 2) * dim,
+        config.get("mamba_d_state", 16),
+        config.get("mamba_d_conv", 4),
+        None if rank == "auto" else rank,
+        config.get("mamba_conv_bias", True),
+        config.get("mamba_proj_bias", False),
+        heads=states,
+    )
+    d = key("attention_head_dim", "head_dim", default=2 * dim // heads)(config)
+    groups = config.get("num_key_value_heads", 16)
+    attention = Attention(heads, groups, d, scale=(d / 2) ** -0.5, out_dim=dim)
+    ffn = GatedMLP(key("intermediate_size")(config), ACTIVATIONS[config.get("hidden_act", "gelu")])
+    norm = RMSNorm(config.get("rms_norm_eps", 1e-5))
+    fed, alone = MemoryBlock(mamba, attention, ffn, norm), MemoryBlock(mamba, norm=norm)
+    return tuple(fed if hybrid else alone for hybrid in _zamba_kinds(config))
+
+
+def _both(name: str) -> Template:
+    """A tensor of a state space, which stands deeper in the layers that are fed."""
+    return _either(f"layers.{{i}}.mamba.{name}", f"layers.{{i}}.mamba_decoder.mamba.{name}")
+
+
+def _in_turns(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """The rows of x and of the gate, which take turns in the checkpoint."""
+    stored, rows = _both("in_proj")(fetch, part, settings), 2 * settings.block[0].mamba.inner
+    return Concat((Slice(stored, 0, 0, rows, 2), Slice(stored, 0, 1, rows, 2)))
+
+
+def _of_head(name: str, head: int) -> Template:
+    """The part of tensor `name` [heads, ...] that belongs to a head; of all channels if there is one."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        mamba = settings.block[0].mamba
+        at = "mamba_decoder.mamba" if settings.block[int(fetch.layer)].attn is not None else "mamba"
+        own, channels = Slice(fetch(f"layers.{{i}}.{at}.{name}"), 0, head, head + 1), mamba.inner // mamba.heads
+        rank = mamba.dt_rank or -(-settings.dim // 16)
+        shapes: dict[str, tuple[int, ...]] = {"x": (rank + 2 * mamba.state, channels), "A": (channels, mamba.state)}
+        shapes["dt"] = (channels, rank) if "weight" in name else (channels,)
+        return Reshape(own, shapes.get(name.partition("_")[0], (channels,)))
+
+    return template
+
+
+def _head_names(prefix: str, head: int) -> Names:
+    return {
+        f"{prefix}.x.weight": _of_head("x_proj_weight", head),
+        f"{prefix}.dt.weight": _of_head("dt_proj_weight", head),
+        f"{prefix}.dt.bias": _of_head("dt_proj_bias", head),
+        f"{prefix}.a_log": _of_head("A_log", head),
+        f"{prefix}.d": _of_head("D", head),
+    }
+
+
+ZAMBA = ZAMBA2.but(
+    "zamba",
+    names={
+        **{name: None for name in ZAMBA2.names if name.startswith("layers.{i}.mamba.")},
+        "layers.{i}.mamba.in": _in_turns,
+        "layers.{i}.mamba.conv.weight": ZAMBA2.names["layers.{i}.mamba.conv.weight"],
+        "layers.{i}.mamba.conv.bias": ZAMBA2.names["layers.{i}.mamba.conv.bias"],
+        "layers.{i}.mamba.out": _both("out_proj"),
+        **_head_names("layers.{i}.mamba", 0),
+        **{
+            name: template
+            for head in range(_MOST_HEADS)
+            for name, template in _head_names(f"layers.{{i}}.mamba.head{head}", head).items()
+        },
+        "layers.{i}.attn_norm": _shared("input_layernorm", block="shared_transf"),
+        "layers.{i}.ffn_norm": _shared("pre_ff_layernorm", block="shared_transf"),
+        **{f"layers.{{i}}.attn.{x}": _shared(f"self_attn.{x}_proj", block="shared_transf") for x in "qkvo"},
+        **{
+            f"layers.{{i}}.ffn.{x}": _shared(f"feed_forward.{x}_proj", block="shared_transf")
+            for x in ("gate", "up", "down")
+        },
+    },
+    refuse={"hidden_mamba_act": ("silu", "swish", None)},
+    layers=lambda c: len(_zamba_kinds(c)),
+    block=_zamba_blocks,
 )

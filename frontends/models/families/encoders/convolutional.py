@@ -1,0 +1,108 @@
+"""Encoders with convolutions: SqueezeBERT, whose linear maps are of groups of channels, and ConvBERT."""
+
+from __future__ import annotations
+
+from weft.ir.recipes import Permute, Recipe, Reshape, Slice
+
+from ....dsl import SpanConvAttention
+from ...tables.family import Config, Fetch, Template, key
+from ...tables.settings import Settings
+from ...tables.templates import block_diagonal
+from .bert import BERT, LAYER
+from .relatives import narrower
+
+
+def _grouped(name: str, groups: str) -> Template:
+    """A linear map of groups of channels, stored as a convolution [out, in / groups, 1], as a block-diagonal matrix."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        stored, count = fetch(f"{name}.{part}"), settings.multipliers[groups]
+        if part == "bias":
+            return stored
+        assert isinstance(settings.ffn, int)
+        rows = settings.ffn if "intermediate" in name else settings.dim
+        columns = settings.ffn if ".output." in name else settings.dim
+        whole, high = Reshape(stored, (rows, columns // count)), rows // count
+        return block_diagonal([Slice(whole, 0, g * high, (g + 1) * high) for g in range(count)], high, columns // count)
+
+    return template
+
+
+def _groups(config: Config) -> dict[str, int]:
+    names = ("q_groups", "k_groups", "v_groups", "intermediate_groups", "output_groups")
+    return {**{n: config.get(n, 4) for n in names}, "post_attention_groups": config.get("post_attention_groups", 1)}
+
+
+_SQUEEZE = "encoder.layers.{i}"
+SQUEEZEBERT = BERT.but(
+    "squeezebert",
+    names={
+        **{
+            f"layers.{{i}}.attn.{x[0]}": _grouped(f"{_SQUEEZE}.attention.{x}", f"{x[0]}_groups")
+            for x in ("query", "key", "value")
+        },
+        "layers.{i}.attn.o": _grouped(f"{_SQUEEZE}.post_attention.conv1d", "post_attention_groups"),
+        "layers.{i}.attn_norm": f"{_SQUEEZE}.post_attention.layernorm",
+        "layers.{i}.ffn.up": _grouped(f"{_SQUEEZE}.intermediate.conv1d", "intermediate_groups"),
+        "layers.{i}.ffn.down": _grouped(f"{_SQUEEZE}.output.conv1d", "output_groups"),
+        "layers.{i}.ffn_norm": f"{_SQUEEZE}.output.layernorm",
+    },
+    prefix="transformer.",
+    multipliers=_groups,
+)
+
+
+# -- ConvBERT
+
+
+def _span(config: Config) -> SpanConvAttention:
+    heads = key("num_attention_heads")(config) // config.get("head_ratio", 2)
+    return SpanConvAttention(max(heads, 1), config.get("conv_kernel_size", 9))
+
+
+def _shaped(name: str, taps: bool = False) -> Template:
+    """A convolution [channels, 1, taps], a linear map stored as one [out, in, 1], or a bias [out, 1]."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        shape = (settings.dim, -1) if taps else (-1,) if part == "bias" else (settings.dim // 2, settings.dim)
+        return Reshape(fetch(name), shape)
+
+    return template
+
+
+def _stacked(name: str, down: bool) -> Template:
+    """A linear map of groups, stored [groups, in, out]; of one group as usual."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        stored, groups = fetch(f"{name}.{part}"), settings.multipliers["groups"]
+        if part == "bias" or groups == 1:
+            return stored
+        assert isinstance(settings.ffn, int)
+        sizes = settings.ffn // groups, settings.dim // groups
+        wide, high = sizes if down else sizes[::-1]
+        turned = Permute(stored, (0, 2, 1))
+        return block_diagonal([Reshape(Slice(turned, 0, g, g + 1), (high, wide)) for g in range(groups)], high, wide)
+
+    return template
+
+
+_SELF = f"{LAYER}.attention.self"
+CONVBERT = BERT.but(
+    "convbert",
+    names={
+        "embed_proj": "embeddings_project",
+        "layers.{i}.attn.depthwise.weight": _shaped(f"{_SELF}.key_conv_attn_layer.depthwise.weight", taps=True),
+        "layers.{i}.attn.span.weight": _shaped(f"{_SELF}.key_conv_attn_layer.pointwise.weight"),
+        "layers.{i}.attn.span.bias": _shaped(f"{_SELF}.key_conv_attn_layer.bias"),
+        "layers.{i}.attn.kernel": f"{_SELF}.conv_kernel_layer",
+        "layers.{i}.attn.conv": f"{_SELF}.conv_out_layer",
+        "layers.{i}.ffn.up": _stacked(f"{LAYER}.intermediate.dense", down=False),
+        "layers.{i}.ffn.down": _stacked(f"{LAYER}.output.dense", down=True),
+    },
+    prefix="convbert.",
+    found={"pooler": None},
+    unused=(*BERT.unused, "generator_*"),
+    embed_dim=narrower("embedding_size", 768),
+    mixer=_span,
+    multipliers=lambda c: {"groups": c.get("num_groups", 1)},
+)

@@ -1,0 +1,216 @@
+"""Mixtures of experts whose local layers differ from the global ones: Cohere 2 MoE, MiMo-V2-Flash, Flint, Laguna."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ....dsl import GatedMLP, MoE, RoPE
+from ...tables.family import Config, in_layers, key
+from ...tables.rope_config import rope_of, rope_with, ropes_by_type
+from ...tables.templates import gated, times
+from ..dense.llama import LLAMA, alternating, windows
+from ..dense.relatives import COHERE2, rotary_where_local
+from .corrected import SHARED
+from .deepseek import corrected, experts_after, sparse_layers
+from .mixtral import SPARSE, activation
+
+# -- Cohere 2 MoE: dense layers come first, whose windows have a period of their own
+
+
+def _cohere_windows(config: Config) -> tuple[int | None, ...]:
+    dense = config.get("first_k_dense_replace") or 0
+    first, period = config.get("prefix_dense_sliding_window_pattern", 1), config.get("sliding_window_pattern", 4)
+    counts = [(i, first) for i in range(dense)]
+    counts += [(i, period) for i in range(key("num_hidden_layers")(config) - dense)]
+    types = ["sliding_attention" if (i + 1) % every else "full_attention" for i, every in counts]
+    return windows(config, config.get("sliding_window", 4096), types)
+
+
+def _cohere_ropes(config: Config) -> tuple[RoPE | None, ...]:
+    """RoPE in local layers, and in dense ones if they would all be global by their period."""
+    rope = rope_with(rope_theta=1e4, interleaved=True)(config)
+    forced = config.get("prefix_dense_sliding_window_pattern", 1) == 1
+    layers = zip(_cohere_windows(config), sparse_layers(0)(config), strict=True)
+    return tuple(rope if window is not None or (forced and not sparse) else None for window, sparse in layers)
+
+
+def _cohere_share(config: Config) -> float:
+    """The share of the routed experts, and of the shared one, in what both make."""
+    averaged = config.get("shared_expert_combination_strategy", "average") == "average"
+    return 0.5 if averaged and config.get("num_shared_experts") else 1.0
+
+
+def _cohere_experts(config: Config) -> MoE:
+    hidden, act = key("intermediate_size")(config), activation(config)
+    shared, scoring = config.get("num_shared_experts") or 0, config.get("expert_selection_fn", "softmax")
+    return MoE(
+        key("num_experts", "num_local_experts", default=8)(config),
+        hidden,
+        key("num_experts_per_tok", default=2)(config),
+        act,
+        scoring=scoring,
+        renormalize=scoring == "softmax" or config.get("norm_topk_prob", True),
+        scale=_cohere_share(config),
+        shared=GatedMLP(hidden * shared, act) if shared else None,
+    )
+
+
+COHERE2_MOE = COHERE2.but(
+    "cohere2_moe",
+    names={
+        **SPARSE,
+        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts"),
+        "layers.{i}.ffn.shared.down": times("layers.{i}.mlp.shared_experts.down_proj", "shared"),
+    },
+    head_dim=key("head_dim", default=128),
+    ffn=key("prefix_dense_intermediate_size", "intermediate_size"),
+    norm=lambda c: "layer" if c.get("rms_norm_eps") is None else "rms",
+    eps=key("rms_norm_eps", "layer_norm_eps", default=1e-5),
+    window=_cohere_windows,
+    rope=_cohere_ropes,
+    multipliers=lambda c: {"shared": _cohere_share(c)},
+    moe=in_layers(_cohere_experts, sparse_layers(0)),
+)
+
+# -- MiMo-V2-Flash: local layers have twice the key/value heads, and sinks
+
+
+def _mimo_windows(config: Config) -> tuple[int | None, ...]:
+    layers = range(key("num_hidden_layers")(config))
+    types = ["full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention" for i in layers]
+    keys = config.get("sliding_window_size")
+    return windows(config, config.get("sliding_window", 129) if keys is None else keys + 1, types)
+
+
+def _mimo_ropes(config: Config) -> Any:
+    bases = (lambda c: 5e6), (lambda c: 1e4)  # transformers reads no other where rope_parameters are absent
+    rule = ropes_by_type(_mimo_windows, partial=True, bases=bases, partial_rotary_factor=0.334)
+    return rule({**config, "partial_rotary_factor": 0.334})
+
+
+def _mimo_groups(config: Config) -> tuple[int, ...]:
+    groups = key("num_key_value_heads", default=4)(config)
+    return tuple(groups if window is None else 2 * groups for window in _mimo_windows(config))
+
+
+def _mimo_routing(config: Config) -> dict[str, Any]:
+    """The router of DeepSeek-V3; published configs say null for a scale of 1."""
+    scale = config.get("routed_scaling_factor")
+    routing: dict[str, Any] = corrected(groups=1, top_groups=1)(
+        {**config, "routed_scaling_factor": 1.0 if scale is None else scale}
+    )
+    return routing
+
+
+MIMO_V2_FLASH = LLAMA.but(
+    "mimo_v2_flash",
+    names={
+        **SHARED,
+        "layers.{i}.attn.v": times("layers.{i}.self_attn.v_proj", "values"),
+        "layers.{i}.attn.sinks": "layers.{i}.self_attn.attention_sink_bias",
+    },
+    aliases={"attention_sink_bias": "sinks"},
+    unused=(*LLAMA.unused, "model.mtp.*"),
+    kv_heads=_mimo_groups,
+    head_dim=key("head_dim", default=192),
+    v_head_dim=key("v_head_dim", default=128),
+    eps=key("rms_norm_eps", default=1e-5),
+    out_bias=False,
+    ffn_bias=False,
+    window=_mimo_windows,
+    sinks=lambda c: tuple(window is not None for window in _mimo_windows(c)),
+    rope=_mimo_ropes,
+    context=key("max_position_embeddings", default=None),
+    multipliers=lambda c: {"values": 1.0 if (v := c.get("attention_value_scale", 0.707)) is None else v},
+    moe=experts_after(_mimo_routing, first_dense=1, shared=0),
+)
+
+# -- Flint: sinks, sigmoids for scores, and an expert that all tokens pass
+
+
+def _flint_windows(config: Config) -> tuple[int | None, ...]:
+    last = key("num_hidden_layers")(config) - 1
+    wide = (i < 2 or i % 4 == 1 or i == last for i in range(last + 1))
+    return windows(
+        config, config.get("sliding_window", 513), ["full_attention" if w else "sliding_attention" for w in wide]
+    )
+
+
+def _flint_sparse(config: Config) -> list[bool]:
+    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers")
+    dense = (0, 1) if dense is None else dense
+    return [i not in dense and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config))]
+
+
+def _flint_experts(config: Config) -> MoE:
+    moe: MoE = _laguna_experts({"shared_expert_intermediate_size": 1024, **config, "moe_routed_scaling_factor": 1.0})
+    return replace(moe, correction=False, renormalize=config.get("norm_topk_prob", True))
+
+
+FLINT = LLAMA.but(
+    "flint",
+    names={
+        **SPARSE,
+        "layers.{i}.attn.sinks": "layers.{i}.self_attn.softmax_offset",
+        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_expert"),
+    },
+    aliases={"softmax_offset": "sinks"},
+    kv_heads=key("num_key_value_heads", default=4),
+    head_dim=key("head_dim", default=128),
+    ffn_bias=False,
+    qk_norm="head",
+    sinks=True,
+    window=_flint_windows,
+    rope=rotary_where_local(rope_of, _flint_windows),
+    moe=in_layers(_flint_experts, _flint_sparse),
+)
+
+# -- Laguna: heads by layer, gates of attention by softplus
+
+_LAGUNA_ROPES = {
+    "full_attention": {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
+    "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+}
+_LAGUNA_WINDOWS = alternating(1, window=512)  # all global where layer_types does not say
+
+
+def _laguna_experts(config: Config) -> MoE:
+    act = activation(config)
+    return MoE(
+        key("num_experts")(config),
+        key("moe_intermediate_size", default=512)(config),
+        key("num_experts_per_tok")(config),
+        act,
+        scoring="sigmoid",
+        correction=True,
+        scale=float(config.get("moe_routed_scaling_factor", 1.0)),
+        shared=GatedMLP(key("shared_expert_intermediate_size", default=512)(config), act),
+    )
+
+
+LAGUNA = LLAMA.but(
+    "laguna",
+    names={
+        **SHARED,
+        "layers.{i}.attn.gate": "layers.{i}.self_attn.g_proj",
+        "layers.{i}.ffn.router.correction": "layers.{i}.mlp.experts.e_score_correction_bias",
+        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_expert"),
+    },
+    aliases={"experts.e_score": "gate.e_score", "mlp.shared_expert.": "mlp.shared_experts."},
+    refuse={"moe_router_logit_softcapping": (0, None), "moe_apply_router_weight_on_input": (False, None)},
+    heads=lambda c: tuple(c.get("num_attention_heads_per_layer") or ()) or c["num_attention_heads"],
+    kv_heads=key("num_key_value_heads", default=8),
+    head_dim=key("head_dim", default=128),
+    ffn_bias=False,
+    qk_norm="head",
+    gate=True,
+    gate_activation="softplus",
+    gate_by_head=lambda c: c.get("gating", True) in (True, "per-head"),
+    window=_LAGUNA_WINDOWS,
+    rope=lambda c: ropes_by_type(_LAGUNA_WINDOWS, True)(
+        {**c, "rope_parameters": c.get("rope_parameters") or _LAGUNA_ROPES}
+    ),
+    context=key("max_position_embeddings", default=None),
+    moe=in_layers(_laguna_experts, sparse_layers(1)),
+)
