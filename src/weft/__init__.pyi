@@ -139,6 +139,7 @@ from .ops import (
     ceil as ceil,
     clip as clip,
     concat as concat,
+    conv1d as conv1d,
     cos as cos,
     cumsum as cumsum,
     div as div,
