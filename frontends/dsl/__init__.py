@@ -31,7 +31,6 @@ from .differential import DifferentialAttention, MixtureOfAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
 from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
-from .images import ImageEncoder
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import MLSTM, RGLRU, RWKVChannelMix, RWKVTimeMix
 from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention
@@ -40,6 +39,7 @@ from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
+from .signals import AudioEncoder, Convolution, GroupNorm, ImageEncoder, PositionalConvolution, SoundStem
 from .state_space import Mamba, Mamba2
 from .streams import (
     AltUpLayer,
@@ -62,7 +62,9 @@ __all__ = [
     "ALiBi",
     "AltUpLayer",
     "Attention",
+    "AudioEncoder",
     "Block",
+    "Convolution",
     "CrossAttention",
     "Decoder",
     "DifferentialAttention",
@@ -73,6 +75,7 @@ __all__ = [
     "GatedDeltaNet",
     "GatedMLP",
     "GatherStreams",
+    "GroupNorm",
     "ImageEncoder",
     "LayerNorm",
     "LayerWithInput",
@@ -89,6 +92,7 @@ __all__ = [
     "ParallelHybrid",
     "PerLayerEmbedding",
     "PerLayerInput",
+    "PositionalConvolution",
     "RMSNorm",
     "RWKVChannelMix",
     "RWKVTimeMix",
@@ -100,6 +104,7 @@ __all__ = [
     "ShortConv",
     "ShortcutBlock",
     "Sinusoidal",
+    "SoundStem",
     "SplitFeedForward",
     "SpreadStreams",
     "State",

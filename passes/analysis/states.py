@@ -15,7 +15,8 @@ from weft.ir.op import Growth, StateKind, StateSpec
 
 from ..edits.edit import changed
 
-SOURCE = ("encoder_input_ids", "encoder_attention_mask")  # the inputs of an encoder, and of nothing else
+SOUND = ("input_features", "input_values")  # a spectrogram, a waveform
+SOURCE = ("encoder_input_ids", *SOUND, "encoder_attention_mask")  # the inputs of an encoder, and of nothing else
 
 
 def specs(node: Node) -> tuple[StateSpec, ...]:

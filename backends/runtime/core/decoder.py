@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from weft.ir.errors import WeftError
 
+from ...facts import Sound
 from .results import ExpertCounts
 from .rows import BatchContext
 
@@ -31,6 +32,7 @@ class Decoder(ABC, Generic[C]):
     every_position: bool
     padded: bool
     rewinds: bool
+    sound: Sound | None = None  # what prompts are, if no texts
 
     def __init__(self, device: str, vocab: int, max_length: int, start: int | None = None, max_source: int = 0) -> None:
         self.device_type, self.vocab, self.max_length = device, vocab, max_length

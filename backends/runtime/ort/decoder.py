@@ -55,6 +55,7 @@ class OrtDecoder(Decoder["OrtContext"]):
         behind = () if sources is None else (sources.start, sources.max_length)
         super().__init__(session.device, vocab, max_length, *behind)
         self.session, self.name, self.sources = session, name, sources
+        self.sound = None if sources is None else sources.sound
         inputs = {i.name: i for i in session.ort.get_inputs()}
         outputs = {o.name: o for o in session.ort.get_outputs()}
         if missing := {"input_ids"} - inputs.keys() or {"logits"} - outputs.keys():

@@ -36,7 +36,8 @@ _KIND = {
     "limit_capacity": "experts", "selective_scan": "recurrence", "ssd": "recurrence", "causal_conv": "recurrence",
     "scan": "recurrence",
     "gated_linear_attention": "recurrence", "gated_delta_rule": "recurrence", "linear_attention": "recurrence",
-    "linear": "linear", "head_linear": "linear", "matmul": "linear", "conv1d": "linear", "input": "input", "output": "input",
+    "linear": "linear", "head_linear": "linear", "matmul": "linear", "conv1d": "linear",
+    "input": "input", "output": "input",
     "add": "stream",
 }  # fmt: skip
 _TITLE = {

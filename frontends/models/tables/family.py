@@ -17,12 +17,12 @@ from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.registry import Registry
 
-from ...dsl import Decoder, Encoder, EncoderDecoder, ImageEncoder
+from ...dsl import AudioEncoder, Decoder, Encoder, EncoderDecoder, ImageEncoder
 from .settings import Settings, build
 
 Config = Mapping[str, Any]
 Rule = Callable[[Config], Any]  # of a setting
-Model = Decoder | Encoder | EncoderDecoder | ImageEncoder
+Model = Decoder | Encoder | EncoderDecoder | ImageEncoder | AudioEncoder
 REQUIRED = object()
 SENTENCE = "pooling of sentence-transformers"  # the key of a config under which its folder's reader puts it
 _OUTSIDE = ("lm_head", "embed_out")  # heads, which stand without the prefix of the model below them

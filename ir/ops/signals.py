@@ -1,13 +1,64 @@
-"""Convolutions over time, of spectrograms and waveforms; `recurrences` has those that decoders carry on."""
+"""Images and sound as sequences: patches that are embedded (Dosovitskiy 2020, ViT), convolutions over time."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Value, case, fixed, normal, op, sizes, want
+from ..op import Array, OpCall, Size, TensorType, Value, case, fixed, normal, op, want
+from ..types import sizes
 from .elementwise import add, affine
-from .products import matmul
+from .products import linear, matmul
 from .tensor import expand, gather, iota, pad, reshape, slice_, swap, transpose, unsqueeze
+
+
+@op(
+    cases=[
+        case(normal(2, 3, 8, 12), normal(5, 3, 4, 4)),
+        case(normal(1, 2, 6, 6), normal(7, 2, 3, 2), normal(7)),
+    ]
+)
+def patch_embedding(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """Patches of images as rows, each by one linear map: a convolution whose stride is its size.
+
+    x [batch, channels, height, width], weight [dim, channels, patch height, patch width], bias [dim] →
+    [batch, patches, dim], patches row by row from the top.
+    """
+    batch, channels, height, width = x.shape
+    dim, _, h, w = weight.shape
+    apart = x.reshape(batch, channels, height // h, h, width // w, w).transpose(0, 2, 4, 1, 3, 5)
+    y: Array = apart.reshape(batch, -1, channels * h * w) @ weight.reshape(dim, -1).T
+    return y if bias is None else y + bias
+
+
+@patch_embedding.infer
+def _(n: OpCall) -> TensorType:
+    x: TensorType = n.x
+    weight, bias = n.weight, n.bias
+    want(x.rank == weight.rank == 4, f"x {x} must be [batch, channels, height, width], weight {weight} alike")
+    want(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
+    height, width = (fixed(x.shape[i], f"x {x} must have a fixed height and width") for i in (2, 3))
+    dim, channels, h, w = (fixed(s, f"weight {weight} must have fixed sizes") for s in weight.shape)
+    want(x.shape[1] == channels, f"x {x} has not the {channels} channels of weight {weight}")
+    want(height % h == 0 and width % w == 0, f"patches of {h} × {w} do not divide x {x}")
+    want(bias is None or bias == weight.with_shape(dim), f"bias {bias} does not fit weight {weight}")
+    return x.with_shape(x.shape[0], (height // h) * (width // w), dim)
+
+
+@patch_embedding.cost
+def _(n: OpCall) -> Size:
+    x: TensorType = n.x
+    outputs: Size = n.weight.shape[0]
+    return x.elements * outputs * 2
+
+
+@patch_embedding.body
+def _(n: OpCall) -> Value:
+    batch, channels, height, width = n.x.shape
+    dim, _, h, w = n.weight.shape
+    rows, columns = sizes.floordiv(height, h), sizes.floordiv(width, w)
+    apart = transpose(reshape(n.x, shape=(batch, channels, rows, h, columns, w)), axes=(0, 2, 4, 1, 3, 5))
+    patches = reshape(apart, shape=(batch, rows * columns, channels * h * w))
+    return linear(patches, reshape(n.weight, shape=(dim, channels * h * w)), n.bias)
 
 
 @op(
@@ -37,8 +88,8 @@ def conv1d(
     padded = np.pad(x, ((0, 0), tuple(padding), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, kernel, 1)[:, ::stride]  # [batch, frames, in, kernel]
     apart = windows.reshape(*windows.shape[:2], groups, width, kernel)
-    y = np.einsum("btgik,goik->btgo", apart, weight.reshape(groups, out // groups, width, kernel))
-    y = y.reshape(*windows.shape[:2], out)
+    by_group = np.einsum("btgik,goik->btgo", apart, weight.reshape(groups, out // groups, width, kernel))
+    y: Array = by_group.reshape(*windows.shape[:2], out)
     return y if bias is None else y + bias
 
 
@@ -50,10 +101,11 @@ def _frames(n: OpCall) -> Size:
 
 @conv1d.infer
 def _(n: OpCall) -> TensorType:
-    x, weight, bias, groups = n.x, n.weight, n.bias, n.groups
+    x: TensorType = n.x
+    weight, bias, groups = n.weight, n.bias, n.groups
     want(x.rank == weight.rank == 3, f"x {x} must be [batch, length, in], weight {weight} [out, in / groups, kernel]")
     want(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
-    out, width, kernel = (fixed(s, f"weight {weight} must have fixed sizes") for s in weight.shape)
+    out, width, _ = (fixed(s, f"weight {weight} must have fixed sizes") for s in weight.shape)
     want(groups >= 1 and out % groups == 0, f"groups={groups} does not divide the {out} outputs of weight {weight}")
     want(x.shape[2] == width * groups, f"x {x} has not the {width * groups} channels of weight {weight}")
     want(bias is None or bias == weight.with_shape(out), f"bias {bias} does not fit weight {weight}")
@@ -67,8 +119,9 @@ def _(n: OpCall) -> TensorType:
 
 @conv1d.cost
 def _(n: OpCall) -> Size:
-    batch: Size = n.x.shape[0]
-    return batch * _frames(n) * n.weight.elements * 2
+    x, weight = n.x, n.weight
+    products: Size = x.shape[0] * _frames(n) * weight.elements
+    return products * 2
 
 
 @conv1d.body
