@@ -13,6 +13,8 @@ from ...facts import Sound
 from .results import ExpertCounts
 from .rows import BatchContext
 
+EMBEDDED = "inputs_embeds"
+TAKES_EMBEDDINGS = "the model takes embeddings (inputs_embeds), no prompts: run it with ONNX Runtime or PyTorch itself"
 C = TypeVar("C", bound=BatchContext)
 # Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are used again.
 STEP = {"cpu": 256, "cuda": 1024}

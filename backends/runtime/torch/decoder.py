@@ -16,7 +16,7 @@ from weft.ir.errors import WeftError
 
 from ...facts import Sound
 from ..arrays import Bools, Ints
-from ..core.decoder import Decoder
+from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, Decoder
 from ..core.results import ExpertCounts
 from ..core.sampling import Sampler
 from ..text.sources import encoder_inputs
@@ -54,6 +54,8 @@ class TorchDecoder(Decoder["TorchContext"]):
     ) -> None:
         self.model, self.name, self.compares = model, name, compares
         self.inputs = set(inspect.signature(model.forward).parameters)
+        if EMBEDDED in self.inputs:
+            raise WeftError(f"{name}: {TAKES_EMBEDDINGS}")
         if "cache" not in self.inputs:
             raise WeftError(f"{name}: the model keeps nothing from call to call, so it cannot decode")
         self.device = next(model.parameters()).device
