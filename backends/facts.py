@@ -20,6 +20,21 @@ class Carried:
 
 
 @dataclass(frozen=True)
+class Sound:
+    """Sound that the encoder of an encoder-decoder reads: the `input` of its graph, a spectrogram of `bins` rows or
+    (None) a waveform, of exactly `length` frames or samples, or of any number (None)."""
+
+    input: str
+    bins: int | None = None
+    length: int | None = None
+
+    def __str__(self) -> str:
+        if self.bins is None:
+            return f"a waveform [{self.length or 'samples'}]"
+        return f"a spectrogram [{self.bins}, {self.length or 'frames'}], mel bins by frames"
+
+
+@dataclass(frozen=True)
 class Facts:
     """Facts that the runtime needs before it opens a compiled model."""
 
@@ -38,6 +53,7 @@ class Facts:
     normalize: bool = False  # and whether it has unit length
     start: int = 0  # the token with which an encoder-decoder begins its answers
     max_source: int = 0  # the longest source it takes
+    sound: Sound | None = None  # what it reads, if that is no text
     forced: tuple[int | None, int | None] = (None, None)  # its first token of all, and its last at the limit
     outputs: tuple[str, ...] = ()  # of a model of PyTorch, in order
     keeps_blocks: bool = False  # it multiplies by the quantized blocks of its source

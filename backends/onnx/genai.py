@@ -9,7 +9,7 @@ from typing import Any
 from weft.ir.graph import Graph
 from weft.ir.op import Trait
 from weft.ir.types import sizes
-from weft.passes.analysis.states import cache_records, caches, state_records, taken_states
+from weft.passes.analysis.states import EMBEDDED, cache_records, caches, state_records, taken_states
 from weft.passes.edits.edit import changed
 
 from ..targets import Backend
@@ -36,6 +36,8 @@ def with_whole_caches(graph: Graph) -> Graph:
 
 def refusal(graph: Graph) -> str | None:
     """Return why onnxruntime-genai cannot run a graph with caches, none of which rolls; None if it can."""
+    if EMBEDDED in graph.inputs:
+        return "it takes embeddings of tokens, not their ids"
     carried = list(taken_states(graph))
     if state_records(carried):
         return "its states of recurrences are those of a few model types only"

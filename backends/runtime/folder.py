@@ -8,13 +8,14 @@ from typing import Any
 from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 
-from ..facts import Facts
+from ..facts import Facts, Sound
 from ..storage import MANIFEST as MANIFEST
 from ..storage import check_format
 from ..targets import TARGETS
 from .carried import recorded
 
 GENAI = "genai_config.json"
+_ENCODED = {"image-encoder": "images", "audio-encoder": "sound"}
 GENAI_TARGET = "onnx"  # its builder names no target: such a model is bound to no device
 
 
@@ -50,8 +51,10 @@ def read_manifest(folder: Path) -> Record:
 
 def _from_manifest(folder: Path) -> Facts:
     data = read_manifest(folder)
-    if data.get("kind", str, "") == "image-encoder":
-        raise WeftError(f"{folder} encodes images, not texts: run its model with ONNX Runtime or PyTorch itself")
+    if (kind := data.get("kind", str, "")) in _ENCODED:
+        raise WeftError(
+            f"{folder} encodes {_ENCODED[kind]}, not texts: run its model with ONNX Runtime or PyTorch itself"
+        )
     kind = data.choice("kind", ("decoder", "encoder", "encoder-decoder"))
     target = data.choice("target", tuple(TARGETS))
     more: dict[str, Any] = {}
@@ -61,6 +64,11 @@ def _from_manifest(folder: Path) -> Facts:
         first, last = (data.tokens(f"forced_{name}_token_id") for name in ("bos", "eos"))
         more["start"] = data.integer("decoder_start_token_id", least=0)
         more["max_source"] = data.integer("max_source_length", least=1)
+        if "sound" in data:
+            sound = data.record("sound")
+            more["sound"] = Sound(
+                sound.text("input"), *(sound.integer(name, None, least=1) for name in ("bins", "length"))
+            )
         more["forced"] = (min(first, default=None), min(last, default=None))
     if "outputs" in data:
         more["outputs"] = tuple(data.get("outputs", list[str]))

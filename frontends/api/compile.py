@@ -177,7 +177,7 @@ def _with_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) 
 def _max_length(graph: Graph, requested: int | None, notes: list[str]) -> int:
     context = graph.meta.get("context")
     if requested is None:
-        if context is None:
+        if context is None and "input_ids" in graph.inputs:
             notes.append(f"the model states no context length: compiled for {MAX_LENGTH} tokens (see --max-length)")
         return int(context or MAX_LENGTH)
     if requested < 1:

@@ -29,10 +29,29 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
         raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,15,7") from None
 
 
+def _sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any:
+    """The array in the file at `path`; one of several arrays that holds a single one is that."""
+    import numpy as np
+
+    if path is None:
+        return None
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise click.BadParameter(f"{path} is no .npy file: {error}") from None
+    return array[0] if isinstance(array, np.ndarray) and array.ndim == 3 and len(array) == 1 else array
+
+
 @click.command("run", short_help="Generate text or chat.")
 @click.argument("source", shell_complete=complete_sources)
 @click.option("--prompt", help="The text to continue, or with --chat the message to answer; default: stdin.")
 @click.option("--ids", callback=_token_ids, help="Token ids to continue, such as 1,15,7; the answer is ids too.")
+@click.option(
+    "--sound",
+    callback=_sound,
+    metavar="FILE.npy",
+    help="What a model that reads sound is given: a waveform [samples], or a spectrogram [bins, frames].",
+)
 @click.option("--chat", is_flag=True, help="Use the model's chat template; a conversation where there is no prompt.")
 @click.option("--system", help="System message (with --chat).")
 @click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most tokens of one answer.")
@@ -79,6 +98,7 @@ def run_command(
     source: str,
     prompt: str | None,
     ids: list[int] | None,
+    sound: Any,
     chat: bool,
     system: str | None,
     beams: int,
@@ -96,8 +116,9 @@ def run_command(
 ) -> None:
     """Run a compiled folder, or any SOURCE (which is compiled into a temporary folder first).
 
-    The answer streams to stdout, timings go to stderr. An encoder-decoder takes the prompt as its source text. An
-    encoder prints the embedding of the prompt as JSON.
+    The answer streams to stdout, timings go to stderr. An encoder-decoder takes the prompt as its source text, or reads
+    the array of --sound (Whisper's spectrograms are made by transformers' WhisperProcessor). An encoder prints the
+    embedding of the prompt as JSON.
 
     \b
     Examples:
@@ -108,11 +129,14 @@ def run_command(
       weft run out/ --prompt "The sky is" --beams 4              beam search
       weft run out/ --chat --prompt-lookup 8                     faster where answers repeat the prompt
       weft run model.py --ids 1,15,7 --max-tokens 8              a model without a tokenizer
+      weft run whisper/ --sound spectrogram.npy                  an encoder-decoder that reads sound
       weft run model.gguf --target torch --chat                  with PyTorch even if ONNX Runtime is installed
       weft run moe/ --chat --trust --experts-on-device 16        a mixture of experts that the device has no room for
     """
     if ids is not None and (chat or prompt is not None):
         raise click.UsageError("--ids goes with neither --prompt nor --chat")
+    if sound is not None and (chat or prompt is not None or ids is not None):
+        raise click.UsageError("--sound goes with neither --prompt, --ids nor --chat")
     if system is not None and not chat:
         raise click.UsageError("--system goes with --chat")
     from weft.backends.runtime.ort.encoder import Encoder
@@ -121,7 +145,7 @@ def run_command(
     talk = chat and prompt is None and sys.stdin.isatty()
     if beams > 1 and talk:
         raise click.UsageError("--beams goes with --prompt or --ids")
-    if prompt is None and ids is None and not talk:
+    if prompt is None and ids is None and sound is None and not talk:
         if sys.stdin.isatty():
             raise click.UsageError("give --prompt, or --chat for a conversation, or pipe a prompt in")
         prompt = sys.stdin.read().removesuffix("\n")
@@ -132,9 +156,11 @@ def run_command(
         options.setdefault("temperature", 1.0)
 
     drafts = assistant is not None or "prompt_lookup_num_tokens" in options
-    how = {"text": ids is None, "trust": trust, "check": check, "verifies": drafts}
+    how = {"text": ids is None and sound is None, "trust": trust, "check": check, "verifies": drafts}
     with opened_model(source, device, threads, target, adapters, experts_on_device, **how) as model:
         if isinstance(model, Encoder):
+            if sound is not None:
+                raise WeftError(f"{source} is an encoder of texts: --sound is for models that read sound")
             _embed(
                 model, prompt if ids is None else ids, chat or beams > 1, source, pooling=pooling, normalize=normalize
             )
@@ -147,6 +173,9 @@ def run_command(
         if talk:
             _talk(model.conversation(before), options)
             return
+        if sound is not None:
+            _hear(model, sound, beams, options)
+            return
         if chat:
             ids = model.chat_prompt([*before, {"role": "user", "content": prompt}])
         if beams > 1 or (ids is not None and not chat):
@@ -155,6 +184,17 @@ def run_command(
             echo(timing(result), err=True)
         else:
             _say(model.stream(prompt if ids is None else ids, **options))
+
+
+def _hear(model: Generator, sound: Any, beams: int, options: dict[str, Any]) -> None:
+    """Answer a sound, with ids where there is no tokenizer."""
+    has_text = model.folder is not None and (model.folder / "tokenizer.json").is_file()
+    if has_text and beams == 1:
+        _say(model.stream(sound, **options))
+        return
+    (result,) = model.generate([sound], beams=beams, **options)
+    echo(result.text if has_text else ",".join(map(str, result.tokens)))
+    echo(timing(result), err=True)
 
 
 def _assistant(folder: str, device: str, threads: int | None, trust: bool) -> Generator:
@@ -189,7 +229,8 @@ def _say(stream: Stream) -> None:
 def timing(result: Result) -> str:
     """Format the time of an answer in one line."""
     t = result.timings
-    read = f"{t.prompt_tokens} prompt tokens in {t.prefill_seconds:.2f} s ({t.prefill_rate:.1f}/s)"
+    what = "prompt tokens" if isinstance(result.prompt, list) else "samples" if result.prompt.ndim == 1 else "frames"
+    read = f"{t.prompt_tokens} {what} in {t.prefill_seconds:.2f} s ({t.prefill_rate:.1f}/s)"
     count = len(result.tokens)
     rest = f", then {count} token{'s' if count != 1 else ''}" if count else ""
     drafted = f", {t.accepted_tokens} of {t.drafted_tokens} drafted tokens right" if t.drafted_tokens else ""

@@ -32,7 +32,6 @@ from .differential import DifferentialAttention, DynamicMaskAttention, MixtureOf
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
 from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
-from .images import ImageEncoder
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import MLSTM, RGLRU, RWKVChannelMix, RWKVTimeMix
 from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention, SpanConvAttention
@@ -41,6 +40,7 @@ from .position_bias import ALiBi, RelativeTable, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
+from .signals import AudioEncoder, Convolution, GroupNorm, ImageEncoder, PositionalConvolution, SoundStem
 from .state_space import Mamba, Mamba2
 from .streams import (
     AltUpLayer,
@@ -64,7 +64,9 @@ __all__ = [
     "AdaptedBlock",
     "AltUpLayer",
     "Attention",
+    "AudioEncoder",
     "Block",
+    "Convolution",
     "CrossAttention",
     "Decoder",
     "DifferentialAttention",
@@ -76,6 +78,7 @@ __all__ = [
     "GatedDeltaNet",
     "GatedMLP",
     "GatherStreams",
+    "GroupNorm",
     "HeadTransform",
     "ImageEncoder",
     "Initialized",
@@ -94,6 +97,7 @@ __all__ = [
     "ParallelHybrid",
     "PerLayerEmbedding",
     "PerLayerInput",
+    "PositionalConvolution",
     "RMSNorm",
     "RWKVChannelMix",
     "RWKVTimeMix",
@@ -105,6 +109,7 @@ __all__ = [
     "ShortConv",
     "ShortcutBlock",
     "Sinusoidal",
+    "SoundStem",
     "SpanConvAttention",
     "SplitFeedForward",
     "SpreadStreams",

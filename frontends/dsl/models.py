@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from weft.ir import ops
@@ -79,6 +80,19 @@ def _embedded(model: Decoder | Encoder, ids: Value, table: Value, types: Value |
     for step in (model.embed_norm, model.positions) if first else (model.positions, model.embed_norm):
         x = x if step is None else step(x)
     return x
+
+
+@contextlib.contextmanager
+def in_order(x: Value) -> Iterator[None]:
+    """Provide the positions 0, 1, … of the rows of x [batch, seq, ...] to modules called inside."""
+    indices = ops.iota(x, axis=1, name="position_index")
+    row = ops.unsqueeze(indices, axes=(0,), name="position_row")
+    consecutive = ops.expand(row, shape=x.shape[:2], name="position_ids")
+    with providing(positions=consecutive, position_row=row):
+        yield
+    for made in (consecutive, row, indices):
+        if made.producer and not made.uses:
+            current().graph.erase(made.producer)
 
 
 def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
@@ -326,11 +340,7 @@ class Encoder(Displayable):
     ) -> dict[str, Value]:
         """All [batch, seq]; a token is attended to where attention_mask is not 0."""
 
-        indices = ops.iota(input_ids, axis=1, name="position_index")
-        row = ops.unsqueeze(indices, axes=(0,), name="position_row")
-        consecutive = ops.expand(row, shape=input_ids.shape, name="position_ids")
-        facts = {"positions": consecutive, "position_row": row, "key_mask": attention_mask}
-        with providing(**facts, bidirectional=attention_mask):
+        with in_order(input_ids), providing(key_mask=attention_mask, bidirectional=attention_mask):
             x = _embedded(self, input_ids, _table(self), token_type_ids)
             if self.embed_dim is not None:
                 x = linear(x, self.dim, "embed_proj", bias=True)
@@ -339,9 +349,6 @@ class Encoder(Displayable):
                 x = _run(self, x)
             if self.final_norm is not None:
                 x = self.final_norm(x)
-        for made in (consecutive, row, indices):
-            if made.producer and not made.uses:
-                current().graph.erase(made.producer)
         outputs = {"last_hidden_state": x}
         if self.pooler:
             first = ops.squeeze(ops.slice(x, axis=1, start=0, stop=1), axes=(1,), name="first_token")

@@ -11,6 +11,7 @@ from weft.ir.types.sizes import sym
 from .attention import Attention
 from .build import module, param, provided, providing, traced
 from .models import IDS, Decoder, Encoder, describe, longest
+from .signals import AudioEncoder, longest_sound
 
 
 @module
@@ -36,13 +37,16 @@ class EncoderDecoder(Displayable):
         )
 
     Both read the same embedding unless `share_embeddings` is False; a decoder with `tie_embeddings` writes with it too.
+    The encoder may be one of sound (Whisper), which shares none.
     """
 
-    encoder: Encoder
+    encoder: Encoder | AudioEncoder
     decoder: Decoder
     share_embeddings: bool = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.encoder, AudioEncoder):
+            return
         reads, writes = ((part.vocab, part.dim) for part in (self.encoder, self.decoder))
         if self.share_embeddings and reads != writes:
             raise WeftError(
@@ -52,32 +56,42 @@ class EncoderDecoder(Displayable):
         if self.encoder.token_types:
             raise WeftError(f"EncoderDecoder: token_types={self.encoder.token_types} of the encoder have no input")
 
-    def __call__(self, encoder_input_ids: Value, encoder_attention_mask: Value, input_ids: Value) -> Value:
-        """encoder_input_ids and encoder_attention_mask [batch, source] (a token is attended to where the mask is not
-        0), input_ids [batch, seq] → logits [batch, seq, vocab]."""
+    def __call__(self, *inputs: Value) -> Value:
+        """Those of the encoder, then input_ids [batch, seq] → logits [batch, seq, vocab].
+
+        A text encoder reads encoder_input_ids and encoder_attention_mask [batch, source] (a token is attended to where
+        the mask is not 0), one of sound what its stem says.
+        """
+        *source, input_ids = inputs
         shared = {}
-        if self.share_embeddings:
+        if self.share_embeddings and isinstance(self.encoder, Encoder):
             shared["embedding"] = param("embed.weight", (self.decoder.vocab, self.decoder.dim))
         with providing(**shared):
-            memory = self.encoder(encoder_input_ids, encoder_attention_mask)["last_hidden_state"]
-            with providing(memory=memory, memory_mask=encoder_attention_mask):
+            encoded = self.encoder(*source)
+            memory = encoded["last_hidden_state"]
+            mask = source[1] if isinstance(self.encoder, Encoder) else encoded.get("frame_mask")
+            with providing(memory=memory, **({} if mask is None else {"memory_mask": mask})):
                 logits = self.decoder(input_ids)
         if not memory.uses:
             raise WeftError("no block of the decoder attends to the encoder: give it cross=CrossAttention(heads)")
         return logits
 
     def graph(self, seed: int = 0, name: str = "encoder_decoder") -> Graph:
-        """The IR: inputs encoder_input_ids, encoder_attention_mask, input_ids (and position_ids where positions are
-        read by the decoder), output logits [batch, seq, vocab].
+        """The IR: inputs encoder_input_ids and encoder_attention_mask (or the sound), input_ids (and position_ids where
+        positions are read by the decoder), output logits [batch, seq, vocab].
 
         Raises:
             WeftError: naming the module and the setting that do not fit.
         """
-        source = TensorType(IDS.dtype, (IDS.shape[0], sym("source")))
-        inputs = {"encoder_input_ids": source, "encoder_attention_mask": source, "input_ids": IDS}
-        graph = traced(self, inputs, seed, name, "logits")
+        mask, encoder = "encoder_attention_mask", self.encoder
+        if isinstance(encoder, AudioEncoder):
+            source, context = encoder.stem.input_types(mask), longest_sound(encoder)
+        else:
+            text = TensorType(IDS.dtype, (IDS.shape[0], sym("source")))
+            source, context = {"encoder_input_ids": text, mask: text}, longest(encoder)
+        graph = traced(self, {**source, "input_ids": IDS}, seed, name, "logits")
         describe(self.decoder, graph, "encoder-decoder")
-        graph.meta["source_context"] = longest(self.encoder)
+        graph.meta["source_context"] = context
         if self.encoder.positions is not None:
             graph.meta["max_source_positions"] = self.encoder.positions.length
         return graph

@@ -71,13 +71,15 @@ def state_bytes(nodes: Iterable[Node], item: int) -> int:
 
 
 TEXT = {"batch": 1, "seq": 64, "past": 0}
+SECOND = {"samples": 16_000, "frames": 100}  # of sound: of a waveform at 16 kHz, of a spectrogram
 
 
 def cost(graph: Graph, **given: int) -> Cost:
     """FLOPs, bytes read and bytes written of one run of `graph`: of one text of 64 tokens with nothing before it, or of
-    the sizes `given`. Sizes of neither kind (keys, tokens of a source) are as many as the tokens.
+    the sizes `given`. A sound is a second long. Sizes of no such kind (keys, tokens of a source) are as many as the
+    tokens.
     """
-    binding = TEXT | given
+    binding = TEXT | SECOND | given
     binding = dict.fromkeys(free_sizes(graph), binding["past"] + binding["seq"]) | binding
     flops = read = written = 0
     for node in graph.nodes:

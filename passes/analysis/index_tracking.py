@@ -13,7 +13,7 @@ import numpy as np
 from weft.ir import Node, Value, ops
 from weft.ir.interpreter import run_node
 from weft.ir.recipes.readers import Array
-from weft.ir.types.sizes import names
+from weft.ir.types.sizes import evaluate, names
 
 from ..edits.edit import only_params
 
@@ -21,9 +21,14 @@ _MOVES = (ops.reshape, ops.split, ops.slice_, ops.concat, ops.expand, ops.unsque
 _STILL = (ops.rms_norm, ops.layer_norm, ops.mul, ops.add, ops.clip, ops.affine)
 
 
-def _ones(value: Value) -> dict[str, int]:
-    """The named sizes of `value`, all of them 1."""
-    return {name: 1 for size in value.shape for name in names(size)}
+def _ones(*values: Value | None) -> dict[str, int]:
+    """The named sizes of `values`, all of them 1; but a sound is as long as convolutions need to make a frame of it."""
+    shapes = [size for value in values if value is not None for size in value.shape]
+    binding = {name: 1 for size in shapes for name in names(size)}
+    for size in shapes:
+        while evaluate(size, binding) < 1:
+            binding.update((name, 2 * binding[name]) for name in names(size))
+    return binding
 
 
 def _labelled(value: Value, labels: Array | None = None, first: int = 0) -> Array:
@@ -55,7 +60,7 @@ def _moves(node: Node) -> bool:
 
 def _moved(node: Node, labels: list[Array]) -> list[Array]:
     """The labels of what `node` makes from `labels` of its operands."""
-    binding = {name: 1 for v in (*node.inputs, *node.outputs) if v is not None for name in _ones(v)}
+    binding = _ones(*node.inputs, *node.outputs)
     return list(run_node(node.op, list(labels), node.attrs, binding))
 
 

@@ -15,7 +15,14 @@ from weft.ir.op import Growth, StateKind, StateSpec
 
 from ..edits.edit import changed
 
-SOURCE = ("encoder_input_ids", "encoder_attention_mask")  # the inputs of an encoder, and of nothing else
+EMBEDDED = "inputs_embeds"  # the input of embeddings in the place of input_ids
+SOUND = ("input_features", "input_values")  # a spectrogram, a waveform
+SOURCE = ("encoder_input_ids", *SOUND, "encoder_attention_mask")  # the inputs of an encoder, and of nothing else
+
+
+def tokens_of(graph: Graph) -> Value | None:
+    """The input that has the tokens of a call: their ids [batch, seq], or their embeddings [batch, seq, dim]."""
+    return graph.inputs.get("input_ids") or graph.inputs.get(EMBEDDED)
 
 
 def specs(node: Node) -> tuple[StateSpec, ...]:

@@ -267,6 +267,23 @@ def clip(x: Value, *, low: float | None = None, high: float | None = None, name:
 def concat(*xs: Value, axis: int, name: str | None = None) -> Value:
     """Tensors one after the other along `axis`."""
 
+def conv1d(
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    *,
+    stride: int = 1,
+    padding: Sequence[int] = (0, 0),
+    groups: int = 1,
+    name: str | None = None,
+) -> Value:
+    """Convolution over time: y_t = Σ_j W_j x_{t·stride + j − padding[0]} + bias, with zeros outside of x.
+
+    x [batch, length, in], weight [out, in / groups, kernel], bias [out] → [batch, frames, out], frames =
+    ⌊(length + padding before + padding behind − kernel) / stride⌋ + 1. Each of `groups` runs of output channels reads
+    its own run of input channels.
+    """
+
 def cos(x: Value, *, name: str | None = None) -> Value:
     """cos x, radians"""
 

@@ -30,6 +30,7 @@ IMAGES: dict[str, Row] = {
     "vit-plain": Row("ViTModel", IMAGE | {"qkv_bias": False, "num_channels": 1, "hidden_act": "relu"}),
     "deit": Row("DeiTModel", IMAGE),
     "vit_msn": Row("ViTMSNModel", IMAGE),
+    "vit_mae": Row("ViTMAEModel", IMAGE | {"mask_ratio": 0.0}),
     "ijepa": Row("IJepaModel", IMAGE),
     "dinov2": Row("Dinov2Model", IMAGE),
     "dinov2-swiglu": Row("Dinov2Model", IMAGE | {"use_swiglu_ffn": True}),

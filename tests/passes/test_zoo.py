@@ -12,11 +12,12 @@ from weft.passes.core.equivalence import EquivalenceCheck
 from ..e2e.families import ROWS
 from ..e2e.images import TOWERS
 from ..e2e.seq2seq import SEQ2SEQ
+from ..e2e.sounds import SOUNDS, SPEECH
 from .zoo import TRIED, ZOO
 
 
 def test_every_family_and_preset_is_there() -> None:
-    assert {row.family for row in (ROWS | SEQ2SEQ | TOWERS).values()} == set(FAMILIES)
+    assert {row.family for row in (ROWS | SEQ2SEQ | TOWERS | SOUNDS | SPEECH).values()} == set(FAMILIES)
     assert {name.partition("/")[2] for name in ZOO if name.startswith("preset/")} == set(PRESETS)
 
 

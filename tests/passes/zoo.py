@@ -33,6 +33,7 @@ from ..e2e.families import VARIED, Row
 from ..e2e.images import TOWERS
 from ..e2e.random_models import strong
 from ..e2e.seq2seq import VARIED as SEQ2SEQ_VARIED
+from ..e2e.sounds import SOUNDS, SPEECH
 from ..e2e.test_quantized_folders import in_fp8, in_mxfp4
 from ..sampling import each
 from .zoo_variants import LENGTH, VARIANTS
@@ -156,9 +157,10 @@ def _rewritten(pipeline: str, origin: str) -> Graph:
     return run_passes(ZOO[origin](), pipeline)
 
 
+ROWS = VARIED | SEQ2SEQ_VARIED | TOWERS | SOUNDS | SPEECH
 PACK = "pack-qkv, pack-gate-up, fuse-residual-norm"
 MODELS: dict[str, Callable[[], Graph]] = {
-    **{f"family/{name}": partial(_family, row) for name, row in (VARIED | SEQ2SEQ_VARIED | TOWERS).items()},
+    **{f"family/{name}": partial(_family, row) for name, row in ROWS.items()},
     **{f"preset/{name}": partial(_preset, name) for name in PRESETS},
     **{f"variant/{name}": lambda model=model: strong(model.graph()) for name, model in VARIANTS.items()},
     **{f"example/{name}": partial(parse, text) for name, text in _examples()},

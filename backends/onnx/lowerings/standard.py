@@ -131,6 +131,14 @@ def Embedding(e: Emitter, node: Node) -> Out:
     return e.op("Gather", e[table], e[ids], axis=0)
 
 
+@lowering(ops.conv1d)
+def Conv(e: Emitter, node: Node) -> Out:
+    x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
+    channels_first = e.op("Transpose", e[x], perm=[0, 2, 1])
+    given = {"strides": [node.attrs["stride"]], "pads": list(node.attrs["padding"]), "group": node.attrs["groups"]}
+    return e.op("Transpose", e.op("Conv", channels_first, e[weight], e[bias], **given), perm=[0, 2, 1])
+
+
 @lowering(ops.gather_rows)
 def GatherND(e: Emitter, node: Node) -> Out:
     x, indices = (e[v] for v in node.inputs)

@@ -9,9 +9,12 @@ from typing import Generic, TypeVar
 
 from weft.ir.errors import WeftError
 
+from ...facts import Sound
 from .results import ExpertCounts
 from .rows import BatchContext
 
+EMBEDDED = "inputs_embeds"
+TAKES_EMBEDDINGS = "the model takes embeddings (inputs_embeds), no prompts: run it with ONNX Runtime or PyTorch itself"
 C = TypeVar("C", bound=BatchContext)
 # Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are used again.
 STEP = {"cpu": 256, "cuda": 1024}
@@ -31,6 +34,7 @@ class Decoder(ABC, Generic[C]):
     every_position: bool
     padded: bool
     rewinds: bool
+    sound: Sound | None = None  # what prompts are, if no texts
 
     def __init__(self, device: str, vocab: int, max_length: int, start: int | None = None, max_source: int = 0) -> None:
         self.device_type, self.vocab, self.max_length = device, vocab, max_length

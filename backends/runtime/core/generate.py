@@ -15,7 +15,8 @@ from weft.ir.errors import WeftError
 
 from ..arrays import Floats
 from ..text.chat import ChatTemplate, Message
-from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, prompts_of
+from ..text.sources import check_sound, length_of
+from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, is_sound, prompts_of
 from .answers import Answer, Constraint, advance, verify
 from .beams import Beams, BeamSearch, EarlyStopping, search
 from .decoder import Decoder
@@ -100,7 +101,8 @@ class Generator:
         returned: int = 1,
         **sampling: Unpack[SamplingOptions],
     ) -> list[Result]:
-        """Continue a prompt, or a batch of them: text, or token ids; one result for each.
+        """Continue a prompt, or a batch of them: text, or token ids; one result for each. Models that read sound take
+        arrays of floats: waveforms [samples] or spectrograms [bins, frames], a list of them for a batch.
 
         A row ends with one of the model's stop tokens, before one of the `stop` strings, after `max_tokens`
         tokens (None: no such bound), or where the model's maximum length is reached. Prompts are read `chunk`
@@ -147,7 +149,7 @@ class Generator:
         No piece ends inside a code point, or may be the beginning of a stop string. Raises as `generate` does, the
         errors of its arguments at once.
         """
-        if not isinstance(prompt, str) and not is_ids(prompt):
+        if not (isinstance(prompt, str) or is_ids(prompt) or is_sound(prompt)):
             raise WeftError("stream takes one prompt, a text or a list of token ids; use generate for a batch")
         _ = self.tokenizer  # without one there is no text to stream: say so now
         drafts = self._speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
@@ -221,7 +223,7 @@ class Generator:
     def _search(self, batch: Sequence[Any], max_tokens: int | None, chunk: int, how: Beams) -> list[Result]:
         known = self._limits(batch, max_tokens)
         searches = [BeamSearch(how, limit, self.stop_ids, self.forced) for _, limit in known]
-        timings = Timings(prompt_tokens=sum(len(prompt) for prompt, _ in known))
+        timings = Timings(prompt_tokens=sum(length_of(prompt) for prompt, _ in known))
         search(self.decoder, [prompt for prompt, _ in known], self._most(known), searches, chunk, timings)
         results = []
         for (prompt, _), one in zip(known, searches, strict=True):
@@ -263,7 +265,9 @@ class Generator:
         """The most tokens that a cache will hold, of prompts and their limits."""
         return max(len(self.decoder.start or prompt) + limit - 1 for prompt, limit in known)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: Prompt) -> Any:
+        if self.decoder.sound is not None:
+            return check_sound(self.decoder.sound, prompt)
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
         elif is_ids(prompt):
@@ -282,7 +286,7 @@ class Generator:
 
     def _run(self, rows: list[Answer], chunk: int, speculation: Speculation) -> Iterator[None]:
         """Drive all rows to their end, pausing after each token."""
-        timings = Timings(prompt_tokens=sum(len(row.result.prompt) for row in rows))
+        timings = Timings(prompt_tokens=sum(length_of(row.result.prompt) for row in rows))
         for row in rows:
             row.result.timings = timings
         tokens = np.zeros(len(rows), np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 Finish = Literal["stop", "stop_string", "length"]
 
@@ -63,7 +63,7 @@ class TokenLogprobs:
 class Result:
     """Result of one prompt; grows while it is streamed."""
 
-    prompt: list[int]
+    prompt: Any  # its tokens, a list; or the array of a sound
     tokens: list[int] = field(default_factory=list)  # all that were generated, the stop token included
     text: str = ""  # without special tokens, cut before a stop string; empty where there is no tokenizer
     finish: Finish | None = None  # a stop token, a stop string, or max_tokens or the model's maximum; None: not yet

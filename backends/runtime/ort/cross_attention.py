@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
+from weft.ir.types import sizes
 
+from ...facts import Sound
 from ..arrays import Ints
-from ..text.tokenizer import padded
+from ..text.sources import IDS, MASK, encoder_inputs
 from .buffers import Buffer, Kind, kind_of
 from .session import Session, failures
-
-IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
 
 
 class Reading:
@@ -56,8 +56,9 @@ class Reading:
 
 @dataclass(frozen=True)
 class SourceEncoder:
-    """An encoder graph in an open session: inputs `encoder_input_ids` and `encoder_attention_mask` [batch, source];
-    outputs what the decoder asks for by the same name, as `cross.{i}.key|value` [batch, source, width].
+    """An encoder graph in an open session: inputs `encoder_input_ids`, or the `sound` that it reads, and
+    `encoder_attention_mask` [batch, source]; outputs what the decoder asks for by the same name, as
+    `cross.{i}.key|value` [batch, source, width].
 
     Every row of the decoder begins with the token `start`. `compares` says that the tokens of a call compete, as for
     places at experts. Raises WeftError when the graph is another.
@@ -65,13 +66,15 @@ class SourceEncoder:
 
     session: Session
     start: int
-    max_length: int  # of a source, in tokens
+    max_length: int  # of a source, in tokens or frames
     name: str = "encoder.onnx"
     compares: bool = False
+    sound: Sound | None = None
 
     def __post_init__(self) -> None:
         inputs = [i.name for i in self.session.ort.get_inputs()]
-        if IDS not in inputs or not {*inputs} <= {IDS, MASK}:
+        reads = IDS if self.sound is None else self.sound.input
+        if reads not in inputs or not {*inputs} <= {reads, MASK}:
             raise WeftError(
                 f"{self.name}: its inputs are {', '.join(inputs)}, so it is not the encoder of an encoder-decoder"
             )
@@ -81,32 +84,46 @@ class SourceEncoder:
         available = {MASK, *(o.name for o in self.session.ort.get_outputs())}
         return {name: value for name, value in inputs.items() if name in available}
 
-    def read(self, sources: Sequence[Sequence[int]], shapes: Mapping[str, Any]) -> Reading:
+    def read(self, sources: Sequence[Any], shapes: Mapping[str, Any]) -> Reading:
         """Run the encoder once over all `sources`, padded on the right: the inputs `shapes` by the decoder.
 
-        Where tokens compete, it runs over each source by itself. Raises WeftError when ONNX Runtime fails.
+        Where tokens compete, it runs over each source by itself. Raises WeftError when ONNX Runtime fails, and where a
+        sound has more frames than tables of positions.
         """
         if self.compares and len(sources) > 1:
             return Reading.joined([self.read([source], shapes) for source in sources])
-        ids, mask = padded(sources)
-        batch, longest = ids.shape
+        given = encoder_inputs(sources, self.sound)
+        batch, longest = given[MASK].shape
         with failures(self.name):
             # A binding holds addresses only: `fed` keeps the buffers alive until the run ends.
             binding, fed = self.session.ort.io_binding(), []
             for value in self.session.ort.get_inputs():
-                fed.append(_filled(self.session, ids if value.name == IDS else mask, kind_of(self.name, value)))
+                fed.append(_filled(self.session, given[value.name], kind_of(self.name, value)))
                 fed[-1].bind_input(binding, value.name)
             buffers = {}
             for name, value in shapes.items():
                 kind = kind_of(self.name, value)
                 if name == MASK:
-                    buffers[name] = _filled(self.session, mask, kind)
+                    buffers[name] = _filled(self.session, given[MASK], kind)
                 else:
-                    inner = (n if isinstance(n, int) else longest for n in value.shape[1:])
+                    inner = [self._size(n, longest) for n in value.shape[1:]]
                     buffers[name] = Buffer(self.session, (batch, *inner), kind).drop_host()
                     buffers[name].bind_output(binding, name)
             self.session.ort.run_with_iobinding(binding, self.session.run_options())
         return Reading(self.session, buffers, np.arange(batch))
+
+    def _size(self, size: int | str, longest: int) -> int:
+        """The `size` of an axis for sources of `longest` tokens or samples, by which the graph calls it."""
+        if isinstance(size, int):
+            return size
+        formula = sizes.parse(size)
+        count = sizes.evaluate(formula, dict.fromkeys(sizes.names(formula), longest))
+        if self.sound is not None and not 0 < count <= self.max_length:
+            raise WeftError(
+                f"a prompt of {longest} samples makes {max(count, 0)} frames, but the model reads 1 to "
+                f"{self.max_length}: cut it, or compile with another --max-length"
+            )
+        return count
 
 
 def _filled(session: Session, values: NDArray[Any], kind: Kind) -> Buffer:

@@ -19,7 +19,7 @@ from weft.ir.errors import WeftError
 from ...facts import Carried
 from ..arrays import Floats, Ints, float32
 from ..carried import by_name
-from ..core.decoder import Decoder
+from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, Decoder
 from ..core.rows import BatchContext
 from ..text.tokenizer import padded
 from .buffers import Buffer, kind_of
@@ -55,8 +55,11 @@ class OrtDecoder(Decoder["OrtContext"]):
         behind = () if sources is None else (sources.start, sources.max_length)
         super().__init__(session.device, vocab, max_length, *behind)
         self.session, self.name, self.sources = session, name, sources
+        self.sound = None if sources is None else sources.sound
         inputs = {i.name: i for i in session.ort.get_inputs()}
         outputs = {o.name: o for o in session.ort.get_outputs()}
+        if EMBEDDED in inputs:
+            raise WeftError(f"{name}: {TAKES_EMBEDDINGS}")
         if missing := {"input_ids"} - inputs.keys() or {"logits"} - outputs.keys():
             raise WeftError(f"{name}: the graph has no {', '.join(sorted(missing))}, so it is not a decoder")
         self.crossed = {} if sources is None else sources.gives(inputs)

@@ -23,7 +23,7 @@ def decoder(facts: Facts, device: str, threads: int | None, stream: Any = None) 
     session, sources = _session(facts, 0, device, threads, graphs=True, stream=stream), None
     if facts.kind == "encoder-decoder":
         half = _session(facts, 1, device, threads)
-        sources = SourceEncoder(half, facts.start, facts.max_source, str(facts.files[1]), facts.compares)
+        sources = SourceEncoder(half, facts.start, facts.max_source, str(facts.files[1]), facts.compares, facts.sound)
     return OrtDecoder(
         session,
         vocab=facts.vocab,

@@ -1,4 +1,4 @@
-"""Text to tokens and back, and chat templates.
+"""Text to tokens and back, chat templates, and sources that are no text.
 
 Never here: tensors, executors.
 """

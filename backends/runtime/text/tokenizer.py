@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from ..arrays import Ints
+from ..arrays import Floats, Ints
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Floats
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list: a text, or a sequence of token ids, is one."""
-    if isinstance(prompts, str) or is_ids(prompts):
+    """One prompt or several, as a list: a text, a sequence of token ids, or an array of floats of one or two axes (a
+    sound) is one."""
+    if isinstance(prompts, str) or is_ids(prompts) or is_sound(prompts):
         return [prompts]
     return cast(list[Prompt], list(prompts))  # no single prompt: mypy cannot tell from `is_ids`
 
@@ -35,6 +36,11 @@ def is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
         and len(prompt) > 0
         and all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in prompt)
     )
+
+
+def is_sound(prompt: object) -> TypeGuard[Floats]:
+    """Return whether `prompt` is one sound: a waveform [samples], or a spectrogram [bins, frames]."""
+    return isinstance(prompt, np.ndarray) and prompt.ndim in (1, 2) and prompt.dtype.kind == "f"
 
 
 def check_ids(what: str, ids: Sequence[int], vocab: int, longest: int, remedy: str) -> None:

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from weft.ir.errors import WeftError
 
+from ...facts import Sound
 from ..arrays import Bools, Ints
-from ..core.decoder import Decoder
+from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, Decoder
 from ..core.results import ExpertCounts
 from ..core.sampling import Sampler
+from ..text.sources import encoder_inputs
 from ..text.tokenizer import padded
 from . import caches as caches
 from .drawing import DrawingContext
@@ -29,8 +31,9 @@ class TorchDecoder(Decoder["TorchContext"]):
     """A generated language model; `step` is what runs single tokens, if it is not the model itself.
 
     `compares` says that the tokens of a row compete, as for places at experts; `max_source` is the longest source of an
-    encoder-decoder, whose answers begin with the token `start`. `draws`: tokens are drawn on the device where the way
-    they are sampled allows it; by default on CUDA. `offloaded` are its experts, if they are not all on the device.
+    encoder-decoder, whose answers begin with the token `start`, and `sound` what it reads if that is no text. `draws`:
+    tokens are drawn on the device where the way they are sampled allows it; by default on CUDA. `offloaded` are its
+    experts, if they are not all on the device.
     Raises WeftError when the model keeps no caches.
     """
 
@@ -47,14 +50,18 @@ class TorchDecoder(Decoder["TorchContext"]):
         max_source: int = 0,
         draws: bool | None = None,
         offloaded: Offload | None = None,
+        sound: Sound | None = None,
     ) -> None:
         self.model, self.name, self.compares = model, name, compares
         self.inputs = set(inspect.signature(model.forward).parameters)
+        if EMBEDDED in self.inputs:
+            raise WeftError(f"{name}: {TAKES_EMBEDDINGS}")
         if "cache" not in self.inputs:
             raise WeftError(f"{name}: the model keeps nothing from call to call, so it cannot decode")
         self.device = next(model.parameters()).device
         super().__init__(self.device.type, vocab, max_length, start, max_source)
         self.step: Step = step or self._plain_step
+        self.sound = sound
         self.draws = self.device.type == "cuda" if draws is None else draws
         self.every_position, self.offloaded = True, offloaded
         # On meta tensors: only the kinds of caches matter here, not their memory.
@@ -82,6 +89,12 @@ class TorchDecoder(Decoder["TorchContext"]):
     def tensor(self, values: NDArray[Any]) -> Tensor:
         """`values` on the model's device."""
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+
+    def source_tensor(self, values: NDArray[Any]) -> Tensor:
+        """`values` of an encoder's input: sound in the dtype of the weights, masks as integers."""
+        if values.dtype.kind == "f":
+            return self.tensor(values).to(next(self.model.parameters()).dtype)
+        return self.tensor(values.astype(np.int64))
 
     def _plain_step(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
         return self.call(input_ids=ids, position_ids=positions, cache=cache)
@@ -130,14 +143,13 @@ class TorchContext(DrawingContext):
         self._of = np.arange(len(prompts))
         return [model.start] * len(prompts)
 
-    def _read(self, sources: Sequence[Sequence[int]]) -> Any:
+    def _read(self, sources: Sequence[Any]) -> Any:
         """A cache of a token for each of `sources`, that has read them."""
-        model, (ids, mask) = self.model, padded(sources)
+        model, given = self.model, encoder_inputs(sources, self.model.sound)
         cache = caches.new_cache(model.model, len(sources), 1)
         model.call(
             input_ids=torch.full((len(sources), 1), model.start[0] if model.start else 0, device=model.device),
-            encoder_input_ids=model.tensor(ids),
-            encoder_attention_mask=model.tensor(mask.astype(np.int64)),
+            **{name: model.source_tensor(values) for name, values in given.items()},
             cache=cache,
         )
         return cache

@@ -55,6 +55,7 @@ def decoder(facts: Facts, device: str, threads: int | None, experts: int | None 
         compares=facts.compares,
         start=facts.start if facts.kind == "encoder-decoder" else None,
         max_source=facts.max_source,
+        sound=facts.sound,
         offloaded=offloaded,
     )
 

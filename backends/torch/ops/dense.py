@@ -22,6 +22,24 @@ def _linear(e: Emitter, node: Node) -> Var:
     return Call("F.linear").give(x, weight, *([] if bias is None else [bias])).emit(e)
 
 
+@lowering(ops.conv1d)
+def _conv1d(e: Emitter, node: Node) -> Var:
+    x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
+    (before, after), stride, groups = node.attrs["padding"], node.attrs["stride"], node.attrs["groups"]
+    even = before == after  # nn.Conv1d pads both ends alike
+    options = {"stride": (stride, 1), "padding": (before if even else 0, 0), "groups": (groups, 1)}
+    more = "".join(f", {name}={value}" for name, (value, default) in options.items() if value != default)
+    signals = "{0}.mT" if even else f"F.pad({{0}}.mT, ({before}, {after}))"
+    out, width, kernel = weight.shape
+    init = f"nn.Conv1d({width * groups}, {out}, {kernel}{more}{', bias=False' * (bias is None)})"
+    leaf = e.leaf(init, weight=weight, bias=bias)
+    if leaf is not None:
+        return e.emit(f"{{1}}({signals}).mT", x, leaf)
+    given = [weight, *([] if bias is None else [bias])]
+    places = ", ".join(f"{{{i}}}" for i in range(1, len(given) + 1))
+    return e.emit(f"F.conv1d({signals}, {places}{more}).mT", x, *given)
+
+
 @lowering(ops.matmul)
 def _matmul(e: Emitter, node: Node) -> Var:
     return e.emit("{0} @ {1}", node.required("x"), node.required("y"))

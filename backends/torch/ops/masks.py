@@ -104,6 +104,8 @@ def shown_keys(e: Emitter, key_mask: Value) -> Var:
         shown = e.hoist(("shown", made), f"None if {{0}} is None else {text}", made, name="shown")
         shown.type = "Tensor | None"
         return shown
+    if key_mask.producer is not None:  # where it is made: an encoder, which later calls may skip
+        return e.once(("shown", made), key_mask.producer.scope, text, made, name="shown")
     return e.hoist(("shown", made), text, made, name="shown")
 
 

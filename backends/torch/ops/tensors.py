@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
+from weft.passes.analysis.states import EMBEDDED
 
 from ..program.emitter import Emitter, local_name
 from ..program.positions import key_positions
@@ -70,7 +71,7 @@ def _expand(e: Emitter, node: Node) -> Var:
         return e.emit("{0}", x, replaces=0)
     own = (None,) * (len(node.output.shape) - len(x.shape)) + x.shape
     texts, sizes = [], list[Operand]()
-    tokens = [v for name, v in e.graph.inputs.items() if name.endswith("input_ids") and "." not in e.scope]
+    tokens = [v for name, v in e.graph.inputs.items() if name.endswith(("input_ids", EMBEDDED)) and "." not in e.scope]
     for have, want in zip(own, node.output.shape, strict=True):
         if have == want and have is not None:
             texts.append("-1")

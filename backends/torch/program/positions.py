@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
+from weft.passes.analysis.states import tokens_of
 
 from .emitter import Emitter
 from .statements import Operand, Statement, Var
@@ -14,7 +15,7 @@ ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
 
 def begin(e: Emitter) -> None:
     """Make `position_ids` optional, and count the tokens of the call where the model is given a cache."""
-    tokens = e.graph.inputs.get("input_ids")
+    tokens = tokens_of(e.graph)
     positions = e.graph.inputs.get("position_ids")
     if tokens is None:
         return
@@ -38,9 +39,10 @@ def end(e: Emitter, statements: list[Statement]) -> list[Statement]:
     start = e.start
     if start is None or any(start in s.results for s in statements):
         return statements
-    cache, tokens = e.give("cache", "None", "Cache | None"), e[e.graph.inputs["input_ids"]]
+    cache, tokens = e.give("cache", "None", "Cache | None"), tokens_of(e.graph)
+    assert tokens is not None
     text = "if {0} is not None: {0}.advance({1}.shape[1])"
-    return [Statement(text, (cache, tokens), (), ""), *statements]
+    return [Statement(text, (cache, e[tokens]), (), ""), *statements]
 
 
 def query_positions(e: Emitter) -> Operand:
@@ -109,7 +111,8 @@ def key_positions(e: Emitter) -> Var:
 
 def _filling(e: Emitter, positions: Var) -> tuple[str, list[Value | Operand]]:
     """The text that makes `positions`, or where it is None the positions that follow what the cache holds."""
-    tokens = e.graph.inputs["input_ids"]
+    tokens = tokens_of(e.graph)
+    assert tokens is not None
     if e.start is None:
         arange = "torch.arange({1}.shape[1], device={1}.device)[None]"
         return f"{arange} if {{0}} is None else {{0}}", [positions, tokens]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.passes.analysis.states import SOURCE, caches, has_cache, states
+from weft.passes.analysis.states import EMBEDDED, SOURCE, caches, has_cache, states, tokens_of
 from weft.passes.library.cache.key_axis import bias_makers
 
 
 def cached_nodes(graph: Graph) -> set[Node]:
     """The causal self-attentions and the recurrences of a model that generates; none where the graph has caches itself
-    or no `input_ids` to count."""
+    or no tokens to count."""
     if graph.meta.get("kind") not in ("decoder", "encoder-decoder") or has_cache(graph):
         return set()
-    if "input_ids" not in graph.inputs:
+    if tokens_of(graph) is None:
         return set()
     return {n for n in graph.nodes if caches(n) or states(n)}
 
@@ -28,7 +28,7 @@ def cross_attentions(graph: Graph, cached: set[Node]) -> set[Node]:
     """The attentions of a decoder with caches to what an encoder made of inputs that the decoder does not read."""
     if not cached:
         return set()
-    ours = _reached(graph, {v for name, v in graph.inputs.items() if name in ("input_ids", "position_ids")})
+    ours = _reached(graph, {v for name, v in graph.inputs.items() if name in ("input_ids", EMBEDDED, "position_ids")})
 
     def crosses(node: Node) -> bool:
         if node.op is not ops.attention:

@@ -10,7 +10,7 @@ import networkx as nx
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.passes.analysis.states import SOURCE
+from weft.passes.analysis.states import SOUND, SOURCE
 
 ENCODER, DECODER = "encoder", "decoder"
 LOSS = "aux_loss"
@@ -41,8 +41,10 @@ def sides(graph: Graph) -> list[Side]:
         return [Side("", graph, {name: name for name in graph.params})]
     graph = graph.clone()
     loss = _encoder_loss(graph)
-    ids, shown = (graph.inputs.get(name) for name in SOURCE)
+    ids, shown = (graph.inputs.get(name) for name in ("encoder_input_ids", SHOWN))
     memory = None if ids is None else _memory(graph, ids)
+    if any(name in graph.inputs for name in SOUND):
+        raise WeftError(f"target transformers writes encoders of texts: that of {graph.name} reads sound")
     if memory is None:
         raise WeftError(
             f"target transformers needs one value through which a decoder reads its source: {graph.name} has none"

@@ -36,7 +36,8 @@ _KIND = {
     "limit_capacity": "experts", "selective_scan": "recurrence", "ssd": "recurrence", "causal_conv": "recurrence",
     "scan": "recurrence",
     "gated_linear_attention": "recurrence", "gated_delta_rule": "recurrence", "linear_attention": "recurrence",
-    "linear": "linear", "head_linear": "linear", "matmul": "linear", "input": "input", "output": "input",
+    "linear": "linear", "head_linear": "linear", "matmul": "linear", "conv1d": "linear",
+    "input": "input", "output": "input",
     "add": "stream",
 }  # fmt: skip
 _TITLE = {
@@ -47,6 +48,7 @@ _TITLE = {
     "sigmoid": "Sigmoid", "softplus": "Softplus", "moe": "Experts", "route": "Router's choice",
     "scan": "Recurrence",
     "selective_scan": "Selective scan", "ssd": "State space dual", "causal_conv": "Causal convolution",
+    "conv1d": "Convolution",
     "gated_linear_attention": "Gated linear attention", "linear_attention": "Linear attention",
     "gated_delta_rule": "Gated delta rule",
     "relative_attention": "Relative attention", "split": "Split", "concat": "Concat", "affine": "Scale",

@@ -14,7 +14,16 @@ from weft.ir.graph.step import Step
 from weft.ir.op import Op, Trait
 from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
-from weft.passes.analysis.costs import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
+from weft.passes.analysis.costs import (
+    SECOND,
+    active_count,
+    cached,
+    crossed,
+    elements,
+    learned,
+    parameter_count,
+    state_bytes,
+)
 from weft.passes.recurrences.formulas import formulas
 
 from ...model import SourceLike
@@ -44,7 +53,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     graph = model.graph
     context = graph.meta.get("context")
     n = tokens or usual_tokens(graph)
-    binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n, "source": n}
+    binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n, "source": n, **SECOND}
     prefill = sizes.evaluate(total_cost(graph.nodes).flops, binding)
     parts = _parts(graph)
     owned = _owners(graph, parts)

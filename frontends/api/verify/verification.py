@@ -133,6 +133,8 @@ def verify_folder(
     if "files" in manifest:
         check_contents(folder)
     runnable = load(folder, device, trust=trust)
+    if not isinstance(runnable, Encoder) and runnable.decoder.sound is not None:
+        raise WeftError(f"{folder} reads sound, and weft verify compares what models make of texts")
     if not manifest.data:
         raise WeftError(f"{folder}: no {MANIFEST} in it, so it does not say what it was compiled from")
     dtype = manifest.choice("dtype", ("f32", "f16", "bf16"))

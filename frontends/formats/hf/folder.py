@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from weft.ir.recipes.readers import TensorReader
 
 from ...dsl import SentencePooling
 from ...models.closest import closest
-from ...models.families import FAMILIES, Loaded, load
+from ...models.families import FAMILIES, Family, Loaded, load
 from ...models.tables.family import SENTENCE
 from .adapter import Adapter
 from .merging import load_merged
@@ -32,6 +32,9 @@ TOKENIZER_FILES = (
     "merges.txt",
     "vocab.txt",
 )
+# Models of texts and images whose language model reads texts as it does alone.
+WITH_IMAGES = ("gemma3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3", "vipllava")
+_LANGUAGE = "language_model"  # the module of the language model in models of texts and images
 SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # in place of a part of config.json, once
 POOLING = {  # of sentence-transformers: ours
@@ -162,13 +165,16 @@ def load_folder(
     folder = Folder.open(path)
     source = str(path / "config.json")
     model_type = folder.config.get("model_type") if family is None else family
-    if family is not None:
-        FAMILIES.lookup(family)
-    elif not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise _unknown(folder, source)
-    table, weights, merged = FAMILIES[str(model_type)], folder.weights(), list[Adapter]()
-    facts = folder.embedding_facts()
     config = dict(folder.config)
+    if family is not None:
+        table = FAMILIES.lookup(family)
+    elif isinstance(model_type, str) and model_type in FAMILIES:
+        table = FAMILIES[model_type]
+    elif (side := _text_side(folder)) is not None:
+        table, config = side
+    else:
+        raise _unknown(folder, source)
+    weights, merged, facts = folder.weights(), list[Adapter](), folder.embedding_facts()
     if facts:
         config[SENTENCE] = SentencePooling(facts["pooling"], facts["normalize"])
     if adapters:
@@ -180,6 +186,34 @@ def load_folder(
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
     loaded.graph.meta.update(folder.token_facts(), **facts, source=origin)
     return folder, loaded, merged
+
+
+def _text_side(folder: Folder) -> tuple[Family, dict[str, Any]] | None:
+    """The table and the config of the language model in a model of texts and images (LLaVA), whose other tensors are
+    left unread; None if there is none of a known family."""
+    text = folder.config.get("text_config")
+    if folder.config.get("model_type") not in WITH_IMAGES or not isinstance(text, Mapping):
+        return None
+    if text.get("model_type") not in FAMILIES:
+        return None
+    table, keys = FAMILIES[text["model_type"]], list(folder.weights().keys())
+    head = f"{_LANGUAGE}.lm_head."
+    for prefix in (f"{_LANGUAGE}.{table.prefix}", f"model.{_LANGUAGE}.", f"{_LANGUAGE}."):
+        if any(key.startswith(prefix) for key in keys):
+            others = {_outside(key, prefix) for key in keys if not key.startswith((prefix, head, "lm_head."))}
+            unused = (*table.unused, *others, *(f"{other}.*" for other in others))
+            # The config inside may not say it: what a checkpoint has no head for, it is tied.
+            tied = not any(key.startswith((head, "lm_head.")) for key in keys)
+            aliases = {**table.aliases, "lm_head.": head}
+            return replace(table, prefix=prefix, aliases=aliases, unused=unused), {**text, "tie_word_embeddings": tied}
+    return None
+
+
+def _outside(key: str, prefix: str) -> str:
+    """The shortest path of modules that leads to `key` and not to `prefix`."""
+    parts = key.split(".")
+    paths = (".".join(parts[:i]) for i in range(1, len(parts) + 1))
+    return next((path for path in paths if not prefix.startswith(f"{path}.")), key)
 
 
 def _unknown(folder: Folder, source: str) -> WeftError:

@@ -15,7 +15,7 @@ from weft.ir.documents import expanded
 from weft.ir.graph import Graph
 from weft.ir.op import Trait
 from weft.passes.analysis.costs import parameter_count
-from weft.passes.analysis.states import manifest_records, max_source, taken_states
+from weft.passes.analysis.states import SOUND, manifest_records, max_source, taken_states
 
 from ...model import Model
 
@@ -80,9 +80,19 @@ def _of_encoder(graph: Graph, length: int) -> dict[str, Any]:
     starts = (graph.meta.get(f"{name}_token_id") for name in ("decoder_start", "bos", "pad"))
     return {
         "max_source_length": max_source(graph, length),
+        **_sound(graph),
         "decoder_start_token_id": next((token for token in starts if token is not None), 0),
         **{name: graph.meta.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")},
     }
+
+
+def _sound(graph: Graph) -> dict[str, Any]:
+    """Return the entry that says which sound an encoder reads, if it reads any."""
+    for name in SOUND:
+        if name in graph.inputs:
+            *bins, length = (n if isinstance(n, int) else None for n in graph.inputs[name].shape[1:])
+            return {"sound": {"input": name, "bins": bins[0] if bins else None, "length": length}}
+    return {}
 
 
 def _absolute(spec: str) -> str:

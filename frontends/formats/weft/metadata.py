@@ -38,7 +38,7 @@ def _source(value: Any) -> bool:
     return all(isinstance(name, str) for name in (value.get("format", ""), value.get("path", ""), *adapters))
 
 
-_KINDS = ("decoder", "encoder", "encoder-decoder")
+_KINDS = ("decoder", "encoder", "encoder-decoder", "image-encoder", "audio-encoder")
 _COUNTS = ("vocab", "context", "max_positions", "source_context", "max_source_positions")
 _FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "kind": (f"kind of model: {', '.join(_KINDS)}", lambda value: value in _KINDS),

@@ -17,12 +17,12 @@ from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.registry import Registry
 
-from ...dsl import Decoder, Encoder, EncoderDecoder, ImageEncoder
+from ...dsl import AudioEncoder, Decoder, Encoder, EncoderDecoder, ImageEncoder
 from .settings import Settings, build
 
 Config = Mapping[str, Any]
 Rule = Callable[[Config], Any]  # of a setting
-Model = Decoder | Encoder | EncoderDecoder | ImageEncoder
+Model = Decoder | Encoder | EncoderDecoder | ImageEncoder | AudioEncoder
 REQUIRED = object()
 SENTENCE = "pooling of sentence-transformers"  # the key of a config under which its folder's reader puts it
 # Heads, which stand without the prefix of the model below them.
@@ -288,8 +288,7 @@ def _failure(make: Rule, config: Config) -> str | None:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its weights: `unread` are checkpoint keys that nothing reads, `ignored` those declared useless, and
-    `idle` those of them that an export keeps."""
+    """A model with its weights; `unread` keys of the checkpoint nothing reads, `ignored` and `idle` are declared so."""
 
     graph: Graph
     module: Model
@@ -316,8 +315,8 @@ def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loa
     loaded.graph.reader = reader
     left = sorted(keys - read)
     idle, unused = ({k for p in patterns for k in fnmatch.filter(left, p)} for patterns in (table.idle, table.unused))
-    ignored = sorted(idle | unused)
-    return replace(loaded, unread=[k for k in left if k not in ignored], ignored=ignored, idle=sorted(idle))
+    unread = [k for k in left if k not in idle | unused]
+    return replace(loaded, unread=unread, ignored=sorted(idle | unused), idle=sorted(idle))
 
 
 def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str) -> None:

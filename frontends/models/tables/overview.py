@@ -23,6 +23,11 @@ Every family that weft reads from Hugging Face folders, by its `model_type`. `we
 
 The errors are those of tiny models with every parameter random, run as one full pass, in chunks, and token by token.
 
+Of models of texts and images (LLaVA, LLaVA-NeXT and -OneVision, ViP-LLaVA, Mistral 3, Gemma 3, InternVL) the
+language model is read, and what reads images is left out: the pass [take-embeddings](passes/take-embeddings.md) makes
+room for what stands in the places of an image. Where such a model lets the tokens of an image see each other (Gemma 3),
+ours sees only those before.
+
 A folder of another type is compared with all families; the error of `weft compile` says which it resembles, and `--as`
 reads it as one of them ([compile.md](compile.md)). [families.md](families.md) shows how to add one.
 

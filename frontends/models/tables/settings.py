@@ -12,6 +12,7 @@ from ...dsl import (
     MLP,
     XIELU,
     Attention,
+    AudioEncoder,
     Block,
     CrossAttention,
     Decoder,
@@ -30,6 +31,7 @@ from ...dsl import (
     RoPE,
     SentencePooling,
     Sinusoidal,
+    SoundStem,
     T5Bias,
     Temperature,
 )
@@ -135,6 +137,7 @@ class Settings:
     head_transform: HeadTransform | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    stem: SoundStem | None = None  # of encoders of sound
     image: int = 0  # pixels on a side, of encoders of images
     patch: int = 0
     channels: int = 3
@@ -196,7 +199,7 @@ class Settings:
 _Layer = Any  # the Settings of one layer: no value is a tuple
 
 
-def build(s: Settings) -> Decoder | Encoder | EncoderDecoder | ImageEncoder:
+def build(s: Settings) -> Decoder | Encoder | EncoderDecoder | ImageEncoder | AudioEncoder:
     """The model that settings describe.
 
     Raises:
@@ -207,7 +210,9 @@ def build(s: Settings) -> Decoder | Encoder | EncoderDecoder | ImageEncoder:
             raise WeftError(f"{name}={getattr(s, name)} must be positive")
     if s.kind == "encoder-decoder":
         decoder = _decoder(replace(s, **s.decoder), cross=True)
-        return EncoderDecoder(_encoder(s), decoder, s.share_embeddings)
+        return EncoderDecoder(_encoder(s) if s.stem is None else _audio_encoder(s), decoder, s.share_embeddings)
+    if s.kind == "audio-encoder":
+        return _audio_encoder(s)
     if s.kind == "image-encoder":
         return _image_encoder(s)
     return _encoder(s) if s.kind == "encoder" else _decoder(s)
@@ -226,6 +231,15 @@ def _image_encoder(s: Settings) -> ImageEncoder:
         "pooler_block": _block(_layer(s, 0), norm) if s.image_pooler == "attention" else None,
     }
     return ImageEncoder(**_named_alike(ImageEncoder, s) | own)
+
+
+def _audio_encoder(s: Settings) -> AudioEncoder:
+    layers, block = _layers(s)
+    norms = {
+        "embed_norm": _norm(s) if s.embed_norm else None,
+        "final_norm": None if s.arrangement == "post" else _norm(s),
+    }
+    return AudioEncoder(**_named_alike(AudioEncoder, s) | {"layers": layers, "block": block} | norms)
 
 
 def _encoder(s: Settings) -> Encoder:

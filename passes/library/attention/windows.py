@@ -10,7 +10,9 @@ from typing import Any
 from weft.ir import Graph, WeftError, ops
 from weft.ir.recipes.readers import Array
 from weft.ir.schema.visible_keys import Pattern
+from weft.ir.types.sizes import names
 
+from ...analysis.costs import SECOND
 from ...analysis.layers import Layers, chosen
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
@@ -107,7 +109,9 @@ class SlidingWindow(Pass):
         """Texts within the window are unchanged; longer texts match the definition (for wide windows, that of
         a window of three)."""
         lengths = {node.output.shape[1] for node in chosen(before, self.layers, self.name)}
-        if all(not isinstance(length, int) or length <= self.size for length in lengths):
+        # Of a sound only the samples can be chosen, not the frames that attention sees.
+        chosen_lengths = all(names(length).isdisjoint(SECOND) for length in lengths)
+        if chosen_lengths and all(not isinstance(length, int) or length <= self.size for length in lengths):
             inputs = texts(before, equivalence, min(self.size, LONGEST_TRIAL))
             equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
         tried = self if self.size + 3 <= LONGEST_TRIAL else replace(self, size=3, keep_first=min(self.keep_first, 2))

@@ -14,7 +14,7 @@ from weft.ir.op import Growth, Trait
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 
-from ...analysis.states import caches, give_states, has_state, states, taken_states
+from ...analysis.states import SOURCE, caches, give_states, has_state, states, taken_states
 from ...core.base import Pass
 from ...core.equivalence import EXACT, SIZES, EquivalenceCheck
 from ...core.trace import Trace
@@ -154,7 +154,7 @@ def _called(
     positions = np.broadcast_to(np.arange(start, stop), (batch, stop - start))
     call = {"position_ids": positions, "attention_mask": np.ones((batch, stop), np.int64)}
     others = {k: v for k, v in inputs.items() if k not in call}
-    rows = {k: v[:, start:stop] for k, v in others.items() if v.shape[:2] == (batch, total)}
+    rows = {k: v[:, start:stop] for k, v in others.items() if k not in SOURCE and v.shape[:2] == (batch, total)}
     made = equivalence.run(graph, {**others, **rows, **call, **past})
     presents = {present: name for _, name, present in taken_states(graph)}
     # New dicts: `calls` keeps what every shorter run of calls left.

@@ -10,6 +10,8 @@ from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.op import Trait
 from weft.ir.types.sizes import Size
 
+from ...analysis.states import tokens_of
+
 Tokens = tuple[Size, Size]  # the sizes of the axes [batch, seq]
 _ALONG_AXES = {
     *(ops.sum, ops.mean, ops.max, ops.min, ops.prod, ops.softmax, ops.cumsum),
@@ -18,10 +20,9 @@ _ALONG_AXES = {
 
 
 def token_axes(graph: Graph) -> Tokens | None:
-    """[batch, seq] of the graph: of its token ids, else of the queries of its first causal attention."""
-    if "input_ids" in graph.inputs and len(graph.inputs["input_ids"].shape) == 2:
-        batch, seq = graph.inputs["input_ids"].shape
-        return batch, seq
+    """[batch, seq] of the graph: of its tokens, else of the queries of its first causal attention."""
+    if (given := tokens_of(graph)) is not None and len(given.shape) > 1:
+        return given.shape[0], given.shape[1]
     for node in graph.nodes:
         if node.op is ops.attention and node.attrs["causal"]:
             return node.output.shape[0], node.output.shape[1]

@@ -42,7 +42,8 @@ GREEDY: dict[str, Any] = {
 
 def both_sides() -> list[str]:
     names = [n for n in TRIED if n.startswith(("preset/", "variant/", "family/"))]
-    return [n for n in names if ZOO[n]().meta["kind"] == "encoder-decoder"] + [f"both/{i}" for i in range(RANDOM)]
+    texts = [n for n in names if "encoder_input_ids" in ZOO[n]().inputs]
+    return texts + [f"both/{i}" for i in range(RANDOM)]
 
 
 def test_the_example(tmp_path: Path) -> None:

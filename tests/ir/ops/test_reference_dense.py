@@ -97,6 +97,13 @@ ORACLES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any
             lambda x, w, b: F.conv2d(x, w, b, stride=4).flatten(2).transpose(1, 2),
         )
     ],
+    "conv1d": [
+        (
+            (RNG.standard_normal((2, 9, 6)), RNG.standard_normal((4, 3, 4)), np.arange(4.0)),
+            {"stride": 2, "padding": (2, 1), "groups": 2},
+            lambda x, w, b: F.conv1d(F.pad(x.mT, (2, 1)), w, b, stride=2, groups=2).mT,
+        )
+    ],
     "softmax": [((X,), {"axis": -1}, lambda x: F.softmax(x, -1)), ((X * 400,), {"axis": 1}, lambda x: F.softmax(x, 1))],
     "sum": [((X,), {"axes": (0, 2), "keepdims": False}, lambda x: x.sum((0, 2)))],
     "mean": [((X,), {"axes": (-1,), "keepdims": True}, lambda x: x.mean(-1, keepdim=True))],

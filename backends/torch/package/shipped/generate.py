@@ -97,6 +97,8 @@ def arguments() -> argparse.Namespace:
 def run(args: argparse.Namespace) -> None:
     """Read the model, and continue the prompt."""
     facts = read_facts()
+    if "sound" in facts:
+        raise SystemExit("this model reads sound, not text: call it from Python, as load.py says")
     tokenizer = read_tokenizer() if args.ids is None else None
     prompt = args.ids if tokenizer is None else tokenizer.encode(args.prompt).ids
     answers = facts["kind"] == "encoder-decoder"

@@ -1,4 +1,4 @@
-"""Encoders of images (ViT, DeiT, I-JEPA, MSN, DINOv2, CLIP, SigLIP), and the texts beside them."""
+"""Encoders of images (ViT, DeiT, I-JEPA, MSN, MAE, DINOv2, CLIP, SigLIP), and the texts beside them."""
 
 from __future__ import annotations
 
@@ -83,6 +83,9 @@ DEIT = VIT.but(
     prefix_tokens=2,
 )
 VIT_MSN = VIT.but("vit_msn", eps=key("layer_norm_eps", default=1e-6))
+VIT_MAE = VIT.but(  # no patch is masked, as where its features are used
+    "vit_mae", found={"image_pooler": None}, unused=("*classifier.*", "*mask_token", "decoder.*", "fc_norm.*")
+)
 IJEPA = VIT.but("ijepa", prefix_tokens=0)
 
 

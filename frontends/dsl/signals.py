@@ -1,0 +1,376 @@
+"""Encoders of images and of sound: patches, or frames by convolutions, that layers read as tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from weft.ir import ops
+from weft.ir.display import Displayable
+from weft.ir.graph import Graph, Value
+from weft.ir.ops.activation import activate
+from weft.ir.ops.elementwise import masked
+from weft.ir.types import TensorType, dtypes, sizes
+
+from .build import Layer, fill, module, named, own_name, param, provided, providing, scope, traced
+from .checks import (
+    need,
+    need_activation,
+    need_few,
+    need_kind,
+    need_modules,
+    need_one_of,
+    need_positive,
+    need_whole,
+)
+from .layers import LayerNorm, LearnedPositions, Norm, linear
+from .models import in_order
+
+POOLERS = ("none", "dense", "first", "attention")
+FRAMES_SEEN = ("all", "start", "whole")
+
+
+@module
+class ImageEncoder(Displayable):
+    """An encoder of images [batch, channels, `image`, `image`]: patches, positions, layers (Dosovitskiy 2020, ViT).
+
+    Before the patches of `patch` × `patch` stand `prefix_tokens` learned tokens (the class token; DeiT's distillation
+    token), which have positions, and behind them `registers` that have none (Darcet 2023). `layers` and `block` as in
+    `Encoder`. `embed_norm` normalizes what the layers take (CLIP), `final_norm` what they make.
+
+    `pooler` makes a second output: dense, tanh(W x₀ + b) of the first token; first, that token, through `pool_norm` if
+    given (CLIP); attention, a learned query that attends to all by the attention of `pooler_block`, whose norm and
+    feed-forward follow (SigLIP); none. Parameters: ``patches.weight`` [dim, channels, patch, patch], with `patch_bias`
+    ``patches.bias``, ``prefix`` [prefix_tokens, dim], ``registers`` [registers, dim], ``positions.weight``
+    [prefix_tokens + patches, dim].
+    """
+
+    image: int
+    patch: int
+    dim: int
+    layers: int | Sequence[Layer]
+    block: Layer | None = None
+    channels: int = 3
+    prefix_tokens: int = 1
+    registers: int = 0
+    patch_bias: bool = True
+    embed_norm: Norm | None = None
+    final_norm: Norm | None = None
+    pooler: str = "none"
+    pooler_block: Layer | None = None
+    pool_norm: Norm | None = None
+
+    def __post_init__(self) -> None:
+        need_whole(self, "image", "patch", "dim", "channels")
+        need_whole(self, "prefix_tokens", "registers", least=0)
+        need(self, self.image % self.patch == 0, f"patch={self.patch} does not divide image={self.image}")
+        if isinstance(self.layers, int):
+            need_few(self, "layers")
+            need(self, self.block is not None, f"layers={self.layers} needs a block to repeat")
+        need_modules(self, "embed_norm", "final_norm", "pool_norm", "pooler_block")
+        need_one_of(self, "pooler", POOLERS)
+        needs = {
+            "attention": self.pooler_block is not None,
+            "dense": self.prefix_tokens > 0,
+            "first": self.prefix_tokens > 0,
+        }
+        need(self, needs.get(self.pooler, True), f"pooler={self.pooler!r} needs a prefix token or a pooler_block")
+
+    @property
+    def patches(self) -> int:
+        """Number of patches."""
+        return (self.image // self.patch) ** 2
+
+    def __call__(self, pixel_values: Value) -> dict[str, Value]:
+        """pixel_values [batch, channels, image, image] → last_hidden_state [batch, tokens, dim], and with a pooler
+        pooler_output [batch, dim]."""
+        batch, width = pixel_values.shape[0], self.dim
+        kernel = param("patches.weight", (width, self.channels, self.patch, self.patch))
+        bias = param("patches.bias", (width,), fill(0.0)) if self.patch_bias else None
+        x = ops.patch_embedding(pixel_values, kernel, bias, name="patches")
+        if self.prefix_tokens:
+            x = ops.concat(
+                self._spread(param("prefix", (self.prefix_tokens, width)), batch), x, axis=1, name="with_prefix"
+            )
+        x = ops.add(x, param("positions.weight", (self.prefix_tokens + self.patches, width)), name="positions_added")
+        if self.registers:
+            before, after = ops.split.emit(x, sizes=(self.prefix_tokens, self.patches), axis=1)
+            x = ops.concat(
+                before,
+                self._spread(param("registers", (self.registers, width)), batch),
+                after,
+                axis=1,
+                name="with_registers",
+            )
+        x = x if self.embed_norm is None else self.embed_norm(x)
+        with providing(bidirectional=pixel_values):
+            stack = [self.block] * self.layers if isinstance(self.layers, int) else list(self.layers)
+            for i, layer in enumerate(stack):
+                assert layer is not None
+                x = named(layer, f"layers.{i}")(x)
+            x = x if self.final_norm is None else self.final_norm(x)
+            outputs = {"last_hidden_state": x}
+            if self.pooler != "none":
+                outputs["pooler_output"] = self._pooled(x, batch)
+        return outputs
+
+    def _spread(self, tokens: Value, batch: sizes.Size) -> Value:
+        """Tokens [n, dim] for every image of the batch."""
+        return ops.expand(ops.unsqueeze(tokens, axes=(0,)), shape=(batch, *tokens.shape))
+
+    def _pooled(self, x: Value, batch: sizes.Size) -> Value:
+        if self.pooler == "attention":
+            query = self._spread(param("pooler.query", (1, self.dim)), batch)
+            block: Any = self.pooler_block
+            with scope("pooler"):
+                attended = named(block.attn, "attn")(query, x)
+                made = ops.add(attended, named(block.ffn, "ffn")(named(block.norm, "ffn_norm")(attended)))
+            return ops.squeeze(made, axes=(1,), name="pooled")
+        first = ops.squeeze(ops.slice(x, axis=1, start=0, stop=1), axes=(1,), name="first_token")
+        if self.pooler == "dense":
+            return ops.tanh(linear(first, self.dim, "pooler", bias=True), name="pooled")
+        return first if self.pool_norm is None else self.pool_norm(first)
+
+    def graph(self, seed: int = 0, name: str = "image-encoder") -> Graph:
+        """The IR: input pixel_values f32[batch, channels, image, image], outputs as of a call.
+
+        Raises:
+            WeftError: naming the module and the setting that do not fit.
+        """
+        images = TensorType(dtypes.f32, (sizes.sym("batch"), self.channels, self.image, self.image))
+        graph = traced(self, {"pixel_values": images}, seed, name, "last_hidden_state")
+        graph.meta.update(
+            kind="image-encoder", model_type=graph.name, context=self.prefix_tokens + self.registers + self.patches
+        )
+        return graph
+
+
+# -- sound
+
+
+def conv1d(
+    x: Value,
+    channels: int,
+    kernel: int,
+    name: str = "conv",
+    *,
+    stride: int = 1,
+    padding: tuple[int, int] = (0, 0),
+    groups: int = 1,
+    bias: bool = True,
+) -> Value:
+    """The op `conv1d` of x [batch, length, in], with parameters ``name.weight`` [channels, in / groups, kernel] and
+    ``name.bias`` [channels]."""
+    weight = param(f"{name}.weight", (channels, x.width // groups, kernel))
+    offset = param(f"{name}.bias", (channels,), fill(0.0)) if bias else None
+    return ops.conv1d(x, weight, offset, stride=stride, padding=padding, groups=groups, name=name)
+
+
+@module(leaf=True)
+class GroupNorm:
+    """(x − μ)/√(σ² + eps) ⊙ weight + bias, μ and σ over all frames and over each of `groups` runs of channels (Wu &
+    He 2018); None: each channel by itself."""
+
+    groups: int | None = None
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        need_whole(self, "groups")
+        need_positive(self, "eps")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, frames, channels] → the same."""
+        name, groups = own_name(), self.groups or x.width
+        need(self, x.width % groups == 0, f"groups={groups} does not divide the {x.width} channels")
+        apart = ops.reshape(x, shape=(*x.shape[:2], groups, x.width // groups))
+        centred = ops.sub(apart, ops.mean(apart, axes=(1, 3), keepdims=True))
+        variance = ops.mean(ops.square(centred), axes=(1, 3), keepdims=True)
+        normed = ops.mul(centred, ops.rsqrt(ops.affine(variance, plus=self.eps)))
+        scaled = ops.mul(ops.reshape(normed, shape=x.shape), param(f"{name}.weight", (x.width,), fill(1.0)))
+        return ops.add(scaled, param(f"{name}.bias", (x.width,), fill(0.0)), name=name)
+
+
+@module
+class Convolution:
+    """A convolution over time to `channels`, a `norm`, and an activation; with `norm_last` the norm follows it."""
+
+    channels: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    bias: bool = True
+    norm: Norm | GroupNorm | None = None
+    activation: str = "gelu"
+    norm_last: bool = False
+
+    def __post_init__(self) -> None:
+        need_whole(self, "channels", "kernel", "stride")
+        need_whole(self, "padding", least=0)
+        need_modules(self, "norm")
+        need_activation(self, self.activation)
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, length, in] → [batch, frames, channels]."""
+        pads = (self.padding, self.padding)
+        y = conv1d(x, self.channels, self.kernel, stride=self.stride, padding=pads, bias=self.bias)
+        if self.norm is None:
+            return activate(y, self.activation)
+        return self.norm(activate(y, self.activation)) if self.norm_last else activate(self.norm(y), self.activation)
+
+
+@module(leaf=True)
+class PositionalConvolution:
+    """x + act(convolution of x): positions relative to the frames around (Baevski 2020, wav2vec 2.0). Frames of
+    padding are 0 before."""
+
+    kernel: int
+    groups: int = 1
+    activation: str = "gelu"
+
+    def __post_init__(self) -> None:
+        need_whole(self, "kernel", "groups")
+        need_activation(self, self.activation)
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, frames, dim] → the same."""
+        name, before = own_name(), self.kernel // 2
+        need(self, x.width % self.groups == 0, f"groups={self.groups} does not divide the width {x.width}")
+        mask = provided("key_mask")
+        if mask is not None:
+            x = masked(ops.unsqueeze(ops.cast(mask, to=dtypes.bool_), axes=(2,)), x)
+        pads = (before, self.kernel - 1 - before)
+        y = conv1d(x, x.width, self.kernel, name, padding=pads, groups=self.groups)
+        return ops.add(x, activate(y, self.activation), name=f"{name}_added")
+
+
+@module
+class SoundStem:
+    """From sound to the frames that layers read: `convolutions`, a linear map `projects` behind a `norm`, positions.
+
+    The input is a waveform [batch, samples], or with `bins` a spectrogram [batch, bins, frames], of exactly `length`
+    frames if given. `seen` says which frames attention reads: all, or by a mask of the input's padding those whose
+    start is none (start; Moonshine), or of which nothing is any (whole; wav2vec 2.0). `positions` are learned, or a
+    `PositionalConvolution`.
+    """
+
+    convolutions: Sequence[Convolution]
+    bins: int | None = None
+    length: int | None = None
+    norm: LayerNorm | None = None
+    projects: bool = False
+    positions: LearnedPositions | PositionalConvolution | None = None
+    seen: str = "all"
+
+    def __post_init__(self) -> None:
+        need_whole(self, "bins", "length")
+        need(self, len(self.convolutions) > 0, "convolutions is empty")
+        for layer in self.convolutions:
+            need(self, isinstance(layer, Convolution), f"{layer!r} among convolutions is no Convolution")
+        need_kind(self, "positions", LearnedPositions, PositionalConvolution)
+        need_one_of(self, "seen", FRAMES_SEEN)
+        padded = any(layer.padding for layer in self.convolutions)
+        need(self, self.seen != "whole" or not padded, "no frame is whole where convolutions pad the input")
+
+    @property
+    def stride(self) -> int:
+        """The distance between the starts of frames, in samples."""
+        return math.prod(layer.stride for layer in self.convolutions)
+
+    @property
+    def receptive_field(self) -> int:
+        """The number of samples that a frame is made of."""
+        size, apart = 1, 1
+        for layer in self.convolutions:
+            size, apart = size + (layer.kernel - 1) * apart, apart * layer.stride
+        return size
+
+    def input_types(self, mask: str) -> dict[str, TensorType]:
+        """The inputs by name: the sound, and where `seen` needs one the `mask` of its padding."""
+        batch = sizes.sym("batch")
+        if self.bins is None:
+            length = self.length or sizes.sym("samples")
+            types = {"input_values": TensorType(dtypes.f32, (batch, length))}
+        else:
+            length = self.length or sizes.sym("frames")
+            types = {"input_features": TensorType(dtypes.f32, (batch, self.bins, length))}
+        return types if self.seen == "all" else {**types, mask: TensorType(dtypes.i64, (batch, length))}
+
+    def __call__(self, sound: Value, dim: int) -> Value:
+        """sound [batch, samples] or [batch, bins, frames] → [batch, frames, dim] before positions."""
+        x = ops.unsqueeze(sound, axes=(2,)) if self.bins is None else ops.transpose(sound, axes=(0, 2, 1))
+        for layer in self.convolutions:
+            x = layer(x)
+        x = x if self.norm is None else self.norm(x)
+        return linear(x, dim, "project", bias=True) if self.projects else x
+
+    def frame_mask(self, mask: Value, x: Value) -> Value:
+        """The mask [batch, samples] for the frames x [batch, frames, dim]: i64[batch, frames]."""
+        last = self.receptive_field - 1 if self.seen == "whole" else 0
+        return ops.gather(mask, ops.affine(ops.iota(x, axis=1), by=self.stride, plus=last), axis=1, name="frame_mask")
+
+
+@module
+class AudioEncoder(Displayable):
+    """An encoder of sound: what `stem` makes of a waveform or a spectrogram, and layers (wav2vec 2.0, Whisper).
+
+    `layers`, `block`, `embed_norm` and `final_norm` as in `Encoder`. `context` is the most frames that tables of
+    rotary positions cover.
+    """
+
+    stem: SoundStem
+    dim: int
+    layers: int | Sequence[Layer]
+    block: Layer | None = None
+    embed_norm: Norm | None = None
+    final_norm: Norm | None = None
+    context: int | None = None
+
+    def __post_init__(self) -> None:
+        need_whole(self, "dim", "context")
+        need_kind(self, "stem", SoundStem)
+        if isinstance(self.layers, int):
+            need_few(self, "layers")
+            need(self, self.block is not None, f"layers={self.layers} needs a block to repeat")
+        need_modules(self, "embed_norm", "final_norm")
+        last = self.stem.convolutions[-1].channels
+        fits = self.stem.projects or last == self.dim
+        need(self, fits, f"the last convolution has {last} channels, the layers dim={self.dim}: let the stem project")
+
+    @property
+    def positions(self) -> LearnedPositions | None:
+        """The table of positions, which ends; None if there is none."""
+        return self.stem.positions if isinstance(self.stem.positions, LearnedPositions) else None
+
+    def __call__(self, sound: Value, mask: Value | None = None) -> dict[str, Value]:
+        """sound [batch, samples] or [batch, bins, frames], and where the stem needs it the mask [batch, samples] (0
+        for padding, on the right) → last_hidden_state [batch, frames, dim], and with a mask frame_mask."""
+        x = self.stem(sound, self.dim)
+        seen = None if mask is None else self.stem.frame_mask(mask, x)
+        facts = {} if seen is None else {"key_mask": seen}
+        with providing(bidirectional=x, **facts), in_order(x):
+            if self.stem.positions is not None:
+                x = named(self.stem.positions, "positions")(x)
+            x = x if self.embed_norm is None else self.embed_norm(x)
+            stack = [self.block] * self.layers if isinstance(self.layers, int) else list(self.layers)
+            for i, layer in enumerate(stack):
+                assert layer is not None
+                x = named(layer, f"layers.{i}")(x)
+            x = x if self.final_norm is None else self.final_norm(x)
+        return {"last_hidden_state": x, **({} if seen is None else {"frame_mask": seen})}
+
+    def graph(self, seed: int = 0, name: str = "audio-encoder") -> Graph:
+        """The IR: inputs input_values f32[batch, samples] or input_features f32[batch, bins, frames], with a mask
+        attention_mask i64[batch, samples]; outputs as of a call.
+
+        Raises:
+            WeftError: naming the module and the setting that do not fit.
+        """
+        graph = traced(self, self.stem.input_types("attention_mask"), seed, name, "last_hidden_state")
+        graph.meta.update(kind="audio-encoder", model_type=graph.name, context=longest_sound(self))
+        return graph
+
+
+def longest_sound(encoder: AudioEncoder) -> int | None:
+    """The most frames meant, if the encoder says: its context, or the length of its table of positions."""
+    return encoder.context or (None if encoder.positions is None else encoder.positions.length)

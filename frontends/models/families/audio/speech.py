@@ -1,0 +1,158 @@
+"""Encoder-decoders that write what is said: Whisper (Radford 2022) and Moonshine (Jeffries 2024)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.ir.recipes import Full, Recipe, Slice
+
+from ....dsl import Convolution, GroupNorm, LearnedPositions, SoundStem
+from ...tables.family import Config, Family, Fetch, Names, Template, key
+from ...tables.rope_config import rope_with
+from ...tables.settings import Settings
+from ..seq2seq.bart import BART
+
+
+def _numbered(name: str) -> Template:
+    """The convolution {i}, which the checkpoint counts from 1."""
+    return lambda fetch, part, settings: fetch(f"{name}{int(fetch.layer) + 1}.{part}")
+
+
+# -- Whisper: the layers of BART, each behind its norm, on a spectrogram of 30 seconds
+
+
+def _spectrogram(config: Config) -> SoundStem:
+    dim, frames = key("d_model")(config), key("max_source_positions", default=1500)(config)
+    layers = [Convolution(dim, 3, stride, padding=1) for stride in (1, 2)]
+    bins = key("num_mel_bins", default=80)(config)
+    return SoundStem(layers, bins=bins, length=2 * frames, positions=LearnedPositions(frames))
+
+
+def _written(config: Config) -> dict[str, Any]:
+    """The settings of the decoder."""
+    return {
+        **BART.settings["decoder"](config),
+        "stem": None,
+        "learned_positions": key("max_target_positions", default=448)(config),
+        "context": key("max_target_positions", default=448)(config),
+    }
+
+
+def _no_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """The bias of keys, which the checkpoint has not: a query adds the same to its products with all of them."""
+    return Full(0.0, (settings.dim,))
+
+
+_DECODER = ("decoder.layers.{i}.attn", "decoder.layers.{i}.cross")
+WHISPER = BART.but(
+    "whisper",
+    names={
+        "encoder.stem.convolutions.{i}.conv": _numbered("encoder.conv"),
+        **{f"{half}.k.bias": _no_bias for half in ("encoder.layers.{i}.attn", *_DECODER)},
+        "decoder.embed": "decoder.embed_tokens",
+        "decoder.lm_head": "proj_out",
+    },
+    found={"tie": None, "head_bias": None},
+    unused=("proj_out.weight",),
+    aliases={"shared.": None},
+    refuse={"is_encoder_decoder": (True, None)},
+    kind="encoder-decoder",
+    arrangement="pre",
+    embed_norm=False,
+    embed_scale=1.0,
+    position_offset=0,
+    learned_positions=None,
+    tie=key("tie_word_embeddings", default=True),
+    context=key("max_source_positions", default=1500),
+    stem=_spectrogram,
+    share_embeddings=False,
+    decoder=_written,
+)
+
+
+# -- Moonshine: a waveform through three convolutions, rotary positions in part of each head, a gated decoder
+
+
+def _waveform(config: Config) -> SoundStem:
+    dim = key("hidden_size")(config)
+    first = Convolution(dim, 127, 64, bias=False, norm=GroupNorm(1), activation="tanh", norm_last=True)
+    return SoundStem([first, Convolution(2 * dim, 7, 3), Convolution(dim, 3, 2)], seen="start")
+
+
+def _half(index: int) -> Template:
+    """Half `index` of the map into the decoder's feed-forward, which holds up above gate."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        rows = settings.ffn
+        assert isinstance(rows, int)
+        return Slice(fetch(f"decoder.layers.{{i}}.mlp.fc1.{part}"), 0, index * rows, (index + 1) * rows)
+
+    return template
+
+
+def _layers(part: str, norms: dict[str, str]) -> Names:
+    """Names of the layers of the encoder or decoder."""
+    names: Names = {f"{part}.layers.{{i}}.{ours}_norm": f"{part}.layers.{{i}}.{norms[ours]}" for ours in norms}
+    for ours, theirs in {"attn": "self_attn", "cross": "encoder_attn"}.items():
+        names |= {f"{part}.layers.{{i}}.{ours}.{x}": f"{part}.layers.{{i}}.{theirs}.{x}_proj" for x in "qkvo"}
+    return {
+        **names,
+        f"{part}.layers.{{i}}.ffn.up": f"{part}.layers.{{i}}.mlp.fc1",
+        f"{part}.layers.{{i}}.ffn.down": f"{part}.layers.{{i}}.mlp.fc2",
+    }
+
+
+def _sizes(part: str) -> dict[str, Any]:
+    """The settings that the config says of the encoder and of the decoder."""
+    return {
+        "layers": key(f"{part}_num_hidden_layers", default=6),
+        "heads": key(f"{part}_num_attention_heads", default=8),
+        "kv_heads": key(f"{part}_num_key_value_heads", default=None),
+        "activation": key(f"{part}_hidden_act", default="gelu" if part == "encoder" else "silu"),
+    }
+
+
+MOONSHINE = Family(
+    model_types=("moonshine",),
+    settings={
+        "kind": "encoder-decoder",
+        "vocab": key("vocab_size"),
+        "dim": key("hidden_size"),
+        "ffn": key("intermediate_size"),
+        **_sizes("encoder"),
+        "norm": "layer",
+        "norm_bias": False,
+        "eps": 1e-5,
+        "gated": False,
+        "qkv_bias": key("attention_bias", default=False),
+        "ffn_bias": True,
+        "rope": rope_with(interleaved=True, partial_rotary_factor=0.9),
+        "tie": key("tie_word_embeddings", default=True),
+        "context": 4096,  # frames, of which a second has 42: the config says none
+        "stem": _waveform,
+        "share_embeddings": False,
+        "decoder": lambda c: {
+            **{name: rule(c) for name, rule in _sizes("decoder").items()},
+            "context": key("max_position_embeddings", default=512)(c),
+            "gated": True,
+            "stem": None,
+        },
+    },
+    names={
+        "encoder.stem.convolutions.{i}.conv": _numbered("encoder.conv"),
+        "encoder.stem.convolutions.{i}.norm": "encoder.groupnorm",
+        **_layers("encoder", {"attn": "input_layernorm", "ffn": "post_attention_layernorm"}),
+        **_layers(
+            "decoder", {"attn": "input_layernorm", "cross": "post_attention_layernorm", "ffn": "final_layernorm"}
+        ),
+        "decoder.layers.{i}.ffn.up": _half(0),
+        "decoder.layers.{i}.ffn.gate": _half(1),
+        "encoder.final_norm": "encoder.layer_norm",
+        "decoder.embed": "decoder.embed_tokens",
+        "decoder.final_norm": "decoder.norm",
+        "decoder.lm_head": "proj_out",
+    },
+    prefix="model.",
+    unused=("proj_out.weight",),
+    refuse={"is_encoder_decoder": (True, None)},
+)

@@ -1,0 +1,102 @@
+"""Encoders of waveforms: wav2vec 2.0 (Baevski 2020) and HuBERT (Hsu 2021)."""
+
+from __future__ import annotations
+
+from weft.ir.recipes import Map, Recipe, Reshape, Scale
+from weft.ir.recipes.matrices import Norms
+
+from ....dsl import Convolution, GroupNorm, LayerNorm, PositionalConvolution, SoundStem
+from ...tables.family import Config, Family, Fetch, key
+from ...tables.settings import ACTIVATIONS, Settings
+
+_CONV = "encoder.pos_conv_embed.conv"
+
+
+def _normalized(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """The kernel of the positional convolution: each tap g · v/‖v‖ (Salimans & Kingma 2016, weight normalization)."""
+    own = f"{_CONV}.parametrizations.weight"
+    known = fetch.has(f"{own}.original1")
+    names = (f"{own}.original0", f"{own}.original1") if known else (f"{_CONV}.weight_g", f"{_CONV}.weight_v")
+    length, direction = map(fetch, names)
+    return Scale(Scale(direction, Map(Norms(direction, 2), "reciprocal"), 2), Reshape(length, (-1,)), 2)
+
+
+def _stem(config: Config) -> SoundStem:
+    channels, kernels, strides = (
+        key(f"conv_{name}", default=default)(config)
+        for name, default in (
+            ("dim", [512] * 7),
+            ("kernel", [10, 3, 3, 3, 3, 2, 2]),
+            ("stride", [5, 2, 2, 2, 2, 2, 2]),
+        )
+    )
+    if not len(channels) == len(kernels) == len(strides):
+        raise ValueError(f"conv_dim, conv_kernel and conv_stride have {len(channels)}, {len(kernels)}, {len(strides)}")
+    style = config.get("feat_extract_norm", "group")
+    norms = [GroupNorm()] + [None] * len(channels) if style == "group" else [LayerNorm()] * len(channels)
+    activation = ACTIVATIONS[config.get("feat_extract_activation", "gelu")]
+    bias, eps = config.get("conv_bias", False), key("layer_norm_eps", default=1e-5)(config)
+    layers = [
+        Convolution(dim, size, apart, bias=bias, norm=norm, activation=activation)
+        for dim, size, apart, norm in zip(channels, kernels, strides, norms, strict=False)
+    ]
+    kernel, groups = config.get("num_conv_pos_embeddings", 128), config.get("num_conv_pos_embedding_groups", 16)
+    norm = LayerNorm(eps) if config.get("feat_proj_layer_norm", True) else None
+    positions = PositionalConvolution(kernel, groups, activation)
+    return SoundStem(layers, norm=norm, projects=True, positions=positions, seen="whole")
+
+
+def _stable(config: Config) -> bool:
+    return bool(config.get("do_stable_layer_norm", False))
+
+
+_LAYER = "encoder.layers.{i}"
+_CONVOLUTION = "feature_extractor.conv_layers.{i}"
+WAV2VEC2 = Family(
+    model_types=("wav2vec2",),
+    settings={
+        "kind": "audio-encoder",
+        "vocab": None,
+        "dim": key("hidden_size"),
+        "layers": key("num_hidden_layers"),
+        "heads": key("num_attention_heads"),
+        "ffn": key("intermediate_size"),
+        "norm": "layer",
+        "eps": key("layer_norm_eps", default=1e-5),
+        "arrangement": lambda c: "pre" if _stable(c) else "post",
+        "activation": key("hidden_act", default="gelu"),
+        "gated": False,
+        "qkv_bias": True,
+        "out_bias": True,
+        "ffn_bias": True,
+        "embed_norm": lambda c: not _stable(c),
+        "stem": _stem,
+    },
+    names={
+        "stem.convolutions.{i}.conv": f"{_CONVOLUTION}.conv",
+        "stem.convolutions.{i}.norm": f"{_CONVOLUTION}.layer_norm",
+        "stem.norm": "feature_projection.layer_norm",
+        "stem.project": "feature_projection.projection",
+        "positions.weight": _normalized,
+        "positions.bias": f"{_CONV}.bias",
+        "embed_norm": "encoder.layer_norm",
+        "final_norm": "encoder.layer_norm",
+        "layers.{i}.attn_norm": f"{_LAYER}.layer_norm",
+        **{f"layers.{{i}}.attn.{x}": f"{_LAYER}.attention.{x}_proj" for x in "qkv"},
+        "layers.{i}.attn.o": f"{_LAYER}.attention.out_proj",
+        "layers.{i}.ffn_norm": f"{_LAYER}.final_layer_norm",
+        "layers.{i}.ffn.up": f"{_LAYER}.feed_forward.intermediate_dense",
+        "layers.{i}.ffn.down": f"{_LAYER}.feed_forward.output_dense",
+    },
+    prefix="wav2vec2.",
+    unused=(
+        *("*masked_spec_embed", "quantizer.*", "project_q.*", "project_hid.*"),  # of the training
+        *("lm_head.*", "*classifier.*", "projector.*", "layer_weights"),  # heads
+    ),
+    refuse={
+        "feat_extract_norm": ("group", "layer", None),
+        "add_adapter": (False, None),
+        "adapter_attn_dim": (None,),
+    },
+)
+HUBERT = WAV2VEC2.but("hubert", prefix="hubert.", refuse={"conv_pos_batch_norm": (False, None)})

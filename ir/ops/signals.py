@@ -1,0 +1,140 @@
+"""Images and sound as sequences: patches that are embedded (Dosovitskiy 2020, ViT), convolutions over time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..op import Array, OpCall, Size, TensorType, Value, case, fixed, normal, op, want
+from ..types import sizes
+from .elementwise import add, affine
+from .products import linear, matmul
+from .tensor import expand, gather, iota, pad, reshape, slice_, swap, transpose, unsqueeze
+
+
+@op(
+    cases=[
+        case(normal(2, 3, 8, 12), normal(5, 3, 4, 4)),
+        case(normal(1, 2, 6, 6), normal(7, 2, 3, 2), normal(7)),
+    ]
+)
+def patch_embedding(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """Patches of images as rows, each by one linear map: a convolution whose stride is its size.
+
+    x [batch, channels, height, width], weight [dim, channels, patch height, patch width], bias [dim] →
+    [batch, patches, dim], patches row by row from the top.
+    """
+    batch, channels, height, width = x.shape
+    dim, _, h, w = weight.shape
+    apart = x.reshape(batch, channels, height // h, h, width // w, w).transpose(0, 2, 4, 1, 3, 5)
+    y: Array = apart.reshape(batch, -1, channels * h * w) @ weight.reshape(dim, -1).T
+    return y if bias is None else y + bias
+
+
+@patch_embedding.infer
+def _(n: OpCall) -> TensorType:
+    x: TensorType = n.x
+    weight, bias = n.weight, n.bias
+    want(x.rank == weight.rank == 4, f"x {x} must be [batch, channels, height, width], weight {weight} alike")
+    want(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
+    height, width = (fixed(x.shape[i], f"x {x} must have a fixed height and width") for i in (2, 3))
+    dim, channels, h, w = (fixed(s, f"weight {weight} must have fixed sizes") for s in weight.shape)
+    want(x.shape[1] == channels, f"x {x} has not the {channels} channels of weight {weight}")
+    want(height % h == 0 and width % w == 0, f"patches of {h} × {w} do not divide x {x}")
+    want(bias is None or bias == weight.with_shape(dim), f"bias {bias} does not fit weight {weight}")
+    return x.with_shape(x.shape[0], (height // h) * (width // w), dim)
+
+
+@patch_embedding.cost
+def _(n: OpCall) -> Size:
+    x: TensorType = n.x
+    outputs: Size = n.weight.shape[0]
+    return x.elements * outputs * 2
+
+
+@patch_embedding.body
+def _(n: OpCall) -> Value:
+    batch, channels, height, width = n.x.shape
+    dim, _, h, w = n.weight.shape
+    rows, columns = sizes.floordiv(height, h), sizes.floordiv(width, w)
+    apart = transpose(reshape(n.x, shape=(batch, channels, rows, h, columns, w)), axes=(0, 2, 4, 1, 3, 5))
+    patches = reshape(apart, shape=(batch, rows * columns, channels * h * w))
+    return linear(patches, reshape(n.weight, shape=(dim, channels * h * w)), n.bias)
+
+
+@op(
+    cases=[
+        case(normal(2, 9, 6), normal(4, 6, 3)),
+        case(normal(2, 9, 6), normal(4, 6, 3), normal(4), stride=2, padding=(1, 1)),
+        case(normal(2, 7, 6), normal(6, 2, 4), normal(6), padding=(2, 1), groups=3),
+        case(normal(1, 11, 1), normal(5, 1, 5), stride=3),
+    ]
+)
+def conv1d(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    stride: int = 1,
+    padding: tuple[int, ...] = (0, 0),
+    groups: int = 1,
+) -> Array:
+    """Convolution over time: y_t = Σ_j W_j x_{t·stride + j − padding[0]} + bias, with zeros outside of x.
+
+    x [batch, length, in], weight [out, in / groups, kernel], bias [out] → [batch, frames, out], frames =
+    ⌊(length + padding before + padding behind − kernel) / stride⌋ + 1. Each of `groups` runs of output channels reads
+    its own run of input channels.
+    """
+    out, width, kernel = weight.shape
+    padded = np.pad(x, ((0, 0), tuple(padding), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel, 1)[:, ::stride]  # [batch, frames, in, kernel]
+    apart = windows.reshape(*windows.shape[:2], groups, width, kernel)
+    by_group = np.einsum("btgik,goik->btgo", apart, weight.reshape(groups, out // groups, width, kernel))
+    y: Array = by_group.reshape(*windows.shape[:2], out)
+    return y if bias is None else y + bias
+
+
+def _frames(n: OpCall) -> Size:
+    """The length of the output."""
+    length: Size = n.x.shape[1] + sum(n.padding) - n.weight.shape[2]
+    return sizes.floordiv(length, n.stride) + 1
+
+
+@conv1d.infer
+def _(n: OpCall) -> TensorType:
+    x: TensorType = n.x
+    weight, bias, groups = n.weight, n.bias, n.groups
+    want(x.rank == weight.rank == 3, f"x {x} must be [batch, length, in], weight {weight} [out, in / groups, kernel]")
+    want(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
+    out, width, _ = (fixed(s, f"weight {weight} must have fixed sizes") for s in weight.shape)
+    want(groups >= 1 and out % groups == 0, f"groups={groups} does not divide the {out} outputs of weight {weight}")
+    want(x.shape[2] == width * groups, f"x {x} has not the {width * groups} channels of weight {weight}")
+    want(bias is None or bias == weight.with_shape(out), f"bias {bias} does not fit weight {weight}")
+    want(n.stride >= 1, f"stride={n.stride} must be positive")
+    pads = tuple(n.padding)
+    want(len(pads) == 2 and min(pads) >= 0, f"padding={list(pads)} must say how many zeros stand before and behind x")
+    frames = _frames(n)
+    want(not isinstance(frames, int) or frames > 0, f"the kernel of weight {weight} is longer than x {x}")
+    return x.with_shape(x.shape[0], frames, out)
+
+
+@conv1d.cost
+def _(n: OpCall) -> Size:
+    x, weight = n.x, n.weight
+    products: Size = x.shape[0] * _frames(n) * weight.elements
+    return products * 2
+
+
+@conv1d.body
+def _(n: OpCall) -> Value:
+    (out, width, kernel), groups, (before, after) = n.weight.shape, n.groups, n.padding
+    batch, frames = n.x.shape[0], _frames(n)
+    padded = pad(n.x, axis=1, before=before, after=after) if before or after else n.x
+    # `iota` counts along an axis that exists: one number, repeated for every frame, makes it.
+    one = slice_(reshape(n.weight, shape=(out * width * kernel,)), axis=0, start=0, stop=1)
+    starts = affine(iota(expand(one, shape=(frames,)), axis=0), by=n.stride)
+    at = add(unsqueeze(starts, axes=(1,)), unsqueeze(iota(n.weight, axis=2), axes=(0,)))  # [frames, kernel]
+    windows = reshape(gather(padded, at, axis=1), shape=(batch, frames, kernel, groups, width))
+    rows = reshape(transpose(windows, axes=(0, 3, 1, 2, 4)), shape=(batch, groups, frames, kernel * width))
+    taps = reshape(transpose(n.weight, axes=(0, 2, 1)), shape=(groups, out // groups, kernel * width))
+    y = reshape(transpose(matmul(rows, swap(taps)), axes=(0, 2, 1, 3)), shape=(batch, frames, out))
+    return y if n.bias is None else add(y, n.bias)

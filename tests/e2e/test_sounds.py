@@ -1,0 +1,178 @@
+"""Models that read sound against transformers: encoders of waveforms, and encoder-decoders that write what is said.
+
+Waveforms of unequal lengths are padded; answers of 24 tokens run as one pass, in chunks, and token by token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from click.testing import CliRunner
+
+import weft
+from weft.backends.runtime.folder import read_facts
+from weft.frontends.api.verify.verification import verify_folder
+from weft.frontends.cli import cli
+from weft.frontends.models.tables.verified import Errors
+from weft.ir import WeftError
+
+from .families import LENGTH, error
+from .seq2seq import Seq2Seq
+from .sounds import BINS, FRAMES, SOUNDS, SPEECH, heard, said, waveforms, written
+from .test_families import ALL_TARGETS, CHUNKS, note
+from .test_seq2seq import STEPS, Halves
+
+
+def outputs(source: Path, target: str, feeds: dict[str, np.ndarray], out: Path) -> dict[str, np.ndarray]:
+    """Outputs of the encoder in `source` on `target`, by their names."""
+    loaded = weft.load_source(source)
+    assert loaded.unread == []
+    if target == "torch":
+        with torch.inference_mode():
+            made = weft.torch(loaded)(*(torch.from_numpy(feeds[name]) for name in loaded.graph.inputs))
+        return dict(zip(loaded.graph.outputs, (value.numpy() for value in made), strict=True))
+    assert weft.compile(loaded, out, target=target).notes == []
+    session = ort.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
+
+
+@pytest.mark.parametrize("target", ALL_TARGETS)
+@pytest.mark.parametrize("name", SOUNDS)
+def test_encoders_equal_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
+    row = SOUNDS[name]
+    model: Any = row.save(tmp_path / "hf")
+    sound, mask = waveforms(241, 150, 90)
+    with torch.inference_mode():
+        want = model(torch.from_numpy(sound), attention_mask=torch.from_numpy(mask)).last_hidden_state.numpy()
+        theirs = model._get_feature_vector_attention_mask(want.shape[1], torch.from_numpy(mask)).numpy()
+    got = outputs(tmp_path / "hf", target, {"input_values": sound, "attention_mask": mask}, tmp_path / "out")
+    seen = got["frame_mask"].astype(bool)
+    assert np.array_equal(seen, theirs) and not seen.all()
+    note(errors, row.family, target, "full", error(got["last_hidden_state"][seen], want[seen]))
+
+
+def test_older_checkpoints_name_the_normalized_kernel_otherwise(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    SOUNDS["wav2vec2"].save(tmp_path / "hf")
+    feeds = dict(zip(("input_values", "attention_mask"), waveforms(200), strict=True))
+    want = outputs(tmp_path / "hf", "torch", feeds, tmp_path)
+    older = {"parametrizations.weight.original0": "weight_g", "parametrizations.weight.original1": "weight_v"}
+    for file in (tmp_path / "hf").glob("*.safetensors"):
+        renamed = {re.sub("|".join(older), lambda m: older[m[0]], k): v for k, v in load_file(file).items()}
+        save_file(renamed, file)
+    for file in (tmp_path / "hf").glob("*.index.json"):
+        file.write_text(re.sub("|".join(older), lambda m: older[m[0]], file.read_text()))
+    assert np.array_equal(
+        outputs(tmp_path / "hf", "torch", feeds, tmp_path)["last_hidden_state"], want["last_hidden_state"]
+    )
+
+
+@pytest.mark.parametrize("target", ALL_TARGETS)
+@pytest.mark.parametrize("name", SPEECH)
+def test_answers_equal_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
+    row = SPEECH[name]
+    model = row.save(tmp_path / "hf")
+    inputs = said(row)
+    passes = "default" if target == "torch" else "default,-last-token-logits"
+    report = weft.compile(tmp_path / "hf", tmp_path / "out", target=target, passes=passes)
+    assert (report.model.unread, report.notes) == ([], [])
+    for way, chunk in CHUNKS.items():
+        got = in_torch(report.model, inputs, chunk) if target == "torch" else in_onnx(tmp_path / "out", inputs, chunk)
+        note(errors, row.family, target, way, error(got, written(model, inputs, chunk)))
+    answers = weft.load(tmp_path / "out", trust=True).generate(sources(inputs), max_tokens=STEPS)
+    assert [answer.tokens for answer in answers] == greedy(model, row, inputs)
+
+
+def in_onnx(folder: Path, inputs: dict[str, np.ndarray], chunk: int) -> np.ndarray:
+    """Logits of the answers; chunks of several tokens row by row, which GroupQueryAttention asks for."""
+    halves = Halves(folder)
+    batches = [inputs] if chunk in (1, LENGTH) else [{k: v[i : i + 1] for k, v in inputs.items()} for i in range(3)]
+    return np.concatenate([halves.logits(batch, chunk) for batch in batches])
+
+
+def in_torch(model: Any, inputs: dict[str, np.ndarray], chunk: int) -> np.ndarray:
+    """Logits of the answers, those of later calls without the encoder's inputs."""
+    net: Any = weft.torch(model)
+    given = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    parts = given.pop("input_ids").split(chunk, 1)
+    cache, found = net.new_cache(len(parts[0]), LENGTH), []
+    with torch.inference_mode():
+        for i, part in enumerate(parts):
+            found.append(net(input_ids=part, cache=cache, **({} if i else given)).numpy())
+    return np.concatenate(found, 1)
+
+
+def sources(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The sounds, without padding."""
+    (sound, *masks) = (array for name, array in inputs.items() if name != "input_ids")
+    return [row[..., : mask.sum()] for row, mask in zip(sound, masks[0], strict=True)] if masks else list(sound)
+
+
+def greedy(model: Any, row: Seq2Seq, inputs: dict[str, np.ndarray]) -> list[list[int]]:
+    """The answers of transformers, token by token."""
+    ids = torch.full((3, 1), row.config["decoder_start_token_id"])
+    with torch.inference_mode():
+        for _ in range(STEPS):
+            logits = model(**heard(inputs), decoder_input_ids=ids).logits
+            ids = torch.cat((ids, logits[:, -1:].argmax(-1)), 1)
+    answers = [line[1:].tolist() for line in ids]
+    return [answer[: answer.index(2) + 1] if 2 in answer else answer for answer in answers]
+
+
+@pytest.mark.parametrize("name", ["whisper", "moonshine"])
+def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
+    SPEECH[name].save(tmp_path / "hf")
+    weft.compile(tmp_path / "hf", tmp_path / "out", target="onnx")
+    for half in ("encoder", "model"):
+        onnx.checker.check_model(tmp_path / "out" / f"{half}.onnx", full_check=True)
+        proto = onnx.load(tmp_path / "out" / f"{half}.onnx", load_external_data=False)
+        assert {n.domain for n in proto.graph.node} == {""}
+
+
+def test_sound_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    for name in ("whisper", "moonshine"):
+        SPEECH[name].save(tmp_path / f"{name}-hf")
+        weft.compile(tmp_path / f"{name}-hf", tmp_path / name)
+    whisper, moonshine = (weft.load(tmp_path / name) for name in ("whisper", "moonshine"))
+    reads = rf"a spectrogram \[{BINS}, {FRAMES}\], mel bins by frames"
+    for model, prompt, reason in (
+        (whisper, "hello", f"a prompt is 'hello', but the model reads sound: an array of floats, {reads}"),
+        (whisper, [1, 2], r"a prompt is \[1, 2\], but the model reads sound"),
+        (whisper, np.zeros((BINS + 1, FRAMES)), rf"a prompt is an array \[7, 18\], but the model reads {reads}"),
+        (whisper, np.zeros((BINS, 5), np.float32), rf"a prompt is an array \[6, 5\], but the model reads {reads}"),
+        (moonshine, np.zeros((2, 900)), r"a prompt is an array \[2, 900\], but the model reads a waveform \[samples\]"),
+        (moonshine, np.zeros(5), "a prompt of 5 samples makes 0 frames, but the model reads 1 to 4096"),
+    ):
+        with pytest.raises(WeftError, match=reason):
+            model.generate([prompt])
+    with pytest.raises(WeftError, match="reads sound, and weft verify compares what models make of texts"):
+        verify_folder(tmp_path / "whisper")
+    with pytest.raises(WeftError, match="target transformers writes encoders of texts: that of whisper reads sound"):
+        weft.compile(tmp_path / "whisper-hf", tmp_path / "no", target="transformers")
+
+
+def test_the_command_line_reads_sound(tmp_path: Path) -> None:
+    row = SPEECH["whisper"]
+    model = row.save(tmp_path / "hf")
+    weft.compile(tmp_path / "hf", tmp_path / "out")
+    inputs = said(row)
+    np.save(tmp_path / "sound.npy", inputs["input_features"][:1])
+    ran = CliRunner().invoke(
+        cli, ["run", f"{tmp_path / 'out'}", "--sound", f"{tmp_path / 'sound.npy'}", "--max-tokens", f"{STEPS}"]
+    )
+    assert ran.exit_code == 0, ran.output
+    assert ",".join(map(str, greedy(model, row, inputs)[0])) in ran.output and "18 frames" in ran.output
+    SOUNDS["hubert"].save(tmp_path / "hubert")
+    weft.compile(tmp_path / "hubert", tmp_path / "encoder")
+    assert json.loads((tmp_path / "encoder" / "weft.json").read_text())["kind"] == "audio-encoder"
+    with pytest.raises(WeftError, match="encodes sound, not texts: run its model with ONNX Runtime or PyTorch itself"):
+        read_facts(tmp_path / "encoder")
