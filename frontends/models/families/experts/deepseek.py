@@ -43,10 +43,12 @@ def rows_of_heads(name: str, which: str) -> Template:
 
 
 def _rope(config: Config) -> RoPE:
-    """RoPE of the part of each head that turns, all of which does; transformers leaves out frequencies of scaled types
-    where partial_rotary_factor says so, and `rope_of` refuses that."""
-    said = dict(rope_settings(config))
-    if said.get("rope_type", said.get("type", "default")) == "default":
+    """RoPE of the part of each head that turns, all of which does. partial_rotary_factor may say so, of whichever size
+    the config takes for that of a head; one that leaves out frequencies of a scaled type is refused by `rope_of`."""
+    said, (plain, rotary) = dict(rope_settings(config)), required(config, "qk_nope_head_dim", "qk_rope_head_dim")
+    fraction = said.get("partial_rotary_factor") or 1.0
+    sizes = [config["head_dim"]] if config.get("head_dim") else [rotary, plain + rotary]
+    if said.get("rope_type", said.get("type", "default")) == "default" or rotary in (int(n * fraction) for n in sizes):
         said.pop("partial_rotary_factor", None)
     whole = {**config, "rope_parameters": said, "partial_rotary_factor": None}
     return replace(rope_of(whole), interleaved=config.get("rope_interleave", True))
