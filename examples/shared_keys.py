@@ -1,5 +1,5 @@
-"""The upper layers read one cache that a layer in the middle writes; those below see a window (after YOCO, Sun 2024,
-arXiv 2405.05254)."""
+"""The upper layers attend to keys and values of a layer in the middle; those below see a window (after YOCO, Sun 2024,
+arXiv 2405.05254). Their projections are saved; when cached, each attention still has a copy of its own."""
 
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 
