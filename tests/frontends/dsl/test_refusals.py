@@ -107,7 +107,7 @@ INF, NAN = float("inf"), float("nan")
         (lambda: T5Bias(32, 16), "T5Bias: max_distance=16 must exceed half of buckets=32"),
         (lambda: MoE(4, 8, 5), "MoE: k=5 exceeds the 4 experts to choose from"),
         (lambda: MoE(4, 8, 0), "MoE: k=0 must be"),
-        (lambda: MoE(8, 8, 5, groups=4, top_groups=2), "the 4 experts to choose from, in 2 of 4 groups"),
+        (lambda: MoE(8, 8, 5, groups=4, top_groups=2), "MoE: k=5 exceeds the 4 experts to choose from in top_groups=2 of groups=4"),
         (lambda: MoE(8, 8, 2, groups=3), "MoE: groups=3 does not divide experts=8"),
         (lambda: MoE(8, 8, 2, groups=4, top_groups=5), "MoE: top_groups=5 exceeds groups=4"),
         (lambda: MoE(4, 8, 1, groups=4), "MoE: group_score='top2' needs two experts in each of groups=4"),
