@@ -35,8 +35,10 @@ BY_HAND = {
 
 
 def edges(graph: Graph) -> int:
-    """Linears behind norms that nothing else reads, whose weights are read by nothing that stays as it is."""
-    groups = {norm: readers for norm in graph.nodes if norm.op.name in NORMS and (readers := alone(norm.output))}
+    """Linears behind norms that nothing else reads, whose weights are read by nothing that stays as it is; norms of
+    parameters are made once."""
+    norms = [n for n in graph.nodes if n.op.name in NORMS and not isinstance(n.inputs[0], Param)]
+    groups = {norm: readers for norm in norms if (readers := alone(norm.output))}
     while stuck := [norm for norm, readers in groups.items() if changes(norm) and shared(norm, readers, groups)]:
         for norm in stuck:
             del groups[norm]
