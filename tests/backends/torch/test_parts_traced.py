@@ -15,6 +15,7 @@ from torch.export import Dim
 from weft.ir import lookup
 from weft.ir.op import Op, case, ints, normal, positive
 
+from ...sampling import each
 from .part_calls import assert_close, drawn, outputs, reference
 
 
@@ -160,7 +161,7 @@ def compare(got: tuple[Tensor, ...], want: tuple[NDArray[np.float64], ...]) -> N
             np.testing.assert_array_equal(y.numpy(), expected)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", each(3, TABLES))
 def test_export(name: str) -> None:
     """Whole passes are exported, for all sizes, and compute the reference at others: one token, and around chunks."""
     op_name, sizes, _, attrs = TABLES[name]

@@ -25,6 +25,7 @@ from weft.passes.analysis.states import states
 from weft.passes.core.equivalence import EquivalenceCheck
 
 from ...passes.zoo import ZOO
+from ...sampling import each
 from .generated import SEQ, accepts, assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance, wanted
 
 SPREAD = (
@@ -117,7 +118,7 @@ def test_modules_compile_as_one_graph(name: str) -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("name", [*COMPILED, "variant/linear attention, rope", "family/bamba"])
+@pytest.mark.parametrize("name", each(2, [*COMPILED, "variant/linear attention, rope", "family/bamba"]))
 def test_modules_export_for_any_length(name: str) -> None:
     """The full pass, exported from one length, runs at others: a token, and around the chunks of recurrences."""
     module, inputs = module_of(name), EquivalenceCheck(0).inputs

@@ -40,8 +40,8 @@ def decoders() -> list[str]:
     ]
 
 
-# An encoder whose attention is causal, and one that scales embeddings by its mask: not lowered for this target yet.
-UNSUPPORTED = ("family/clip-text", "family/esm")
+# An encoder whose attention is causal: not lowered for this target yet.
+UNSUPPORTED = ("family/clip-text",)
 
 
 def encoders() -> list[str]:
