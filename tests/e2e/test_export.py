@@ -22,6 +22,7 @@ from weft.frontends.model import Model
 from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, WeftError, interpret, ops
 
+from ..sampling import each
 from .families import LENGTH, ROWS, VOCAB, error, reference
 from .seq2seq import SEQ2SEQ
 from .test_genai import generated
@@ -66,7 +67,7 @@ def anonymous(model: Model) -> Model:
 # -- nothing rewritten
 
 
-@pytest.mark.parametrize("name", PROPOSED)
+@pytest.mark.parametrize("name", each(2, PROPOSED))
 def test_the_family_is_seen_in_the_graph(name: str, tmp_path: Path) -> None:
     """Without its config, and without rounding: the tensors are those of the checkpoint to the bit, and the config says
     what its own does."""
@@ -86,7 +87,7 @@ def test_the_family_is_seen_in_the_graph(name: str, tmp_path: Path) -> None:
         assert error(reference(loaded(tmp_path / "out"), IDS), reference(model, IDS)) <= 1e-5
 
 
-@pytest.mark.parametrize("name", OTHERS.values())
+@pytest.mark.parametrize("name", each(2, OTHERS.values()))
 def test_other_families_keep_their_config(name: str, tmp_path: Path) -> None:
     row = ROWS[name]
     kind = type(row.save(tmp_path / "hf"))
