@@ -12,6 +12,7 @@ from weft.ir.recipes import Normal
 from weft.passes.analysis.residual import residual_streams, streams
 from weft.passes.fitting.matrices import Matrix, matrices
 
+from ..dsl.build import STD
 from ..model import Model, SourceLike
 from .source.sources import load_source
 
@@ -31,11 +32,12 @@ def initialize(
       2203.03466, table 8): what was tuned for a model of `width` holds for one of more heads, as large as before, and
       wider feed-forwards, together with `learning_rates`
 
-    What is no matrix of normal numbers keeps its values: norms, biases, routers, what a module declares otherwise.
+    What is no matrix of normal numbers keeps its values: norms, biases, routers; so do matrices that a module begins
+    with another deviation than N(0, 0.02²).
 
     Raises:
-        WeftError: if the scheme is unknown, a number is not positive, the weights are a checkpoint's, or for mup if the
-            head is tied to the embedding.
+        WeftError: if the scheme is unknown, a number is not positive, the weights are a checkpoint's or begin otherwise
+            already, or for mup if the head is tied to the embedding.
     """
     model = load_source(source, seed)
     if scheme not in SCHEMES:
@@ -46,12 +48,13 @@ def initialize(
         raise WeftError(f"{model.description} has the weights of a checkpoint: only an architecture is initialized")
     graph = model.graph.clone()
     found, writing = _drawn(graph), _writing(graph)
+    if not found:
+        raise WeftError(f"{model.description}: no matrix begins as N(0, 0.02²), so there is none to begin otherwise")
     wider = _wider(graph, width) if scheme == "mup" else 1.0
     for matrix in found:
         recipe, inputs = matrix.param.recipe, matrix.param.type.concrete({})[-1]
         assert isinstance(recipe, Normal)
-        table = matrix.kind == "table" or _is_table(matrix)
-        if scheme == "plain" or (table and scheme != "depth"):
+        if scheme == "plain" or (_is_table(matrix) and scheme != "depth"):
             new = std
         elif scheme == "depth":
             new = std / math.sqrt(len(writing)) if matrix.param.name in writing else std
@@ -83,7 +86,8 @@ def _matrices(graph: Graph) -> list[Matrix]:
 
 
 def _drawn(graph: Graph) -> list[Matrix]:
-    return [matrix for matrix in _matrices(graph) if isinstance(matrix.param.recipe, Normal)]
+    found = [(matrix, matrix.param.recipe) for matrix in _matrices(graph)]
+    return [matrix for matrix, recipe in found if isinstance(recipe, Normal) and recipe.std == STD]
 
 
 def _is_table(matrix: Matrix) -> bool:

@@ -112,7 +112,7 @@ class Initialized:
         need(self, callable(self.init), f"init={self.init!r} must be normal(…), uniform(…) or fill(…)")
 
     def __call__(self, *operands: Value) -> Value:
-        """As `module`."""
+        """Return what `module` makes of `operands`."""
         with initializing(self.init):
             return named(self.module, "")(*operands)
 

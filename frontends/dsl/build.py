@@ -34,6 +34,7 @@ R = TypeVar("R")
 _HERE = str(Path(__file__).parent.parent)  # weft.frontends
 Layer = Callable[..., Value]  # a module of x [batch, seq, dim] that makes as much, perhaps of more operands
 Init = Callable[[tuple[int, ...], str, int], Recipe]  # shape, full name, seed -> recipe
+STD = 0.02  # of what says nothing else
 
 
 @dataclass
@@ -296,7 +297,7 @@ class _Init:
         return self.text
 
 
-def normal(std: float = 0.02) -> Init:
+def normal(std: float = STD) -> Init:
     """Random initialization N(0, std²), a stream of its own for every parameter name."""
     return _Init(f"normal({std})", lambda shape, name, seed: Normal(shape, std, name, seed))
 

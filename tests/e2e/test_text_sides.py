@@ -72,7 +72,7 @@ def test_texts_equal_transformers(name: str, target: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["llava", "internvl", "gemma3"])
 def test_embeddings_equal_transformers(name: str, tmp_path: Path) -> None:
-    """As what stands in the places of an image."""
+    """Embeddings take the places of tokens, as those of an image do."""
     model = saved(name, tmp_path / "hf")
     rows = torch.randn((2, LENGTH, TEXT["hidden_size"]), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
