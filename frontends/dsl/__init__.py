@@ -28,7 +28,7 @@ from .build import (
     uniform,
 )
 from .delta import GatedDeltaNet
-from .differential import DifferentialAttention, DynamicMaskAttention, MixtureOfAttention
+from .differential import DifferentialAttention, MixtureOfAttention, ScoredKeysAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
 from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
@@ -71,7 +71,6 @@ __all__ = [
     "Decoder",
     "DifferentialAttention",
     "DisentangledAttention",
-    "DynamicMaskAttention",
     "Encoder",
     "EncoderDecoder",
     "FourierMixing",
@@ -105,6 +104,7 @@ __all__ = [
     "RelativeTable",
     "Repeat",
     "RoPE",
+    "ScoredKeysAttention",
     "SentencePooling",
     "ShortConv",
     "ShortcutBlock",

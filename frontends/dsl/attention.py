@@ -8,16 +8,7 @@ from weft.ir.graph import Value
 from weft.ir.schema.visible_keys import PATTERNS
 
 from .build import Layer, fill, keep, kept, module, named, named_alike, param, provided
-from .checks import (
-    need,
-    need_few,
-    need_finite,
-    need_kind,
-    need_modules,
-    need_one_of,
-    need_positive,
-    need_whole,
-)
+from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
 from .layers import Norm, is_causal, last_axis, linear
 from .rotary import RoPE, Temperature
 

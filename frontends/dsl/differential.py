@@ -84,14 +84,15 @@ class DifferentialAttention:
 
 
 @module
-class DynamicMaskAttention:
-    """Attention whose keys have a score of their own, made of their values (Shi 2025, Doge, arXiv 2508.02124).
+class ScoredKeysAttention:
+    """Attention whose keys have a score of their own, made of their values: dynamic mask attention (Shi 2025, Doge,
+    arXiv 2508.02124) of texts so short that it masks nothing.
 
     The score of key j is that of softmax attention plus e^(a · softplus(v_j W)), one number per key/value head, with
     ``a`` [kv_heads] and ``step.weight`` [kv_heads, kv_heads·head_dim]. The number is cached as one more element of its
     key. Parameters ``q``, ``k``, ``v`` and ``o`` as in `Attention`; `norm` runs on each query and key (``q_norm``,
-    ``k_norm``), `bias` is of all linear maps. Nothing is masked but by causality and `window`: the authors' top-k of
-    keys is of longer texts.
+    ``k_norm``), `bias` is of all linear maps. Nothing is masked but by causality and `window`: of longer texts the authors
+    keep the top-k keys.
     """
 
     heads: int

@@ -14,16 +14,7 @@ from weft.ir.ops.elementwise import masked
 from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Layer, fill, module, named, own_name, param, provided, providing, scope, traced
-from .checks import (
-    need,
-    need_activation,
-    need_few,
-    need_kind,
-    need_modules,
-    need_one_of,
-    need_positive,
-    need_whole,
-)
+from .checks import need, need_activation, need_few, need_kind, need_modules, need_one_of, need_positive, need_whole
 from .layers import LayerNorm, LearnedPositions, Norm, linear
 from .models import in_order
 

@@ -8,7 +8,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe, Reshape
 
-from ....dsl import DynamicMaskAttention, RMSNorm, RoPE, Temperature
+from ....dsl import RMSNorm, RoPE, ScoredKeysAttention, Temperature
 from ...tables.family import Config, Fetch, Rule, key, required
 from ...tables.rope_config import rope_of, rope_settings, rope_with, ropes_by_type
 from ...tables.settings import Settings
@@ -302,14 +302,14 @@ COHERE2 = COHERE.but(
 )
 
 
-def _doge_attention(config: Config) -> DynamicMaskAttention:
+def _doge_attention(config: Config) -> ScoredKeysAttention:
     kept, context = config.get("keep_window_size", 2048), key("max_position_embeddings", default=2048)(config)
     if context > kept:
         raise WeftError(f"keep_window_size={kept} is less than max_position_embeddings={context}: top-k masks")
     heads, norm = key("num_attention_heads")(config), RMSNorm(key("rms_norm_eps", default=1e-6)(config))
     head, bias = config.get("head_dim") or key("hidden_size")(config) // heads, config.get("attention_bias", False)
     groups, window = config.get("num_key_value_heads"), config.get("sliding_window")
-    return DynamicMaskAttention(heads, groups, head, rope_of(config), window, norm, bias)
+    return ScoredKeysAttention(heads, groups, head, rope_of(config), window, norm, bias)
 
 
 DOGE = LLAMA.but(
