@@ -91,7 +91,7 @@ class ScoredKeysAttention:
     The score of key j is that of softmax attention plus e^(a · softplus(v_j W)), one number per key/value head, with
     ``a`` [kv_heads] and ``step.weight`` [kv_heads, kv_heads·head_dim]. The number is cached as one more element of its
     key. Parameters ``q``, ``k``, ``v`` and ``o`` as in `Attention`; `norm` runs on each query and key (``q_norm``,
-    ``k_norm``), `bias` is of all linear maps. Nothing is masked but by causality and `window`: of longer texts the authors
+    ``k_norm``), `bias` is of all linear maps. Causality and `window` alone mask: of longer texts the authors
     keep the top-k keys.
     """
 
