@@ -37,8 +37,10 @@ def _sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any
         return None
     try:
         array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise click.BadParameter(f"{path} is no .npy file: {error}") from None
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError):
+        raise click.BadParameter(f"{path} is no .npy file, or holds no numbers: write it with numpy.save") from None
     return array[0] if isinstance(array, np.ndarray) and array.ndim == 3 and len(array) == 1 else array
 
 

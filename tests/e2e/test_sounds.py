@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 import weft
 from weft.backends.runtime.folder import read_facts
+from weft.frontends.api.inspect.counting import inspect
 from weft.frontends.api.verify.verification import verify_folder
 from weft.frontends.cli import cli
 from weft.frontends.models.tables.verified import Errors
@@ -150,7 +151,7 @@ def test_sound_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         (whisper, np.zeros((BINS + 1, FRAMES)), rf"a prompt is an array \[7, 18\], but the model reads {reads}"),
         (whisper, np.zeros((BINS, 5), np.float32), rf"a prompt is an array \[6, 5\], but the model reads {reads}"),
         (moonshine, np.zeros((2, 900)), r"a prompt is an array \[2, 900\], but the model reads a waveform \[samples\]"),
-        (moonshine, np.zeros(5), "a prompt of 5 samples makes 0 frames, but the model reads 1 to 4096"),
+        (moonshine, np.zeros(5), "makes 0 frames, but the model reads 1 to 4096: give a longer one"),
     ):
         with pytest.raises(WeftError, match=reason):
             model.generate([prompt])
@@ -171,6 +172,15 @@ def test_the_command_line_reads_sound(tmp_path: Path) -> None:
     )
     assert ran.exit_code == 0, ran.output
     assert ",".join(map(str, greedy(model, row, inputs)[0])) in ran.output and "18 frames" in ran.output
+    for file, told in (
+        ("no.npy", "No such file or directory"),
+        ("out/weft.json", "is no .npy file, or holds no numbers"),
+    ):
+        refused = CliRunner().invoke(cli, ["run", f"{tmp_path / 'out'}", "--sound", f"{tmp_path / file}"])
+        assert refused.exit_code == 2 and told in refused.output and "pickle" not in refused.output
+    assert inspect(weft.load_source(tmp_path / "hf")).layers == len(model.model.encoder.layers) + len(
+        model.model.decoder.layers
+    )
     SOUNDS["hubert"].save(tmp_path / "hubert")
     weft.compile(tmp_path / "hubert", tmp_path / "encoder")
     assert json.loads((tmp_path / "encoder" / "weft.json").read_text())["kind"] == "audio-encoder"

@@ -15,7 +15,7 @@ from weft.ir.errors import WeftError
 
 from ..arrays import Floats
 from ..text.chat import ChatTemplate, Message
-from ..text.sources import check_sound, length_of
+from ..text.sources import check_sound, length_of, shown
 from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, is_sound, prompts_of
 from .answers import Answer, Constraint, advance, verify
 from .beams import Beams, BeamSearch, EarlyStopping, search
@@ -273,7 +273,7 @@ class Generator:
         elif is_ids(prompt):
             ids = [int(i) for i in prompt]
         else:
-            raise WeftError(f"a prompt is {prompt!r:.60}, but it must be a text or a list of token ids")
+            raise WeftError(f"a prompt is {shown(prompt)}, but it must be a text or a list of token ids")
         known = self.decoder.vocab, self.decoder.max_prompt
         check_ids("a prompt", ids, *known, "compile with a larger --max-length")
         return ids

@@ -119,9 +119,10 @@ class SourceEncoder:
         formula = sizes.parse(size)
         count = sizes.evaluate(formula, dict.fromkeys(sizes.names(formula), longest))
         if self.sound is not None and not 0 < count <= self.max_length:
+            remedy = "give a longer one" if count <= 0 else "cut it, or compile with another --max-length"
             raise WeftError(
                 f"a prompt of {longest} samples makes {max(count, 0)} frames, but the model reads 1 to "
-                f"{self.max_length}: cut it, or compile with another --max-length"
+                f"{self.max_length}: {remedy}"
             )
         return count
 

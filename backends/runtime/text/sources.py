@@ -20,13 +20,17 @@ IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
 def check_sound(sound: Sound, prompt: object) -> Floats:
     """Return `prompt` as float32. Raises WeftError unless it is what the model reads."""
     if not is_sound(prompt):
-        given = f"an array {list(prompt.shape)}" if isinstance(prompt, np.ndarray) else f"{prompt!r:.60}"
-        raise WeftError(f"a prompt is {given}, but the model reads sound: an array of floats, {sound}")
+        raise WeftError(f"a prompt is {shown(prompt)}, but the model reads sound: an array of floats, {sound}")
     length = prompt.shape[-1]
     fits = prompt.shape[:-1] == (() if sound.bins is None else (sound.bins,))
     if not fits or length == 0 or sound.length not in (None, length):
-        raise WeftError(f"a prompt is an array {list(prompt.shape)}, but the model reads {sound}")
+        raise WeftError(f"a prompt is {shown(prompt)}, but the model reads {sound}")
     return prompt.astype(np.float32)
+
+
+def shown(prompt: object) -> str:
+    """`prompt` as errors have it: the beginning, of an array the shape."""
+    return f"an array {list(prompt.shape)}" if isinstance(prompt, np.ndarray) else f"{prompt!r:.60}"
 
 
 def length_of(prompt: Sequence[int] | Floats) -> int:

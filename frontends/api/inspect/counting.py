@@ -80,7 +80,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
         cache_at_context=whole,
         cache_per_source_token=crossed(graph.nodes) or None,
         state_bytes={d: state_bytes(graph.nodes, b) for d, b in CACHE_DTYPES.items()} if decoder else None,
-        layers=sum(len(b.scopes) for b in blocks if _is_layer(b.scopes[0])),
+        layers=_layers([scope for block in blocks for scope in block.scopes if _is_layer(scope)]),
         dimensions=dimensions(graph),
         blocks=blocks,
         unread=tuple(model.unread),
@@ -102,6 +102,12 @@ def layer_of(scope: str) -> str:
 
 def _is_layer(part: str) -> bool:
     return part.rpartition(".")[2].isdigit()
+
+
+def _layers(numbered: list[str]) -> int:
+    """Count the numbered parts that are called layers, or all where none is: convolutions before layers are none."""
+    called = [part for part in numbered if f".{part}".rpartition(".")[0].endswith(".layers")]
+    return len(called or numbered)
 
 
 def _parts(graph: Graph) -> dict[str, list[Node]]:
