@@ -72,6 +72,41 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in csv.DictReader(file)]
 
 
+def test_schemes_of_initial_weights(
+    script: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """muP's rates reach the optimizer, each parameter once; matrices alone decay."""
+    model = weft.initialize(f"{models}:experts", "mup", width=8)
+    net, rates = weft.torch(model), weft.learning_rates(model, 8)
+    names = {id(p): name for name, p in net.named_parameters()}
+    groups = script.parameter_groups(net, 0.1, rates)
+    seen = {names[id(p)]: (group["factor"], group["weight_decay"]) for group in groups for p in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(seen) == len(names)
+    assert seen["layers.0.attn.q.weight"] == (0.25, 0.1) and seen["embed.weight"] == (1.0, 0.1)
+    assert seen["final_norm.weight"] == (1.0, 0.0)
+    first = {}
+    for scheme in ("depth", "mup"):
+        folder = tmp_path / scheme
+        run(
+            script,
+            monkeypatch,
+            f"{models}:experts",
+            "-o",
+            folder,
+            "--steps",
+            2,
+            *SHORT,
+            "--init",
+            scheme,
+            "--mup-width",
+            8,
+        )
+        first[scheme] = [float(row["loss"]) for row in rows(folder)]
+    assert first["depth"] != first["mup"]
+    with pytest.raises(SystemExit, match="which muP treats differently"):
+        run(script, monkeypatch, f"{models}:learned", "-o", tmp_path / "tied", "--steps", 2, *SHORT, "--init", "mup")
+
+
 @pytest.mark.parametrize("name", ["experts", "states", "learned"])
 def test_an_interrupted_run_goes_on_bit_by_bit(
     name: str, script: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -29,8 +29,8 @@ def initialize(
     - ``depth``: `std`, and `std`/√n for matrices that write into the residual stream, n being how many do (GPT-2)
     - ``fan-in``: 1/√inputs (LeCun 1998), `std` for tables that are looked up
     - ``mup``: at r times the `width`, `std` for tables, `std`/√r inside and `std`/r for the head (Yang 2021, arXiv
-      2203.03466, table 8): what was tuned for a model of `width` holds for one of more heads, as large as before, and
-      wider feed-forwards, together with `learning_rates`
+      2203.03466): what was tuned for a model of `width` holds for one of more heads, as large as before, and wider
+      feed-forwards, together with `learning_rates`
 
     What is no matrix of normal numbers keeps its values: norms, biases, routers; so do matrices that a module begins
     with another deviation than N(0, 0.02²).
@@ -70,7 +70,7 @@ def learning_rates(model: Model | Graph, width: int = 256) -> dict[str, float]:
     """Return by parameter what the learning rate of Adam is multiplied with under muP, for a model tuned at `width`.
 
     At r times the width it is 1/r for matrices inside and for the head, and 1 for tables, norms and biases (Yang 2021,
-    arXiv 2203.03466, table 8). ``module.named_parameters()`` of `weft.torch` has the same names.
+    arXiv 2203.03466). ``module.named_parameters()`` of `weft.torch` has the same names.
 
     Raises:
         WeftError: if `width` is not positive, the head is tied to the embedding, or nothing adds to a residual stream.

@@ -16,7 +16,7 @@ Every family that weft reads from Hugging Face folders, by its `model_type`. `we
 
 | column | meaning |
 |---|---|
-| exported | the class of transformers that loads what `weft export` writes |
+| exported | the class that `weft export` writes any such graph as; folders of other decoders keep their own type |
 | GGUF | the architecture of llama.cpp whose files are read; with `+` they are exported too |
 | genai | folders for ONNX Runtime have a configuration of onnxruntime-genai |
 | onnx, ort-cpu, torch | the largest error against transformers, relative to the largest value |
