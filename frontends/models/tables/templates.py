@@ -57,7 +57,7 @@ def gated(prefix: str, name: str) -> dict[str, str]:
 
 
 def half(name: str, index: int) -> Template:
-    """Half `index` of a linear map that holds gate above up."""
+    """Half `index` of a linear map that holds gate above up, or up above gate."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         rows = settings.ffn

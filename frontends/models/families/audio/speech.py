@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.ir.recipes import Full, Recipe, Slice
+from weft.ir.recipes import Full, Recipe
 
 from ....dsl import Convolution, GroupNorm, LearnedPositions, SoundStem
 from ...tables.family import Config, Family, Fetch, Names, Template, key
 from ...tables.rope_config import rope_with
 from ...tables.settings import Settings
+from ...tables.templates import half
 from ..seq2seq.bart import BART
 
 
@@ -79,17 +80,6 @@ def _waveform(config: Config) -> SoundStem:
     return SoundStem([first, Convolution(2 * dim, 7, 3), Convolution(dim, 3, 2)], seen="start")
 
 
-def _half(index: int) -> Template:
-    """Half `index` of the map into the decoder's feed-forward, which holds up above gate."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        rows = settings.ffn
-        assert isinstance(rows, int)
-        return Slice(fetch(f"decoder.layers.{{i}}.mlp.fc1.{part}"), 0, index * rows, (index + 1) * rows)
-
-    return template
-
-
 def _layers(part: str, norms: dict[str, str]) -> Names:
     """Names of the layers of the encoder or decoder."""
     names: Names = {f"{part}.layers.{{i}}.{ours}_norm": f"{part}.layers.{{i}}.{norms[ours]}" for ours in norms}
@@ -145,8 +135,8 @@ MOONSHINE = Family(
         **_layers(
             "decoder", {"attn": "input_layernorm", "cross": "post_attention_layernorm", "ffn": "final_layernorm"}
         ),
-        "decoder.layers.{i}.ffn.up": _half(0),
-        "decoder.layers.{i}.ffn.gate": _half(1),
+        "decoder.layers.{i}.ffn.up": half("decoder.layers.{i}.mlp.fc1", 0),  # up above gate
+        "decoder.layers.{i}.ffn.gate": half("decoder.layers.{i}.mlp.fc1", 1),
         "encoder.final_norm": "encoder.layer_norm",
         "decoder.embed": "decoder.embed_tokens",
         "decoder.final_norm": "decoder.norm",
