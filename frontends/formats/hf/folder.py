@@ -16,6 +16,7 @@ from ...dsl import SentencePooling
 from ...models.closest import closest
 from ...models.families import FAMILIES, Family, Loaded, load
 from ...models.tables.family import SENTENCE
+from ...models.tables.refused import REFUSED
 from .adapter import Adapter
 from .merging import load_merged
 from .quantized import dequantized
@@ -217,13 +218,16 @@ def _outside(key: str, prefix: str) -> str:
 
 
 def _unknown(folder: Folder, source: str) -> WeftError:
-    """The error for a folder whose model_type no table has: it names the families that read it best."""
-    told = f"{source}: model_type {folder.config.get('model_type')!r} is not known"
+    """The error for a folder whose model_type no table has: it says why, or names the families that read it best."""
+    kind = folder.config.get("model_type")
+    if isinstance(kind, str) and kind in REFUSED:
+        return WeftError(f"{source}: models of type {kind} are not supported: {REFUSED[kind]}")
+    told = f"{source}: model_type {kind!r} is not known"
     try:
         near = closest(folder.config, folder.weights())
     except WeftError:  # without weights that can be read there is nothing to compare
         near = []
     if not near:
-        return WeftError(f"{told}; weft imports {', '.join(sorted(FAMILIES))}")
+        return WeftError(f"{told}, and no family reads it; `weft families` lists the {len(FAMILIES)} that there are")
     others = "".join(f", then {r.family}" for r in near[1:])
     return WeftError(f"{told}; it reads most like {near[0]}{others}: try --as {near[0].family}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from .family import Family
+from .refused import REFUSED
 from .verified import read_genai, read_verified
 
 WAYS = ("full", "chunked", "decode")
@@ -32,6 +33,12 @@ A folder of another type is compared with all families; the error of `weft compi
 reads it as one of them ([compile.md](compile.md)). [families.md](families.md) shows how to add one.
 
 """
+_REFUSED = """
+These types of transformers 5.23 are refused:
+
+| type | reason |
+| --- | --- |
+"""
 
 
 def overview(families: Mapping[str, Family]) -> list[tuple[str, ...]]:
@@ -47,10 +54,14 @@ def overview(families: Mapping[str, Family]) -> list[tuple[str, ...]]:
 
 
 def page(families: Mapping[str, Family]) -> str:
-    """The table as a page of Markdown."""
+    """The table as a page of Markdown, with the types that are refused."""
     head, *rows = overview(families)
     lines = [head, tuple("---" for _ in head), *rows]
-    return _PAGE + "".join(f"| {' | '.join(row)} |\n" for row in lines)
+    return _PAGE + _rows(lines) + _REFUSED + _rows(REFUSED.items())
+
+
+def _rows(lines: Iterable[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in lines)
 
 
 def _worst(errors: Mapping[str, Mapping[str, float]], target: str) -> str:

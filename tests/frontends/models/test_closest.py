@@ -14,6 +14,8 @@ import weft
 from weft.backends.runtime.folder import read_manifest
 from weft.frontends.api.source.recorded import recorded_source
 from weft.frontends.cli import cli
+from weft.frontends.models.families import FAMILIES
+from weft.frontends.models.tables.refused import REFUSED
 from weft.ir import WeftError
 
 from ...e2e.families import COMMON, GQA, ROWS, UNTIED, randomized
@@ -49,9 +51,19 @@ def test_what_the_nearest_family_does_not_read_is_named(tmp_path: Path) -> None:
     assert "is no nemotron model" in ours.output  # whose norms multiply by 1 + weight
 
 
+@pytest.mark.parametrize("kind", REFUSED)
+def test_why_a_type_is_not_read(kind: str, tmp_path: Path) -> None:
+    assert kind in transformers.CONFIG_MAPPING and kind not in FAMILIES
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(WeftError, match=f"models of type {kind} are not supported: {REFUSED[kind]}"):
+        weft.load_source(tmp_path)
+
+
 def test_a_folder_without_weights_lists_the_families(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mystery"}')
-    with pytest.raises(WeftError, match="weft imports afmoe, albert"):
+    with pytest.raises(
+        WeftError, match="model_type 'mystery' is not known, and no family reads it; `weft families` lists the"
+    ):
         weft.load_source(tmp_path)
 
 

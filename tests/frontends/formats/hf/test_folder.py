@@ -137,7 +137,10 @@ def test_missing_folder_and_config(folder: Path, tmp_path: Path) -> None:
     [
         ("{", "config.json: not valid JSON"),
         ("[1]", "config.json: a JSON object was expected, not array"),
-        ('{"model_type": "yolo"}', "model_type 'yolo' is not known; weft imports afmoe, albert, "),
+        (
+            '{"model_type": "yolo"}',
+            "model_type 'yolo' is not known, and no family reads it; `weft families` lists the ",
+        ),
         ("{}", "model_type None is not known"),
         ('{"model_type": "llama"}', "config.json: no key 'vocab_size' .needed for vocab of a llama model"),
     ],
