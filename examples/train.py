@@ -301,20 +301,25 @@ def train(given: argparse.Namespace) -> None:
 @torch.no_grad()
 def finish(folder: Path, model: Model, net: nn.Module, held_out: Tensor, given: argparse.Namespace) -> None:
     """Print the loss on the text that was held out, and compile the model."""
-    net.eval()
-    windows = held_out.unfold(0, given.context + 1, given.context)
-    found = [losses(net, part.to(given.device))[0].item() * len(part) for part in windows.split(given.batch)]
-    state = get_model_state_dict(net, options=WHOLE)
+    state, tokenizer = get_model_state_dict(net, options=WHOLE), Tokenizer.from_file(str(folder / TOKENIZER))
+    if given.compile_as:  # the first process has the weights
+        model = fitted(weft.load_source(given.compile_as, given.seed), tokenizer.get_vocab_size())
+    if given.compile_as and not first():
+        return
     if first():
-        print(f"loss on held-out text {sum(found) / len(windows):.4f} nats per token")
-        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-        trained = dataclasses.replace(
+        model = dataclasses.replace(
             model,
             graph=weft.with_weights(model.graph, state),
             tokenizer=lambda out: tokenizer.save(str(out / TOKENIZER)),
             random_init=False,
         )
-        weft.compile(trained, folder / "model", max_length=given.context)
+    net = weft.torch(model, device=given.device) if given.compile_as else net
+    net.eval()
+    windows = held_out.unfold(0, given.context + 1, given.context)
+    found = [losses(net, part.to(given.device))[0].item() * len(part) for part in windows.split(given.batch)]
+    if first():
+        print(f"loss on held-out text {sum(found) / len(windows):.4f} nats per token")
+        weft.compile(model, folder / "model", max_length=given.context)
         print(f"compiled; try `weft run {folder / 'model'} --prompt …`")
 
 
@@ -324,6 +329,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("model", nargs="?", help="whatever weft loads: model.py, model.py:name, a preset, a folder")
     parser.add_argument("-o", "--out", help="the folder of the run")
     parser.add_argument("--resume", help="go on with the run in this folder")
+    parser.add_argument(
+        "--compile-as", metavar="MODEL", help="what gets the weights in the end, if another one is trained than writes"
+    )
     parser.add_argument("--text", default=str(TEXT), help="a file of UTF-8")
     parser.add_argument(
         "--tokenizer", default="bytes", help="bytes, bpe:4096 (trained on the text), or a tokenizer.json"

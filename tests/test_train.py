@@ -40,6 +40,9 @@ learned = Decoder(
     vocab=256, dim=32, layers=2, positions=LearnedPositions(64), tie_embeddings=True,
     block=Block(DifferentialAttention(heads=4), MLP(64, "relu2"), LayerNorm()),
 )
+block = Block(Attention(heads=4), MLP(64), RMSNorm())
+ranked = Decoder(vocab=256, dim=32, context=64, layers=[block, MixtureOfDepths(block, 8, aux_loss=0.01)])
+signed = Decoder(vocab=256, dim=32, context=64, layers=[block, MixtureOfDepths(block)])
 """
 SHORT = ["--batch", "4", "--context", "32", "--warmup", "5", "--dropout", "0.1", "--every", "100"]
 
@@ -107,7 +110,7 @@ def test_schemes_of_initial_weights(
         run(script, monkeypatch, f"{models}:learned", "-o", tmp_path / "tied", "--steps", 2, *SHORT, "--init", "mup")
 
 
-@pytest.mark.parametrize("name", ["experts", "states", "learned"])
+@pytest.mark.parametrize("name", ["experts", "states", "learned", "ranked"])
 def test_an_interrupted_run_goes_on_bit_by_bit(
     name: str, script: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -122,6 +125,7 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
                 file.write(f"{half + 1},9,9,9,9,9\n")
 
     options = [*SHORT, "--steps", STEPS, "--save-every", half, "--accumulate", 2]
+    options += ["--compile-as", f"{models}:signed"] if name == "ranked" else []
     with monkeypatch.context() as patched:
         patched.setattr(script, "save", save_and_copy)
         patched.setattr(script, "finish", lambda *operands: None)
@@ -134,7 +138,7 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
     numbers = rows(whole)
     assert len(numbers) == STEPS
     assert float(numbers[-1]["loss"]) < float(numbers[0]["loss"])
-    assert all((float(row["aux_loss"]) > 0) == (name == "experts") for row in numbers)
+    assert all((float(row["aux_loss"]) > 0) == (name in ("experts", "ranked")) for row in numbers)
     assert float(numbers[0]["lr"]) == pytest.approx(2e-3 / 5)
     assert len(weft.load(parts / "model").generate([list(b"And")], max_tokens=4)[0].tokens) == 4
 

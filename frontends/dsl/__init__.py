@@ -9,7 +9,7 @@ from typing import Any
 from weft.ir import ops
 
 from .attention import Attention
-from .blocks import AdaptedBlock, Block, Initialized, Repeat, ShortcutBlock
+from .blocks import AdaptedBlock, Block, Initialized, MixtureOfDepths, Repeat, ShortcutBlock
 from .build import (
     building,
     contribute,
@@ -91,6 +91,7 @@ __all__ = [
     "MaskScaling",
     "MemoryBlock",
     "MixtureOfAttention",
+    "MixtureOfDepths",
     "MoE",
     "NormedResidual",
     "ParallelHybrid",

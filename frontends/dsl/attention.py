@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
+from weft.ir.ops.elementwise import filled
 from weft.ir.schema.visible_keys import PATTERNS
 
 from .build import Layer, fill, keep, kept, module, named, named_alike, param, provided
@@ -13,6 +16,7 @@ from .layers import Norm, is_causal, last_axis, linear
 from .rotary import RoPE, Temperature
 
 GATES = {"sigmoid": ops.sigmoid, "softplus": ops.softplus}
+_HIDDEN = -1e4  # the product of a query with a key that it may not see, before a scale of 1/√d; f16 holds it
 
 
 @module
@@ -103,16 +107,21 @@ class Attention:
             raise WeftError(
                 "bias, rope, window and pattern compare positions of one text: attention to another has none"
             )
+        if self.share_kv is not None and provided("routed") is not None:
+            raise WeftError("share_kv would see tokens that mixture of depths did not choose")
         d = self.head_dim or last_axis(x, self.heads, "heads")
         q, k, v = self._projections(x, source, d)
         if self.keep_kv is not None:
             keep(self.keep_kv, k, v)
         causal = is_causal(self.causal) and memory is None
-        mask = provided("key_mask" if memory is None else "memory_mask")
+        mask, scale = provided("key_mask" if memory is None else "memory_mask"), self.scale
+        if memory is None and provided("chosen") is not None and self.softcap is None:
+            q, k = _hiding(q, k, self.heads, self.groups)
+            mask, scale = None, scale or 1 / math.sqrt(d)
         sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
         y = ops.attention(
             *(q, k, v, self._bias(x, causal) if memory is None else None, mask, sinks),
-            **named_alike(self, ops.attention) | {"kv_heads": self.groups, "causal": causal},
+            **named_alike(self, ops.attention) | {"kv_heads": self.groups, "causal": causal, "scale": scale},
         )
         if self.gate:
             y = self._gated(y, x)
@@ -166,3 +175,22 @@ class Attention:
         """x [batch, seq, heads·d], each head normalized."""
         split = ops.reshape(x, shape=(*x.shape[:2], heads, x.width // heads), name=f"{name}_heads")
         return ops.reshape(named(norm, name)(split), shape=x.shape, name=f"{name}_joined")
+
+
+def _hiding(q: Value, k: Value, heads: int, kv_heads: int) -> tuple[Value, Value]:
+    """q [batch, seq, heads·d] and k [batch, seq, kv_heads·d] with one number more per head: 1 in queries, and in keys
+    one so negative that a softmax of scaled products gives 0 to tokens that are not ``chosen`` [batch, seq].
+
+    So the cache of keys tells who was chosen.
+    """
+    chosen = provided("chosen")
+    assert chosen is not None
+    apart = [ops.reshape(x, shape=(*x.shape[:2], n, x.width // n)) for x, n in ((q, heads), (k, kv_heads))]
+    ones, zeros = (
+        filled(ops.slice(x, axis=3, start=0, stop=1), number) for x, number in zip(apart, (1.0, 0.0), strict=True)
+    )
+    seen = ops.unsqueeze(chosen, axes=(2, 3), name="seen")
+    marks = ones, ops.where(seen, zeros, ops.affine(zeros, plus=_HIDDEN), name="penalties")
+    longer = [ops.concat(x, mark, axis=3) for x, mark in zip(apart, marks, strict=True)]
+    q, k = (ops.reshape(x, shape=(*x.shape[:2], x.shape[2] * x.shape[3])) for x in longer)
+    return q, k

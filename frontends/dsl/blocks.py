@@ -1,4 +1,4 @@
-"""The residual block in its arrangements."""
+"""The residual block in its arrangements, and what goes around blocks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,26 @@ from collections.abc import Callable
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
+from weft.ir.op import Growth
+from weft.ir.ops.elementwise import masked
+from weft.ir.types import dtypes
 
-from .build import Init, Layer, fill, initializing, module, named, param, scope
+from .build import (
+    Init,
+    Layer,
+    contribute,
+    current,
+    fill,
+    initializing,
+    module,
+    named,
+    param,
+    provided,
+    providing,
+    scope,
+)
 from .checks import need, need_few, need_finite, need_modules, need_one_of, need_whole
-from .layers import Norm, RMSNorm
+from .layers import Norm, RMSNorm, linear, positions
 
 ARRANGEMENTS = ("pre", "pre_ffn", "post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
 
@@ -170,3 +186,80 @@ class ShortcutBlock:
                 x = ops.add(x, named(self.ffn, "ffn")(normed), name="ffn_residual")
         assert beside is not None
         return ops.add(x, beside, name="moe_residual")
+
+
+@module
+class MixtureOfDepths:
+    """`block` for the tokens that a router chooses: x + σ(r)·(block(x) − x), and x for the others
+    (Raposo 2024, arXiv 2404.02258).
+
+    r = x · ``router.weight`` [1, dim]. With `capacity` the so many tokens of a text with the largest r are chosen, and
+    `block` runs on nothing else: on [batch, capacity, dim], in the order of the text, at their positions in it. A text
+    must have that many tokens. So a model is trained, but it cannot write: whether a token is chosen depends on later
+    ones. Without `capacity` a token is chosen if r > 0, and `block` runs on all tokens, but attention in it sees chosen
+    ones only; nothing else may mix tokens there. The parameters are the same. Windows and biases by distance count
+    chosen tokens in the first way, all in the second.
+
+    `aux_loss` λ, which needs a capacity, adds λ · the mean binary cross-entropy of σ(r) as a forecast of the choice to
+    the graph output ``aux_loss``, for one to agree with the other (section 3.5 there).
+    """
+
+    block: Layer
+    capacity: int | None = None
+    aux_loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        need_modules(self, "block")
+        need_whole(self, "capacity")
+        need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
+        need(self, self.capacity is not None or not self.aux_loss, "aux_loss needs a capacity")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        if provided("key_mask") is not None:
+            raise WeftError("a mask hides tokens already: mixture of depths is for decoders, and none inside another")
+        r = ops.squeeze(linear(x, 1, "router"), axes=(2,), name="scores")
+        return self._by_sign(x, r) if self.capacity is None else self._by_rank(x, r, self.capacity)
+
+    def _by_sign(self, x: Value, r: Value) -> Value:
+        chosen, nodes = ops.less(ops.affine(r, by=0.0), r, name="chosen"), current().graph.nodes
+        before = set(nodes)
+        with providing(routed=chosen, chosen=chosen, key_mask=ops.cast(chosen, to=dtypes.i64, name="chosen_mask")):
+            y = self.block(x)
+        for node in (n for n in nodes if n not in before):
+            kept = node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
+            if any(spec.growth is Growth.CONSTANT for spec in kept):
+                raise WeftError(f"{node.op.name} sees all tokens before it, chosen or not: give a capacity")
+        return ops.add(x, masked(ops.unsqueeze(chosen, axes=(2,)), _weighed(x, y, r)), name="mixed")
+
+    def _by_rank(self, x: Value, r: Value, capacity: int) -> Value:
+        scores, best = ops.top_k.emit(r, k=capacity, name=("best_scores", "best"))
+        if self.aux_loss:
+            least = ops.slice(scores, axis=1, start=capacity - 1, stop=capacity, name="least_score")
+            surprise = ops.sub(ops.softplus(r), masked(ops.less_equal(least, r), r), name="cross_entropy")
+            contribute("aux_loss", ops.affine(ops.mean(surprise, axes=(0, 1)), by=self.aux_loss, name="weighted_loss"))
+        backward, _ = ops.top_k.emit(ops.affine(best, by=-1), k=capacity, name=("negated", "ranks"))
+        chosen = ops.affine(backward, by=-1, name="chosen")
+        rows = ops.gather_rows(x, chosen, name="chosen_rows")
+        weighed = _weighed(rows, _at(x, chosen, self.block, rows), ops.gather_rows(r, chosen, name="chosen_scores"))
+        return ops.scatter_rows(x, ops.add(rows, weighed), chosen, name="mixed")
+
+
+def _weighed(x: Value, y: Value, r: Value) -> Value:
+    """σ(r)·(y − x), r [batch, seq] without their last axis."""
+    return ops.mul(ops.sub(y, x), ops.unsqueeze(ops.sigmoid(r), axes=(2,)), name="weighed")
+
+
+def _at(x: Value, chosen: Value, block: Layer, rows: Value) -> Value:
+    """`block` of `rows`, which are those of x at `chosen`, told where they stand."""
+    graph = current().graph
+    told = "position_ids" in graph.inputs or provided("positions") is not None
+    at = positions(x)
+    theirs = ops.gather_rows(at, chosen, name="chosen_positions")
+    with providing(positions=theirs, routed=chosen):
+        y = block(rows)
+    if theirs.producer and not theirs.uses:
+        graph.erase(theirs.producer)
+        if not told:
+            graph.forget(graph.inputs.pop("position_ids"))
+    return y

@@ -50,6 +50,7 @@ _PUBLIC = {
         "MaskScaling",
         "MemoryBlock",
         "MixtureOfAttention",
+        "MixtureOfDepths",
         "MoE",
         "NormedResidual",
         "ParallelHybrid",
