@@ -34,9 +34,17 @@ from .ffn import MLP, XIELU, GatedMLP
 from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import MLSTM, RGLRU, RWKVChannelMix, RWKVTimeMix
-from .mixers import MLA, DisentangledAttention, FourierMixing, LinearAttention, RelativeAttention, SpanConvAttention
+from .mixers import (
+    MLA,
+    DisentangledAttention,
+    FourierMixing,
+    LinearAttention,
+    RelativeAttention,
+    SpanConvAttention,
+    TransformerXLAttention,
+)
 from .models import Decoder, Encoder, HeadTransform, MaskScaling, SentencePooling
-from .position_bias import ALiBi, RelativeTable, T5Bias
+from .position_bias import ALiBi, RelativeTable, SinusoidalDistances, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
@@ -110,6 +118,7 @@ __all__ = [
     "ShortConv",
     "ShortcutBlock",
     "Sinusoidal",
+    "SinusoidalDistances",
     "SoundStem",
     "SpanConvAttention",
     "SplitFeedForward",
@@ -117,6 +126,7 @@ __all__ = [
     "State",
     "T5Bias",
     "Temperature",
+    "TransformerXLAttention",
     "building",
     "contribute",
     "embedding",

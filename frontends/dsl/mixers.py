@@ -9,7 +9,7 @@ from weft.ir.graph import Value
 from weft.ir.ops.latent import absorbed, expanded
 from weft.ir.ops.positions import picked
 
-from .build import module, named, param, provided, uniform
+from .build import fill, module, named, param, provided, uniform
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_whole
 from .layers import Norm, RMSNorm, is_causal, last_axis, linear
 from .rotary import RoPE, Temperature
@@ -207,18 +207,64 @@ class DisentangledAttention:
             )
         width, terms = q.width, []
         if self.to_position:
-            scores = self._scores(q, linear(table, width, "k" if self.shared else "pos_k", self.key_bias))
+            scores = by_head(q, linear(table, width, "k" if self.shared else "pos_k", self.key_bias), self.heads)
             terms.append(picked(scores, index))
         if self.from_position:
-            scores = self._scores(k, linear(table, width, "q" if self.shared else "pos_q", True))
+            scores = by_head(k, linear(table, width, "q" if self.shared else "pos_q", True), self.heads)
             terms.append(ops.transpose(picked(scores, ops.transpose(index, axes=(0, 2, 1))), axes=(0, 1, 3, 2)))
         return ops.affine(ops.add(*terms) if len(terms) == 2 else terms[0], by=scale, name="position_scores")
 
-    def _scores(self, x: Value, vectors: Value) -> Value:
-        """x [batch, seq, width] times vectors [rows, width], head by head: [batch, heads, seq, rows]."""
-        (batch, seq, _), rows, d = x.shape, vectors.shape[0], x.width // self.heads
-        by_head = ops.transpose(ops.reshape(x, shape=(batch, seq, self.heads, d)), axes=(0, 2, 1, 3))
-        return ops.matmul(by_head, ops.transpose(ops.reshape(vectors, shape=(rows, self.heads, d)), axes=(1, 2, 0)))
+
+@module
+class TransformerXLAttention:
+    """Attention with scores of contents, distances and segments, each with a bias of the queries of its own
+    (Dai 2019, Transformer-XL; Yang 2019, XLNet).
+
+    score_ij = ((q_i + u)·k_j + (q_i + v)·r_{i−j} + (q_i + s)·e_{ij}) / √d, r the vectors of the encoder's
+    `SinusoidalDistances` through ``r``, e one vector for tokens of one segment and one for others. Parameters: ``q``,
+    ``k``, ``v``, ``o`` and ``r`` [dim, dim], no biases; u ``content_bias``, v ``distance_bias`` and s ``segment_bias``
+    [dim], e ``segments`` [2, dim]. Not causal.
+    """
+
+    heads: int
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads")
+        need_few(self, "heads")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        table, index, same = (provided(name) for name in ("relative_table", "relative_rows", "same_segment"))
+        if is_causal() or table is None or index is None:
+            raise WeftError("this attention belongs into an Encoder with relative=SinusoidalDistances(...)")
+        d, width = last_axis(x, self.heads, "heads"), x.width
+        q, k, v = (linear(x, width, name) for name in "qkv")
+        far = by_head(_biased(q, "distance_bias"), linear(table, width, "r"), self.heads)
+        scores = picked(far, index)
+        if same is not None:
+            pair = by_head(_biased(q, "segment_bias"), param("segments", (2, width)), self.heads)
+            own, other = ops.split.emit(pair, sizes=(1, 1), axis=3, name=("own_segment", "other_segment"))
+            scores = ops.add(scores, ops.where(same, own, other))
+        scale = d**-0.5
+        y = ops.attention(
+            *(_biased(q, "content_bias"), k, v, ops.affine(scores, by=scale, name="position_scores")),
+            provided("key_mask"),
+            heads=self.heads,
+            kv_heads=self.heads,
+            scale=scale,
+        )
+        return linear(y, width, "o")
+
+
+def _biased(q: Value, name: str) -> Value:
+    return ops.add(q, param(name, (q.width,), fill(0.0)), name=f"with_{name}")
+
+
+def by_head(x: Value, vectors: Value, heads: int) -> Value:
+    """x [batch, seq, width] times vectors [rows, width], head by head: [batch, heads, seq, rows]."""
+    (batch, seq, _), rows, d = x.shape, vectors.shape[0], x.width // heads
+    apart = ops.transpose(ops.reshape(x, shape=(batch, seq, heads, d)), axes=(0, 2, 1, 3))
+    return ops.matmul(apart, ops.transpose(ops.reshape(vectors, shape=(rows, heads, d)), axes=(1, 2, 0)))
 
 
 @module

@@ -28,7 +28,7 @@ from .checks import (
     need_whole,
 )
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
-from .position_bias import RelativeTable, T5Bias
+from .position_bias import RelativeTable, SinusoidalDistances, T5Bias
 from .streams import PerLayerEmbedding
 
 Positions = LearnedPositions | Sinusoidal
@@ -305,8 +305,8 @@ class Encoder(Displayable):
     `token_types` is the number of segment types (0: no such input). `pooler` adds tanh(W x₀ + b) of the first token.
     `embed_scale`, `position_bias` and `final_norm` as in `Decoder`, but the norm is off by default. `embed_dim` is a
     narrower width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT). `relative` are the vectors
-    of relative positions that the layers' `DisentangledAttention` reads. `sentence` adds a vector of the whole text.
-    `mask_scaling` makes up for masked tokens.
+    of relative positions that the layers' `DisentangledAttention` or `TransformerXLAttention` reads. `sentence` adds a
+    vector of the whole text. `mask_scaling` makes up for masked tokens.
     """
 
     vocab: int
@@ -322,7 +322,7 @@ class Encoder(Displayable):
     embed_scale: float = 1.0
     position_bias: T5Bias | None = None
     embed_dim: int | None = None
-    relative: RelativeTable | None = None
+    relative: RelativeTable | SinusoidalDistances | None = None
     sentence: SentencePooling | None = None
     mask_scaling: MaskScaling | None = None
 
@@ -331,7 +331,7 @@ class Encoder(Displayable):
         need_whole(self, "token_types", least=0)
         need_whole(self, "embed_dim")
         need_modules(self, "final_norm")
-        need_kind(self, "relative", RelativeTable)
+        need_kind(self, "relative", RelativeTable, SinusoidalDistances)
         need_kind(self, "sentence", SentencePooling)
         need_kind(self, "mask_scaling", MaskScaling)
 
@@ -341,10 +341,13 @@ class Encoder(Displayable):
         """All [batch, seq]; a token is attended to where attention_mask is not 0."""
 
         with in_order(input_ids), providing(key_mask=attention_mask, bidirectional=attention_mask):
-            x = _embedded(self, input_ids, _table(self), token_type_ids)
+            x = _embedded(self, input_ids, _table(self), token_type_ids if self.token_types else None)
             if self.embed_dim is not None:
                 x = linear(x, self.dim, "embed_proj", bias=True)
             relative = {} if self.relative is None else self.relative(x)
+            if self._tells_segments and token_type_ids is not None:
+                each = (ops.unsqueeze(token_type_ids, axes=axes) for axes in ((1, 3), (1, 2)))
+                relative["same_segment"] = ops.equal(*each, name="same_segment")
             with providing(**relative):
                 x = _run(self, x)
             if self.final_norm is not None:
@@ -366,7 +369,15 @@ class Encoder(Displayable):
         Raises:
             WeftError: naming the module and the setting that do not fit.
         """
-        inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if self.token_types else [])]
+        inputs = [
+            "input_ids",
+            "attention_mask",
+            *(["token_type_ids"] if self.token_types or self._tells_segments else []),
+        ]
         graph = traced(self, dict.fromkeys(inputs, IDS), seed, name, "last_hidden_state")
         describe(self, graph, "encoder")
         return graph
+
+    @property
+    def _tells_segments(self) -> bool:
+        return isinstance(self.relative, SinusoidalDistances) and self.relative.segments

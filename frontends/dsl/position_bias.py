@@ -115,3 +115,39 @@ class RelativeTable:
         zero = ops.affine(apart, by=0)
         signed = ops.where(ops.less(apart, zero), ops.neg(far), far)
         return ops.where(ops.less(distance, ops.affine(zero, plus=exact + 1)), apart, signed)
+
+
+@module
+class SinusoidalDistances:
+    """Vectors of relative positions that are sines and cosines of the distance (Dai 2019, Transformer-XL).
+
+    The first half of a vector are the sines of distance/10000^(2i/d), the second the cosines; distances above `clamp`
+    are taken for it. With `segments` an encoder has the input token_type_ids, and `TransformerXLAttention` tells tokens
+    of one segment from others (Yang 2019, XLNet). A field `relative` of `Encoder`.
+    """
+
+    clamp: int | None = None
+    segments: bool = False
+
+    def __post_init__(self) -> None:
+        need_whole(self, "clamp")
+
+    def __call__(self, x: Value) -> dict[str, Value]:
+        """x [batch, seq, dim] → ``relative_table`` [2·seq, dim] and ``relative_rows`` [1, seq, seq]."""
+        row = provided("position_row")
+        if row is None or x.width % 2:
+            raise WeftError("sinusoidal distances belong into an Encoder of even width")
+        index = ops.iota(x, axis=1)
+        length = ops.affine(ops.max(index, axes=(0,), keepdims=True), plus=1, name="length")
+        distances = ops.concat(ops.sub(index, length), index, axis=0, name="distances")
+        if self.clamp is not None:
+            distances = ops.clip(distances, low=-self.clamp, high=self.clamp)
+        rates = ops.affine(ops.cast(ops.iota(_half(x), axis=2), to=dtypes.f32), by=-2 * math.log(10_000) / x.width)
+        angles = ops.mul(ops.unsqueeze(ops.cast(distances, to=dtypes.f32), axes=(1,)), ops.exp(rates), name="angles")
+        table = ops.concat(ops.sin(angles), ops.cos(angles), axis=1, name="relative_table")
+        apart = ops.sub(ops.unsqueeze(row, axes=(2,)), ops.unsqueeze(row, axes=(1,)))
+        return {"relative_table": table, "relative_rows": ops.add(apart, length, name="relative_rows")}
+
+
+def _half(x: Value) -> Value:
+    return ops.slice(x, axis=2, start=0, stop=x.width // 2)

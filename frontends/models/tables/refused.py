@@ -8,5 +8,4 @@ REFUSED = {
     "nystromformer": "its landmarks are means over texts of one length",
     "prophetnet": "no module has its streams of n-grams",
     "roc_bert": "its tokens have shapes and sounds, which would be inputs of their own",
-    "xlnet": "no module has its terms of relative positions and segments",
 }

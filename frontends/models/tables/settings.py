@@ -31,6 +31,7 @@ from ...dsl import (
     RoPE,
     SentencePooling,
     Sinusoidal,
+    SinusoidalDistances,
     SoundStem,
     T5Bias,
     Temperature,
@@ -127,7 +128,7 @@ class Settings:
     per_layer: PerLayerEmbedding | None = None
     spread: Any = None  # into several residual streams, and back
     gather: Any = None
-    relative: RelativeTable | None = None
+    relative: RelativeTable | SinusoidalDistances | None = None
     sentence: SentencePooling | None = None
     mask_scaling: MaskScaling | None = None
     token_types: int = 0

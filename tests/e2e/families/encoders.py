@@ -14,6 +14,7 @@ DISTIL = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
+XLNET = {"vocab_size": VOCAB, "d_model": 64, "n_layer": 3, "n_head": 4, "d_inner": 80, "pad_token_id": 0}
 XLM = {"vocab_size": VOCAB, "emb_dim": 64, "n_layers": 3, "n_heads": 4, "max_position_embeddings": 64} | {
     "pad_token_id": 0
 }
@@ -47,6 +48,7 @@ ROWS = {
         COMMON | {"pad_token_id": 1, "mask_token_id": 91, "token_dropout": True, "position_embedding_type": "rotary"},
     ),
     "convbert": Row("ConvBertModel", COMMON | {"embedding_size": 24}),
+    "xlnet": Row("XLNetModel", XLNET),
     "fnet": Row("FNetModel", COMMON),
     "deberta-v2": Row("DebertaV2Model", COMMON | DISENTANGLED | {"position_buckets": 8, "norm_rel_ebd": "layer_norm"}),
     "deberta-v2-shared": Row(
@@ -56,6 +58,7 @@ ROWS = {
     "deberta": Row("DebertaModel", COMMON | DISENTANGLED | {"max_relative_positions": 12, "type_vocab_size": 2}),
 }
 ALIKE = {
+    "xlnet-clamped": Row("XLNetModel", XLNET | {"clamp_len": 5, "ff_activation": "relu"}),
     "convbert-groups": Row(
         "ConvBertModel",
         COMMON | {"embedding_size": 64, "num_groups": 2, "head_ratio": 8, "conv_kernel_size": 5, "hidden_act": "relu"},

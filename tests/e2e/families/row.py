@@ -90,8 +90,9 @@ def encoder_case(row: Row, model: torch.nn.Module) -> tuple[dict[str, np.ndarray
     ids = np.where(mask, ids, row.config["pad_token_id"])
     arguments = {"input_ids": ids, "attention_mask": mask}
     config: Any = model.config
-    if "token_type_ids" in inspect.signature(model.forward).parameters and getattr(config, "type_vocab_size", 0):
-        arguments["token_type_ids"] = rng.integers(0, config.type_vocab_size, ids.shape)
+    types = 3 if config.model_type == "xlnet" else getattr(config, "type_vocab_size", 0)  # the third is that of CLS
+    if "token_type_ids" in inspect.signature(model.forward).parameters and types:
+        arguments["token_type_ids"] = rng.integers(0, types, ids.shape)
     with torch.inference_mode():
         made = model(**{name: torch.from_numpy(array) for name, array in arguments.items()})
     want = {name: made[name] for name in ("last_hidden_state", "pooler_output") if made.get(name) is not None}

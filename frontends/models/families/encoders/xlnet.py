@@ -1,0 +1,61 @@
+"""XLNet: attention to contents, distances and segments. The stream that predicts tokens in shuffled order is left out,
+as in transformers where no target is given."""
+
+from __future__ import annotations
+
+from weft.ir.recipes import Permute, Recipe, Reshape
+
+from ....dsl import SinusoidalDistances, TransformerXLAttention
+from ...tables.family import Fetch, Template, key
+from ...tables.settings import Settings
+from .bert import BERT
+
+_LAYER = "layer.{i}"
+_ATTENTION = f"{_LAYER}.rel_attn"
+
+
+def _per_head(name: str, turned: bool = True) -> Template:
+    """A linear map stored [in, heads, d], or, not `turned`, [out, heads, d]."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        joined = Reshape(fetch(f"{_ATTENTION}.{name}"), (settings.dim, -1))
+        return Permute(joined, (1, 0)) if turned else joined
+
+    return template
+
+
+def _flat(name: str, shape: tuple[int, ...] = (-1,)) -> Template:
+    return lambda fetch, part, settings: Reshape(fetch(f"{_ATTENTION}.{name}"), shape)
+
+
+XLNET = BERT.but(
+    "xlnet",
+    names={
+        "embed": "word_embedding",
+        **{f"layers.{{i}}.attn.{which}": _per_head(which) for which in "qkvr"},
+        "layers.{i}.attn.o": _per_head("o", turned=False),
+        "layers.{i}.attn.content_bias": _flat("r_w_bias"),
+        "layers.{i}.attn.distance_bias": _flat("r_r_bias"),
+        "layers.{i}.attn.segment_bias": _flat("r_s_bias"),
+        "layers.{i}.attn.segments": _flat("seg_embed", (2, -1)),
+        "layers.{i}.attn_norm": f"{_ATTENTION}.layer_norm",
+        "layers.{i}.ffn.up": f"{_LAYER}.ff.layer_1",
+        "layers.{i}.ffn.down": f"{_LAYER}.ff.layer_2",
+        "layers.{i}.ffn_norm": f"{_LAYER}.ff.layer_norm",
+    },
+    prefix="transformer.",
+    found={"pooler": None},
+    unused=("mask_emb", "lm_loss.*", "sequence_summary.*", "logits_proj.*", "classifier.*", "qa_outputs.*"),
+    refuse={"attn_type": ("bi", None), "bi_data": (False, None)},
+    dim=key("d_model"),
+    layers=key("n_layer"),
+    heads=key("n_head"),
+    ffn=key("d_inner"),
+    context=None,
+    learned_positions=None,
+    token_types=0,
+    embed_norm=False,
+    activation=key("ff_activation", default="gelu"),
+    relative=lambda c: SinusoidalDistances(max(c.get("clamp_len", -1), 0) or None, segments=True),
+    mixer=lambda c: TransformerXLAttention(key("n_head")(c)),
+)
