@@ -22,7 +22,7 @@ from .package import export
 from .package.parallel import write_plan
 from .program import quantized as blocks
 from .program.positions import rolled
-from .program.states import cached_nodes
+from .program.states import cached_nodes, check_writes
 
 WIDENS = "on a CPU PyTorch widens weights of FP8 and FP4 again for every token: that saves memory and costs time"
 NARROW = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
@@ -34,12 +34,14 @@ class TorchFolder:
     With more than one of `processes` it also says how they share the model.
 
     Raises:
-        WeftError: if the graph has caches of its own, an op cannot be written, or the processes cannot share it.
+        WeftError: if the graph has caches of its own or cannot write text, an op cannot be written, or the processes
+            cannot share it.
     """
 
     def __init__(self, graph: Graph, dtype: str, notes: list[str], processes: int = 1) -> None:
         if has_cache(graph):
             raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and what needs it")
+        check_writes(graph)
         if "logits" in graph.outputs:
             _leave_out_losses(graph, notes)
         self._built = export.build(graph, processes)

@@ -19,6 +19,7 @@ from weft.passes.analysis.states import has_cache
 
 from ..storage.safetensors import Tensor, write_shards
 from ..torch.program.constants import stored_dtype
+from ..torch.program.states import check_writes
 from ..weights import StoredTensor, weight_facts
 from .embedding import embedding_files
 from .engines.plans import plans
@@ -43,12 +44,13 @@ class TransformersFolder:
     """The model of `graph` with weights in `dtype`, not written yet, of a class called `name`; `notes` are added to.
 
     Raises:
-        WeftError: if the graph has caches of its own, or an op cannot be written.
+        WeftError: if the graph has caches of its own or cannot write text, or an op cannot be written.
     """
 
     def __init__(self, graph: Graph, dtype: str, length: int, name: str, notes: list[str]) -> None:
         if has_cache(graph):
             raise WeftError("target transformers has caches of its own: leave out the pass kv-cache, and what needs it")
+        check_writes(graph)
         if TAKEN in name.lower():
             raise WeftError(
                 f"--class-name {name}: choose one without {TAKEN!r}, by which transformers knows other caches"

@@ -224,8 +224,11 @@ class MixtureOfDepths:
     def _by_sign(self, x: Value, r: Value) -> Value:
         chosen, nodes = ops.less(ops.affine(r, by=0.0), r, name="chosen"), current().graph.nodes
         before = set(nodes)
-        with providing(routed=chosen, chosen=chosen, key_mask=ops.cast(chosen, to=dtypes.i64, name="chosen_mask")):
+        mask = ops.cast(chosen, to=dtypes.i64, name="chosen_mask")
+        with providing(routed=chosen, chosen=chosen, key_mask=mask):
             y = self.block(x)
+        if mask.producer and not mask.uses:
+            current().graph.erase(mask.producer)
         for node in (n for n in nodes if n not in before):
             kept = node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
             if any(spec.growth is Growth.CONSTANT for spec in kept):

@@ -7,13 +7,15 @@ import math
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
+from weft.ir.ops.elementwise import filled
 from weft.ir.recipes import Scale
 from weft.ir.recipes.frequencies import AlibiSlopes
 from weft.ir.types import dtypes
 
-from .build import computed, module, param, provided
+from .build import computed, module, param, provided, providing
 from .checks import need, need_kind, need_positive, need_whole
 from .layers import LayerNorm, is_causal, positions
+from .rotary import RoPE
 
 _NUDGE = 1e-5  # the logarithm of the last distance may come out a rounding error too large
 
@@ -133,21 +135,26 @@ class SinusoidalDistances:
         need_whole(self, "clamp")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """x [batch, seq, dim] → ``relative_table`` [2·seq, dim] and ``relative_rows`` [1, seq, seq]."""
+        """x [batch, seq, dim] → ``relative_table`` [2·seq, dim] and ``relative_rows`` [1, seq, seq].
+
+        The rows of the table are those of the distances 0, 1, … and then of 0, −1, …
+        """
         row = provided("position_row")
         if row is None or x.width % 2:
             raise WeftError("sinusoidal distances belong into an Encoder of even width")
-        index = ops.iota(x, axis=1)
-        length = ops.affine(ops.max(index, axes=(0,), keepdims=True), plus=1, name="length")
-        distances = ops.concat(ops.sub(index, length), index, axis=0, name="distances")
-        if self.clamp is not None:
-            distances = ops.clip(distances, low=-self.clamp, high=self.clamp)
-        rates = ops.affine(ops.cast(ops.iota(_half(x), axis=2), to=dtypes.f32), by=-2 * math.log(10_000) / x.width)
-        angles = ops.mul(ops.unsqueeze(ops.cast(distances, to=dtypes.f32), axes=(1,)), ops.exp(rates), name="angles")
-        table = ops.concat(ops.sin(angles), ops.cos(angles), axis=1, name="relative_table")
+        half = ops.slice(ops.slice(x, axis=0, start=0, stop=1), axis=2, start=0, stop=x.width // 2)
+        ones = ops.concat(filled(half, 0.0), filled(half, 1.0), axis=2, name="unturned")
+        with providing(positions=row):
+            behind = RoPE()(ones, 1, "behind")  # (−sin, cos)
+        sines, cosines = ops.split.emit(behind, sizes=(x.width // 2, x.width // 2), axis=2, name=("sines", "cosines"))
+        ahead = ops.concat(ops.neg(sines), cosines, axis=2, name="ahead")
+        table = ops.squeeze(ops.concat(ahead, behind, axis=1), axes=(0,), name="relative_table")
         apart = ops.sub(ops.unsqueeze(row, axes=(2,)), ops.unsqueeze(row, axes=(1,)))
-        return {"relative_table": table, "relative_rows": ops.add(apart, length, name="relative_rows")}
-
-
-def _half(x: Value) -> Value:
-    return ops.slice(x, axis=2, start=0, stop=x.width // 2)
+        if self.clamp is not None:
+            apart = ops.clip(apart, low=-self.clamp, high=self.clamp)
+        length = ops.affine(ops.max(ops.iota(x, axis=1), axes=(0,), keepdims=True), plus=1, name="length")
+        forward = ops.less_equal(filled(apart, 0), apart)
+        return {
+            "relative_table": table,
+            "relative_rows": ops.where(forward, apart, ops.sub(length, apart), name="relative_rows"),
+        }

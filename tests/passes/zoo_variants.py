@@ -26,6 +26,7 @@ from weft import (
     Mamba,
     Mamba2,
     MemoryBlock,
+    MixtureOfDepths,
     MoE,
     NormedResidual,
     ParallelHybrid,
@@ -251,6 +252,8 @@ VARIANTS: dict[str, Model] = {
     "scaled": replace(attends(), embed_scale=5.0, logit_scale=0.3),
     "no final norm": replace(attends(), final_norm=False),
     "embedding norm": replace(attends(rope=None, bias=ALiBi()), embed_norm=LayerNorm()),
+    "depths by rank": Decoder(VOCAB, DIM, [WIDE, MixtureOfDepths(WIDE, 2, aux_loss=0.1)], context=LENGTH),
+    "depths by sign": Decoder(VOCAB, DIM, [WIDE, MixtureOfDepths(WIDE)], context=LENGTH),
     "gpt2": Decoder(VOCAB, DIM, 2, OLD, tie_embeddings=True, positions=LearnedPositions(LENGTH)),
     # feed-forwards
     "hand-written gate": feeds(HandWritten(HIDDEN)),

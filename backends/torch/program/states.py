@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
-from weft.ir import ops
+from weft.ir import WeftError, ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.passes.analysis.states import EMBEDDED, SOURCE, caches, has_cache, states, tokens_of
 from weft.passes.library.cache.key_axis import bias_makers
 
 
 def cached_nodes(graph: Graph) -> set[Node]:
-    """The causal self-attentions and the recurrences of a model that generates; none where the graph has caches itself
-    or no tokens to count."""
-    if graph.meta.get("kind") not in ("decoder", "encoder-decoder") or has_cache(graph):
-        return set()
-    if tokens_of(graph) is None:
+    """The causal self-attentions and the recurrences of a model that generates; none where the graph has caches itself,
+    no tokens to count, or nodes that run on chosen tokens."""
+    if not _generates(graph) or choosing(graph) is not None:
         return set()
     return {n for n in graph.nodes if caches(n) or states(n)}
+
+
+def _generates(graph: Graph) -> bool:
+    kind = graph.meta.get("kind") in ("decoder", "encoder-decoder")
+    return kind and not has_cache(graph) and tokens_of(graph) is not None
+
+
+def choosing(graph: Graph) -> Node | None:
+    """The first node of a decoder that would have a cache or a state, but runs on tokens chosen among all of a text."""
+    tokens = tokens_of(graph)
+    if tokens is None or not _generates(graph):
+        return None
+    nodes = (n for n in graph.nodes if caches(n) or states(n))
+    return next((n for n in nodes if n.inputs[0] is not None and n.inputs[0].shape[1] != tokens.shape[1]), None)
+
+
+def check_writes(graph: Graph) -> None:
+    """Refuse a decoder that cannot go on from call to call.
+
+    Raises:
+        WeftError: naming the node that runs on tokens chosen among all of a text.
+    """
+    node = choosing(graph)
+    if node is not None:
+        raise WeftError(
+            f"{graph.name} cannot write: {node.op.name} (%{node.output.name}) runs on tokens that are chosen among all "
+            "of a text, later ones too; `weft.torch` gives the module, to train it"
+        )
 
 
 def counts_keys(graph: Graph, cached: set[Node]) -> set[Node]:

@@ -109,7 +109,7 @@ class ScaleChannels(Pass):
         known = matrices(graph)
         for node in graph.nodes:
             for value in node.outputs:
-                if not value.type.dtype.is_float or not isinstance(value.shape[-1], int):
+                if not (value.type.dtype.is_float and value.shape) or not isinstance(value.shape[-1], int):
                     continue  # ids, which tables are looked up with
                 read = (param for reader in value.users for param in reader.inputs if isinstance(param, Param))
                 if not any(isinstance(known.get(param), Matrix) for param in read):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import weft
 from weft.frontends.dsl import MLP, Attention, Block, Decoder, Encoder, Mamba, MixtureOfDepths, RoPE, trace
 from weft.ir import TensorType, WeftError, interpret
 from weft.ir.types import dtypes, sizes
@@ -60,6 +62,24 @@ def test_a_model_has_the_inputs_that_it_reads() -> None:
     assert list(Decoder(**decoder, block=MixtureOfDepths(UNPLACED, 3)).graph().inputs) == ["input_ids"]
     placed = Decoder(**decoder, block=MixtureOfDepths(BLOCK, 3)).graph()
     assert list(placed.inputs) == ["input_ids", "position_ids"]
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("onnx", r"top_k \(%layers.0.best_scores\) mixes tokens or counts them"),
+        (
+            "torch",
+            r"cannot write: attention \(%layers.0.block.attn.attention\) runs on tokens that are chosen among all",
+        ),
+        ("transformers", r"cannot write: attention \(%layers.0.block.attn.attention\) runs on tokens that are chosen"),
+    ],
+)
+def test_a_model_that_chooses_among_all_tokens_is_not_compiled(target: str, reason: str, tmp_path: Path) -> None:
+    model = Decoder(vocab=50, dim=16, layers=1, block=MixtureOfDepths(UNPLACED, 3), context=16)
+    with pytest.raises(WeftError, match=reason):
+        weft.compile(model, tmp_path / "out", target=target)
+    assert not (tmp_path / "out").exists()
 
 
 def test_refusals() -> None:
