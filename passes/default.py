@@ -12,6 +12,7 @@ from .library.cache.last_token_logits import LastTokenLogits
 from .library.cache.rolling_buffer import RollingBuffer
 from .library.cleanup.cse import Cse
 from .library.cleanup.dce import Dce
+from .library.cleanup.drop_dropout import DropDropout, drops
 from .library.cleanup.fold_constants import FoldConstants
 from .library.cleanup.quiet_routers import QuietRouters, noises
 from .library.fuse.fuse_residual_norm import FuseResidualNorm
@@ -22,12 +23,13 @@ def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: boo
     """Return the default pipeline for `graph`; ``meta["kind"]`` decides about caches.
 
     A graph that has caches, or the logits of one token only, needs no pass to get them. Caches of attentions whose
-    window is below `max_length`, the longest text (None: the model's context), roll. Noise of routers is left out.
-    What `trains` keeps the parameters that the architecture declares: no expression of them is folded into one.
+    window is below `max_length`, the longest text (None: the model's context), roll. Noise of routers and
+    dropout are left out. What `trains` keeps dropout, and the parameters that the architecture declares: no expression
+    of them is folded into one.
     """
-    simplify = Phase(
-        "simplify", (*([QuietRouters()] if noises(graph) else []), Dce(), Cse(), FoldConstants(weights=not trains))
-    )
+    training = {QuietRouters(): bool(noises(graph)), DropDropout(): drops(graph) and not trains}
+    first = tuple(p for p, needed in training.items() if needed)
+    simplify = Phase("simplify", (*first, Dce(), Cse(), FoldConstants(weights=not trains)))
     fuse = Phase("fuse", (PackQkv(), PackGateUp(), FuseResidualNorm()))
     if graph.meta.get("kind") not in ("decoder", "encoder-decoder"):
         return Pipeline((simplify, fuse))

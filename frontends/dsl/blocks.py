@@ -48,7 +48,8 @@ class Block:
     - parallel_norms: x + attn(N₁(x)) + ffn(N₂(x)) (GPT-NeoX)
 
     `residual_scale` multiplies what each sublayer adds (Granite); with `weighted_residual` what it is added to is
-    multiplied by ``attn_residual_weight``, ``ffn_residual_weight`` and so on [dim] (Doge).
+    multiplied by ``attn_residual_weight``, ``ffn_residual_weight`` and so on [dim] (Doge). `dropout` is the
+    share of what a sublayer adds that is dropped in training.
     """
 
     attn: Layer | None
@@ -58,9 +59,11 @@ class Block:
     residual_scale: float = 1.0
     cross: Layer | None = None
     weighted_residual: bool = False
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         need_one_of(self, "arrangement", ARRANGEMENTS)
+        need(self, 0 <= self.dropout < 1, f"dropout={self.dropout} must be at least 0 and below 1")
         need(self, any(f is not None for f in (self.attn, self.cross, self.ffn)), "it has no attn, cross or ffn")
         need_modules(self, "attn", "cross", "ffn", "norm")
         need_finite(self, "residual_scale")
@@ -91,6 +94,8 @@ class Block:
             raise WeftError(f"{name} makes {y.type} where the residual is {x.type}; its last linear must be as wide")
         if self.residual_scale != 1:
             y = ops.affine(y, by=self.residual_scale, name=f"{name}_scaled")
+        if self.dropout:
+            y = ops.dropout(y, share=self.dropout, name=f"{name}_dropped")
         if self.weighted_residual:
             x = ops.mul(x, param(f"{name}_residual_weight", (x.width,), fill(1.0)), name=f"{name}_carried")
         return ops.add(x, y, name=f"{name}_residual")

@@ -177,6 +177,24 @@ def _(n: OpCall) -> None:
     _whole(n.x, n.by, n.plus)
 
 
+@op(traits=[Trait.ELEMENTWISE], cases=[case(normal(2, 3), share=0.1), case(normal(4), share=0.0)])
+def dropout(x: Array, *, share: float) -> Array:
+    """x. Only while a PyTorch module trains, each element is 0 with the probability `share`, or else divided by
+    1 − share (Srivastava 2014). The pass drop-dropout takes it out."""
+    return x
+
+
+@dropout.infer
+def _(n: OpCall) -> None:
+    want(n.x.dtype.is_float, f"{n.x} are no floats")
+    want(0 <= n.share < 1, f"share={n.share} must be at least 0 and below 1")
+
+
+@dropout.body
+def _(n: OpCall) -> Value:
+    return affine(n.x)
+
+
 @op(
     traits=[Trait.ELEMENTWISE],
     cases=[case(bools(2, 3), normal(2, 3), normal(3)), case(bools(4, 1), normal(3), normal(1))],

@@ -161,6 +161,7 @@ from .ops import (
     cos as cos,
     cumsum as cumsum,
     div as div,
+    dropout as dropout,
     elu as elu,
     equal as equal,
     erf as erf,

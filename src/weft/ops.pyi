@@ -293,6 +293,11 @@ def cumsum(x: Value, *, axis: int = -1, exclusive: bool = False, name: str | Non
 def div(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
     """x / y"""
 
+def dropout(x: Value, *, share: float, name: str | None = None) -> Value:
+    """x. Only while a PyTorch module trains, each element is 0 with the probability `share`, or else divided by
+    1 − share (Srivastava 2014). The pass drop-dropout takes it out.
+    """
+
 def elu(x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
     """x for x > 0, else α(e^x − 1) (Clevert 2015)."""
 

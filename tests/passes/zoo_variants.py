@@ -252,6 +252,7 @@ VARIANTS: dict[str, Model] = {
     "scaled": replace(attends(), embed_scale=5.0, logit_scale=0.3),
     "no final norm": replace(attends(), final_norm=False),
     "embedding norm": replace(attends(rope=None, bias=ALiBi()), embed_norm=LayerNorm()),
+    "dropout": Decoder(VOCAB, DIM, 2, Block(Attention(6, 2, 4, ROPE), FEED, dropout=0.5), context=LENGTH),
     "depths by rank": Decoder(VOCAB, DIM, [WIDE, MixtureOfDepths(WIDE, 2, aux_loss=0.1)], context=LENGTH),
     "depths by sign": Decoder(VOCAB, DIM, [WIDE, MixtureOfDepths(WIDE)], context=LENGTH),
     "gpt2": Decoder(VOCAB, DIM, 2, OLD, tie_embeddings=True, positions=LearnedPositions(LENGTH)),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Value
 from weft.ir.op import Op
+from weft.passes import run_passes
+from weft.passes.library.cleanup.drop_dropout import drops
 
 from ..codegen.structure import Call, Loop, Method, structure
 from ..lower.lower import Lowered, emit, last_mixed, needed, pick_last
@@ -55,6 +57,8 @@ def lower_step(model: Lowered, styles: Mapping[str, str] = MappingProxyType({}))
     divided as `styles` says by path."""
     if reason := refusal(model.graph):
         return reason
+    if drops(model.legal):  # steps do not train
+        model = replace(model, legal=run_passes(model.legal, "drop-dropout"))
     kept = nesting(structure(model.program))
     for moves in (True, False):  # what keeps a state moves where the states stay in their places
         step = _step(model, moves, styles)

@@ -104,6 +104,11 @@ def _elu(e: Emitter, node: Node) -> Var:
     return e.emit(f"F.elu({{0}}, {number(node.attrs['alpha'])})", node.required("x"), replaces=0)
 
 
+@lowering(ops.dropout)
+def _dropout(e: Emitter, node: Node) -> Var:
+    return e.emit(f"F.dropout({{0}}, {node.attrs['share']}, self.training)", node.required("x"), replaces=0)
+
+
 @lowering(ops.affine)
 def _affine(e: Emitter, node: Node) -> Var:
     x, by, plus = node.required("x"), node.attrs["by"], node.attrs["plus"]

@@ -1,0 +1,48 @@
+"""Dropout, which is for training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, ops
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.edit import replace_uses
+
+
+def drops(graph: Graph) -> bool:
+    """Return whether `graph` has dropout."""
+    return any(node.op is ops.dropout for node in graph.nodes)
+
+
+@dataclass(frozen=True)
+class DropDropout(Pass):
+    """Take out dropout: dropout(x) → x, as it is where nothing is trained.
+
+    Condition: none; but a PyTorch module of the graph then trains without it.
+
+    Source: Srivastava 2014, JMLR 15, section 4, which scales weights where the op scales what is left in training.
+
+    Example drop-dropout::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %w: f32[4, 4] = normal([4, 4], std=0.5, stream="w")
+          %made: f32[batch, seq, 4] = linear(%x, %w)
+          %left: f32[batch, seq, 4] = dropout(%made, share=0.1)
+          %y: f32[batch, seq, 4] = add(%x, %left)
+          output y = %y
+        }
+    """
+
+    name = "drop-dropout"
+    effect = "exact"
+    purpose = "Simplify"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for node in graph.nodes:
+            if node.op is ops.dropout:
+                trace.fired(self.name, node.output.name)
+                replace_uses(node.output, node.required("x"), rename=False)
+                graph.erase(node)
