@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,13 @@ from typing import Any
 from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import TensorReader
+from weft.passes.library.positions.multimodal_rope import INTERLEAVED, SECTIONS
 
 from ...dsl import SentencePooling
 from ...models.closest import closest
 from ...models.families import FAMILIES, Family, Loaded, load
 from ...models.tables.family import SENTENCE
-from ...models.tables.refused import REFUSED
+from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, REFUSED, SAME
 from .adapter import Adapter
 from .merging import load_merged
 from .quantized import dequantized
@@ -33,9 +34,6 @@ TOKENIZER_FILES = (
     "merges.txt",
     "vocab.txt",
 )
-# Models of texts and images whose language model reads texts as it does alone.
-WITH_IMAGES = ("gemma3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3", "vipllava")
-_LANGUAGE = "language_model"  # the module of the language model in models of texts and images
 SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # in place of a part of config.json, once
 POOLING = {  # of sentence-transformers: ours
@@ -185,29 +183,44 @@ def load_folder(
     origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
     if merged:
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
-    loaded.graph.meta.update(folder.token_facts(), **facts, source=origin)
+    loaded.graph.meta.update(folder.token_facts(), **facts, **_rope_facts(config), source=origin)
     return folder, loaded, merged
 
 
 def _text_side(folder: Folder) -> tuple[Family, dict[str, Any]] | None:
-    """The table and the config of the language model in a model of texts and images (LLaVA), whose other tensors are
-    left unread; None if there is none of a known family."""
-    text = folder.config.get("text_config")
-    if folder.config.get("model_type") not in WITH_IMAGES or not isinstance(text, Mapping):
+    """The table and the config of the language model in a model of texts and more (LLaVA), whose other tensors are left
+    unread; None if there is none of a known family."""
+    kind = folder.config.get("model_type")
+    text = folder.config.get("text_config", folder.config if f"{kind}_text" in SAME else None)  # Qwen2-VL's is around
+    if kind not in MULTIMODAL or not isinstance(text, Mapping):
         return None
-    if text.get("model_type") not in FAMILIES:
+    said = f"{kind}_text" if text is folder.config else text.get("model_type")
+    family, defaults, fixed = SAME.get(str(said), (str(said), {}, {}))
+    if family not in FAMILIES:
         return None
-    table, keys = FAMILIES[text["model_type"]], list(folder.weights().keys())
-    head = f"{_LANGUAGE}.lm_head."
-    for prefix in (f"{_LANGUAGE}.{table.prefix}", f"model.{_LANGUAGE}.", f"{_LANGUAGE}."):
-        if any(key.startswith(prefix) for key in keys):
-            others = {_outside(key, prefix) for key in keys if not key.startswith((prefix, head, "lm_head."))}
-            unused = (*table.unused, *others, *(f"{other}.*" for other in others))
-            # The config inside may not say it: what a checkpoint has no head for, it is tied.
-            tied = not any(key.startswith((head, "lm_head.")) for key in keys)
-            aliases = {**table.aliases, "lm_head.": head}
-            return replace(table, prefix=prefix, aliases=aliases, unused=unused), {**text, "tie_word_embeddings": tied}
-    return None
+    table, keys, text = FAMILIES[family], list(folder.weights().keys()), {**defaults, **text, **fixed}
+    prefix, head = table.prefix, "lm_head."  # alone, beside the rest
+    for name in LANGUAGE_MODELS:
+        found = (p for p in (f"{name}.{table.prefix}", f"model.{name}.", f"{name}.") if _has(keys, p))
+        prefix, head = next(((p, f"{name}.lm_head.") for p in found), (prefix, head))
+    others = {_outside(key, prefix) for key in keys if not key.startswith((prefix, head, "lm_head."))}
+    unused = (*table.unused, *others, *(f"{other}.*" for other in others))
+    # The config inside may not say it: what a checkpoint has no head for, it is tied.
+    text["tie_word_embeddings"] = not (_has(keys, head) or _has(keys, "lm_head."))
+    return replace(table, prefix=prefix, aliases={**table.aliases, "lm_head.": head}, unused=unused), text
+
+
+def _rope_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How the pairs of a head are turned along three axes, in the form of graph.meta (pass multimodal-rope), where
+    `config` says it; Qwen3's code knows one order only."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(rope, Mapping) or "mrope_section" not in rope:
+        return {}
+    return {SECTIONS: rope["mrope_section"], INTERLEAVED: str(config.get("model_type")).startswith("qwen3")}
+
+
+def _has(keys: Iterable[str], prefix: str) -> bool:
+    return any(key.startswith(prefix) for key in keys)
 
 
 def _outside(key: str, prefix: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from .family import Family
-from .refused import REFUSED
+from .other_types import MULTIMODAL, REFUSED
 from .verified import read_genai, read_verified
 
 WAYS = ("full", "chunked", "decode")
@@ -24,10 +24,9 @@ Every family that weft reads from Hugging Face folders, by its `model_type`. `we
 
 The errors are those of tiny models with every parameter random, run as one full pass, in chunks, and token by token.
 
-Of models of texts and images (LLaVA, LLaVA-NeXT and -OneVision, ViP-LLaVA, Mistral 3, Gemma 3, InternVL) the
-language model is read, and what reads images is left out: the pass [take-embeddings](passes/take-embeddings.md) makes
-room for what stands in the places of an image. Where such a model lets the tokens of an image see each other (Gemma 3),
-ours sees only those before.
+Of models of texts and images or sound the language model is read, and what reads images or sound is left out: the pass
+[take-embeddings](passes/take-embeddings.md) makes room for what stands in the places of an image, and
+[multimodal-rope](passes/multimodal-rope.md) for rows and columns (Qwen2-VL and those after it). Where such a model lets the tokens of an image see each other (Gemma 3), ours sees only those before. The types are {multimodal}.
 
 A folder of another type is compared with all families; the error of `weft compile` says which it resembles, and `--as`
 reads it as one of them ([compile.md](compile.md)). [families.md](families.md) shows how to add one.
@@ -57,7 +56,8 @@ def page(families: Mapping[str, Family]) -> str:
     """The table as a page of Markdown, with the types that are refused."""
     head, *rows = overview(families)
     lines = [head, tuple("---" for _ in head), *rows]
-    return _PAGE + _rows(lines) + _REFUSED + _rows(REFUSED.items())
+    text = _PAGE.replace("{multimodal}", ", ".join(MULTIMODAL))
+    return text + _rows(lines) + _REFUSED + _rows(REFUSED.items())
 
 
 def _rows(lines: Iterable[tuple[str, ...]]) -> str:

@@ -174,6 +174,7 @@ def _as(default: Any, value: Any) -> Any:
 
 def _kind(given: Mapping[str, Any]) -> str:
     kind = str(given.get("rope_type") or given.get("type") or "default")
+    kind = "default" if kind == "mrope" else kind  # of Qwen2-VL, whose three positions are equal in texts
     older = kind == "su" or (kind == "yarn" and "short_factor" in given)  # the first names of longrope
     return "longrope" if older else kind
 

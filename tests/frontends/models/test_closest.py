@@ -15,7 +15,7 @@ from weft.backends.runtime.folder import read_manifest
 from weft.frontends.api.source.recorded import recorded_source
 from weft.frontends.cli import cli
 from weft.frontends.models.families import FAMILIES
-from weft.frontends.models.tables.refused import REFUSED
+from weft.frontends.models.tables.other_types import REFUSED
 from weft.ir import WeftError
 
 from ...e2e.families import COMMON, GQA, ROWS, UNTIED, randomized

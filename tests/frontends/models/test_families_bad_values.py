@@ -47,7 +47,7 @@ def failure(config: dict[str, Any]) -> str:
     return str(e.value)
 
 
-@pytest.mark.parametrize("name", each(4, [*ROWS, *SEQ2SEQ]))
+@pytest.mark.parametrize("name", each(8, [*ROWS, *SEQ2SEQ]))
 def test_any_value_is_read_or_refused(name: str) -> None:
     rng = np.random.default_rng(0)
     text = json.dumps(config_of(name))

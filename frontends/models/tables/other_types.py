@@ -1,0 +1,32 @@
+"""Types of transformers that no table describes: models of more than texts, of which the language model is read, and
+those that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Types whose language model reads texts as it does alone.
+MULTIMODAL = (
+    *("deepseek_vl", "exaone4_5", "fuyu", "gemma3", "gemma4", "glmasr", "got_ocr2", "idefics2", "idefics3", "internvl"),
+    *("janus", "lfm2_vl", "lighton_ocr", "llama4", "llava", "llava_next", "llava_next_video", "llava_onevision"),
+    *("mistral3", "ovis2", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_asr", "qwen3_vl"),
+    *("qwen3_vl_moe", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
+)
+LANGUAGE_MODELS = ("language_model", "text_model")  # modules that are the language model of such a model
+# Language models that read texts as another family does, what their configs leave out, and what these say in vain.
+SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen2_vl_text": ("qwen2", {"rms_norm_eps": 1e-5, "rope_theta": 1e6}, {}),
+    "qwen2_5_vl_text": ("qwen2", {"rms_norm_eps": 1e-5, "rope_theta": 1e6}, {}),
+    "qwen3_vl_text": ("qwen3", {"rope_theta": 5e5}, {}),
+    "qwen3_vl_moe_text": ("qwen3_moe", {"rope_theta": 5e5}, {"norm_topk_prob": True}),
+}
+
+REFUSED = {
+    "deepseek_v4": "its attention chooses keys by scores of their own, which no module does",
+    "deepseek_v32": "its attention chooses keys by scores of their own, which no module does",
+    "glm_moe_dsa": "its attention chooses keys by scores of their own, which no module does",
+    "nllb-moe": "transformers 5.23 sends every token to experts 0 and 1, so there is nothing to compare with",
+    "nystromformer": "its landmarks are means over texts of one length",
+    "prophetnet": "no module has its streams of n-grams",
+    "roc_bert": "its tokens have shapes and sounds, which would be inputs of their own",
+}
