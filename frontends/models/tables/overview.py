@@ -26,7 +26,8 @@ The errors are those of tiny models with every parameter random, run as one full
 
 Of models of texts and images or sound the language model is read, and what reads images or sound is left out: the pass
 [take-embeddings](passes/take-embeddings.md) makes room for what stands in the places of an image, and
-[multimodal-rope](passes/multimodal-rope.md) for rows and columns (Qwen2-VL and those after it). Where such a model lets the tokens of an image see each other (Gemma 3), ours sees only those before. The types are {multimodal}.
+[multimodal-rope](passes/multimodal-rope.md) for rows and columns (Qwen2-VL and those after it). Where such a model
+lets the tokens of an image see each other (Gemma 3), ours sees only those before. The types are {multimodal}.
 
 A folder of another type is compared with all families; the error of `weft compile` says which it resembles, and `--as`
 reads it as one of them ([compile.md](compile.md)). [families.md](families.md) shows how to add one.
