@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from weft.frontends import load_source
 from weft.frontends.dsl import LinearAttention, Mamba, Mamba2
 from weft.ir.errors import WeftError
 
+from ...sampling import each
 from .pretended import Device
 
 VOCAB = 61
@@ -77,8 +79,7 @@ def run(batch: Batch, joining: list[Answer], at_a_time: int = 2) -> None:
     raise AssertionError("the batch does not end")
 
 
-@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
-@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize(("target", "compact"), each(3, itertools.product(("ort-cpu", "torch"), (True, False))))
 def test_answers_are_those_of_their_prompts_alone(
     stack: dict[str, Path], target: str, compact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.core.sampling import Forced
 from weft.ir.errors import WeftError
 
+from ...sampling import each
 from ..onnx.theirs import randomized, searched
 
 VOCAB = 61
@@ -34,6 +36,7 @@ HOWS: list[dict[str, Any]] = [
     {"length_penalty": -1.0},
     {"length_penalty": 2.0, "early_stopping": True, "beams": 2},
 ]
+STOPS: list[list[int]] = [[], [7], [7, 20, 33, 34, 35, 41]]
 
 
 @pytest.fixture(scope="module", params=sorted(MODELS))
@@ -46,8 +49,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return theirs, weft.load(folder / "out", threads=1)
 
 
-@pytest.mark.parametrize("stop", [[], [7], [7, 20, 33, 34, 35, 41]], ids=["no-stop", "stop", "stops"])
-@pytest.mark.parametrize("how", HOWS, ids=lambda how: "-".join(map(str, how.values())) or "default")
+@pytest.mark.parametrize(("how", "stop"), each(2, itertools.product(HOWS, STOPS)), ids=str)
 def test_texts_and_scores_are_those_of_transformers(
     pair: tuple[Any, Any], how: dict[str, Any], stop: list[int]
 ) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from weft.backends.runtime.torch.folder import importing
 from weft.backends.torch.lower.identifiers import parameter_names
 from weft.backends.torch.package.module import build_module
 from weft.ir import Graph, interpret
@@ -76,6 +81,15 @@ def call(module: nn.Module, given: Mapping[str, Any]) -> tuple[Tensor, ...]:
     with torch.no_grad():
         made = module(**{k: v for k, v in given.items() if accepts(module, k)})
     return made if isinstance(made, tuple) else (made,)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Import what stands in `folder`, in this process, while weft cannot be imported."""
+    with importing(folder), pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "weft"]:
+            patch.setitem(sys.modules, name, None)
+        yield
 
 
 def depth(graph: Graph) -> int:

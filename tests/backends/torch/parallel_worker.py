@@ -37,7 +37,7 @@ def run(folder: Path, mesh: DeviceMesh) -> dict[str, Any]:
     model = parallelize.parallelize(model, mesh)
     found = observed(model, given["ids"], given["prompt"])
     model.checkpointing = True
-    found["again"] = observed(model, given["ids"], given["prompt"])["gradients"]
+    found["again"] = gradients(model, given["ids"])[1]
     found["local"] = {n: p.to_local().numel() for n, p in model.named_parameters() if isinstance(p, DTensor)}
     model = made()
     model.load_state_dict(given["weights"])
@@ -63,16 +63,21 @@ def stepped(model: Any, step: Any, ids: torch.Tensor, prompt: int) -> torch.Tens
 
 def observed(model: Any, ids: torch.Tensor, prompt: int) -> dict[str, Any]:
     """Logits and gradients of a full pass, and the logits of a prompt and single tokens through a cache."""
-    model.zero_grad()
-    logits = model(ids)
-    torch.autograd.backward(logits.square().mean())
-    gradients = {n: whole(p.grad) for n, p in model.named_parameters()}
+    logits, gradient = gradients(model, ids)
     cache = model.new_cache(len(ids), ids.shape[1])
     with torch.no_grad():
         calls = [model(ids[:, :prompt], cache=cache)]
         calls += [model(ids[:, i : i + 1], cache=cache) for i in range(prompt, ids.shape[1])]
     heads = [state.k.shape[1] for state in cache if hasattr(state, "k")]
-    return {"logits": logits.detach(), "gradients": gradients, "calls": torch.cat(calls, 1), "heads": heads}
+    return {"logits": logits, "gradients": gradient, "calls": torch.cat(calls, 1), "heads": heads}
+
+
+def gradients(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The logits of a full pass, and the gradients of the mean of their squares."""
+    model.zero_grad()
+    logits = model(ids)
+    torch.autograd.backward(logits.square().mean())
+    return logits.detach(), {n: whole(p.grad) for n, p in model.named_parameters()}
 
 
 def whole(gradient: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,8 @@ from weft.backends.torch.lower.identifiers import argument_names, with_identifie
 from weft.ir import interpret, parse, verify
 from weft.ir.graph import Graph
 
+from ...sampling import ALL
+
 WORDS = (
     "def None True class lambda in is scores logits self cache last x y F nn torch Tensor forward training parameters "
     "state_dict train eval children _parameters __init__ __class__ __dict__ a-b a_b a/b 1 0 2x - / _ __ print len "
@@ -80,7 +82,7 @@ def test_any_name_runs(kind: str) -> None:
             continue
         check(graph)
         checked += 1
-        if checked == 12:
+        if checked == (12 if ALL else 4):
             return
     raise AssertionError(f"{checked} graphs are too few")
 

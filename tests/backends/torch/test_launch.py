@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -37,10 +37,11 @@ def test_a_cpu_tensor_is_refused_outside_the_kernel_tests(monkeypatch: pytest.Mo
     assert launch.refusal(torch.empty(0)) == "Triton does not run on cpu"
 
 
-def test_a_process_that_a_test_starts_does_not_interpret_kernels() -> None:
+def test_a_process_that_a_test_starts_does_not_interpret_kernels(tmp_path: Path, warm: dict[str, str]) -> None:
     """It inherits TRITON_INTERPRET, which only says how kernels are decorated: launchers still compute with torch."""
-    ask = f"import torch; from {launch.__name__} import refusal; print(refusal(torch.empty(0)))"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    ask = tmp_path / "ask.py"
+    ask.write_text(f"import torch; from {launch.__name__} import refusal; print(refusal(torch.empty(0)))")
+    done = subprocess.run([warm["PYTHON_EXEC"], ask], env=warm, capture_output=True, text=True, check=True)
     said = "Triton is not installed" if launch.triton is None else "Triton does not run on cpu"
     assert done.stdout == f"{said}\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from weft.ir import Graph, interpret
 from weft.passes import run_passes
 
 from ...e2e.random_models import strong
+from ...sampling import each
 
 LENGTH = 13
 CUTS = ((13,), (1,) * 13, (5, 1, 4, 3))
@@ -39,9 +41,9 @@ def coded(name: str, bits: int, per: str = "channel") -> Graph:
     return run_passes(strong(MODELS[name].graph()), f"quantize-cache{{bits={bits}, per={per}}}")
 
 
-@pytest.mark.parametrize("per", ["channel", "head", "tensor"])
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "bits", "per"), each(5, itertools.product(MODELS, (8, 4), ("channel", "head", "tensor")))
+)
 def test_calls_give_what_the_interpreter_does(name: str, bits: int, per: str) -> None:
     """In float64, where no number is rounded to another code."""
     graph = coded(name, bits, per)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from tests.random_steps import RandomStep
 from tests.recurrences import HEADS, KEYS, RECURRENCES, VALUES
+from tests.sampling import each
 from weft.backends.torch.codegen.source import write_source
 from weft.backends.torch.lower.lower import lower
 from weft.frontends.dsl import building, scan
@@ -35,8 +37,7 @@ def made(net: Any, feeds: dict[str, np.ndarray]) -> tuple[torch.Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-@pytest.mark.parametrize("bent", BENT)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("seed", "bent"), each(3, itertools.product(SEEDS, BENT)))
 def test_random_steps(seed: int, bent: bool) -> None:
     drawn = RandomStep(seed, bent)
     graph = drawn.graph()

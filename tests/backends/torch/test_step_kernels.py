@@ -1,4 +1,7 @@
-"""Decode steps whose kernels run block by block, in Triton's interpreter: every pattern once, in one layer."""
+"""Decode steps whose kernels run block by block, in Triton's interpreter: every pattern once, in one layer.
+
+`make test` takes each second pattern; every kernel is in one of them.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from weft.ir import Graph
 
 from ...e2e.random_models import strong
 from ...passes.zoo_variants import BIASED, FEED, HIDDEN, attends, decoder, feeds
+from ...sampling import each
 from .generated import assert_close, call, tolerance
 
 PROMPT, STEPS = 4, 2
@@ -77,7 +81,8 @@ def generated() -> dict[str, ModuleType]:
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is published for Linux alone")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("few_processors")
+@pytest.mark.parametrize("name", each(2, MODELS))
 def test_kernels_step_as_the_module_does(name: str, interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, expected = one_layer(name), set(MODELS[name][1].split())
     _, files = write_step(lower(graph))

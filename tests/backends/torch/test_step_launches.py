@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,7 @@ from weft.backends.torch.package.module import build_module, build_step
 from weft.frontends.dsl import Decoder
 
 from ...passes.zoo_variants import BIASED, HIDDEN, attends, decoder, feeds
+from ...sampling import each
 
 LATENT = MLA(3, 9, 5, 4, 7, RoPE(interleaved=True))
 MODELS: dict[str, tuple[Decoder, int]] = {  # and what a layer launches at most
@@ -105,8 +107,7 @@ def counted(launches: Launches, model: Decoder, batch: int, seq: int = 1) -> Cou
     return +launches.found
 
 
-@pytest.mark.parametrize("batch", [1, 8, 64])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "batch"), each(2, itertools.product(MODELS, (1, 8, 64))))
 def test_a_step_launches_little_and_waits_for_nothing(launches: Launches, name: str, batch: int) -> None:
     """Meta tensors have no values, so a step that asks for one would raise."""
     model, most = MODELS[name]

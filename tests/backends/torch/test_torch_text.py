@@ -25,7 +25,7 @@ from weft.passes.analysis.states import states
 from weft.passes.core.equivalence import EquivalenceCheck
 
 from ...passes.zoo import ZOO
-from ...sampling import each
+from ...sampling import ALL, each
 from .generated import SEQ, accepts, assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance, wanted
 
 SPREAD = (
@@ -39,6 +39,7 @@ COMPILED = (
     *("family/llama-gqa-tied", "family/gemma3", "family/gpt2-tied", "family/bloom", "family/t5", "family/mamba2"),
     *("family/bert", "family/deepseek-v2-lite", "variant/linear attention", "variant/window"),
 )
+EXPORTED = (*COMPILED, "variant/linear attention, rope", "family/bamba") if ALL else COMPILED[::4]
 
 
 def outputs(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -108,7 +109,7 @@ def test_tables_keep_their_dtype_when_weights_are_cast(name: str) -> None:
     assert all(torch.equal(b, before[key]) for key, b in module.named_buffers())
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", each(2, COMPILED, 1))
 def test_modules_compile_as_one_graph(name: str) -> None:
     compiled = torch.compile(module_of(name), fullgraph=True, backend="eager")
     given = {k: v for k, v in tensors(feeds_of(name)).items() if accepts(module_of(name), k)}
@@ -118,7 +119,7 @@ def test_modules_compile_as_one_graph(name: str) -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("name", each(2, [*COMPILED, "variant/linear attention, rope", "family/bamba"]))
+@pytest.mark.parametrize("name", EXPORTED)
 def test_modules_export_for_any_length(name: str) -> None:
     """The full pass, exported from one length, runs at others: a token, and around the chunks of recurrences."""
     module, inputs = module_of(name), EquivalenceCheck(0).inputs

@@ -1,5 +1,5 @@
-"""The generated module of every graph of the zoo against the interpreter: at once, in chunks, token by token, in rows
-of different lengths, in every dtype."""
+"""The generated module of every graph of the zoo against the interpreter: at once and, in `make test` for a part of
+them, in chunks, token by token, in rows of different lengths, in every dtype."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from weft.passes.analysis.states import SOURCE, states
 from weft.passes.core.equivalence import EquivalenceCheck
 
 from ...passes.zoo import TRIED
+from ...sampling import each
 from .generated import (
     CHOOSES,
     COMPETES,
@@ -35,6 +36,8 @@ from .generated import (
 )
 
 CUTS = [(SEQ,), (2, 3, 1), (1,) * SEQ]
+NAMES = [n for n in TRIED if not n.startswith("cached/")]
+NARROW = [(n, dtype) for n in TRIED for dtype in (torch.bfloat16, torch.float16)]
 LONG = 40  # tokens: operators of torch take other paths for more keys than a register of AVX-512 holds
 
 
@@ -61,7 +64,7 @@ def check_double(graph: Graph, module: nn.Module) -> None:
         assert_close(got, want, tolerance(graph, torch.float32))  # angles of RoPE stay in f32
 
 
-@pytest.mark.parametrize("name", [n for n in TRIED if not n.startswith("cached/")])
+@pytest.mark.parametrize("name", each(2, NAMES))
 def test_calls_that_share_a_cache(name: str) -> None:
     """Chunks and single tokens give what one pass gives; an encoded text is given once."""
     graph, module = graph_of(name), module_of(name)
@@ -87,7 +90,7 @@ def new_cache(module: Any, batch: int, length: int) -> Any:
     return module.new_cache(batch, length)
 
 
-@pytest.mark.parametrize("name", [n for n in TRIED if not n.startswith("cached/")])
+@pytest.mark.parametrize("name", each(2, NAMES))
 def test_last_picks_one_token_of_each_row(name: str) -> None:
     graph, module = graph_of(name), module_of(name)
     assert accepts(module, "last") == bool(cached_nodes(graph))
@@ -98,7 +101,7 @@ def test_last_picks_one_token_of_each_row(name: str) -> None:
     assert_close(call(module, given)[0], want, tolerance(graph, torch.float32))
 
 
-@pytest.mark.parametrize("name", [n for n in TRIED if not n.startswith("cached/")])
+@pytest.mark.parametrize("name", each(2, NAMES, 1))
 def test_rows_of_different_lengths(name: str) -> None:
     """Rows with padding behind them go on where their own texts end. Where a recurrence has carried the padding along,
     only rows without any do; where tokens of a call compete, padding takes part."""
@@ -131,8 +134,7 @@ def test_rows_of_different_lengths(name: str) -> None:
         assert off[0] <= bound and all((off[1:] > bound) if carried else (off[1:] <= bound)), f"row {row}: {off}"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize(("name", "dtype"), each(3, NARROW), ids=str)
 def test_narrow_dtypes(name: str, dtype: torch.dtype) -> None:
     """Weights and activations of 8 or 11 bits stay near the interpreter that has the same weights."""
     graph = graph_of(name)

@@ -17,6 +17,7 @@ from weft.backends.torch.package.trained import with_weights
 from weft.ir import interpret
 
 from ...passes.zoo import TRIED
+from ...sampling import each
 from .generated import graph_of
 
 heads = Attention(heads=4, rope=RoPE(10_000), qk_norm=RMSNorm(1e-5))
@@ -121,7 +122,7 @@ def test_training_a_module_leaves_its_graph_alone() -> None:
     assert torch.equal(build_module(graph, dtype=torch.float64).state_dict()["embed.weight"], state["embed.weight"])
 
 
-@pytest.mark.parametrize("name", [n for n in TRIED if not n.startswith(("packed/", "cached/", "example/"))])
+@pytest.mark.parametrize("name", each(3, (n for n in TRIED if not n.startswith(("packed/", "cached/", "example/")))))
 def test_weights_of_every_module_go_back(name: str) -> None:
     """The parameters of `weft.torch` are those that the graph declares: none folded into another, none left out but
     the noise of routers."""

@@ -18,6 +18,8 @@ from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.snippets import windows
 from weft.backends.torch.snippets.windows import Seen, attend, in_blocks
 
+from ...sampling import each
+
 pytestmark = [  # of torch's own, where it plays Triton's part
     pytest.mark.filterwarnings("ignore:The .grad attribute"),
     pytest.mark.filterwarnings("ignore:.*Function.*should not be instantiated:DeprecationWarning"),
@@ -168,7 +170,7 @@ def test_rows_at_their_own_positions_over_a_cache_out_of_order(way: str, monkeyp
 def test_torch_traces_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths vary, and a second soft cap is no number that varies."""
     torch.manual_seed(3)
-    cases, found = ((130, 2.0), (130, 3.0), (150, 3.0)), list[tuple[Tensor, ...]]()
+    cases, found = each(2, ((130, 2.0), (130, 3.0), (150, 3.0))), list[tuple[Tensor, ...]]()
     operands = [[torch.randn(1, h, length, 8, requires_grad=True) for h in (2, 1, 1)] for length, _ in cases]
     sinks = torch.randn(2, requires_grad=True)
 
@@ -182,7 +184,7 @@ def test_torch_traces_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with flexing(monkeypatch, traced=True) as asked:
         computed()
     assert len(asked) == 2 * len(cases)
-    for ours, theirs in zip(found[3:], found[:3], strict=True):
+    for ours, theirs in zip(found[len(cases) :], found[: len(cases)], strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert float((one - other).detach().abs().max() / other.detach().abs().max()) <= bound(150)
 

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 from weft.frontends.api.source.sources import load_source
 
 from ...passes.zoo import TRIED, ZOO
+from ...sampling import ALL, each
 from .folders import (
     COMPETES,
     check_gradients,
@@ -29,9 +30,9 @@ from .folders import (
     tokens_of,
     wanted,
 )
-from .test_folders_zoo import ALL, BOUND, attention_functions
+from .test_folders_zoo import BOUND, attention_functions
 
-RANDOM = 200 if ALL else 30
+RANDOM = 200 if ALL else 10
 USED = ("preset/transformer-base", "preset/t5-base", "preset/switch-base-8", "variant/encoder-decoder", "family/bart")
 NEW = 6
 GREEDY: dict[str, Any] = {
@@ -88,7 +89,7 @@ def in_calls(model: Any, source: dict[str, Tensor], ids: Tensor) -> Tensor:
     return torch.cat(made, 1)
 
 
-@pytest.mark.parametrize("name", [*USED, *(f"both/{i}" for i in range(60 if ALL else 6))])
+@pytest.mark.parametrize("name", [*USED, *(f"both/{i}" for i in range(60 if ALL else 3))])
 def test_generates_in_every_way(name: str, tmp_path: Path) -> None:
     graph = lowered(graph_of(name))
     model, source = model_of(graph, tmp_path), {"input_ids": tokens_of(graph, 2, 5)}
@@ -165,7 +166,7 @@ def test_other_numbers_make_another_model(tmp_path: Path) -> None:
         assert torch.allclose(again(ids, labels=labels).logits, model(ids, labels=labels).logits, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [*USED, "both/0", "both/3", "both/11"])
+@pytest.mark.parametrize("name", each(2, [*USED, "both/0", "both/3", "both/11"], 1))
 def test_weft_reads_the_folder_back(name: str, tmp_path: Path) -> None:
     """Its graph, and its weights as they are by now."""
     graph = lowered(graph_of(name))

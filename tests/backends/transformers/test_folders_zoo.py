@@ -1,8 +1,10 @@
 """Folders of the zoo and of random architectures, loaded by transformers, against the float64 interpreter: at once, by
-both attention functions, in chunks and tokens with a cache, in rows that are padded on the left."""
+both attention functions, in chunks and tokens with a cache, in rows that are padded on the left. `make test` tries a
+third of the decoders and half of the encoders."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from weft.frontends.api.source.sources import load_source
 from weft.ir import Graph
 
 from ...passes.zoo import TRIED, ZOO
-from ...sampling import ALL
+from ...sampling import ALL, each
 from .folders import COMPETES, PADDING, error, feeds_of, graph_of, lowered, model_of, ops_of, wanted
 
 BOUND = 1e-4
@@ -26,12 +28,18 @@ SMALL = (  # the translator is tested beside other encoder-decoders
     *("tiny_bert", "tiny_gpt"),
 )
 KINDS = ("preset/", "variant/", "family/")
-RANDOM = 200 if ALL else 30
+RANDOM = 200 if ALL else 30  # each third of them in `make test`
+
+
+@functools.cache
+def kinds() -> dict[str, str]:
+    """The kinds of graphs of the zoo by name."""
+    graphs = {n: ZOO[n]() for n in TRIED if n.startswith(KINDS)}
+    return {n: graph.meta["kind"] for n, graph in graphs.items() if not choosing(graph)}
 
 
 def of_kind(kind: str) -> list[str]:
-    graphs = {n: ZOO[n]() for n in TRIED if n.startswith(KINDS)}
-    return [n for n, graph in graphs.items() if graph.meta["kind"] == kind and not choosing(graph)]
+    return [n for n, known in kinds().items() if known == kind]
 
 
 def decoders() -> list[str]:
@@ -57,7 +65,7 @@ def attention_functions(model: Any, graph: Graph) -> list[str]:
     return ["sdpa", "eager"] if model._supports_sdpa else ["eager"]
 
 
-@pytest.mark.parametrize("name", decoders())
+@pytest.mark.parametrize("name", each(3, decoders()))
 def test_decoders(name: str, tmp_path: Path) -> None:
     source = graph_of(name)
     graph = lowered(source)
@@ -116,7 +124,7 @@ def test_examples(name: str, tmp_path: Path) -> None:
             assert error(in_calls(model, given["input_ids"], (3, 1, 2)), want) <= BOUND
 
 
-@pytest.mark.parametrize("name", encoders())
+@pytest.mark.parametrize("name", each(2, encoders()))
 def test_encoders(name: str, tmp_path: Path) -> None:
     source = graph_of(name)
     graph = lowered(source)

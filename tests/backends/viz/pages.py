@@ -1,4 +1,4 @@
-"""Pages of presets, and what tests ask of them."""
+"""Presets as pictures and pages, each made once, and what tests ask of pages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,32 @@ from typing import Any
 from playwright.sync_api import Locator, Page
 
 from weft import load_source
-from weft.backends.viz.layout.scene import scene, unfolded
-from weft.backends.viz.model.network import network
+from weft.backends.viz.layout.scene import Shape, scene, unfolded
+from weft.backends.viz.model.network import Network, network
 from weft.backends.viz.web.page import page
+from weft.frontends.model import Model
+
+
+@functools.cache
+def model_of(preset: str) -> Model:
+    return load_source(preset)
+
+
+@functools.cache
+def network_of(preset: str) -> Network:
+    return network(model_of(preset).graph)
+
+
+@functools.cache
+def drawn(preset: str) -> Shape:
+    """The picture of a preset, nothing laid out yet."""
+    return scene(network_of(preset))
 
 
 @functools.cache
 def of_preset(preset: str) -> str:
     """The page of a preset, as `weft viz` writes it."""
-    root = scene(network(load_source(preset).graph))
+    root = drawn(preset)
     return page(root, unfolded(root))
 
 

@@ -11,6 +11,7 @@ from weft.backends.viz.layout.positions import layout
 from weft.backends.viz.layout.scene import ALL, Shape, scene
 from weft.backends.viz.model.network import Network, Vertex
 
+from ...sampling import ALL as FULL
 from .geometry import faults
 
 SCOPES = ["", "", "a", "a.b", "a.0", "a.1", "b.0", "b.0.c", "b.1", "b.1.c", "c"]
@@ -34,7 +35,7 @@ def networks(draw: st.DrawFn) -> Network:
     return Network("any", tuple(vertices), inputs, {f"out{i}": (x, "f32[4]") for i, x in enumerate(outputs)})
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(derandomize=True, max_examples=300 if FULL else 80, deadline=None)
 @given(networks())
 def test_any_graph_is_drawn_and_told(network: Network) -> None:
     """One test, as networks take longer to draw than to check."""
@@ -90,7 +91,7 @@ def what_leaves_is_told(network: Network, shape: Shape) -> None:
     assert made & wanted == out, (shape.key, {x: v.name for v in network.vertices for x in v.reads})
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(derandomize=True, max_examples=100 if FULL else 30, deadline=None)
 @given(networks())
 def test_twice_the_same_picture_with_every_operation_once(network: Network) -> None:
     def points(root: Shape) -> list[object]:

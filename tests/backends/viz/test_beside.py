@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from weft import load_source
 from weft.backends.viz.layout.notes import called, captions, carried
 from weft.backends.viz.layout.positions import PORT, layout
 from weft.backends.viz.layout.scene import Shape, scene, unfolded
@@ -12,9 +11,11 @@ from weft.backends.viz.model.network import Network, Vertex, network
 from weft.backends.viz.model.outline import outline
 from weft.passes import run_passes
 
+from .pages import model_of
+
 
 def drawn(preset: str, pipeline: str = "") -> Shape:
-    graph = load_source(preset).graph
+    graph = model_of(preset).graph
     return scene(network(run_passes(graph, pipeline) if pipeline else graph))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from weft import load_source
 from weft.backends.viz.compare.networks import Comparison, compare
 from weft.backends.viz.model.labels import label
 from weft.backends.viz.model.marks import CHANGED, KEPT, NEW, REMOVED
@@ -19,6 +18,7 @@ from weft.ir.recipes.spelling import spell
 from weft.passes import all_passes, run_passes
 
 from ...passes.zoo import ZOO
+from .pages import model_of, network_of
 
 EXAMPLES = [name for name, kind in all_passes().items() if kind.documentation().graph]
 RENUMBERING = {"prune-layers", "insert-layers", "repeat-layers"}  # what they leave has the names of other layers
@@ -92,7 +92,7 @@ def test_without_a_pass_everything_is_kept(name: str) -> None:
 
 def test_layers_that_are_left_out() -> None:
     """The layers behind one that is pruned have other numbers, and are what they were."""
-    model = load_source("smollm2-135m").graph
+    model = model_of("smollm2-135m").graph
     found = compare(network(model), network(run_passes(model, "prune-layers{layers=[5]}")))
     assert {name.split(".")[1] for name in marked(found.before, REMOVED)} == {"5"}
     assert found.pairs["layers.6.attn.q"] == "layers.5.attn.q"
@@ -102,7 +102,7 @@ def test_layers_that_are_left_out() -> None:
 
 
 def test_layers_of_other_models_correspond_by_position() -> None:
-    small, large = (network(load_source(name).graph) for name in ("smollm2-135m", "deepseek-v3"))
+    small, large = (network_of(name) for name in ("smollm2-135m", "deepseek-v3"))
     found = compare(small, large)
     assert all(a.split(".")[:2] == b.split(".")[:2] for a, b in found.pairs.items() if a.startswith("layers."))
     assert {a.split(".")[1] for a in found.pairs if a.startswith("layers.")} == {str(i) for i in range(30)}
@@ -123,11 +123,11 @@ def strip(found: Network) -> Network:
 
 
 def test_what_changed_in_words() -> None:
-    model = load_source("gpt2").graph
+    model = model_of("gpt2").graph
     words = said(compare(network(model), network(run_passes(model, "mha-to-gqa{kv_heads=4}"))))
     assert words["layers.0.attn.attention"] == "was 12 heads"
     assert words["layers.0.attn.k"] == "was 768 to 768" and words["layers.0.attn.q"] == ""
-    model = load_source("smollm2-135m").graph
+    model = model_of("smollm2-135m").graph
     words = said(compare(network(model), network(run_passes(model, "fuse-norm-linear"))))
     assert words["layers.0.attn.q"] == "was Linear"
     words = said(compare(network(model), network(run_passes(model, "cast{dtype=f16}"))))
@@ -136,7 +136,7 @@ def test_what_changed_in_words() -> None:
 
 def test_what_another_operation_makes_now_is_gone() -> None:
     """A split makes what two linears made: these are not the linear that is new."""
-    model = load_source("smollm2-135m").graph
+    model = model_of("smollm2-135m").graph
     found = compare(network(model), network(run_passes(model, "pack-qkv")))
     assert {name.rpartition(".")[2] for name in marked(found.before, REMOVED)} == {"k", "v"}
     assert {name.rpartition(".")[2] for name in marked(found.after, NEW)} == {"qkv"}
@@ -144,14 +144,14 @@ def test_what_another_operation_makes_now_is_gone() -> None:
 
 
 def test_what_was_is_said_of_what_is() -> None:
-    found = compare(*(network(load_source(name).graph) for name in ("llama3.1-8b", "mistral-7b")))
+    found = compare(*(network_of(name) for name in ("llama3.1-8b", "mistral-7b")))
     assert all(not m.words for m in (*found.before.marks.values(), *(v.mark for v in found.before.vertices if v.mark)))
     assert found.after.marks["out.logits"].words == ("was f32[batch, seq, 128256]",)
     assert found.before.marks["out.logits"].sign == CHANGED
 
 
 def test_changes_tell_what_was_and_is() -> None:
-    model = load_source("gpt2").graph
+    model = model_of("gpt2").graph
     found = compare(network(model), network(run_passes(model, "mha-to-gqa{kv_heads=4}")))
     changes = {v.name: {c.what: (c.before, c.after) for c in v.mark.changes} for v in found.after.vertices if v.mark}
     assert changes["layers.0.attn.attention"] == {"kv_heads": ("12", "4")}
@@ -161,7 +161,7 @@ def test_changes_tell_what_was_and_is() -> None:
 
 
 def test_layers_fold_with_those_that_changed_alike() -> None:
-    model = load_source("smollm2-135m").graph
+    model = model_of("smollm2-135m").graph
     every = outline(compare(network(model), network(run_passes(model, "fuse-norm-linear"))).after)
     assert [part.count for part in every.children if part.count > 1] == [30]
     one = outline(compare(network(model), network(run_passes(model, "prune-layers{layers=[5]}"))).before)

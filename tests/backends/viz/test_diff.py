@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from weft import load_source, run_passes
+from weft import run_passes
 from weft.backends.viz.compare.networks import compare
 from weft.backends.viz.formats.svg import svg
 from weft.backends.viz.layout.font import width
@@ -18,6 +18,7 @@ from weft.backends.viz.model.totals import totals
 from weft.backends.viz.web.diff import opened, sheet, side_by_side
 
 from .geometry import faults
+from .pages import model_of
 
 PAIRS = {
     "smollm2-135m": "fuse-norm-linear",
@@ -31,8 +32,8 @@ PRESETS = ("mistral-7b", "t5-base", "deepseek-v3")
 
 
 def networks(name: str) -> tuple[Network, Network]:
-    before, other = load_source(name).graph, PAIRS[name]
-    return network(before), network(load_source(other).graph if other in PRESETS else run_passes(before, other))
+    before, other = model_of(name).graph, PAIRS[name]
+    return network(before), network(model_of(other).graph if other in PRESETS else run_passes(before, other))
 
 
 def drawn(name: str) -> Shape:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from weft import load_source
 from weft.backends.viz.model.facts import data, facts, polynomial
-from weft.backends.viz.model.network import network
 from weft.backends.viz.model.outline import Part, outline
 from weft.frontends.api.inspect.counting import inspect
 from weft.frontends.models.presets import PRESETS
 from weft.ir.types import sizes
+
+from ...sampling import each
+from .pages import model_of, network_of
 
 PUBLISHED = {
     "gpt2": 124_439_808,
@@ -27,14 +28,13 @@ PUBLISHED = {
 }
 
 
-def drawn(preset: str) -> Part:
-    return outline(network(load_source(preset).graph))
+def outlined(preset: str) -> Part:
+    return outline(network_of(preset))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", [*PUBLISHED, *each(4, (name for name in PRESETS if name not in PUBLISHED), 1)])
 def test_the_whole_is_what_inspect_tells(preset: str) -> None:
-    model = load_source(preset)
-    told, found = inspect(model, 64), facts(drawn(preset))
+    told, found = inspect(model_of(preset), 64), facts(outlined(preset))
     binding = {"batch": 1, "seq": 64, "past": 0, "total": 64, "source": 64}
     assert found.known
     assert found.parameters == told.parameters == PUBLISHED.get(preset, told.parameters)
@@ -47,7 +47,7 @@ def test_the_whole_is_what_inspect_tells(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", ["smollm2-135m", "deepseek-v3", "t5-base"])
 def test_parts_add_up(preset: str) -> None:
-    parts = [part for part in drawn(preset).parts() if part.children]
+    parts = [part for part in outlined(preset).parts() if part.children]
     for part in parts:
         whole, inner = facts(part), [facts(child) for child in part.children]
         assert whole.flops == functools.reduce(operator.add, (part.count * f.flops for f in inner))
@@ -77,7 +77,7 @@ def call(atom: list[Any], binding: dict[str, int]) -> int:
 
 @pytest.mark.parametrize("preset", ["mistral-7b", "deepseek-v3", "switch-base-8"])
 def test_polynomials_as_data(preset: str) -> None:
-    found = facts(drawn(preset))
+    found = facts(outlined(preset))
     for seq in (1, 7, 5000):
         binding = {"batch": 2, "seq": seq, "past": 0, "total": seq, "source": 3}
         for work in (found.work, found.step):

@@ -8,23 +8,25 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from weft import load_source
 from weft.backends.viz.layout.positions import layout
-from weft.backends.viz.layout.scene import ALL, scene, unfolded
-from weft.backends.viz.model.network import network
-from weft.backends.viz.web.page import page
+from weft.backends.viz.layout.scene import ALL, unfolded
+
+from ...sampling import each
+from .pages import drawn, of_preset
 
 CORNERS = """() => { const found = {}; const walk = (p) => {
   found[p.shape.key] = [p.x, p.y, p.width, p.height, p.axis, p.wires.map((w) => w.points)]; p.inner.forEach(walk) };
   walk(root); return found }"""
 
 
-@pytest.mark.parametrize("preset", ["smollm2-135m", "deepseek-v3", "t5-base", "mamba-130m", "gpt3-175b", "bert-base"])
+@pytest.mark.parametrize(
+    "preset", each(2, ["smollm2-135m", "deepseek-v3", "t5-base", "mamba-130m", "gpt3-175b", "bert-base"])
+)
 def test_places_are_those_of_python(preset: str, visit: Callable[[str], Page]) -> None:
-    root = scene(network(load_source(preset).graph))
+    root = drawn(preset)
     everything = {s.key for s in root.all() if s.arrangement is not None}
     repeats = {s.key + ALL for s in root.all() if s.part.count > 1}
-    shown = visit(page(root, unfolded(root)))
+    shown = visit(of_preset(preset))
     for opened in (unfolded(root), everything, everything | repeats):
         shown.evaluate("(keys) => { opened.clear(); keys.forEach((k) => opened.add(k)); draw() }", sorted(opened))
         theirs: dict[str, Any] = shown.evaluate(CORNERS)
@@ -38,8 +40,7 @@ def test_places_are_those_of_python(preset: str, visit: Callable[[str], Page]) -
 
 
 def test_a_click_opens_and_closes(visit: Callable[[str], Page]) -> None:
-    root = scene(network(load_source("smollm2-135m").graph))
-    shown = visit(page(root, unfolded(root)))
+    shown = visit(of_preset("smollm2-135m"))
     part, inner = shown.locator('g[data-key="layers.0.attn"]'), shown.locator('g[data-key="layers.0.attn.q"]')
     assert part.get_attribute("aria-expanded") == "false" and inner.count() == 0
     part.click()

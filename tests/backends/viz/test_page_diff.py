@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from playwright.sync_api import Page, expect
 
-from weft import load_source, run_passes
+from weft import run_passes
 from weft.backends.viz.compare.networks import compare
 from weft.backends.viz.model.network import network
 from weft.backends.viz.model.totals import totals
@@ -17,7 +17,7 @@ from weft.backends.viz.web.diff import data, kinds, opened, side_by_side
 from weft.backends.viz.web.page import page
 from weft.frontends.api.inspect.counting import inspect
 
-from .pages import address, box, part
+from .pages import address, box, model_of, part
 
 Visit = Callable[[str], Page]
 LOOK = """(e) => {
@@ -29,7 +29,7 @@ LOOK = """(e) => {
 @functools.cache
 def difference(pipeline: str = "fuse-norm-linear") -> str:
     """SmolLM2 before and after a pipeline."""
-    model = load_source("smollm2-135m").graph
+    model = model_of("smollm2-135m").graph
     networks = network(model), network(run_passes(model, pipeline))
     found = compare(*networks)
     root, numbers = side_by_side(found), [totals(n, 512) for n in networks]
@@ -75,7 +75,7 @@ def test_signs_at_night(visit: Visit) -> None:
 
 def test_numbers_are_those_of_inspect(visit: Visit) -> None:
     shown = visit(difference("mha-to-gqa{kv_heads=1}"))
-    model = load_source("smollm2-135m")
+    model = model_of("smollm2-135m")
     told = [inspect(model).json()]
     told.append(inspect(replace(model, graph=run_passes(model.graph, "mha-to-gqa{kv_heads=1}"))).json())
     titles = {
@@ -92,14 +92,14 @@ def test_numbers_follow_the_length(visit: Visit) -> None:
     shown = visit(difference("mha-to-gqa{kv_heads=1}"))
     shown.locator("#tokens").fill("1024")
     shown.locator("#tokens").press("Enter")
-    flops = inspect(load_source("smollm2-135m"), 1024).flops_prefill
+    flops = inspect(model_of("smollm2-135m"), 1024).flops_prefill
     row = shown.locator("#difference .delta", has_text="FLOPs of 1,024 tokens").locator("dd")
     assert (row.get_attribute("title") or "").startswith(f"{flops:,} → ")
 
 
 def test_weights_follow_the_dtype(visit: Visit) -> None:
     shown = visit(difference("cast{dtype=f16}"))
-    numbers = inspect(load_source("smollm2-135m")).parameters
+    numbers = inspect(model_of("smollm2-135m")).parameters
     for dtype, name in (("f32", "weights"), ("f16", "weights, f32 as f16"), ("bf16", "weights, f32 as bf16")):
         shown.locator("#dtype").select_option(dtype)
         row = shown.locator("#difference .delta", has=shown.locator("dt", has_text=re.compile(f"^{name}$")))

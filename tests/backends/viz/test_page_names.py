@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from weft import load_source
-from weft.backends.viz.layout.scene import scene, unfolded
-from weft.backends.viz.model.network import network
-from weft.backends.viz.web.page import page
 from weft.ir import Graph, Param
+
+from ...sampling import each
+from .pages import model_of, of_preset
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 OPS = """() => Object.fromEntries([...index().values()].flatMap(({ shape }) => shape.ops ?? [])
@@ -32,13 +31,13 @@ def facts_of(graph: Graph) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "source", ["deepseek-v3", "gpt3-175b", "t5-base", "mamba-130m", "shared_layers.py", "hybrid.py", "local_global.py"]
+    "source",
+    each(2, ["gpt3-175b", "deepseek-v3", "t5-base", "mamba-130m", "shared_layers.py", "local_global.py", "hybrid.py"]),
 )
 def test_every_operation_reads_what_it_reads_in_the_graph(source: str, visit: Callable[[str], Page]) -> None:
-    graph = load_source(str(EXAMPLES / source) if source.endswith(".py") else source).graph
-    root = scene(network(graph))
-    theirs: dict[str, Any] = visit(page(root, unfolded(root))).evaluate(OPS)
-    ours = facts_of(graph)
+    name = str(EXAMPLES / source) if source.endswith(".py") else source
+    theirs: dict[str, Any] = visit(of_preset(name)).evaluate(OPS)
+    ours = facts_of(model_of(name).graph)
     named = {name: v for name, v in theirs.items() if v[0] not in ("input", "output")}
     assert named.keys() == ours.keys()
     for name, found in named.items():
@@ -46,8 +45,6 @@ def test_every_operation_reads_what_it_reads_in_the_graph(source: str, visit: Ca
 
 
 def test_what_can_be_opened_can_be_reached(visit: Callable[[str], Page]) -> None:
-    graph = load_source("gpt3-175b").graph
-    root = scene(network(graph))
-    shown = visit(page(root, unfolded(root)))
+    shown = visit(of_preset("gpt3-175b"))
     missed = "[...index().keys()].filter((key, i) => i % 97 === 0 && key && !(go(key) && spots.has(key)))"
     assert shown.evaluate(missed) == []

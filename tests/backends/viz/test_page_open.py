@@ -7,12 +7,10 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page
 
-from weft import load_source
-from weft.backends.viz.layout.scene import scene, unfolded
-from weft.backends.viz.model.network import network
+from weft.backends.viz.layout.scene import unfolded
 from weft.backends.viz.web.page import page
 
-from .pages import address, box, of_preset, part
+from .pages import address, box, drawn, of_preset, part
 
 STROKE = 1.5  # pixels by which the border of what is chosen is wider
 Visit = Callable[[str], Page]
@@ -76,7 +74,7 @@ def test_all_open_and_close(visit: Visit) -> None:
 
 
 def test_too_many_parts_are_refused_with_a_sentence(visit: Visit) -> None:
-    root = scene(network(load_source("smollm2-135m").graph))
+    root = drawn("smollm2-135m")
     many = 8 + 30 * (
         1 + 6 + 7 + 4
     )  # the picture, seven parts of it; layers: the layer, six parts, those of two of them

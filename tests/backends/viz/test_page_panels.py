@@ -15,7 +15,7 @@ from weft.backends.viz.panels import prompts
 from weft.backends.viz.web.page import page
 from weft.frontends.api.inspect.counting import inspect
 
-from .pages import of_preset
+from .pages import model_of, of_preset
 
 Visit = Callable[[str], Page]
 IDS = [5, 17, 3, 8, 42, 17, 60, 2]
@@ -102,7 +102,7 @@ def test_the_cache_is_that_of_inspect(visit: Visit) -> None:
     shown.select_option("#dtype", "f32")
     show(shown, "caches")
     found = shown.locator("#about [data-number=cache]").get_attribute("data-exact")
-    at_context = inspect(load_source("mistral-7b")).json()["cache_at_context_bytes"]
+    at_context = inspect(model_of("mistral-7b")).json()["cache_at_context_bytes"]
     assert int(str(found)) == at_context["f32"]
     shown.select_option("#dtype", "f16")  # the page follows
     assert shown.locator("#about [data-number=cache]").get_attribute("data-exact") == str(at_context["f16"])
@@ -129,7 +129,7 @@ def test_areas_lead_to_the_picture(visit: Visit) -> None:
         for g in tiles.all()
     }
     assert {"layers.3.ffn", "layers.3.attn", "embed", "lm_head"} <= areas.keys()
-    whole = inspect(load_source("deepseek-v3")).parameters
+    whole = inspect(model_of("deepseek-v3")).parameters
     ffn = 58 * 11_320_164_352 / whole  # a layer's experts, its shared expert and its router
     total = sum((b["width"] + 2) * (b["height"] + 2) for b in areas.values())
     largest = areas["layers.3.ffn"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
 
-from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE, load_source, run_passes
+from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE, run_passes
 from weft.backends.viz.compare.networks import compare
 from weft.backends.viz.layout.scene import scene
 from weft.backends.viz.model.network import Network, network
@@ -18,7 +18,7 @@ from weft.backends.viz.web.page import page
 from weft.backends.viz.web.steps import Step, steps_page
 from weft.passes import Report
 
-from .pages import address, part
+from .pages import address, drawn, model_of, part
 
 Visit = Callable[[str], Page]
 BLOCK = Block(Attention(heads=4, rope=RoPE()), GatedMLP(48), RMSNorm())
@@ -29,7 +29,7 @@ STATE = "[now.step, now.side]"
 
 @functools.cache
 def steps(preset: str = "smollm2-135m", pipeline: str = PIPELINE, verify: bool = False) -> str:
-    graph = TINY.graph(name="tiny") if preset == "tiny" else load_source(preset).graph
+    graph = TINY.graph(name="tiny") if preset == "tiny" else model_of(preset).graph
     after, report = list[Network](), Report()
     run_passes(graph, pipeline, verify=verify, report=report, hooks=[lambda ran: after.append(network(ran.after))])
     return steps_page(network(graph), [Step(r, n) for r, n in zip(report.records, after, strict=True)], 512)
@@ -107,7 +107,7 @@ def test_a_pass_that_changed_nothing_says_why(visit: Visit) -> None:
 
 def test_numbers_are_those_of_the_graphs(visit: Visit) -> None:
     shown = visit(steps())
-    graph = load_source("smollm2-135m").graph
+    graph = model_of("smollm2-135m").graph
     after = run_passes(graph, "fuse-norm-linear")
     row = shown.locator("#difference .delta", has_text="operations").locator("dd")
     assert row.get_attribute("title") == f"{len(graph)} → {len(after)}"
@@ -147,7 +147,7 @@ def test_search_is_of_the_shown_graph(visit: Visit) -> None:
 
 def test_shared_parts_are_put_together_again(visit: Visit) -> None:
     """A view of the pool is the picture that is drawn of the graph alone."""
-    graph = load_source("smollm2-135m").graph
+    graph = model_of("smollm2-135m").graph
     graphs = [graph, *(run_passes(graph, p) for p in ("cse", "cse, fuse-norm-linear", PIPELINE))]
     networks = [network(g) for g in graphs]
     shown = visit(steps())
@@ -163,7 +163,7 @@ def test_steps_of_a_large_model_stay_small() -> None:
     """Thirty of 32 layers are to be less than 3 MB; these change every layer, each in another way."""
     pipeline = "fold-norm-scale, pack-qkv, pack-gate-up, fuse-residual-norm, kv-cache, cast{dtype=f16}"
     text = steps("llama3.1-8b", pipeline)
-    alone = page(scene(network(load_source("llama3.1-8b").graph)), ())
+    alone = page(drawn("llama3.1-8b"), ())
     count = text.count('"rewrites":') - text.count('"rewrites":0')
     assert count == 6 and len(text) - len(alone) < count * 3_000_000 / 30
 

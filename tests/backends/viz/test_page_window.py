@@ -15,7 +15,7 @@ FRAMES = """() => new Promise((done) => {
   const step = (t) => {
     times.push(t);
     pan(0, -40);
-    if (times.length < 60) return requestAnimationFrame(step);
+    if (times.length < 25) return requestAnimationFrame(step);
     const gaps = times.slice(1).map((v, i) => v - times[i]).sort((a, b) => a - b);
     done(gaps[gaps.length >> 1]);
   };

@@ -21,6 +21,8 @@ from weft.ir.ops import rolling
 from weft.ir.ops.softmax_attention import attention as op
 from weft.ir.schema.visible_keys import PATTERNS
 
+from .pages import model_of
+
 KINDS: list[dict[str, Any]] = [
     {},
     {"window": 5},
@@ -62,14 +64,14 @@ def test_masks_are_what_the_op_lets_through(kind: dict[str, Any]) -> None:
 
 
 def test_large_windows_are_drawn_small_and_told_true() -> None:
-    (found,) = told(load_source("mistral-7b").graph)["attention"]["kinds"]
+    (found,) = told(model_of("mistral-7b").graph)["attention"]["kinds"]
     assert found["scaled"] and found["title"] == "Causal, window 4,096" and found["where"] == "layers 0–31"
     assert found["mask"][20] == "0" * 13 + "1" * 8 + "0" * 3
     assert any("less than 4,096 positions away; 8 in the picture" in text for text in found["sentences"])
 
 
 def test_encoders_sources_and_sinks() -> None:
-    both, causal, cross = told(load_source("t5-base").graph)["attention"]["kinds"]
+    both, causal, cross = told(model_of("t5-base").graph)["attention"]["kinds"]
     assert [k["where"] for k in (both, causal, cross)] == ["encoder layers 0–11", *["decoder layers 0–11"] * 2]
     assert set(both["mask"]) == {"1" * 24} and set(cross["mask"]) == {"1" * 16} and cross["cross"]
     (sinks,) = told(model({"sinks": True}))["attention"]["kinds"]
@@ -116,7 +118,7 @@ def test_one_layer_that_sees_all_ends_the_count() -> None:
     reach = told(model({"window": 4}, {"window": 4}, {}, {"window": 4}))["attention"]["reach"]
     assert [back for _, back, _ in reach["steps"]] == [3, 6, None, None]
     assert told(model({}))["attention"]["reach"] is None
-    mistral = told(load_source("mistral-7b").graph)["attention"]["reach"]
+    mistral = told(model_of("mistral-7b").graph)["attention"]["reach"]
     assert mistral["steps"][-1][1] == 32 * 4095 and mistral["context"] == 32_768
 
 
@@ -149,9 +151,9 @@ def test_wavelengths_before_and_after_scaling(scaling: str, config: dict[str, An
 
 
 def test_plain_rotary_positions_have_one_curve() -> None:
-    (found,) = told(load_source("smollm2-135m").graph)["positions"]
+    (found,) = told(model_of("smollm2-135m").graph)["positions"]
     assert found["after"] is None and found["before"][0] == pytest.approx(2 * math.pi, rel=1e-5)
-    assert "positions" not in told(load_source("gpt2").graph)
+    assert "positions" not in told(model_of("gpt2").graph)
 
 
 # -- caches
@@ -163,17 +165,17 @@ def kept(panel: dict[str, Any], name: str, tokens: int) -> int:
 
 
 def test_caches_by_heads() -> None:
-    found = told(load_source("llama3.1-8b").graph)["caches"]
+    found = told(model_of("llama3.1-8b").graph)["caches"]
     assert kept(found, "this model", 1000) == 32 * 1000 * 2 * 8 * 128
     assert kept(found, "multi-head", 1000) == 32 * 1000 * 2 * 32 * 128
     assert kept(found, "multi-query", 1000) == 32 * 1000 * 2 * 128
     assert kept(found, "latent", 1000) == 32 * 1000 * (4 * 128 + 64)
     assert kept(found, "window", 100_000) == 32 * 4096 * 2 * 8 * 128
     assert found["same"] == "grouped-query" and "grouped-query" not in [v["name"] for v in found["variants"]]
-    latent = told(load_source("deepseek-v3").graph)["caches"]
+    latent = told(model_of("deepseek-v3").graph)["caches"]
     assert kept(latent, "this model", 7) == 61 * 7 * 576
     assert kept(latent, "multi-head", 7) == 61 * 7 * 128 * (192 + 128)  # DeepSeek-V3: keys of 192, values of 128
-    banded = told(load_source("gpt3-175b").graph)["caches"]
+    banded = told(model_of("gpt3-175b").graph)["caches"]
     assert kept(banded, "no window", 2048) == 96 * 2048 * 2 * 12_288 and banded["same"] == "multi-head"
 
 
@@ -187,8 +189,8 @@ def test_this_model_keeps_what_the_runtime_allocates(tmp_path: Path, mixer: Any)
 
 
 def test_states_are_told_with_caches() -> None:
-    found = told(load_source("mamba-130m").graph)
-    state = inspect(load_source("mamba-130m")).state_bytes
+    found = told(model_of("mamba-130m").graph)
+    state = inspect(model_of("mamba-130m")).state_bytes
     numbers, rest = found["caches"]["state"]
     assert state == {"f32": 4 * numbers + rest, "f16": 2 * numbers + rest}
     assert set(found) == {"caches"}
@@ -199,7 +201,7 @@ def test_states_are_told_with_caches() -> None:
 
 @pytest.mark.parametrize("preset", ["mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b", "switch-base-8"])
 def test_experts_and_what_is_idle(preset: str) -> None:
-    source = load_source(preset)
+    source = model_of(preset)
     found, counted = told(source.graph)["experts"], inspect(source)
     assert sum(rule["idle"] for rule in found) == counted.parameters - counted.active_parameters
     for rule in found:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 
 import pytest
 
-from weft import load_source
 from weft.backends.viz.layout.font import width
 from weft.backends.viz.layout.positions import Placed, layout
-from weft.backends.viz.layout.scene import ALL, Shape, scene, unfolded
-from weft.backends.viz.model.network import network
+from weft.backends.viz.layout.scene import ALL, Shape, unfolded
 from weft.frontends.models.presets import PRESETS
 
+from ...sampling import each
 from .geometry import faults
+from .pages import drawn, model_of
 
 LEAST = 11  # pixels of text
-
-
-@functools.cache  # by two tests
-def drawn(preset: str) -> Shape:
-    return scene(network(load_source(preset).graph))
 
 
 def states(root: Shape) -> Iterable[set[str]]:
@@ -33,14 +27,14 @@ def states(root: Shape) -> Iterable[set[str]]:
     yield everything | {s.key + ALL for s in root.all() if s.part.count > 1}
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", each(3, PRESETS, 1))
 def test_nothing_overlaps(preset: str) -> None:
     root = drawn(preset)
     for opened in states(root):
         assert list(faults(layout(root, opened))) == []
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", each(3, PRESETS, 1))
 def test_text_fits_its_box(preset: str) -> None:
     for shape in drawn(preset).all():
         if not shape.label.symbol:
@@ -59,8 +53,7 @@ def test_the_stream_is_straight() -> None:
 
 
 def test_every_operation_is_drawn_once() -> None:
-    graph = load_source("deepseek-v3").graph
-    root = scene(network(graph))
+    graph, root = model_of("deepseek-v3").graph, drawn("deepseek-v3")
     opened = {s.key for s in root.all() if s.arrangement} | {s.key + ALL for s in root.all() if s.part.count > 1}
     for _ in range(3):  # what stands in opened layers is opened too
         opened |= {p.shape.key for p in layout(root, opened).all() if p.shape.arrangement}

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft import load_source
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.formats.style import LOOKS, colours
 from weft.backends.viz.formats.svg import svg
 from weft.backends.viz.layout.font import width, wrapped
 from weft.backends.viz.layout.positions import layout
-from weft.backends.viz.layout.scene import Shape, scene, unfolded
+from weft.backends.viz.layout.scene import unfolded
 from weft.backends.viz.model.labels import KINDS
-from weft.backends.viz.model.network import network
 from weft.frontends.api.draw.fact_sheet import fact_sheet
+
+from .pages import drawn, model_of
 
 NS = "{http://www.w3.org/2000/svg}"
 PRESETS = ("llama3.1-8b", "deepseek-v3", "t5-base", "mamba-130m", "gpt3-175b")
@@ -27,14 +27,9 @@ SIZES = {"name": 22, "about": 12, "about s": 12, "t": 13, "t m": 13}  # of text,
 
 
 @functools.cache
-def drawn(preset: str) -> Shape:
-    return scene(network(load_source(preset).graph))
-
-
-@functools.cache
 def printed(preset: str, dark: bool = False) -> str:
     root = drawn(preset)
-    return svg(root, unfolded(root), fact_sheet(load_source(preset)), dark)
+    return svg(root, unfolded(root), fact_sheet(model_of(preset)), dark)
 
 
 def boxes(node: ET.Element, x: float = 0, y: float = 0) -> Iterator[tuple[float, float, float, float]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from weft import load_source
+import weft
 from weft.backends.viz.formats.dot import dot
 from weft.backends.viz.formats.mermaid import mermaid
 from weft.backends.viz.formats.sheet import Sheet
@@ -16,8 +16,10 @@ from weft.backends.viz.formats.tree import plain_tree
 from weft.backends.viz.layout.links import links
 from weft.backends.viz.layout.positions import Placed, layout
 from weft.backends.viz.layout.scene import ALL, Shape, scene, unfolded
-from weft.backends.viz.model.network import Network, Vertex, network
+from weft.backends.viz.model.network import Network, Vertex
 from weft.frontends.api.draw.fact_sheet import fact_sheet
+
+from .pages import drawn, model_of, network_of
 
 PRESETS = ("llama3.1-8b", "deepseek-v3", "t5-base", "mamba-130m", "gpt3-175b")
 LLAMA = """
@@ -25,11 +27,6 @@ input_ids > embed; embed > layers.0.attn_norm; position_ids > layers.0.attn; lay
 embed > layers.0.attn_residual; layers.0.attn > layers.0.attn_residual; layers.0.attn_residual > layers.0.ffn_norm;
 layers.0.ffn_norm > layers.0.ffn; layers.0.attn_residual > layers.0.ffn_residual; layers.0.ffn > layers.0.ffn_residual;
 layers.0.ffn_residual > final_norm; final_norm > lm_head; lm_head > out.logits"""
-
-
-@functools.cache
-def drawn(preset: str) -> Shape:
-    return scene(network(load_source(preset).graph))
 
 
 def first(preset: str) -> Placed:
@@ -55,8 +52,8 @@ def test_the_lines_of_llama() -> None:
 
 @pytest.mark.parametrize("preset", ["smollm2-135m", "t5-base", "mamba-130m"])
 def test_lines_are_those_of_the_graph(preset: str) -> None:
-    net = network(load_source(preset).graph)
-    placed = everything(scene(net))
+    net = network_of(preset)
+    placed = everything(drawn(preset))
     home = {v.name: p.shape.key for p in placed.all() if not p.open for v in p.shape.part.vertices}
     maker = {made: v.name for v in net.vertices for made in v.makes} | {name: name for name in net.inputs}
     wanted = {(home[maker[r]], home[v.name]) for v in net.vertices for r in v.reads}
@@ -110,7 +107,7 @@ def parsed_mermaid(text: str) -> tuple[dict[str, str], set[tuple[str, str]], lis
 @pytest.mark.parametrize("preset", PRESETS)
 def test_mermaid(preset: str) -> None:
     placed = first(preset)
-    boxes, edges, groups = parsed_mermaid(mermaid(placed, fact_sheet(load_source(preset))))
+    boxes, edges, groups = parsed_mermaid(mermaid(placed, fact_sheet(model_of(preset))))
     assert len(boxes) == sum(not p.open for p in placed.all())
     assert len(edges) == len(links(placed))
     assert len(groups) == sum(p.open for p in placed.all()) - 1
@@ -199,7 +196,7 @@ def parsed_dot(text: str) -> Mapping[str, list[str]]:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_dot(preset: str) -> None:
     placed = first(preset)
-    found = parsed_dot(dot(placed, fact_sheet(load_source(preset))))
+    found = parsed_dot(dot(placed, fact_sheet(model_of(preset))))
     assert len(found["nodes"]) == sum(not p.open for p in placed.all())
     assert len(found["edges"]) == len(set(found["edges"])) == len(links(placed))
     assert len(found["clusters"]) == sum(p.open for p in placed.all()) - 1
@@ -209,7 +206,7 @@ def test_dot(preset: str) -> None:
 
 
 def test_the_tree_of_mixtral() -> None:
-    model = load_source("mixtral-8x7b")
+    model = model_of("mixtral-8x7b")
     assert (
         plain_tree(first("mixtral-8x7b"), fact_sheet(model))
         == """\
@@ -229,6 +226,14 @@ mixtral-8x7b                   Mixtral 8x7B v0.1 (Jiang 2024) · decoder        
 └─ logits                      f32[batch, seq, 32000]
 """
     )
+
+
+def test_a_block_inside_a_layer_is_called_one(tmp_path: Path) -> None:
+    """Not by what it has of attention, or of a feed-forward."""
+    block = weft.Block(weft.Attention(2), weft.GatedMLP(24))
+    weft.draw(weft.Decoder(20, 16, 1, weft.MixtureOfDepths(block)), tmp_path / "tree.txt")
+    text = (tmp_path / "tree.txt").read_text()
+    assert "Block · RMSNorm, Multi-head attention, SwiGLU feed-forward" in text
 
 
 @pytest.mark.parametrize("preset", PRESETS)

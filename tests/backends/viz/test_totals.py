@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft import load_source, run_passes
+from weft import run_passes
 from weft.backends.viz.compare.networks import compare
 from weft.backends.viz.model.network import network
 from weft.backends.viz.model.totals import Totals, totals
@@ -19,6 +19,8 @@ from weft.passes import all_passes
 from weft.passes.analysis import costs
 from weft.passes.analysis.costs import cached, parameter_count, state_bytes
 
+from .pages import model_of
+
 PIPELINES = {
     "smollm2-135m": "mha-to-gqa{kv_heads=1}, fuse-norm-linear, kv-cache",
     "gpt2": "default",
@@ -30,7 +32,7 @@ PIPELINES = {
 
 
 def after(preset: str) -> tuple[Model, Model]:
-    model = load_source(preset)
+    model = model_of(preset)
     return model, replace(model, graph=run_passes(model.graph, PIPELINES[preset]))
 
 
@@ -81,7 +83,7 @@ def test_the_sheet_tells_what_was_and_is() -> None:
 
 
 def test_weights_are_told_with_their_dtype() -> None:
-    model = load_source("smollm2-135m")
+    model = model_of("smollm2-135m")
     networks = network(model.graph), network(run_passes(model.graph, "cast{dtype=f16}"))
     before, then = (totals(n, 512) for n in networks)
     assert (before.dtypes, then.dtypes) == (("f32",), ("f16",)) and before.weights == 4 * before.open
@@ -94,7 +96,7 @@ def test_weights_are_told_with_their_dtype() -> None:
 
 def test_numbers_that_stay_are_told_once() -> None:
     same = Totals(3, 12, 99, 8, 0, 48, 512, 12, ("f32",))
-    one = network(load_source("smollm2-135m").graph)
+    one = network(model_of("smollm2-135m").graph)
     rows = dict(sheet(compare(one, one), same, same).rows)
     assert rows == {
         "Operations": "3",

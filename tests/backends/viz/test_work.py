@@ -14,6 +14,8 @@ from weft.ir.graph.analysis import total_cost
 from weft.ir.types import sizes
 from weft.passes import run_passes
 
+from .pages import model_of, network_of
+
 SEEN = 300
 
 
@@ -30,7 +32,7 @@ def told(graph: Graph, tokens: int, past: int = 0) -> dict[str, int]:
 
 @pytest.mark.parametrize("preset", ["smollm2-135m", "mixtral-8x7b", "t5-base", "mamba-130m", "bert-base"])
 def test_bytes_in_the_dtype_of_the_graph(preset: str) -> None:
-    graph = load_source(preset).graph
+    graph = model_of(preset).graph
     whole = facts(outline(network(graph))).work
     assert whole.evaluate(sized(70), 4) == told(graph, 70)
 
@@ -48,7 +50,7 @@ def test_one_more_token_costs_what_a_cached_graph_costs(preset: str) -> None:
 
     What is made of weights alone is folded first: it is computed once for the model, for no token.
     """
-    graph = run_passes(load_source(preset).graph if preset else windowed(), "fold-constants")
+    graph = run_passes(model_of(preset).graph if preset else windowed(), "fold-constants")
     found = facts(outline(network(graph))).step.evaluate(sized(SEEN), 4)
     cached = run_passes(graph, "kv-cache")
     run = told(cached, 1, SEEN - 1)
@@ -63,13 +65,13 @@ def test_one_more_token_costs_what_a_cached_graph_costs(preset: str) -> None:
 
 
 def test_an_encoder_does_nothing_for_one_more_token() -> None:
-    parts = {p.path: facts(p) for p in outline(network(load_source("t5-base").graph)).parts()}
+    parts = {p.path: facts(p) for p in outline(network_of("t5-base")).parts()}
     encoder = [f for path, f in parts.items() if path.startswith("encoder.") and f.parameters]
     assert encoder and all(f.step == NONE and f.work != NONE for f in encoder)
 
 
 def test_experts_that_one_token_asks_for() -> None:
-    graph = load_source("mixtral-8x7b").graph
+    graph = model_of("mixtral-8x7b").graph
     moe = next(n for n in graph.nodes if n.op is ops.moe)
     each = 3 * 4096 * 14_336
     numbers = [sizes.evaluate(of_node(moe).read, sized(n)) for n in (1, 4)]

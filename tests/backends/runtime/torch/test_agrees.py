@@ -14,6 +14,7 @@ from weft.backends.runtime.ort.encoder import Encoder
 from weft.frontends.api.verify.verification import relative_error, tolerated
 
 from ....passes.zoo import ZOO
+from ....sampling import each
 
 LONGEST = 19
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
@@ -39,7 +40,7 @@ def both(name: str, folder: Path) -> list[Any]:
     return [weft.load(folder / target, device="cpu", trust=True) for target in ("torch", "ort-cpu")]
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", each(2, DECODERS))
 def test_language_models(name: str, tmp_path: Path) -> None:
     models = both(name, tmp_path)
     for model in models:

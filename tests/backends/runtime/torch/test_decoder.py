@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from weft.frontends import load_source
 from weft.frontends.api.verify.verification import relative_error, tolerated
 from weft.ir import Graph, interpret
 
+from ....sampling import each
 from ..test_states import CAREFUL, PROMPTS, VOCAB, stack, tokens
 
 KINDS = ["hybrid", "latent", "rolling, first keys"]  # of `STACKS`; the others are made of the same caches
@@ -184,8 +186,7 @@ def replayed(body: Any, changed: Any, pool: Any) -> tuple[Any, Any]:
     return SimpleNamespace(replay=replay), made
 
 
-@pytest.mark.parametrize("draws", [False, True])
-@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize(("draws", "kernels"), each(3, itertools.product((False, True), repeat=2)))
 def test_steps_are_captured_once_or_for_each_bound(
     folder: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch, draws: bool, kernels: bool
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 import weft
 from weft.backends.runtime.core.generate import Generator
 
+from ....sampling import each
 from ..test_states import PROMPTS, stack, tokens
 from .test_decoder import opened
 
@@ -38,7 +39,7 @@ SAMPLED = [
 ]
 
 
-@pytest.mark.parametrize("options", SAMPLED)
+@pytest.mark.parametrize("options", each(2, SAMPLED))
 def test_what_the_device_draws_is_what_the_host_draws(folder: Path, model: Generator, options: Any) -> None:
     drawing = opened(folder, draws=True)
     for generator in (model, drawing):

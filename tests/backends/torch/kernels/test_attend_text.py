@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from weft.backends.torch.kernels.decode_attention import decode_attention
 from weft.backends.torch.kernels.prompt.attend_text import attend_text
 
+from ....sampling import each
 from .oracles import draw
 
 CASES: dict[str, dict[str, Any]] = {
@@ -27,9 +29,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("start", "seq"), [(0, 1), (0, 17), (9, 2), (7, 10)])
-def test_several_tokens_are_one_after_the_other(device: torch.device, name: str, start: int, seq: int) -> None:
+@pytest.mark.parametrize(("name", "at"), each(3, itertools.product(CASES, ((0, 1), (0, 17), (9, 2), (7, 10)))))
+def test_several_tokens_are_one_after_the_other(device: torch.device, name: str, at: tuple[int, int]) -> None:
+    start, seq = at
     how = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in CASES[name].items()}
     q = draw(2, seq, 4, 16, seed=1, dtype=torch.float32, device=device)
     k, v = (draw(2, 2, 20, 16, seed=seed, dtype=torch.float32, device=device) for seed in (2, 3))

@@ -11,6 +11,7 @@ import torch
 from weft.backends.runtime.core.sampling import Sampler, Sampling
 from weft.backends.torch.kernels.choose_tokens import TICKETS, choose_tokens, reference, refusal
 
+from ....sampling import each
 from .oracles import draw
 
 WAYS: list[dict[str, Any]] = [
@@ -36,8 +37,7 @@ def tokens(compute: Any, logits: torch.Tensor, numbers: np.ndarray, **way: Any) 
     return [[*row] for row in zip(*found, strict=True)]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("vocab", [1, 37, 2500])
+@pytest.mark.parametrize(("vocab", "way"), each(3, ((vocab, way) for vocab in (1, 37, 2500) for way in WAYS)), ids=str)
 def test_the_tokens_of_the_host(device: torch.device, vocab: int, way: dict[str, Any]) -> None:
     logits = 3 * draw(3, vocab, seed=1, dtype=torch.float32, device=device)
     logits[1] -= 300

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -19,24 +20,21 @@ from weft.backends.torch.kernels.shared.codes import Codes, dequantize, unpack
 from weft.backends.torch.snippets.quantized import block_linear
 from weft.ir.types.block_layouts import pack_words
 
+from ....sampling import each
 from .close import DTYPES, assert_close, exact, rounded
 from .oracles import FORMULAS, assert_near, draw, make_norm, norm64
 
-
-@pytest.fixture(autouse=True)
-def _few_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of many rows even where there are few outputs: fewer blocks to interpret."""
-    monkeypatch.setattr(gemv, "PROCESSORS", 1)
+pytestmark = pytest.mark.usefixtures("few_processors")
 
 
 def packed(codes: NDArray[np.int64], bits: int) -> NDArray[np.int32]:
     """The words of codes [out, in], bit by bit: codes 2i and 2i + 1 of tile t of a chunk stand in its word i."""
     out, width = codes.shape
     words = np.zeros((out, -(-width * bits // 512) * 16), np.uint32)
-    for (row, k), code in np.ndenumerate(codes):
+    for k in range(width):
         chunk, within = divmod(k, 512 // bits)
         tile, place = divmod(within, 32)
-        words[row, 16 * chunk + place // 2] |= np.uint32(code) << np.uint32(16 * (place % 2) + tile * bits)
+        words[:, 16 * chunk + place // 2] |= codes[:, k].astype(np.uint32) << np.uint32(16 * (place % 2) + tile * bits)
     return words.view(np.int32)
 
 
@@ -49,27 +47,24 @@ def test_unpacking(bits: int, width: int) -> None:
     assert np.array_equal(pack_words(codes.astype(np.uint8)[:, None], bits), words.numpy())
 
 
-@pytest.mark.parametrize(
-    ("rows", "out", "width", "bits", "group"),
-    [
-        (1, 5, 96, 4, 32),
-        (1, 37, 1280, 4, 128),
-        (2, 19, 192, 4, 64),
-        (3, 9, 96, 8, 96),
-        (8, 6, 256, 8, 256),
-        (1, 17, 1200, 8, 1200),
-        (7, 33, 320, 4, 320),
-        (16, 18, 576, 8, 32),
-        (33, 35, 768, 4, 256),
-        (64, 40, 160, 4, 32),
-    ],
-)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("more", [False, True])
-def test_few_rows(
-    device: torch.device, rows: int, out: int, width: int, bits: int, group: int, dtype: torch.dtype, more: bool
-) -> None:
+SHAPES = [  # rows, out, width, bits, group
+    (1, 5, 96, 4, 32),
+    (1, 37, 1280, 4, 128),
+    (2, 19, 192, 4, 64),
+    (3, 9, 96, 8, 96),
+    (8, 6, 256, 8, 256),
+    (1, 17, 1200, 8, 1200),
+    (7, 33, 320, 4, 320),
+    (16, 18, 576, 8, 32),
+    (33, 35, 768, 4, 256),
+    (64, 40, 160, 4, 32),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "more"), each(5, itertools.product(SHAPES, DTYPES, (False, True))))
+def test_few_rows(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype, more: bool) -> None:
     """Random codes, scales, and, if more, offsets and a bias."""
+    rows, out, width, bits, group = shape
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 1 << bits, (out, width))
     x, bias = (rounded(rng.normal(size=size), dtype, device) for size in ((rows, width), (out,)))
@@ -84,13 +79,10 @@ def test_few_rows(
 
 
 @pytest.mark.parametrize(("rows", "bits", "group", "dtype"), [(9, 8, 96, DTYPES[2]), (17, 4, 128, DTYPES[0])])
-def test_blocks_of_many_weights(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, rows: int, bits: int, group: int, dtype: torch.dtype
-) -> None:
+def test_blocks_of_many_weights(device: torch.device, rows: int, bits: int, group: int, dtype: torch.dtype) -> None:
     """A device of few processors takes 256 weights to a block at once, as large devices do of many outputs."""
-    monkeypatch.setattr(gemv, "PROCESSORS", 1)
     assert gemv.coded(rows, 300, 384, bits, group, dtype.itemsize).rows == 256
-    test_few_rows(device, rows, 300, 384, bits, group, dtype, True)
+    test_few_rows(device, (rows, 300, 384, bits, group), dtype, True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -251,15 +243,13 @@ def check_fusions(codes: Codes, plain: torch.Tensor, rows: int, dtype: torch.dty
     near(v[:, :, 2], want[:, 3:], sizes[:, 3:])
 
 
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("rows", "bits", "group", "floats"), [(1, 4, 32, False), (3, 8, 96, False), (33, 4, 96, False), (2, 8, 32, True)]
-)
-def test_the_fusions(
-    device: torch.device, rows: int, bits: int, group: int, floats: bool, dtype: torch.dtype, kind: str
-) -> None:
+FUSED = [(1, 4, 32, False), (3, 8, 96, False), (33, 4, 96, False), (2, 8, 32, True)]  # rows, bits, group, floats
+
+
+@pytest.mark.parametrize(("form", "dtype", "kind"), each(5, itertools.product(FUSED, DTYPES, ("rms", "layer"))))
+def test_the_fusions(device: torch.device, form: tuple[int, int, int, bool], dtype: torch.dtype, kind: str) -> None:
     """Every kernel that takes weights takes codes: against the same with the numbers that they stand for."""
+    rows, bits, group, floats = form
     rng, width, out = np.random.default_rng(0), 96, 64
     drawn = rng.choice(NUMBERS, (out, width)) if floats else rng.integers(0, 1 << bits, (out, width))
     words = torch.from_numpy(packed(drawn, bits)).to(device)

@@ -11,6 +11,8 @@ from weft.backends.torch.kernels.shared.group import Group, add_parts, own_choic
 
 from .oracles import assert_near, draw, make_norm, norm64
 
+pytestmark = pytest.mark.usefixtures("few_processors")
+
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,18 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from weft.backends.torch.kernels import moe_decode as kernel
-from weft.backends.torch.kernels.shared import gemv
 from weft.backends.torch.kernels.shared.norm import NO_NORM, Norm
 from weft.ir.ops.experts import moe as op
 
+from ....sampling import each
 from .close import DTYPES, assert_close, exact, rounded
 from .oracles import make_norm, norm64
 
-
-@pytest.fixture(autouse=True)
-def _few_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of many rows even where there are few outputs: fewer blocks to interpret."""
-    monkeypatch.setattr(gemv, "PROCESSORS", 1)
+pytestmark = pytest.mark.usefixtures("few_processors")
 
 
 class Case(NamedTuple):
@@ -105,9 +102,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("shape", "gated", "dtype"), each(5, itertools.product(SHAPES, (False, True), DTYPES)))
 def test_tokens(device: torch.device, shape: Shape, gated: bool, dtype: torch.dtype) -> None:
     given = case(shape, dtype, device, gated, biased=shape.tokens > 1, more=shape.choices == 1)
     given = given._replace(norm=make_norm(NORMS[shape.tokens % 3], shape.dim, dtype, device))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -11,9 +13,11 @@ from weft.backends.torch.kernels.shared import gemv
 from weft.backends.torch.kernels.shared.activation import ACTIVATIONS
 from weft.backends.torch.kernels.shared.norm import Norm
 
+from ....sampling import each
 from .oracles import FORMULAS, assert_near, draw, make_norm, norm64
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+DTYPES = BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+ROWS = (1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64)
 
 
 @pytest.mark.parametrize(
@@ -44,9 +48,7 @@ def test_agrees_with_float64(
     assert_near(reference(x, weight, bias, norm=norm), exact, size, inputs, inner=dtype)
 
 
-@pytest.mark.parametrize("kind", ["none", "rms", "layer"])
-@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64])
+@pytest.mark.parametrize(("rows", "dtype", "kind"), each(4, itertools.product(ROWS, DTYPES, ("none", "rms", "layer"))))
 def test_any_number_of_rows(device: torch.device, rows: int, dtype: torch.dtype, kind: str) -> None:
     """On both kinds of cores, with more steps than one and sizes that fit no block."""
     outputs, inputs = 37, 300

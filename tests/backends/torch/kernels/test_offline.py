@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-PARTS = 2  # processes that share the variants, one per test and so one per test worker
+from ....sampling import ALL
+
+PARTS = 2 if ALL else 1  # processes that share the variants, one per test; a full run compiles each variant
 
 
 def most_issued(label: str) -> float:

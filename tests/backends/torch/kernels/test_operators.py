@@ -18,6 +18,8 @@ from weft.backends.torch.kernels.shared.launch import operator
 from weft.backends.torch.snippets.quantized import QuantizedLinear, block_linear
 from weft.backends.torch.snippets.windows import Seen, attend
 
+from ....sampling import each
+
 
 class Windowed(nn.Module):
     """Attention of new tokens to the last 20 keys of a text."""
@@ -150,7 +152,7 @@ def test_operators_of_another_version_stand_beside() -> None:
     assert str(torch.ops.weft.widened_codes.default._schema).startswith("weft::widened_codes(Tensor packed")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", each(2, CASES, 1))
 def test_gradients_need_no_kernels(name: str, device: torch.device) -> None:
     """Torch differentiates its own operators, compiled or not."""
     make, given, _ = CASES[name]

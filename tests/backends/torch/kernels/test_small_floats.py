@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -11,10 +12,10 @@ import torch
 from weft.backends.torch.kernels import norm_linear as kernel
 from weft.backends.torch.kernels.prompt import widen as widening
 from weft.backends.torch.kernels.prompt.widen import widen
-from weft.backends.torch.kernels.shared import gemv
 from weft.backends.torch.kernels.shared.codes import Codes, dequantize
 from weft.backends.torch.snippets.quantized import block_linear
 
+from ....sampling import each
 from .close import DTYPES, exact, rounded
 from .test_codes import EIGHT, check_fusions, packed
 
@@ -23,10 +24,7 @@ FOUR = np.array([*HALF, *(-v for v in HALF)])  # OCP Microscaling Formats 1.0, t
 FORMS = ("mxfp4", "nvfp4")
 
 
-@pytest.fixture(autouse=True)
-def _few_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of many rows even where there are few outputs: fewer blocks to interpret."""
-    monkeypatch.setattr(gemv, "PROCESSORS", 1)
+pytestmark = pytest.mark.usefixtures("few_processors")
 
 
 def drawn(form: str, out: int, width: int, device: torch.device, seed: int = 0) -> tuple[Codes, np.ndarray]:
@@ -51,13 +49,15 @@ def block_linear_of(x: torch.Tensor, weight: Codes) -> torch.Tensor:
     return block_linear(x.float(), *weight.parts, bits=4).to(x.dtype)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("rows", "out", "width"),
-    [(1, 37, 1280), (1, 1, 32), (2, 5, 160), (3, 17, 192), (8, 6, 352), (16, 18, 96), (33, 9, 96), (64, 40, 384)],
-)
-def test_few_rows(device: torch.device, rows: int, out: int, width: int, dtype: torch.dtype, form: str) -> None:
+ROWS = [
+    *((1, 37, 1280), (1, 1, 32), (2, 5, 160), (3, 17, 192), (8, 6, 352)),  # rows, out, width
+    *((16, 18, 96), (33, 9, 96), (64, 40, 384)),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "form"), each(5, itertools.product(ROWS, DTYPES, FORMS)))
+def test_few_rows(device: torch.device, shape: tuple[int, int, int], dtype: torch.dtype, form: str) -> None:
+    rows, out, width = shape
     given, weight = drawn(form, out, width, device)
     np.testing.assert_allclose(exact(dequantize(*given.parts, bits=4, width=width)), weight, rtol=2.0**-23, atol=0)
     x = rounded(np.random.default_rng(1).normal(size=(rows, width)) / 16, dtype, device)
@@ -78,10 +78,12 @@ def test_rows_that_end_within_two_groups_of_16(device: torch.device, dtype: torc
         assert (np.abs(made - exact(x) @ weight.T) <= 6 * torch.finfo(dtype).eps * size).all()
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("out", "width"), [(37, 32), (5, 352), (33, 96), (1, 160)])
-def test_numbers(device: torch.device, out: int, width: int, dtype: torch.dtype, form: str) -> None:
+WIDENED = [(37, 32), (5, 352), (33, 96), (1, 160)]  # out, width
+
+
+@pytest.mark.parametrize(("shape", "dtype", "form"), each(5, itertools.product(WIDENED, DTYPES, FORMS)))
+def test_numbers(device: torch.device, shape: tuple[int, int], dtype: torch.dtype, form: str) -> None:
+    out, width = shape
     given, weight = drawn(form, out, width, device)
     unit = torch.finfo(dtype).eps  # the interpreter cuts off what a GPU rounds
     for made in (widen(given, dtype, kernel=True), widening.reference(given, dtype)):
@@ -97,10 +99,9 @@ def test_the_least_power_of_two(device: torch.device) -> None:
         assert torch.equal(made[:, 0].cpu(), torch.tensor([6 * 2.0**-127, 6 * 2.0**-126]))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 17])
+@pytest.mark.parametrize(
+    ("rows", "form", "dtype", "kind"), each(5, itertools.product((1, 17), FORMS, DTYPES, ("rms", "layer")))
+)
 def test_the_fusions(device: torch.device, rows: int, form: str, dtype: torch.dtype, kind: str) -> None:
     """Every kernel that takes codes takes these: against the same with the numbers that they stand for."""
     width, out = 96, 64
