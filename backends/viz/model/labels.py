@@ -187,6 +187,9 @@ def _group(part: Part) -> Label:
         return Label(_layers(part), (_contents(part),), "group")
     if any(p.count > 1 or p.name.isdigit() for p in part.parts()):  # an encoder, a decoder
         return Label(part.name.capitalize(), (_contents(part),), "group")
+    inside = {label(child).kind for child in part.body.children if not child.vertices}
+    if inside & {"attention", "recurrence"} and inside & {"feed-forward", "experts"}:
+        return Label("Block", (part.name, _contents(part)), "group")
     vertices = [v.meant for v in part.all_vertices()]
     ops = {v.op: v for v in reversed(vertices)}
     nested = any(child.children for child in part.children)
