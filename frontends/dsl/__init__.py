@@ -33,7 +33,7 @@ from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
 from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
-from .linear_rnns import MLSTM, RGLRU, RWKVChannelMix, RWKVTimeMix
+from .linear_rnns import MLSTM, RGLRU, SLSTM, RWKV6TimeMix, RWKV7TimeMix, RWKVChannelMix, RWKVTimeMix
 from .mixers import (
     MLA,
     DisentangledAttention,
@@ -67,6 +67,7 @@ __all__ = [
     "MLP",
     "MLSTM",
     "RGLRU",
+    "SLSTM",
     "XIELU",
     "ALiBi",
     "AdaptedBlock",
@@ -107,6 +108,8 @@ __all__ = [
     "PerLayerInput",
     "PositionalConvolution",
     "RMSNorm",
+    "RWKV6TimeMix",
+    "RWKV7TimeMix",
     "RWKVChannelMix",
     "RWKVTimeMix",
     "RelativeAttention",

@@ -1,4 +1,4 @@
-"""Recurrent layers of published models: the RG-LRU of Griffin, time and channel mixing of RWKV-4, mLSTM of xLSTM."""
+"""Recurrent layers of published models: the RG-LRU of Griffin, the mixers of RWKV-4 to RWKV-7, both cells of xLSTM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from weft.ir.ops.activation import activate
 from weft.ir.recipes import Literal, Map, Recipe, Uniform
 from weft.ir.recipes.frequencies import Interpolate
 
-from .build import computed, fill, module, named, param, uniform
+from .build import computed, fill, keep, kept, module, named, param, uniform
 from .checks import need, need_activation, need_few, need_modules, need_positive, need_whole
 from .hybrids import convolved
-from .layers import LayerNorm, linear, positions
+from .layers import LayerNorm, last_axis, linear, positions
 from .recurrence import State, scan
 
 _MAX_RATE = 8.0  # of −log a per token, times softplus of the parameter
@@ -196,6 +196,180 @@ class MLSTM:
         return ops.affine(ops.tanh(ops.affine(x, by=1 / self.cap)), by=self.cap, name=name)
 
 
+@module
+class RWKV6TimeMix:
+    """The mixer of RWKV-6 (Peng 2024, Eagle and Finch, arXiv 2404.05892): linear attention whose keys fade as tokens
+    say; or, `static`, that of RWKV-5.
+
+    r, k, v and g are linear maps ``r``, ``k``, ``v`` and ``g`` [dim, dim] of x and the token b before it at the shares
+    x + (b − x) ⊙ (``r.mix`` + tanh(y A) B), y = x + (b − x) ⊙ ``mix``, with A and B ``r.mix_down`` [mix_rank, dim] and
+    ``r.mix_up`` [dim, mix_rank]. Keys fade by w = exp(−exp(``decay`` + tanh(u A) B)), u another share (``w.mix`` …)
+    and A and B ``decay_down`` [decay_rank, dim] and ``decay_up``. S_t = diag(w_t) S_{t−1} + k_t v_tᵀ, and what r reads,
+    (S_{t−1} + diag(``bonus``) k_t v_tᵀ)ᵀ r_t, is normed on each head (``norm.weight``, ``norm.bias``), multiplied by
+    silu(g) and passes ``out.weight``. With `static` nothing depends on the token: shares are ``r.mix``, … and keys fade
+    by exp(−exp(``decay``)).
+    """
+
+    heads: int
+    mix_rank: int = 32
+    decay_rank: int = 64
+    static: bool = False
+    eps: float = 64e-5
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads", "mix_rank", "decay_rank")
+        need_few(self, "heads")
+        need_positive(self, "eps")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        last_axis(x, self.heads, "heads")
+        change = ops.sub(_before(x), x, name="change")
+        r, k, v, g = (linear(self._share(x, change, name), x.width, name) for name in "rkvg")
+        rate = param("decay", (x.width,), uniform(1.0))
+        if self.static:
+            fade = ops.add(ops.affine(k, by=0.0), rate)
+        else:
+            down = ops.tanh(linear(self._share(x, change, "w"), self.decay_rank, "decay_down"))
+            fade = ops.add(linear(down, x.width, "decay_up"), rate)
+        fade = ops.neg(ops.exp(fade), name="fade")
+        # The state is that of the token before: what is written there comes a token later.
+        earlier = ops.gated_linear_attention(r, *map(_before, (k, v, fade)), heads=self.heads, groups=self.heads)
+        bonus = param("bonus", (x.width,), uniform(0.5))
+        y = ops.add(earlier, _weighed(ops.mul(r, ops.mul(k, bonus)), v, self.heads), name="read")
+        y = ops.mul(_normed_heads(y, self.heads, self.eps), ops.swish(g), name="gated")
+        return linear(y, x.width, "out")
+
+    def _share(self, x: Value, change: Value, name: str) -> Value:
+        share = param(f"{name}.mix", (x.width,), fill(0.5))
+        if self.static:
+            return ops.add(x, ops.mul(change, share), name=f"{name}_mixed")
+        y = ops.add(x, ops.mul(change, param("mix", (x.width,), fill(0.5))))
+        own = linear(ops.tanh(linear(y, self.mix_rank, f"{name}.mix_down")), x.width, f"{name}.mix_up")
+        return ops.add(x, ops.mul(change, ops.add(own, share)), name=f"{name}_mixed")
+
+
+@module
+class RWKV7TimeMix:
+    """The mixer of RWKV-7 (Peng 2025, Goose, arXiv 2503.14456): a state that fades by key, of which a token takes out
+    what stands at one key, and writes at another.
+
+    x and the token b before it are mixed, x + (b − x) ⊙ ``r.mix`` and so on. r, k and v are linear maps of them; the
+    decay w = exp(−σ(d)/√e), d = tanh(x A) B + bias with ``decay_down`` and ``decay_up``; the rate a = σ(x A B + bias)
+    with ``rate_down`` and ``rate_up``; the gate g = σ(x A) B with ``gate_down`` and ``gate_up``. With c = k ⊙
+    ``removal`` divided by its length on each head and k' = k ⊙ (1 + (a − 1) ⊙ ``growth``),
+    S_t = S_{t−1} (diag(w) − cᵀ(a ⊙ c)) + vᵀ k'. S_t r is normed on each head, (r · (``bonus`` ⊙ k')) v is added, and
+    times g it passes ``out.weight``. `keep_values` keeps v under a name; with `mix_values` v goes towards what an
+    earlier layer kept, by σ(x A B + bias) with ``value_down`` and ``value_up``.
+    """
+
+    heads: int
+    decay_rank: int = 64
+    rate_rank: int = 64
+    gate_rank: int = 128
+    value_rank: int = 32
+    keep_values: str | None = None
+    mix_values: str | None = None
+    eps: float = 64e-5
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads", "decay_rank", "rate_rank", "gate_rank", "value_rank")
+        need_few(self, "heads")
+        need_positive(self, "eps")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        width, heads, change = x.width, self.heads, ops.sub(_before(x), x, name="change")
+        size = last_axis(x, heads, "heads")
+        mixed = {
+            name: ops.add(x, ops.mul(change, param(f"{name}.mix", (width,), fill(0.5))), name=f"{name}_mixed")
+            for name in "rwkvag"
+        }
+        r, k, v = (linear(mixed[name], width, name) for name in "rkv")
+        if self.keep_values is not None:
+            keep(self.keep_values, v)
+        if self.mix_values is not None:
+            towards = ops.sub(kept(self.mix_values)[0], v)
+            v = ops.add(v, ops.mul(towards, self._low_rank(mixed["v"], "value", self.value_rank)), name="v_mixed_first")
+        down = ops.tanh(linear(mixed["w"], self.decay_rank, "decay_down"))
+        d = ops.sigmoid(linear(down, width, "decay_up", bias=True))
+        w = ops.exp(ops.affine(d, by=-math.exp(-0.5)), name="w")
+        a = self._low_rank(mixed["a"], "rate", self.rate_rank)
+        g = linear(ops.sigmoid(linear(mixed["g"], self.gate_rank, "gate_down")), width, "gate_up")
+        c = self._unit(ops.mul(k, param("removal", (width,), fill(0.85))))
+        grown = ops.mul(ops.affine(a, plus=-1.0), param("growth", (width,), fill(1.0)))
+        k = ops.mul(k, ops.affine(grown, plus=1.0), name="k_grown")
+
+        def step(state: Value, *token: Value) -> tuple[Value, Value]:
+            r, w, k, v, c, ac = (ops.reshape(t, shape=(t.shape[0], heads, 1, size)) for t in token)
+            taken = ops.sum(ops.mul(state, c), axes=(3,), keepdims=True)  # [batch, heads, size, 1]
+            written = ops.mul(ops.transpose(v, axes=(0, 1, 3, 2)), k)
+            state = ops.add(ops.sub(ops.mul(state, w), ops.mul(taken, ac)), written)
+            return state, ops.reshape(ops.sum(ops.mul(state, r), axes=(3,)), shape=(r.shape[0], width))
+
+        y = scan(step, r, w, k, v, c, ops.mul(a, c), state=(heads, size, size))
+        y = ops.add(
+            _normed_heads(y, heads, self.eps), _weighed(ops.mul(r, ops.mul(k, param("bonus", (width,)))), v, heads)
+        )
+        return linear(ops.mul(y, g, name="gated"), width, "out")
+
+    def _low_rank(self, x: Value, name: str, rank: int) -> Value:
+        return ops.sigmoid(linear(linear(x, rank, f"{name}_down"), x.width, f"{name}_up", bias=True), name=name)
+
+    def _unit(self, x: Value) -> Value:
+        """x [batch, seq, heads·d] with each head divided by its length, at least 1e-12."""
+        apart = ops.reshape(x, shape=(*x.shape[:2], self.heads, x.width // self.heads))
+        length = ops.clip(ops.sqrt(ops.sum(ops.square(apart), axes=(3,), keepdims=True)), low=1e-12)
+        return ops.reshape(ops.div(apart, length), shape=x.shape, name="unit")
+
+
+@module
+class SLSTM:
+    """The scalar LSTM of xLSTM (Beck 2024, arXiv 2405.04517), whose gates read the output for the token before.
+
+    z, i, f and o are W x + R h + b, ``z.weight`` … [dim, dim] with biases, R block-diagonal in `heads` blocks:
+    ``z.recur`` … [dim, dim/heads]. With `conv` i and f read x after a causal convolution and silu instead.
+    c_t = f c_{t−1} + i tanh(z), n_t = f n_{t−1} + i, h_t = σ(o) c_t / n_t, where the gates e^i and σ(f) are divided by
+    e^m, m the largest log weight. h is normed on each head (``norm.weight``).
+    """
+
+    heads: int
+    conv: int | None = None
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads")
+        need_whole(self, "conv", least=2)
+        need_few(self, "heads")
+        need_positive(self, "eps")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        width, block = x.width, last_axis(x, self.heads, "heads")
+        smooth = x if self.conv is None else ops.swish(convolved(x, self.conv, True))
+        given = [linear(smooth if name in "if" else x, width, name, bias=True) for name in "zifo"]
+        recur = [param(f"{name}.recur", (width, block), uniform(block**-0.5)) for name in "zifo"]
+
+        def step(state: tuple[Value, ...], *token: Value) -> tuple[tuple[Value, ...], Value]:
+            c, n, m, h = state
+            gates = (ops.add(x, self._within(h, weight)) for x, weight in zip(token, recur, strict=True))
+            z, i, f, o = gates
+            forget = ops.sub(m, ops.softplus(ops.neg(f)))  # m + log σ(f)
+            top = ops.maximum(forget, i)
+            kept, new = ops.exp(ops.sub(forget, top)), ops.exp(ops.sub(i, top))
+            c = ops.add(ops.mul(kept, c), ops.mul(new, ops.tanh(z)))
+            n = ops.add(ops.mul(kept, n), new)
+            h = ops.mul(ops.sigmoid(o), ops.div(c, n))
+            return (c, n, top, h), h
+
+        states = {name: State((width,), _LOWEST if name == "m" else 0.0) for name in "cnmh"}
+        return _normed_heads(scan(step, *given, state=states), self.heads, self.eps, bias=False)
+
+    def _within(self, h: Value, weight: Value) -> Value:
+        """h [batch, dim] through the blocks of `weight`."""
+        return ops.reshape(ops.head_linear(ops.unsqueeze(h, axes=(1,)), weight, heads=self.heads), shape=h.shape)
+
+
 def _before(x: Value) -> Value:
     """The token before each of x [batch, seq, dim], zeros before the first."""
     taps = Interpolate(Literal((1.0, 0.0), (1, 2)), x.width, 1.0)
@@ -206,3 +380,17 @@ def _mixed(x: Value, before: Value, name: str) -> Value:
     """before + mix ⊙ (x − before)."""
     mix = param(f"{name}.mix", (x.width,), fill(0.5))
     return ops.add(before, ops.mul(ops.sub(x, before), mix), name=f"{name}_mixed")
+
+
+def _weighed(scores: Value, v: Value, heads: int) -> Value:
+    """v [batch, seq, heads·d], each head times the sum of that head of `scores`."""
+    apart = [ops.reshape(t, shape=(*t.shape[:2], heads, t.width // heads)) for t in (scores, v)]
+    return ops.reshape(ops.mul(ops.sum(apart[0], axes=(3,), keepdims=True), apart[1]), shape=v.shape, name="weighed")
+
+
+def _normed_heads(x: Value, heads: int, eps: float, bias: bool = True) -> Value:
+    """x [batch, seq, heads·d] with each head normed, times ``norm.weight`` (plus ``norm.bias``)."""
+    apart = ops.reshape(x, shape=(*x.shape[:2], heads, x.width // heads))
+    joined = ops.reshape(ops.layer_norm(apart, eps=eps, name="norm"), shape=x.shape)
+    scaled = ops.mul(joined, param("norm.weight", (x.width,), fill(1.0)), name="normed")
+    return ops.add(scaled, param("norm.bias", (x.width,), fill(0.0)), name="shifted") if bias else scaled

@@ -10,6 +10,7 @@ from weft import (
     MLP,
     MLSTM,
     RGLRU,
+    SLSTM,
     ALiBi,
     Attention,
     Block,
@@ -34,6 +35,8 @@ from weft import (
     Repeat,
     RMSNorm,
     RoPE,
+    RWKV6TimeMix,
+    RWKV7TimeMix,
     RWKVChannelMix,
     RWKVTimeMix,
     ShortConv,
@@ -296,6 +299,11 @@ VARIANTS: dict[str, Model] = {
         DIM,
         [MemoryBlock(Mamba2(21, 3, 5), Attention(3, rope=ROPE, out_dim=DIM), FEED), MemoryBlock(Mamba(21, 5))],
     ),
+    "RWKV-6": decoder(RWKV6TimeMix(3, 4, 5)),
+    "RWKV-7": Decoder(
+        *(VOCAB, DIM, [Block(RWKV7TimeMix(3, 4, 5, 6, 3, **{by: "v"}), FEED) for by in ("keep_values", "mix_values")])
+    ),
+    "sLSTM": decoder(SLSTM(3, conv=3)),
     "RWKV": Decoder(VOCAB, DIM, 2, Block(RWKVTimeMix(21), RWKVChannelMix(HIDDEN), LayerNorm()), context=LENGTH),
     "hybrid": Decoder(VOCAB, DIM, [Block(Mamba(21, 5), FEED), WIDE, Block(Mamba2(21, 3, 5))], context=LENGTH),
     # encoders

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -141,7 +142,8 @@ class StepEmitter(Emitter):
         modules, kind = [p[-2] for p in places], places[0][-1]
         if kind not in ("weight", "bias"):
             return None
-        name = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
+        joined = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
+        name = f"{joined}_" if keyword.iskeyword(joined) else joined  # i and f of an LSTM
         layouts = {kept(p) for p in params}
         blocks = any(isinstance(layout, BlockLayout) for layout in layouts)
         if blocks and len(layouts) > 1:

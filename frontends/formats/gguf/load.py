@@ -38,6 +38,11 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
         # The tensor holds divisors of the frequencies (Llama 3's scaling).
         frequencies.recipe = Scale(frequencies.recipe, Map(Source(FREQUENCIES), "reciprocal"))
         loaded.ignored.remove(FREQUENCIES)
+    if config.get("nextn_predict_layers"):
+        layers = range(loaded.settings.layers, loaded.settings.layers + config["nextn_predict_layers"])
+        further = tuple(f"blk.{i}." for i in layers)
+        loaded.ignored.extend(key for key in loaded.unread if key.startswith(further))
+        loaded.unread[:] = [key for key in loaded.unread if not key.startswith(further)]
     loaded.ignored[:] = [name for name in loaded.ignored if name not in config]
     ids = token_ids(reader.metadata) if has_tokenizer(reader.metadata) else TokenIds(None, [], None, False, False)
     loaded.graph.meta.update(
@@ -52,7 +57,11 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
 def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
     """The architecture's keys without their prefix, float32 numbers as the decimals they stand for; and what only the
     tensors say: the vocabulary, the number of token types, which layers are of a kind, LongRoPE's factors."""
-    config = {k.removeprefix(prefix): _decimal(v) for k, v in reader.metadata.items() if k.startswith(prefix)}
+    own = (prefix, "xielu.")  # the numbers of this activation stand without the architecture before them
+    config = {k.removeprefix(prefix): _decimal(v) for k, v in reader.metadata.items() if k.startswith(own)}
+    # Layers that are trained to predict further tokens come last.
+    if isinstance(further := config.get("nextn_predict_layers"), int) and isinstance(config.get("block_count"), int):
+        config["block_count"] -= further
     keys = set(reader.keys())
     if isinstance(tokens := reader.metadata.get("tokenizer.ggml.tokens"), list):
         config.setdefault("vocab_size", len(tokens))

@@ -20,7 +20,8 @@ for _file in pkgutil.walk_packages(__path__, f"{__name__}."):  # every table of 
 
 def architectures() -> dict[str, Architecture]:
     """Return the GGUF architectures of all families, by their names in files."""
-    return {family.gguf.model_types[0]: family.gguf for family in FAMILIES.values() if family.gguf is not None}
+    tables = [family.gguf for family in FAMILIES.values() if family.gguf is not None]
+    return {name: table for table in tables for name in table.model_types}
 
 
 __all__ = ["FAMILIES", "Family", "Loaded", "Settings", "architectures", "build", "describe", "key", "load"]

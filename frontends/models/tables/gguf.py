@@ -8,17 +8,20 @@ a state space only the tensors say: the reader of a file adds that to its config
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape
 
-from ...dsl import GatedMLP, MoE
+from ...dsl import GatedMLP, MoE, RoPE
 from .family import Architecture, Config, Fetch, Rule, Template, in_layers, key, required
 from .rope_config import FREQUENCIES, LONG, SHORT, rope_of_gguf
 from .settings import Settings
 from .templates import packed_parts
 
 SPARSE, RECURRENT = "layers with experts", "layers with a state"
+_GATING = ("", "softmax", "sigmoid")  # by expert_gating_func
 
 
 def half_split(name: str, which: str) -> Template:
@@ -44,18 +47,41 @@ def _has(*names: str) -> Callable[[frozenset[str]], bool]:
     return lambda keys: not keys.isdisjoint(names)
 
 
+def local_layers(config: Config, every: int) -> list[bool]:
+    """Whether each layer is local: as attention.sliding_window_pattern says, or all but each `every`-th."""
+    pattern, layers = config.get("attention.sliding_window_pattern", every), range(config["block_count"])
+    return pattern if isinstance(pattern, list) else [pattern == 0 or (i + 1) % pattern != 0 for i in layers]
+
+
 def windows(every: int) -> Callable[[Config], Any]:
-    """Local layers: those that attention.sliding_window_pattern says, or all but each `every`-th."""
+    """The window of the file in its local layers."""
 
     def rule(config: Config) -> tuple[int | None, ...] | None:
         window = config.get("attention.sliding_window")
-        if not window:
-            return None
-        pattern, layers = config.get("attention.sliding_window_pattern", every), range(config["block_count"])
-        local = pattern if isinstance(pattern, list) else [(i + 1) % pattern != 0 for i in layers]
-        return tuple(window if found else None for found in local)
+        return tuple(window if found else None for found in local_layers(config, every)) if window else None
 
     return rule
+
+
+def rotary_where_local(every: int, interleaved: bool = False) -> Rule:
+    """The rule for `rope` of models whose global layers know no positions."""
+
+    def rule(config: Config) -> tuple[RoPE | None, ...]:
+        rope = replace(rope_of_gguf(config), interleaved=interleaved)
+        return tuple(rope if local else None for local in local_layers(config, every))
+
+    return rule
+
+
+def interleaved(config: Config) -> RoPE:
+    """RoPE whose pairs are neighbours, as in the Hugging Face model (elsewhere the converter reorders rows)."""
+    return replace(rope_of_gguf(config), interleaved=True)
+
+
+def most_kv_heads(config: Config) -> int | None:
+    """attention.head_count_kv of the layers with attention; it is 0 in the others."""
+    said = config.get("attention.head_count_kv")
+    return max(said) if isinstance(said, list) else said
 
 
 BASE = Architecture(
@@ -102,6 +128,7 @@ BASE = Architecture(
 )
 UNGATED = BASE.but(norm="layer", activation="gelu_new", gated=False)
 INTERLEAVED = {f"layers.{{i}}.attn.{x}": half_split(f"blk.{{i}}.attn_{x}", x) for x in "qk"}
+NORM_AFTER = {"layers.{i}.ffn_norm": "blk.{i}.post_attention_norm"}  # named so, but before the feed-forward
 PACKED = packed_parts("layers.{i}.attn", "blk.{i}.attn_qkv")
 
 # -- experts
@@ -126,6 +153,34 @@ def experts(renormalize: bool, shared_gate: bool = False, **options: Any) -> Rul
         hidden = key("expert_feed_forward_length", "feed_forward_length")(config)
         shared = GatedMLP(wide) if wide else None
         return MoE(count, hidden, k, renormalize=renormalize, shared=shared, shared_gate=shared_gate, **options)
+
+    return per_layer(make, SPARSE)
+
+
+def routed(scoring: str, renormalize: bool = False, **options: Any) -> Rule:
+    """The rule for `moe` of an architecture whose files say how experts are scored and weighed, too.
+
+    The arguments are the defaults of llama.cpp. What corrects the choice stands beside every sigmoid.
+    """
+
+    def make(config: Config) -> MoE:
+        count, k, hidden = required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
+        gating = config.get("expert_gating_func") or _GATING.index(scoring)
+        if gating not in (1, 2):
+            raise WeftError(f"expert_gating_func={gating!r} is not supported; known are 1 (softmax), 2 (sigmoid)")
+        sigmoid, groups = _GATING[gating] == "sigmoid", config.get("expert_group_count") or 1
+        wide = config.get("expert_shared_feed_forward_length") or hidden * config.get("expert_shared_count", 0)
+        said = {
+            "scoring": _GATING[gating],
+            "correction": sigmoid,
+            "renormalize": config.get("expert_weights_norm", renormalize),
+            "scale": config.get("expert_weights_scale") or 1.0,
+            "groups": groups,
+            "top_groups": config.get("expert_group_used_count") or 1,
+            "group_score": "max" if groups > 1 and not sigmoid else "top2",
+            "shared": GatedMLP(wide) if wide else None,
+        }
+        return MoE(count, hidden, k, **said | options)
 
     return per_layer(make, SPARSE)
 

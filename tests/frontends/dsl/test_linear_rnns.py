@@ -14,14 +14,18 @@ from weft.frontends.dsl import (
     MLP,
     MLSTM,
     RGLRU,
+    SLSTM,
     LightningAttention,
     NormedResidual,
     RMSNorm,
+    RWKV6TimeMix,
+    RWKV7TimeMix,
     RWKVChannelMix,
     RWKVTimeMix,
+    module,
     trace,
 )
-from weft.ir import Graph, interpret
+from weft.ir import Graph, Value, interpret, ops
 
 from ..formulas import Array, X, close, rms, run, sigmoid, silu
 
@@ -132,3 +136,112 @@ def test_mlstm(rng: np.random.Generator) -> None:
     centred = out - out.mean(-1, keepdims=True)
     normed = (centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)).reshape(2, 6, 10) * p["norm.weight"]
     close(y, (normed * sigmoid(x @ p["gate.weight"].T)) @ p["out.weight"].T, 1e3)
+
+
+def earlier(x: Array) -> Array:
+    return np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], 1)
+
+
+def normed(y: Array, weight: Array, bias: Array | float, eps: float, heads: int = 4) -> Array:
+    apart = y.reshape(*y.shape[:2], heads, -1)
+    apart = apart - apart.mean(-1, keepdims=True)
+    return (apart / np.sqrt((apart**2).mean(-1, keepdims=True) + eps)).reshape(y.shape) * weight + bias
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_rwkv_5_and_6(static: bool, rng: np.random.Generator) -> None:
+    """Peng 2024, sections 4.1 and 4.2, token by token and head by head."""
+    x, y, p = run(RWKV6TimeMix(4, 5, 6, static=static), rng)
+    change = earlier(x) - x
+
+    def share(name: str) -> Array:
+        if static:
+            return x + change * p[f"{name}.mix"]
+        lora = np.tanh((x + change * p["mix"]) @ p[f"{name}.mix_down.weight"].T) @ p[f"{name}.mix_up.weight"].T
+        return x + change * (p[f"{name}.mix"] + lora)
+
+    r, k, v, g = (share(name) @ p[f"{name}.weight"].T for name in "rkvg")
+    d = np.broadcast_to(p["decay"], x.shape)
+    if not static:
+        d = d + np.tanh(share("w") @ p["decay_down.weight"].T) @ p["decay_up.weight"].T
+    w, out = np.exp(-np.exp(d)), np.zeros_like(x)
+    for row in range(2):
+        for h in range(4):
+            s, state = slice(4 * h, 4 * h + 4), np.zeros((4, 4))
+            for t in range(6):
+                now = np.outer(k[row, t, s], v[row, t, s])
+                out[row, t, s] = r[row, t, s] @ (np.diag(p["bonus"][s]) @ now + state)
+                state = np.diag(w[row, t, s]) @ state + now
+    close(y, (silu(g) * normed(out, p["norm.weight"], p["norm.bias"], 64e-5)) @ p["out.weight"].T, 200)
+
+
+@module
+class Pair:
+    """Two mixers, of which the second has the values of the first."""
+
+    first: RWKV7TimeMix
+    second: RWKV7TimeMix
+
+    def __call__(self, x: Value) -> Value:
+        return self.second(ops.affine(self.first(x), by=0.001))
+
+
+def test_rwkv_7(rng: np.random.Generator) -> None:
+    """Peng 2025, section 4, token by token and head by head."""
+    pair = Pair(RWKV7TimeMix(4, 5, 6, 7, 8, keep_values="v"), RWKV7TimeMix(4, 5, 6, 7, 8, mix_values="v"))
+    x, y, params = run(pair, rng)
+    shift, values = params.pop("shift.weight", None), None
+    assert shift is None  # it follows from a formula
+    for layer in ("first", "second"):
+        p = {name.removeprefix(f"{layer}."): a for name, a in params.items() if name.startswith(layer)}
+        change = earlier(x) - x
+        mixed = {name: x + change * p[f"{name}.mix"] for name in "rwkvag"}
+
+        def low(name: str, of: str, p: dict[str, Array] = p, mixed: dict[str, Array] = mixed) -> Array:
+            return sigmoid(mixed[of] @ p[f"{name}_down.weight"].T @ p[f"{name}_up.weight"].T + p[f"{name}_up.bias"])
+
+        r, k, v = (mixed[name] @ p[f"{name}.weight"].T for name in "rkv")
+        values = v if values is None else values
+        if layer == "second":
+            v = v + (values - v) * low("value", "v")
+        d = np.tanh(mixed["w"] @ p["decay_down.weight"].T) @ p["decay_up.weight"].T + p["decay_up.bias"]
+        w, a = np.exp(-np.exp(-0.5) * sigmoid(d)), low("rate", "a")
+        g = sigmoid(mixed["g"] @ p["gate_down.weight"].T) @ p["gate_up.weight"].T
+        removal, out = k * p["removal"], np.zeros_like(x)
+        k = k * (1 + (a - 1) * p["growth"])
+        for row in range(2):
+            for h in range(4):
+                s, state = slice(4 * h, 4 * h + 4), np.zeros((4, 4))
+                for t in range(6):
+                    c = removal[row, t, s] / np.linalg.norm(removal[row, t, s])
+                    state = state @ (np.diag(w[row, t, s]) - np.outer(c, a[row, t, s] * c))
+                    state = state + np.outer(v[row, t, s], k[row, t, s])
+                    out[row, t, s] = state @ r[row, t, s]
+        own = (r * k * p["bonus"]).reshape(2, 6, 4, 4).sum(-1, keepdims=True) * v.reshape(2, 6, 4, 4)
+        read = normed(out, p["norm.weight"], p["norm.bias"], 64e-5) + own.reshape(x.shape)
+        made = (g * read) @ p["out.weight"].T
+        x = 0.001 * made
+    close(y, made, 1000)
+
+
+@pytest.mark.parametrize("conv", [None, 3])
+def test_the_scalar_lstm(conv: int | None, rng: np.random.Generator) -> None:
+    """Beck 2024, equations 8 to 15, without their stabilizer."""
+    x, y, p = run(SLSTM(4, conv), rng)
+    smooth = x
+    if conv is not None:
+        padded = np.concatenate([np.zeros((2, conv - 1, 16)), x], 1)
+        parts = (padded[:, i : i + 6] * p["conv.weight"][:, i] for i in range(conv))
+        smooth = silu(np.sum([*parts], 0) + p["conv.bias"])
+    out, c, n, h = np.zeros_like(x), *(np.zeros((2, 16)) for _ in range(3))
+    for t in range(6):
+        gates = {}
+        for name in "zifo":
+            recur = p[f"{name}.recur"].reshape(4, 4, 4)
+            back = np.einsum("bhd,hed->bhe", h.reshape(2, 4, 4), recur).reshape(2, 16)
+            given = (smooth if name in "if" else x)[:, t]
+            gates[name] = given @ p[f"{name}.weight"].T + p[f"{name}.bias"] + back
+        f, i = sigmoid(gates["f"]), np.exp(gates["i"])
+        c, n = f * c + i * np.tanh(gates["z"]), f * n + i
+        h = out[:, t] = sigmoid(gates["o"]) * c / n
+    close(y, normed(out, p["norm.weight"], 0.0, 1e-6), 1000)

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.recipes import Recipe, Reshape
+from weft.ir.recipes import Full, Recipe, Reshape
 
 from ....dsl import RMSNorm, RoPE, ScoredKeysAttention, Temperature
-from ...tables.family import Config, Fetch, Rule, key, required
-from ...tables.rope_config import rope_of, rope_settings, rope_with, ropes_by_type
+from ...tables import gguf
+from ...tables.family import Config, Fetch, Loader, Rule, key, required
+from ...tables.rope_config import rope_of, rope_of_gguf, rope_settings, rope_with, ropes_by_type
 from ...tables.settings import Settings
 from ...tables.templates import half, halves_swapped, shifted
-from .llama import COHERE, GRANITE, LLAMA, MISTRAL, OLMO2, alternating, windows
+from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, alternating, windows
 
 
 def rotary_where_local(rope: Rule, local: Rule) -> Rule:
@@ -32,6 +33,7 @@ ARCEE = LLAMA.but(
     activation=key("hidden_act", default="relu2"),
     gated=False,
     transformers="ArceeForCausalLM",
+    gguf=LLAMA_GGUF.but("arcee", activation="relu2", gated=False, moe=None, loader=Loader(free_heads=True)),
 )
 
 
@@ -46,15 +48,24 @@ def _llama3(theta: float, factor: float) -> dict[str, Any]:
     return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **numbers}
 
 
+def _in_each_layer(config: Config, name: str) -> list[float]:
+    """The numbers of a key that may say one for all layers."""
+    (said,) = required(config, name)
+    return said if isinstance(said, list) else [said] * config["block_count"]
+
+
+def _of_layer(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
+    """The number that a GGUF file has under the key `name` for the layer."""
+    return lambda fetch, part, settings: Full(settings.multipliers[name][int(fetch.layer)], (1,))
+
+
+_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 APERTUS = LLAMA.but(
     "apertus",
     names={
         "layers.{i}.attn_norm": "layers.{i}.attention_layernorm",
         "layers.{i}.ffn_norm": "layers.{i}.feedforward_layernorm",
-        **{
-            f"layers.{{i}}.ffn.activation.{n}": _one(f"layers.{{i}}.mlp.act_fn.{n}")
-            for n in ("alpha_p", "alpha_n", "beta", "eps")
-        },
+        **{f"layers.{{i}}.ffn.activation.{n}": _one(f"layers.{{i}}.mlp.act_fn.{n}") for n in _XIELU},
     },
     eps=key("rms_norm_eps", default=1e-5),
     activation=key("hidden_act", default="xielu"),
@@ -62,6 +73,14 @@ APERTUS = LLAMA.but(
     ffn_bias=False,
     qk_norm="head",
     rope=rope_with(rope_theta=12e6, rope_parameters=_llama3(12e6, 8.0)),
+    gguf=gguf.BASE.but(
+        "apertus",
+        names={f"layers.{{i}}.ffn.activation.{n}": _of_layer(f"xielu.{n}") for n in _XIELU},
+        found={"qk_norm": lambda keys: "head"},
+        activation="xielu",
+        gated=False,
+        multipliers=lambda c: {f"xielu.{n}": _in_each_layer(c, f"xielu.{n}") for n in _XIELU},
+    ),
 )
 SEED_OSS = LLAMA.but(
     "seed_oss",
@@ -70,6 +89,7 @@ SEED_OSS = LLAMA.but(
     qkv_bias=key("attention_bias", default=True),
     out_bias=key("attention_out_bias", default=False),
     transformers="SeedOssForCausalLM",
+    gguf=gguf.BASE.but("seed_oss", names=gguf.NORM_AFTER, loader=Loader(optional_biases="q", free_heads=True)),
 )
 HELIUM = LLAMA.but(
     "helium",
@@ -103,6 +123,13 @@ GLM4 = GLM.but(
     },
     arrangement="sandwich",
     transformers="Glm4ForCausalLM",
+    gguf=gguf.BASE.but(
+        "glm4",
+        names={"layers.{i}.ffn.gate": half("blk.{i}.ffn_up", 0), "layers.{i}.ffn.up": half("blk.{i}.ffn_up", 1)},
+        # Sections are those of M-RoPE, for which the converter reorders the rows.
+        rope=lambda c: (rope_of_gguf if any(c.get("rope.dimension_sections") or ()) else gguf.interleaved)(c),
+        arrangement="sandwich",
+    ),
 )
 NANOCHAT = LLAMA.but(
     "nanochat",
@@ -148,6 +175,14 @@ MINISTRAL3 = MISTRAL.but(
     window=key("sliding_window", default=None),
 )
 EVERY_FOURTH_GLOBAL = alternating(4, period="sliding_window_pattern")
+_WINDOW = "attention.sliding_window"
+
+
+def _exaone4_file(config: Config) -> Config:
+    """The keys of a GGUF file, with the window of the model of 32 B where it is left out."""
+    return {_WINDOW: 4096, **config} if config["block_count"] == 64 else config
+
+
 EXAONE4 = OLMO2.but(
     "exaone4",
     qk_norm="head",
@@ -156,6 +191,12 @@ EXAONE4 = OLMO2.but(
     window=EVERY_FOURTH_GLOBAL,
     rope=lambda c: (rotary_where_local(rope_of, EVERY_FOURTH_GLOBAL) if c.get("sliding_window", 4096) else rope_of)(c),
     transformers="Exaone4ForCausalLM",
+    gguf=gguf.BASE.but(
+        "exaone4",
+        arrangement="post_sublayer",
+        window=lambda c: gguf.windows(4)(_exaone4_file(c)),
+        rope=lambda c: (gguf.rotary_where_local(4) if _exaone4_file(c).get(_WINDOW) else rope_of_gguf)(c),
+    ),
 )
 OLMO3 = OLMO2.but(
     "olmo3",
@@ -188,6 +229,7 @@ HUNYUAN = LLAMA.but(
     qk_norm="head",
     qk_norm_last=True,
     transformers="HunYuanDenseV1ForCausalLM",
+    gguf=gguf.BASE.but("hunyuan-dense", qk_norm_last=True, loader=Loader(free_heads=True, qk_norm=True)),
 )
 ERNIE4_5 = LLAMA.but(
     "ernie4_5",
@@ -200,6 +242,7 @@ ERNIE4_5 = LLAMA.but(
     ffn_bias=key("use_bias", default=False),
     tie=key("tie_word_embeddings", default=True),
     transformers="Ernie4_5ForCausalLM",
+    gguf=gguf.BASE.but("ernie4_5", rope=gguf.interleaved),
 )
 BITNET = LLAMA.but(
     "bitnet",
@@ -229,6 +272,7 @@ NEMOTRON = LLAMA.but(
     activation=key("hidden_act", default="relu2"),
     gated=False,
     transformers="NemotronForCausalLM",
+    gguf=gguf.UNGATED.but("nemotron", activation="relu2", loader=Loader("n", "qof", head="own", partial_rope=True)),
 )
 CWM = LLAMA.but(
     "cwm",
@@ -299,6 +343,15 @@ COHERE2 = COHERE.but(
     rope=rotary_where_local(rope_with(rope_theta=1e4, interleaved=True), EVERY_FOURTH_GLOBAL),
     ffn_bias=False,
     transformers="Cohere2ForCausalLM",
+    gguf=gguf.BASE.but(
+        "cohere2",
+        norm="layer",
+        arrangement="parallel",
+        window=gguf.windows(4),
+        rope=gguf.rotary_where_local(4, interleaved=True),
+        logit_scale=key("logit_scale"),
+        loader=Loader(head="tied", windows=True),
+    ),
 )
 
 

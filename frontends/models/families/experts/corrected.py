@@ -10,6 +10,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe, Reshape, Slice
 
 from ....dsl import MLA, GatedMLP, MoE, RoPE
+from ...tables import gguf
 from ...tables.family import Config, Fetch, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_with, ropes_by_type
 from ...tables.settings import Settings
@@ -42,6 +43,7 @@ DOTS1 = LLAMA.but(
     qk_norm="head",
     window=lambda c: windows(c, c.get("sliding_window", 4096), _dots_types(c)),
     moe=experts_after(corrected(renormalize=False, scale=1.0, groups=1, top_groups=1), first_dense=0),
+    gguf=gguf.MIXED.but("dots1", moe=gguf.routed("sigmoid")),
 )
 GLM4_MOE = LLAMA.but(
     "glm4_moe",
@@ -53,6 +55,7 @@ GLM4_MOE = LLAMA.but(
     out_bias=False,
     qk_norm=lambda c: "head" if c.get("use_qk_norm") else "none",
     moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1), first_dense=1),
+    gguf=gguf.MIXED.but("glm4moe", names=gguf.NORM_AFTER, moe=gguf.routed("sigmoid")),
 )
 SOLAR_OPEN = GLM4_MOE.but(
     "solar_open",
@@ -74,6 +77,9 @@ EXAONE_MOE = LLAMA.but(
     window=EVERY_FOURTH_GLOBAL,
     rope=rotary_where_local(rope_of, EVERY_FOURTH_GLOBAL),
     moe=experts_after(corrected(groups=1, top_groups=1), first_dense=1),
+    gguf=gguf.MIXED.but(
+        "exaone-moe", window=gguf.windows(4), rope=gguf.rotary_where_local(4), moe=gguf.routed("sigmoid")
+    ),
 )
 HY_V3 = LLAMA.but(
     "hy_v3",
@@ -117,6 +123,16 @@ AFMOE = LLAMA.but(
     window=_AFMOE_WINDOWS,
     rope=rotary_where_local(rope_of, _AFMOE_WINDOWS),
     moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1, factor="route_scale"), first_dense=1, shared=2),
+    gguf=gguf.MIXED.but(
+        "afmoe",
+        names={"layers.{i}.attn.gate": "blk.{i}.attn_gate"},
+        arrangement="sandwich",
+        embed_scale=lambda c: math.sqrt(c["embedding_length"]),  # files do not say whether; llama.cpp always does
+        gate=True,
+        window=gguf.windows(4),
+        rope=gguf.rotary_where_local(4),
+        moe=gguf.routed("sigmoid"),
+    ),
 )
 FLEX_OLMO = OLMO2.but(
     "flex_olmo",
@@ -143,6 +159,7 @@ HUNYUAN_MOE = HUNYUAN.but(
         **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_mlp"),
     },
     moe=_hunyuan_moe,
+    gguf=gguf.MIXED.but("hunyuan-moe", qk_norm_last=True, moe=gguf.routed("softmax", renormalize=True)),
 )
 
 
@@ -170,6 +187,9 @@ MINIMAX_M2 = MIXTRAL.but(
     qk_norm="full",
     moe=_sigmoid_mixtral,
     transformers="MiniMaxM2ForCausalLM",
+    gguf=gguf.MIXED.but(
+        "minimax-m2", found={"qk_norm": lambda keys: "full"}, moe=gguf.routed("sigmoid", renormalize=True)
+    ),
 )
 
 
@@ -208,6 +228,12 @@ ERNIE4_5_MOE = ERNIE4_5.but(
     head_dim=key("head_dim", default=None),
     head_bias=key("use_bias", default=False),
     moe=in_layers(_ernie_moe, _ernie_sparse),
+    gguf=gguf.MIXED.but(
+        "ernie4_5-moe",
+        names={"layers.{i}.ffn.router.correction": gguf.shaped("blk.{i}.exp_probs_b.bias", -1)},
+        rope=gguf.interleaved,
+        moe=gguf.routed("softmax", renormalize=True, correction=True),
+    ),
 )
 
 
@@ -237,6 +263,7 @@ GRANITE_MOE_SHARED = GRANITE_MOE.but(
         "layers.{i}.ffn.shared.down": "layers.{i}.shared_mlp.output_linear",
     },
     moe=_granite_shared,
+    gguf=GRANITE_MOE.gguf,
 )
 GRANITE_MOE_SWA = GRANITE_MOE_SHARED.but(
     "granitemoe_swa",

@@ -20,7 +20,6 @@ from ..dense.llama import LLAMA
 from .mixtral import SPARSE, activation
 
 _NORM = RMSNorm(1e-6)  # of the latents, whatever the config says of the other norms
-_SIGMOID = 2  # expert_gating_func
 
 
 def latent_of(settings: Settings) -> MLA:
@@ -160,24 +159,6 @@ def _gguf_mla(config: Config) -> MLA:
     )
 
 
-def _gguf_experts(config: Config) -> MoE:
-    sigmoid = config.get("expert_gating_func") == _SIGMOID
-    hidden, groups = key("expert_feed_forward_length")(config), config.get("expert_group_count", 1)
-    return MoE(
-        key("expert_count")(config),
-        hidden,
-        key("expert_used_count")(config),
-        scoring="sigmoid" if sigmoid else "softmax",
-        correction=sigmoid,
-        renormalize=config.get("expert_weights_norm", False),
-        scale=config.get("expert_weights_scale", 1.0),
-        groups=groups,
-        top_groups=config.get("expert_group_used_count", 1),
-        group_score="max" if groups > 1 and not sigmoid else "top2",
-        shared=GatedMLP(hidden * key("expert_shared_count")(config)),
-    )
-
-
 DEEPSEEK_GGUF = gguf.MIXED.but(
     "deepseek2",
     names={
@@ -190,7 +171,7 @@ DEEPSEEK_GGUF = gguf.MIXED.but(
         "layers.{i}.attn.v_up": _heads_of("blk.{i}.attn_v_b"),
     },
     mixer=_gguf_mla,
-    moe=gguf.per_layer(_gguf_experts, gguf.SPARSE),
+    moe=gguf.routed("softmax"),
 )
 DEEPSEEK_V2 = LLAMA.but(
     "deepseek_v2",
