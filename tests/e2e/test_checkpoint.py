@@ -58,7 +58,7 @@ def _power_of_two(x: float) -> bool:
     return abs(math.frexp(x)[0]) == 0.5
 
 
-@pytest.mark.parametrize("name", each(4, DECODERS))
+@pytest.mark.parametrize("name", each(8, DECODERS))
 def test_transformers_loads_what_was_written(name: str, tmp_path: Path) -> None:
     model = ROWS[name].save(tmp_path / "hf")
     source = load_source(tmp_path / "hf")
@@ -82,7 +82,7 @@ def test_encoders(name: str, tmp_path: Path) -> None:
             assert np.array_equal(*pair) if is_exact(source.graph) else error(*pair) < 1e-5
 
 
-@pytest.mark.parametrize("name", each(2, SEQ2SEQ))
+@pytest.mark.parametrize("name", each(3, SEQ2SEQ))
 def test_encoder_decoders(name: str, tmp_path: Path) -> None:
     """Sinusoids that a checkpoint stores are made anew by either side."""
     row = SEQ2SEQ[name]
@@ -93,7 +93,7 @@ def test_encoder_decoders(name: str, tmp_path: Path) -> None:
     assert np.array_equal(*(answered(net, pairs(row), LENGTH) for net in (again, model)))
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("name", each(4, ONE_OF_EACH))
 def test_transformers_computes_with_new_values(name: str, tmp_path: Path) -> None:
     """Parameters that were changed here, as by training, have the same effect there."""
     model = ROWS[name].save(tmp_path / "hf")

@@ -22,7 +22,7 @@ from weft.frontends.model import Model
 from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, WeftError, interpret, ops
 
-from ..sampling import each
+from ..sampling import ALL, each
 from .families import LENGTH, ROWS, VOCAB, error, reference
 from .seq2seq import SEQ2SEQ
 from .test_genai import generated
@@ -67,7 +67,7 @@ def anonymous(model: Model) -> Model:
 # -- nothing rewritten
 
 
-@pytest.mark.parametrize("name", each(2, PROPOSED))
+@pytest.mark.parametrize("name", each(3, PROPOSED))
 def test_the_family_is_seen_in_the_graph(name: str, tmp_path: Path) -> None:
     """Without its config, and without rounding: the tensors are those of the checkpoint to the bit, and the config says
     what its own does."""
@@ -87,7 +87,7 @@ def test_the_family_is_seen_in_the_graph(name: str, tmp_path: Path) -> None:
         assert error(reference(loaded(tmp_path / "out"), IDS), reference(model, IDS)) <= 1e-5
 
 
-@pytest.mark.parametrize("name", each(2, OTHERS.values()))
+@pytest.mark.parametrize("name", each(3, OTHERS.values()))
 def test_other_families_keep_their_config(name: str, tmp_path: Path) -> None:
     row = ROWS[name]
     kind = type(row.save(tmp_path / "hf"))
@@ -135,7 +135,7 @@ def test_rewritten_models_are_what_the_graph_is(name: str, pipeline: str, family
     assert error(reference(loaded(tmp_path / "out"), IDS), meaning(model.graph)) <= 1e-4
 
 
-@pytest.mark.parametrize("name", ["llama-mha-biases", "qwen2-gqa-tied"])
+@pytest.mark.parametrize("name", each(2, ["llama-mha-biases", "qwen2-gqa-tied"]))
 def test_a_scale_that_no_config_says_goes_into_the_queries(name: str, tmp_path: Path) -> None:
     """Of the families with windows none has a scale of its own."""
     ROWS[name].save(tmp_path / "hf")
@@ -274,10 +274,11 @@ def test_smollm2_from_gguf_to_transformers(smollm2: tuple[Path, Path], smollm2_g
 
 def test_one_key_and_value_head_in_every_runtime(smollm2_gguf: Path, tmp_path: Path) -> None:
     """SmolLM2 with one key/value head fitted to its three: transformers and onnxruntime-genai agree, and the cache is
-    a third."""
+    a third. `make test` keeps its first six layers."""
     np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(0, 49_152, (1, 96)))
-    fitted = f"mha-to-gqa{{kv_heads=1, method=svd, calibration={json.dumps(str(tmp_path / 'ids.npy'))}}}"
-    whole, small = load_source(smollm2_gguf), rewrite(load_source(smollm2_gguf), fitted)
+    few = "" if ALL else 'prune-layers{layers="6-29"}, '
+    fitted = f"{few}mha-to-gqa{{kv_heads=1, method=svd, calibration={json.dumps(str(tmp_path / 'ids.npy'))}}}"
+    whole, small = (rewrite(load_source(smollm2_gguf), passes) for passes in (f"{few}dce", fitted))
     assert weft.inspect(whole).cache_per_token == 3 * weft.inspect(small).cache_per_token
     export(small, tmp_path / "hf")
     prompt = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")("The capital of France is")["input_ids"]

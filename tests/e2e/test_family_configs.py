@@ -31,7 +31,7 @@ def edited(folder: Path, *absent: str, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", each(3, DECODERS))
+@pytest.mark.parametrize("name", each(5, DECODERS))
 def test_absent_keys_mean_the_defaults_of_transformers(name: str, tmp_path: Path) -> None:
     model: Any = ROWS[name].save(tmp_path)
     graph = load_source(tmp_path).graph

@@ -21,7 +21,7 @@ DECODERS = [name for name, row in VARIED.items() if row.is_decoder]
 UNLIKE = ("diffllama", "doge", "mimo_v2_flash")
 PROMPT = 10  # tokens, more than the windows hold
 CASES = [
-    *((name, "ort-cpu") for name in each(3, DECODERS)),
+    *((name, "ort-cpu") for name in each(5, DECODERS)),
     *((name, "onnx") for name in ("gpt2-tied", "mistral-gqa", "gemma2", "mixtral", "gpt-oss", "deepseek-v3", "jamba")),
 ]
 

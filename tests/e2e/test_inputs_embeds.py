@@ -14,6 +14,7 @@ import weft
 from weft.frontends import load_source
 from weft.ir import WeftError
 
+from ..sampling import by_turns
 from .families import LENGTH, ROWS, VOCAB, error
 from .test_families import CHUNKS
 
@@ -60,8 +61,7 @@ def in_onnx(folder: Path, rows: np.ndarray, chunk: int) -> np.ndarray:
     return np.concatenate(found, 1)
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort-cpu", "torch"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "target"), by_turns(NAMES, ["onnx", "ort-cpu", "torch"]))
 def test_embeddings_equal_transformers(name: str, target: str, tmp_path: Path) -> None:
     rows, want = embedded(name, tmp_path / "hf")
     taken = f"take-embeddings{{scaled={str(name in SCALED).lower()}}}"

@@ -20,6 +20,7 @@ from weft.ir import WeftError
 from weft.ir.recipes.blocks import AsStored
 from weft.passes import run_passes
 
+from ..sampling import by_turns
 from . import integer_checkpoints as checkpoints
 from .integer_checkpoints import VOCAB, Codes
 
@@ -98,8 +99,7 @@ def test_the_numbers_are_those_that_codes_stand_for(case: str, tmp_path: Path) -
             np.testing.assert_array_equal(found, w.numbers[start:stop].astype(np.float32))
 
 
-@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "target"), by_turns(CASES, ["ort-cpu", "torch"]))
 def test_kept_codes_compute_the_same(case: str, target: str, tmp_path: Path) -> None:
     how, pack, drawn = CASES[case]
     folder, plain, weights = checkpoints.model(tmp_path, how, pack, **drawn)

@@ -21,6 +21,7 @@ from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir import Graph, interpret
 
 from ..backends.onnx.test_quantized import products, write
+from ..sampling import each
 from .test_quantized_folders import in_fp8, in_mxfp4
 
 FOLD = "fold-norm-scale{untie=true}, pack-qkv"
@@ -111,13 +112,16 @@ def hollow(folder: Path, dim: int = 768, layers: int = 8, ffn: int = 3072, vocab
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ("opt", "-p", f"{FOLD}, pack-gate-up"),
-        ("opt", "-p", "mha-to-gqa{kv_heads=4}, fuse-norm-linear{untie=true}"),
-        ("export", "-p", FOLD),
-        ("export", "-p", FOLD, "--format", "gguf", "--dtype", "q8_0"),
-        ("export", "--format", "safetensors", "--dtype", "f16"),
-    ],
+    each(
+        3,
+        [
+            ("opt", "-p", f"{FOLD}, pack-gate-up"),
+            ("opt", "-p", "mha-to-gqa{kv_heads=4}, fuse-norm-linear{untie=true}"),
+            ("export", "-p", FOLD),
+            ("export", "-p", FOLD, "--format", "gguf", "--dtype", "q8_0"),
+            ("export", "--format", "safetensors", "--dtype", "f16"),
+        ],
+    ),
     ids=" ".join,
 )
 def test_memory_does_not_grow_with_the_model(command: tuple[str, ...], tmp_path: Path) -> None:

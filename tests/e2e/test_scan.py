@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.recurrences import RECURRENCES, Mixer
+from tests.sampling import by_turns
 from weft import Block, Decoder, GatedMLP, RMSNorm, load
 from weft import compile as compile_model
 from weft.ir import Graph, interpret
@@ -48,8 +49,7 @@ def test_calls_add_up_to_one_pass(kind: str) -> None:
     run_passes(model(kind), "kv-cache, last-token-logits", verify=True)
 
 
-@pytest.mark.parametrize("target", TARGETS[:3])
-@pytest.mark.parametrize("kind", RECURRENCES)
+@pytest.mark.parametrize(("kind", "target"), by_turns(RECURRENCES, TARGETS[:3]))
 def test_compiled(kind: str, target: str, tmp_path: Path) -> None:
     graph, ids = model(kind), tokens(LENGTH)
     wanted = logits(graph, ids[None])[0]

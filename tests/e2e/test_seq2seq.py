@@ -1,7 +1,8 @@
 """The table test of encoder-decoders: tiny random models against transformers, on every target.
 
 Sources of unequal lengths are padded; answers of 24 tokens run as one pass, in chunks, and token by token, in
-transformers too, since the tokens of a call compete for the capacity of experts.
+transformers too, since the tokens of a call compete for the capacity of experts. `make test` runs each model on one
+target, by turns.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from weft.frontends.models.tables.verified import Errors
 from weft.ir import WeftError, interpret
 
 from ..frontends.formats.weft.sealing import seal_again
+from ..sampling import by_turns
 from .families import LENGTH, error
 from .seq2seq import SEQ2SEQ, answered, pairs
-from .test_families import CHUNKS, TARGETS, note
+from .test_families import CHUNKS, TARGETS, note, sampled
 
 CAPACITY = 32  # of the caches
 STEPS = 12  # of generation
@@ -73,8 +75,7 @@ def _run(session: ort.InferenceSession, known: dict[str, np.ndarray]) -> dict[st
     return dict(zip(names, session.run(None, {i.name: known[i.name] for i in session.get_inputs()}), strict=True))
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", SEQ2SEQ)
+@pytest.mark.parametrize(("name", "target"), sampled(SEQ2SEQ, TARGETS))
 def test_answers_equal_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
     row = SEQ2SEQ[name]
     model = row.save(tmp_path / "hf")
@@ -176,8 +177,9 @@ def test_packed_weights_compute_the_same(tmp_path: Path) -> None:
     assert np.array_equal(*logits)
 
 
-@pytest.mark.parametrize("against", ["source", "transformers"])
-@pytest.mark.parametrize("options", [{}, {"target": "onnx"}, {"dtype": "f16"}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "against"), by_turns([{}, {"target": "onnx"}, {"dtype": "f16"}], ["source", "transformers"]), ids=str
+)
 def test_verify_looks_into_both_halves(options: dict[str, Any], against: str, tmp_path: Path) -> None:
     SEQ2SEQ["switch"].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", **options)
@@ -224,8 +226,7 @@ def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
         assert {n.domain for n in proto.graph.node} == {""}
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.parametrize("name", ["t5", "bart", "switch-overflow"])
+@pytest.mark.parametrize(("name", "dtype"), by_turns(["t5", "bart", "switch-overflow"], ["f16", "bf16"]))
 def test_both_halves_stay_on_the_gpu(name: str, dtype: str, tmp_path: Path) -> None:
     """Foreseen from the kernels of the CUDA provider, as for decoders in tests/backends/onnx/test_cuda_structure.py."""
     SEQ2SEQ[name].save(tmp_path / "hf")

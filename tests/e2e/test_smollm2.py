@@ -1,4 +1,7 @@
-"""SmolLM2 from its GGUF to English, held against Hugging Face transformers on the same dequantized weights."""
+"""SmolLM2 from its GGUF to English, held against Hugging Face transformers on the same dequantized weights.
+
+`make test` takes shorter texts than ``WEFT_TESTS=all``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,12 @@ import torch
 import weft
 from weft.backends.runtime.core.generate import Generator
 
-PROMPTS = (1, 512), (7, 512), (64, 50), (513, 512)  # tokens and chunk: the last two cross it, by several and by one
+from ..sampling import ALL
+
+CHUNK = 512 if ALL else 128
+PROMPTS = (1, CHUNK), (7, CHUNK), (64, 50), (CHUNK + 1, CHUNK)  # tokens and chunk: the last two cross it
+NEW = 64 if ALL else 24  # tokens that are generated
+TEXT = 200 if ALL else 32  # tokens that are scored
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +66,7 @@ def hf_greedy(hf_model: torch.nn.Module, ids: list[int], found: list[int]) -> li
 
 def test_logits_of_all_positions_equal_transformers(hf_model: torch.nn.Module, everything: Path) -> None:
     loaded = weft.load(everything)
-    text = np.random.default_rng(7).integers(20, 49_000, 513).tolist()
+    text = np.random.default_rng(7).integers(20, 49_000, CHUNK + 1).tolist()
     wanted = hf_logits(hf_model, text)  # of every beginning of it: no token sees a later one
     for length, chunk in PROMPTS:
         got, want = loaded.logits(text[:length], chunk=chunk), wanted[:length]
@@ -76,14 +84,14 @@ def test_kept_blocks_are_the_same_model(
     assert sum(f.stat().st_size for f in (tmp_path / "kept").iterdir()) < 0.45 * 538e6
     kept = weft.load(tmp_path / "kept")
     text = kept.tokenizer.encode((root / "LICENSE").read_text(encoding="utf-8"))
-    wanted = hf_logits(hf_model, text[:513])
-    for n in (1, 7, 64, 513):
-        assert np.abs(kept.logits(text[:n]) - wanted[:n]).max() <= 1e-4 * np.abs(wanted[:n]).max(), n
+    wanted = hf_logits(hf_model, text[: CHUNK + 1])
+    for n in (1, 7, 64, CHUNK + 1):
+        assert np.abs(kept.logits(text[:n], chunk=CHUNK) - wanted[:n]).max() <= 1e-4 * np.abs(wanted[:n]).max(), n
     ids = kept.tokenizer.encode("The three laws of motion, explained to a child: ")
     unstopped = Generator(kept.decoder, folder=kept.folder)
-    found = unstopped.generate(ids, max_tokens=64)[0].tokens
+    found = unstopped.generate(ids, max_tokens=NEW)[0].tokens
     assert found == hf_greedy(hf_model, ids, found)
-    assert len(found) == 64
+    assert len(found) == NEW
 
 
 @pytest.mark.parametrize("chunk", [512, 33, 7])
@@ -91,18 +99,20 @@ def test_greedy_tokens_equal_transformers_whatever_the_chunk(
     hf_model: torch.nn.Module, model: Generator, chunk: int
 ) -> None:
     ids = model.tokenizer.encode("The three laws of motion, explained to a child: " * 8)
-    unstopped = Generator(model.decoder, folder=model.folder)  # no stop tokens: all 64 are compared
-    found = unstopped.generate(ids, max_tokens=64, chunk=chunk)[0].tokens
+    unstopped = Generator(model.decoder, folder=model.folder)  # no stop tokens: all are compared
+    found = unstopped.generate(ids, max_tokens=NEW, chunk=chunk)[0].tokens
     assert found == hf_greedy(hf_model, ids, found)
-    assert len(found) == 64
+    assert len(found) == NEW
 
 
 def test_a_batch_of_unequal_prompts_equals_each_alone(model: Generator) -> None:
     texts = ["Hello", "The capital of France is", "List the first ten prime numbers, then explain why 1 is not one."]
-    together = model.generate(texts, max_tokens=24)
+    together = model.generate(texts, max_tokens=NEW // 2)
     long = [t * 10 for t in texts]  # 10 to 160 tokens: beyond one chunk, so rows are prefilled one by one
     together += model.generate(long, max_tokens=8, chunk=32)
-    alone = [model.generate(t, max_tokens=24)[0] for t in texts] + [model.generate(t, max_tokens=8)[0] for t in long]
+    alone = [model.generate(t, max_tokens=NEW // 2)[0] for t in texts] + [
+        model.generate(t, max_tokens=8)[0] for t in long
+    ]
     assert [r.tokens for r in together] == [r.tokens for r in alone]
 
 
@@ -117,15 +127,15 @@ def test_onnxruntime_genai_generates_the_same_from_the_same_folder(
     ids = tokenizer.encode(text).tolist()
     assert ids == model.tokenizer.encode(text)
     params = og.GeneratorParams(theirs)
-    params.set_search_options(max_length=len(ids) + 64, min_length=len(ids) + 64)
+    params.set_search_options(max_length=len(ids) + NEW, min_length=len(ids) + NEW)
     generator = og.Generator(theirs, params)
     generator.append_tokens(ids)
     found: list[int] = []
-    while not generator.is_done() and len(found) < 64:
+    while not generator.is_done() and len(found) < NEW:
         generator.generate_next_token()
         found.append(int(generator.get_next_tokens()[0]))
     assert found == hf_greedy(hf_model, ids, found)
-    assert len(found) == 64
+    assert len(found) == NEW
 
 
 def test_a_chat_gets_a_sensible_answer(model: Generator) -> None:
@@ -152,12 +162,12 @@ def test_its_likelihood_of_a_text_is_that_of_transformers(
     """Of the source, and of what was compiled from it."""
     text = tmp_path / "text.md"
     text.write_text((root / "docs" / "ir.md").read_text())
-    found = weft.evaluate([everything], against=smollm2_gguf, text=text, tokens=200, device="cpu")
-    ids = torch.tensor([model.tokenizer.encode(text.read_text())[:201]])
+    found = weft.evaluate([everything], against=smollm2_gguf, text=text, tokens=TEXT, device="cpu")
+    ids = torch.tensor([model.tokenizer.encode(text.read_text())[: TEXT + 1]])
     with torch.inference_mode():
         loss = hf_model(ids, labels=ids).loss.item()
     original, same = found.scores
-    assert abs(original.nll - loss) < 1e-4 and found.tokens == 200
+    assert abs(original.nll - loss) < 1e-4 and found.tokens == TEXT
     assert (same.nll, same.kl, same.agreement) == (original.nll, 0, 1)
     assert original.parameters == sum(p.numel() for p in hf_model.parameters())
     assert original.cache_bytes == 30 * 3 * 64 * 2 * 4

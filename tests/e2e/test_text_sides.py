@@ -18,7 +18,7 @@ from weft.frontends import load_source
 from weft.frontends.models.tables.other_types import MULTIMODAL
 from weft.ir import WeftError
 
-from ..sampling import by_turns
+from ..sampling import by_turns, each
 from .families import GQA, LENGTH, ROWS, VOCAB, error, randomized
 
 TEXT = GQA | {
@@ -80,7 +80,7 @@ def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
         return np.asarray(model(input_ids=torch.from_numpy(ids)).logits.numpy())
 
 
-@pytest.mark.parametrize(("name", "target"), by_turns(MULTIMODAL, ["ort-cpu", "torch"]))
+@pytest.mark.parametrize(("name", "target"), each(3, by_turns(MULTIMODAL, ["ort-cpu", "torch"])))
 def test_texts_equal_transformers(name: str, target: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path / "hf")
     ids = np.random.default_rng(1).integers(3, VOCAB - 1, (1, LENGTH))

@@ -14,7 +14,7 @@ import torch
 import weft
 from weft.backends.runtime.core.generate import Generator
 
-from .test_smollm2 import hf_greedy, hf_logits
+from .test_smollm2 import NEW, hf_greedy, hf_logits
 
 PROMPT = "The three laws of motion, explained to a child: "
 
@@ -35,9 +35,9 @@ def model(folder: Path) -> Generator:
 
 @pytest.fixture(scope="module")
 def answer(model: Generator) -> list[int]:
-    """Its 64 greedy tokens after the prompt, whatever they are."""
+    """Its greedy tokens after the prompt, whatever they are."""
     unstopped = Generator(model.decoder, folder=model.folder)
-    tokens: list[int] = unstopped.generate(model.tokenizer.encode(PROMPT), max_tokens=64, chunk=7)[0].tokens
+    tokens: list[int] = unstopped.generate(model.tokenizer.encode(PROMPT), max_tokens=NEW, chunk=7)[0].tokens
     return tokens
 
 
@@ -68,7 +68,7 @@ def test_the_script_continues_as_transformers_where_weft_cannot_be_imported(
         (copy / script).write_bytes((folder / script).read_bytes())
     alone = "import runpy, sys; sys.modules['weft'] = None; del sys.argv[0]; sys.path[0] = sys.argv.pop(0); "
     alone += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    given = [copy / "generate.py", "--ids", ",".join(map(str, ids)), "--max-tokens", "64"]
+    given = [copy / "generate.py", "--ids", ",".join(map(str, ids)), "--max-tokens", str(NEW)]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-E", "-s", "-c", alone, copy, *map(str, given)],
         cwd=tmp_path,
@@ -79,7 +79,7 @@ def test_the_script_continues_as_transformers_where_weft_cannot_be_imported(
     assert done.returncode == 0, done.stderr
     found = [int(part) for part in done.stdout.split(",")]
     assert found == hf_greedy(hf_model, ids, found)
-    assert len(found) == 64 and not model.stop_ids.intersection(found)  # the text does not end before
+    assert len(found) == NEW and not model.stop_ids.intersection(found)  # the text does not end before
 
 
 def test_the_runtime_computes_and_continues_as_transformers(
@@ -91,7 +91,7 @@ def test_the_runtime_computes_and_continues_as_transformers(
     wanted = hf_logits(hf_model, ids)
     assert np.abs(model.logits(ids) - wanted).max() <= 1e-4 * np.abs(wanted).max()
     assert answer == hf_greedy(hf_model, ids, answer)
-    assert len(answer) == 64
+    assert len(answer) == NEW
 
 
 def test_blocks_give_the_same_tokens(

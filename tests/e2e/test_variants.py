@@ -1,4 +1,7 @@
-"""Every variant the language can say, compiled for both targets: whole, in chunks, token by token, as interpreted."""
+"""Every variant the language can say, compiled for both targets: whole, in chunks, token by token, as interpreted.
+
+`make test` runs each on one target, by turns.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,8 @@ from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, interpret
 from weft.ir.recipes import Normal
 from weft.ir.schema.visible_keys import PATTERNS
+
+from ..sampling import by_turns
 
 LENGTH, DIM, VOCAB = 24, 32, 50
 ROPE = RoPE()
@@ -128,7 +133,7 @@ ENCODERS = {
     "experts": Block(Attention(4), MoE(4, 16, 2)),
 }
 
-targets = pytest.mark.parametrize("target", ["ort-cpu", "onnx"])
+TARGETS = ("ort-cpu", "onnx")
 
 
 def drawn(graph: Graph) -> Graph:
@@ -140,8 +145,7 @@ def drawn(graph: Graph) -> Graph:
     return graph
 
 
-@targets
-@pytest.mark.parametrize("name", [*DECODERS, *IN_ONE_CALL])
+@pytest.mark.parametrize(("name", "target"), by_turns([*DECODERS, *IN_ONE_CALL], TARGETS))
 def test_decoders(name: str, target: str, tmp_path: Path, rng: np.random.Generator) -> None:
     graph = drawn((DECODERS | IN_ONE_CALL)[name].graph())
     weft.compile(graph, tmp_path / "out", target=target, passes="default, -last-token-logits", max_length=LENGTH)
@@ -155,7 +159,7 @@ def test_decoders(name: str, target: str, tmp_path: Path, rng: np.random.Generat
         np.testing.assert_allclose(runnable.logits(ids, chunk), right, rtol=0, atol=1e-5 * np.abs(right).max())
 
 
-@targets
+@pytest.mark.parametrize("target", TARGETS)
 def test_noise_from_outside_and_a_loss(target: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """A graph as for training: seeded noise goes in, the load-balance loss comes out."""
     graph = drawn(feeds(MoE(4, 16, 2, noisy=True, aux_loss=0.01)).graph())
@@ -171,8 +175,7 @@ def test_noise_from_outside_and_a_loss(target: str, tmp_path: Path, rng: np.rand
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5 * np.abs(value).max())
 
 
-@targets
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(("name", "target"), by_turns(ENCODERS, TARGETS))
 def test_encoders(name: str, target: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """Of a padded batch: each row as if it were alone."""
     graph = drawn(Encoder(VOCAB, DIM, 2, ENCODERS[name], context=64).graph())
