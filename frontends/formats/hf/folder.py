@@ -211,7 +211,7 @@ def _text_side(folder: Folder) -> tuple[Family, dict[str, Any]] | None:
 
 
 def _rope_facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """How the pairs of a head are turned along three axes, in the form of graph.meta (pass multimodal-rope), where
+    """Say how the pairs of a head turn along three axes, in the form of graph.meta (pass multimodal-rope), where
     `config` says it; Qwen3's code knows one order only."""
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or "mrope_section" not in rope:
