@@ -14,9 +14,11 @@ import gguf.quants
 import numpy as np
 from safetensors.numpy import load_file
 
+from .gguf_further import FURTHER
 from .gguf_sparse import SPARSE, rearranged
 
 HEADS, GROUPS = 4, 2
+REORDERED = ("llama", "granite", "granitemoe", "olmo", "smollm3", "arcee")  # q and k, for RoPE of neighbours
 
 
 def interleaved(x: np.ndarray, heads: int) -> np.ndarray:
@@ -41,9 +43,9 @@ def per_head(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def converted(arch: str, name: str, x: np.ndarray, groups: int) -> np.ndarray:
     """Tensor `name` of a Hugging Face checkpoint as llama.cpp's converter stores it."""
-    if arch in ("llama", "granite", "granitemoe", "olmo", "smollm3") and ("q_proj" in name or "k_proj" in name):
+    if arch in REORDERED and ("q_proj" in name or "k_proj" in name):
         return interleaved(x, HEADS if "q_proj" in name else groups)
-    if arch.startswith("gemma") and name.endswith("norm.weight"):
+    if arch.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
         return x + np.float32(1)
     if arch == "gpt2" and x.ndim == 2 and ("attn" in name or "mlp" in name):
         return x.T
@@ -87,8 +89,11 @@ def write_gguf(
         writer.add_token_merges(["t 0"])
         writer.add_eos_token_id(5)
     known = next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == arch)
-    names = gguf.get_tensor_name_map(known, 3)
-    for name, tensor in rearranged(arch, per_head(load_file(folder / "model.safetensors"))).items():
+    names, tensors = gguf.get_tensor_name_map(known, facts["block_count"]), load_file(folder / "model.safetensors")
+    for kind_of_number in ("alpha_n", "alpha_p", "beta", "eps") if arch == "apertus" else ():
+        of_layers = [n for n in sorted(tensors) if n.endswith(f"act_fn.{kind_of_number}")]
+        writer.add_array(f"xielu.{kind_of_number}", [float(tensors.pop(n).item()) for n in of_layers])
+    for name, tensor in rearranged(arch, per_head(tensors)).items():
         if name.startswith("cls."):  # of no use for features
             continue
         short = name.removeprefix({"bloom": "transformer.", "bert": "bert."}.get(arch, ""))
@@ -272,4 +277,5 @@ MODELS: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
     ],
     "bert": [("bert", {}, MHA | LAYER_NORM | {"attention.layer_norm_epsilon": 1e-12})],
 }
-MODELS |= {arch: MODELS.get(arch, []) + models for arch, models in SPARSE.items()}
+for cases in (SPARSE, FURTHER):
+    MODELS |= {arch: MODELS.get(arch, []) + models for arch, models in cases.items()}

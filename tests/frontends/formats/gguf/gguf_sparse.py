@@ -30,6 +30,10 @@ def _rearranged(arch: str, name: str, x: np.ndarray) -> Tensors:
         return {f"{name}.weight": x.swapaxes(1, 2)}
     if name.endswith("down_proj_bias"):
         return {name.replace("_bias", ".bias"): x}
+    if arch.startswith("granite") and "shared_mlp" in name:  # beside experts
+        stem = f"blk.{re.findall(r'[0-9]+', name)[0]}.ffn"
+        parts = ("down",) if "output_linear" in name else ("gate", "up")
+        return {f"{stem}_{p}_shexp.weight": h for p, h in zip(parts, np.split(x, len(parts)), strict=True)}
     if "input_linear" in name:  # Granite: gate above up
         parts = ("experts.w1", "experts.w3")
         return {name.replace("input_linear", part): h for part, h in zip(parts, np.split(x, 2, 1), strict=True)}
@@ -45,6 +49,7 @@ def _rearranged(arch: str, name: str, x: np.ndarray) -> Tensors:
         "router.layer": "gate",
         "self_attn.sinks": "self_attn.sinks.weight",
         "e_score_correction_bias": "e_score_correction.bias",
+        "expert_bias": "expert_bias.bias",
         "dt_bias": "dt_proj.bias",
     }
     for old, new in renamed.items():

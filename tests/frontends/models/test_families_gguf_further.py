@@ -1,0 +1,77 @@
+"""GGUF files that say more, or less, than the converter of today writes: what weft takes for it, as llama.cpp does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft.frontends import load_source
+from weft.ir import WeftError
+
+from ..conftest import Save
+from ..formats.gguf.gguf_models import MODELS, write_gguf
+
+Written = Callable[..., tuple[Path, Path]]
+
+
+@pytest.fixture
+def written(save: Save, tmp_path: Path) -> Written:
+    """written(arch, without=(...), extra={...}, **keys): the folder of the first model of an architecture and its file,
+    without some keys and with others."""
+
+    def make(
+        arch: str, without: tuple[str, ...] = (), extra: dict[str, np.ndarray] | None = None, **keys: Any
+    ) -> tuple[Path, Path]:
+        model_type, config, metadata = MODELS[arch][0]
+        _, folder = save(model_type, pad_token_id=0, **config)
+        said = {key: value for key, value in {**metadata, **keys}.items() if key not in without}
+        path = tmp_path / "model.gguf"
+        write_gguf(path, folder, arch, extra or {}, False, said)
+        return folder, path
+
+    return make
+
+
+def same(folder: Path, path: Path) -> bool:
+    theirs, ours = (load_source(at).graph.nodes for at in (folder, path))
+    return [(str(n), n.attrs) for n in ours] == [(str(n), n.attrs) for n in theirs]
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys"),
+    [
+        ("dots1", ("expert_gating_func", "expert_weights_norm")),
+        ("glm4moe", ("expert_gating_func", "expert_weights_scale", "expert_group_count", "expert_group_used_count")),
+        ("minimax-m2", ("expert_gating_func",)),
+        ("exaone4", ("attention.sliding_window_pattern",)),
+        ("exaone-moe", ("attention.sliding_window_pattern", "expert_shared_feed_forward_length")),
+    ],
+)
+def test_what_may_be_left_out(arch: str, keys: tuple[str, ...], written: Written) -> None:
+    assert same(*written(arch, without=keys))
+
+
+def test_layers_that_predict_further_tokens_are_known_to_be_of_no_use(written: Written) -> None:
+    beyond = {f"blk.3.nextn.{n}.weight": np.zeros((2, 2), np.float32) for n in ("eh_proj", "enorm")}
+    folder, path = written("glm4moe", extra=beyond, block_count=4, nextn_predict_layers=1)
+    assert same(folder, path)
+    model = load_source(path)
+    assert (model.unread, sorted(model.ignored)) == ([], sorted(beyond))
+
+
+def test_an_unknown_score_of_experts_is_refused(written: Written) -> None:
+    _, path = written("glm4moe", expert_gating_func=4)
+    with pytest.raises(WeftError, match="expert_gating_func=4 is not supported; known are 1"):
+        load_source(path)
+
+
+def test_sections_turn_the_pairs_of_glm4(written: Written) -> None:
+    """The converter reorders the rows of models with M-RoPE, whose pairs are halves apart."""
+    _, path = written("glm4", **{"rope.dimension_sections": [2, 1, 1, 0]})
+    ropes = [node.attrs["interleaved"] for node in load_source(path).graph.nodes if node.op.name == "rope"]
+    assert ropes == [False] * len(ropes)
+    assert ropes
