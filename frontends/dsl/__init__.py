@@ -48,7 +48,15 @@ from .position_bias import ALiBi, RelativeTable, SinusoidalDistances, T5Bias
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
-from .signals import AudioEncoder, Convolution, GroupNorm, ImageEncoder, PositionalConvolution, SoundStem
+from .signals import (
+    AudioEncoder,
+    Convolution,
+    ConvolvedBlock,
+    GroupNorm,
+    ImageEncoder,
+    PositionalConvolution,
+    SoundStem,
+)
 from .state_space import Mamba, Mamba2
 from .streams import (
     AltUpLayer,
@@ -76,6 +84,7 @@ __all__ = [
     "AudioEncoder",
     "Block",
     "Convolution",
+    "ConvolvedBlock",
     "CrossAttention",
     "Decoder",
     "DifferentialAttention",

@@ -236,6 +236,36 @@ class PositionalConvolution:
 
 
 @module
+class ConvolvedBlock:
+    """`block`, and to what it makes a convolution of its input is added: N(block(x) + act(conv(x))), for tokens of an
+    encoder (He 2020, the first layer of DeBERTa-v2). Tokens of padding are 0 before it.
+
+    Parameters: those of `block` as without, ``conv.weight`` [dim, dim / groups, kernel], ``conv.bias``, ``conv_norm``.
+    """
+
+    block: Layer
+    kernel: int
+    groups: int = 1
+    activation: str = "tanh"
+    norm: Norm = LayerNorm()
+
+    def __post_init__(self) -> None:
+        need_modules(self, "block", "norm")
+        need_whole(self, "kernel", "groups")
+        need(self, self.kernel % 2 == 1, f"kernel={self.kernel} must be odd, for a token to be in its middle")
+        need_activation(self, self.activation)
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        need(self, x.width % self.groups == 0, f"groups={self.groups} does not divide the width {x.width}")
+        y, mask, around = named(self.block, "")(x), provided("key_mask"), (self.kernel - 1) // 2
+        shown = x if mask is None else masked(ops.unsqueeze(ops.cast(mask, to=dtypes.bool_), axes=(2,)), x)
+        made = conv1d(shown, x.width, self.kernel, "conv", padding=(around, around), groups=self.groups)
+        y = ops.add(y, activate(made, self.activation), name="convolved")
+        return named(self.norm, "conv_norm")(y)
+
+
+@module
 class SoundStem:
     """From sound to the frames that layers read: `convolutions`, a linear map `projects` behind a `norm`, positions.
 

@@ -23,6 +23,7 @@ _PUBLIC = {
         "AudioEncoder",
         "Block",
         "Convolution",
+        "ConvolvedBlock",
         "CrossAttention",
         "Decoder",
         "DifferentialAttention",

@@ -78,6 +78,9 @@ ALIKE = {
     "gte-without-types": Row("GteModel", COMMON | {"pad_token_id": 1, "type_vocab_size": 0}),
     "esm-absolute": Row("EsmModel", COMMON | {"pad_token_id": 1, "mask_token_id": 91, "emb_layer_norm_before": True}),
     "deberta-v2-linear": Row("DebertaV2Model", COMMON | DISENTANGLED | {"pos_att_type": "c2p", "type_vocab_size": 2}),
+    "deberta-v2-convolved": Row(
+        "DebertaV2Model", COMMON | DISENTANGLED | {"conv_kernel_size": 3, "conv_groups": 2, "conv_act": "gelu"}
+    ),
     "deberta-p2c": Row("DebertaModel", COMMON | DISENTANGLED | {"pos_att_type": ["p2c"]}),
     "big_bird-full": Row("BigBirdModel", COMMON | {"attention_type": "original_full", "hidden_act": "relu"}),
     "roformer": Row("RoFormerModel", COMMON | {"embedding_size": 24}, fixed=("embed_positions.weight",)),

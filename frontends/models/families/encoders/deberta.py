@@ -5,9 +5,9 @@ from __future__ import annotations
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe
 
-from ....dsl import DisentangledAttention, LayerNorm, RelativeTable
-from ...tables.family import Config, Fetch, Template, key
-from ...tables.settings import Settings
+from ....dsl import MLP, Block, ConvolvedBlock, DisentangledAttention, LayerNorm, RelativeTable
+from ...tables.family import Config, Fetch, Template, key, required
+from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import packed
 from .bert import BERT, LAYER
 
@@ -43,6 +43,19 @@ def _table(config: Config) -> RelativeTable | None:
     return RelativeTable(buckets, _span(config), norm) if buckets > 0 else RelativeTable(_span(config), norm=norm)
 
 
+def _convolved(config: Config) -> tuple[ConvolvedBlock | None, ...] | None:
+    """The first block with a convolution beside it, where the config has one."""
+    kernel = config.get("conv_kernel_size") or 0
+    if kernel <= 0:
+        return None
+    norm = LayerNorm(key("layer_norm_eps", default=1e-7)(config))
+    hidden, layers = required(config, "intermediate_size", "num_hidden_layers")
+    feed = MLP(hidden, ACTIVATIONS[config.get("hidden_act", "gelu")], bias=True)
+    act = ACTIVATIONS[config.get("conv_act", "tanh")]
+    block = Block(_attention(config), feed, norm, "post")
+    return (ConvolvedBlock(block, kernel, config.get("conv_groups", 1), act, norm), *[None] * (layers - 1))
+
+
 def _width(config: Config) -> int:
     width = int(key("hidden_size")(config))
     if config.get("embedding_size", width) != width:
@@ -58,6 +71,8 @@ DEBERTA_V2 = BERT.but(
         "layers.{i}.attn.pos_q": f"{SELF}.pos_query_proj",
         "relative.weight": "encoder.rel_embeddings.weight",
         "relative.norm": "encoder.LayerNorm",
+        "layers.{i}.conv": "encoder.conv.conv",
+        "layers.{i}.conv_norm": "encoder.conv.LayerNorm",
     },
     prefix="deberta.",
     found={"pooler": None},
@@ -68,13 +83,13 @@ DEBERTA_V2 = BERT.but(
         "mask_predictions.*",
         "pooler.*",
     ),
-    refuse={"conv_kernel_size": (0, None)},
     dim=_width,
     eps=key("layer_norm_eps", default=1e-7),
     learned_positions=lambda c: key("max_position_embeddings")(c) if c.get("position_biased_input", True) else None,
     token_types=key("type_vocab_size", default=0),
     relative=_table,
     mixer=_attention,
+    block=_convolved,
 )
 
 
@@ -97,4 +112,5 @@ DEBERTA = DEBERTA_V2.but(
     },
     refuse={"talking_head": (False, None), "share_att_key": (False, None), "position_buckets": (-1, 0, None)},
     mixer=lambda c: _attention(c, key_bias=False),
+    block=None,
 )
