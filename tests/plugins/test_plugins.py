@@ -21,6 +21,7 @@ from weft.backends.targets import TARGETS
 from weft.ir.errors import WeftError
 from weft.ir.registry import Alternatives, DeclaredTwice, Registry
 
+from ..sampling import each
 from ..warm import command
 
 HERE = Path(__file__).parent
@@ -248,7 +249,7 @@ for target, passes in (("ort-cpu", "default, -last-token-logits"), ("torch", "de
 """
 
 
-@pytest.mark.parametrize(("layout", "codes"), [("q3_64", 8), ("q4_64", 16), ("q5_64", 32)])
+@pytest.mark.parametrize(("layout", "codes"), each(2, [("q3_64", 8), ("q4_64", 16), ("q5_64", 32)]))
 def test_a_block_layout_from_outside(layout: str, codes: int, warm: Path, installed: Path) -> None:
     """Every kernel and lowering that takes its bits and groups takes it, with scales that f16 does not have."""
     (installed / "blocks.py").write_text(BLOCKS)
@@ -279,14 +280,14 @@ print(*(item.value for item in items))
         (["--target", "text", "--case", "odd"], "Invalid value for '--case'"),
     ],
 )
-def test_options_from_outside_are_checked(args: list[str], words: str, installed: Path) -> None:
-    done = run(installed, "-m", "weft", "compile", "model.py", "-o", "none", *args)
+def test_options_from_outside_are_checked(args: list[str], words: str, warm: Path, installed: Path) -> None:
+    done = run(installed, "compile", "model.py", "-o", "none", *args, program=warm)
     assert done.returncode == 2 and words in done.stderr
 
 
-def test_what_no_runtime_runs_says_so(weft: Weft, installed: Path) -> None:
+def test_what_no_runtime_runs_says_so(weft: Weft, warm: Path, installed: Path) -> None:
     weft("compile", "model.py", "--target", "text", "-o", "unrun")
-    done = run(installed, "-m", "weft", "run", "unrun", "--ids", "1")
+    done = run(installed, "run", "unrun", "--ids", "1", program=warm)
     assert done.returncode == 2
     assert done.stderr == "weft: error: unrun is compiled for text, which weft does not run\n"
 
@@ -321,6 +322,10 @@ def test_a_broken_plugin_is_named(tmp_path: Path, entry: str, text: str, words: 
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"weft: error: the plugin mine of weft-extras {words}")
+
+
+def test_a_broken_plugin_breaks_what_needs_it_alone(tmp_path: Path) -> None:
+    folder = install(tmp_path / "site", "[weft.plugins]\nmine = broken\n", broken="1 / 0")
     assert run(folder, "-m", "weft", "--help").returncode == 0  # it needs none
     again = "import weft.ir\nfor _ in 1, 2:\n    try: len(weft.ir.OPS)\n    except weft.WeftError as e: print(e)"
     assert run(folder, "-c", again).stdout.count("the plugin mine") == 2

@@ -20,6 +20,7 @@ from weft.ir import Graph
 from ...backends.transformers.folders import error, folder_of, graph_of, lowered, tokens_of
 from ...e2e.random_models import strong
 from ...passes.zoo import shrunk
+from ...sampling import each
 from .checks import BOUND, reference_of
 from .contract import SGLANG, VLLM, Engine, serve
 from .models import MODELS, graph_named
@@ -72,12 +73,12 @@ def check(name: str, folder: Path) -> int:
     return len(taken(built))
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", each(2, TAKEN))
 def test_texts_in_one_row(name: str, tmp_path: Path) -> None:
     assert check(name, tmp_path) > 0
 
 
-@pytest.mark.parametrize("name", [*MODELS, *(f"drawn/{seed}" for seed in range(8))])
+@pytest.mark.parametrize("name", [*MODELS, *(f"drawn/{seed}" for seed in each(4, range(8)))])
 def test_devices_and_stages(name: str, tmp_path: Path) -> None:
     check_degrees(name, tmp_path)
 

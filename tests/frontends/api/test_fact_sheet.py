@@ -16,10 +16,11 @@ from weft.frontends.api.inspect.counting import inspect
 from weft.frontends.dsl import Attention, Block, GatedMLP, RMSNorm
 from weft.frontends.models.presets import PRESETS
 
+from ...sampling import each
 from ..command import TINY, done
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", each(2, PRESETS))
 def test_numbers_are_those_of_inspect(preset: str) -> None:
     model = load_source(preset)
     inspected = inspect(model)

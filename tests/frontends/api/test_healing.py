@@ -25,6 +25,7 @@ from weft.ir.recipes.blocks import BlockRecipe, Stored
 from weft.passes import run_passes
 
 from ...passes.library.quantize.test_quantize import in_memory
+from ...sampling import by_turns
 from ..command import done, refused
 from .test_weights import ExactOptions
 
@@ -72,8 +73,9 @@ def divergence(first: Graph, second: Graph, ids: np.ndarray) -> float:
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
-@pytest.mark.parametrize("prepare", ["", "fold-norm-scale, rotate-residual, rotate-heads, "])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "prepare"), by_turns(MODELS, ["fold-norm-scale, rotate-residual, rotate-heads, ", ""])
+)
 def test_the_healed_model_is_closer_to_the_original(name: str, prepare: str, text: Path) -> None:
     if prepare and name != "tied":
         prepare = "fold-norm-scale, "
@@ -124,8 +126,7 @@ def test_only_scales_norms_and_biases_change(name: str, text: Path) -> None:
     assert changed == vectors
 
 
-@pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "target"), by_turns(MODELS, ["ort-cpu", "onnx", "torch"]))
 def test_a_healed_folder_compiles_and_computes_what_it_means(
     name: str, target: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

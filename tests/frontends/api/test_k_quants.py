@@ -24,6 +24,7 @@ from weft.passes import run_passes
 
 from ...backends.onnx.test_quantized import LAYERS
 from ...backends.onnx.test_quantized import write as write_llama
+from ...sampling import by_turns
 from .test_stored_codes import IDS, logits, quantized
 from .test_weights import ExactOptions
 
@@ -126,11 +127,11 @@ def test_groups_of_16_stay_where_they_are_asked_for(kind: Type, bits: int, tmp_p
     assert errors(before, after, "layers.0.attn.q.weight") < 2.0**-11  # scales in f16
 
 
-@pytest.mark.parametrize("kinds", [Q4_K_M, FIVES], ids=["q4_k_m", "fives"])
-@pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
+@pytest.mark.parametrize(("target", "name"), by_turns(["ort-cpu", "onnx", "torch"], ["q4_k_m", "fives"]))
 def test_folders_compute_the_numbers_of_the_codes(
-    kinds: dict[str, Type], target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kinds = {"q4_k_m": Q4_K_M, "fives": FIVES}[name]
     monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
     source = write(tmp_path / "model.gguf", kinds)
     options = {"arithmetic": "f32"} if target == "ort-cpu" else {}
@@ -166,9 +167,10 @@ def test_rounding_activations_costs_little(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_0, Type.Q5_K, Type.Q6_K], ids=lambda k: k.name
+    ("kind", "target"),
+    by_turns([Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q5_0, Type.Q6_K], ["ort-cpu", "torch"]),
+    ids=str,
 )
-@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
 def test_kept_blocks_compute_what_dequantized_weights_do(kind: Type, target: str, tmp_path: Path) -> None:
     given = {}
     if kind == Type.Q2_K:  # codes and scales of all sizes

@@ -29,6 +29,7 @@ from weft.passes import run_passes
 from weft.passes.library.quantize import quantize as pass_module
 
 from ...backends.onnx.test_quantized import write
+from ...sampling import by_turns
 from ..formats.gguf.gguf_models import write_gguf
 from ..formats.gguf.gguf_sparse import SPARSE
 from .test_weights import ExactOptions
@@ -302,8 +303,7 @@ def test_folders_compute_what_lies_on_grids(target: str, tmp_path: Path, monkeyp
     assert blocks.keys() == {"int4_32", "int8_32", "uint4_32_sums"}
 
 
-@pytest.mark.parametrize("group", [16, 32, 64, 128])
-@pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
+@pytest.mark.parametrize(("group", "target"), by_turns([16, 32, 64, 128], ["ort-cpu", "onnx", "torch"]))
 def test_real_zero_points_in_rows_of_any_width(
     target: str, group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

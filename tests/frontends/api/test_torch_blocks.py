@@ -32,6 +32,7 @@ from weft.ir.types.block_layouts import LAYOUTS
 from ...backends.onnx.test_quantized import DIM, FFN, LAYERS, VOCAB
 from ...backends.onnx.test_quantized import write as write_llama
 from ...backends.torch.generated import assert_close, call, tolerance
+from ...sampling import each
 from ..command import done, refused
 from ..formats.gguf.gguf_models import MODELS, write_gguf
 
@@ -86,7 +87,7 @@ def test_families_compute_with_blocks(arch: str, save: Any, tmp_path: Path) -> N
             assert_close(torch.cat(made, 1), want, tolerance(graph, torch.float32))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", each(2, KINDS), ids=lambda k: k.name)
 def test_a_folder_holds_the_blocks(kind: Type, tmp_path: Path) -> None:
     source, out = write_llama(tmp_path / "model.gguf", {"": kind}), tmp_path / "out"
     done("compile", source, "--target", "torch", "--keep-blocks", "all", "-o", out)
@@ -151,7 +152,7 @@ def test_a_source_without_blocks_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is published for Linux alone")
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", each(2, KINDS), ids=lambda k: k.name)
 def test_steps_by_kernels(kind: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter, with nothing in the place of the kernel, two rows at once."""
     graph = kept(weft.load_source(write_llama(tmp_path / "model.gguf", {"": kind})).graph)

@@ -16,6 +16,7 @@ from weft.frontends.api.verify.verification import Verification, verify_folder
 from weft.ir import WeftError
 
 from ...passes.library.quantize.test_quantize import USED
+from ...sampling import by_turns, each
 from ..command import done
 from ..formats.weft.sealing import seal_again
 from .test_eval import write_llama
@@ -30,6 +31,12 @@ mixture = weft.Decoder(
     97, 64, 1, weft.Block(weft.Attention(4, rope=weft.RoPE()), weft.MoE(4, 32, 2), weft.RMSNorm()), context=64
 )
 """
+TARGETS = ("ort-cpu", "onnx", "torch")
+ROUNDED = [
+    *("int8", "int4{method=rtn}", "int3{method=rtn, zeros=false}", "int4{method=kquant}", "int4{method=hqq}"),
+    *("fp8", "mxfp4", "nvfp4"),
+]
+FITTED = ["int4{TEXT}", "int3{TEXT}", "int2{TEXT, zeros=false, group=32}", "int8{TEXT}"]
 
 
 def compiled(tmp_path: Path, name: str = "tied", weights: str = "int4{method=rtn}", target: str = "ort-cpu") -> Path:
@@ -64,21 +71,7 @@ def change(folder: Path, part: str, at: int, by: int = 1) -> None:
     seal_again(folder)
 
 
-@pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
-@pytest.mark.parametrize("name", ["tied", "mixture"])
-@pytest.mark.parametrize(
-    "weights",
-    [
-        "int8",
-        "int4{method=rtn}",
-        "int3{method=rtn, zeros=false}",
-        "int4{method=kquant}",
-        "int4{method=hqq}",
-        "fp8",
-        "mxfp4",
-        "nvfp4",
-    ],
-)
+@pytest.mark.parametrize(("weights", "name", "target"), by_turns(ROUNDED, ["tied", "mixture"], TARGETS))
 def test_codes_rounded_to_the_nearest_are_compared_bit_by_bit(
     name: str, target: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,12 +84,14 @@ def test_codes_rounded_to_the_nearest_are_compared_bit_by_bit(
     assert found.weights.tensors > 10
 
 
-@pytest.mark.parametrize(("name", "target"), [("tied", "ort-cpu"), ("untied", "ort-cpu"), ("untied", "torch")])
-@pytest.mark.parametrize("weights", ["int4{TEXT}", "int3{TEXT}", "int2{TEXT, zeros=false, group=32}", "int8{TEXT}"])
+@pytest.mark.parametrize(
+    ("weights", "model"), by_turns(FITTED, [("tied", "ort-cpu"), ("untied", "ort-cpu"), ("untied", "torch")]), ids=str
+)
 def test_fitted_codes_are_taken_from_the_folder(
-    name: str, target: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weights: str, model: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the text is read nor GPTQ run; the reference is within the tolerance of f32 all the same."""
+    name, target = model
     folder = compiled(tmp_path, name, weights, target)
     (tmp_path / "ids.npy").unlink()
     monkeypatch.setattr("weft.passes.library.quantize.quantize.fit", lambda *_: pytest.fail("codes are fitted"))
@@ -121,7 +116,8 @@ def test_targets_without_blocks_have_them_fitted_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "part"), [("ort-cpu", "layers.1.ffn.down"), ("torch", "layers.1.ffn.down"), ("torch", "ffn_norm.weight")]
+    ("target", "part"),
+    each(2, [("ort-cpu", "layers.1.ffn.down"), ("torch", "layers.1.ffn.down"), ("torch", "ffn_norm.weight")]),
 )
 def test_scaled_channels_are_compared_bit_by_bit(target: str, part: str, tmp_path: Path) -> None:
     """Factors are found again on the text that the model's own tokenizer reads; no code of `int8` is fitted."""
@@ -137,8 +133,9 @@ def test_scaled_channels_are_compared_bit_by_bit(target: str, part: str, tmp_pat
     assert part in found.weights.wrong and "byte 5 is" in found.weights.wrong
 
 
-@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
-@pytest.mark.parametrize("part", ["layers.1.ffn.down", "embed", "layers.0.attn.o"])
+@pytest.mark.parametrize(
+    ("part", "target"), by_turns(["layers.1.ffn.down", "embed", "layers.0.attn.o"], ["ort-cpu", "torch"])
+)
 def test_one_changed_code_is_found(part: str, target: str, tmp_path: Path) -> None:
     """By the checksums, and where those are made anew by the recipe; a step of one code in 8 bits changes no token."""
     folder = compiled(tmp_path, weights="int8", target=target)

@@ -17,6 +17,7 @@ from weft.frontends.model import Model
 from weft.ir import WeftError
 
 from ...passes.library.quantize.test_quantize import in_memory
+from ...sampling import by_turns
 from ..command import done, refused
 from .test_eval import write_llama
 from .test_weights import ARCHITECTURE, MODELS
@@ -39,10 +40,13 @@ def stored(folder: Path) -> dict[str, int]:
     return {name: array.nbytes for name, array in load_file(folder / "model.safetensors").items()}
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
 @pytest.mark.parametrize(
-    "weights", ["int8", "int4{method=rtn}", "int4{method=hqq}", "int3{method=rtn, group=64, zeros=false}"]
+    ("weights", "target", "name"),
+    by_turns(
+        ["int8", "int4{method=rtn}", "int4{method=hqq}", "int3{method=rtn, group=64, zeros=false}"],
+        ["ort-cpu", "onnx", "torch"],
+        MODELS,
+    ),
 )
 def test_sizes_are_those_of_the_folder(name: str, target: str, weights: str, tmp_path: Path) -> None:
     model = Model(in_memory(MODELS[name].graph()), name, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
@@ -22,8 +21,10 @@ from weft.ir.recipes.blocks import Dequantize, Float4, Float8
 from weft.passes import run_passes
 
 from ...passes.library.quantize.test_quantize import USED, in_memory
+from ...sampling import by_turns
 from ..command import done, refused
 
+TARGETS = ("ort-cpu", "torch", "onnx")
 VOCAB, DIM = 97, 64
 BLOCK = weft.Block(weft.Attention(4, kv_heads=2, rope=weft.RoPE()), weft.GatedMLP(96), weft.RMSNorm())
 ARCHITECTURE = """
@@ -45,8 +46,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("bits", "zeros"), list(itertools.product((2, 4, 8), ("true", "false"))))
+@pytest.mark.parametrize(("name", "bits", "zeros"), by_turns(MODELS, (2, 4, 8), ("true", "false")))
 def test_pytorch_computes_the_dequantized_numbers(name: str, bits: int, zeros: str) -> None:
     pipeline = (
         f"quantize{{bits={bits}, zeros={zeros}, group=16, method=rtn}}"
@@ -71,9 +71,9 @@ class ExactOptions(onnxruntime.SessionOptions):  # type: ignore[misc]  # it ship
         self.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
-@pytest.mark.parametrize("weights", ["int8", "int4", "int4{zeros=false, group=16}", "int3"])
+@pytest.mark.parametrize(
+    ("weights", "target", "name"), by_turns(["int8", "int4", "int4{zeros=false, group=16}", "int3"], TARGETS, MODELS)
+)
 def test_folders_of_every_target(
     name: str, target: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,9 +115,7 @@ def test_floats_are_codes_in_folders_of_torch_and_numbers_in_others(tmp_path: Pa
 ENCODER = weft.Encoder(VOCAB, DIM, 1, weft.Block(weft.Attention(4, causal=False), weft.MLP(96), weft.LayerNorm()))
 
 
-@pytest.mark.parametrize("form", ["mxfp4", "nvfp4"])
-@pytest.mark.parametrize("target", ["torch", "ort-cpu", "onnx"])
-@pytest.mark.parametrize("name", [*MODELS, "odd"])
+@pytest.mark.parametrize(("name", "target", "form"), by_turns([*MODELS, "odd"], TARGETS, ["mxfp4", "nvfp4"]))
 def test_floats_of_4_bits_on_every_target(
     name: str, target: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from weft.frontends.formats.gguf import GGUFTensors
 from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, WeftError, interpret
 
+from ...sampling import each
 from ..conftest import Save
 from ..formats.gguf.gguf_models import LONG, MODELS, SHORT, write_gguf
 
@@ -40,7 +41,7 @@ def fields(reader: gguf.GGUFReader) -> dict[str, Any]:
     return {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
 
 
-@pytest.mark.parametrize(("arch", "index"), [case for case in CASES if case not in WINDOWED])
+@pytest.mark.parametrize(("arch", "index"), each(2, [case for case in CASES if case not in WINDOWED]))
 def test_files_are_what_the_converter_writes(arch: str, index: int, save: Save, tmp_path: Path) -> None:
     """Names, order of rows, numbers and the keys of the converter's file, read by the gguf package."""
     model_type, config, metadata = MODELS[arch][index]
@@ -61,7 +62,7 @@ def test_files_are_what_the_converter_writes(arch: str, index: int, save: Save, 
             assert said[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
 
 
-@pytest.mark.parametrize(("arch", "index"), CASES)
+@pytest.mark.parametrize(("arch", "index"), each(2, CASES, first=1))
 def test_files_come_in_again(arch: str, index: int, save: Save, tmp_path: Path) -> None:
     model_type, config, _ = MODELS[arch][index]
     _, folder = save(model_type, pad_token_id=0, **config)

@@ -11,6 +11,8 @@ from weft.frontends import PRESETS, load_source
 from weft.ir import ops, verify
 from weft.passes.analysis.costs import active_count, cached, parameter_count, state_bytes
 
+from ...sampling import each
+
 every_preset = pytest.mark.parametrize("name", PRESETS)
 
 
@@ -96,7 +98,7 @@ def test_gpt3_alternates_dense_and_banded_layers() -> None:
     assert windows == [None, 256] * 48
 
 
-@pytest.mark.parametrize("name", ["llama3.1-405b", "deepseek-v3", "qwen3-235b-a22b", "gpt3-175b"])
+@pytest.mark.parametrize("name", each(3, ["llama3.1-405b", "qwen3-235b-a22b", "gpt3-175b", "deepseek-v3"]))
 def test_large_graphs_are_small(name: str) -> None:
     """A process of its own builds one in less than 5 s of a processor and 500 MB, the interpreter's start included."""
     measure = (

@@ -30,6 +30,7 @@ from weft.frontends.serve.engine.jobs import Channel
 from weft.frontends.serve.server import Server, listen, running
 from weft.frontends.serve.settings import Settings
 
+from ...sampling import each
 from .serving import NAME, VOCAB, byte_level, held, prompt, served, until, url
 from .serving import client as official
 
@@ -56,7 +57,7 @@ def together(server: Server, requests: list[dict[str, Any]]) -> list[str]:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("rows", [1, 5, 16])
+@pytest.mark.parametrize("rows", each(2, [5, 1, 16]))
 def test_a_hundred_streams_are_each_the_answer_alone(folder: Path, model: Generator, rows: int) -> None:
     """As many as fit decode together, in rows that they leave and join at different times."""
     lengths = [3 + (7 * number) % TOKENS for number in range(STREAMS)]

@@ -25,6 +25,7 @@ from weft.frontends.formats.gguf import GGUFTensors, TokenIds, token_ids, write_
 from weft.frontends.formats.gguf.splits import SPLITS
 from weft.ir.errors import WeftError
 
+from ....sampling import each
 from ...tokenizer_files import CONTROL, CORPUS, NORMAL, TEXTS, USER, Files, genai_ids, write_gguf
 
 # --- SmolLM2: a real byte-level BPE ---------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ def small_bpe() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "qwen35", "tekken", "gpt-4o"])
+@pytest.mark.parametrize("pre", each(2, ["llama-bpe", "gpt-2", "qwen2", "qwen35", "tekken", "gpt-4o"]))
 def test_pre_tokenizers_agree_with_transformers(pre: str, small_bpe: dict[str, Any], tmp_path: Path) -> None:
     path = write_gguf({**small_bpe, "tokenizer.ggml.pre": pre}, tmp_path / "a.gguf")
     metadata = dict(GGUFTensors(path).metadata)
@@ -173,7 +174,7 @@ def test_pre_tokenizers_agree_with_transformers(pre: str, small_bpe: dict[str, A
     assert files.ids("x two  spaces z") == [*files.ids("x "), len(files.hf) - 1, *files.ids(" z")]
 
 
-@pytest.mark.parametrize("pre", sorted(SPLITS))
+@pytest.mark.parametrize("pre", each(2, sorted(SPLITS)))
 def test_every_pre_tokenizer_keeps_the_text_and_loads_in_genai(
     pre: str, small_bpe: dict[str, Any], tmp_path: Path
 ) -> None:

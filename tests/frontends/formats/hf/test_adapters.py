@@ -17,6 +17,7 @@ from weft.frontends import load_source
 from weft.frontends.export.hf.checkpoint import write_folder
 from weft.ir import interpret
 
+from ....sampling import each
 from ...command import done, refused
 from . import peft_models as peft
 
@@ -130,7 +131,7 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.abs(got - want).max() / np.abs(want).max())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", each(2, CASES))
 def test_merges_as_peft_does(name: str, tmp_path: Path) -> None:
     kind, config, lora = CASES[name]
     base = peft.save_base(tmp_path / "base", kind, **config)
