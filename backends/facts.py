@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from weft.ir.schema.states import Growth
 
@@ -54,7 +56,7 @@ class Facts:
     start: int = 0  # the token with which an encoder-decoder begins its answers
     max_source: int = 0  # the longest source it takes
     sound: Sound | None = None  # what it reads, if that is no text
-    forced: tuple[int | None, int | None] = (None, None)  # its first token of all, and its last at the limit
+    forced: Mapping[str, Any] = field(default_factory=dict)  # the fields of `Forced` of answers
     outputs: tuple[str, ...] = ()  # of a model of PyTorch, in order
     keeps_blocks: bool = False  # it multiplies by the quantized blocks of its source
 

@@ -61,7 +61,6 @@ def _from_manifest(folder: Path) -> Facts:
     if kind == "encoder":
         more = {name: data.get(name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data}
     if kind == "encoder-decoder":
-        first, last = (data.tokens(f"forced_{name}_token_id") for name in ("bos", "eos"))
         more["start"] = data.integer("decoder_start_token_id", least=0)
         more["max_source"] = data.integer("max_source_length", least=1)
         if "sound" in data:
@@ -69,7 +68,7 @@ def _from_manifest(folder: Path) -> Facts:
             more["sound"] = Sound(
                 sound.text("input"), *(sound.integer(name, None, least=1) for name in ("bins", "length"))
             )
-        more["forced"] = (min(first, default=None), min(last, default=None))
+        more["forced"] = _forced(data)
     if "outputs" in data:
         more["outputs"] = tuple(data.get("outputs", list[str]))
     caches = data.records("cache", [])
@@ -87,6 +86,26 @@ def _from_manifest(folder: Path) -> Facts:
         rolling=frozenset(i for i, cache in enumerate(caches) if cache.flag("rolling", False)),
         **more,
     )
+
+
+def _forced(data: Record) -> dict[str, Any]:
+    """The fields of `Forced`: the manifest says which of some tokens each answer begins with, or the first alone."""
+    first, last = (data.tokens(f"forced_{name}_token_id") for name in ("bos", "eos"))
+    begin = [place.tokens("any_of") for place in data.records("begin_tokens", [])] or ([[min(first)]] if first else [])
+    vocab = data.integer("vocab")
+    if max((token for place in begin for token in place), default=0) >= vocab:
+        raise data.misfit("begin_tokens", f"the model has {vocab} tokens")
+    # Transformers passes over others than there are.
+    never, never_first = (
+        tuple(token for token in data.tokens(name) if token < vocab)
+        for name in ("suppress_tokens", "begin_suppress_tokens")
+    )
+    return {
+        "begin": tuple(map(tuple, begin)),
+        "last": min(last, default=None),
+        "never": never,
+        "never_first": never_first,
+    }
 
 
 def _from_genai(folder: Path) -> Facts:

@@ -16,6 +16,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner
 
 import weft
@@ -26,7 +27,7 @@ from weft.frontends.cli import cli
 from weft.frontends.models.tables.verified import Errors
 from weft.ir import WeftError
 
-from .families import LENGTH, error
+from .families import LENGTH, VOCAB, error
 from .seq2seq import Seq2Seq
 from .sounds import BINS, FRAMES, SOUNDS, SPEECH, heard, said, waveforms, written
 from .test_families import CHUNKS, note, sampled
@@ -126,6 +127,48 @@ def greedy(model: Any, row: Seq2Seq, inputs: dict[str, np.ndarray]) -> list[list
             ids = torch.cat((ids, logits[:, -1:].argmax(-1)), 1)
     answers = [line[1:].tolist() for line in ids]
     return [answer[: answer.index(2) + 1] if 2 in answer else answer for answer in answers]
+
+
+LANGUAGES = {"<|en|>": 85, "<|de|>": 86, "<|fr|>": 87}
+LAST = VOCAB - 1  # transformers takes tokens behind it for times
+WHISPERS: dict[str, dict[str, Any]] = {
+    "any language": {"lang_to_id": LANGUAGES},
+    "a language and a task": {"lang_to_id": LANGUAGES, "language": "de", "task": "translate"},
+    "a language": {"lang_to_id": LANGUAGES, "language": "fr"},
+    "older": {"lang_to_id": LANGUAGES, "forced_decoder_ids": [[1, None], [2, 88]]},
+    "one language": {"forced_decoder_ids": [[1, LAST]]},
+}
+
+
+@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
+@pytest.mark.parametrize("name", WHISPERS)
+def test_whisper_begins_as_in_transformers(name: str, target: str, tmp_path: Path) -> None:
+    """With the language that it hears or is told, the task and no times; and it does not say what it must not."""
+    row = SPEECH["whisper"]
+    row.save(tmp_path / "hf")
+    known = {"no_timestamps_token_id": LAST, "task_to_id": {"transcribe": 88, "translate": 89}}
+    never = {"suppress_tokens": [5, 6, 7, 88, 89], "begin_suppress_tokens": [2, 8, 40]}
+    tokens = {"decoder_start_token_id": 84, "eos_token_id": 2, "pad_token_id": 1, "bos_token_id": 0}
+    facts = {**known, **never, **tokens, **WHISPERS[name], "is_multilingual": True}
+    (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(facts))
+    theirs: Any = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path / "hf")
+    inputs = said(row)
+    with torch.inference_mode():
+        made = theirs.generate(torch.from_numpy(inputs["input_features"]), max_new_tokens=12, return_timestamps=False)
+    weft.compile(tmp_path / "hf", tmp_path / "out", target=target)
+    answers = weft.load(tmp_path / "out", trust=True).generate(sources(inputs), max_tokens=16)
+    found = [answer.tokens[answer.tokens.index(LAST) + 1 :][:12] for answer in answers]
+    assert found == [[token for token in line if token not in (1, 2)] for line in made.tolist()]
+    prompts = {"any language": 2, "a language and a task": 3, "a language": 3, "older": 3, "one language": 1}
+    assert {answer.tokens.index(LAST) + 1 for answer in answers} == {prompts[name]}
+
+
+def test_a_language_that_whisper_does_not_know(tmp_path: Path) -> None:
+    SPEECH["whisper"].save(tmp_path / "hf")
+    facts = {"no_timestamps_token_id": LAST, "lang_to_id": LANGUAGES, "language": "english"}
+    (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(facts))
+    with pytest.raises(WeftError, match="language is 'english', but it must be a code of lang_to_id, such as en"):
+        weft.load_source(tmp_path / "hf")
 
 
 @pytest.mark.parametrize("name", ["whisper", "moonshine"])

@@ -107,19 +107,36 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Forced:
-    """Tokens a model says whatever it computes: as the first of an answer, and as the last that its limit allows."""
+    """What answers of a model hold whatever it computes.
 
-    first: int | None = None
+    `begin` has, for each of the first tokens, those that it may be; `last` is the last that the limit allows; `never`
+    are tokens that follow nowhere behind `begin`, `never_first` those that do not follow right behind it.
+    """
+
+    begin: tuple[tuple[int, ...], ...] = ()
     last: int | None = None
+    never: tuple[int, ...] = ()
+    never_first: tuple[int, ...] = ()
 
     def __call__(self, scores: Floats, count: int, limit: int) -> Floats:
-        """`scores` [..., vocab] of the token after `count` out of `limit`; minus infinity but for a forced one."""
-        token = self.last if count == limit - 1 and self.last is not None else self.first if count == 0 else None
-        if token is None:
+        """`scores` [..., vocab] of the token after `count` out of `limit`; minus infinity where it must not be."""
+        if count == limit - 1 and self.last is not None:
+            return _only(scores, (self.last,))
+        if count < len(self.begin):
+            return _only(scores, self.begin[count])
+        hidden = [*self.never, *(self.never_first if count == len(self.begin) else ())]
+        if not hidden:
             return scores
-        forced = np.full_like(scores, -np.inf)
-        forced[..., token] = 0
-        return forced
+        scores = scores.copy()
+        scores[..., hidden] = -np.inf
+        return scores
+
+
+def _only(scores: Floats, tokens: tuple[int, ...]) -> Floats:
+    """`scores` of `tokens`, that of a single one 0; minus infinity for all others."""
+    kept = np.full_like(scores, -np.inf)
+    kept[..., tokens] = scores[..., tokens] if len(tokens) > 1 else 0
+    return kept
 
 
 class Sampler:

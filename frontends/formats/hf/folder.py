@@ -128,7 +128,35 @@ class Folder:
             return []
 
         single = {name: next(iter(ids(name)), None) for name in SPECIAL_TOKENS}
-        return {"eos_token_ids": ids("eos_token_id"), **{k: v for k, v in single.items() if v is not None}}
+        never = {name: ids(name) for name in ("suppress_tokens", "begin_suppress_tokens")}
+        more = {**never, "begin_tokens": self._begin_tokens()}
+        known = {k: v for k, v in single.items() if v is not None} | {k: v for k, v in more.items() if v}
+        return {"eos_token_ids": ids("eos_token_id"), **known}
+
+    def _begin_tokens(self) -> list[list[int]]:
+        """The tokens that each of the first of an answer may be, as Whisper's prompt says: the language, one of all
+        unless it is told, the task, and that there are no times."""
+        said = Record(self.path / "generation_config.json", self.generation)
+        if "no_timestamps_token_id" not in said:
+            return []
+        languages = said.record("lang_to_id", {})
+        tasks, language, task = said.record("task_to_id", {}), said.text("language", ""), said.text("task", "")
+        begin: list[list[int]] = []
+        if not (language or task):
+            forced = self.generation.get("forced_decoder_ids") or self.config.get("forced_decoder_ids") or []
+            begin = [[] if token is None else [token] for _, token in forced]
+        any_language = sorted(token for name in languages.data for token in languages.tokens(name))
+        if language:
+            code = f"<|{language.strip('<|>')}|>"
+            if code not in languages:
+                raise said.misfit("language", "it must be a code of lang_to_id, such as en")
+            begin[:1] = [languages.tokens(code)]
+        elif any_language and not (begin and begin[0]):
+            begin[:1] = [any_language]
+        if task or language:
+            begin.append(tasks.tokens(task or "transcribe"))
+        last = said.tokens("no_timestamps_token_id")
+        return [place for place in [*begin, *([] if begin[-1:] == [last] else [last])] if place]
 
     def embedding_facts(self) -> dict[str, Any]:
         """Pooling and normalization of an encoder from sentence-transformers, as in graph.meta: pooling (a mode of

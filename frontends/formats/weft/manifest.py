@@ -72,17 +72,24 @@ def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
 
 
 def _of_encoder(graph: Graph, length: int) -> dict[str, Any]:
-    """Return an encoder-decoder's extra manifest entries: the length of sources, and the tokens that answers begin and
-    end with.
+    """Return an encoder-decoder's extra manifest entries: the length of sources, the tokens that answers begin and end
+    with, and those that they do not have.
 
     The first token defaults to bos, then pad, then token 0.
     """
+    begin = graph.meta.get("begin_tokens")
     starts = (graph.meta.get(f"{name}_token_id") for name in ("decoder_start", "bos", "pad"))
     return {
         "max_source_length": max_source(graph, length),
         **_sound(graph),
         "decoder_start_token_id": next((token for token in starts if token is not None), 0),
         **{name: graph.meta.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")},
+        **(
+            {"begin_tokens": [{"any_of": tokens} for tokens in begin]}
+            if (begin := graph.meta.get("begin_tokens"))
+            else {}
+        ),
+        **{name: graph.meta[name] for name in ("suppress_tokens", "begin_suppress_tokens") if graph.meta.get(name)},
     }
 
 

@@ -95,7 +95,7 @@ def test_timings_of_a_search(pair: tuple[Any, Any]) -> None:
 
 
 def test_forced_tokens_open_and_close_a_text() -> None:
-    one = BeamSearch(Beams(beams=2), 3, frozenset([9]), Forced(first=4, last=9))
+    one = BeamSearch(Beams(beams=2), 3, frozenset([9]), Forced(begin=((4,),), last=9))
     rng = np.random.default_rng(0)
     parents, tokens = one.advance(rng.standard_normal((2, 10)).astype(np.float32))
     assert tokens == [4, 4] and parents == [0, 0]
