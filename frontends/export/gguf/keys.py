@@ -33,7 +33,7 @@ def exported(own: str | None) -> tuple[str | None, list[str]]:
     first = own if family is None or family.gguf is None else family.gguf.model_types[0]
     # The sort is stable: the own architecture comes first, the others keep their order.
     names = sorted(dict.fromkeys((*_FIRST, *known)), key=lambda name: name != first)
-    return first, [name for name in names if known[name].loader is not None]
+    return first, [name for name in names if known[name].loader is not None and known[name].model_types[0] == name]
 
 
 def propose(table: Architecture, s: Settings) -> dict[str, Any]:

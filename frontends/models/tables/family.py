@@ -240,8 +240,8 @@ class Families(Registry[Family]):
 
 
 def _lookup(config: Config, path: str, source: str) -> Any:
-    """The value at a dotted `path`, or _ABSENT."""
-    *outer, last = path.split(".")
+    """The value under `path`, or at the dotted `path`, or _ABSENT."""
+    *outer, last = [path] if path in config else path.split(".")  # keys of GGUF files have dots of their own
     for name in outer:
         inner = config.get(name) or {}
         if not isinstance(inner, Mapping):

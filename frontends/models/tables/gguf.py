@@ -124,7 +124,7 @@ BASE = Architecture(
         "qk_norm": lambda keys: "head" if "blk.0.attn_q_norm.weight" in keys else "none",
     },
     unused=("*.attn_rot_embd", FREQUENCIES, SHORT, LONG),
-    refuse={"expert_count": (0, None)},
+    refuse={"expert_count": (0, None), "attention.causal": (True, None)},
 )
 UNGATED = BASE.but(norm="layer", activation="gelu_new", gated=False)
 INTERLEAVED = {f"layers.{{i}}.attn.{x}": half_split(f"blk.{{i}}.attn_{x}", x) for x in "qk"}

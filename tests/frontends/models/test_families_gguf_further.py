@@ -13,6 +13,7 @@ from weft.frontends import load_source
 from weft.ir import WeftError
 
 from ..conftest import Save
+from ..formats.gguf import gguf_models
 from ..formats.gguf.gguf_models import MODELS, write_gguf
 
 Written = Callable[..., tuple[Path, Path]]
@@ -75,3 +76,37 @@ def test_sections_turn_the_pairs_of_glm4(written: Written) -> None:
     ropes = [node.attrs["interleaved"] for node in load_source(path).graph.nodes if node.op.name == "rope"]
     assert ropes == [False] * len(ropes)
     assert ropes
+
+
+def test_every_which_layer_attends(written: Written) -> None:
+    assert same(*written("qwen3next", without=("attention.recurrent_layers",), full_attention_interval=2))
+
+
+def test_the_first_files_of_qwen3_next(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold the projections of a group together, as transformers does."""
+    todays = gguf_models.rearranged
+
+    def first(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        packed = {name: x for name, x in tensors.items() if "in_proj_qkvz" in name}
+        rest = todays(arch, {name: x for name, x in tensors.items() if name not in packed})
+        return rest | {f"blk.{name.split('.')[2]}.ssm_in.weight": x for name, x in packed.items()}
+
+    monkeypatch.setattr(gguf_models, "rearranged", first)
+    folder, path = written("qwen3next")
+    assert same(folder, path)
+    theirs, ours = (load_source(at).graph for at in (folder, path))
+    for name in (f"layers.0.attn.{x}.weight" for x in ("qkv", "gate")):
+        np.testing.assert_array_equal(*(g.params[name].recipe.evaluate(g.reader) for g in (ours, theirs)))
+
+
+def test_llama4_without_chunks(written: Written) -> None:
+    _, path = written("llama4", **{"attention.sliding_window": 0})
+    nodes = load_source(path).graph.nodes
+    assert sum(node.op.name == "rope" for node in nodes) == 2 * 4
+    assert {node.attrs["pattern"] for node in nodes if node.op.name == "attention"} == {"dense"}
+
+
+def test_a_decoder_that_sees_later_tokens_is_refused(written: Written) -> None:
+    _, path = written("lfm2", **{"attention.causal": False})
+    with pytest.raises(WeftError, match=r"attention\.causal=False is not supported for lfm2 models"):
+        load_source(path)

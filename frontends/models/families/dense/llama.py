@@ -100,7 +100,7 @@ QWEN2 = LLAMA.but(
     qkv_bias=True,
     out_bias=False,
     transformers="Qwen2ForCausalLM",
-    gguf=gguf.BASE.but("qwen2", loader=Loader(biases="q")),
+    gguf=gguf.BASE.but("qwen2", "qwen2vl", loader=Loader(biases="q")),
 )
 QWEN3 = LLAMA.but(
     "qwen3",
@@ -109,7 +109,7 @@ QWEN3 = LLAMA.but(
     head_dim=key("head_dim", default=128),
     qk_norm="head",
     transformers="Qwen3ForCausalLM",
-    gguf=gguf.BASE.but("qwen3", loader=Loader(free_heads=True, qk_norm=True)),
+    gguf=gguf.BASE.but("qwen3", "qwen3vl", loader=Loader(free_heads=True, qk_norm=True)),
 )
 OLMO2 = LLAMA.but(
     "olmo2",

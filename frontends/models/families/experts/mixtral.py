@@ -155,6 +155,7 @@ QWEN3_MOE = QWEN3.but(
     transformers="Qwen3MoeForCausalLM",
     gguf=gguf.MIXED.but(
         "qwen3moe",
+        "qwen3vlmoe",
         moe=gguf.experts(renormalize=True),
         loader=Loader(experts="required", free_heads=True, qk_norm=True),
     ),

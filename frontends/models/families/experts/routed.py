@@ -11,6 +11,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape, Scale, Slice
 
 from ....dsl import GatedMLP, MixtureOfAttention, MoE, RMSNorm, RoPE, ShortcutBlock, Temperature
+from ...tables import gguf
 from ...tables.family import Config, Fetch, Rule, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_settings, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
@@ -81,6 +82,20 @@ def _turned_half(name: str, index: int | None) -> Template:
     return template
 
 
+_WINDOW = "attention.sliding_window"
+
+
+def _gguf_chunked(config: Config) -> list[bool]:
+    """The layers that know positions, which see their chunk of the text; a window of 0 means that all see all."""
+    return [True] * config["block_count"] if config.get(_WINDOW) == 0 else gguf.local_layers(config, 4)
+
+
+def _gguf_llama4_moe(config: Config) -> MoE:
+    count, k, hidden = required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
+    shared = GatedMLP(hidden)
+    return MoE(count, hidden, k, scoring="sigmoid", renormalize=False, weigh_input=True, shared=shared)
+
+
 _FEED = "layers.{i}.feed_forward"
 LLAMA4 = LLAMA.but(
     "llama4_text",
@@ -105,6 +120,19 @@ LLAMA4 = LLAMA.but(
     pattern=_chunks,
     stride=lambda c: c.get("attention_chunk_size") or 8192,
     moe=in_layers(_llama4_moe, _llama4_sparse),
+    gguf=gguf.MIXED.but(
+        "llama4",
+        rope=lambda c: tuple(gguf.interleaved(c) if local else None for local in _gguf_chunked(c)),
+        # Only the model with 128 experts has no norms; files do not say so.
+        qk_norm=lambda c: tuple("head" if r and c.get("expert_count") != 128 else "none" for r in _gguf_chunked(c)),
+        found={"qk_norm": None},
+        qk_norm_last=True,
+        qk_norm_weight=False,
+        temperature=lambda c: tuple(None if r else Temperature(0.1, 8192, offset=1) for r in _gguf_chunked(c)),
+        pattern=lambda c: tuple("chunked" if r and c.get(_WINDOW) != 0 else "dense" for r in _gguf_chunked(c)),
+        stride=8192,
+        moe=gguf.per_layer(_gguf_llama4_moe, gguf.SPARSE),
+    ),
 )
 
 # -- DBRX
@@ -176,6 +204,14 @@ DBRX = LLAMA.but(
     out_bias=False,
     clip=_inner("attn_config", "clip_qkv"),
     moe=_dbrx_moe,
+    gguf=gguf.MIXED.but(
+        "dbrx",
+        names={**gguf.PACKED, "layers.{i}.ffn_norm": "blk.{i}.attn_output_norm"},
+        norm="layer",
+        found={"norm_bias": lambda keys: False},
+        clip=key("attention.clamp_kqv"),
+        moe=gguf.experts(renormalize=True),
+    ),
 )
 
 # -- Phi-3.5-MoE
@@ -201,6 +237,12 @@ PHIMOE = MIXTRAL.but(
     head_bias=key("lm_head_bias", default=False),
     moe=lambda c: replace(
         MIXTRAL.settings["moe"](c), choice="sparsemixer", jitter=float(c.get("router_jitter_noise", 0.01))
+    ),
+    gguf=gguf.MIXED.but(
+        "phimoe",
+        norm="layer",
+        window=lambda c: c.get(_WINDOW) or None,
+        moe=gguf.experts(renormalize=True, choice="sparsemixer", jitter=0.01),  # which llama.cpp leaves out
     ),
 )
 

@@ -9,6 +9,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Concat, Full, Recipe, Scale
 
 from ....dsl import MLP, Attention, Mamba2, MoE, ParallelHybrid, RMSNorm, ShortConv
+from ...tables import gguf
 from ...tables.family import Config, Fetch, Names, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
@@ -59,6 +60,24 @@ def _lfm2_sparse(config: Config) -> Iterator[bool]:
     return (i >= config.get("num_dense_layers", 2) for i in range(key("num_hidden_layers")(config)))
 
 
+def _gguf_short(config: Config) -> Iterator[bool]:
+    heads = config["attention.head_count_kv"]
+    return (n == 0 for n in (heads if isinstance(heads, list) else [heads] * config["block_count"]))
+
+
+_LFM2_GGUF = gguf.MIXED.but(
+    "lfm2",
+    names={
+        **{f"layers.{{i}}.attn.{x}": f"blk.{{i}}.shortconv.{x}_proj" for x in ("in", "out")},
+        "layers.{i}.attn.conv": "blk.{i}.shortconv.conv",
+        "final_norm": "token_embd_norm",
+    },
+    aliases={"token_embd_norm": "output_norm"},  # as files may call it
+    found={"qk_norm": lambda keys: "head"},
+    kv_heads=gguf.most_kv_heads,
+    window=lambda c: c.get("attention.sliding_window") or None,
+    mixer=in_layers(lambda c: ShortConv(key("shortconv.l_cache")(c), False), _gguf_short),
+)
 LFM2 = LLAMA.but(
     "lfm2",
     names={
@@ -85,6 +104,7 @@ LFM2 = LLAMA.but(
     tie=key("tie_embedding", "tie_word_embeddings", default=True),
     rope=rope_with(rope_theta=1e6),
     mixer=in_layers(_short_conv, _lfm2_recurrent),
+    gguf=_LFM2_GGUF,
 )
 LFM2_MOE = LFM2.but(
     "lfm2_moe",
@@ -95,6 +115,7 @@ LFM2_MOE = LFM2.but(
     },
     ffn=key("intermediate_size"),
     moe=in_layers(_lfm2_experts, _lfm2_sparse),
+    gguf=_LFM2_GGUF.but("lfm2moe", moe=gguf.routed("sigmoid", renormalize=True)),
 )
 
 

@@ -11,10 +11,10 @@ from weft.ir.recipes import Map, Recipe, Reshape
 from ....dsl import Mamba, Mamba2, MoE, RMSNorm, RoPE
 from ...tables import gguf
 from ...tables.family import Config, Family, Fetch, Names, Rule, Template, in_layers, key, required
-from ...tables.rope_config import rope_of, rope_with
+from ...tables.rope_config import rope_of, rope_of_gguf, rope_with
 from ...tables.settings import Settings
 from ...tables.templates import gated, half
-from ..dense.llama import LLAMA, NAMES
+from ..dense.llama import GRANITE_GGUF, LLAMA, NAMES
 from ..experts.mixtral import GRANITE_MOE, activation, granite_experts, per_expert
 
 NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}], None)
@@ -86,7 +86,7 @@ def _mamba2(config: Config) -> Mamba2:
     )
 
 
-def _log_rates(*dims: int) -> Template:
+def log_rates(*dims: int) -> Template:
     """A_log, of shape `dims` if given, of the A = −e^A_log that is stored."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -99,13 +99,13 @@ def _log_rates(*dims: int) -> Template:
 _STATES: Names = {
     **{f"layers.{{i}}.attn.{n}": f"blk.{{i}}.ssm_{n}" for n in ("in", "x", "dt", "out", "d")},
     **{f"layers.{{i}}.attn.{n}_norm": f"blk.{{i}}.ssm_{n}_norm" for n in ("dt", "b", "c")},
-    "layers.{i}.attn.a_log": _log_rates(),
+    "layers.{i}.attn.a_log": log_rates(),
     "layers.{i}.attn.conv": "blk.{i}.ssm_conv1d",
 }
-_HEADED_STATES = {
+HEADED_STATES: Names = {
     **_STATES,
     "layers.{i}.attn.dt.bias": "blk.{i}.ssm_dt.bias",
-    "layers.{i}.attn.a_log": _log_rates(-1),
+    "layers.{i}.attn.a_log": log_rates(-1),
     "layers.{i}.attn.d": gguf.shaped("blk.{i}.ssm_d", -1),
     "layers.{i}.attn.norm.weight": gguf.shaped("blk.{i}.ssm_norm.weight", -1),
 }
@@ -123,7 +123,7 @@ def _gguf_mamba(normed: bool = False) -> Rule:
     return gguf.per_layer(make, gguf.RECURRENT)
 
 
-def _gguf_mamba2(config: Config) -> Mamba2:
+def gguf_mamba2(config: Config) -> Mamba2:
     names = (f"ssm.{n}" for n in ("inner_size", "time_step_rank", "state_size", "group_count", "conv_kernel"))
     inner, heads, state, groups, conv = required(config, *names)
     norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config))
@@ -169,7 +169,7 @@ MAMBA2 = MAMBA.but(
     names=mamba2_names("layers.{i}.mixer"),
     mixer=_mamba2,
     tie=key("tie_word_embeddings", default=False),
-    gguf=MAMBA_GGUF.but("mamba2", names=_HEADED_STATES, mixer=gguf.per_layer(_gguf_mamba2, gguf.RECURRENT)),
+    gguf=MAMBA_GGUF.but("mamba2", names=HEADED_STATES, mixer=gguf.per_layer(gguf_mamba2, gguf.RECURRENT)),
 )
 
 
@@ -245,7 +245,7 @@ JAMBA = LLAMA.but(
     gguf=gguf.MIXED.but(
         "jamba",
         names=_STATES,
-        kv_heads=lambda c: max(key("attention.head_count_kv")(c)),  # 0 where a layer has no attention
+        kv_heads=gguf.most_kv_heads,
         rope=None,
         mixer=_gguf_mamba(normed=True),
         moe=gguf.experts(renormalize=False),
@@ -291,4 +291,12 @@ GRANITE_HYBRID = GRANITE_MOE.but(
     rope=_granite_rope,
     mixer=in_layers(lambda c: _hybrid_mamba2(c, eps=1e-6), _granite_recurrent),
     moe=granite_experts,
+    gguf=GRANITE_GGUF.but(
+        "granitehybrid",
+        names=HEADED_STATES,
+        kv_heads=gguf.most_kv_heads,
+        logit_scale=key("logit_scale", default=1.0, reciprocal=True),
+        rope=lambda c: rope_of_gguf(c) if c.get("rope.scaling.finetuned", True) else None,
+        mixer=gguf.per_layer(gguf_mamba2, gguf.RECURRENT),
+    ),
 )

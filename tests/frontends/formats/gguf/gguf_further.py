@@ -16,6 +16,46 @@ FOUR = {"num_hidden_layers": 4}  # of which the last is global
 SIGMOID = USED | {"expert_feed_forward_length": 24, "expert_gating_func": 2}
 DENSE_FIRST = SIGMOID | {"leading_dense_block_count": 1, "expert_group_count": 1, "expert_group_used_count": 1}
 ROUTED = HEAD16 | RMS6 | {"n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+QWEN_NEXT = (
+    HEAD16
+    | RMS6
+    | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+    | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4}
+    | {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+)
+QWEN_MOE = {
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+NEXT = LONG_HEADS | {
+    "rope.dimension_count": 4,
+    "attention.recurrent_layers": [True, False, True],
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 8,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 32,
+}
+SECTIONS = {"rope.dimension_sections": [1, 1, 0, 0]}
+SHARED = USED | {"expert_feed_forward_length": 24, "expert_shared_feed_forward_length": 40}
+CONV = {"attention.head_count_kv": [0, GROUPS, 0], "shortconv.l_cache": 3, "rope.freq_base": 1e6}
+MAMBA_HYBRID = {
+    "layer_types": ["mamba", "attention", "mamba"],
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": GROUPS,
+}
+STATES = {
+    "attention.head_count_kv": [0, GROUPS, 0],
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 64,
+    "ssm.state_size": 8,
+    "ssm.time_step_rank": 8,
+    "ssm.group_count": GROUPS,
+}
 # architecture -> model_type, config, metadata
 FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "arcee": [("arcee", GQA | RMS6, {"rope.dimension_count": 8})],
@@ -135,5 +175,77 @@ FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
             | {"attention.scale": 1.0, "residual_scale": 1.0, "logit_scale": 4.0}
             | {"expert_shared_feed_forward_length": 40},
         )
+    ],
+    "qwen2vl": [("qwen2", GQA | RMS6, {"rope.dimension_sections": [2, 1, 1, 0]})],
+    "qwen3vl": [("qwen3", HEAD16 | RMS6, LONG_HEADS | {"rope.dimension_sections": [4, 2, 2, 0]})],
+    "qwen3vlmoe": [
+        (
+            "qwen3_moe",
+            HEAD16 | TOP2 | RMS6 | {"num_experts": EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True},
+            LONG_HEADS | USED | {"expert_feed_forward_length": 24, "rope.dimension_sections": [4, 2, 2, 0]},
+        )
+    ],
+    "qwen3next": [("qwen3_next", QWEN_NEXT | QWEN_MOE, NEXT | SHARED)],
+    "qwen35": [("qwen3_5_text", QWEN_NEXT, NEXT | SECTIONS)],
+    "qwen35moe": [("qwen3_5_moe_text", QWEN_NEXT | QWEN_MOE, NEXT | SHARED | SECTIONS)],
+    "lfm2": [
+        (
+            "lfm2",
+            GQA
+            | {"norm_eps": 1e-6, "block_auto_adjust_ff_dim": False, "layer_types": ["conv", "full_attention", "conv"]},
+            CONV,
+        )
+    ],
+    "lfm2moe": [
+        (
+            "lfm2_moe",
+            GQA
+            | {"norm_eps": 1e-6, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}
+            | {"num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+            CONV | SIGMOID | {"leading_dense_block_count": 1},
+        )
+    ],
+    "llama4": [
+        (
+            "llama4_text",
+            HEAD16
+            | RMS6
+            | FOUR
+            | {"num_local_experts": EXPERTS, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2}
+            | {"intermediate_size": 24, "intermediate_size_mlp": 48, "attention_chunk_size": 8192},
+            LONG_HEADS
+            | {"block_count": 4, "expert_count": EXPERTS, "expert_used_count": 1, "expert_feed_forward_length": 24}
+            | {"interleave_moe_layer_step": 2, "rope.freq_base": 5e5},
+        )
+    ],
+    "dbrx": [
+        (
+            "dbrx",
+            {"d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 64, "clip_qkv": 1.5}
+            | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 1e4}}
+            | {"ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": EXPERTS, "moe_top_k": 2}},
+            LAYER_NORM | USED | {"attention.clamp_kqv": 1.5},
+        )
+    ],
+    "phimoe": [
+        (
+            "phimoe",
+            TOP2 | {"num_local_experts": EXPERTS, "attention_bias": True, "lm_head_bias": True, "sliding_window": 8},
+            USED | {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 1e6} | LOCAL,
+        )
+    ],
+    "granitehybrid": [
+        (
+            "granitemoehybrid",
+            MAMBA_HYBRID
+            | TOP2
+            | RMS6
+            | {"num_local_experts": experts, "shared_intermediate_size": 48, "logits_scaling": 4.0},
+            STATES
+            | (USED if experts else {})
+            | {"attention.scale": 1.0, "residual_scale": 1.0, "logit_scale": 4.0, "rope.scaling.finetuned": False}
+            | ({"expert_shared_feed_forward_length": 48} if experts else {}),
+        )
+        for experts in (EXPERTS, 0)
     ],
 }

@@ -18,7 +18,15 @@ from .gguf_further import FURTHER
 from .gguf_sparse import SPARSE, rearranged
 
 HEADS, GROUPS = 4, 2
-REORDERED = ("llama", "granite", "granitemoe", "olmo", "smollm3", "arcee")  # q and k, for RoPE of neighbours
+REORDERED = (
+    "llama",
+    "granite",
+    "granitemoe",
+    "olmo",
+    "smollm3",
+    "arcee",
+    "granitehybrid",
+)  # q and k, for RoPE of neighbours
 
 
 def interleaved(x: np.ndarray, heads: int) -> np.ndarray:
@@ -45,7 +53,8 @@ def converted(arch: str, name: str, x: np.ndarray, groups: int) -> np.ndarray:
     """Tensor `name` of a Hugging Face checkpoint as llama.cpp's converter stores it."""
     if arch in REORDERED and ("q_proj" in name or "k_proj" in name):
         return interleaved(x, HEADS if "q_proj" in name else groups)
-    if arch.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
+    shifted = arch.startswith("gemma") or arch in ("nemotron", "qwen3next", "qwen35", "qwen35moe")
+    if shifted and name.endswith("norm.weight") and "linear_attn" not in name:
         return x + np.float32(1)
     if arch == "gpt2" and x.ndim == 2 and ("attn" in name or "mlp" in name):
         return x.T
@@ -98,7 +107,7 @@ def write_gguf(
             continue
         short = name.removeprefix({"bloom": "transformer.", "bert": "bert."}.get(arch, ""))
         found = names.get_name(short, try_suffixes=(".weight", ".bias")) or name
-        tensor = converted(arch, name, tensor, facts["attention.head_count_kv"])
+        tensor = converted(arch, name, tensor, np.max(facts["attention.head_count_kv"]))
         stored = kind if tensor.ndim > 1 and tensor.shape[-1] % 32 == 0 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(found, gguf.quants.quantize(np.ascontiguousarray(tensor), stored), raw_dtype=stored)
     for name, tensor in extra.items():

@@ -9,6 +9,8 @@ import numpy as np
 
 HEADS, GROUPS, EXPERTS = 4, 2, 4
 NOPE, ROPE, VALUES = 16, 8, 12  # of DeepSeek's heads
+DELTA = {"groups": 2, "heads": 4, "size": 8}  # of Qwen's delta rule
+HEADED = ("mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 
 Tensors = dict[str, np.ndarray]
 
@@ -18,10 +20,35 @@ def rearranged(arch: str, tensors: Tensors) -> Tensors:
     found: Tensors = {}
     for name, x in sorted(tensors.items()):
         found |= _rearranged(arch, name, x)
-    return _stacked(found)
+    found = _stacked(found)
+    if arch == "lfm2moe":
+        return {
+            n.removeprefix("model.").replace("mlp.exp", "feed_forward.exp") if ".experts." in n else n: x
+            for n, x in found.items()
+        }
+    if arch == "granitehybrid" and not any("gate_exps" in n or "experts" in n for n in found):
+        return {n.replace("_shexp", ""): x for n, x in found.items()}
+    return found
 
 
 def _rearranged(arch: str, name: str, x: np.ndarray) -> Tensors:
+    if arch in ("llama4", "qwen35moe") and "experts." in name:  # gate above up
+        x = x.swapaxes(1, 2) if arch == "llama4" else x
+        if "gate_up" in name:
+            halves = zip(("gate", "up"), np.split(x, 2, 1), strict=True)
+            return {f"{name.replace('gate_up', part)}.weight": half for part, half in halves}
+        return {name if name.endswith(".weight") else f"{name}.weight": x}
+    if arch == "dbrx" and "experts" in name:
+        rows = x.reshape(EXPERTS, 48, -1)
+        return {f"{name}.weight": rows.swapaxes(1, 2) if name.endswith("w2") else rows}
+    if "in_proj_qkvz" in name:
+        block = name.split(".")[2]
+        apart = x.reshape(DELTA["groups"], -1, x.shape[-1])
+        sizes = [8, 16, 16 + 16]
+        q, k, v, z = (part.reshape(-1, x.shape[-1]) for part in np.split(apart, sizes, 1))
+        return {f"blk.{block}.attn_qkv.weight": np.concatenate((q, k, v)), f"blk.{block}.attn_gate.weight": z}
+    if arch.startswith("qwen35") and "linear_attn" in name:
+        x = _tiled(name, x)
     if "experts.gate_up_proj" in name:  # gpt-oss: interleaved, weights turned
         x, kind = (x, "bias") if name.endswith("_bias") else (x.swapaxes(1, 2), "weight")
         stem = name.removesuffix("_bias")
@@ -41,8 +68,8 @@ def _rearranged(arch: str, name: str, x: np.ndarray) -> Tensors:
         k, v = np.split(x.reshape(HEADS, NOPE + VALUES, -1), [NOPE], 1)
         return {name.replace("kv_b", "k_b"): k.swapaxes(1, 2), name.replace("kv_b", "v_b"): v}
     if name.endswith("A_log"):
-        return {name: -np.exp(x)[..., None] if arch == "mamba2" else -np.exp(x)}
-    if arch == "mamba2" and name.endswith((".D", "mixer.norm.weight")):
+        return {name: -np.exp(x)[..., None] if arch in HEADED else -np.exp(x)}
+    if arch in HEADED and name.endswith((".D", "mixer.norm.weight", "mamba.norm.weight")):
         return {name: x[:, None] if x.size == 8 else x.reshape(GROUPS, -1)}
     renamed = {
         "output_linear": "experts.w2",
@@ -52,9 +79,29 @@ def _rearranged(arch: str, name: str, x: np.ndarray) -> Tensors:
         "expert_bias": "expert_bias.bias",
         "dt_bias": "dt_proj.bias",
     }
-    for old, new in renamed.items():
+    for old, new in renamed.items() if arch != "dbrx" else ():
         name = name.replace(old, new)
-    return {name: x.squeeze(1) if "conv1d.weight" in name else x}
+    return {name: x.squeeze(1) if "conv1d.weight" in name or "conv.conv" in name else x}
+
+
+def _tiled(name: str, x: np.ndarray) -> np.ndarray:
+    """Order what heads of values have as llama.cpp's converter stores Qwen 3.5: not group by group, but the first heads
+    of all groups, then the second ones."""
+    groups, heads, size = DELTA["groups"], DELTA["heads"], DELTA["size"]
+
+    def moved(x: np.ndarray, axis: int) -> np.ndarray:
+        x = np.moveaxis(x, axis, 0)
+        apart = x.reshape(groups, heads // groups, -1, *x.shape[1:]).swapaxes(0, 1)
+        return np.moveaxis(apart.reshape(x.shape), 0, axis)
+
+    if "out_proj" in name:
+        return moved(x, 1)
+    if "norm" in name:
+        return x
+    if "in_proj_qkv." in name or "conv1d" in name:
+        keys = 2 * groups * size
+        return np.concatenate((x[:keys], moved(x[keys:], 0)))
+    return moved(x, 0)
 
 
 def _stacked(tensors: Tensors) -> Tensors:

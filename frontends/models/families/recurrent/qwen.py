@@ -1,0 +1,232 @@
+"""Hybrids of attention with the gated delta rule: Qwen3-Next and Qwen 3.5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.ir.recipes import Concat, Permute, Recipe, Reshape, Slice
+
+from ....dsl import GatedDeltaNet, RMSNorm
+from ...tables import gguf
+from ...tables.family import Config, Fetch, Template, in_layers, key, required
+from ...tables.rope_config import rope_with
+from ...tables.settings import Settings
+from ...tables.templates import shifted
+from ..dense.llama import LLAMA
+from ..experts.mixtral import QWEN2_MOE
+from .delta import GDN, RECURRENT, delta_of, delta_rule, kinds_of
+from .mamba import log_rates
+
+
+def _qwen_mixers(config: Config) -> tuple[GatedDeltaNet | None, ...]:
+    delta = delta_rule(config, norm=RMSNorm(config.get("rms_norm_eps", 1e-6)))
+    every = config.get("full_attention_interval") or 4
+    return tuple(delta if kind == RECURRENT else None for kind in kinds_of(config, every))
+
+
+def _of_each_head(name: str, index: int) -> Template:
+    """Part `index` of a linear map whose rows are those of the queries and of the gate, head by head."""
+
+    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
+        apart = Reshape(fetch(f"{name}.{part}"), (s.head_count, 2, s.head_size, -1))
+        return Reshape(Slice(apart, 1, index, index + 1), (s.head_count * s.head_size, -1))
+
+    return template
+
+
+def _of_each_group(name: str, *which: int, of: int) -> Template:
+    """Parts `which` of a linear map whose rows are q, k, v and the gate (`of` 4) or β and steps (`of` 2) of a group of
+    heads, group by group."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        delta = delta_of(settings)
+        groups = delta.groups or delta.heads
+        keys, values = (width // groups for width in delta.widths)
+        sizes = [keys, keys, values, values] if of == 4 else [delta.heads // groups] * 2
+        starts = [sum(sizes[:i]) for i in range(of)]
+        apart = Reshape(fetch(f"{name}.{part}"), (groups, sum(sizes), -1))
+        rows = (Slice(apart, 1, starts[i], starts[i] + sizes[i]) for i in which)
+        return Concat(tuple(Reshape(r, (groups * sizes[i], -1)) for i, r in zip(which, rows, strict=True)))
+
+    return template
+
+
+def _qwen_experts(config: Config) -> Any:
+    if not config.get("num_experts", 512):
+        return None
+    return QWEN2_MOE.settings["moe"]({"norm_topk_prob": True, **config})
+
+
+_QWEN = QWEN2_MOE.but(
+    names={
+        "layers.{i}.attn_norm": shifted("layers.{i}.input_layernorm"),
+        "layers.{i}.ffn_norm": shifted("layers.{i}.post_attention_layernorm"),
+        "final_norm": shifted("norm"),
+        **{f"layers.{{i}}.attn.{x}_norm": shifted(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
+        "layers.{i}.attn.q": _of_each_head("layers.{i}.self_attn.q_proj", 0),
+        "layers.{i}.attn.gate": _of_each_head("layers.{i}.self_attn.q_proj", 1),
+        **GDN,
+    },
+    refuse={"attention_bias": (False, None), "hidden_act": ("silu", "swish", None)},
+    unused=(*LLAMA.unused, "mtp.*"),
+    kv_heads=key("num_key_value_heads", default=2),
+    head_dim=key("head_dim", default=256),
+    rope=rope_with(partial_rotary_factor=0.25),
+    window=None,
+    qk_norm="head",
+    qkv_bias=False,
+    gate=True,
+    mixer=_qwen_mixers,
+)
+
+
+def _gguf_recurrent(config: Config) -> list[bool]:
+    said, layers = config.get("attention.recurrent_layers"), range(config["block_count"])
+    every = config.get("full_attention_interval", 4)
+    return said if isinstance(said, list) else [(i + 1) % every != 0 for i in layers]
+
+
+def _gguf_delta(config: Config) -> GatedDeltaNet:
+    names = (f"ssm.{n}" for n in ("time_step_rank", "state_size", "inner_size", "group_count", "conv_kernel"))
+    heads, size, inner, groups, conv = required(config, *names)
+    norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config))
+    return GatedDeltaNet(heads, size, inner // heads, groups, conv, norm=norm)
+
+
+def _by_group(stored: Recipe, settings: Settings, rows: int) -> Recipe:
+    """Order the `rows` of heads of values group by group; stored are the first heads of all groups, then the second ones
+    and so on."""
+    delta = delta_of(settings)
+    groups = delta.groups or delta.heads
+    apart = Permute(Reshape(stored, (delta.heads // groups, groups, -1)), (1, 0, 2))
+    return Reshape(apart, (rows, -1))
+
+
+def _rows_of_heads(name: str) -> Template:
+    """A linear map whose rows are those of heads of values."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        delta, stored = delta_of(settings), fetch(f"{name}.{part}")
+        rows = delta.widths[1] if name.endswith("gate") else delta.heads
+        return _by_group(stored, settings, rows)
+
+    return template
+
+
+def _rows_of_values(name: str) -> Template:
+    """Rows of q and k, as they are, and of heads of values."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        (keys, values), stored = delta_of(settings).widths, fetch(f"{name}.{part}")
+        mine = _by_group(Slice(stored, 0, 2 * keys, 2 * keys + values), settings, values)
+        return Concat((Slice(stored, 0, 0, 2 * keys), mine))
+
+    return template
+
+
+def _columns_of_heads(name: str) -> Template:
+    """A linear map whose columns are those of heads of values."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        delta = delta_of(settings)
+        groups = delta.groups or delta.heads
+        apart = Reshape(fetch(f"{name}.{part}"), (settings.dim, delta.heads // groups, groups, -1))
+        return Reshape(Permute(apart, (0, 2, 1, 3)), (settings.dim, -1))
+
+    return template
+
+
+def _of_heads(made: Template) -> Template:
+    """A number for each head of values."""
+    return lambda fetch, part, settings: Reshape(_by_group(made(fetch, part, settings), settings, 1), (-1,))
+
+
+def _either(name: str, legacy: Template) -> Template:
+    """A tensor, or what the first files of Qwen3-Next have in its place."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        return fetch(f"{name}.{part}") if fetch.has(f"{name}.{part}") else legacy(fetch, part, settings)
+
+    return template
+
+
+_GGUF_Q = "blk.{i}.attn_q"
+_QWEN_GGUF = gguf.MIXED.but(
+    names={
+        **gguf.NORM_AFTER,
+        "layers.{i}.attn.q": _of_each_head(_GGUF_Q, 0),
+        "layers.{i}.attn.conv": "blk.{i}.ssm_conv1d",
+        "layers.{i}.attn.dt.bias": "blk.{i}.ssm_dt.bias",
+        "layers.{i}.attn.a_log": log_rates(-1),
+        "layers.{i}.attn.norm": "blk.{i}.ssm_norm",
+        "layers.{i}.attn.out": "blk.{i}.ssm_out",
+    },
+    found={"qk_norm": lambda keys: "head"},
+    gate=True,
+    mixer=in_layers(_gguf_delta, _gguf_recurrent),
+    moe=gguf.experts(renormalize=True, shared_gate=True),
+)
+_QKVZ, _BA = "layers.{i}.linear_attn.in_proj_qkvz", "layers.{i}.linear_attn.in_proj_ba"
+_GATE = "layers.{i}.attn.gate"
+
+
+def _gate(of_delta: Template, queries: str = "layers.{i}.self_attn.q_proj") -> Template:
+    """The gate behind the delta rule, or behind attention, whichever the layer has."""
+    of_heads = _of_each_head(queries, 1)
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        mine = of_heads if settings.mixer[int(fetch.layer)] is None else of_delta
+        return mine(fetch, part, settings)
+
+    return template
+
+
+QWEN3_NEXT = _QWEN.but(
+    "qwen3_next",
+    names={
+        "layers.{i}.attn.qkv": _of_each_group(_QKVZ, 0, 1, 2, of=4),
+        "layers.{i}.attn.gate": _gate(_of_each_group(_QKVZ, 3, of=4)),
+        "layers.{i}.attn.beta": _of_each_group(_BA, 0, of=2),
+        "layers.{i}.attn.dt.weight": _of_each_group(_BA, 1, of=2),
+    },
+    moe=_qwen_experts,
+    gguf=_QWEN_GGUF.but(
+        "qwen3next",
+        names={
+            "layers.{i}.attn.qkv": _either("blk.{i}.attn_qkv", _of_each_group("blk.{i}.ssm_in", 0, 1, 2, of=4)),
+            "layers.{i}.attn.gate": _gate(
+                _either("blk.{i}.attn_gate", _of_each_group("blk.{i}.ssm_in", 3, of=4)), _GGUF_Q
+            ),
+            "layers.{i}.attn.beta": _of_each_group("blk.{i}.ssm_ba", 0, of=2),
+            "layers.{i}.attn.dt.weight": _of_each_group("blk.{i}.ssm_ba", 1, of=2),
+        },
+    ),
+)
+_QWEN3_5_GGUF = _QWEN_GGUF.but(
+    "qwen35moe",
+    names={
+        "layers.{i}.attn.qkv": _rows_of_values("blk.{i}.attn_qkv"),
+        "layers.{i}.attn.gate": _gate(_rows_of_heads("blk.{i}.attn_gate"), _GGUF_Q),
+        "layers.{i}.attn.conv": _rows_of_values("blk.{i}.ssm_conv1d"),
+        "layers.{i}.attn.beta": _rows_of_heads("blk.{i}.ssm_beta"),
+        "layers.{i}.attn.dt.weight": _rows_of_heads("blk.{i}.ssm_alpha"),
+        "layers.{i}.attn.dt.bias": _of_heads(lambda fetch, part, s: fetch("blk.{i}.ssm_dt.bias")),
+        "layers.{i}.attn.a_log": _of_heads(log_rates()),
+        "layers.{i}.attn.out": _columns_of_heads("blk.{i}.ssm_out"),
+    },
+)
+QWEN3_5 = _QWEN.but(
+    "qwen3_5_text",
+    names={
+        "layers.{i}.attn.qkv": "layers.{i}.linear_attn.in_proj_qkv",
+        "layers.{i}.attn.gate": _gate(lambda fetch, part, s: fetch(f"layers.{{i}}.linear_attn.in_proj_z.{part}")),
+        "layers.{i}.attn.beta": "layers.{i}.linear_attn.in_proj_b",
+        "layers.{i}.attn.dt.weight": "layers.{i}.linear_attn.in_proj_a.weight",
+    },
+    kv_heads=key("num_key_value_heads", default=4),
+    moe=None,
+    gguf=_QWEN3_5_GGUF.but("qwen35", moe=None),
+)
+QWEN3_5_MOE = QWEN3_5.but(
+    "qwen3_5_moe_text", kv_heads=_QWEN.settings["kv_heads"], moe=_qwen_experts, gguf=_QWEN3_5_GGUF
+)
