@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
 
+from ...sampling import each
 from .test_quantized import LAYERS, write
 from .test_quantized_weights import LAYOUTS, SHAPES, product, relative
 
@@ -77,10 +79,9 @@ def test_products_after_a_norm(tmp_path: Path) -> None:
     assert relative(found, exact) < 2e-5 and "MatMulNBits" in nodes
 
 
-@pytest.mark.parametrize(("bits", "zeros", "group"), LAYOUTS)
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("width", [64, 72])
-def test_lookups(bits: int, zeros: bool, group: int, tied: bool, width: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("layout", "tied", "width"), each(3, itertools.product(LAYOUTS, (False, True), (64, 72))))
+def test_lookups(layout: tuple[int, bool, int], tied: bool, width: int, tmp_path: Path) -> None:
+    bits, zeros, group = layout
     rng = np.random.default_rng(0)
     table = rng.standard_normal((2051, width)).astype(np.float32)
     graph = Graph("lookup", MemoryReader({"t": table}))

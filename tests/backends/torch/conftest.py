@@ -1,4 +1,4 @@
-"""What tests of modules, steps and kernels share."""
+"""Fixtures of modules, steps and kernels."""
 
 from __future__ import annotations
 

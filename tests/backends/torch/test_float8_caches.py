@@ -26,6 +26,7 @@ from weft.ir import Graph, WeftError
 
 from ...e2e.random_models import strong
 from ...passes.zoo_variants import BIASED, attends, decoder
+from ...sampling import each
 from .generated import assert_close, call, tolerance
 from .kernels.test_codes import EIGHT, NUMBERS
 
@@ -121,7 +122,7 @@ def test_scales_are_the_sizes_of_heads() -> None:
 
 
 @pytest.mark.usefixtures("few_processors")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", each(2, MODELS))
 def test_kernels_step_as_the_module_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "INTERPRETED", True)
     graph = graph_of(name, layers=1)

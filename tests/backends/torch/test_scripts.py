@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import runpy
@@ -25,6 +26,7 @@ from weft.ir import Graph, interpret
 
 from ...frontends.command import refused
 from ...passes.zoo import ZOO
+from ...sampling import each
 from .generated import assert_close, tolerance
 
 NAMES = ("model", "load", "sampling", "decode", "kernels")
@@ -86,8 +88,11 @@ def test_generates_as_the_runtime_does(name: str, script: Script, tmp_path: Path
     assert err.startswith("4 tokens read and 12 written in ")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("weights", ["bits=4", "bits=8, group=64"])
+@pytest.mark.parametrize(
+    ("weights", "dtype"),
+    each(2, itertools.product(("bits=4", "bits=8, group=64"), (torch.float32, torch.bfloat16, torch.float16))),
+    ids=str,
+)
 def test_packs_quantized_weights(weights: str, dtype: torch.dtype, script: Script, tmp_path: Path) -> None:
     """Without weft, and with the logits of the dequantized weights."""
     block = weft.Block(weft.Attention(heads=2, kv_heads=1, rope=weft.RoPE(1e4)), weft.GatedMLP(96), norm=weft.RMSNorm())

@@ -21,6 +21,7 @@ from weft.backends.torch.lower.lower import lower
 from weft.backends.torch.package.export import build, write_code
 from weft.passes import Trace, lookup
 
+from ...sampling import each
 from .generated import alone, graph_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "smollm2_decode.py.txt"
@@ -108,7 +109,7 @@ def test_linear_maps_side_by_side_are_one_launch(name: str, line: str) -> None:
     assert text.count("norm_linear(") == 2
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each(2, NAMES))
 def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
     graph = graph_of(name)
     text, kernels = write_step(lower(graph))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
@@ -28,6 +29,7 @@ from weft.passes import run_passes
 
 from ...e2e.random_models import strong
 from ...passes.zoo import ZOO
+from ...sampling import each
 from .generated import assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance
 
 LONG = 13  # tokens, more than any window here
@@ -82,8 +84,9 @@ def test_empty_slots_are_behind_all_positions() -> None:
     assert known.tolist() == [[0, 1, 9, 9, 9, 2, 3]]
 
 
-@pytest.mark.parametrize("window", ["{size=3}", "{size=3, keep_first=2}", "{size=1}"])
-@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize(
+    ("name", "window"), each(2, itertools.product(WINDOWED, ("{size=3}", "{size=3, keep_first=2}", "{size=1}")))
+)
 def test_windows_that_roll_over(name: str, window: str) -> None:
     graph = run_passes(ZOO[name](), f"sliding-window{window}")
     module: Any = build_module(graph).eval()

@@ -109,7 +109,7 @@ def test_tables_keep_their_dtype_when_weights_are_cast(name: str) -> None:
     assert all(torch.equal(b, before[key]) for key, b in module.named_buffers())
 
 
-@pytest.mark.parametrize("name", each(2, COMPILED, 1))
+@pytest.mark.parametrize("name", each(3, COMPILED, 1))
 def test_modules_compile_as_one_graph(name: str) -> None:
     compiled = torch.compile(module_of(name), fullgraph=True, backend="eager")
     given = {k: v for k, v in tensors(feeds_of(name)).items() if accepts(module_of(name), k)}

@@ -89,7 +89,7 @@ def in_calls(model: Any, source: dict[str, Tensor], ids: Tensor) -> Tensor:
     return torch.cat(made, 1)
 
 
-@pytest.mark.parametrize("name", [*USED, *(f"both/{i}" for i in range(60 if ALL else 3))])
+@pytest.mark.parametrize("name", [*each(2, USED), *(f"both/{i}" for i in range(60 if ALL else 3))])
 def test_generates_in_every_way(name: str, tmp_path: Path) -> None:
     graph = lowered(graph_of(name))
     model, source = model_of(graph, tmp_path), {"input_ids": tokens_of(graph, 2, 5)}

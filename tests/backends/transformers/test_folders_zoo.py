@@ -1,6 +1,6 @@
 """Folders of the zoo and of random architectures, loaded by transformers, against the float64 interpreter: at once, by
 both attention functions, in chunks and tokens with a cache, in rows that are padded on the left. `make test` tries a
-third of the decoders and half of the encoders."""
+quarter of the decoders, a third of the encoders and half of the examples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = (  # the translator is tested beside other encoder-decoders
     *("tiny_bert", "tiny_gpt"),
 )
 KINDS = ("preset/", "variant/", "family/")
-RANDOM = 200 if ALL else 30  # each third of them in `make test`
+RANDOM = 200 if ALL else 30
 
 
 @functools.cache
@@ -65,7 +65,7 @@ def attention_functions(model: Any, graph: Graph) -> list[str]:
     return ["sdpa", "eager"] if model._supports_sdpa else ["eager"]
 
 
-@pytest.mark.parametrize("name", each(3, decoders()))
+@pytest.mark.parametrize("name", each(4, decoders()))
 def test_decoders(name: str, tmp_path: Path) -> None:
     source = graph_of(name)
     graph = lowered(source)
@@ -109,7 +109,7 @@ def in_calls(model: Any, ids: Tensor, first: tuple[int, ...], **more: Tensor) ->
     return torch.cat(made, 1)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", each(2, SMALL))
 def test_examples(name: str, tmp_path: Path) -> None:
     source = load_source(EXAMPLES / f"{name}.py", 0, ()).graph
     feeds = feeds_of(source, 9)
@@ -124,7 +124,7 @@ def test_examples(name: str, tmp_path: Path) -> None:
             assert error(in_calls(model, given["input_ids"], (3, 1, 2)), want) <= BOUND
 
 
-@pytest.mark.parametrize("name", each(2, encoders()))
+@pytest.mark.parametrize("name", each(3, encoders()))
 def test_encoders(name: str, tmp_path: Path) -> None:
     source = graph_of(name)
     graph = lowered(source)

@@ -35,7 +35,7 @@ def networks(draw: st.DrawFn) -> Network:
     return Network("any", tuple(vertices), inputs, {f"out{i}": (x, "f32[4]") for i, x in enumerate(outputs)})
 
 
-@settings(derandomize=True, max_examples=300 if FULL else 80, deadline=None)
+@settings(derandomize=True, max_examples=300 if FULL else 60, deadline=None)
 @given(networks())
 def test_any_graph_is_drawn_and_told(network: Network) -> None:
     """One test, as networks take longer to draw than to check."""

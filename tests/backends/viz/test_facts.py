@@ -32,7 +32,7 @@ def outlined(preset: str) -> Part:
     return outline(network_of(preset))
 
 
-@pytest.mark.parametrize("preset", [*PUBLISHED, *each(4, (name for name in PRESETS if name not in PUBLISHED), 1)])
+@pytest.mark.parametrize("preset", [*PUBLISHED, *each(6, (name for name in PRESETS if name not in PUBLISHED), 1)])
 def test_the_whole_is_what_inspect_tells(preset: str) -> None:
     told, found = inspect(model_of(preset), 64), facts(outlined(preset))
     binding = {"batch": 1, "seq": 64, "past": 0, "total": 64, "source": 64}

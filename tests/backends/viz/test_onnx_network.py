@@ -20,6 +20,7 @@ from weft.backends.viz.onnx_files.network import joined, onnx_network
 from weft.backends.viz.web.page import page
 from weft.ir.errors import WeftError
 
+from ...sampling import each
 from . import onnx_models
 from .geometry import faults
 from .onnx_models import DIM, HIDDEN, VOCAB, Builder, wrapped
@@ -210,7 +211,7 @@ def test_halves_are_one_model(tmp_path: Path) -> None:
     assert [*whole.inputs] == ["a"] and whole.outputs["b"][0] == second.makes[0] and [*whole.outputs] == ["b"]
 
 
-@pytest.mark.parametrize("style", ["slashed", "nameless"])
+@pytest.mark.parametrize("style", each(2, ["nameless", "slashed"]))
 def test_three_thousand_nodes_take_five_seconds(style: str, tmp_path: Path, visit: Callable[[str], Page]) -> None:
     """From the file to a page that shows it."""
     model = built(style, 110)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from weft.backends.viz.panels import prompts
 from weft.backends.viz.web.page import page
 from weft.frontends.api.inspect.counting import inspect
 
+from ...sampling import each
 from .pages import model_of, of_preset
 
 Visit = Callable[[str], Page]
@@ -45,7 +47,7 @@ def show(shown: Page, tab: str) -> None:
     shown.evaluate("(id) => showTab(id)", tab)
 
 
-@pytest.mark.parametrize("preset", TABS)
+@pytest.mark.parametrize("preset", each(2, TABS, 1))
 def test_panels_are_there_where_there_is_something_to_tell(visit: Visit, preset: str) -> None:
     shown = visit(of_preset(preset))
     assert shown.evaluate("[...tabs.keys()]") == TABS[preset]
@@ -55,8 +57,7 @@ def test_panels_are_there_where_there_is_something_to_tell(visit: Visit, preset:
         assert shown.locator("#tabs button[aria-pressed=true]").count() == 1
 
 
-@pytest.mark.parametrize("preset", ["mistral-7b", "deepseek-v3"])
-@pytest.mark.parametrize("wide", [1400, 480])
+@pytest.mark.parametrize(("preset", "wide"), each(3, itertools.product(("mistral-7b", "deepseek-v3"), (1400, 480))))
 def test_text_of_charts_can_be_read(visit: Visit, preset: str, wide: int) -> None:
     shown = visit(of_preset(preset))
     shown.set_viewport_size({"width": wide, "height": 900})

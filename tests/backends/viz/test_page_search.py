@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from weft.backends.viz.layout.scene import scene
@@ -58,20 +57,17 @@ def test_enter_goes_from_match_to_match_and_round(visit: Visit) -> None:
     assert shown.evaluate("chosen") == ours[1]
 
 
-@pytest.mark.parametrize(
-    ("asked", "key"),
-    [
+def test_what_is_searched_for(visit: Visit) -> None:
+    shown = visit(of_preset("smollm2-135m"))
+    for asked, key in (
         ("grouped-query", "layers.0.attn"),  # a title
         ("swiglu", "layers.0.ffn"),
         ("layers.29.ffn.up.weight", "layers.29.ffn.up"),  # a weight
         ("rms_norm", "layers.0.attn_norm"),  # an operation
         ("logits", "out.logits"),
-    ],
-)
-def test_what_is_searched_for(visit: Visit, asked: str, key: str) -> None:
-    shown = visit(of_preset("smollm2-135m"))
-    shown.locator("#search").fill(asked)
-    assert key in shown.evaluate("results")
+    ):
+        shown.locator("#search").fill(asked)
+        assert key in shown.evaluate("results"), asked
 
 
 def test_a_name_as_a_whole_comes_first(visit: Visit) -> None:

@@ -19,6 +19,7 @@ from weft.passes import all_passes
 from weft.passes.analysis import costs
 from weft.passes.analysis.costs import cached, parameter_count, state_bytes
 
+from ...sampling import each
 from .pages import model_of
 
 PIPELINES = {
@@ -41,7 +42,7 @@ def stored(model: Model) -> int:
     return sum(int(p.type.elements) * p.type.dtype.bits // 8 for p in model.graph.params.values())
 
 
-@pytest.mark.parametrize("preset", PIPELINES)
+@pytest.mark.parametrize("preset", each(2, PIPELINES, 1))
 def test_totals_are_what_inspect_tells(preset: str) -> None:
     for model in after(preset):
         tokens = usual_tokens(model.graph)

@@ -11,7 +11,7 @@ import torch
 from weft.backends.runtime.core.sampling import Sampler, Sampling
 from weft.backends.torch.kernels.choose_tokens import TICKETS, choose_tokens, reference, refusal
 
-from ....sampling import each
+from ....sampling import ALL, each
 from .oracles import draw
 
 WAYS: list[dict[str, Any]] = [
@@ -27,6 +27,7 @@ WAYS: list[dict[str, Any]] = [
     {"temperature": 1e-30, "top_k": 2},
     {"temperature": 1e30, "top_p": 0.5},
 ]
+DRAWS = 3 if ALL else 2  # of each row, one after the other
 
 
 def tokens(compute: Any, logits: torch.Tensor, numbers: np.ndarray, **way: Any) -> list[list[int]]:
@@ -44,11 +45,11 @@ def test_the_tokens_of_the_host(device: torch.device, vocab: int, way: dict[str,
     logits[2, vocab // 2 :] = -torch.inf
     logits[2, 0] = 0.5
     samplers = [Sampler(Sampling(**way, seed=5), [], row) for row in range(3)]
-    numbers = np.stack([s.uniforms(3) for s in samplers])
+    numbers = np.stack([s.uniforms(DRAWS) for s in samplers])
     want = []
     for row, values in enumerate(logits.cpu().numpy()):
         sampler = Sampler(Sampling(**way, seed=5), [], row)
-        want.append([sampler(values) for _ in range(3)])
+        want.append([sampler(values) for _ in range(DRAWS)])
     for compute in (choose_tokens, reference):
         assert tokens(compute, logits, numbers, **way) == want
 
