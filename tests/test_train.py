@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -171,7 +170,7 @@ def test_what_can_not_be_trained(
 
 
 def test_several_processes_learn_the_same(
-    script: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    script: ModuleType, models: Path, warm: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """FSDP2 among two processes goes on with the run of one: the losses of one, but for the order of sums."""
     options = [f"{models}:experts", *SHORT[:6], "--save-every", 2]
@@ -180,9 +179,9 @@ def test_several_processes_learn_the_same(
         patched.setattr(script, "finish", lambda *operands: None)
         run(script, monkeypatch, *options, "-o", tmp_path / "half", "--steps", 2, "--schedule", "constant")
         run(script, monkeypatch, *options, "-o", tmp_path / "whole", "--steps", 4, "--schedule", "constant")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch = [str(shutil.which("torchrun", path=warm["PATH"])), "--standalone", "--nproc-per-node", "2"]
     command = [*launch, str(EXAMPLES / "train.py"), "--resume", str(tmp_path / "half"), "--steps", "4"]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(command, check=True, capture_output=True, env=warm)
     two, one = rows(tmp_path / "half"), rows(tmp_path / "whole")
     assert [row["step"] for row in two] == ["1", "2", "3", "4"]
     for a, b in zip(one, two, strict=True):

@@ -1,4 +1,7 @@
-"""Models of every kind of layer learn a text: no NaN, less than a unigram model knows, and back into the graph."""
+"""Models of every kind of layer learn a text: no NaN, less than a unigram model knows, and back into the graph.
+
+``WEFT_TESTS=all`` trains them longer as `make test`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ import torch.nn.functional as F
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, LinearAttention, Mamba, Mamba2, MoE, RMSNorm, RoPE
 from weft.ir import interpret
+
+from .sampling import ALL
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 DIM, LENGTH, BATCH, STEPS = 32, 32, 8, 240
@@ -37,13 +42,13 @@ def decoder(*layers: tuple[Any, Any]) -> Decoder:
     return Decoder(vocab=128, dim=DIM, layers=[Block(*layer, norm=norm) for layer in layers], tie_embeddings=True)
 
 
-CASES = {  # the model, and the largest rate of its Adam
-    "mamba": (decoder((mamba, ffn)), 3e-2),
-    "mamba-2": (decoder((heads, ffn)), 3e-2),
-    "differential attention": (decoder((differential(), ffn)), 2e-2),
-    "linear attention": (decoder((linear, ffn)), 2e-2),
-    "experts": (decoder((local, experts)), 1e-2),
-    "hybrid": (decoder((mamba, ffn), (local, experts), (heads, ffn)), 1e-2),
+CASES = {  # the model, the largest rate of its Adam, and the steps in a short run
+    "mamba": (decoder((mamba, ffn)), 3e-2, 120),
+    "mamba-2": (decoder((heads, ffn)), 3e-2, 120),
+    "differential attention": (decoder((differential(), ffn)), 2e-2, 240),
+    "linear attention": (decoder((linear, ffn)), 2e-2, 120),
+    "experts": (decoder((local, experts)), 1e-2, 120),
+    "hybrid": (decoder((mamba, ffn), (local, experts), (heads, ffn)), 1e-2, 120),
 }
 
 
@@ -54,12 +59,12 @@ def codes() -> torch.Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
-def train(net: torch.nn.Module, codes: torch.Tensor, rate: float) -> list[float]:
+def train(net: torch.nn.Module, codes: torch.Tensor, rate: float, steps: int) -> list[float]:
     """Train `net` by Adam at a rate that falls from `rate` to 0, and return the loss of every step."""
     random, windows, losses = torch.Generator().manual_seed(0), codes.unfold(0, LENGTH + 1, 1), []
     optimizer = torch.optim.Adam(net.parameters(), lr=rate, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / STEPS)
-    for _ in range(STEPS):
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    for _ in range(steps):
         batch = windows[torch.randint(len(windows), (BATCH,), generator=random)]
         loss = F.cross_entropy(net(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
@@ -72,9 +77,9 @@ def train(net: torch.nn.Module, codes: torch.Tensor, rate: float) -> list[float]
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_learns_and_goes_back_into_its_graph(name: str, codes: torch.Tensor) -> None:
-    model, rate = CASES[name]
+    model, rate, short = CASES[name]
     net = weft.torch(model)
-    losses = train(net, codes, rate)
+    losses = train(net, codes, rate, STEPS if ALL else short)
     chances = codes.bincount()[codes.bincount() > 0] / len(codes)
     unigram = -float((chances * chances.log()).sum())
     assert np.isfinite(losses).all()

@@ -1,4 +1,7 @@
-"""GPU tests and benchmarks run smaller on the CPU, so that they keep working on machines without a GPU."""
+"""GPU tests and benchmarks run smaller on the CPU, so that they keep working on machines without a GPU.
+
+`make test` runs one case of each kernel and one measurement of each kind; ``WEFT_TESTS=all`` runs the others too.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from ..sampling import ALL
+
 HERE = Path(__file__).resolve().parent
 CHECKS = (
-    "kernels/reference-.*-bf16",
+    f"kernels/reference-{'.*' if ALL else '[a-z_]+'}-bf16",  # without a space: the plain case of each kernel
     "kernels/repeats-route",
     "torch/[a-z]+-grouped-bf16",
     "torch/step-window-f32",
@@ -23,6 +28,8 @@ CHECKS = (
     "torch/training-window-f32",
     "ort_cuda/(graph_equals|op-linear-f16|ragged_batch-grouped-f16)",
 )
+# Of decoders, each way once, and the step for each kind of weights; of draws of a token, the one of all at once.
+REPEATED = r"(int4|fp8|moe)_batch_4|(int4|fp8|moe).*(runtime|module|hf)|choose_tokens.tiny_(all|top)"
 STAGES = ("kernels", "decode", "quality", "prefill", "ort", "sweep")
 SMALL = ("--model", "tiny", "--prompts", "16", "--steps", "12", "--batches", "1", "--rounds", "1")  # for ort
 
@@ -56,8 +63,9 @@ def test_checks(root: Path, tmp_path: Path) -> None:
 
 def test_benchmark(root: Path, tmp_path: Path) -> None:
     """All stages but what takes seconds to compile; no measurement fails, and the table shows every one."""
-    only = "^(?!.*compiled)(?!sweep)|^sweep/decode_attention"
-    printed, files = measured(root, tmp_path, *STAGES, "--only", only, "--quick", *SMALL, jobs=2)
+    left_out = "compiled" if ALL else f"compiled|{REPEATED}"
+    only = f"^(?!.*({left_out}))(?!sweep)|^sweep/decode_attention"
+    printed, files = measured(root, tmp_path, *STAGES, "--only", only, "--quick", *SMALL, jobs=2 if ALL else 1)
     assert {*files} == {*STAGES}
     for stage, found in files.items():
         assert found and all(result["ok"] for result in found.values()), printed

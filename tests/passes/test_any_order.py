@@ -41,7 +41,7 @@ def stepped(graph: Graph, applied: Pass) -> Graph:
     return after
 
 
-@pytest.mark.parametrize("seed", each(2, range(150)))
+@pytest.mark.parametrize("seed", each(4, range(150)))
 def test_passes_in_any_order(seed: int) -> None:
     name, pipeline = drawn(seed)
     graph, equivalence, done = ZOO[name](), EquivalenceCheck(), list[str]()

@@ -22,7 +22,7 @@ from weft.passes.library.cache.kv_cache import KvCache
 from weft.passes.library.cache.quantize_cache import QuantizeCache
 
 from ....e2e.random_models import strong
-from ....sampling import each
+from ....sampling import by_turns
 from ...models import BATCH, SEQ, Tiny, applied, weight
 
 DECODERS = {
@@ -37,9 +37,7 @@ def codes(graph: Graph) -> list[int | None]:
     return [node.attrs["cache_bits"] for node in graph.nodes if node.op is ops.attention]
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("per", ["channel", "head", "tensor"])
-@pytest.mark.parametrize("name", each(2, DECODERS))
+@pytest.mark.parametrize(("name", "per", "bits"), by_turns(DECODERS, ["channel", "head", "tensor"], [8, 4]))
 def test_the_check(name: str, per: str, bits: int) -> None:
     """Before and after caches and buffers that roll."""
     coded = f"quantize-cache{{bits={bits}, per={per}}}"

@@ -18,6 +18,7 @@ from weft.ir import Graph, WeftError, ops
 from weft.passes import Pass, Trace, default_pipeline, parse_pipeline, run_passes
 
 from ....e2e.random_models import strong
+from ....sampling import ALL
 from ...test_every_pass import examples
 from ...zoo_variants import VARIANTS
 
@@ -60,8 +61,10 @@ MODELS: dict[str, Callable[[int], Graph]] = {
 }
 
 
-LAYERS = (16, 32, 64)
-GROWTH = 2.05  # of the calls from 32 to 64 layers, over those from 16 to 32: more where 0.05 % of a layer's are squared
+LAYERS = (16, 32, 64) if ALL else (8, 16, 32)
+# Of the calls for the second half of the most layers, over those for the quarter before it: more where 0.05 % of a
+# layer's are squared.
+GROWTH = 2.05 if ALL else 2.025
 HUGE = ("llama", "llama, packed", "no weights in norms")
 COMPUTING = ("quantize-cache", "scale-channels")  # passes that compute activations without being given a text
 

@@ -23,6 +23,7 @@ from weft.ir.types import dtypes
 from weft.passes import Trace, parse_pipeline, run_passes
 from weft.passes.core.equivalence import EquivalenceCheck, difference
 
+from ....sampling import by_turns
 from ...models import BATCH, SEQ, Tiny, applied, weight
 from ...positioned import ROPE, decoder, encoder, rotary
 
@@ -46,8 +47,7 @@ POSITIONED: dict[str, Callable[[], Graph]] = {
 }
 
 
-@pytest.mark.parametrize("first", ["", "pack-qkv, fuse-residual-norm, "])
-@pytest.mark.parametrize("name", POSITIONED)
+@pytest.mark.parametrize(("name", "first"), by_turns(POSITIONED, ["", "pack-qkv, fuse-residual-norm, "]))
 def test_strips(name: str, first: str) -> None:
     before = POSITIONED[name]()
     after = run_passes(before, f"{first}strip-positions", verify=True)
