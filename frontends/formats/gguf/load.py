@@ -13,7 +13,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
 
 from ...models.families import Loaded, architectures, load
-from ...models.tables.gguf import RECURRENT, SPARSE
+from ...models.tables.gguf import RECURRENT, SPARSE, VALUED
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT
 from .reader import GGUFTensors
 from .tokenizer import TokenIds, has_tokenizer, token_ids
@@ -34,7 +34,7 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
     config = _config(reader, f"{name}.")
     loaded = load(known[name], config, reader, str(path))
     frequencies = loaded.graph.params.get("rope.frequencies")
-    if frequencies is not None and FREQUENCIES in loaded.ignored:
+    if frequencies is not None and FREQUENCIES in loaded.ignored and FREQUENCIES not in config:
         # The tensor holds divisors of the frequencies (Llama 3's scaling).
         frequencies.recipe = Scale(frequencies.recipe, Map(Source(FREQUENCIES), "reciprocal"))
         loaded.ignored.remove(FREQUENCIES)
@@ -68,10 +68,10 @@ def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
     for name, tensor in (("vocab_size", "token_embd.weight"), ("token_types", "token_types.weight")):
         if tensor in keys:
             config.setdefault(name, reader.shape(tensor)[0])
-    for kind, tensor in ((SPARSE, "ffn_gate_inp"), (RECURRENT, "ssm_in")):
+    for kind, tensor in ((SPARSE, "ffn_gate_inp"), (RECURRENT, "ssm_in"), (VALUED, "attn_v")):
         pattern = re.compile(rf"blk\.(\d{{1,9}})\.{tensor}\.weight")
         config[kind] = sorted(int(match[1]) for key in keys if (match := pattern.fullmatch(key)))
-    for tensor in keys & {SHORT, LONG}:
+    for tensor in keys & {SHORT, LONG, *([FREQUENCIES] if prefix == "gemma4." else [])}:
         config[tensor] = tuple(_decimal(float(f)) for f in reader.read(tensor, 0, reader.shape(tensor)[0]))
     return config
 

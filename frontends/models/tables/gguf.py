@@ -2,7 +2,8 @@
 
 llama.cpp calls the same thing by the same name in every architecture, so one table of names and of what the tensors
 decide serves them all; an architecture adds what neither its metadata nor its tensors say. Which layers have experts or
-a state space only the tensors say: the reader of a file adds that to its config, under the keys SPARSE and RECURRENT.
+a state space only the tensors say: the reader of a file adds that to its config, under the keys SPARSE, RECURRENT and
+so on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .settings import Settings
 from .templates import packed_parts
 
 SPARSE, RECURRENT = "layers with experts", "layers with a state"
+VALUED = "layers with a map of values"  # others take the keys for them, or those of another layer
 _GATING = ("", "softmax", "sigmoid")  # by expert_gating_func
 
 

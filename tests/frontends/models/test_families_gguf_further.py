@@ -110,3 +110,16 @@ def test_a_decoder_that_sees_later_tokens_is_refused(written: Written) -> None:
     _, path = written("lfm2", **{"attention.causal": False})
     with pytest.raises(WeftError, match=r"attention\.causal=False is not supported for lfm2 models"):
         load_source(path)
+
+
+def test_layers_of_gemma4_without_keys_share_those_of_others(written: Written) -> None:
+    _, path = written("gemma4", **{"attention.shared_kv_layers": 1})
+    with pytest.raises(WeftError, match=r"blk\.2\.attn_k\.weight"):
+        load_source(path)
+
+
+def test_gemma4_takes_no_other_divisors(written: Written) -> None:
+    """A divisor of 1 turns a pair of numbers, one of 10³⁰ does not."""
+    _, path = written("gemma4", extra={"rope_freqs.weight": np.array([1.0, 2.0] + [1e30] * 6, np.float32)})
+    with pytest.raises(WeftError, match=r"rope_freqs\.weight holds other numbers than 1 and 1e30"):
+        load_source(path)

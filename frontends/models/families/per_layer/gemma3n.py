@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from weft.ir.recipes import Recipe, Reshape, Slice
+
 from ....dsl import (
     AltUpLayer,
     Attention,
@@ -14,10 +16,11 @@ from ....dsl import (
     RMSNorm,
     SpreadStreams,
 )
-from ...tables.family import Config, key
-from ...tables.settings import ACTIVATIONS
+from ...tables import gguf
+from ...tables.family import Config, Fetch, Template, key
+from ...tables.settings import ACTIVATIONS, Settings
 from ..dense.llama import LLAMA
-from .gemma4 import PER_LAYER, kv_names, rope_of_type, types_of
+from .gemma4 import GGUF_PER_LAYER, PER_LAYER, gguf_config, kv_names, rope_of_type, types_of
 
 _ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -68,6 +71,58 @@ def _embedding(config: Config) -> PerLayerEmbedding:
     return PerLayerEmbedding(config.get("vocab_size_per_layer_input", 262_144), width, norm)
 
 
+def _gguf_layers(config: Config) -> tuple[AltUpLayer, ...]:
+    """The layers of a file; llama.cpp always takes 20 layers to have keys and values of their own."""
+    shared = {"attention.shared_kv_layers": max(config["block_count"] - 20, 0)}
+    scales = config.get("activation_sparsity_scale")  # in standard deviations
+    return _layers(
+        {
+            **gguf_config({**shared, **config}),
+            "activation_sparsity_pattern": scales and [round((1 + math.erf(s / math.sqrt(2))) / 2, 6) for s in scales],
+            "altup_active_idx": config.get("altup.active_idx", 0),
+        }
+    )
+
+
+def _stacked(name: str) -> Template:
+    """A map of one stream, stored with those of the others."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        i = int(fetch.layer)
+        return Reshape(Slice(fetch(f"{name}.{part}"), 0, i, i + 1), (settings.dim, settings.dim))
+
+    return template
+
+
+GEMMA3N_GGUF = gguf.BASE.but(
+    "gemma3n",
+    names={
+        **GGUF_PER_LAYER,
+        **{f"layers.{{i}}.{n}": f"blk.{{i}}.altup_{n}" for n in ("router_norm", "router")},
+        "layers.{i}.prediction": "blk.{i}.altup_predict_coef",
+        "layers.{i}.correction": "blk.{i}.altup_correct_coef",
+        "layers.{i}.output_scale": "blk.{i}.altup_correct_scale.weight",
+        "layers.{i}.laurel_left": "blk.{i}.laurel_l",
+        "layers.{i}.laurel_right": "blk.{i}.laurel_r",
+        "layers.{i}.laurel_norm": "blk.{i}.laurel_post_norm",
+        "spread.projections.{i}": _stacked("altup_proj"),
+        "gather.projections.{i}": _stacked("altup_unembd_proj"),
+    },
+    # What layers that share keys and values have of their own is not used.
+    unused=(*gguf.BASE.unused, *(f"*.attn_{n}.weight" for n in ("k", "v", "k_norm"))),
+    found={"qk_norm": None, "qkv_bias": None, "out_bias": None},
+    heads=None,
+    kv_heads=None,
+    head_dim=None,
+    ffn=None,
+    rope=None,
+    block=_gguf_layers,
+    per_layer=lambda c: _embedding(gguf_config(c)),
+    spread=lambda c: SpreadStreams(c.get("altup.num_inputs", 4)),
+    gather=lambda c: GatherStreams(),
+    embed_scale=lambda c: math.sqrt(c["embedding_length"]),
+    logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0) or None,
+)
 GEMMA3N = LLAMA.but(
     "gemma3n_text",
     names={
@@ -100,4 +155,5 @@ GEMMA3N = LLAMA.but(
     embed_scale=lambda c: math.sqrt(c["hidden_size"]),
     logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0) or None,
     tie=key("tie_word_embeddings", default=True),
+    gguf=GEMMA3N_GGUF,
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from weft.ir.recipes import Recipe, Scale
+from weft.ir.errors import WeftError
+from weft.ir.recipes import Full, Recipe, Scale
 
 from ....dsl import (
     Attention,
@@ -19,12 +20,13 @@ from ....dsl import (
     RoPE,
     SplitFeedForward,
 )
-from ...tables.family import Config, Fetch, Names, key, required
-from ...tables.rope_config import rope_of
+from ...tables import gguf
+from ...tables.family import Config, Fetch, Names, Template, key, required
+from ...tables.rope_config import FREQUENCIES, rope_of
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import gated
 from ..dense.llama import LLAMA
-from ..experts.mixtral import per_expert
+from ..experts.mixtral import half_of_each, per_expert
 
 _ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -151,6 +153,120 @@ PER_LAYER: Names = {
     "layers.{i}.per_layer.projection": "layers.{i}.per_layer_projection",
     "layers.{i}.per_layer.norm": "layers.{i}.post_per_layer_input_norm",
 }
+
+
+# -- GGUF
+
+
+def gguf_config(config: Config) -> dict[str, Any]:
+    """The keys of a GGUF file under the names that they have in Hugging Face's configs of Gemma 3n and 4."""
+    layers, local = range(config["block_count"]), gguf.local_layers(config, 5)
+    types = ["sliding_attention" if found else "full_attention" for found in local]
+    wide = int(key("attention.key_length")(config))
+    near = int(config.get("attention.key_length_swa", wide))
+    groups, hidden = key("attention.head_count_kv")(config), key("feed_forward_length")(config)
+    groups = groups if isinstance(groups, list) else [groups for _ in layers]
+    sizes = [near if found else wide for found in local]
+    return {
+        "num_hidden_layers": config["block_count"],
+        "num_attention_heads": key("attention.head_count")(config),
+        "per_layer_config": {i: {"head_dim": sizes[i], "num_key_value_heads": groups[i]} for i in layers},
+        "head_dim": wide,
+        "num_key_value_heads": max(groups),
+        "intermediate_size": hidden,
+        "layer_types": types,
+        "sliding_window": key("attention.sliding_window")(config),
+        "num_kv_shared_layers": config.get("attention.shared_kv_layers", 0),
+        "rms_norm_eps": key("attention.layer_norm_rms_epsilon")(config),
+        "hidden_size_per_layer_input": key("embedding_length_per_layer_input")(config),
+        "vocab_size_per_layer_input": config["vocab_size"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_theta": config.get("rope.freq_base_swa", 10_000.0)},
+            "full_attention": {"rope_theta": config.get("rope.freq_base", 10_000.0), **_turned(config, wide)},
+        },
+    }
+
+
+def _turned(config: Config, head: int) -> dict[str, Any]:
+    """Return how many numbers of global heads turn: those whose frequency is divided by 1, not by 10³⁰."""
+    divisors = config.get(FREQUENCIES)
+    if divisors is None:
+        return {}
+    turned = sum(divisor == 1 for divisor in divisors)
+    if any(divisor not in (1, 1e30) for divisor in divisors):
+        raise WeftError(f"{FREQUENCIES} holds other numbers than 1 and 1e30")
+    return {"rope_type": "proportional", "partial_rotary_factor": 2 * turned / head}
+
+
+def _gguf_layers(config: Config) -> tuple[LayerWithInput, ...]:
+    said = gguf_config(config)
+    hidden, first_shared = said["intermediate_size"], len(said["layer_types"]) - said["num_kv_shared_layers"]
+    local = gguf.local_layers(config, 5)
+    return _layers(
+        {
+            **said,
+            "intermediate_size": hidden[0] if isinstance(hidden, list) else hidden,
+            "use_double_wide_mlp": isinstance(hidden, list) and hidden[-1] == 2 * hidden[0],
+            "attention_k_eq_v": any(not local[i] and i not in config[gguf.VALUED] for i in range(first_shared)),
+            "enable_moe_block": bool(config[gguf.SPARSE]),
+            "num_experts": config.get("expert_count"),
+            "top_k_experts": config.get("expert_used_count"),
+            "moe_intermediate_size": config.get("expert_feed_forward_length"),
+        }
+    )
+
+
+def _scalar(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """Return what a layer's output is multiplied by, 1 where the file has none."""
+    name = "blk.{i}.layer_output_scale.weight"
+    return fetch(name) if fetch.has(name) else Full(1.0, (1,))
+
+
+def _gguf_expert(part: str, index: int) -> Template:
+    """Gate or up of all experts: a tensor, or a half of one."""
+    whole, both = f"blk.{{i}}.ffn_{part}_exps.weight", half_of_each("blk.{i}.ffn_gate_up_exps.weight", index)
+    return lambda fetch, name, settings: fetch(whole) if fetch.has(whole) else both(fetch, name, settings)
+
+
+GGUF_PER_LAYER: Names = {
+    "per_layer.table": "per_layer_token_embd",
+    "per_layer.projection": "per_layer_model_proj",
+    "per_layer.norm": "per_layer_proj_norm",
+    "layers.{i}.per_layer.gate": "blk.{i}.inp_gate",
+    "layers.{i}.per_layer.projection": "blk.{i}.proj",
+    "layers.{i}.per_layer.norm": "blk.{i}.post_norm",
+}
+GEMMA4_GGUF = gguf.MIXED.but(
+    "gemma4",
+    names={
+        **inside({name: found for name, found in gguf.BASE.names.items() if name.startswith("layers.")}),
+        **GGUF_PER_LAYER,
+        "layers.{i}.scalar": _scalar,
+        **{f"layers.{{i}}.ffn.dense.{n}": f"blk.{{i}}.ffn_{n}" for n in ("gate", "up", "down")},
+        "layers.{i}.ffn.dense_norm": "blk.{i}.ffn_norm",
+        "layers.{i}.ffn.dense_post_norm": "blk.{i}.post_ffw_norm_1",
+        "layers.{i}.ffn.moe_norm": "blk.{i}.pre_ffw_norm_2",
+        "layers.{i}.ffn.moe_post_norm": "blk.{i}.post_ffw_norm_2",
+        "layers.{i}.ffn.post_norm": "blk.{i}.post_ffw_norm",
+        "layers.{i}.ffn.router_norm": lambda fetch, part, s: Scale(fetch("blk.{i}.ffn_gate_inp.scale"), s.dim**-0.5),
+        "layers.{i}.ffn.moe.router": "blk.{i}.ffn_gate_inp",
+        "layers.{i}.ffn.moe.experts.gate": _gguf_expert("gate", 0),
+        "layers.{i}.ffn.moe.experts.up": _gguf_expert("up", 1),
+        "layers.{i}.ffn.moe.experts.down": lambda fetch, part, s: Scale(
+            fetch("blk.{i}.ffn_down_exps.weight"), fetch("blk.{i}.ffn_down_exps.scale")
+        ),
+    },
+    found={"qk_norm": None, "qkv_bias": None, "out_bias": None},
+    heads=None,
+    kv_heads=None,
+    head_dim=None,
+    ffn=None,
+    rope=None,
+    block=_gguf_layers,
+    per_layer=lambda c: _embedding(gguf_config(c)),
+    embed_scale=lambda c: math.sqrt(c["embedding_length"]),
+    logit_softcap=lambda c: c.get("final_logit_softcapping") or None,
+)
 GEMMA4 = LLAMA.but(
     "gemma4_text",
     names={
@@ -182,4 +298,5 @@ GEMMA4 = LLAMA.but(
     embed_scale=lambda c: math.sqrt(c["hidden_size"]),
     logit_softcap=key("final_logit_softcapping", default=None),
     tie=key("tie_word_embeddings", default=True),
+    gguf=GEMMA4_GGUF,
 )

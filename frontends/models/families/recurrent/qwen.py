@@ -94,8 +94,8 @@ def _gguf_delta(config: Config) -> GatedDeltaNet:
 
 
 def _by_group(stored: Recipe, settings: Settings, rows: int) -> Recipe:
-    """Order the `rows` of heads of values group by group; stored are the first heads of all groups, then the second ones
-    and so on."""
+    """Order the `rows` of heads of values group by group; stored are the first heads of all groups, then the second
+    ones and so on."""
     delta = delta_of(settings)
     groups = delta.groups or delta.heads
     apart = Permute(Reshape(stored, (delta.heads // groups, groups, -1)), (1, 0, 2))

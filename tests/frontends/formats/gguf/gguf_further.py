@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from .gguf_sparse import EXPERTS, GROUPS, TOP2, USED
@@ -55,6 +56,23 @@ STATES = {
     "ssm.state_size": 8,
     "ssm.time_step_rank": 8,
     "ssm.group_count": GROUPS,
+}
+STREAMS = FOUR | {  # of Gemma 3n and 4
+    "num_key_value_heads": GROUPS,
+    "head_dim": 8,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 97,
+    "num_kv_shared_layers": 2,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+STREAMED = LOCAL | {
+    "block_count": 4,
+    "attention.sliding_window_pattern": [True, False, True, False],
+    "attention.shared_kv_layers": 2,
+    "embedding_length_per_layer_input": 8,
+    "rope.freq_base": 1e6,
+    "rope.freq_base_swa": 1e4,
 }
 # architecture -> model_type, config, metadata
 FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
@@ -247,5 +265,37 @@ FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
             | ({"expert_shared_feed_forward_length": 48} if experts else {}),
         )
         for experts in (EXPERTS, 0)
+    ],
+    "gemma3n": [
+        (
+            "gemma3n_text",
+            STREAMS | {"laurel_rank": 64, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]},
+            STREAMED
+            | {"altup.active_idx": 0, "altup.num_inputs": 4, "attention.key_length": 8}
+            | {"activation_sparsity_scale": [1.6448534727096558, 1.6448534727096558, -inf, -inf]}
+            | {"final_logit_softcapping": 30.0},
+        )
+    ],
+    "gemma4": [
+        (
+            "gemma4_text",
+            STREAMS | {"global_head_dim": 16, "use_double_wide_mlp": True},
+            STREAMED
+            | {"attention.key_length": 16, "attention.key_length_swa": 8, "feed_forward_length": [48, 48, 96, 96]}
+            | {"rope.dimension_count": 16, "rope.dimension_count_swa": 8},
+        ),
+        (
+            "gemma4_text",
+            STREAMS
+            | {"global_head_dim": 16, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+            | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 30.0}
+            | {"enable_moe_block": True, "num_experts": EXPERTS, "top_k_experts": 2, "moe_intermediate_size": 24},
+            STREAMED
+            | {"attention.key_length": 16, "attention.key_length_swa": 8, "attention.head_count_kv": [2, 1, 2, 1]}
+            | {"rope.dimension_count": 16, "rope.dimension_count_swa": 8, "final_logit_softcapping": 30.0}
+            | {"embedding_length_per_layer_input": 0, "attention.shared_kv_layers": 0}
+            | USED
+            | {"expert_feed_forward_length": 24},
+        ),
     ],
 }

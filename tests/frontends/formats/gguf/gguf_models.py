@@ -18,6 +18,7 @@ from .gguf_further import FURTHER
 from .gguf_sparse import SPARSE, rearranged
 
 HEADS, GROUPS = 4, 2
+SHIFTED = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")  # norms by 1 + weight
 REORDERED = (
     "llama",
     "granite",
@@ -53,8 +54,7 @@ def converted(arch: str, name: str, x: np.ndarray, groups: int) -> np.ndarray:
     """Tensor `name` of a Hugging Face checkpoint as llama.cpp's converter stores it."""
     if arch in REORDERED and ("q_proj" in name or "k_proj" in name):
         return interleaved(x, HEADS if "q_proj" in name else groups)
-    shifted = arch.startswith("gemma") or arch in ("nemotron", "qwen3next", "qwen35", "qwen35moe")
-    if shifted and name.endswith("norm.weight") and "linear_attn" not in name:
+    if arch in SHIFTED and name.endswith("norm.weight") and "linear_attn" not in name:
         return x + np.float32(1)
     if arch == "gpt2" and x.ndim == 2 and ("attn" in name or "mlp" in name):
         return x.T
@@ -110,6 +110,8 @@ def write_gguf(
         tensor = converted(arch, name, tensor, np.max(facts["attention.head_count_kv"]))
         stored = kind if tensor.ndim > 1 and tensor.shape[-1] % 32 == 0 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(found, gguf.quants.quantize(np.ascontiguousarray(tensor), stored), raw_dtype=stored)
+    if arch == "gemma4":  # a quarter of global heads of 16 numbers turns
+        extra = {"rope_freqs.weight": np.array([1.0] * 2 + [1e30] * 6, np.float32)} | extra
     for name, tensor in extra.items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()

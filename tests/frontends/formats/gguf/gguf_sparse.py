@@ -38,6 +38,12 @@ def _rearranged(arch: str, name: str, x: np.ndarray) -> Tensors:
             halves = zip(("gate", "up"), np.split(x, 2, 1), strict=True)
             return {f"{name.replace('gate_up', part)}.weight": half for part, half in halves}
         return {name if name.endswith(".weight") else f"{name}.weight": x}
+    if arch in ("gemma3n", "gemma4"):
+        block = f"blk.{name.split('.')[2]}"
+        if name.endswith(("router.scale", "per_expert_scale")):
+            return {f"{block}.{'ffn_down_exps' if 'expert' in name else 'ffn_gate_inp'}.scale": x}
+        bare = name.endswith(("layer_scalar", "correct_output_scale")) or ".experts." in name
+        return {f"{name}.weight" if bare and not name.endswith(".weight") else name: x}
     if arch == "dbrx" and "experts" in name:
         rows = x.reshape(EXPERTS, 48, -1)
         return {f"{name}.weight": rows.swapaxes(1, 2) if name.endswith("w2") else rows}
@@ -106,6 +112,10 @@ def _tiled(name: str, x: np.ndarray) -> np.ndarray:
 
 def _stacked(tensors: Tensors) -> Tensors:
     """The experts' tensors as one."""
+    for old, new in (("altup_projections", "altup_proj"), ("altup_unembed_projections", "altup_unembd_proj")):
+        if found := [n for n in sorted(tensors) if f".{old}." in n]:  # of Gemma 3n's streams
+            tensors = tensors | {f"{new}.weight": np.stack([tensors[n] for n in found])}
+            tensors = {n: x for n, x in tensors.items() if n not in found}
     one = re.compile(r"\.experts\.\d+\.")
     named: dict[str, list[np.ndarray]] = {}
     for name in sorted(tensors, key=lambda n: [int(i) for i in re.findall(r"\d+(?=\.)", n)]):
