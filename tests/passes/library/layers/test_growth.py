@@ -26,6 +26,7 @@ FUSED = "default, fold-norm-scale, fuse-norm-linear"
 LLAMA = PRESETS["llama3.1-405b"].model()
 PLAIN = Block(Attention(heads=4), MLP(64), LayerNorm())
 POST = replace(PLAIN, arrangement="post")
+SHORT = Block(Attention(heads=4, rope=RoPE()), MLP(64))
 NOISY = Block(Attention(heads=8, kv_heads=2, rope=RoPE()), MoE(4, 16, 2, noisy=True))
 
 
@@ -55,6 +56,7 @@ MODELS: dict[str, Callable[[int], Graph]] = {
     "no positions": lambda layers: Decoder(97, 20, layers, PLAIN, context=64).graph(),
     "no weights in norms": lambda layers: run_passes(MODELS["llama"](layers), "fold-norm-scale"),
     "token types": lambda layers: Encoder(97, 20, layers, POST, LearnedPositions(64), token_types=2).graph(),
+    "heads of four pairs": lambda layers: Decoder(97, 32, layers, SHORT, context=64).graph(),
     "noisy experts": lambda layers: Decoder(97, 32, layers, NOISY, context=64).graph(),
     "littered": littered,
     **{name: functools.partial(variant, name) for name in VARIANTS if isinstance(VARIANTS[name], Decoder)},
