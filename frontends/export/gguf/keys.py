@@ -14,7 +14,7 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 
 from ...models.families import FAMILIES, Settings, architectures
 from ...models.tables.family import Architecture, Loader
-from ...models.tables.gguf import RECURRENT, SPARSE, VALUED
+from ...models.tables.gguf import NORMED, RECURRENT, SPARSE, VALUED
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT, gguf_rope
 from ..inversion import Made
 
@@ -23,7 +23,14 @@ _FIRST = (
     *("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi2", "phi3", "gpt2", "gptneox", "starcoder2"),
     *("stablelm", "olmo2", "olmo", "granite", "smollm3", "command-r", "qwen2moe", "qwen3moe", "olmoe", "granitemoe"),
 )
-INTERNAL = (SPARSE, RECURRENT, VALUED, SHORT, LONG)  # what the importer finds in the tensors, not in the metadata
+INTERNAL = (
+    SPARSE,
+    RECURRENT,
+    NORMED,
+    VALUED,
+    SHORT,
+    LONG,
+)  # what the importer finds in the tensors, not in the metadata
 _MANY = 131_072  # positions, where the model does not say
 
 

@@ -13,7 +13,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
 
 from ...models.families import Loaded, architectures, load
-from ...models.tables.gguf import RECURRENT, SPARSE, VALUED
+from ...models.tables.gguf import NORMED, RECURRENT, SPARSE, VALUED
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT
 from .reader import GGUFTensors
 from .tokenizer import TokenIds, has_tokenizer, token_ids
@@ -68,7 +68,7 @@ def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
     for name, tensor in (("vocab_size", "token_embd.weight"), ("token_types", "token_types.weight")):
         if tensor in keys:
             config.setdefault(name, reader.shape(tensor)[0])
-    for kind, tensor in ((SPARSE, "ffn_gate_inp"), (RECURRENT, "ssm_in"), (VALUED, "attn_v")):
+    for kind, tensor in ((SPARSE, "ffn_gate_inp"), (RECURRENT, "ssm_in"), (NORMED, "ssm_norm"), (VALUED, "attn_v")):
         pattern = re.compile(rf"blk\.(\d{{1,9}})\.{tensor}\.weight")
         config[kind] = sorted(int(match[1]) for key in keys if (match := pattern.fullmatch(key)))
     for tensor in keys & {SHORT, LONG, *([FREQUENCIES] if prefix == "gemma4." else [])}:

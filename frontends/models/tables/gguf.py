@@ -22,6 +22,7 @@ from .settings import Settings
 from .templates import packed_parts
 
 SPARSE, RECURRENT = "layers with experts", "layers with a state"
+NORMED = "layers with a norm behind their state"
 VALUED = "layers with a map of values"  # others take the keys for them, or those of another layer
 _GATING = ("", "softmax", "sigmoid")  # by expert_gating_func
 
@@ -159,30 +160,32 @@ def experts(renormalize: bool, shared_gate: bool = False, **options: Any) -> Rul
     return per_layer(make, SPARSE)
 
 
-def routed(scoring: str, renormalize: bool = False, **options: Any) -> Rule:
-    """The rule for `moe` of an architecture whose files say how experts are scored and weighed, too.
+def routing(config: Config, scoring: str, renormalize: bool = False) -> dict[str, Any]:
+    """Return how experts are scored and weighed; the arguments are the defaults of llama.cpp. What corrects the choice
+    stands beside every sigmoid."""
+    gating = config.get("expert_gating_func") or _GATING.index(scoring)
+    if gating not in (1, 2):
+        raise WeftError(f"expert_gating_func={gating!r} is not supported; known are 1 (softmax), 2 (sigmoid)")
+    sigmoid, groups = _GATING[gating] == "sigmoid", config.get("expert_group_count") or 1
+    return {
+        "scoring": _GATING[gating],
+        "correction": sigmoid,
+        "renormalize": config.get("expert_weights_norm", renormalize),
+        "scale": config.get("expert_weights_scale") or 1.0,
+        "groups": groups,
+        "top_groups": config.get("expert_group_used_count") or 1,
+        "group_score": "max" if groups > 1 and not sigmoid else "top2",
+    }
 
-    The arguments are the defaults of llama.cpp. What corrects the choice stands beside every sigmoid.
-    """
+
+def routed(scoring: str, renormalize: bool = False, **options: Any) -> Rule:
+    """The rule for `moe` of an architecture whose files say how experts are scored and weighed, too; see `routing`."""
 
     def make(config: Config) -> MoE:
         count, k, hidden = required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
-        gating = config.get("expert_gating_func") or _GATING.index(scoring)
-        if gating not in (1, 2):
-            raise WeftError(f"expert_gating_func={gating!r} is not supported; known are 1 (softmax), 2 (sigmoid)")
-        sigmoid, groups = _GATING[gating] == "sigmoid", config.get("expert_group_count") or 1
         wide = config.get("expert_shared_feed_forward_length") or hidden * config.get("expert_shared_count", 0)
-        said = {
-            "scoring": _GATING[gating],
-            "correction": sigmoid,
-            "renormalize": config.get("expert_weights_norm", renormalize),
-            "scale": config.get("expert_weights_scale") or 1.0,
-            "groups": groups,
-            "top_groups": config.get("expert_group_used_count") or 1,
-            "group_score": "max" if groups > 1 and not sigmoid else "top2",
-            "shared": GatedMLP(wide) if wide else None,
-        }
-        return MoE(count, hidden, k, **said | options)
+        shared = GatedMLP(wide) if wide else None
+        return MoE(count, hidden, k, **{**routing(config, scoring, renormalize), "shared": shared, **options})
 
     return per_layer(make, SPARSE)
 

@@ -38,6 +38,8 @@ _GGUF = {
     "long_factors": LONG,
 }
 _ATTENTION = "rope.scaling.attn_factor"
+# Read, but not written: llama.cpp ignores them in most architectures.
+_BETAS = {f"beta_{x}": f"rope.scaling.yarn_beta_{x}" for x in ("fast", "slow")}
 
 
 # -- Hugging Face
@@ -218,8 +220,11 @@ def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
     said = {name: config[key] for name, key in _GGUF.items() if name in plain.used and config.get(key)}
     if "original" in plain.used:
         said["original"] = int(said.get("original") or config.get("context_length") or 0)
+    said |= {name: float(config[key]) for name, key in _BETAS.items() if name in plain.used and key in config}
     scaling = replace(plain, **said)
     amplitude = config.get(_ATTENTION, 1.0) * scaling.attention_factor() if kind in _TEMPERED else 1.0
+    if kind == "yarn":
+        amplitude = config.get("rope.scaling.yarn_attn_factor", amplitude)
     theta, dim = config.get("rope.freq_base", 10_000.0), config.get("rope.dimension_count")
     return RoPE(theta, dim, amplitude=amplitude, **scaling.settings)
 

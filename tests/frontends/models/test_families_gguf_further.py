@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from weft.frontends import load_source
+from weft.frontends.models.tables.rope_config import rope_of_gguf
 from weft.ir import WeftError
 
 from ..conftest import Save
@@ -123,3 +124,9 @@ def test_gemma4_takes_no_other_divisors(written: Written) -> None:
     _, path = written("gemma4", extra={"rope_freqs.weight": np.array([1.0, 2.0] + [1e30] * 6, np.float32)})
     with pytest.raises(WeftError, match=r"rope_freqs\.weight holds other numbers than 1 and 1e30"):
         load_source(path)
+
+
+def test_the_amplitude_of_yarn_may_be_said() -> None:
+    said = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "context_length": 64}
+    assert rope_of_gguf(said).amplitude == pytest.approx(1 + 0.1 * np.log(4))
+    assert rope_of_gguf({**said, "rope.scaling.yarn_attn_factor": 1.5}).amplitude == 1.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from weft.ir.errors import WeftError
@@ -164,6 +165,17 @@ def llama4_temperature(config: Config) -> Temperature:
     return Temperature(beta, length)
 
 
+def _mistral3_rope(config: Config) -> RoPE:
+    """RoPE whose amplitude is 1 where the strengths of YaRN on rotations and on scores are equal."""
+    rope, strength = rope_of_gguf(config), config.get("rope.scaling.yarn_log_multiplier")
+    return replace(rope, amplitude=rope.attention_factor(1.0, strength)) if strength else rope
+
+
+def _mistral3_temperature(config: Config) -> Temperature | None:
+    scale, length = config.get("attention.temperature_scale"), "rope.scaling.original_context_length"
+    return Temperature(scale, key(length, "context_length")(config)) if scale else None
+
+
 MINISTRAL3 = MISTRAL.but(
     "ministral3",
     head_dim=key("head_dim", default=128),
@@ -173,6 +185,7 @@ MINISTRAL3 = MISTRAL.but(
     ffn_bias=False,
     temperature=llama4_temperature,
     window=key("sliding_window", default=None),
+    gguf=LLAMA_GGUF.but("mistral3", rope=_mistral3_rope, temperature=_mistral3_temperature),
 )
 EVERY_FOURTH_GLOBAL = alternating(4, period="sliding_window_pattern")
 _WINDOW = "attention.sliding_window"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from weft.ir.errors import WeftError
@@ -11,12 +12,12 @@ from weft.ir.recipes import Concat, Full, Recipe, Scale
 from ....dsl import MLP, Attention, Mamba2, MoE, ParallelHybrid, RMSNorm, ShortConv
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Names, Template, in_layers, key, required
-from ...tables.rope_config import rope_of, rope_with
+from ...tables.rope_config import rope_of, rope_of_gguf, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import times
 from ..dense.llama import LLAMA
 from ..experts.mixtral import per_expert, stacked
-from .mamba import NO_LIMIT, mamba2_names, taps
+from .mamba import HEADED_STATES, NO_LIMIT, gguf_mamba2, mamba2_names, taps
 
 # -- LFM2
 
@@ -176,6 +177,14 @@ def _beside(names: Names) -> Names:
     return {name.replace(".attn.", ".attn.ssm."): found for name, found in names.items()}
 
 
+def _gguf_falcon(config: Config) -> ParallelHybrid:
+    """Attention and a state space, which llama.cpp norms, if at all, behind the gate."""
+    heads, kv_heads = required(config, "attention.head_count", "attention.head_count_kv")
+    attention = Attention(heads, kv_heads, config.get("attention.key_length"), rope_of_gguf(config))
+    mamba = replace(gguf_mamba2(config), norm_first=False)
+    return ParallelHybrid(attention, mamba if config[gguf.NORMED] else replace(mamba, norm=None))
+
+
 FALCON_H1 = LLAMA.but(
     "falcon_h1",
     names={
@@ -202,6 +211,20 @@ FALCON_H1 = LLAMA.but(
     logit_scale=key("lm_head_multiplier", default=1.0),
     multipliers=_multipliers,
     mixer=_falcon_mixer,
+    gguf=gguf.BASE.but(  # the converter multiplies the weights by all multipliers
+        "falcon-h1",
+        names={
+            **_beside(HEADED_STATES),
+            **{f"layers.{{i}}.attn.attention.{x}": f"blk.{{i}}.attn_{x}" for x in "qkv"},
+            "layers.{i}.attn.attention.o": "blk.{i}.attn_output",
+        },
+        aliases={"ffn_norm.weight": "ffn_norm"},  # as the converter and the loader call it
+        heads=None,
+        kv_heads=None,
+        head_dim=None,
+        rope=None,
+        mixer=_gguf_falcon,
+    ),
 )
 
 
@@ -285,6 +308,36 @@ def _nemotron_stacked(part: str) -> Template:
     return template
 
 
+def _gguf_widths(config: Config) -> tuple[int | None, ...]:
+    """The inner widths of the layers that are a feed-forward and no mixture."""
+    said, layers = key("feed_forward_length")(config), range(config["block_count"])
+    widths = said if isinstance(said, list) else [said for _ in layers]
+    return tuple(None if i in config[gguf.SPARSE] else widths[i] or None for i in layers)
+
+
+def _gguf_nemotron(config: Config) -> tuple[Any, ...]:
+    """The layers of a file, with the least step of all published configs, which files do not say."""
+    kv_heads = key("attention.head_count_kv")(config)
+    heads, mamba = key("attention.head_count")(config), replace(gguf_mamba2(config), least_step=0.001)
+
+    def layer(i: int) -> Mamba2 | Attention | None:
+        if i in config[gguf.RECURRENT]:
+            return mamba
+        groups = kv_heads[i] if isinstance(kv_heads, list) else kv_heads
+        return Attention(heads, groups, config.get("attention.key_length")) if groups else None
+
+    return tuple(layer(i) for i in range(config["block_count"]))
+
+
+def _gguf_nemotron_experts(config: Config) -> MoE:
+    count, k, hidden = required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
+    wide = key("expert_shared_feed_forward_length")(config)
+    how = gguf.routing(config, "sigmoid")
+    return MoE(
+        count, hidden, k, "relu2", gated=False, shared=MLP(wide, "relu2"), latent=config.get("moe_latent_size"), **how
+    )
+
+
 NEMOTRON_H = LLAMA.but(
     "nemotron_h",
     names={
@@ -317,4 +370,23 @@ NEMOTRON_H = LLAMA.but(
     tie=False,  # whatever the config says
     mixer=_nemotron_mixers,
     moe=in_layers(_nemotron_experts, lambda c: (kind == "moe" for kind in _nemotron_kinds(c))),
+    gguf=gguf.MIXED.but(
+        "nemotron_h",
+        "nemotron_h_moe",
+        names={
+            **HEADED_STATES,
+            "layers.{i}.ffn_norm": "blk.{i}.attn_norm",
+            "layers.{i}.ffn.latent_in": "blk.{i}.ffn_latent_down",
+            "layers.{i}.ffn.latent_out": "blk.{i}.ffn_latent_up",
+        },
+        heads=None,
+        kv_heads=None,
+        head_dim=None,
+        rope=None,
+        ffn=_gguf_widths,
+        gated=False,
+        activation="relu2",
+        mixer=_gguf_nemotron,
+        moe=gguf.per_layer(_gguf_nemotron_experts, gguf.SPARSE),
+    ),
 )

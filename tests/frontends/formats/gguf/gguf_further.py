@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from .gguf_sparse import EXPERTS, GROUPS, TOP2, USED
+from .gguf_sparse import EXPERTS, GROUPS, MULTIPLIERS, SCALED, TOP2, USED
 
 LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}
 GQA = {"num_key_value_heads": GROUPS}
@@ -74,6 +74,16 @@ STREAMED = LOCAL | {
     "rope.freq_base": 1e6,
     "rope.freq_base_swa": 1e4,
 }
+NEMOTRON = {
+    "num_key_value_heads": GROUPS,
+    "head_dim": 16,
+    "layer_norm_epsilon": 1e-6,
+    "ssm_state_size": 8,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "n_groups": GROUPS,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 16.0, "beta_slow": 2.0}
 # architecture -> model_type, config, metadata
 FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "arcee": [("arcee", GQA | RMS6, {"rope.dimension_count": 8})],
@@ -297,5 +307,55 @@ FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
             | USED
             | {"expert_feed_forward_length": 24},
         ),
+    ],
+    "mistral3": [
+        (
+            "ministral3",
+            HEAD16
+            | RMS6
+            | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}},
+            LONG_HEADS
+            | SCALED
+            | {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.5}
+            | {"rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0},
+        )
+    ],
+    "falcon-h1": [
+        (
+            "falcon_h1",
+            GQA
+            | RMS6
+            | MULTIPLIERS
+            | {"head_dim": 8, "mamba_d_ssm": 64, "mamba_rms_norm": normed, "mamba_norm_before_gate": False}
+            | {key: value for key, value in MAMBA_HYBRID.items() if key.startswith("mamba")},
+            {"attention.key_length": 8, **STATES, "attention.head_count_kv": GROUPS},
+        )
+        for normed in (False, True)
+    ],
+    "nemotron_h": [
+        (
+            "nemotron_h",
+            NEMOTRON | {"layers_block_type": ["mamba", "attention", "mlp"]},
+            STATES | {"attention.key_length": 16, "feed_forward_length": [0, 0, 48]},
+        )
+    ],
+    "nemotron_h_moe": [
+        (
+            "nemotron_h",
+            NEMOTRON
+            | {
+                "layers_block_type": ["mamba", "attention", "moe"],
+                "n_routed_experts": EXPERTS,
+                "moe_latent_size": latent,
+            }
+            | {"moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5},
+            STATES
+            | USED
+            | {"attention.key_length": 16, "feed_forward_length": [0, 0, 24], "expert_feed_forward_length": 24}
+            | {"expert_shared_feed_forward_length": 40, "expert_shared_count": 1, "expert_weights_norm": True}
+            | {"expert_weights_scale": 2.5, "expert_group_count": 1}
+            | ({"moe_latent_size": latent} if latent else {}),
+        )
+        for latent in (None, 16)
     ],
 }

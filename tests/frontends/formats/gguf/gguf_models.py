@@ -27,6 +27,7 @@ REORDERED = (
     "smollm3",
     "arcee",
     "granitehybrid",
+    "mistral3",
 )  # q and k, for RoPE of neighbours
 
 

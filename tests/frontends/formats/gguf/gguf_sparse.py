@@ -9,6 +9,15 @@ import numpy as np
 
 HEADS, GROUPS, EXPERTS = 4, 2, 4
 NOPE, ROPE, VALUES = 16, 8, 12  # of DeepSeek's heads
+MULTIPLIERS: dict[str, Any] = {  # of Falcon-H1
+    "key_multiplier": 0.25,
+    "attention_in_multiplier": 2.0,
+    "attention_out_multiplier": 0.5,
+    "ssm_in_multiplier": 0.5,
+    "ssm_out_multiplier": 4.0,
+    "ssm_multipliers": [0.5, 2.0, 0.25, 4.0, 2.0],
+    "mlp_multipliers": [2.0, 0.25],
+}
 DELTA = {"groups": 2, "heads": 4, "size": 8}  # of Qwen's delta rule
 HEADED = ("mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 
@@ -18,8 +27,10 @@ Tensors = dict[str, np.ndarray]
 def rearranged(arch: str, tensors: Tensors) -> Tensors:
     """A checkpoint's tensors under names that the gguf package maps, in the shapes of the GGUF file."""
     found: Tensors = {}
+    if arch.startswith("nemotron_h"):
+        tensors = {n.replace("model.", "backbone."): x for n, x in tensors.items()}
     for name, x in sorted(tensors.items()):
-        found |= _rearranged(arch, name, x)
+        found |= _rearranged(arch, name, multiplied(name, x) if arch == "falcon-h1" else x)
     found = _stacked(found)
     if arch == "lfm2moe":
         return {
@@ -90,6 +101,24 @@ def _rearranged(arch: str, name: str, x: np.ndarray) -> Tensors:
     return {name: x.squeeze(1) if "conv1d.weight" in name or "conv.conv" in name else x}
 
 
+def multiplied(name: str, x: np.ndarray) -> np.ndarray:
+    """Weights of Falcon-H1 times the multipliers of its config."""
+    m, inner, state = MULTIPLIERS, 64, 8 * GROUPS
+    if "mamba.in_proj" in name:
+        parts = zip(m["ssm_multipliers"], np.split(x, np.cumsum([inner, inner, state, state])), strict=True)
+        return np.concatenate([np.float32(m["ssm_in_multiplier"] * by) * part for by, part in parts])
+    factors = {
+        "mamba.out_proj": m["ssm_out_multiplier"],
+        "q_proj": m["attention_in_multiplier"],
+        "k_proj": m["attention_in_multiplier"] * m["key_multiplier"],
+        "v_proj": m["attention_in_multiplier"],
+        "o_proj": m["attention_out_multiplier"],
+        "gate_proj": m["mlp_multipliers"][0],
+        "down_proj": m["mlp_multipliers"][1],
+    }
+    return x * np.float32(next((by for part, by in factors.items() if f".{part}." in name), 1.0))
+
+
 def _tiled(name: str, x: np.ndarray) -> np.ndarray:
     """Order what heads of values have as llama.cpp's converter stores Qwen 3.5: not group by group, but the first heads
     of all groups, then the second ones."""
@@ -121,6 +150,8 @@ def _stacked(tensors: Tensors) -> Tensors:
     for name in sorted(tensors, key=lambda n: [int(i) for i in re.findall(r"\d+(?=\.)", n)]):
         if one.search(name):
             merged = one.sub(".experts.", name).replace("feed_forward.experts", "mlp.experts")
+            if "mixer" in merged:  # of Nemotron-H
+                merged = merged.replace("backbone", "model").replace("mixer", "mlp")
             named.setdefault(merged, []).append(tensors[name])
     return {n: x for n, x in tensors.items() if not one.search(n)} | {n: np.stack(x) for n, x in named.items()}
 
