@@ -16,7 +16,7 @@ from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import WeftError, verify
 
 from ...sampling import each
-from ..formats.gguf.gguf_models import LONG, MODELS, SHORT, write_gguf
+from ..formats.gguf.gguf_models import ENCODERS, LONG, MODELS, SHORT, write_gguf
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -46,7 +46,7 @@ def test_every_architecture_has_a_model() -> None:
 )
 def test_gguf_equals_its_folder(arch: str, index: int, save: Any, write: Write) -> None:
     model_type, config, metadata = MODELS[arch][index]
-    options = {"kind": "AutoModelForMaskedLM"} if arch == "bert" else {}
+    options = {"kind": "AutoModelForMaskedLM"} if arch in ENCODERS else {}
     _, folder = save(model_type, pad_token_id=0, **options, **config)
     longrope = {"rope_factors_short.weight": SHORT, "rope_factors_long.weight": LONG}
     extra = (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.ir.recipes import Full, Recipe
 
 from ....dsl import HeadTransform, LayerNorm, RoPE
+from ...tables import gguf
 from ...tables.family import Config, Fetch, Rule, key
-from ...tables.rope_config import rope_with, ropes_by_type
+from ...tables.rope_config import rope_of_gguf, rope_with, ropes_by_type
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import half, packed_parts
 from ..dense.llama import LLAMA, alternating
@@ -18,6 +21,7 @@ EUROBERT = LLAMA.but(
     unused=("*.rotary_emb.inv_freq", "lm_head.*", "dense.*", "classifier.*"),
     kind="encoder",
     eps=key("rms_norm_eps", default=1e-5),
+    gguf=gguf.BASE.but("eurobert", kind="encoder", refuse={"attention.causal": None}),
 )
 
 
@@ -36,6 +40,26 @@ def _decoder_windows(config: Config) -> tuple[int | None, ...]:
 def _by_type(local: Rule) -> Rule:
     bases = key("global_rope_theta", default=160_000.0), key("local_rope_theta", default=10_000.0)
     return ropes_by_type(local, bases=bases, near_scaled=True)
+
+
+def _gguf_local(config: Config) -> list[bool]:
+    """Return for each layer if it is local: all but the first of a period, where the file does not list them."""
+    every, layers = config.get("attention.sliding_window_pattern", 3), range(config["block_count"])
+    return every if isinstance(every, list) else [i % every != 0 for i in layers]
+
+
+def _gguf_windows(config: Config) -> tuple[int | None, ...] | None:
+    """Half of the file's window to either side."""
+    window = config.get("attention.sliding_window")
+    return tuple(window // 2 + 1 if local else None for local in _gguf_local(config)) if window else None
+
+
+def _gguf_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
+    wide = rope_of_gguf(config)
+    near = replace(wide, theta=config.get("rope.freq_base_swa", 10_000.0))
+    if not config.get("attention.sliding_window"):
+        return wide
+    return tuple(near if local else wide for local in _gguf_local(config))
 
 
 def _transform(config: Config) -> HeadTransform:
@@ -71,6 +95,22 @@ MODERNBERT = LLAMA.but(
     embed_norm=True,
     rope=_by_type(_windows),
     window=_windows,
+    gguf=gguf.BASE.but(
+        "modern-bert",
+        names={
+            **gguf.PACKED,
+            "layers.{i}.ffn.gate": half("blk.{i}.ffn_up", 0),
+            "layers.{i}.ffn.up": half("blk.{i}.ffn_up", 1),
+        },
+        refuse={"attention.causal": None},
+        kind="encoder",
+        norm="layer",
+        arrangement=lambda c: ("pre_ffn", *["pre"] * (c["block_count"] - 1)),
+        activation=lambda c: "silu" if c.get("hidden_act") in ("silu", "swish") else "gelu",
+        embed_norm=True,
+        rope=_gguf_ropes,
+        window=_gguf_windows,
+    ),
 )
 MODERNBERT_DECODER = MODERNBERT.but(
     "modernbert-decoder",
@@ -122,6 +162,21 @@ NOMIC_BERT = BERT.but(
     qkv_bias=False,
     out_bias=False,
     ffn_bias=False,
+    gguf=gguf.BASE.but(
+        "nomic-bert",
+        names={
+            **gguf.PACKED,
+            "layers.{i}.attn_norm": "blk.{i}.attn_output_norm",
+            "layers.{i}.ffn_norm": "blk.{i}.layer_output_norm",
+        },
+        refuse={"attention.causal": None},
+        found={"qkv_bias": lambda keys: False},
+        kind="encoder",
+        norm="layer",
+        arrangement="post",
+        embed_norm=True,
+        token_types=lambda c: c["token_types"],
+    ),
 )
 JINA_V3 = NOMIC_BERT.but(
     "jina_embeddings_v3",

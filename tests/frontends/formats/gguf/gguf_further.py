@@ -8,6 +8,7 @@ from typing import Any
 from .gguf_sparse import EXPERTS, GROUPS, MULTIPLIERS, SCALED, TOP2, USED
 
 LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}
+MHA = {"attention.head_count_kv": 4}
 GQA = {"num_key_value_heads": GROUPS}
 HEAD16 = GQA | {"head_dim": 16}
 LONG_HEADS = {"attention.key_length": 16, "rope.dimension_count": 16}
@@ -357,5 +358,23 @@ FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
             | ({"moe_latent_size": latent} if latent else {}),
         )
         for latent in (None, 16)
+    ],
+    "modern-bert": [
+        (
+            "modernbert",
+            FOUR | {"local_attention": 8},
+            MHA
+            | LAYER_NORM
+            | {"block_count": 4, "attention.sliding_window": 8, "attention.causal": False, "rope.scaling.type": "none"}
+            | {"rope.freq_base": 160_000.0, "rope.freq_base_swa": 1e4},
+        )
+    ],
+    "eurobert": [("eurobert", RMS6, MHA | {"attention.causal": False})],
+    "nomic-bert": [
+        (
+            "nomic_bert",
+            {},
+            MHA | {"attention.layer_norm_epsilon": 1e-12, "attention.causal": False, "rope.freq_base": 1000.0},
+        )
     ],
 }

@@ -18,6 +18,8 @@ from .gguf_further import FURTHER
 from .gguf_sparse import SPARSE, rearranged
 
 HEADS, GROUPS = 4, 2
+ENCODERS = ("bert", "modern-bert", "eurobert", "nomic-bert")
+PREFIXES = {"bloom": "transformer.", "bert": "bert.", "modern-bert": "model.", "nomic-bert": "nomic_bert."}
 SHIFTED = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")  # norms by 1 + weight
 REORDERED = (
     "llama",
@@ -104,9 +106,9 @@ def write_gguf(
         of_layers = [n for n in sorted(tensors) if n.endswith(f"act_fn.{kind_of_number}")]
         writer.add_array(f"xielu.{kind_of_number}", [float(tensors.pop(n).item()) for n in of_layers])
     for name, tensor in rearranged(arch, per_head(tensors)).items():
-        if name.startswith("cls."):  # of no use for features
+        if arch in ENCODERS and name.startswith(("cls.", "head.", "decoder.", "lm_head")):  # of no use for features
             continue
-        short = name.removeprefix({"bloom": "transformer.", "bert": "bert."}.get(arch, ""))
+        short = name.removeprefix(PREFIXES.get(arch, ""))
         found = names.get_name(short, try_suffixes=(".weight", ".bias")) or name
         tensor = converted(arch, name, tensor, np.max(facts["attention.head_count_kv"]))
         stored = kind if tensor.ndim > 1 and tensor.shape[-1] % 32 == 0 else gguf.GGMLQuantizationType.F32
