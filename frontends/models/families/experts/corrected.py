@@ -9,10 +9,10 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe, Reshape, Slice
 
-from ....dsl import MLA, GatedMLP, MoE, RoPE
+from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Template, in_layers, key, required
-from ...tables.rope_config import rope_of, rope_with, ropes_by_type
+from ...tables.rope_config import rope_of, rope_of_gguf, rope_with, ropes_by_type
 from ...tables.settings import Settings
 from ...tables.templates import gated
 from ..dense.llama import LLAMA, OLMO2, alternating, windows
@@ -24,7 +24,7 @@ from ..dense.relatives import (
     llama4_temperature,
     rotary_where_local,
 )
-from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3, corrected, experts_after, mla
+from .deepseek import DEEPSEEK_GGUF, DEEPSEEK_V2, DEEPSEEK_V3, GGUF_LATENT, corrected, experts_after, mla, rows_of_heads
 from .mixtral import GRANITE_MOE, MIXTRAL, OLMOE, QWEN3_MOE, SPARSE, activation, experts_of, granite_experts
 
 _CORRECTED = {**SPARSE, "layers.{i}.ffn.router.correction": "layers.{i}.mlp.gate.e_score_correction_bias"}
@@ -303,6 +303,7 @@ GLM4_MOE_LITE = DEEPSEEK_V3.but(
     "glm4_moe_lite",
     eps=key("rms_norm_eps", default=1e-5),
     moe=experts_after(corrected(scale=1.8, groups=1, top_groups=1), first_dense=1),
+    gguf=DEEPSEEK_GGUF,
 )
 
 
@@ -330,6 +331,14 @@ def _minicpm3_mla(config: Config) -> MLA:
     return mla({"rope_interleave": False, **config, "v_head_dim": value})
 
 
+def _gguf_minicpm3_mla(config: Config) -> MLA:
+    names = (f"attention.{n}" for n in ("head_count", "kv_lora_rank", "key_length", "layer_norm_rms_epsilon"))
+    heads, rank, width, eps = required(config, *names)
+    rope, turned = rope_of_gguf(config), key("rope.dimension_count")(config)
+    value = config.get("attention.value_length") or key("embedding_length")(config) // heads
+    return MLA(heads, rank, width - turned, turned, value, rope, config.get("attention.q_lora_rank"), RMSNorm(eps))
+
+
 MINICPM3 = DEEPSEEK_V2.but(
     "minicpm3",
     refuse={"norm_topk_prob": None, "topk_method": None, "scoring_func": None},
@@ -342,4 +351,19 @@ MINICPM3 = DEEPSEEK_V2.but(
     ),
     logit_scale=lambda c: (c.get("dim_model_base") or c["hidden_size"]) / c["hidden_size"],
     tie=key("tie_word_embeddings", default=True),
+    gguf=gguf.BASE.but(  # files do not say the scales
+        "minicpm3",
+        names={
+            **GGUF_LATENT,
+            "layers.{i}.attn.k_up.weight": rows_of_heads("blk.{i}.attn_kv_b.weight", "k"),
+            "layers.{i}.attn.v_up.weight": rows_of_heads("blk.{i}.attn_kv_b.weight", "v"),
+        },
+        kv_heads=None,
+        head_dim=None,
+        rope=None,
+        mixer=_gguf_minicpm3_mla,
+        embed_scale=12.0,
+        residual_scale=lambda c: 1.4 / math.sqrt(c["block_count"]),
+        logit_scale=lambda c: 256 / c["embedding_length"],
+    ),
 )

@@ -12,7 +12,7 @@ from weft.ir.recipes.frequencies import yarn_temperature
 
 from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
 from ...tables import gguf
-from ...tables.family import REQUIRED, Config, Fetch, Rule, Template, in_layers, key, required
+from ...tables.family import REQUIRED, Config, Fetch, Names, Rule, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_of_gguf, rope_settings
 from ...tables.settings import Settings
 from ...tables.templates import gated
@@ -134,7 +134,7 @@ def _heads_of(name: str, turned: bool = False) -> Template:
     """The rows of all heads, stored as a matrix each, `turned` if [rank, rows]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        mla: MLA = settings.mixer
+        mla = latent_of(settings)
         found, rows = fetch(f"{name}.{part}"), mla.head_dim if turned else mla.v_head_dim
         return Reshape(Permute(found, (0, 2, 1)) if turned else found, (mla.heads * rows, -1))
 
@@ -159,14 +159,17 @@ def _gguf_mla(config: Config) -> MLA:
     )
 
 
+GGUF_LATENT: Names = {
+    "layers.{i}.attn.q_down": "blk.{i}.attn_q_a",
+    "layers.{i}.attn.q_norm": "blk.{i}.attn_q_a_norm",
+    "layers.{i}.attn.q_up": "blk.{i}.attn_q_b",
+    "layers.{i}.attn.kv_down": "blk.{i}.attn_kv_a_mqa",
+    "layers.{i}.attn.kv_norm": "blk.{i}.attn_kv_a_norm",
+}
 DEEPSEEK_GGUF = gguf.MIXED.but(
     "deepseek2",
     names={
-        "layers.{i}.attn.q_down": "blk.{i}.attn_q_a",
-        "layers.{i}.attn.q_norm": "blk.{i}.attn_q_a_norm",
-        "layers.{i}.attn.q_up": "blk.{i}.attn_q_b",
-        "layers.{i}.attn.kv_down": "blk.{i}.attn_kv_a_mqa",
-        "layers.{i}.attn.kv_norm": "blk.{i}.attn_kv_a_norm",
+        **GGUF_LATENT,
         "layers.{i}.attn.k_up": _heads_of("blk.{i}.attn_k_b", turned=True),
         "layers.{i}.attn.v_up": _heads_of("blk.{i}.attn_v_b"),
     },

@@ -7,14 +7,15 @@ from typing import Any
 from weft.ir.recipes import Concat, Recipe, Reshape
 
 from ....dsl import MLA, GatedDeltaNet, MoE, RMSNorm
+from ...tables import gguf
 from ...tables.family import Config, Fetch, Names, Template, key, required
 from ...tables.rope_config import rope_of
 from ...tables.settings import Settings
 from ...tables.templates import gated
 from ..dense.llama import LLAMA
-from ..experts.deepseek import corrected, experts_after, rows_of_heads
+from ..experts.deepseek import DEEPSEEK_GGUF, corrected, experts_after, rows_of_heads
 from ..experts.mixtral import per_expert
-from .mamba import taps
+from .mamba import log_rates, taps
 
 RECURRENT = "linear_attention"
 
@@ -179,6 +180,18 @@ def _kimi_experts(config: Config) -> tuple[MoE | None, ...]:
     return experts
 
 
+def _gguf_kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
+    names = ("ssm.conv_kernel", "kda.head_dim", "attention.layer_norm_rms_epsilon", "attention.head_count_kv")
+    conv, size, eps, kv_heads = required(config, *names)
+    heads, rotary = required(config, "attention.head_count", "rope.dimension_count")
+    widths = (f"attention.{n}" for n in ("kv_lora_rank", "key_length_mla", "value_length_mla"))
+    rank, width, value = required(config, *widths)
+    norm, queries = RMSNorm(1e-6), config.get("attention.q_lora_rank")
+    delta = GatedDeltaNet(heads, size, conv=conv, gate="sigmoid", norm=RMSNorm(eps), per_key=True, rank=size)
+    latent = MLA(heads, rank, width - rotary, rotary, value, None, queries, norm)
+    return tuple(latent if groups else delta for groups in kv_heads)
+
+
 _KIMI = "layers.{i}.block_sparse_moe"
 KIMI_LINEAR = LLAMA.but(
     "kimi_linear",
@@ -220,4 +233,25 @@ KIMI_LINEAR = LLAMA.but(
     context=key("model_max_length", "max_position_embeddings", default=None),
     mixer=_kimi_mixers,
     moe=_kimi_experts,
+    gguf=DEEPSEEK_GGUF.but(
+        "kimi-linear",
+        names={
+            "layers.{i}.attn.qkv": _joined("blk.{i}.attn_{x}"),
+            "layers.{i}.attn.conv": _joined_taps("blk.{i}.ssm_conv1d_{x}"),
+            "layers.{i}.attn.beta": "blk.{i}.ssm_beta",
+            "layers.{i}.attn.dt_down": "blk.{i}.ssm_f_a",
+            "layers.{i}.attn.dt.weight": "blk.{i}.ssm_f_b.weight",
+            "layers.{i}.attn.dt.bias": "blk.{i}.ssm_dt.bias",
+            "layers.{i}.attn.a_log": log_rates(-1),
+            "layers.{i}.attn.gate_down": "blk.{i}.ssm_g_a",
+            "layers.{i}.attn.gate": "blk.{i}.ssm_g_b",
+            "layers.{i}.attn.norm": "blk.{i}.ssm_norm",
+            "layers.{i}.attn.out": "blk.{i}.attn_output",
+        },
+        kv_heads=None,
+        head_dim=None,
+        rope=None,
+        mixer=_gguf_kimi_mixers,
+        moe=gguf.routed("sigmoid", renormalize=True),
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from .gguf_sparse import EXPERTS, GROUPS, MULTIPLIERS, SCALED, TOP2, USED
+from .gguf_sparse import DEEPSEEK, EXPERTS, GROUPS, LATENT, MULTIPLIERS, SCALED, TOP2, USED
 
 LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}
 MHA = {"attention.head_count_kv": 4}
@@ -85,6 +85,9 @@ NEMOTRON = {
     "n_groups": GROUPS,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 16.0, "beta_slow": 2.0}
+MHA_HEADS = {"num_key_value_heads": 4}
+GLM_LITE = ["dense", "sparse", "sparse"]
+KDA = {"full_attn_layers": [2], "kda_layers": [1, 3], "num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4}
 # architecture -> model_type, config, metadata
 FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "arcee": [("arcee", GQA | RMS6, {"rope.dimension_count": 8})],
@@ -375,6 +378,45 @@ FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
             "nomic_bert",
             {},
             MHA | {"attention.layer_norm_epsilon": 1e-12, "attention.causal": False, "rope.freq_base": 1000.0},
+        )
+    ],
+    "deepseek2": [
+        (
+            "glm4_moe_lite",
+            MHA_HEADS
+            | DEEPSEEK
+            | RMS6
+            | {"q_lora_rank": 24, "n_group": 1, "topk_group": 1, "mlp_layer_types": GLM_LITE},
+            LATENT
+            | {"expert_weights_scale": 1.8, "expert_weights_norm": True, "expert_gating_func": 2}
+            | {"expert_group_count": 1, "expert_group_used_count": 1, "attention.q_lora_rank": 24},
+        )
+    ],
+    "minicpm3": [
+        (
+            "minicpm3",
+            MHA_HEADS
+            | RMS6
+            | {key: DEEPSEEK[key] for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")}
+            | {"q_lora_rank": 24, "v_head_dim": 8, "dim_model_base": 256, "scale_emb": 12, "scale_depth": 1.4},
+            MHA
+            | {"attention.kv_lora_rank": 16, "attention.q_lora_rank": 24, "attention.key_length": 24}
+            | {"rope.dimension_count": 8},
+        )
+    ],
+    "kimi-linear": [
+        (
+            "kimi_linear",
+            RMS6
+            | MHA_HEADS
+            | {key: value for key, value in DEEPSEEK.items() if key.startswith(("kv_lora", "qk_", "v_head", "first_k"))}
+            | {"q_lora_rank": None, "num_experts": EXPERTS, "num_experts_per_token": 2, "moe_intermediate_size": 24}
+            | {"num_shared_experts": 1, "routed_scaling_factor": 2.446, "num_expert_group": 1, "topk_group": 1}
+            | {"linear_attn_config": KDA, "model_max_length": 64},
+            {key: value for key, value in LATENT.items() if not key.startswith("expert")}
+            | DENSE_FIRST
+            | {"expert_shared_count": 1, "expert_weights_scale": 2.446}
+            | {"attention.head_count_kv": [0, 1, 0], "ssm.conv_kernel": 4, "kda.head_dim": 8},
         )
     ],
 }

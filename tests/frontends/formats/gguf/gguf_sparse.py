@@ -81,7 +81,11 @@ def _rearranged(arch: str, name: str, x: np.ndarray) -> Tensors:
     if "input_linear" in name:  # Granite: gate above up
         parts = ("experts.w1", "experts.w3")
         return {name.replace("input_linear", part): h for part, h in zip(parts, np.split(x, 2, 1), strict=True)}
-    if "kv_b_proj" in name:
+    if arch == "kimi-linear" and re.search(r"block_sparse_moe\.\w+_proj", name):
+        return {name.replace("block_sparse_moe", "mlp"): x}  # as published checkpoints call it
+    if arch == "kimi-linear" and (name.endswith("A_log") or "_conv1d" in name):
+        return {name: -np.exp(x).reshape(1, 1, -1, 1) if name.endswith("A_log") else x.reshape(1, x.shape[0], 1, -1)}
+    if "kv_b_proj" in name and arch != "minicpm3":
         k, v = np.split(x.reshape(HEADS, NOPE + VALUES, -1), [NOPE], 1)
         return {name.replace("kv_b", "k_b"): k.swapaxes(1, 2), name.replace("kv_b", "v_b"): v}
     if name.endswith("A_log"):
