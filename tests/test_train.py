@@ -31,6 +31,10 @@ experts = Decoder(
     vocab=64, dim=32, layers=2, context=64,
     block=Block(Attention(heads=4, kv_heads=2, rope=RoPE(1e4)), MoE(4, 48, 2, aux_loss=0.01), norm=RMSNorm()),
 )
+corrected = Decoder(
+    vocab=256, dim=32, layers=1, context=64,
+    block=Block(Attention(heads=4), MoE(4, 48, 2, scoring="sigmoid", correction=True), norm=RMSNorm()),
+)
 states = Decoder(
     vocab=256, dim=32, context=64,
     layers=[Block(Mamba(64, state=8), None, RMSNorm()), Block(Attention(heads=2), GatedMLP(64), RMSNorm())],
@@ -109,7 +113,7 @@ def test_schemes_of_initial_weights(
         run(script, monkeypatch, f"{models}:learned", "-o", tmp_path / "tied", "--steps", 2, *SHORT, "--init", "mup")
 
 
-@pytest.mark.parametrize("name", ["experts", "states", "learned", "ranked"])
+@pytest.mark.parametrize("name", ["experts", "corrected", "states", "learned", "ranked"])
 def test_an_interrupted_run_goes_on_bit_by_bit(
     name: str, script: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

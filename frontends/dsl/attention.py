@@ -16,7 +16,7 @@ from .layers import Norm, is_causal, last_axis, linear
 from .rotary import RoPE, Temperature
 
 GATES = {"sigmoid": ops.sigmoid, "softplus": ops.softplus}
-_HIDDEN = -1e4  # the product of a query with a key that it may not see, before a scale of 1/√d; f16 holds it
+_HIDDEN = -1e3  # the score of a key that is not to be seen: softmax makes 0 of it
 
 
 @module
@@ -107,8 +107,8 @@ class Attention:
             raise WeftError(
                 "bias, rope, window and pattern compare positions of one text: attention to another has none"
             )
-        if self.share_kv is not None and provided("routed") is not None:
-            raise WeftError("share_kv would see tokens that mixture of depths did not choose")
+        if provided("routed") is not None and (self.share_kv or self.keep_kv):
+            raise WeftError("keys of all tokens and of those that mixture of depths chooses are not to be shared")
         d = self.head_dim or last_axis(x, self.heads, "heads")
         q, k, v = self._projections(x, source, d)
         if self.keep_kv is not None:
@@ -116,8 +116,8 @@ class Attention:
         causal = is_causal(self.causal) and memory is None
         mask, scale = provided("key_mask" if memory is None else "memory_mask"), self.scale
         if memory is None and provided("chosen") is not None and self.softcap is None:
-            q, k = _hiding(q, k, self.heads, self.groups)
-            mask, scale = None, scale or 1 / math.sqrt(d)
+            mask, scale = None, 1 / math.sqrt(d) if scale is None else scale
+            q, k = _hiding(q, k, self.heads, self.groups, _HIDDEN / scale)
         sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
         y = ops.attention(
             *(q, k, v, self._bias(x, causal) if memory is None else None, mask, sinks),
@@ -177,12 +177,9 @@ class Attention:
         return ops.reshape(named(norm, name)(split), shape=x.shape, name=f"{name}_joined")
 
 
-def _hiding(q: Value, k: Value, heads: int, kv_heads: int) -> tuple[Value, Value]:
-    """q [batch, seq, heads·d] and k [batch, seq, kv_heads·d] with one number more per head: 1 in queries, and in keys
-    one so negative that a softmax of scaled products gives 0 to tokens that are not ``chosen`` [batch, seq].
-
-    So the cache of keys tells who was chosen.
-    """
+def _hiding(q: Value, k: Value, heads: int, kv_heads: int, mark: float) -> tuple[Value, Value]:
+    """q [batch, seq, heads·d] and k [batch, seq, kv_heads·d] with one number more per head: 1 in queries, and `mark` in
+    keys of tokens that are not ``chosen`` [batch, seq]. So the cache of keys tells who was chosen."""
     chosen = provided("chosen")
     assert chosen is not None
     apart = [ops.reshape(x, shape=(*x.shape[:2], n, x.width // n)) for x, n in ((q, heads), (k, kv_heads))]
@@ -190,7 +187,7 @@ def _hiding(q: Value, k: Value, heads: int, kv_heads: int) -> tuple[Value, Value
         filled(ops.slice(x, axis=3, start=0, stop=1), number) for x, number in zip(apart, (1.0, 0.0), strict=True)
     )
     seen = ops.unsqueeze(chosen, axes=(2, 3), name="seen")
-    marks = ones, ops.where(seen, zeros, ops.affine(zeros, plus=_HIDDEN), name="penalties")
+    marks = ones, ops.where(seen, zeros, ops.affine(zeros, plus=mark), name="penalties")
     longer = [ops.concat(x, mark, axis=3) for x, mark in zip(apart, marks, strict=True)]
     q, k = (ops.reshape(x, shape=(*x.shape[:2], x.shape[2] * x.shape[3])) for x in longer)
     return q, k

@@ -48,7 +48,13 @@ def test_the_best_tokens_pass_the_block(block: Block, capacity: int, rng: np.ran
 
 
 @pytest.mark.parametrize(
-    "block", [UNPLACED, Block(Attention(4, 2, rope=RoPE(100.0)), MLP(24)), Block(Attention(2, softcap=5.0), MLP(24))]
+    "block",
+    [
+        UNPLACED,
+        Block(Attention(4, 2, rope=RoPE(100.0)), MLP(24)),
+        Block(Attention(2, softcap=5.0), MLP(24)),
+        Block(Attention(2, scale=0.01), MLP(24)),
+    ],
 )
 def test_tokens_of_positive_score_pass_the_block(block: Block, rng: np.random.Generator) -> None:
     x, made, params = outputs(MixtureOfDepths(block), rng, 11)
@@ -92,7 +98,7 @@ def test_refusals() -> None:
     with pytest.raises(WeftError, match="causal_conv sees all tokens before it, chosen or not: give a capacity"):
         Decoder(vocab=50, dim=16, layers=1, block=MixtureOfDepths(Block(Mamba(32)))).graph()
     layers = [Block(Attention(4, keep_kv="a")), MixtureOfDepths(Block(Attention(4, share_kv="a")))]
-    with pytest.raises(WeftError, match="share_kv would see tokens that"):
+    with pytest.raises(WeftError, match="keys of all tokens and of those that mixture of depths chooses"):
         Decoder(vocab=50, dim=16, layers=layers).graph()
     short = TensorType(dtypes.f32, (sizes.sym("batch"), 8, 16))
     with pytest.raises(WeftError, match="k=9 exceeds the last axis"):
