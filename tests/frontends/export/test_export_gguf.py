@@ -28,8 +28,8 @@ CASES = [(arch, i) for arch, models in MODELS.items() if arch in exported(None)[
 # Said of gpt2, which has no rotations; follows from Gemma's architecture; of no meaning among experts; ours is how far
 # LongRoPE's short factors reach.
 UNSAID = ("freq_base", "sliding_window_pattern", "feed_forward_length", "context_length")
-# llama.cpp reads a window in these, and does not apply it; the third Gemma's windows have a pattern of their own
-WINDOWED = {("phi3", 0), ("gemma3", 0)}
+# llama.cpp reads a window in the first, and does not apply it; those of Gemma 3 and OLMo 3 have a pattern of their own
+WINDOWED = {("phi3", 0), ("gemma3", 0), ("olmo2", 1)}
 
 
 def meaning(graph: Graph) -> np.ndarray:

@@ -111,6 +111,23 @@ QWEN3 = LLAMA.but(
     transformers="Qwen3ForCausalLM",
     gguf=gguf.BASE.but("qwen3", "qwen3vl", loader=Loader(free_heads=True, qk_norm=True)),
 )
+
+
+def _olmo3_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
+    """Local layers, which OLMo 3 has, turn without YaRN."""
+    wide, local = rope_of_gguf(config), gguf.windows(4)(config)
+    near = RoPE(config.get("rope.freq_base_swa", wide.theta), wide.dim)
+    return wide if local is None else tuple(wide if window is None else near for window in local)
+
+
+OLMO2_GGUF = gguf.BASE.but(
+    "olmo2",
+    found={"qk_norm": lambda keys: "full"},
+    arrangement="post_sublayer",
+    window=gguf.windows(4),
+    rope=_olmo3_ropes,
+    loader=Loader(head="own", qk_norm=True),
+)
 OLMO2 = LLAMA.but(
     "olmo2",
     ffn_bias=False,
@@ -122,12 +139,7 @@ OLMO2 = LLAMA.but(
     arrangement="post_sublayer",
     qk_norm="full",
     transformers="Olmo2ForCausalLM",
-    gguf=gguf.BASE.but(
-        "olmo2",
-        found={"qk_norm": lambda keys: "full"},
-        arrangement="post_sublayer",
-        loader=Loader(head="own", qk_norm=True),
-    ),
+    gguf=OLMO2_GGUF,
 )
 OLMO = LLAMA.but(
     "olmo",

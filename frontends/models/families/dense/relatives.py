@@ -15,7 +15,7 @@ from ...tables.family import Config, Fetch, Loader, Rule, key, required
 from ...tables.rope_config import rope_of, rope_of_gguf, rope_settings, rope_with, ropes_by_type
 from ...tables.settings import Settings
 from ...tables.templates import half, halves_swapped, shifted
-from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, alternating, windows
+from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, OLMO2_GGUF, alternating, windows
 
 
 def rotary_where_local(rope: Rule, local: Rule) -> Rule:
@@ -217,6 +217,7 @@ OLMO3 = OLMO2.but(
     rope=ropes_by_type(alternating(4), rope_theta=5e5),
     context=key("max_position_embeddings", default=None),
     transformers="Olmo3ForCausalLM",
+    gguf=OLMO2_GGUF,
 )
 
 

@@ -64,6 +64,7 @@ SOLAR_OPEN = GLM4_MOE.but(
     rope=rope_with(partial_rotary_factor=1.0, rope_theta=1e6),
     qk_norm="none",
     moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1), first_dense=None),
+    gguf=GLM4_MOE.gguf,
 )
 EXAONE_MOE = LLAMA.but(
     "exaone_moe",

@@ -88,6 +88,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 MHA_HEADS = {"num_key_value_heads": 4}
 GLM_LITE = ["dense", "sparse", "sparse"]
 KDA = {"full_attn_layers": [2], "kda_layers": [1, 3], "num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4}
+SCALED_WIDE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
 # architecture -> model_type, config, metadata
 FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "arcee": [("arcee", GQA | RMS6, {"rope.dimension_count": 8})],
@@ -139,6 +140,16 @@ FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
             | {"expert_weights_scale": 1.0, "expert_weights_norm": True},
         )
         for normed in (True, False)
+    ]
+    + [
+        (
+            "solar_open",
+            ROUTED | {"n_shared_experts": 1},
+            LONG_HEADS
+            | SIGMOID
+            | {"expert_shared_count": 1, "expert_weights_scale": 1.0, "expert_weights_norm": True}
+            | {"leading_dense_block_count": 0, "rope.freq_base": 1e6},
+        )
     ],
     "exaone-moe": [
         (
@@ -417,6 +428,23 @@ FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
             | DENSE_FIRST
             | {"expert_shared_count": 1, "expert_weights_scale": 2.446}
             | {"attention.head_count_kv": [0, 1, 0], "ssm.conv_kernel": 4, "kda.head_dim": 8},
+        )
+    ],
+    "olmo2": [
+        (
+            "olmo3",
+            GQA
+            | FOUR
+            | RMS6
+            | {"sliding_window": 8}
+            | {"rope_parameters": {"full_attention": SCALED_WIDE, "sliding_attention": {"rope_theta": 500.0}}},
+            LOCAL
+            | SCALED
+            | {
+                "rope.freq_base_swa": 500.0,
+                "block_count": 4,
+                "attention.sliding_window_pattern": [True, True, True, False],
+            },
         )
     ],
 }
