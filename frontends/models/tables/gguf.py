@@ -53,7 +53,9 @@ def _has(*names: str) -> Callable[[frozenset[str]], bool]:
 def local_layers(config: Config, every: int) -> list[bool]:
     """Return for each layer if it is local: as attention.sliding_window_pattern says, or all but each `every`-th."""
     pattern, layers = config.get("attention.sliding_window_pattern", every), range(config["block_count"])
-    return pattern if isinstance(pattern, list) else [pattern == 0 or (i + 1) % pattern != 0 for i in layers]
+    if isinstance(pattern, list):  # which may go on to layers that predict further tokens
+        return [bool(found) for found in pattern[: len(layers)]]
+    return [pattern == 0 or (i + 1) % pattern != 0 for i in layers]
 
 
 def windows(every: int) -> Callable[[Config], Any]:

@@ -65,6 +65,16 @@ def test_layers_that_predict_further_tokens_are_known_to_be_of_no_use(written: W
     assert (model.unread, sorted(model.ignored)) == ([], sorted(beyond))
 
 
+def test_lists_of_layers_may_go_on_to_those_that_predict_further_tokens(written: Written) -> None:
+    folder, path = written(
+        "qwen35",
+        block_count=4,
+        nextn_predict_layers=1,
+        **{"attention.recurrent_layers": [True, False, True, False]},
+    )
+    assert same(folder, path)
+
+
 def test_an_unknown_score_of_experts_is_refused(written: Written) -> None:
     _, path = written("glm4moe", expert_gating_func=4)
     with pytest.raises(WeftError, match="expert_gating_func=4 is not supported; known are 1"):

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from ....dsl import GatedMLP, MoE, RoPE
+from ...tables import gguf
 from ...tables.family import Config, in_layers, key
-from ...tables.rope_config import rope_of, rope_with, ropes_by_type
+from ...tables.rope_config import rope_of, rope_of_gguf, rope_with, ropes_by_type
 from ...tables.templates import gated, times
 from ..dense.llama import LLAMA, alternating, windows
 from ..dense.relatives import COHERE2, rotary_where_local
@@ -103,6 +104,17 @@ def _mimo_routing(config: Config) -> dict[str, Any]:
     return routing
 
 
+def _gguf_groups(config: Config) -> int | tuple[int, ...]:
+    said = key("attention.head_count_kv")(config)
+    return tuple(said[: config["block_count"]]) if isinstance(said, list) else said
+
+
+def _gguf_ropes(config: Config) -> tuple[RoPE, ...]:
+    wide = rope_of_gguf(config)
+    near = replace(wide, theta=config.get("rope.freq_base_swa", 10_000.0))
+    return tuple(near if local else wide for local in gguf.local_layers(config, 1))
+
+
 MIMO_V2_FLASH = LLAMA.but(
     "mimo_v2_flash",
     names={
@@ -124,6 +136,20 @@ MIMO_V2_FLASH = LLAMA.but(
     context=key("max_position_embeddings", default=None),
     multipliers=lambda c: {"values": 1.0 if (v := c.get("attention_value_scale", 0.707)) is None else v},
     moe=experts_after(_mimo_routing, first_dense=1, shared=0),
+    gguf=gguf.MIXED.but(
+        "mimo2",
+        names={
+            "layers.{i}.attn.v": times("blk.{i}.attn_v", "values"),
+            "layers.{i}.attn.sinks": "blk.{i}.attn_sinks.weight",
+        },
+        kv_heads=_gguf_groups,
+        v_head_dim=key("attention.value_length", default=None),
+        window=gguf.windows(1),
+        sinks=lambda c: tuple(gguf.local_layers(c, 1)),
+        rope=_gguf_ropes,
+        multipliers=lambda c: {"values": c.get("attention.value_scale", 1.0)},  # older files leave it out
+        moe=gguf.routed("sigmoid", renormalize=True),
+    ),
 )
 
 # -- Flint: sinks, sigmoids for scores, and an expert that all tokens pass

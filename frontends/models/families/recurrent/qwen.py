@@ -83,7 +83,7 @@ _QWEN = QWEN2_MOE.but(
 def _gguf_recurrent(config: Config) -> list[bool]:
     said, layers = config.get("attention.recurrent_layers"), range(config["block_count"])
     every = config.get("full_attention_interval", 4)
-    return said if isinstance(said, list) else [(i + 1) % every != 0 for i in layers]
+    return said[: len(layers)] if isinstance(said, list) else [(i + 1) % every != 0 for i in layers]
 
 
 def _gguf_delta(config: Config) -> GatedDeltaNet:

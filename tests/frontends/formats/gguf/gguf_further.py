@@ -447,4 +447,30 @@ FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
             },
         )
     ],
+    "mimo2": [
+        (
+            "mimo_v2_flash",
+            ROUTED
+            | FOUR
+            | {
+                "head_dim": 24,
+                "v_head_dim": 8,
+                "sliding_window": 8,
+                "attention_value_scale": 0.5,
+                "num_key_value_heads": 1,
+            }
+            | {"layer_types": ["full_attention", *["sliding_attention"] * 3], "routed_scaling_factor": None}
+            | {"first_k_dense_replace": 1},
+            LOCAL
+            | SIGMOID
+            | {"block_count": 4, "attention.sliding_window_pattern": [0, 1, 1, 1], "attention.value_length": 8}
+            | {
+                "attention.head_count_kv": [1, 2, 2, 2],
+                "attention.value_scale": 0.5,
+                "attention.key_length": 24,
+                "rope.dimension_count": 8,
+            }
+            | {"rope.freq_base": 5e6, "rope.freq_base_swa": 1e4},
+        )
+    ],
 }

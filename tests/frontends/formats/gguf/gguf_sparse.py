@@ -96,6 +96,7 @@ def _rearranged(arch: str, name: str, x: np.ndarray) -> Tensors:
         "output_linear": "experts.w2",
         "router.layer": "gate",
         "self_attn.sinks": "self_attn.sinks.weight",
+        "attention_sink_bias": "attention_sink_bias.weight",
         "e_score_correction_bias": "e_score_correction.bias",
         "expert_bias": "expert_bias.bias",
         "dt_bias": "dt_proj.bias",
