@@ -136,6 +136,20 @@ INTERLEAVED = {f"layers.{{i}}.attn.{x}": half_split(f"blk.{{i}}.attn_{x}", x) fo
 NORM_AFTER = {"layers.{i}.ffn_norm": "blk.{i}.post_attention_norm"}  # named so, but before the feed-forward
 PACKED = packed_parts("layers.{i}.attn", "blk.{i}.attn_qkv")
 
+
+def either(name: str, other: Template) -> Template:
+    """A tensor, or what some files have in its place."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        return fetch(f"{name}.{part}") if fetch.has(f"{name}.{part}") else other(fetch, part, settings)
+
+    return template
+
+
+APART_OR_PACKED = {
+    f"layers.{{i}}.attn.{x}": either(f"blk.{{i}}.attn_{x}", PACKED[f"layers.{{i}}.attn.{x}"]) for x in "qkv"
+}
+
 # -- experts
 
 

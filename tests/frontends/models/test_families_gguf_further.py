@@ -140,3 +140,21 @@ def test_the_amplitude_of_yarn_may_be_said() -> None:
     said = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "context_length": 64}
     assert rope_of_gguf(said).amplitude == pytest.approx(1 + 0.1 * np.log(4))
     assert rope_of_gguf({**said, "rope.scaling.yarn_attn_factor": 1.5}).amplitude == 1.5
+
+
+def test_chatglm_with_one_map_for_queries_keys_and_values(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    todays = gguf_models.rearranged
+
+    def packed(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = todays(arch, tensors)
+        for i, part in ((i, part) for i in range(3) for part in ("weight", "bias")):
+            parts = [found.pop(f"model.layers.{i}.self_attn.{x}_proj.{part}") for x in "qkv"]
+            found[f"blk.{i}.attn_qkv.{part}"] = np.concatenate(parts)
+        return found
+
+    monkeypatch.setattr(gguf_models, "rearranged", packed)
+    folder, path = written("chatglm")
+    assert same(folder, path)
+    theirs, ours = (load_source(at).graph for at in (folder, path))
+    for name in (f"layers.1.attn.{x}.{part}" for x in "qkv" for part in ("weight", "bias")):
+        np.testing.assert_array_equal(*(g.params[name].recipe.evaluate(g.reader) for g in (ours, theirs)))

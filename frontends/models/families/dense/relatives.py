@@ -101,6 +101,8 @@ HELIUM = LLAMA.but(
     out_bias=False,
     transformers="HeliumForCausalLM",
 )
+_HALVES = {"layers.{i}.ffn.gate": half("blk.{i}.ffn_up", 0), "layers.{i}.ffn.up": half("blk.{i}.ffn_up", 1)}
+_GLM_GGUF = gguf.BASE.but("chatglm", names={**gguf.APART_OR_PACKED, **_HALVES}, rope=gguf.interleaved)
 GLM = LLAMA.but(
     "glm",
     names={
@@ -115,6 +117,7 @@ GLM = LLAMA.but(
     out_bias=False,
     ffn_bias=False,
     transformers="GlmForCausalLM",
+    gguf=_GLM_GGUF,
 )
 GLM4 = GLM.but(
     "glm4",
@@ -124,9 +127,8 @@ GLM4 = GLM.but(
     },
     arrangement="sandwich",
     transformers="Glm4ForCausalLM",
-    gguf=gguf.BASE.but(
+    gguf=_GLM_GGUF.but(
         "glm4",
-        names={"layers.{i}.ffn.gate": half("blk.{i}.ffn_up", 0), "layers.{i}.ffn.up": half("blk.{i}.ffn_up", 1)},
         # Sections are those of M-RoPE, for which the converter reorders the rows.
         rope=lambda c: (rope_of_gguf if any(c.get("rope.dimension_sections") or ()) else gguf.interleaved)(c),
         arrangement="sandwich",

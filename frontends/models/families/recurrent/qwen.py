@@ -141,15 +141,6 @@ def _of_heads(made: Template) -> Template:
     return lambda fetch, part, settings: Reshape(_by_group(made(fetch, part, settings), settings, 1), (-1,))
 
 
-def _either(name: str, legacy: Template) -> Template:
-    """A tensor, or what the first files of Qwen3-Next have in its place."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        return fetch(f"{name}.{part}") if fetch.has(f"{name}.{part}") else legacy(fetch, part, settings)
-
-    return template
-
-
 _GGUF_Q = "blk.{i}.attn_q"
 _QWEN_GGUF = gguf.MIXED.but(
     names={
@@ -193,9 +184,9 @@ QWEN3_NEXT = _QWEN.but(
     gguf=_QWEN_GGUF.but(
         "qwen3next",
         names={
-            "layers.{i}.attn.qkv": _either("blk.{i}.attn_qkv", _of_each_group("blk.{i}.ssm_in", 0, 1, 2, of=4)),
+            "layers.{i}.attn.qkv": gguf.either("blk.{i}.attn_qkv", _of_each_group("blk.{i}.ssm_in", 0, 1, 2, of=4)),
             "layers.{i}.attn.gate": _gate(
-                _either("blk.{i}.attn_gate", _of_each_group("blk.{i}.ssm_in", 3, of=4)), _GGUF_Q
+                gguf.either("blk.{i}.attn_gate", _of_each_group("blk.{i}.ssm_in", 3, of=4)), _GGUF_Q
             ),
             "layers.{i}.attn.beta": _of_each_group("blk.{i}.ssm_ba", 0, of=2),
             "layers.{i}.attn.dt.weight": _of_each_group("blk.{i}.ssm_ba", 1, of=2),

@@ -473,4 +473,5 @@ FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
             | {"rope.freq_base": 5e6, "rope.freq_base_swa": 1e4},
         )
     ],
+    "chatglm": [("glm", HEAD16 | RMS6 | {"attention_bias": True}, LONG_HEADS | {"rope.dimension_count": 8})],
 }
