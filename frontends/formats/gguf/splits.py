@@ -23,16 +23,18 @@ _TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_SLASHED}"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT4O = rf"{_CASED[0]}{_ENDING}|{_CASED[1]}{_ENDING}|\p{{N}}{{1,3}}|{_SLASHED}"
 
+_SEED = rf"{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 _NAMES: dict[tuple[str, ...], str] = {
     # `default` is what converters write for a tokenizer they do not recognise
     (_GPT2,): "default gpt-2 gpt2 phi-2 mpt olmo jais gigachat roberta-bpe jina-es jina-de jina-v1-en jina-v2-es "
-    "jina-v2-de jina-v2-code",
+    "jina-v2-de jina-v2-code exaone4 modern-bert mellum trillion granite-docling",
     (_DIGIT, _GPT2): "smollm starcoder refact command-r codeshell exaone minerva-7b",
     (_LLAMA3,): "llama-bpe llama3 llama-v3 falcon3 falcon-h1 lfm2 pixtral dbrx smaug-bpe chatglm-bpe glm4",
-    (_QWEN2,): "qwen2 stablelm2 megrez deepseek-r1-qwen",
+    (_QWEN2,): "qwen2 stablelm2 megrez deepseek-r1-qwen hunyuan grok-2",
     (_QWEN35,): "qwen35",
     (_TEKKEN,): "tekken",
-    (_GPT4O,): "gpt-4o llama4",
+    (_GPT4O,): "gpt-4o llama4 minimax-m2",
+    (_SEED,): "seed-coder",
 }
 SPLITS: dict[str, tuple[str, ...]] = {name: split for split, names in _NAMES.items() for name in names.split()}
 

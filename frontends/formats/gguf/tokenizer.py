@@ -79,8 +79,8 @@ def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
     """Write the tokenizer of GGUF `metadata` into folder `out_dir` (made if missing).
 
     Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json and, if the file has a template,
-    chat_template.jinja. Kinds: byte-level BPE (`gpt2`), SentencePiece BPE (`llama`, merges recovered from the scores)
-    and WordPiece (`bert`).
+    chat_template.jinja. Kinds: byte-level BPE (`gpt2`), SentencePiece BPE (`llama`, merges recovered from the scores;
+    `gemma4`, whose files have merges) and WordPiece (`bert`).
 
     Raises:
         WeftError: if the metadata describes no tokenizer, one of an unknown kind or pre-tokenizer, or is inconsistent.
@@ -255,7 +255,12 @@ def _wordpiece(vocab: _Vocab) -> Tokenizer:
     return tokenizer
 
 
-_KINDS: dict[str, Callable[[_Vocab], Tokenizer]] = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _wordpiece}
+_KINDS: dict[str, Callable[[_Vocab], Tokenizer]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "bert": _wordpiece,
+    "gemma4": _sentencepiece,  # with ranked merges
+}
 
 
 def _add_tokens(tokenizer: Tokenizer, vocab: _Vocab) -> dict[str, dict[str, Any]]:

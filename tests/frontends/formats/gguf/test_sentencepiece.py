@@ -137,6 +137,22 @@ def test_sentencepiece_without_bytes_uses_the_unknown_token(small_spm: dict[str,
     assert files.ids("日本 x")[1:3] == [0, files.ids("a x")[-1]]
 
 
+def test_gemma4_has_merges(small_spm: dict[str, Any], tmp_path: Path) -> None:
+    """The same pieces as SentencePiece's, whose merges the file ranks."""
+    tokens, scores = small_spm["tokenizer.ggml.tokens"][259:-1], small_spm["tokenizer.ggml.scores"][259:-1]
+    known, ranked = set(tokens), sorted(tokens, key=dict(zip(tokens, scores, strict=True)).__getitem__, reverse=True)
+    cuts = ((piece[:cut], piece[cut:]) for piece in ranked for cut in range(len(piece) - 1, 0, -1))
+    merges = [f"{left} {right}" for left, right in cuts if {left, right} <= known]
+    plain = {**small_spm, "tokenizer.ggml.add_space_prefix": False}
+    scored = Files(plain, tmp_path / "scored")
+    files = Files({**plain, "tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges}, tmp_path / "ranked")
+    genai = files.genai()
+    for text in [*CORPUS, "a\n\nb  c"]:
+        assert files.ids(text) == scored.ids(text), text
+        if not re.search(r"\S{100}", text):  # genai cuts longer words
+            assert files.ids(text) == genai_ids(genai, text), text
+
+
 # --- WordPiece ------------------------------------------------------------------------------------------------------
 
 WORDS = [
