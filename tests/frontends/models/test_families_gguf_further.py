@@ -158,3 +158,24 @@ def test_chatglm_with_one_map_for_queries_keys_and_values(written: Written, monk
     theirs, ours = (load_source(at).graph for at in (folder, path))
     for name in (f"layers.1.attn.{x}.{part}" for x in "qkv" for part in ("weight", "bias")):
         np.testing.assert_array_equal(*(g.params[name].recipe.evaluate(g.reader) for g in (ours, theirs)))
+
+
+@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss"])
+def test_experts_with_gate_and_up_in_one_tensor(arch: str, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    todays = gguf_models.rearranged
+
+    def fused(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = todays(arch, tensors)
+        for i, kind in ((i, kind) for i in range(3) for kind in ("weight", "bias")):
+            names = [f"model.layers.{i}.mlp.experts.{part}_proj.{kind}" for part in ("gate", "up")]
+            if names[0] in found:
+                found[f"blk.{i}.ffn_gate_up_exps.{kind}"] = np.concatenate([found.pop(name) for name in names], 1)
+        return found
+
+    monkeypatch.setattr(gguf_models, "rearranged", fused)
+    folder, path = written(arch)
+    theirs, ours = (load_source(at) for at in (folder, path))
+    assert ours.unread == []
+    for name in (name for name in ours.graph.params if ".experts." in name):
+        pair = (m.graph.params[name].recipe.evaluate(m.graph.reader) for m in (ours, theirs))
+        np.testing.assert_array_equal(*pair)
