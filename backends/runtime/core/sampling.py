@@ -107,7 +107,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Forced:
-    """What answers of a model hold whatever it computes.
+    """Rules for answers of a model, whatever it computes.
 
     `begin` has, for each of the first tokens, those that it may be; `last` is the last that the limit allows; `never`
     are tokens that follow nowhere behind `begin`, `never_first` those that do not follow right behind it.

@@ -224,7 +224,7 @@ def test_the_plainest_family_is_proposed_first() -> None:
         persimmon codegen arcee seed_oss helium glm glm4 ministral exaone4 olmo3 hunyuan_v1_dense ernie4_5
         bitnet nemotron cwm internlm3 iquestcoder cohere2 flex_olmo minimax_m2"""
     architectures = """llama qwen2 qwen3 gemma gemma2 gemma3 phi2 phi3 gpt2 gptneox starcoder2 stablelm olmo2 olmo
-        granite smollm3 command-r qwen2moe qwen3moe olmoe granitemoe"""
+        granite smollm3 command-r qwen2moe qwen3moe olmoe granitemoe arcee seed_oss hunyuan-dense nemotron cohere2"""
     assert exported() == families.split()
     assert keys.exported(None) == (None, architectures.split())
     assert keys.exported("gemma3_text")[1][:2] == ["gemma3", "llama"]
