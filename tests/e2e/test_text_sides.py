@@ -144,6 +144,15 @@ def test_positions_of_images_equal_transformers(name: str, tmp_path: Path) -> No
     assert error(np.concatenate(found, 1), want) <= 1e-4
 
 
+@pytest.mark.parametrize("name", each(8, MULTIMODAL))
+def test_a_language_model_is_exported_alone(name: str, tmp_path: Path) -> None:
+    model = saved(name, tmp_path / "hf")
+    weft.export(tmp_path / "hf", tmp_path / "out")
+    alone = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    ids = np.random.default_rng(1).integers(3, VOCAB - 1, (2, LENGTH))
+    assert error(logits_of(alone, ids), logits_of(model, ids)) <= 1e-4
+
+
 def test_other_models_of_texts_and_images_are_refused(tmp_path: Path) -> None:
     """Their language models may read images in other ways, as PaliGemma's sees prefixes whole."""
     config = transformers.PaliGemmaConfig(text_config=TEXT | {"model_type": "gemma"})

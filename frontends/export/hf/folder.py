@@ -18,10 +18,10 @@ from weft.ir.recipes.blocks import BlockRecipe
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 
-from ...formats.hf import Folder
+from ...formats.hf import Folder, text_side
 from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
-from ...models.families import FAMILIES, describe
+from ...models.families import FAMILIES, Family, describe
 from ..codes import choose, counted_layouts, shortened
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import proposals
@@ -120,14 +120,18 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
     Raises:
         WeftError: if nothing can be read off the graph.
     """
+    gone = "quantization_config", "torch_dtype"  # what is written are numbers, in another dtype
     if (origin := model.origin("safetensors")) is not None:
         source = Folder.open(origin)
-        gone = ("quantization_config", "torch_dtype")  # what is written are numbers, in another dtype
-        config = {key: value for key, value in source.config.items() if key not in gone}
-        weights = source.weights()
+        config, weights = {key: value for key, value in source.config.items() if key not in gone}, source.weights()
         shapes = {key: weights.shape(key) for key in list(weights.keys())}
-        idle = {key: Made(Source(key), shapes[key]) for key in model.idle}
-        yield replace(_candidate(config["model_type"], config, shapes), besides=idle)
+        if config.get("model_type") in FAMILIES:
+            idle = {key: Made(Source(key), shapes[key]) for key in model.idle}
+            yield replace(_candidate(config["model_type"], config, shapes), besides=idle)
+        elif (side := text_side(source)) is not None:
+            with contextlib.suppress(WeftError):
+                text = {key: value for key, value in side[1].items() if key not in gone}
+                yield _text_alone(side[0], {**text, **_tokens(model)}, shapes)
     sparse, family = any(node.op.name == "moe" for node in graph.nodes), graph.meta.get("model_type")
 
     def unlikely(name: str) -> tuple[bool, bool]:
@@ -137,6 +141,15 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
         config = propose(name, settings)
         with contextlib.suppress(WeftError):  # a family that cannot say this, whatever else it can
             yield _candidate(name, {**config, **_tokens(model)}, {})
+
+
+def _text_alone(table: Family, text: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Candidate:
+    """The language model of a model of texts and more, its tensors called as where it is alone."""
+    name, head = table.model_types[0], "lm_head."
+    begin = FAMILIES[name].prefix
+    own = {begin + key.removeprefix(table.prefix): s for key, s in shapes.items() if key.startswith(table.prefix)}
+    own |= {head + key.rpartition(head)[2]: s for key, s in shapes.items() if head in key}
+    return _candidate(name, {**text, "model_type": name}, own)
 
 
 def _candidate(name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Candidate:

@@ -197,7 +197,7 @@ def load_folder(
         table = FAMILIES.lookup(family)
     elif isinstance(model_type, str) and model_type in FAMILIES:
         table = FAMILIES[model_type]
-    elif (side := _text_side(folder)) is not None:
+    elif (side := text_side(folder)) is not None:
         table, config = side
     else:
         raise _unknown(folder, source)
@@ -215,7 +215,7 @@ def load_folder(
     return folder, loaded, merged
 
 
-def _text_side(folder: Folder) -> tuple[Family, dict[str, Any]] | None:
+def text_side(folder: Folder) -> tuple[Family, dict[str, Any]] | None:
     """The table and the config of the language model in a model of texts and more (LLaVA), whose other tensors are left
     unread; None if there is none of a known family."""
     kind = folder.config.get("model_type")
