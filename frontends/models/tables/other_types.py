@@ -7,10 +7,12 @@ from typing import Any
 
 # Types whose language model reads texts as it does alone.
 MULTIMODAL = (
-    *("deepseek_vl", "exaone4_5", "fuyu", "gemma3", "gemma4", "glmasr", "got_ocr2", "idefics2", "idefics3", "internvl"),
-    *("janus", "lfm2_vl", "lighton_ocr", "llama4", "llava", "llava_next", "llava_next_video", "llava_onevision"),
-    *("mistral3", "ovis2", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_asr", "qwen3_vl"),
-    *("qwen3_vl_moe", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
+    *("deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "fuyu", "gemma3", "gemma4", "glmasr", "got_ocr2"),
+    *("hyperclovax_vision_v2", "idefics2", "idefics3", "internvl", "janus", "lfm2_vl", "lighton_ocr", "llama4"),
+    *("llava", "llava_next", "llava_next_video", "llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7"),
+    *("mistral3", "moss_transcribe_diarize", "nemotron_h_omni", "ovis2", "qwen2_5_vl", "qwen2_audio", "qwen2_vl"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_asr", "qwen3_vl", "qwen3_vl_moe", "shieldgemma2", "smolvlm", "vibevoice_asr"),
+    *("video_llama_3", "video_llava", "vipllava", "voxtral"),
 )
 LANGUAGE_MODELS = ("language_model", "text_model")  # modules that are the language model of such a model
 # Language models that read texts as another family does, what their configs leave out, and what these say in vain.
