@@ -14,8 +14,7 @@ CACHE := .cache/weights
 SMOLLM2 := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 MINILM := $(CACHE)/all-MiniLM-L6-v2
 SOURCES := src ir passes backends frontends tests
-# On two cores: tests also wait, for processes of their own and for disks.
-JOBS ?= 3
+JOBS ?= 2
 INPUTS ?= 20000
 SEED ?= 0
 PROMPT ?= What is the capital of France? Answer in one sentence.

@@ -15,8 +15,8 @@ from .models import MODELS
 
 RUNS = [
     (Split(tp=2), each(2, MODELS)),
-    (Split(tp=4), ["qwen3", "mixtral"]),
-    (Split(pp=2), ["llama", "tied", "mixtral"]),
+    (Split(tp=4), each(2, ["qwen3", "mixtral"])),
+    (Split(pp=2), each(2, ["tied", "llama", "mixtral"], first=1)),
     (Split(tp=2, ep=2), ["mixtral", "deepseek"]),
     (Split(ep=2), ["sharing"]),
 ]
