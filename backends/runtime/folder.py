@@ -94,7 +94,8 @@ def _forced(data: Record) -> dict[str, Any]:
     begin = [place.tokens("any_of") for place in data.records("begin_tokens", [])] or ([[min(first)]] if first else [])
     vocab = data.integer("vocab")
     if max((token for place in begin for token in place), default=0) >= vocab:
-        raise data.misfit("begin_tokens", f"the model has {vocab} tokens")
+        culprit = "begin_tokens" if "begin_tokens" in data else "forced_bos_token_id"
+        raise data.misfit(culprit, f"the model has {vocab} tokens")
     # Transformers passes over others than there are.
     never, never_first = (
         tuple(token for token in data.tokens(name) if token < vocab)

@@ -227,12 +227,16 @@ class PositionalConvolution:
         """x [batch, frames, dim] → the same."""
         name, before = own_name(), self.kernel // 2
         need(self, x.width % self.groups == 0, f"groups={self.groups} does not divide the width {x.width}")
-        mask = provided("key_mask")
-        if mask is not None:
-            x = masked(ops.unsqueeze(ops.cast(mask, to=dtypes.bool_), axes=(2,)), x)
+        x = _unpadded(x)
         pads = (before, self.kernel - 1 - before)
         y = conv1d(x, x.width, self.kernel, name, padding=pads, groups=self.groups)
         return ops.add(x, activate(y, self.activation), name=f"{name}_added")
+
+
+def _unpadded(x: Value) -> Value:
+    """x [batch, seq, dim] with 0 for padding."""
+    mask = provided("key_mask")
+    return x if mask is None else masked(ops.unsqueeze(ops.cast(mask, to=dtypes.bool_), axes=(2,)), x)
 
 
 @module
@@ -258,9 +262,8 @@ class ConvolvedBlock:
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
         need(self, x.width % self.groups == 0, f"groups={self.groups} does not divide the width {x.width}")
-        y, mask, around = named(self.block, "")(x), provided("key_mask"), (self.kernel - 1) // 2
-        shown = x if mask is None else masked(ops.unsqueeze(ops.cast(mask, to=dtypes.bool_), axes=(2,)), x)
-        made = conv1d(shown, x.width, self.kernel, "conv", padding=(around, around), groups=self.groups)
+        y, around = named(self.block, "")(x), (self.kernel - 1) // 2
+        made = conv1d(_unpadded(x), x.width, self.kernel, "conv", padding=(around, around), groups=self.groups)
         y = ops.add(y, activate(made, self.activation), name="convolved")
         return named(self.norm, "conv_norm")(y)
 

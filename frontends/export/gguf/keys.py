@@ -23,14 +23,8 @@ _FIRST = (
     *("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi2", "phi3", "gpt2", "gptneox", "starcoder2"),
     *("stablelm", "olmo2", "olmo", "granite", "smollm3", "command-r", "qwen2moe", "qwen3moe", "olmoe", "granitemoe"),
 )
-INTERNAL = (
-    SPARSE,
-    RECURRENT,
-    NORMED,
-    VALUED,
-    SHORT,
-    LONG,
-)  # what the importer finds in the tensors, not in the metadata
+# What the importer finds in the tensors, not in the metadata.
+INTERNAL = SPARSE, RECURRENT, NORMED, VALUED, SHORT, LONG
 _MANY = 131_072  # positions, where the model does not say
 
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.recipes import Permute, Recipe, Reshape, Slice
+from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ...dsl import GatedMLP, MoE, RoPE
 from .family import Architecture, Config, Fetch, Rule, Template, in_layers, key, required
 from .rope_config import FREQUENCIES, LONG, SHORT, rope_of_gguf
 from .settings import Settings
-from .templates import packed_parts
+from .templates import half_of_each, packed_parts
 
 SPARSE, RECURRENT = "layers with experts", "layers with a state"
 NORMED = "layers with a norm behind their state"
@@ -206,25 +206,19 @@ def routed(scoring: str, renormalize: bool = False, **options: Any) -> Rule:
     return per_layer(make, SPARSE)
 
 
-def _of_experts(part: str, kind: str) -> Template:
+def of_experts(part: str, kind: str) -> Template:
     """Gate or up of all experts: a tensor, or a half of the one for both (the converter's --fuse-gate-up-exps)."""
     alone, both = f"blk.{{i}}.ffn_{part}_exps.{kind}", f"blk.{{i}}.ffn_gate_up_exps.{kind}"
-
-    def template(fetch: Fetch, name: str, settings: Settings) -> Recipe:
-        if not fetch.has(both):
-            return fetch(alone)
-        hidden = settings.first("moe").hidden
-        return Slice(fetch(both), 1, 0, hidden) if part == "gate" else Slice(fetch(both), 1, hidden, 2 * hidden)
-
-    return template
+    half = half_of_each(both, 0 if part == "gate" else 1)
+    return lambda fetch, name, settings: half(fetch, name, settings) if fetch.has(both) else fetch(alone)
 
 
 MIXED = BASE.but(
     names={
         "layers.{i}.ffn.router": "blk.{i}.ffn_gate_inp",
         "layers.{i}.ffn.router.correction": "blk.{i}.exp_probs_b.bias",
-        **{f"layers.{{i}}.ffn.experts.{n}": _of_experts(n, "weight") for n in ("gate", "up")},
-        **{f"layers.{{i}}.ffn.experts.{n}_bias": _of_experts(n, "bias") for n in ("gate", "up")},
+        **{f"layers.{{i}}.ffn.experts.{n}": of_experts(n, "weight") for n in ("gate", "up")},
+        **{f"layers.{{i}}.ffn.experts.{n}_bias": of_experts(n, "bias") for n in ("gate", "up")},
         "layers.{i}.ffn.experts.down": "blk.{i}.ffn_down_exps.weight",
         "layers.{i}.ffn.experts.down_bias": "blk.{i}.ffn_down_exps.bias",
         **{f"layers.{{i}}.ffn.shared.{n}": f"blk.{{i}}.ffn_{n}_shexp" for n in ("gate", "up", "down")},

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from weft.ir.recipes import Add, Concat, Full, Permute, Recipe, Reshape, Scale, Slice
 
+from ...dsl import MoE
 from .family import Fetch, Template
 from .settings import Settings
 
@@ -129,3 +131,23 @@ def times(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> 
         return found if factor == 1 else Scale(found, factor)
 
     return template
+
+
+def half_of_each(name: str, index: int) -> Template:
+    """Half `index` of the rows of tensor `name` [experts, 2 · hidden, dim], which holds gate above up."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        hidden = experts_of(settings).hidden
+        return Slice(fetch(name), 1, index * hidden, (index + 1) * hidden)
+
+    return template
+
+
+def experts_of(settings: Settings) -> MoE:
+    """The mixture of the layers that have one; all are alike."""
+    if settings.block is None:
+        places: tuple[Any, ...] = (settings.first("moe"),)
+    else:
+        block = settings.first("block")
+        places = getattr(block, "moe", None), block.ffn, getattr(block.ffn, "moe", None)
+    return next(found for found in places if isinstance(found, MoE))

@@ -14,7 +14,7 @@ from ...tables import gguf
 from ...tables.family import Config, Fetch, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_of_gguf, rope_with, ropes_by_type
 from ...tables.settings import Settings
-from ...tables.templates import gated
+from ...tables.templates import experts_of, gated
 from ..dense.llama import LLAMA, OLMO2, alternating, windows
 from ..dense.relatives import (
     ERNIE4_5,
@@ -25,7 +25,7 @@ from ..dense.relatives import (
     rotary_where_local,
 )
 from .deepseek import DEEPSEEK_GGUF, DEEPSEEK_V2, DEEPSEEK_V3, GGUF_LATENT, corrected, experts_after, mla, rows_of_heads
-from .mixtral import GRANITE_MOE, MIXTRAL, OLMOE, QWEN3_MOE, SPARSE, activation, experts_of, granite_experts
+from .mixtral import GRANITE_MOE, MIXTRAL, OLMOE, QWEN3_MOE, SPARSE, activation, granite_experts
 
 _CORRECTED = {**SPARSE, "layers.{i}.ffn.router.correction": "layers.{i}.mlp.gate.e_score_correction_bias"}
 SHARED = {**_CORRECTED, **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts")}

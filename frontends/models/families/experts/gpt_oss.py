@@ -12,8 +12,8 @@ from ...tables import gguf
 from ...tables.family import Config, Fetch, Template, key
 from ...tables.rope_config import rope_of, rope_of_gguf
 from ...tables.settings import Settings
+from ...tables.templates import experts_of
 from ..dense.llama import LLAMA, windows
-from .mixtral import experts_of
 
 _ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 _EXPERTS = "layers.{i}.mlp.experts"

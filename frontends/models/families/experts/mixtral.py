@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.recipes import Concat, Recipe, Reshape, Slice
+from weft.ir.recipes import Concat, Recipe, Reshape
 
 from ....dsl import GatedMLP, MoE
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Loader, Names, Rule, Template, in_layers, key
 from ...tables.rope_config import rope_with
 from ...tables.settings import ACTIVATIONS, Settings
-from ...tables.templates import gated
+from ...tables.templates import experts_of, gated, half_of_each
 from ..dense.llama import GRANITE, GRANITE_GGUF, LLAMA, LLAMA_GGUF, MISTRAL, QWEN2, QWEN3, windows
 
 
@@ -46,26 +46,6 @@ def per_expert(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}
         f"{at}.experts.up": either(half_of_each(above, 1), up),
         f"{at}.experts.down": either(lambda fetch, part, settings: fetch(below), down),
     }
-
-
-def half_of_each(name: str, index: int) -> Template:
-    """Half `index` of the rows of tensor `name` [experts, 2 · hidden, dim], which holds gate above up."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        hidden = experts_of(settings).hidden
-        return Slice(fetch(name), 1, index * hidden, (index + 1) * hidden)
-
-    return template
-
-
-def experts_of(settings: Settings) -> MoE:
-    """The mixture of the layers that have one; all are alike."""
-    if settings.block is None:
-        places: tuple[Any, ...] = (settings.first("moe"),)
-    else:
-        block = settings.first("block")
-        places = getattr(block, "moe", None), block.ffn, getattr(block.ffn, "moe", None)
-    return next(found for found in places if isinstance(found, MoE))
 
 
 def activation(config: Config) -> str:

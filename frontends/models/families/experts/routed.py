@@ -15,10 +15,10 @@ from ...tables import gguf
 from ...tables.family import Config, Fetch, Rule, Template, in_layers, key, required
 from ...tables.rope_config import rope_of, rope_settings, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
-from ...tables.templates import gated, packed_parts
+from ...tables.templates import experts_of, gated, packed_parts
 from ..dense.llama import LLAMA
 from .deepseek import DEEPSEEK_V3, latent_of, mla, rows_of_heads
-from .mixtral import MIXTRAL, activation, experts_of, per_expert
+from .mixtral import MIXTRAL, activation, per_expert
 
 # -- Llama 4
 

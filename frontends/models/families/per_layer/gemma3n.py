@@ -20,7 +20,7 @@ from ...tables import gguf
 from ...tables.family import Config, Fetch, Template, key
 from ...tables.settings import ACTIVATIONS, Settings
 from ..dense.llama import LLAMA
-from .gemma4 import GGUF_PER_LAYER, PER_LAYER, gguf_config, kv_names, rope_of_type, types_of
+from .gemma4 import GGUF_PER_LAYER, GGUF_SETTINGS, PER_LAYER, gguf_config, kv_names, rope_of_type, types_of
 
 _ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -110,17 +110,11 @@ GEMMA3N_GGUF = gguf.BASE.but(
     },
     # What layers that share keys and values have of their own is not used.
     unused=(*gguf.BASE.unused, *(f"*.attn_{n}.weight" for n in ("k", "v", "k_norm"))),
-    found={"qk_norm": None, "qkv_bias": None, "out_bias": None},
-    heads=None,
-    kv_heads=None,
-    head_dim=None,
-    ffn=None,
-    rope=None,
+    **GGUF_SETTINGS,
     block=_gguf_layers,
     per_layer=lambda c: _embedding(gguf_config(c)),
     spread=lambda c: SpreadStreams(c.get("altup.num_inputs", 4)),
     gather=lambda c: GatherStreams(),
-    embed_scale=lambda c: math.sqrt(c["embedding_length"]),
     logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0) or None,
 )
 GEMMA3N = LLAMA.but(

@@ -21,12 +21,12 @@ from ....dsl import (
     SplitFeedForward,
 )
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Names, Template, key, required
+from ...tables.family import Config, Fetch, Names, key, required
 from ...tables.rope_config import FREQUENCIES, rope_of
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import gated
 from ..dense.llama import LLAMA
-from ..experts.mixtral import half_of_each, per_expert
+from ..experts.mixtral import per_expert
 
 _ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -222,12 +222,6 @@ def _scalar(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     return fetch(name) if fetch.has(name) else Full(1.0, (1,))
 
 
-def _gguf_expert(part: str, index: int) -> Template:
-    """Gate or up of all experts: a tensor, or a half of one."""
-    whole, both = f"blk.{{i}}.ffn_{part}_exps.weight", half_of_each("blk.{i}.ffn_gate_up_exps.weight", index)
-    return lambda fetch, name, settings: fetch(whole) if fetch.has(whole) else both(fetch, name, settings)
-
-
 GGUF_PER_LAYER: Names = {
     "per_layer.table": "per_layer_token_embd",
     "per_layer.projection": "per_layer_model_proj",
@@ -235,6 +229,11 @@ GGUF_PER_LAYER: Names = {
     "layers.{i}.per_layer.gate": "blk.{i}.inp_gate",
     "layers.{i}.per_layer.projection": "blk.{i}.proj",
     "layers.{i}.per_layer.norm": "blk.{i}.post_norm",
+}
+GGUF_SETTINGS: dict[str, Any] = {  # what the blocks of these files are made of, they say themselves
+    "found": {"qk_norm": None, "qkv_bias": None, "out_bias": None},
+    **dict.fromkeys(("heads", "kv_heads", "head_dim", "ffn", "rope")),
+    "embed_scale": lambda c: math.sqrt(c["embedding_length"]),
 }
 GEMMA4_GGUF = gguf.MIXED.but(
     "gemma4",
@@ -250,21 +249,14 @@ GEMMA4_GGUF = gguf.MIXED.but(
         "layers.{i}.ffn.post_norm": "blk.{i}.post_ffw_norm",
         "layers.{i}.ffn.router_norm": lambda fetch, part, s: Scale(fetch("blk.{i}.ffn_gate_inp.scale"), s.dim**-0.5),
         "layers.{i}.ffn.moe.router": "blk.{i}.ffn_gate_inp",
-        "layers.{i}.ffn.moe.experts.gate": _gguf_expert("gate", 0),
-        "layers.{i}.ffn.moe.experts.up": _gguf_expert("up", 1),
+        **{f"layers.{{i}}.ffn.moe.experts.{n}": gguf.of_experts(n, "weight") for n in ("gate", "up")},
         "layers.{i}.ffn.moe.experts.down": lambda fetch, part, s: Scale(
             fetch("blk.{i}.ffn_down_exps.weight"), fetch("blk.{i}.ffn_down_exps.scale")
         ),
     },
-    found={"qk_norm": None, "qkv_bias": None, "out_bias": None},
-    heads=None,
-    kv_heads=None,
-    head_dim=None,
-    ffn=None,
-    rope=None,
+    **GGUF_SETTINGS,
     block=_gguf_layers,
     per_layer=lambda c: _embedding(gguf_config(c)),
-    embed_scale=lambda c: math.sqrt(c["embedding_length"]),
     logit_softcap=lambda c: c.get("final_logit_softcapping") or None,
 )
 GEMMA4 = LLAMA.but(
