@@ -133,6 +133,8 @@ def changed(folder: Path, **facts: Any) -> None:
         ({"decoder_start_token_id": None}, "the key 'decoder_start_token_id' is missing"),
         ({"max_source_length": 0}, "max_source_length is 0"),
         ({"forced_bos_token_id": "x"}, "forced_bos_token_id is 'x'"),
+        ({"forced_bos_token_id": 10**6}, "forced_bos_token_id is 1000000, but the model has"),
+        ({"begin_tokens": [{"any_of": [10**6]}]}, "begin_tokens is .*, but the model has"),
         ({"kind": "decoder"}, "the graph asks for the input encoder_attention_mask"),
     ],
 )

@@ -15,6 +15,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from .gguf_further import FURTHER
+from .gguf_hybrids import HYBRIDS
 from .gguf_sparse import SPARSE, rearranged
 
 HEADS, GROUPS = 4, 2
@@ -291,5 +292,5 @@ MODELS: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
     ],
     "bert": [("bert", {}, MHA | LAYER_NORM | {"attention.layer_norm_epsilon": 1e-12})],
 }
-for cases in (SPARSE, FURTHER):
+for cases in (SPARSE, FURTHER, HYBRIDS):
     MODELS |= {arch: MODELS.get(arch, []) + models for arch, models in cases.items()}
