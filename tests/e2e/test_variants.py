@@ -17,6 +17,7 @@ import weft
 from weft import (
     MLA,
     MLP,
+    SLSTM,
     ALiBi,
     Attention,
     Block,
@@ -28,11 +29,14 @@ from weft import (
     LinearAttention,
     Mamba,
     Mamba2,
+    MixtureOfDepths,
     MoE,
     RelativeAttention,
     Repeat,
     RMSNorm,
     RoPE,
+    RWKV6TimeMix,
+    RWKV7TimeMix,
     Sinusoidal,
     T5Bias,
 )
@@ -117,6 +121,15 @@ DECODERS = {
     "Mamba-2 in groups": mixes(Mamba2(48, 6, state=8, groups=2, norm_groups=2)),
     "repeated": Decoder(VOCAB, DIM, 1, Repeat(Block(Attention(4, rope=ROPE), MLP(24)), 3), context=64),
 }
+NEWER = {
+    "RWKV-5": [Block(RWKV6TimeMix(4, static=True), MLP(24))] * 2,
+    "RWKV-6": [Block(RWKV6TimeMix(4, 4, 5), MLP(24))] * 2,
+    "RWKV-7": [Block(RWKV7TimeMix(4, **{by: "v"}), MLP(24)) for by in ("keep_values", "mix_values")],
+    "sLSTM": [Block(SLSTM(4, conv=3), MLP(24))] * 2,
+    "mixture of depths": [Block(Attention(4), MLP(24)), MixtureOfDepths(Block(Attention(4, rope=ROPE), MLP(24)))],
+    "dropout": [Block(Attention(4), MLP(24), dropout=0.5)] * 2,
+}
+DECODERS |= {name: Decoder(VOCAB, DIM, layers, context=LENGTH) for name, layers in NEWER.items()}
 IN_ONE_CALL = {  # they compare the tokens of a call
     "capacity, a share": feeds(MoE(4, 16, 1, renormalize=False, capacity=1.25)),
     "capacity, a number": feeds(MoE(4, 16, 1, renormalize=False, capacity=2)),

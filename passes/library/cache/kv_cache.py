@@ -22,7 +22,8 @@ from .key_axis import KeyAxis, bias_makers
 from .tokens import Tokens, carries, token_axes, tokenwise
 
 COUNTING = "positions should come from the input position_ids"
-MIXING = "a token may see others by causal attention, recurrences and convolutions only"
+WITHOUT = "leave the cache out (--passes default,-kv-cache,-last-token-logits)"
+MIXING = f"a token may see others by causal attention, recurrences and convolutions only, or {WITHOUT}"
 
 
 @dataclass(frozen=True)
@@ -240,8 +241,7 @@ def _check_causal(graph: Graph, tokens: Tokens) -> None:
         if node.attrs.get("causal") is False and len([v for v in node.inputs if carries(v, tokens)]) > 1:
             raise WeftError(
                 f"kv-cache: {node.op.name} (%{node.output.name}) is not causal: later tokens "
-                "change what earlier ones see, so nothing can be cached; make it causal, or leave the cache out "
-                "(--passes default,-kv-cache)"
+                f"change what earlier ones see, so nothing can be cached; make it causal, or {WITHOUT}"
             )
 
 

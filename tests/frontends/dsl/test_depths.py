@@ -88,6 +88,15 @@ def test_a_model_that_chooses_among_all_tokens_is_not_compiled(target: str, reas
     assert not (tmp_path / "out").exists()
 
 
+def test_what_the_refusal_proposes_works(tmp_path: Path) -> None:
+    model = Decoder(vocab=50, dim=16, layers=1, block=MixtureOfDepths(UNPLACED, 3), context=16)
+    with pytest.raises(WeftError) as refused:
+        weft.compile(model, tmp_path / "out", target="onnx")
+    passes = str(refused.value).partition("--passes ")[2].rstrip(")")
+    weft.compile(model, tmp_path / "out", target="onnx", passes=passes)
+    assert (tmp_path / "out" / "model.onnx").is_file()
+
+
 def test_refusals() -> None:
     with pytest.raises(WeftError, match="aux_loss needs a capacity"):
         MixtureOfDepths(BLOCK, aux_loss=0.1)
