@@ -1,5 +1,5 @@
 """The upper layers attend to keys and values of a layer in the middle; those below see a window (after YOCO, Sun 2024,
-arXiv 2405.05254). Their projections are saved; when cached, each attention still has a copy of its own."""
+arXiv 2405.05254). Their projections are saved, and of these layers one has a cache, which all of them read."""
 
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 

@@ -47,6 +47,7 @@ class Emitter:
         self.constants: dict[tuple[str, tuple[int, ...], bytes], onnx.Value] = {}
         self.values: dict[Value, onnx.Value] = {}
         self._memo: dict[Any, Any] = {}
+        self.again: dict[str, tuple[onnx.Value, Value]] = {}  # outputs that write once more what another has written
         self._names: set[str] = set(graph.outputs)  # which `model` gives to the outputs: no other value may have them
         self._scope = ""
         for name, value in graph.inputs.items():
@@ -279,6 +280,9 @@ class Emitter:
             output.name = name
             self._declare(output, _stored(value.type))
             outputs.append(output)
+        for name, (output, value) in self.again.items():
+            output.name = self.fresh(name)
+            outputs.append(self._declare(output, _stored(value.type)))
         # Collected last: an output that is a parameter becomes an initializer above.
         initializers = [*self.constants.values(), *(w.value for w in self.weights.values())]
         opset = self.target.opset

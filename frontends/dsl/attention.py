@@ -35,8 +35,9 @@ class Attention:
     model's `position_bias` makes for all.
 
     `keep_kv` keeps keys and values under a name, and `share_kv` attends to what an earlier layer kept (Brandon 2024,
-    cross-layer attention; YOCO). `keys_as_values` takes the projected keys, before norm and rotation, for values, and
-    `v_norm` normalizes values on each head (Gemma 4). `out_dim` is the width of the output, by default that of x.
+    cross-layer attention; YOCO): without a window, both have one cache. `keys_as_values` takes the projected keys,
+    before norm and rotation, for values, and `v_norm` normalizes values on each head (Gemma 4). `out_dim` is the width
+    of the output, by default that of x.
     """
 
     heads: int

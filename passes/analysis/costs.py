@@ -9,7 +9,7 @@ from weft.ir.interpreter import free_sizes
 from weft.ir.op import Cost, Growth, StateSpec
 from weft.ir.types import sizes
 
-from .states import caches, specs, states
+from .states import caches, keeper, specs, states
 
 EXPERTS = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")  # operands of `moe` with an axis of experts
 
@@ -50,8 +50,8 @@ def active_count(graph: Graph) -> int:
 
 
 def cached(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
-    """(numbers a token, window) of every attention that a cache serves."""
-    return [(_per_slot(parts), parts[0].window) for node in nodes if (parts := caches(node))]
+    """(numbers a token, window) of every attention that keeps a cache, not of those that read another's."""
+    return [(_per_slot(parts), parts[0].window) for node in nodes if (parts := caches(node)) and keeper(node) is node]
 
 
 def crossed(nodes: Iterable[Node]) -> int:

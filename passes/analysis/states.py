@@ -40,6 +40,29 @@ def caches(node: Node) -> tuple[StateSpec, ...]:
     return tuple(s for s in specs(node) if s.growth in (Growth.TEXT, Growth.WINDOW))
 
 
+def keeper(node: Node) -> Node:
+    """The attention in whose cache `node` finds its keys and values: the first of those that read the same; one with a
+    window has its own, which may roll."""
+    return sharing(node)[0]
+
+
+def sharing(node: Node) -> list[Node]:
+    """The attentions that read the cache of `node`, in order, itself among them."""
+    known = _kept_by(node)
+    alike = set() if known is None else {n for n in node.required("k").users if _kept_by(n) == known}
+    return [node] if len(alike) < 2 else [n for n in node.graph.nodes if n in alike]
+
+
+def _kept_by(node: Node) -> tuple[object, ...] | None:
+    """Return all that two attentions which share a cache agree in; None for one that shares none."""
+    own = caches(node)
+    if not own or any(spec.window is not None or spec.growth is not Growth.TEXT for spec in own):
+        return None
+    named = {o.name for o in node.op.operands}
+    read = ("k", "v", "k_scale", "v_scale", *(spec.taken for spec in own))
+    return node.op, own, *(node.operand(name) if name in named else None for name in read)
+
+
 def sums(node: Node) -> set[int]:
     """The places of the operands that add up all tokens so far, and so stay in f32."""
     return {node.op.operand_index(s.taken, node.attrs) for s in states(node) if s.kind.accumulates}
@@ -55,10 +78,10 @@ def has_cache(graph: Graph) -> bool:
     return any(map(has_state, graph.nodes))
 
 
-def give_states(graph: Graph, node: Node, number: int, given: dict[str, Value | None]) -> None:
+def give_states(graph: Graph, node: Node, number: int, given: dict[str, Value | None]) -> dict[str, Value]:
     """Let `node`, the attention or recurrence `number`, go on from inputs of `graph`, and return what it leaves.
 
-    `given` are other operands, by name, that it then has.
+    `given` are other operands, by name, that it then has. The inputs are returned, by the operands that take them.
 
     Raises:
         WeftError: if it leaves keys out, which a state cannot.
@@ -70,6 +93,7 @@ def give_states(graph: Graph, node: Node, number: int, given: dict[str, Value | 
     pasts = {spec.taken: graph.add_input(name, spec.type) for spec, name, _ in found}
     for (_, _, name), present in zip(found, changed(node, {**given, **pasts}).outputs[1:], strict=True):
         graph.add_output(name, present)
+    return pasts
 
 
 def _names(spec: StateSpec, number: int) -> tuple[str, str]:
@@ -93,13 +117,15 @@ def named_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[NamedState]
 
 
 def taken_states(graph: Graph) -> Iterator[NamedState]:
-    """The states that `graph` takes, in the order of its inputs."""
+    """The states that `graph` takes, in the order of its inputs; of a cache that several read, as its writer does."""
     for name, value in graph.inputs.items():
+        found = list[NamedState]()
         for node, place in value.uses:
             given = [s for s in (*caches(node), *states(node)) if node.op.operand_index(s.taken, node.attrs) == place]
             for spec in given[:1]:
                 made = node.outputs[node.op.results(node.inputs, node.attrs).index(spec.made)]
-                yield spec, name, next(iter(graph.outputs.names(made)), "")
+                found.append((spec, name, next(iter(graph.outputs.names(made)), "")))
+        yield from sorted(found, key=lambda state: not state[2])[:1]
 
 
 def cache_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:

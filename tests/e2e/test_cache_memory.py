@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 
 import weft
 from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.frontends.api.inspect.counting import inspect
 from weft.frontends.api.source.sources import load_source
-from weft.ir import Graph
+from weft.ir import Graph, interpret
+from weft.ir.recipes.readers import Array
 from weft.passes import run_passes
 
 
@@ -62,3 +65,47 @@ def test_a_latent_is_allocated_once(tmp_path: Path) -> None:
     model = Decoder(vocab=64, dim=64, layers=2, block=Block(mixer, GatedMLP(48), norm=RMSNorm(1e-6)), context=128)
     weft.compile(model, tmp_path / "out")
     assert weft.load(tmp_path / "out").decoder.cache_bytes(3, 128) == 3 * 128 * (24 + 8) * 2 * 4
+
+
+def shared(readers: int) -> Decoder:
+    """A layer that keeps its keys and values, and `readers` of them."""
+    layers = [block(keep_kv="memory"), *[block(share_kv="memory")] * readers]
+    return Decoder(vocab=64, dim=64, layers=layers, context=128)
+
+
+def whole(graph: Graph, ids: Array) -> Array:
+    """The logits of a graph without caches."""
+    at = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    return interpret(graph, {"input_ids": ids, "position_ids": at})["logits"]
+
+
+@pytest.mark.parametrize("cache_dtype", ["", "int8", "int4"])
+@pytest.mark.parametrize("target", ["ort-cpu", "onnx"])
+def test_readers_share_a_cache(target: str, cache_dtype: str, tmp_path: Path) -> None:
+    """As large as that of the first layer alone; what is written is what the interpreter chooses, call by call."""
+    sizes, told = {}, {}
+    for readers in (0, 3):
+        out = tmp_path / f"{readers}"
+        weft.compile(shared(readers), out, target=target, cache_dtype=cache_dtype)
+        sizes[readers] = weft.load(out).decoder.cache_bytes(2, 100)
+        told[readers] = inspect(load_source(shared(readers))).cache_per_token
+    assert sizes[0] == sizes[3] and told[0] == told[3] == 64
+    graph = shared(3).graph()
+    if bits := cache_dtype.removeprefix("int"):
+        graph = run_passes(graph, f"quantize-cache{{bits={bits}}}")
+    ids = list(range(3, 12))
+    for token in weft.load(tmp_path / "3").generate([ids], max_tokens=20)[0].tokens:
+        ids.append(token)
+        logits = whole(graph, np.array([ids[:-1]]))[0, -1]
+        assert logits[token] > logits.max() - 1e-4
+
+
+def test_readers_share_a_cache_in_pytorch() -> None:
+    graph = shared(3).graph()
+    module = weft.torch(shared(3))
+    cache = module.new_cache(2, 100)
+    assert len(cache) == 1 and cache[0].k.shape == (2, 2, 100, 16)
+    ids = np.random.default_rng(0).integers(0, 64, (2, 12))
+    with torch.no_grad():
+        parts = [module(torch.tensor(ids[:, a:b]), cache=cache) for a, b in ((0, 5), (5, 9), (9, 12))]
+    assert np.abs(torch.cat(parts, 1).numpy() - whole(graph, ids)).max() < 1e-5

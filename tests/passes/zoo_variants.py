@@ -193,6 +193,12 @@ def encoder(mixer: Any, **settings: Any) -> Encoder:
     return Encoder(VOCAB, DIM, 2, Block(mixer, MLP(HIDDEN), **block), context=LENGTH)
 
 
+def shared(readers: int, **settings: Any) -> list[Block]:
+    """A layer that keeps its keys and values, and `readers` that attend to them."""
+    ways = [{"keep_kv": "memory"}, *[{"share_kv": "memory"}] * readers]
+    return [Block(Attention(6, 2, 4, **way, **settings), FEED) for way in ways]
+
+
 BIASED = {"qkv_bias": True, "out_bias": True}
 OLD = Block(Attention(3, **BIASED), MLP(HIDDEN, "gelu_tanh", True), LayerNorm())
 LOCAL, WIDE = (Block(Attention(6, 2, 4, ROPE, window=w), FEED) for w in (3, None))
@@ -237,6 +243,11 @@ VARIANTS: dict[str, Model] = {
     "local and global": Decoder(VOCAB, DIM, [LOCAL, LOCAL, WIDE], context=LENGTH),
     **{name: attends(pattern=name, stride=3) for name in PATTERNS[1:]},
     "dilated window": attends(window=4, pattern="dilated", stride=2),
+    "shared keys": Decoder(VOCAB, DIM, shared(2, rope=ROPE), context=LENGTH),
+    "shared keys, by turns": Decoder(
+        VOCAB, DIM, shared(1, qk_norm=RMSNorm(), bias=ALiBi(), sinks=True, **BIASED) * 2, context=LENGTH
+    ),
+    "shared keys in a window": Decoder(VOCAB, DIM, shared(1, rope=ROPE, window=3), context=LENGTH),
     "relative": decoder(RelativeAttention(3, 2, bias=True)),
     # blocks
     **{name.replace("_", " "): feeds(FEED, arrangement=name) for name in ARRANGEMENTS[1:]},

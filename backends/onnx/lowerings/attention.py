@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as onnx
@@ -54,7 +53,7 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
     else:
         new = ((x, s) for x, s in zip((k, v), scales, strict=True) if x is not None and s is not None)
         kv = [cache_codes.codes(e, x, s, a["kv_heads"], bits) for x, s in new]
-    present: Sequence[Out] = ()
+    present: list[Out] = []
     if past_k is not None and positions is not None:
         past = [x for x in (past_k, past_v) if x is not None]
         if a["rolling"]:
@@ -62,9 +61,11 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
             present = [_rolled(e, old, joined, node) for old, joined in zip(past, kv, strict=True)]
         else:
             start = e.memo(("start", positions), lambda: _flat(e, first_position(e, positions)))
-            kv = present = [
-                e.op("TensorScatter", e[old], new, start, axis=2) for old, new in zip(past, kv, strict=True)
-            ]
+            fresh = zip(past, kv, strict=True)
+            kv = present = e.memo(
+                ("cache", past_k, k),  # which other attentions may read
+                lambda: [e.op("TensorScatter", e[old], new, start, axis=2) for old, new in fresh],
+            )
     if bits is not None:
         coded, dtype = zip(kv, scales, strict=False), node.output.type.dtype.name
         kv = [cache_codes.numbers(e, x, s, a["kv_heads"], bits, dtype) for x, s in coded if s is not None]

@@ -10,6 +10,7 @@ import onnx_ir as onnx
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.passes.analysis.rotary import rotated
+from weft.passes.analysis.states import caches
 
 from ...targets import Backend
 from ..emitter import Emitter
@@ -132,7 +133,7 @@ def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
     last, total = _lengths(e, mask)
     bits, scale = a["cache_bits"], node.operand("k_scale")
     kind = None if scale is None else "PER_TENSOR" if scale.shape == (1,) else "PER_CHANNEL"
-    return e.many(
+    made = e.many(
         "GroupQueryAttention",
         e[cover.query],
         e[cover.key],
@@ -162,3 +163,21 @@ def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
         do_rotary=int(cover.rope is not None),
         rotary_interleaved=int(cover.rope is not None and cover.rope.attrs["interleaved"]),
     )
+    _write_again(e, node, made[1:])
+    return made
+
+
+def _write_again(e: Emitter, node: Node, made: list[Out]) -> None:
+    """Give the graph an output for each cache that `node` reads after another attention has written it.
+
+    The kernel writes the same once more. Where both outputs have the memory of the cache, that copies nothing.
+    """
+    for spec, out in zip(caches(node), made, strict=True):
+        past = node.required(spec.taken)
+        own = node.outputs[node.op.results(node.inputs, node.attrs).index(spec.made)]
+        if own.is_output:
+            continue
+        writers = (n.outputs[n.op.results(n.inputs, n.attrs).index(spec.made)] for n in past.users)
+        name = next(name for value in writers for name in e.graph.outputs.names(value))
+        again = sum(key.startswith(f"{name}.") for key in e.again) + 1
+        e.again[f"{name}.{again}"] = out, own

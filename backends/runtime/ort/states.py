@@ -39,6 +39,7 @@ class State:
     shape: tuple[int | None, ...]
     growth: Growth
     initial: float = 0.0
+    again: tuple[str, ...] = ()  # outputs of other attentions that read the cache, and write the same into it
 
     @property
     def recurrent(self) -> bool:
@@ -81,7 +82,9 @@ def read_states(
         if None in (shape if recurrent else [*shape[:1], *shape[2:]]):
             what = "sizes" if recurrent else "heads and head size"
             raise WeftError(f"{name}: {past} is {inputs[past].shape}, but its {what} must be fixed numbers")
-        found.append(State(past, present, kind_of(name, inputs[past]), tuple(shape), state.growth, state.initial))
+        again = tuple(output for output in outputs if output.startswith(f"{present}."))
+        kind = kind_of(name, inputs[past])
+        found.append(State(past, present, kind, tuple(shape), state.growth, state.initial, again))
     return found
 
 
@@ -110,7 +113,8 @@ class Memory:
         """Bind `rows` rows from `first` on, recurrent states to be read from `side` and written to the other."""
         for state, buffers in zip(self._states, self._buffers, strict=True):
             buffers[side].bind_input(binding, state.past, first, rows)
-            buffers[1 - side].bind_output(binding, state.present, first, rows)
+            for output in (state.present, *state.again):
+                buffers[1 - side].bind_output(binding, output, first, rows)
 
     def turn(self, first: int = 0, rows: int | None = None) -> None:
         """After a run of `rows` rows from `first` on (all by default): what was written is read next."""

@@ -93,8 +93,8 @@ class ClassWriter(ABC):
         parameters = ["self", *(self.parameter(o, n, top) for o, n in zip(given, called, strict=True))]
         if method.slots and not top:
             parameters.append(self.state(method))
-        results = len(method.outputs)
-        returns = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
+        types = [o.type if isinstance(o, Var) else "Tensor" for o in method.outputs]
+        returns = types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
         constants = top and any(isinstance(h, ParamRef) and h.constant for m in method.walk() for h in m.holds.values())
         doc, init, cache = class_doc(method, inner), self.init(method, inner), self.keeps(method)
         self.classes[name] = Class(name, doc, init, parameters, lines, returns, *cache, constants)

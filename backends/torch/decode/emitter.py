@@ -60,6 +60,7 @@ class StepEmitter(Emitter):
         self.moves, self.styles, self.reads_prompts = moves, styles, reads_prompts
         self.choices: list[Choice] = []
         self.linears: dict[Var, Projection] = {}  # what is a linear map and nothing more
+        self.kept: dict[Node, Var] = {}  # caches that other attentions read, too
         self.most_tickets = 0
         self._norms: dict[tuple[str, str], list[float]] = {}  # ε of those without weights, by scope and kind
         self._begin()

@@ -53,7 +53,7 @@ def _attention(e: Emitter, node: Node) -> None:
     some = node not in e.crosses and sees_some(node)
     mask, causal = (seen_of(e, node), "") if some else mask_of(e, node)
     if node in e.cached:
-        k, v = _cached(e, node, k, v, mask)
+        k, v = e.all_keys(node, lambda: _cached(e, node, k, v, mask))
     elif node.attrs["cache_bits"] is not None:
         k, v = cache_codes.rounded(e, node, k, v)
     elif node in e.crosses and v is not None:

@@ -11,6 +11,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.types import Shape
 from weft.ir.types.sizes import Call, Size, sym
+from weft.passes.analysis.states import keeper
 
 from .constants import formula
 from .statements import MOVES, TOP, TORCH_NAMES, CacheSlot, Operand, ParamRef, Program, Statement, Submodule, Var
@@ -33,6 +34,7 @@ class Emitter:
         self._heads: dict[Value, tuple[int, Var]] = {}  # [batch, heads, seq, width] of [batch, seq, heads·width]
         self._leaves: dict[str, tuple[Submodule, tuple[Param, ...]]] = {}
         self._hoisted: dict[Hashable, tuple[Var, ...]] = {}
+        self._keys: dict[Node, tuple[Var, Var | None]] = {}
         self.blocks: dict[Param, dict[str, Param]] = {}  # the tensors that stand for weights kept in blocks
         self._parts: Counter[str] | None = None  # how many parameters and inner scopes lie below a path
         self.scope = TOP
@@ -88,6 +90,14 @@ class Emitter:
         on `operands`, with the states before."""
         place = f"{{{len(operands)}}}"
         return self.emit(f"keep({place}, {text(f'resumed({place})')})", *operands, slot)
+
+    def all_keys(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
+        """All keys and values that the attention `node` reads, of its own cache as `make` gives them; or those that an
+        earlier one made of the cache that it keeps for both."""
+        first = keeper(node)
+        if first not in self._keys:
+            self._keys[first] = make()
+        return self._keys[first]
 
     # -- heads
 

@@ -88,7 +88,10 @@ def _inline(e: ShellEmitter, node: Node, told: Attending, operands: list[Value |
     """Attention in the module that has its projections."""
     q, k, v, *rest = operands
     if node in e.cached:
-        k, v = updated(e, k, v)
+        assert isinstance(k, Var) and isinstance(v, Var)
+        own = k, v
+        k, kept_v = e.all_keys(node, lambda: updated(e, *own))
+        v = kept_v or v
     elif node in e.crosses:
         k, v = _crossed(e, k, v)
     eager = "eager_scored_attention" if told.features - {"sliding_window"} else "eager_attention"
@@ -105,11 +108,12 @@ def _inline(e: ShellEmitter, node: Node, told: Attending, operands: list[Value |
     return e.emit("{0}.reshape(*{1}.shape[:-1], -1)", x, entered, name="x", replaces=0)
 
 
-def updated(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, ...]:
+def updated(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, Var]:
     """Keys and values of a text behind those of earlier calls."""
     own = ".self_attention_cache" if e.crosses else ""
     text = f"({{2}}, {{3}}) if {{0}} is None else {{0}}{own}.update({{2}}, {{3}}, {{1}})"
-    return e.many(text, CACHE, INDEX, k, v, names=("k", "v"))
+    made = e.many(text, CACHE, INDEX, k, v, names=("k", "v"))
+    return made[0], made[1]
 
 
 def _crossed(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Value | Operand, ...]:

@@ -9,7 +9,7 @@ from weft.ir import Node
 from weft.ir.types import TensorType, dtypes, sizes
 from weft.ir.types.sizes import Atom, Monomial, Poly, Size
 from weft.passes.analysis.costs import cached, state_bytes
-from weft.passes.analysis.states import has_state
+from weft.passes.analysis.states import has_state, keeper
 
 TOKENS = "seq"  # the size that grows by one with every token
 MODEL = (dtypes.f32, dtypes.f16, dtypes.bf16)  # what the numbers of a model may be, as its user likes
@@ -77,9 +77,10 @@ def step(work: Work, node: Node) -> Work:
     if has_state(node):
         return total  # a cache or a state is among what it reads
     length, texts = sizes.sym(TOKENS), sizes.sym("batch")
-    for width, window in cached([node]):
+    first = keeper(node)
+    for width, window in cached([first]):
         keys = length if window is None else sizes.minimum(window, length)
-        total += Work(0, keys * width * texts, texts * width)
+        total += Work(0, keys * width * texts, texts * width if first is node else 0)
     numbers, fixed = state(node)
     return total + Work(0, texts * numbers, texts * numbers, texts * fixed, texts * fixed)
 

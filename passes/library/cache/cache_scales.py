@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -47,27 +48,35 @@ class Stored:
     first: Array
     queries: Array | None = None
 
+    def also(self, other: Stored) -> Stored:
+        """Return the same as two attentions read it, whose errors add up."""
+        met = [queries for queries in (self.queries, other.queries) if queries is not None]
+        return replace(self, weights=self.weights + other.weights, queries=sum(met[1:], met[0]) if met else None)
+
 
 def fitted(
-    graph: Graph, attentions: Sequence[Node], texts: Sequence[Array], bits: int, per: Per
-) -> Iterator[tuple[Node, FittedCache]]:
-    """Fit scales and maps of each of `attentions`, in order, to what it stores of the `texts` (ids [texts, length])."""
+    graph: Graph, caches: Sequence[Sequence[Node]], texts: Sequence[Array], bits: int, per: Per
+) -> Iterator[FittedCache]:
+    """Fit scales and maps of each of `caches`, given by the attentions that read it, in order, to what it stores of the
+    `texts` (ids [texts, length])."""
     copy, twins = without_caches(graph)
     activations = Activations(copy, texts, dtype=np.float32)
     places = _places(copy, texts)
-    for node in attentions:
-        stored = _Seen(activations, twins[node], places).stored()
+    for nodes in caches:
+        each = (_Seen(activations, twins[node], places).stored() for node in nodes)
+        stored = [functools.reduce(Stored.also, parts) for parts in zip(*each, strict=True)]
         mapped = bits < 8 and len(stored) > 1
-        yield node, _mapped(node, stored, bits, per) if mapped else _scaled(stored, bits, per)
+        yield _mapped(nodes, stored, bits, per) if mapped else _scaled(stored, bits, per)
 
 
 def _scaled(stored: Sequence[Stored], bits: int, per: Per) -> FittedCache:
     return FittedCache(tuple(scale_of(x.rows, bits, per, x.weights) for x in stored))
 
 
-def _mapped(node: Node, stored: Sequence[Stored], bits: int, per: Per) -> FittedCache:
+def _mapped(nodes: Sequence[Node], stored: Sequence[Stored], bits: int, per: Per) -> FittedCache:
     # A sink takes part of the weights, and the cap of scores does not let what all of them share through.
-    sinks, capped = node.operand("sinks") is not None, node.attrs["softcap"] is not None
+    sinks = any(node.operand("sinks") is not None for node in nodes)
+    capped = any(node.attrs["softcap"] is not None for node in nodes)
     scales, maps = list[Array](), list[HeadMap]()
     for x, shifts in zip(stored, (not sinks and not capped, not sinks), strict=True):
         shift = x.rows.mean(0) if shifts else None

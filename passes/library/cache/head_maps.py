@@ -10,7 +10,7 @@ Source: Liu 2024, KIVI (arXiv 2402.02750), on outliers in the channels of keys; 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,14 +68,14 @@ def balanced(keys: Array, queries: Array) -> Array:
     return matrices
 
 
-def insert(node: Node, keys: HeadMap, values: HeadMap, keep: Callable[[str, Array], Param]) -> None:
-    """Map queries, keys and values of the attention `node` before it, and what it makes behind it.
+def insert(nodes: Sequence[Node], keys: HeadMap, values: HeadMap, keep: Callable[[str, Array], Param]) -> None:
+    """Map the keys and values that all of the attentions `nodes` read, their queries, and what they make.
 
     `keep` makes a parameter of numbers, named after what they are.
     """
-    graph, heads, kv_heads = node.graph, int(node.attrs["heads"]), int(node.attrs["kv_heads"])
-    q, k, v = (node.required(name) for name in "qkv")
-    with graph.inserting(before=node):
+    first = nodes[0]
+    graph, kv_heads = first.graph, int(first.attrs["kv_heads"])
+    with graph.inserting(before=first):
         forth, turn = keep("k_map", keys.matrix), rotation(len(values.matrix))
         against, to, back = (
             graph.add_param(scoped(graph, name), forth.type.with_shape(*matrix.shape), recipe)
@@ -89,16 +89,23 @@ def insert(node: Node, keys: HeadMap, values: HeadMap, keep: Callable[[str, Arra
             None if shift is None else keep(name, shift[:, None])
             for name, shift in (("k_shift", keys.shift), ("v_shift", values.shift))
         )
-        node.set_input(0, _joined(ops.matmul(_apart(q, heads, kv_heads), against), q))
-        for index, value, shift, matrix in ((1, k, without, forth), (2, v, behind, to)):
+        kept = []
+        for name, shift, matrix in (("k", without, forth), ("v", behind, to)):
+            value = first.required(name)
             x = _apart(value, kv_heads, kv_heads)
-            node.set_input(index, _joined(ops.matmul(x if shift is None else ops.sub(x, shift), matrix), value))
-    with graph.inserting(after=node):
-        apart = _apart(node.output, heads, kv_heads)
-        y = ops.matmul(apart, back)
-        made = _joined(y if behind is None else ops.add(y, behind), node.output)
-        assert apart.producer is not None
-        node.output.replace_uses(made, keep=[apart.producer])
+            kept.append(_joined(ops.matmul(x if shift is None else ops.sub(x, shift), matrix), value))
+    for node in nodes:
+        heads, q = int(node.attrs["heads"]), node.required("q")
+        with graph.inserting(before=node):
+            node.set_input(0, _joined(ops.matmul(_apart(q, heads, kv_heads), against), q))
+        for index, value in enumerate(kept, 1):
+            node.set_input(index, value)
+        with graph.inserting(after=node):
+            apart = _apart(node.output, heads, kv_heads)
+            y = ops.matmul(apart, back)
+            made = _joined(y if behind is None else ops.add(y, behind), node.output)
+            assert apart.producer is not None
+            node.output.replace_uses(made, keep=[apart.producer])
 
 
 def _apart(x: Value, heads: int, kv_heads: int) -> Value:

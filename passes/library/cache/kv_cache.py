@@ -14,10 +14,11 @@ from weft.ir.op import Growth, Trait
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 
-from ...analysis.states import SOURCE, caches, give_states, has_state, states, taken_states
+from ...analysis.states import SOURCE, caches, give_states, has_state, keeper, states, taken_states
 from ...core.base import Pass
 from ...core.equivalence import EXACT, SIZES, EquivalenceCheck
 from ...core.trace import Trace
+from ...edits.edit import changed
 from .key_axis import KeyAxis, bias_makers
 from .tokens import Tokens, carries, token_axes, tokenwise
 
@@ -36,8 +37,9 @@ class KvCache(Pass):
     i64[batch, seq] if missing, per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d] (only
     .key where values are part of the keys), per recurrence j past_states.j.part of constant size, zero at first (part
     is conv, ssm, state or norm; a scan names its states, and may begin them with another number); adds the outputs
-    present.i.key and .value, present_states.j.part. States know no padding: the rows of a call must be equally long.
-    What compares tokens, as some routers do, compares those of a call.
+    present.i.key and .value, present_states.j.part. Attentions without a window to the same keys and values share one
+    cache. States know no padding: the rows of a call must be equally long. What compares tokens, as some routers do,
+    compares those of a call.
 
     Condition: a call is given what the last one of the same text returned; then prefill and steps, however the text is
     cut into calls, equal one full pass over it. Nothing but causal attention and recurrences may mix tokens.
@@ -85,12 +87,16 @@ class KvCache(Pass):
         if at.shape != tokens:
             raise WeftError(f"kv-cache: input {at!r} should be a position per token, {list(tokens)}")
         keys = KeyAxis(graph, mask, at, makers)
-        for i, node in enumerate(attentions):
+        pasts = dict[Node, dict[str, Value]]()
+        for node, first in [(node, keeper(node)) for node in attentions]:
             trace.fired(self.name, node.output.name)
             given: dict[str, Value | None] = {caches(node)[0].positions: at}
             if node.op is ops.attention:
                 given |= {"bias": keys.extend(node.operand("bias")), "key_mask": mask}
-            give_states(graph, node, i, given)
+            if first in pasts:
+                changed(node, {**given, **pasts[first]})
+            else:
+                pasts[first] = give_states(graph, node, len(pasts), given)
         # Only now: several biases may be made from the same counts.
         keys.drop_unused()
         for j, node in enumerate(recurrences):

@@ -17,7 +17,7 @@ from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.schema.states import CODES
 from weft.ir.types import dtypes
 
-from ...analysis.states import caches
+from ...analysis.states import caches, keeper, sharing
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
@@ -89,12 +89,12 @@ class QuantizeCache(Pass):
             raise WeftError(f"quantize-cache: bits={self.bits}: caches hold codes of {known} bits")
         if self.tokens < 1:
             raise WeftError(f"quantize-cache: tokens={self.tokens} must be positive")
-        chosen = []
+        chosen = list[list[Node]]()
         for node in graph.nodes:
-            if not caches(node):
+            if not caches(node) or keeper(node) is not node:
                 continue
             if (reason := self._refusal(node)) is None:
-                chosen.append(node)
+                chosen.append(sharing(node))
             else:
                 trace.refuse(self.name, node.output.name, reason)
         if not chosen:
@@ -102,21 +102,23 @@ class QuantizeCache(Pass):
                 raise WeftError(f"quantize-cache: graph {graph.name} has no causal self-attention, hence no cache")
             return
         texts = sampled_tokens(graph, self.calibration, self.tokens, LEAST_TOKENS, self.name, "scales", trace)
-        found = list[tuple[Node, FittedCache]]()
-        for node, own in fitted(graph, chosen, texts, self.bits, self.per):
-            found.append((node, own))
+        found = list[FittedCache]()
+        for own in fitted(graph, chosen, texts, self.bits, self.per):
+            found.append(own)
             trace.progress(len(found), len(chosen))
-        for node, own in found:
+        for nodes, own in zip(chosen, found, strict=True):
+            first = nodes[0]
             if own.maps is not None:
-                insert(node, *own.maps, partial(_kept, node))
+                insert(nodes, *own.maps, partial(_kept, first))
             given = {
-                name: _kept(node, name, scale, FittedScales)
+                name: _kept(first, name, scale, FittedScales)
                 for name, scale in zip(("k_scale", "v_scale"), own.scales, strict=False)
             }
-            for spec in caches(node):
-                if (past := node.operand(spec.taken)) is not None:
+            for spec in caches(first):
+                if (past := first.operand(spec.taken)) is not None:
                     past.type = past.type.with_dtype(CODES[self.bits])
-            trace.fired(self.name, changed(node, given, cache_bits=self.bits).output.name)
+            for node in nodes:
+                trace.fired(self.name, changed(node, given, cache_bits=self.bits).output.name)
 
     def _refusal(self, node: Node) -> str | None:
         """Say why the cache of `node` stays as it is; None if it does not."""
@@ -125,8 +127,8 @@ class QuantizeCache(Pass):
         if node.attrs["cache_bits"] is not None:
             return f"its cache has codes of {node.attrs['cache_bits']} bits already"
         pasts = (node.operand(spec.taken) for spec in caches(node))
-        if any(past is not None and len(past.uses) > 1 for past in pasts):
-            return "another attention reads its cache, too"
+        if any(past is not None and not {*past.users} <= {*sharing(node)} for past in pasts):
+            return "another attention writes its cache, too"
         widths = {spec.type.shape[3] for spec in caches(node)}
         if self.bits == 4 and any(not isinstance(width, int) or width % 2 for width in widths):
             return f"two codes of 4 bits are a byte, and its heads have {min(map(str, widths))} numbers"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.ir.graph import Node, Value
+from weft.passes.analysis.states import sharing
 
 from ...kernels import decode_attention, latent_decode
 from ...kernels.shared.launch import DTYPES
@@ -30,10 +31,14 @@ def attention(e: StepEmitter, node: Node) -> Var | None:
     if node.attrs.get("cache_bits") is not None:
         e.declined("no kernel reads a cache of whole numbers")
         return None
-    slopes = patterns.slopes(node)
-    if isinstance(slopes, str):
-        e.declined(slopes)
+    together = sharing(node)
+    if reason := next((s for n in together if isinstance(s := patterns.slopes(n), str)), None):
+        e.declined(reason)
         return None
+    slopes = patterns.slopes(node)
+    assert not isinstance(slopes, str)
+    if together[0] is not node:
+        return None if node.operand("v") is None and slopes is not None else _reading(e, node, slopes, together[0])
     if node.operand("v") is None:
         return _latent(e, node) if slopes is None else None
     found = patterns.self_attention(node)
@@ -54,7 +59,7 @@ def _projected(e: StepEmitter, found: SelfAttention, slopes: Value | None) -> Va
     if scope != e.scope and not e.moves:
         return None
     qkv = Call("norm_qkv").give(source.x, weight)
-    cache, positions = qkv.place(CACHE), qkv.place(e.positions)
+    cache, positions = qkv.place(_cache(e, found.node, scope)), qkv.place(e.positions)
     qkv.give(f"{cache}.k", f"{cache}.v", positions).named(bias=bias, norm=norm, q_norm=q_norm, k_norm=k_norm)
     if rope is not None:
         cos, sin = _tables(e, rope)
@@ -78,7 +83,7 @@ def _written(e: StepEmitter, node: Node, slopes: Value | None, reason: str) -> V
     """`decode_attention` of queries, keys and values that other statements make."""
     call, a = Call("decode_attention"), node.attrs
     q, k, v = (call.place(e.heads(node.required(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
-    cache, positions = call.place(CACHE), call.place(e.positions)
+    cache, positions = call.place(_cache(e, node)), call.place(e.positions)
     of_heads = _scales(e, node)
     named = ", ".join(call.place(scale) for scale in of_heads.values())
     given = f"{cache}, {k}, {v}, {positions}"
@@ -90,13 +95,43 @@ def _written(e: StepEmitter, node: Node, slopes: Value | None, reason: str) -> V
     return call.emit(e, ".flatten(2)", name="attended")
 
 
+def _reading(e: StepEmitter, node: Node, slopes: Value | None, writer: Node) -> Var:
+    """Attention to the cache of another, `writer`, which has written the keys and values of the token."""
+    a, cache = node.attrs, e.kept[writer]
+    latent, q = node.operand("v") is None, e.heads(node.required("q"), a["heads"])
+    call = Call("latent_decode" if latent else "decode_attention")
+    if latent:
+        rank, width = a["value_dim"], node.required("k").width
+        call.give(f"{call.place(q)}[:, :, 0]", f"{call.place(cache)}.k", e.positions, str(rank))
+        e.chose("latent_decode", lambda dtype: latent_decode.refusal(rank, width - rank, dtype))
+    else:
+        kept = call.place(cache)
+        call.give(f"{call.place(q)}.transpose(1, 2)", f"{kept}.k", f"{kept}.v", e.positions)
+        call.named(**_scales(e, node))
+        e.chose("decode_attention", _attends(node))
+    _score(e, call, node, slopes)
+    return call.emit(e, ".flatten(1)[:, None]" if latent else ".flatten(2)", name="attended")
+
+
+def _cache(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
+    """The cache of `node`, which stands in `scope`; as a value, where other attentions read it, too."""
+    if len(sharing(node)) == 1:
+        return CACHE
+    outer, e.scope = e.scope, e.scope if scope is None else scope
+    e.kept[node] = e.emit("{0}", CACHE, name="kept")
+    e.kept[node].type = "Any"
+    e.scope = outer
+    return e.kept[node]
+
+
 def _latent(e: StepEmitter, node: Node) -> Var:
     """Attention whose keys are also its values: latent attention with weights absorbed."""
     rank, width = node.attrs["value_dim"], node.required("k").width
     found = latents.absorbed(node)
     call = Call("latent_decode")
-    cache, positions = call.place(CACHE), call.place(e.positions)
-    queries = None if isinstance(found, str) else _against_latents(e, node, found, call)
+    kept = _cache(e, node)
+    cache, positions = call.place(kept), call.place(e.positions)
+    queries = None if isinstance(found, str) else _against_latents(e, node, found, call, kept)
     if queries is not None:
         call.give(str(queries), f"{cache}.k")
     else:
@@ -110,13 +145,13 @@ def _latent(e: StepEmitter, node: Node) -> Var:
     return call.emit(e, ".flatten(1)[:, None]", name="attended")
 
 
-def _against_latents(e: StepEmitter, node: Node, found: Absorbed, outer: Call) -> Call | None:
-    """`latent_qk`, which writes the cache, within the call `outer`; None where its weights are not in this scope."""
+def _against_latents(e: StepEmitter, node: Node, found: Absorbed, outer: Call, cache: Operand) -> Call | None:
+    """`latent_qk`, which writes the `cache`, within the call `outer`; None where its weights are not in this scope."""
     weight, norm = e.weight(found.weight), e.norm(found.norm.node)
     if e.around(weight, norm) != e.scope:
         return None
     call = Call("latent_qk", outer.operands)
-    call.give(found.q, found.kv, weight, f"{call.place(CACHE)}.k", e.positions, *_tables(e, found.rope))
+    call.give(found.q, found.kv, weight, f"{call.place(cache)}.k", e.positions, *_tables(e, found.rope))
     call.named(norm=norm).set("interleaved", found.rope.attrs["interleaved"], default=False)
     _roll(call, node)
     done = ["absorption"] + ["norm"] * (norm is not None) + ["rotation", "cache"]
