@@ -139,11 +139,11 @@ class Drawn:
         return EncoderDecoder(self.encoder(dim), self.decoder(dim, True), share_embeddings=self.one((True, False)))
 
 
-def strong(graph: Graph) -> Graph:
-    """`graph` with weights, norms and biases that all matter."""
+def strong(graph: Graph, std: float = 0.3) -> Graph:
+    """`graph` with weights, norms and biases that all matter, the weights of so much deviation."""
     for name, p in graph.params.items():
         if isinstance(p.recipe, Normal):
-            p.recipe = replace(p.recipe, std=0.3)
+            p.recipe = replace(p.recipe, std=std)
         elif isinstance(p.recipe, Full):
             p.recipe = Normal(p.recipe.dims, 0.4, name, mean=p.recipe.value)
     return graph

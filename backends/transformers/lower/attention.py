@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
+from weft.passes.analysis.states import keeper
 
 from ...torch.ops.elementwise import number
 from ...torch.ops.masks import is_dense
@@ -96,10 +97,12 @@ def _inline(e: ShellEmitter, node: Node, told: Attending, operands: list[Value |
         k, v = _crossed(e, k, v)
     eager = "eager_scored_attention" if told.features - {"sliding_window"} else "eager_attention"
     attend = e.emit(FETCH.format(eager=eager), name="attention_interface")
+    # One that reads another's cache has a number and a kind, too: engines with caches of their own go by these.
+    numbered = (CACHE, INDEX) if node in e.cached and keeper(node) is not node else ()
     given = "".join(f", {text}" for text in more)
     text = "{KEY}(self, {0}, {1}, {2}, {3}, scaling=self.scaling{GIVEN}, **kwargs)"
     text = text.replace("{KEY}", f"{{{len(operands)}}}").replace("{GIVEN}", given)
-    x, _ = e.many(text, q, k, v, *rest, attend, names=("x", "weights"))
+    x, _ = e.many(text, q, k, v, *rest, attend, *numbered, names=("x", "weights"))
     _tell(e, told)
     entered, latent = _entered(node), node.attrs["value_dim"]
     if latent:

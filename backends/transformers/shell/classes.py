@@ -189,7 +189,8 @@ class ShellWriter(ClassWriter):
     def write(self, method: Method) -> str:
         for item in method.items:  # what a part makes is called as the part is
             if isinstance(item, Call) and len(item.results) > 1 and attends(item.callee, self.emitter):
-                item.results[0].name = item.path.rpartition(".")[2]
+                *_, made = (result for result in item.results if result.name != "weights")  # behind keys for others
+                made.name = item.path.rpartition(".")[2]
         name = super().write(method)
         if name in self.written or name in self.reused:
             return name

