@@ -13,10 +13,20 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
 
 from ...models.families import Loaded, architectures, load
-from ...models.tables.gguf import NORMED, RECURRENT, SPARSE, VALUED
+from ...models.tables.gguf import BIASED, GATED, NORMED, RECURRENT, SPARSE, VALUED
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT
 from .reader import GGUFTensors
 from .tokenizer import TokenIds, has_tokenizer, token_ids
+
+# What a tensor in a layer tells of it.
+OF_LAYERS = {
+    SPARSE: "ffn_gate_inp",
+    RECURRENT: "ssm_in",
+    NORMED: "ssm_norm",
+    VALUED: "attn_v",
+    BIASED: "attn_rel_b",
+    GATED: "ffn_gate",
+}
 
 
 def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
@@ -51,6 +61,8 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
         pad_token_id=ids.pad,
         source={"format": "gguf", "path": str(path)},
     )
+    if (start := config.get("decoder_start_token_id")) is not None:
+        loaded.graph.meta["decoder_start_token_id"] = start
     return reader, loaded
 
 
@@ -68,8 +80,8 @@ def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
     for name, tensor in (("vocab_size", "token_embd.weight"), ("token_types", "token_types.weight")):
         if tensor in keys:
             config.setdefault(name, reader.shape(tensor)[0])
-    for kind, tensor in ((SPARSE, "ffn_gate_inp"), (RECURRENT, "ssm_in"), (NORMED, "ssm_norm"), (VALUED, "attn_v")):
-        pattern = re.compile(rf"blk\.(\d{{1,9}})\.{tensor}\.weight")
+    for kind, tensor in OF_LAYERS.items():
+        pattern = re.compile(rf"(?:enc\.)?blk\.(\d{{1,9}})\.{tensor}\.weight")
         config[kind] = sorted(int(match[1]) for key in keys if (match := pattern.fullmatch(key)))
     for tensor in keys & {SHORT, LONG, *([FREQUENCIES] if prefix == "gemma4." else [])}:
         config[tensor] = tuple(_decimal(float(f)) for f in reader.read(tensor, 0, reader.shape(tensor)[0]))

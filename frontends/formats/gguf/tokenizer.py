@@ -34,6 +34,7 @@ _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|
 # What a file that leaves these out means, by tokenizer kind (the format spells it "seperator").
 _DEFAULT_IDS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
     "bert": {"bos": 101, "eos": 102, "unknown": 100, "padding": 0, "mask": 103},
 }
 
@@ -70,7 +71,7 @@ def token_ids(metadata: Metadata) -> TokenIds:
     ends = [eos, vocab.id("eot"), vocab.id("eom"), *(vocab.index.get(text) for text in _TURN_ENDS)]
     begins = vocab.kind in ("llama", "bert") or vocab.pre in WHOLE_PIECES
     add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", begins)) and bos is not None
-    add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", vocab.kind == "bert")) and eos is not None
+    add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", vocab.kind in ("bert", "t5"))) and eos is not None
     unique = list(dict.fromkeys(end for end in ends if end is not None))
     return TokenIds(bos, unique, vocab.id("padding"), add_bos, add_eos)
 
@@ -80,7 +81,7 @@ def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
 
     Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json and, if the file has a template,
     chat_template.jinja. Kinds: byte-level BPE (`gpt2`), SentencePiece BPE (`llama`, merges recovered from the scores;
-    `gemma4`, whose files have merges) and WordPiece (`bert`).
+    `gemma4`, whose files have merges), SentencePiece Unigram (`t5`) and WordPiece (`bert`).
 
     Raises:
         WeftError: if the metadata describes no tokenizer, one of an unknown kind or pre-tokenizer, or is inconsistent.
@@ -181,12 +182,17 @@ class _Vocab:
             pairs.append(pair)
         return pairs
 
-    def scored_merges(self) -> list[tuple[str, str]]:
-        """The merges a SentencePiece vocabulary implies: every way to split a piece in two, best score first."""
+    def scores(self) -> list[float]:
+        """The score of each token."""
         scores: list[float] = self.get("scores", list[float])
         if len(scores) != len(self.tokens):
             raise WeftError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(self.tokens)} tokens")
-        pieces = {t: s for t, s, kind in zip(self.tokens, scores, self.types, strict=True) if kind not in _NEVER_MERGED}
+        return scores
+
+    def scored_merges(self) -> list[tuple[str, str]]:
+        """The merges a SentencePiece vocabulary implies: every way to split a piece in two, best score first."""
+        each = zip(self.tokens, self.scores(), self.types, strict=True)
+        pieces = {token: score for token, score, kind in each if kind not in _NEVER_MERGED}
         ranked = sorted(pieces, key=lambda piece: -pieces[piece])
         return [
             (piece[:cut], piece[cut:])
@@ -242,6 +248,28 @@ def _sentencepiece(vocab: _Vocab) -> Tokenizer:
     return tokenizer
 
 
+def _unigram(vocab: _Vocab) -> Tokenizer:
+    """SentencePiece Unigram (Kudo 2018): of all ways to cut a text the one with the best sum of scores."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    pieces = list(zip(vocab.tokens, vocab.scores(), strict=True))
+    bytes_too = all(f"<0x{byte:02X}>" in vocab.index for byte in range(256))
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=vocab.id("unknown"), byte_fallback=bytes_too))
+    steps: list[normalizers.Normalizer] = []
+    if table := vocab.get("precompiled_charsmap", list[int], []):  # what replaces characters, such as wide digits
+        try:
+            steps.append(normalizers.Precompiled(bytes(table)))
+        except Exception as e:  # as the library reports it
+            raise WeftError(f"tokenizer.ggml.precompiled_charsmap is no such table: {e}") from None
+    if vocab.get("remove_extra_whitespaces", bool, True):
+        steps += [normalizers.Replace(Regex(space), to) for space, to in (("^ +| +$", ""), (" {2,}", " "))]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    prefix = "always" if vocab.get("add_space_prefix", bool, True) else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prefix)
+    tokenizer.decoder = decoders.Metaspace("▁", prefix)
+    return tokenizer
+
+
 def _wordpiece(vocab: _Vocab) -> Tokenizer:
     """WordPiece (BERT, uncased)."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -258,6 +286,7 @@ def _wordpiece(vocab: _Vocab) -> Tokenizer:
 _KINDS: dict[str, Callable[[_Vocab], Tokenizer]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
+    "t5": _unigram,
     "bert": _wordpiece,
     "gemma4": _sentencepiece,  # with ranked merges
 }

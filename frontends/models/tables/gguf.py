@@ -23,6 +23,8 @@ from .templates import half_of_each, packed_parts
 
 SPARSE, RECURRENT = "layers with experts", "layers with a state"
 NORMED = "layers with a norm behind their state"
+BIASED = "layers with a table of relative positions"
+GATED = "layers with a gate in their feed-forward"
 VALUED = "layers with a map of values"  # others take the keys for them, or those of another layer
 _GATING = ("", "softmax", "sigmoid")  # by expert_gating_func
 

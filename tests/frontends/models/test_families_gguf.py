@@ -46,7 +46,12 @@ def test_every_architecture_has_a_model() -> None:
 )
 def test_gguf_equals_its_folder(arch: str, index: int, save: Any, write: Write) -> None:
     model_type, config, metadata = MODELS[arch][index]
-    options = {"kind": "AutoModelForMaskedLM"} if arch in ENCODERS else {}
+    kinds = {
+        "t5": "AutoModelForSeq2SeqLM",
+        "mistral4": "Mistral4ForCausalLM",
+        **dict.fromkeys(ENCODERS, "AutoModelForMaskedLM"),
+    }
+    options = {"kind": kinds[arch]} if arch in kinds else {}
     _, folder = save(model_type, pad_token_id=0, **options, **config)
     longrope = {"rope_factors_short.weight": SHORT, "rope_factors_long.weight": LONG}
     extra = (
@@ -92,7 +97,7 @@ def test_frequency_factors_are_llama3_scaling(save: Any, write: Write) -> None:
 @pytest.mark.parametrize(
     ("arch", "metadata", "message"),
     [
-        ("rwkv6", {}, "architecture 'rwkv6' is not known; weft imports .*, bert, bloom, .* from GGUF"),
+        ("rwkv6", {}, "architecture 'rwkv6' is not known; weft imports .*, bert, bitnet, bloom, .* from GGUF"),
         ("qwen2", {"expert_count": 8}, "expert_count=8 is not supported for qwen2 models"),
         ("llama", {"rope.scaling.type": "odd", "rope.scaling.factor": 2.0}, "rope.scaling.type 'odd' is not supported"),
         ("llama", {"block_count": 4}, "has no tensor 'blk.3.attn_norm.weight', which parameter layers.3.attn_norm"),

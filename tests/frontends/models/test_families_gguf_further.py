@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import weft
 from weft.frontends import load_source
 from weft.frontends.models.tables.rope_config import rope_of_gguf
 from weft.ir import WeftError
@@ -179,3 +180,14 @@ def test_experts_with_gate_and_up_in_one_tensor(arch: str, written: Written, mon
     for name in (name for name in ours.graph.params if ".experts." in name):
         pair = (m.graph.params[name].recipe.evaluate(m.graph.reader) for m in (ours, theirs))
         np.testing.assert_array_equal(*pair)
+
+
+def test_t5_writes_what_its_folder_writes(save: Save, tmp_path: Path) -> None:
+    model_type, config, metadata = MODELS["t5"][1]
+    _, folder = save(model_type, "AutoModelForSeq2SeqLM", pad_token_id=0, **config)
+    write_gguf(path := tmp_path / "model.gguf", folder, "t5", {}, False, metadata)
+    answers = []
+    for source, out in ((folder, tmp_path / "a"), (path, tmp_path / "b")):
+        weft.compile(source, out)
+        answers.append(weft.load(out).generate([[7, 8, 9, 10, 5]], max_tokens=9)[0].tokens)
+    assert answers[0] == answers[1] and len(answers[0]) > 0

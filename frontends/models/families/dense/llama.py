@@ -293,3 +293,24 @@ COHERE = LLAMA.but(
         loader=Loader(head="tied", qk_norm=True),
     ),
 )
+BITNET = LLAMA.but(
+    "bitnet",
+    names={
+        f"layers.{{i}}.{ours}.sub_norm": f"layers.{{i}}.{theirs}.{ours}_sub_norm"
+        for ours, theirs in {"attn": "self_attn", "ffn": "mlp"}.items()
+    },
+    kv_heads=key("num_key_value_heads", default=5),
+    head_dim=None,
+    eps=key("rms_norm_eps", default=1e-5),
+    rope=rope_with(rope_theta=5e5),
+    activation=key("hidden_act", default="relu2"),
+    sub_norm=True,
+    ffn_bias=False,
+    transformers="BitNetForCausalLM",
+    gguf=gguf.BASE.but(
+        "bitnet",
+        names={f"layers.{{i}}.{part}.sub_norm": f"blk.{{i}}.{part}_sub_norm" for part in ("attn", "ffn")},
+        activation=key("hidden_act", default="silu"),
+        sub_norm=True,
+    ),
+)

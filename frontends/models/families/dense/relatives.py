@@ -173,7 +173,7 @@ def _mistral3_rope(config: Config) -> RoPE:
     return replace(rope, amplitude=rope.attention_factor(1.0, strength)) if strength else rope
 
 
-def _mistral3_temperature(config: Config) -> Temperature | None:
+def gguf_temperature(config: Config) -> Temperature | None:
     scale, length = config.get("attention.temperature_scale"), "rope.scaling.original_context_length"
     return Temperature(scale, key(length, "context_length")(config)) if scale else None
 
@@ -187,7 +187,7 @@ MINISTRAL3 = MISTRAL.but(
     ffn_bias=False,
     temperature=llama4_temperature,
     window=key("sliding_window", default=None),
-    gguf=LLAMA_GGUF.but("mistral3", rope=_mistral3_rope, temperature=_mistral3_temperature),
+    gguf=LLAMA_GGUF.but("mistral3", rope=_mistral3_rope, temperature=gguf_temperature),
 )
 EVERY_FOURTH_GLOBAL = alternating(4, period="sliding_window_pattern")
 _WINDOW = "attention.sliding_window"
@@ -259,21 +259,6 @@ ERNIE4_5 = LLAMA.but(
     tie=key("tie_word_embeddings", default=True),
     transformers="Ernie4_5ForCausalLM",
     gguf=gguf.BASE.but("ernie4_5", rope=gguf.interleaved),
-)
-BITNET = LLAMA.but(
-    "bitnet",
-    names={
-        "layers.{i}.attn.sub_norm": "layers.{i}.self_attn.attn_sub_norm",
-        "layers.{i}.ffn.sub_norm": "layers.{i}.mlp.ffn_sub_norm",
-    },
-    kv_heads=key("num_key_value_heads", default=5),
-    head_dim=None,
-    eps=key("rms_norm_eps", default=1e-5),
-    rope=rope_with(rope_theta=5e5),
-    activation=key("hidden_act", default="relu2"),
-    sub_norm=True,
-    ffn_bias=False,
-    transformers="BitNetForCausalLM",
 )
 NEMOTRON = LLAMA.but(
     "nemotron",

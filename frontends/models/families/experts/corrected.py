@@ -20,11 +20,22 @@ from ..dense.relatives import (
     ERNIE4_5,
     EVERY_FOURTH_GLOBAL,
     HUNYUAN,
+    gguf_temperature,
     layer_ropes,
     llama4_temperature,
     rotary_where_local,
 )
-from .deepseek import DEEPSEEK_GGUF, DEEPSEEK_V2, DEEPSEEK_V3, GGUF_LATENT, corrected, experts_after, mla, rows_of_heads
+from .deepseek import (
+    DEEPSEEK_GGUF,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GGUF_LATENT,
+    corrected,
+    experts_after,
+    gguf_mla,
+    mla,
+    rows_of_heads,
+)
 from .mixtral import GRANITE_MOE, MIXTRAL, OLMOE, QWEN3_MOE, SPARSE, activation, granite_experts
 
 _CORRECTED = {**SPARSE, "layers.{i}.ffn.router.correction": "layers.{i}.mlp.gate.e_score_correction_bias"}
@@ -323,6 +334,11 @@ MISTRAL4 = DEEPSEEK_V2.but(
     refuse={"norm_topk_prob": None, "topk_method": None, "scoring_func": None},
     mixer=_mistral4_mla,
     moe=experts_after(_softmax_groups, first_dense=0),
+    gguf=DEEPSEEK_GGUF.but(
+        "mistral4",
+        mixer=lambda c: replace(gguf_mla(c), temperature=gguf_temperature(c)),
+        moe=gguf.routed("softmax", group_score="top2"),
+    ),
 )
 
 

@@ -141,7 +141,7 @@ def _heads_of(name: str, turned: bool = False) -> Template:
     return template
 
 
-def _gguf_mla(config: Config) -> MLA:
+def gguf_mla(config: Config) -> MLA:
     """Keys are as long as the latent's where files say key_length, not in MLA."""
     rotary, width = key("rope.dimension_count")(config), key("attention.key_length_mla")(config)
     factor = config.get("rope.scaling.factor", 1.0)
@@ -173,7 +173,7 @@ DEEPSEEK_GGUF = gguf.MIXED.but(
         "layers.{i}.attn.k_up": _heads_of("blk.{i}.attn_k_b", turned=True),
         "layers.{i}.attn.v_up": _heads_of("blk.{i}.attn_v_b"),
     },
-    mixer=_gguf_mla,
+    mixer=gguf_mla,
     moe=gguf.routed("softmax"),
 )
 DEEPSEEK_V2 = LLAMA.but(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from weft.ir.recipes import Recipe
 
 from ....dsl import T5Bias
+from ...tables import gguf
 from ...tables.family import Config, Family, Fetch, Names, Template, key
 from ...tables.settings import Settings
 from ...tables.templates import gated, shifted
@@ -69,6 +71,57 @@ def _scaled(config: Config) -> Any:
     return 1.0 if tied is False else key("d_model")(config) ** -0.5
 
 
+def _gguf_names(part: str, short: str) -> Names:
+    """Names of the encoder or decoder in GGUF files, which call it `short`."""
+    block = f"{short}.blk.{{i}}"
+    sublayers = {"attn": "attn", "cross": "cross_attn"}
+    return {
+        f"{part}.position_bias": f"{short}.blk.0.attn_rel_b",
+        f"{part}.layers.{{i}}.attn.bias": f"{block}.attn_rel_b",
+        **{f"{part}.layers.{{i}}.{a}.{x}": f"{block}.{b}_{x}" for a, b in sublayers.items() for x in "qkvo"},
+        **{f"{part}.layers.{{i}}.{a}_norm": f"{block}.{b}_norm" for a, b in (sublayers | {"ffn": "ffn"}).items()},
+        **{f"{part}.layers.{{i}}.ffn.{x}": f"{block}.ffn_{x}" for x in ("gate", "up", "down")},
+        f"{part}.final_norm": f"{short}.output_norm",
+    }
+
+
+def _gguf_bias(config: Config) -> T5Bias:
+    return T5Bias(key("attention.relative_buckets_count")(config), 128, key("attention.head_count")(config))
+
+
+def _where_biased(own: bool) -> Callable[[Config], T5Bias | None]:
+    """The table of relative positions of each layer, where more than the first one have their `own`; or that of all."""
+    return lambda c: _gguf_bias(c) if (len(c[gguf.BIASED]) > 1) == own else None
+
+
+def _gguf_scaled(config: Config) -> Any:
+    """1/√dim for the first T5, the only one without gates, and for UMT5, whose layers have tables of their own, as in
+    transformers; llama.cpp leaves it out, which changes no order of tokens."""
+    whole = config[gguf.GATED] and len(config[gguf.BIASED]) < 2
+    return 1.0 if whole else key("embedding_length")(config) ** -0.5
+
+
+T5_GGUF = gguf.BASE.but(
+    "t5",
+    names={
+        **{name: None for name in gguf.BASE.names if "layers" in name or name == "final_norm"},
+        **_gguf_names("encoder", "enc"),
+        **_gguf_names("decoder", "dec"),
+        "decoder.lm_head": "output",
+    },
+    found=dict.fromkeys(("qkv_bias", "out_bias", "ffn_bias", "head_bias", "norm_bias", "qk_norm")),
+    unused=("dec.blk.*.cross_attn_rel_b.weight",),
+    kind="encoder-decoder",
+    kv_heads=None,
+    rope=None,
+    scale=1.0,
+    gated=lambda c: bool(c[gguf.GATED]),
+    activation=lambda c: "gelu_new" if c[gguf.GATED] else "relu",
+    logit_scale=_gguf_scaled,
+    position_bias=_where_biased(own=False),
+    bias=_where_biased(own=True),
+    decoder=lambda c: {"layers": key("decoder_block_count", "block_count")(c)},
+)
 T5 = Family(
     model_types=("t5",),
     settings={
@@ -97,8 +150,9 @@ T5 = Family(
     unused=("*coder.embed_tokens.weight", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
     refuse={"is_encoder_decoder": (True, None)},
     aliases={"shared.": "decoder.embed_tokens."},
+    gguf=T5_GGUF,
 )
-MT5 = T5.but("mt5", logit_scale=1.0, **feed_forward("gated-gelu"))
+MT5 = T5.but("mt5", logit_scale=1.0, gguf=T5_GGUF, **feed_forward("gated-gelu"))
 UMT5 = T5.but(
     "umt5",
     names={
@@ -107,6 +161,7 @@ UMT5 = T5.but(
     },
     bias=_relative_bias,
     position_bias=None,
+    gguf=T5_GGUF,
     **feed_forward("gated-gelu"),
 )
 

@@ -21,6 +21,14 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 MHA_HEADS = {"num_key_value_heads": 4}
 GLM_LITE = ["dense", "sparse", "sparse"]
 SCALED_WIDE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
+T5 = {
+    **{"num_decoder_layers": 2, "d_kv": 16, "d_ff": 48, "relative_attention_num_buckets": 8, "n_positions": 64},
+    **{"decoder_start_token_id": 0, "eos_token_id": 5},
+}
+BUCKETS = {
+    **{"attention.key_length": 16, "attention.value_length": 16, "attention.relative_buckets_count": 8},
+    **{"decoder_block_count": 2, "decoder_start_token_id": 0},
+}
 # architecture -> model_type, config, metadata
 FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "arcee": [("arcee", GQA | RMS6, {"rope.dimension_count": 8})],
@@ -230,6 +238,32 @@ FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
             | {"expert_weights_scale": 1.8, "expert_weights_norm": True, "expert_gating_func": 2}
             | {"expert_group_count": 1, "expert_group_used_count": 1, "attention.q_lora_rank": 24},
         )
+    ],
+    "mistral4": [
+        (
+            "mistral4",
+            MHA_HEADS
+            | RMS6
+            | {**DEEPSEEK, "first_k_dense_replace": 0, "q_lora_rank": 24, "n_group": 4, "topk_group": 2}
+            | {"routed_scaling_factor": 1.5, "norm_topk_prob": True}
+            | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}},
+            {**LATENT, "leading_dense_block_count": 0, "attention.q_lora_rank": 24}
+            | SCALED
+            | {"expert_weights_scale": 1.5, "expert_weights_norm": True, "expert_gating_func": 1}
+            | {"expert_group_count": 4, "expert_group_used_count": 2}
+            | {"rope.scaling.yarn_log_multiplier": 0.1, "attention.temperature_scale": 0.5}
+            | {"rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0},
+        )
+    ],
+    "bitnet": [
+        ("bitnet", GQA | RMS6 | {"tie_word_embeddings": True}, {"hidden_act": "relu2", "rope.freq_base": 5e5}),
+        ("bitnet", GQA | RMS6 | {"tie_word_embeddings": True, "hidden_act": "silu"}, {"rope.freq_base": 5e5}),
+    ],
+    "t5": [
+        ("t5", T5, BUCKETS),
+        ("t5", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, BUCKETS),
+        ("mt5", T5, BUCKETS),
+        ("umt5", T5, BUCKETS),
     ],
     "minicpm3": [
         (

@@ -66,6 +66,8 @@ def _rearranged(arch: str, name: str, x: np.ndarray) -> Tensors:
         return {f"blk.{block}.attn_qkv.weight": np.concatenate((q, k, v)), f"blk.{block}.attn_gate.weight": z}
     if arch.startswith("qwen35") and "linear_attn" in name:
         x = _tiled(name, x)
+    if arch == "mistral4" and ".experts." in name:
+        return {f"{name}.weight": x}
     if "experts.gate_up_proj" in name:  # gpt-oss: interleaved, weights turned
         x, kind = (x, "bias") if name.endswith("_bias") else (x.swapaxes(1, 2), "weight")
         stem = name.removesuffix("_bias")
@@ -93,6 +95,8 @@ def _rearranged(arch: str, name: str, x: np.ndarray) -> Tensors:
     if arch in HEADED and name.endswith((".D", "mixer.norm.weight", "mamba.norm.weight")):
         return {name: x[:, None] if x.size == 8 else x.reshape(GROUPS, -1)}
     renamed = {
+        "attn_sub_norm": "inner_attn_ln",
+        "ffn_sub_norm": "ffn_layernorm",
         "output_linear": "experts.w2",
         "router.layer": "gate",
         "self_attn.sinks": "self_attn.sinks.weight",

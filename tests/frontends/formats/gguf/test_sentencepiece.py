@@ -18,6 +18,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 from transformers import AutoTokenizer
 
 from weft.frontends.formats.gguf import GGUFTensors, TokenIds, token_ids
+from weft.ir.errors import WeftError
 
 from ...tokenizer_files import BYTE, CONTROL, CORPUS, NORMAL, TEXTS, UNKNOWN, USER, Files, genai_ids, write_gguf
 
@@ -198,3 +199,64 @@ def test_wordpiece(tmp_path: Path) -> None:
     assert files.fast.decode(files.ids("unaffable worlds !")) == "unaffable worlds!"
     assert files.hf.model_max_length == 512
     assert token_ids(BERT) == TokenIds(bos=3, eos=[4], pad=0, add_bos=True, add_eos=True)
+
+
+# --- SentencePiece Unigram ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unigram() -> dict[str, Any]:
+    """Metadata of a small Unigram vocabulary, laid out as T5's."""
+    trained = Tokenizer(models.Unigram())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=400, special_tokens=special, unk_token="<unk>", show_progress=False, shrinking_factor=0.75
+    )
+    trained.train_from_iterator(CORPUS, trainer)
+    pieces = json.loads(trained.to_str())["model"]["vocab"]
+    assert [piece for piece, _ in pieces[:3]] == special
+    return {
+        "general.architecture": "t5",
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": [piece for piece, _ in pieces],
+        "tokenizer.ggml.scores": [score for _, score in pieces],
+        "tokenizer.ggml.token_type": [CONTROL, CONTROL, UNKNOWN] + [NORMAL] * (len(pieces) - 3),
+    }
+
+
+def best_score(metadata: dict[str, Any], text: str) -> float:
+    """Return the largest sum of scores of pieces that make up `text` (Viterbi 1967)."""
+    scores = dict(zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"], strict=True))
+    best = [0.0]
+    for end in range(1, len(text) + 1):
+        best.append(max(best[start] + scores[piece] for start in range(end) if (piece := text[start:end]) in scores))
+    return best[-1]
+
+
+def test_unigram_cuts_as_defined(unigram: dict[str, Any], tmp_path: Path) -> None:
+    files = Files(unigram, tmp_path)
+    tokens, scores = (unigram[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores"))
+    known = {letter for token in tokens[3:] for letter in token} | {" "}
+    for text in [" ".join(text.split()) for text in [*TEXTS, *CORPUS]]:
+        if not text or "<|" in text or not set(text) <= known:
+            continue
+        ids, spelled = files.ids(f"  {text.replace(' ', '   ')} "), "▁" + text.replace(" ", "▁")
+        assert "".join(tokens[i] for i in ids) == spelled
+        assert sum(scores[i] for i in ids) == pytest.approx(best_score(unigram, spelled), abs=1e-3)
+        assert files.fast.decode(ids) == text
+        assert files.hf.encode(text) == [*ids, 1]
+    assert files.ids("☃") == [tokens.index("▁"), 2]
+    ids = token_ids(unigram)
+    assert (ids.bos, ids.eos[0], ids.pad, ids.add_bos, ids.add_eos) == (None, 1, 0, False, True)
+
+
+def test_unigram_without_a_prefix_and_with_all_spaces(unigram: dict[str, Any], tmp_path: Path) -> None:
+    said = {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.remove_extra_whitespaces": False}
+    files, tokens = Files(unigram | said, tmp_path), unigram["tokenizer.ggml.tokens"]
+    assert "".join(tokens[i] for i in files.ids("the  end ")) == "the▁▁end▁"
+
+
+def test_a_broken_table_of_characters(unigram: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(WeftError, match="precompiled_charsmap is no such table"):
+        Files(unigram | {"tokenizer.ggml.precompiled_charsmap": [255, 255, 255, 255, 1]}, tmp_path)

@@ -247,7 +247,7 @@ def test_empty_tokens_get_names_and_templates_are_optional(small_bpe: dict[str, 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no tokenizer": ({"model": None}, r"tokenizer\.ggml\.model is missing in the GGUF metadata"),
-    "unknown kind": ({"model": "rwkv"}, "tokenizer.ggml.model is 'rwkv'; supported tokenizers are gpt2, llama, bert"),
+    "unknown kind": ({"model": "rwkv"}, "model is 'rwkv'; supported tokenizers are gpt2, llama, t5, bert"),
     "unknown pre-tokenizer": ({"pre": "klingon"}, "tokenizer.ggml.pre is 'klingon'; supported are .*smollm"),
     "no tokens": ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
     "tokens not a list": ({"tokens": "abc"}, "tokenizer.ggml.tokens is 'abc', not of type list"),
