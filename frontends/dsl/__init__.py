@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.ir import ops
 
-from .attention import Attention
+from .attention import Attention, BlockSparse
 from .blocks import AdaptedBlock, Block, Initialized, MixtureOfDepths, Repeat, ShortcutBlock
 from .build import (
     building,
@@ -83,6 +83,7 @@ __all__ = [
     "Attention",
     "AudioEncoder",
     "Block",
+    "BlockSparse",
     "Convolution",
     "ConvolvedBlock",
     "CrossAttention",

@@ -22,6 +22,7 @@ _PUBLIC = {
         "Attention",
         "AudioEncoder",
         "Block",
+        "BlockSparse",
         "Convolution",
         "ConvolvedBlock",
         "CrossAttention",

@@ -14,6 +14,7 @@ from ...dsl import (
     Attention,
     AudioEncoder,
     Block,
+    BlockSparse,
     CrossAttention,
     Decoder,
     Encoder,
@@ -109,6 +110,7 @@ class Settings:
     sub_norm: bool = False  # before the last linear map of both sublayers
     pattern: str | tuple[str, ...] = "dense"
     stride: int = 1
+    sparse: BlockSparse | None = None
     mixer: Any = None
     # feed-forward
     activation: str = "silu"
@@ -284,7 +286,7 @@ def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
 def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
     """The block of a layer's settings, with attention to an encoder if `cross`."""
     # Positions of the source are not those of the text.
-    apart = replace(s, rope=None, bias=None, window=None, temperature=None)
+    apart = replace(s, rope=None, bias=None, window=None, temperature=None, sparse=None)
     memory = _attention(apart, norm, CrossAttention) if cross else None
     ffn = s.moe or _feed_forward(s, norm)
     mixer = s.mixer or _attention(s, norm)

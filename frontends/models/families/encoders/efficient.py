@@ -1,4 +1,4 @@
-"""Encoders of long texts: windows (Longformer, LED, LongT5, BigBird up to its full attention), Fourier transforms.
+"""Encoders of long texts: windows (Longformer, LED, LongT5), blocks (BigBird), Fourier transforms.
 
 Longformer and LED attend globally where their input global_attention_mask says so. By default it says nowhere, and
 that is what is imported.
@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-from ....dsl import FourierMixing
+from ....dsl import BlockSparse, FourierMixing
 from ...tables.family import Config, Rule, key
 from ..seq2seq.bart import BART
 from ..seq2seq.t5 import T5
@@ -75,21 +75,26 @@ LONGT5 = T5.but(
 )
 
 
-def _full_attention(config: Config) -> int:
-    """Return the longest text whose attention is full: sparse attention needs more blocks than it would attend to."""
-    longest = int(key("max_position_embeddings")(config))
+def _blocks(config: Config) -> BlockSparse | None:
+    """Return the blocks that transformers lets a block see when it does not train.
+
+    Its random blocks are all the first block then, which so counts that many times more. Texts that are not longer than
+    all that a block may see, twice the random blocks included, have full attention.
+    """
     kind = config.get("attention_type", "block_sparse")
     if kind not in ("block_sparse", "original_full"):
         raise WeftError(f"attention_type={kind!r} is not supported")
-    dense = (5 + 2 * config.get("num_random_blocks", 3)) * config.get("block_size", 64)
-    return min(longest, dense) if kind == "block_sparse" else longest
+    if kind == "original_full":
+        return None
+    block, random = config.get("block_size", 64), config.get("num_random_blocks", 3)
+    return BlockSparse(block, first_weight=1 + random, dense=(5 + 2 * random) * block)
 
 
 BIG_BIRD = BERT.but(
     "big_bird",
     names={"pooler": "pooler"},
     found={"pooler": lambda keys: not keys.isdisjoint(("pooler.weight", "bert.pooler.weight"))},
-    context=_full_attention,
+    sparse=_blocks,
     activation=key("hidden_act", default="gelu_new"),
     embed_scale=lambda c: key("hidden_size")(c) ** 0.5 if c.get("rescale_embeddings") else 1.0,
     qkv_bias=key("use_bias", default=True),
