@@ -24,13 +24,13 @@ _HIDDEN = -1e3  # the score of a key that is not to be seen: softmax makes 0 of 
 class BlockSparse:
     """Keys in blocks of `block` tokens, of which a query sees few: a field `sparse` of the `Attention` of encoders.
 
-    A block sees the `window` blocks on each side of it, itself, the `first` first blocks and the `last` last ones,
+    A block sees the `sides` blocks on each side of it, itself, the `first` first blocks and the `last` last ones,
     whose queries see all keys (Child 2019; Zaheer 2020, BigBird). Keys of the first blocks count `first_weight` times,
     and texts of at most `dense` tokens see all keys, as in the op `block_sparse_attention`.
     """
 
     block: int
-    window: int = 1
+    sides: int = 1
     first: int = 1
     last: int = 1
     first_weight: int = 1
@@ -38,8 +38,8 @@ class BlockSparse:
 
     def __post_init__(self) -> None:
         need_whole(self, "block", "first_weight")
-        need_whole(self, "window", "first", "last", "dense", least=0)
-        need_few(self, "window", "first", "last")  # a block gathers the keys of all of them
+        need_whole(self, "sides", "first", "last", "dense", least=0)
+        need_few(self, "sides", "first", "last")  # a block gathers the keys of all of them
         problem = VisibleBlocks.of(vars(self)).problem()
         need(self, problem is None, problem or "")
 

@@ -27,9 +27,9 @@ _LATE = np.arange(23) >= [[6], [0]]
     cases=[
         case(*_QKV, **_GQA, block=2),
         case(*_QKV, _SHOWN, **_GQA, block=3, first_weight=3),
-        case(*_QKV, _LATE, **_GQA, block=4, window=0, first=2, first_weight=2, scale=0.3),
+        case(*_QKV, _LATE, **_GQA, block=4, sides=0, first=2, first_weight=2, scale=0.3),
         case(*_QKV, _SHOWN, **_GQA, block=2, first=0, last=0),
-        case(*_QKV, **_GQA, block=2, first=2, last=3, window=2),
+        case(*_QKV, **_GQA, block=2, first=2, last=3, sides=2),
         case(*_QKV, _SHOWN, **_GQA, block=4, first_weight=2, dense=23),
         case(*_QKV, _LATE[:1], **_GQA, block=4, first_weight=2, dense=22),
         case(normal(1, 3, 4), normal(1, 3, 4), normal(1, 3, 4), heads=2, kv_heads=2, block=8, first_weight=2),
@@ -44,7 +44,7 @@ def block_sparse_attention(
     heads: int,
     kv_heads: int,
     block: int,
-    window: int = 1,
+    sides: int = 1,
     first: int = 1,
     last: int = 1,
     first_weight: int = 1,
@@ -54,14 +54,14 @@ def block_sparse_attention(
     """softmax(scale · q kᵀ + ln c) v per head, c how often a query counts a key, 0 of keys that it does not see.
 
     Blocks of `block` queries see blocks of keys (Child 2019, arXiv 1904.10509; Zaheer 2020, arXiv 2007.14062, BigBird):
-    `window` on each side and their own, and the `first` first and `last` last ones, whose queries see all keys.
+    `sides` on each side and their own, and the `first` first and `last` last ones, whose queries see all keys.
     `weft.ir.schema.visible_blocks.VisibleBlocks` defines it, and how `first_weight` and `dense` change it. Not causal.
 
     q [batch, seq, heads·d], k [batch, seq, kv_heads·d], v [batch, seq, kv_heads·dv] → [batch, seq, heads·dv]; heads,
     `scale` and `key_mask` [batch, seq] as in `attention`. A row that sees nothing is 0.
     """
     with np.errstate(divide="ignore"):
-        bias = np.log(VisibleBlocks(block, window, first, last, first_weight, dense).counts(q.shape[1]))
+        bias = np.log(VisibleBlocks(block, sides, first, last, first_weight, dense).counts(q.shape[1]))
     made = attention.reference(q, k, v, bias[None, None], key_mask, heads=heads, kv_heads=kv_heads, scale=scale)
     return np.asarray(made)
 
@@ -84,7 +84,7 @@ def _(n: OpCall) -> TensorType:
 def _(n: OpCall) -> Cost:
     q, blocks = n.q, VisibleBlocks.of(vars(n))
     (batch, length, width), sparse = q.shape, blocks.sparse(q.shape[1])
-    reached = sparse * ((blocks.ends + 2 * blocks.window + 1) * blocks.block) + (1 - sparse) * length
+    reached = sparse * ((blocks.ends + 2 * blocks.sides + 1) * blocks.block) + (1 - sparse) * length
     # Queries of global blocks see all keys, beside what queries of any block see.
     pairs = batch * length * (reached + sparse * (blocks.ends * blocks.block))
     d, dv = sizes.floordiv(width, n.heads), sizes.floordiv(n.v.shape[2], n.kv_heads)
@@ -118,7 +118,7 @@ def _(n: OpCall) -> Value:
     shown = reshape(expand(shown, shape=(batch, count * block)), shape=(batch, count, block))
     # The blocks that a block sees, [count, ends + columns]: global ones, and those around it, or all.
     at = unsqueeze(_indices(n.q, count), axes=(1,))
-    near = add(mul(affine(at, plus=-blocks.window), sparse), unsqueeze(_indices(n.q, columns), axes=(0,)))
+    near = add(mul(affine(at, plus=-blocks.sides), sparse), unsqueeze(_indices(n.q, columns), axes=(0,)))
     inside = logical_and(less(affine(near, by=0, plus=blocks.first - 1), near), less(near, last))
     seen, there = near, inside
     if ends:

@@ -17,12 +17,12 @@ class VisibleBlocks:
     """The attributes of `block_sparse_attention` that hide keys, in blocks of `block` tokens; the last may be shorter.
 
     The first `first` and the last `last` blocks are global: their queries see all keys, and all queries see their keys.
-    Any other block sees the `window` blocks on each side of it besides, and itself. A key of the first `first` blocks
+    Any other block sees the `sides` blocks on each side of it besides, and itself. A key of the first `first` blocks
     counts `first_weight` times for queries that are not global. Texts of at most `dense` tokens see all keys once.
     """
 
     block: int
-    window: int = 1
+    sides: int = 1
     first: int = 1
     last: int = 1
     first_weight: int = 1
@@ -35,7 +35,7 @@ class VisibleBlocks:
 
     def problem(self) -> str | None:
         """Return what does not fit, or None."""
-        for name, least in {"block": 1, "window": 0, "first": 0, "last": 0, "first_weight": 1, "dense": 0}.items():
+        for name, least in {"block": 1, "sides": 0, "first": 0, "last": 0, "first_weight": 1, "dense": 0}.items():
             if getattr(self, name) < least:
                 return f"{name}={getattr(self, name)} must be at least {least}"
         if self.first_weight > 1 and not self.first:
@@ -58,7 +58,7 @@ class VisibleBlocks:
     def columns(self, length: Size) -> Size:
         """Return the number of blocks that a block sees besides the global ones, hidden ones included."""
         sparse = self.sparse(length)
-        return sparse * (2 * self.window + 1) + (1 - sparse) * self.blocks(length)
+        return sparse * (2 * self.sides + 1) + (1 - sparse) * self.blocks(length)
 
     def counts(self, length: int) -> np.ndarray[Any, Any]:
         """Compute how often a query counts a key, [length, length]: 0 where it does not see it."""
@@ -66,6 +66,6 @@ class VisibleBlocks:
             return np.ones((length, length))
         at, blocks = np.arange(length) // self.block, -(-length // self.block)
         ends = (at < self.first) | (at >= blocks - self.last)
-        near = abs(at[:, None] - at) <= self.window
+        near = abs(at[:, None] - at) <= self.sides
         weights = np.where(at < self.first, self.first_weight, 1)
         return np.where(ends[:, None], 1, (near | ends) * weights)

@@ -224,7 +224,7 @@ def block_sparse_attention(
     heads: int,
     kv_heads: int,
     block: int,
-    window: int = 1,
+    sides: int = 1,
     first: int = 1,
     last: int = 1,
     first_weight: int = 1,
@@ -235,7 +235,7 @@ def block_sparse_attention(
     """softmax(scale · q kᵀ + ln c) v per head, c how often a query counts a key, 0 of keys that it does not see.
 
     Blocks of `block` queries see blocks of keys (Child 2019, arXiv 1904.10509; Zaheer 2020, arXiv 2007.14062, BigBird):
-    `window` on each side and their own, and the `first` first and `last` last ones, whose queries see all keys.
+    `sides` on each side and their own, and the `first` first and `last` last ones, whose queries see all keys.
     `weft.ir.schema.visible_blocks.VisibleBlocks` defines it, and how `first_weight` and `dense` change it. Not causal.
 
     q [batch, seq, heads·d], k [batch, seq, kv_heads·d], v [batch, seq, kv_heads·dv] → [batch, seq, heads·dv]; heads,

@@ -32,7 +32,7 @@ BIG_BIRD = {
 
 
 def runner(name: str, folder: Path) -> Runner:
-    """What encodes on `name` the model in `folder`."""
+    """Return a function that encodes on `name` with the model in `folder`."""
     if name == "interpreter":
         graph = load_source(folder / "hf").graph
         return lambda ids, mask: interpret(graph, arguments(graph.inputs, ids, mask))["last_hidden_state"]
@@ -69,7 +69,7 @@ def texts(length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def encoded(model: Any, ids: np.ndarray, mask: np.ndarray) -> torch.Tensor:
-    """What transformers computes."""
+    """Encode in transformers."""
     model.set_attention_type("block_sparse")  # the first short text would make it full for good
     found: torch.Tensor = model(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)).last_hidden_state
     return found

@@ -46,12 +46,12 @@ def last_rows(x: Tensor, last: Tensor) -> Tensor:
 
 
 def block_counts(
-    length: int, block: int, window: int, first: int, last: int, first_weight: int, dense: int, like: Tensor
+    length: int, block: int, sides: int, first: int, last: int, first_weight: int, dense: int, like: Tensor
 ) -> Tensor:
-    """How often a query counts a key in block-sparse attention, [length, length], 0 where it does not see it."""
+    """Counts of keys by queries in block-sparse attention, [length, length]: 0 where a query does not see a key."""
     at = torch.arange(length, device=like.device) // block
     ends = (at < first) | (at >= at[-1:] + 1 - last)
-    near = (at[:, None] - at).abs() <= window
+    near = (at[:, None] - at).abs() <= sides
     counts = (near | ends) * torch.where(at < first, first_weight, 1)
     sees_all = ends[:, None] | (torch.ones_like(at).sum() <= dense)
     return torch.where(sees_all, 1, counts)
@@ -64,7 +64,7 @@ def block_sparse_attention(
     shown: Tensor | None = None,
     *,
     block: int,
-    window: int = 1,
+    sides: int = 1,
     first: int = 1,
     last: int = 1,
     first_weight: int = 1,
@@ -72,14 +72,14 @@ def block_sparse_attention(
     scale: float | None = None,
 ) -> Tensor:
     """softmax(scale · q kᵀ) v of q [batch, heads, seq, d] and k, v [batch, kv_heads, seq, d], in blocks of `block`
-    tokens (Zaheer 2020, arXiv 2007.14062): they see `window` blocks on each side, the `first` first and the `last` last
+    tokens (Zaheer 2020, arXiv 2007.14062): they see `sides` blocks on each side, the `first` first and the `last` last
     ones, whose queries see all keys that are `shown` [batch, 1, 1, seq].
 
     Keys of the first blocks count `first_weight` times; texts of at most `dense` tokens see all keys.
     """
     length, groups = q.shape[2], q.shape[1] != k.shape[1]
     if torch.compiler.is_exporting():  # for all lengths: which blocks are gathered depends on the length
-        bias = block_counts(length, block, window, first, last, first_weight, dense, q).log().to(q.dtype)
+        bias = block_counts(length, block, sides, first, last, first_weight, dense, q).log().to(q.dtype)
         bias = bias if shown is None else bias.masked_fill(~shown, -torch.inf)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=groups)
     if length <= dense:
@@ -90,7 +90,7 @@ def block_sparse_attention(
     )  # [batch, count, heads, block, d]
     numbers = torch.arange(count, device=q.device)
     ends = torch.cat((numbers[:first], numbers[max(count - last, first) :]))
-    near = numbers[:, None] + torch.arange(-window, window + 1, device=q.device)
+    near = numbers[:, None] + torch.arange(-sides, sides + 1, device=q.device)
     seen = torch.cat((ends.expand(count, -1), near.clamp(0, count - 1)), 1)  # blocks that a block sees
     there = torch.cat((torch.ones_like(ends).expand(count, -1), (near >= first) & (near < count - last)), 1) > 0
     tokens = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool)

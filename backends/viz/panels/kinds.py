@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from weft.ir.schema.visible_blocks import VisibleBlocks
 from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..model.network import Network, Vertex
@@ -20,6 +21,7 @@ class Kind:
 
     `sinks` says that every head has a learned score beside those of keys, `cross` that keys are those of another text,
     `latent` that keys and values are made of what all heads share (DeepSeek-V2).
+    `blocks` says which keys are seen where they are seen in blocks.
     """
 
     heads: int
@@ -28,6 +30,7 @@ class Kind:
     sinks: bool
     cross: bool
     latent: bool
+    blocks: VisibleBlocks | None = None
 
 
 def attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
@@ -60,6 +63,9 @@ def _kind(v: Vertex, lengths: Mapping[str, str]) -> Kind:
         "sinks" in v.roles or any(w.name.rpartition(".")[2] == "sinks" for w in v.weights),
         None not in (q, k) and q != k,
         "value_dim" in v.attrs,
+        VisibleBlocks(**{f.name: int(v.attrs[f.name]) for f in fields(VisibleBlocks) if f.name in v.attrs})
+        if v.op == "block_sparse_attention"
+        else None,
     )
 
 
