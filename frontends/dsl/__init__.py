@@ -42,9 +42,10 @@ from .mixers import (
     RelativeAttention,
     SpanConvAttention,
     TransformerXLAttention,
+    TransientGlobalAttention,
 )
 from .models import Decoder, Encoder, HeadTransform, MaskScaling, SentencePooling
-from .position_bias import ALiBi, RelativeTable, SinusoidalDistances, T5Bias
+from .position_bias import ALiBi, RelativeTable, SinusoidalDistances, T5Bias, TransientGlobals
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
@@ -140,6 +141,8 @@ __all__ = [
     "T5Bias",
     "Temperature",
     "TransformerXLAttention",
+    "TransientGlobalAttention",
+    "TransientGlobals",
     "building",
     "contribute",
     "embedding",

@@ -14,7 +14,7 @@ from .elementwise import add, affine, cast, clip, floordiv, less, less_equal, lo
 from .elementwise import where as choose
 from .reduce import max as greatest
 from .softmax_attention import attention
-from .tensor import concat, expand, gather, iota, reshape, slice_, unsqueeze
+from .tensor import concat, expand, gather, indices, iota, reshape, unsqueeze
 
 _QKV = (normal(2, 23, 12), normal(2, 23, 6), normal(2, 23, 10))
 _GQA = {"heads": 4, "kv_heads": 2}
@@ -109,7 +109,7 @@ def _(n: OpCall) -> Value:
     sparse = clip(floordiv(length, affine(length, by=0, plus=blocks.dense + 1)), high=1)
     last = affine(behind, plus=-blocks.last)  # the first of the last blocks
     # The tokens of the blocks; the last one once more where a block has none left.
-    token = _indices(n.q, count * block)
+    token = indices(n.q, count * block)
     row = minimum(token, affine(length, plus=-1))
     parts = [reshape(gather(x, row, axis=1), shape=(batch, count, block, x.width)) for x in (n.q, n.k, n.v)]
     shown = unsqueeze(less(token, length), axes=(0,))
@@ -117,8 +117,8 @@ def _(n: OpCall) -> Value:
         shown = logical_and(shown, cast(gather(n.key_mask, row, axis=1), to=dtypes.bool_))
     shown = reshape(expand(shown, shape=(batch, count * block)), shape=(batch, count, block))
     # The blocks that a block sees, [count, ends + columns]: global ones, and those around it, or all.
-    at = unsqueeze(_indices(n.q, count), axes=(1,))
-    near = add(mul(affine(at, plus=-blocks.sides), sparse), unsqueeze(_indices(n.q, columns), axes=(0,)))
+    at = unsqueeze(indices(n.q, count), axes=(1,))
+    near = add(mul(affine(at, plus=-blocks.sides), sparse), unsqueeze(indices(n.q, columns), axes=(0,)))
     inside = logical_and(less(affine(near, by=0, plus=blocks.first - 1), near), less(near, last))
     seen, there = near, inside
     if ends:
@@ -131,7 +131,7 @@ def _(n: OpCall) -> Value:
     mask = logical_and(gather(shown, index, axis=1), unsqueeze(there, axes=(0, 3)))
     bias = None
     if blocks.first_weight > 1:
-        column = _indices(n.q, keys)
+        column = indices(n.q, keys)
         heavy = mul(cast(less(column, affine(column, by=0, plus=blocks.first * block)), to=dtypes.i64), sparse)
         bias = reshape(affine(cast(heavy, to=dtype), by=math.log(blocks.first_weight)), shape=(1, 1, 1, keys))
     queries = reshape(parts[0], shape=(batch * count, block, n.q.width))
@@ -142,7 +142,7 @@ def _(n: OpCall) -> Value:
         some = reshape(gather(parts[0], _inside(globals_, behind), axis=1), shape=(batch, ends * block, n.q.width))
         whole = attention(some, n.k, n.v, None, n.key_mask, **_shared(n))
         y = concat(y, reshape(whole, shape=(batch, ends, block, width)), axis=1)
-        at = _indices(n.q, count)
+        at = indices(n.q, count)
         place = choose(less_equal(last, at), add(sub(at, last), affine(behind, plus=blocks.first)), at)
         place = choose(less(at, affine(at, by=0, plus=blocks.first)), add(at, behind), place)
         y = gather(y, place, axis=1)
@@ -154,10 +154,10 @@ def _ends(x: Value, blocks: VisibleBlocks, behind: Value, last: Value) -> tuple[
     """The numbers of the global blocks [ends], and which of them exist and are not counted before."""
     numbers, exist = [], []
     if blocks.first:
-        firsts = _indices(x, blocks.first)
+        firsts = indices(x, blocks.first)
         numbers, exist = [firsts], [less(firsts, behind)]
     if blocks.last:
-        lasts = add(_indices(x, blocks.last), last)
+        lasts = add(indices(x, blocks.last), last)
         numbers.append(lasts)
         exist.append(less_equal(affine(lasts, by=0, plus=blocks.first), lasts))
     return (numbers[0], exist[0]) if len(numbers) == 1 else (concat(*numbers, axis=0), concat(*exist, axis=0))
@@ -166,9 +166,3 @@ def _ends(x: Value, blocks: VisibleBlocks, behind: Value, last: Value) -> tuple[
 def _inside(index: Value, count: Value) -> Value:
     """`index`, within 0 … count − 1."""
     return clip(minimum(index, affine(count, plus=-1)), low=0)
-
-
-def _indices(x: Value, size: Size) -> Value:
-    """0, 1, … below `size`, which is the size of no axis: x [batch, seq, width] lends a number to repeat."""
-    one = slice_(iota(x, axis=2), axis=0, start=0, stop=1)
-    return iota(expand(one, shape=(size,)), axis=0)

@@ -12,7 +12,7 @@ from ..types import sizes
 from .elementwise import add, affine, cast, cos, div, mod, mul, sin, sub
 from .products import linear, matmul
 from .reduce import max as greatest
-from .tensor import expand, gather, iota, pad, reshape, slice_, swap, transpose, unsqueeze
+from .tensor import gather, indices, iota, pad, reshape, swap, transpose, unsqueeze
 
 
 @op(
@@ -133,9 +133,7 @@ def _(n: OpCall) -> Value:
     (out, width, kernel), groups, (before, after) = n.weight.shape, n.groups, n.padding
     batch, frames = n.x.shape[0], _frames(n)
     padded = pad(n.x, axis=1, before=before, after=after) if before or after else n.x
-    # `iota` counts along an axis that exists: one number, repeated for every frame, makes it.
-    one = slice_(reshape(n.weight, shape=(out * width * kernel,)), axis=0, start=0, stop=1)
-    starts = affine(iota(expand(one, shape=(frames,)), axis=0), by=n.stride)
+    starts = affine(indices(n.x, frames), by=n.stride)
     at = add(unsqueeze(starts, axes=(1,)), unsqueeze(iota(n.weight, axis=2), axes=(0,)))  # [frames, kernel]
     windows = reshape(gather(padded, at, axis=1), shape=(batch, frames, kernel, groups, width))
     rows = reshape(transpose(windows, axes=(0, 3, 1, 2, 4)), shape=(batch, groups, frames, kernel * width))

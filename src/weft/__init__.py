@@ -84,6 +84,8 @@ _PUBLIC = {
         "T5Bias",
         "Temperature",
         "TransformerXLAttention",
+        "TransientGlobalAttention",
+        "TransientGlobals",
         "XIELU",
         "building",
         "contribute",

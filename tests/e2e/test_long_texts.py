@@ -19,6 +19,8 @@ from weft.frontends import load_source
 from weft.ir import interpret
 
 from .families import COMMON, VOCAB, Row, error
+from .seq2seq import GLOBAL, T5, Seq2Seq
+from .test_seq2seq import Halves
 
 Runner = Callable[[np.ndarray, np.ndarray], np.ndarray]  # ids and mask [batch, seq] → [batch, seq, dim]
 RUNNERS = ("interpreter", "onnx", "ort-cpu", "torch")
@@ -104,3 +106,41 @@ def test_gradients_of_big_bird(tmp_path: Path) -> None:
     ours = sorted(float(p.grad.norm()) for p in net.parameters() if p.grad is not None)
     assert len(ours) == len(theirs) > 40
     np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+# -- LongT5: global tokens, sums of blocks that depend on the padding
+
+LONGT5 = {
+    "longt5": Seq2Seq("LongT5ForConditionalGeneration", T5 | GLOBAL),
+    "wide blocks": Seq2Seq("LongT5ForConditionalGeneration", T5 | GLOBAL | {"local_radius": 1, "global_block_size": 8}),
+}
+
+
+def answering(name: str, folder: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
+    """Return a function that computes logits on `name` with the model in `folder`."""
+    if name in ("interpreter", "torch"):
+        model = load_source(folder / "hf")
+        if name == "interpreter":
+            return lambda feeds: interpret(model.graph, feeds)["logits"]
+        net = weft.torch(model)
+        return lambda feeds: net(**{key: torch.from_numpy(array) for key, array in feeds.items()}).detach().numpy()
+    weft.compile(folder / "hf", folder / name, target=name, passes="default,-last-token-logits")
+    halves = Halves(folder / name)
+    return lambda feeds: halves.logits(feeds, feeds["input_ids"].shape[1])
+
+
+@pytest.mark.parametrize("on", RUNNERS)
+@pytest.mark.parametrize("name", LONGT5)
+def test_longt5(name: str, on: str, tmp_path: Path) -> None:
+    model: Any = LONGT5[name].save(tmp_path / "hf")
+    run = answering(on, tmp_path)
+    for length in (1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 41):
+        ids, mask = texts(length)
+        answers = np.random.default_rng(length).integers(3, VOCAB, (len(ids), 5))
+        with torch.inference_mode():
+            given = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": answers}
+            want = model(**{key: torch.from_numpy(array) for key, array in given.items()}).logits.numpy()
+        feeds = {"encoder_input_ids": ids, "encoder_attention_mask": mask, "input_ids": answers}
+        feeds["position_ids"] = np.broadcast_to(np.arange(5), answers.shape).copy()
+        found = error(run(feeds), want)
+        assert found <= TOLERANCE, f"{length} tokens: {found:.1e}"

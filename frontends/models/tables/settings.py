@@ -36,6 +36,7 @@ from ...dsl import (
     SoundStem,
     T5Bias,
     Temperature,
+    TransientGlobals,
 )
 from ...dsl.layers import Norm
 
@@ -130,7 +131,7 @@ class Settings:
     per_layer: PerLayerEmbedding | None = None
     spread: Any = None  # into several residual streams, and back
     gather: Any = None
-    relative: RelativeTable | SinusoidalDistances | None = None
+    relative: RelativeTable | SinusoidalDistances | TransientGlobals | None = None
     sentence: SentencePooling | None = None
     mask_scaling: MaskScaling | None = None
     token_types: int = 0

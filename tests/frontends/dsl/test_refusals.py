@@ -40,6 +40,8 @@ from weft.frontends.dsl import (
     ShortConv,
     Sinusoidal,
     T5Bias,
+    TransientGlobalAttention,
+    TransientGlobals,
     linear,
     module,
     param,
@@ -273,6 +275,19 @@ def test_blocks_have_no_position_bias() -> None:
     block = Block(Attention(2, sparse=BlockSparse(4)))
     with pytest.raises(WeftError, match=r"layers.0.attn \(Attention\): block-sparse attention has no position bias"):
         Encoder(10, 8, 1, block, position_bias=T5Bias(heads=2)).graph()
+
+
+def test_global_tokens_belong_into_an_encoder() -> None:
+    attn, globals_ = TransientGlobalAttention(2), TransientGlobals(2, window=4, block=2, buckets=4, max_distance=9)
+    with pytest.raises(WeftError, match=r"layers.0.attn \(TransientGlobalAttention\): .* relative=TransientGlobals"):
+        Encoder(10, 8, 1, Block(attn)).graph()
+    with pytest.raises(WeftError, match=r"layers.0.attn \(TransientGlobalAttention\): .* relative=TransientGlobals"):
+        Decoder(10, 8, 1, Block(attn)).graph()
+    with pytest.raises(WeftError, match="global tokens are sums of a whole text: give TransientGlobals to an Encoder"):
+        trace(globals_, {"x": X})
+    with pytest.raises(WeftError, match="TransientGlobals: max_distance=2 must exceed half of buckets=4"):
+        TransientGlobals(2, 4, 2, buckets=4, max_distance=2)
+    Encoder(10, 8, 1, Block(attn), relative=globals_).graph()
 
 
 def test_a_shared_embedding_has_one_width() -> None:
