@@ -48,6 +48,7 @@ SQUEEZEBERT = BERT.but(
         "layers.{i}.ffn_norm": f"{_SQUEEZE}.output.layernorm",
     },
     prefix="transformer.",
+    refuse={"layer_norm_eps": (1e-12, None)},  # transformers reads it for the norm of the embeddings alone
     multipliers=_groups,
 )
 
