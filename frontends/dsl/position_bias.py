@@ -211,8 +211,10 @@ class TransientGlobals:
         queries = ops.minimum(indices(x, runs * window), last, name="run_queries")
         of_query = ops.gather(at, queries, axis=1, name="run_blocks")
         keys = ops.concat(seen, exist, axis=2, name="run_shown")
+        # In the dtype of x, also where a module of PyTorch is cast later.
+        ones = filled(ops.transpose(ops.slice(x, axis=2, start=0, stop=1), axes=(0, 2, 1)), 1.0)
         return {
-            "global_members": ops.cast(members, to=x.type.dtype, name="global_members"),
+            "global_members": ops.where(members, ones, filled(ones, 0.0), name="global_members"),
             "run_queries": queries,
             "run_keys": ops.concat(tokens, behind, axis=1, name="run_keys"),
             "run_mask": ops.reshape(keys, shape=(batch * runs, keys.shape[2]), name="run_mask"),

@@ -26,7 +26,7 @@ T5 = {
     "relative_attention_max_distance": 20,
     "decoder_start_token_id": 0,
 }
-GLOBAL = {"encoder_attention_type": "transient-global", "local_radius": 3, "global_block_size": 4}
+GLOBAL = {"encoder_attention_type": "transient-global", "local_radius": 3, "global_block_size": 4, "num_layers": 2}
 SWITCH = T5 | {
     "num_layers": 5,
     "num_decoder_layers": 4,
