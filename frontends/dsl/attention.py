@@ -65,7 +65,8 @@ class Attention:
     the output projection (softplus instead of σ by `gate_activation`; one gate per head with `gate_by_head`), and
     `sub_norm` normalizes there (Wang 2022, Magneto). `v_head_dim` is the width of a head's values, if not `head_dim`.
     `bias` (ALiBi, T5Bias, or a module of x, heads and causal) is added to the scores; where it is None, what the
-    model's `position_bias` makes for all. `sparse` says which blocks of keys are seen, in encoders.
+    model's `position_bias` makes for all. `sparse` says which blocks of keys are seen, in encoders. `value_conv` adds a
+    convolution of the values over time, of so many taps, one kernel per head (Xiong 2021, Nyströmformer), in encoders.
 
     `keep_kv` keeps keys and values under a name, and `share_kv` attends to what an earlier layer kept (Brandon 2024,
     cross-layer attention; YOCO). `keys_as_values` takes the projected keys, before norm and rotation, for values, and
@@ -105,6 +106,7 @@ class Attention:
     out_dim: int | None = None
     v_head_dim: int | None = None
     sparse: BlockSparse | None = None
+    value_conv: int | None = None
 
     def __post_init__(self) -> None:
         need_whole(self, "heads", "kv_heads", "head_dim", "window", "stride", "summary", "out_dim", "v_head_dim")
@@ -125,6 +127,10 @@ class Attention:
         ways = [name for name in ("qk_norm_full", "qk_norm_each") if getattr(self, name)]
         need(self, len(ways) < 2, "qk_norm_full and qk_norm_each exclude each other")
         need(self, not ways or self.qk_norm is not None, f"{''.join(ways)} needs a qk_norm")
+        need_whole(self, "value_conv")
+        odd = self.value_conv is None or self.value_conv % 2 == 1
+        need(self, odd, f"value_conv={self.value_conv} must be odd: it sees as much on both sides")
+        need(self, self.value_conv is None or self.groups == self.heads, "value_conv needs values of every head")
         need_kind(self, "sparse", BlockSparse)
         hiding = [name for name in ("window", "softcap", "bias", "causal") if getattr(self, name)]
         hiding += ["sinks"] * self.sinks + ["pattern"] * (self.pattern != "dense")
@@ -140,10 +146,10 @@ class Attention:
     def __call__(self, x: Value, memory: Value | None = None) -> Value:
         """x [batch, seq, dim] → the same; keys and values come from `memory` [batch, keys, width] if given."""
         source = x if memory is None else memory
-        compared = [s is not None for s in (self.bias, self.rope, self.window, self.sparse)]
+        compared = [s is not None for s in (self.bias, self.rope, self.window, self.sparse, self.value_conv)]
         if memory is not None and (any(compared) or self.pattern != "dense"):
             raise WeftError(
-                "bias, rope, window, sparse and pattern compare positions of one text: attention to another has none"
+                "bias, rope, window, sparse, pattern and value_conv are of one text: attention to another has none"
             )
         if provided("routed") is not None and (self.share_kv or self.keep_kv):
             raise WeftError("keys of all tokens and of those that mixture of depths chooses are not to be shared")
@@ -152,6 +158,8 @@ class Attention:
         if self.keep_kv is not None:
             keep(self.keep_kv, k, v)
         y = self._attended(x, memory, q, k, v)
+        if self.value_conv is not None:
+            y = ops.add(y, self._convolved(v, self.value_conv), name="with_neighbours")
         if self.gate:
             y = self._gated(y, x)
         if self.sub_norm is not None:
@@ -174,6 +182,15 @@ class Attention:
             *(q, k, v, self._bias(x, causal) if memory is None else None, mask, sinks),
             **named_alike(self, ops.attention) | {"kv_heads": self.groups, "causal": causal, "scale": scale},
         )
+
+    def _convolved(self, v: Value, taps: int) -> Value:
+        """Convolve v [batch, seq, heads·d] over time; zeros stand beyond the ends of the text, padding as it is."""
+        if is_causal(self.causal):
+            raise WeftError("value_conv sees what follows: it belongs into an Encoder")
+        kernels = ops.unsqueeze(param("conv.weight", (self.heads, taps)), axes=(1,))
+        kernels = ops.expand(kernels, shape=(self.heads, v.width // self.heads, taps))
+        weight = ops.reshape(kernels, shape=(v.width, 1, taps), name="kernels")
+        return ops.conv1d(v, weight, padding=(taps // 2, taps // 2), groups=v.width, name="convolved")
 
     def _gated(self, y: Value, x: Value) -> Value:
         """y [batch, seq, heads·d] times the gates of x."""

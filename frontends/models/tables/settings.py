@@ -112,6 +112,7 @@ class Settings:
     pattern: str | tuple[str, ...] = "dense"
     stride: int = 1
     sparse: BlockSparse | None = None
+    value_conv: int | None = None
     mixer: Any = None
     # feed-forward
     activation: str = "silu"
@@ -287,7 +288,7 @@ def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
 def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
     """The block of a layer's settings, with attention to an encoder if `cross`."""
     # Positions of the source are not those of the text.
-    apart = replace(s, rope=None, bias=None, window=None, temperature=None, sparse=None)
+    apart = replace(s, rope=None, bias=None, window=None, temperature=None, sparse=None, value_conv=None)
     memory = _attention(apart, norm, CrossAttention) if cross else None
     ffn = s.moe or _feed_forward(s, norm)
     mixer = s.mixer or _attention(s, norm)

@@ -51,6 +51,7 @@ ROWS = {
     "convbert": Row("ConvBertModel", COMMON | {"embedding_size": 24}),
     "xlnet": Row("XLNetModel", XLNET),
     "fnet": Row("FNetModel", COMMON),
+    "nystromformer": Row("NystromformerModel", COMMON | {"conv_kernel_size": 5}),
     "deberta-v2": Row("DebertaV2Model", COMMON | DISENTANGLED | {"position_buckets": 8, "norm_rel_ebd": "layer_norm"}),
     "deberta-v2-shared": Row(
         "DebertaV2Model",
@@ -86,6 +87,9 @@ ALIKE = {
     "big_bird-rest": Row("BigBirdModel", COMMON | {"block_size": 3, "num_random_blocks": 1}),
     "big_bird-dense": Row("BigBirdModel", COMMON),
     "big_bird-full": Row("BigBirdModel", COMMON | {"attention_type": "original_full", "hidden_act": "relu"}),
+    "nystromformer-relu": Row(
+        "NystromformerModel", COMMON | {"num_landmarks": 8, "segment_means_seq_len": 8, "hidden_act": "relu"}
+    ),
     "roformer": Row("RoFormerModel", COMMON | {"embedding_size": 24}, fixed=("embed_positions.weight",)),
     "roformer-equal": Row("RoFormerModel", COMMON | {"hidden_act": "relu"}, fixed=("embed_positions.weight",)),
     "xlm": Row("XLMModel", XLM),

@@ -80,6 +80,8 @@ INF, NAN = float("inf"), float("nan")
         (lambda: BlockSparse(0), "BlockSparse: block=0 must be a whole number of at least 1"),
         (lambda: BlockSparse(4, sides=-1), "BlockSparse: sides=-1 must be a whole number of at least 0"),
         (lambda: BlockSparse(4, first=0, first_weight=2), "BlockSparse: first_weight=2 is for first blocks"),
+        (lambda: Attention(8, value_conv=4), "Attention: value_conv=4 must be odd"),
+        (lambda: Attention(8, kv_heads=2, value_conv=3), "Attention: value_conv needs values of every head"),
         (lambda: Attention(8, sparse=4), "Attention: sparse=4 must be BlockSparse"),
         (lambda: Attention(8, sparse=BlockSparse(4), window=3), "Attention: sparse and window exclude each other"),
         (lambda: Attention(8, sparse=BlockSparse(4), sinks=True), "Attention: sparse and sinks exclude each other"),
@@ -224,6 +226,7 @@ class Clash:
         (Block(None, Narrow()), r"layers.0 \(Block\): ffn makes f32\[batch, seq, 7\] where the residual is f32.*, 8\]"),
         (Block(Narrow(), arrangement="parallel"), r"layers.0 \(Block\): attn makes f32\[batch, seq, 7\]"),
         (Narrow(), r"Decoder: layers.0 makes f32\[batch, seq, 7\] of f32\[batch, seq, 8\]; the layers"),
+        (Block(Attention(2, value_conv=3)), r"layers.0.attn \(Attention\): value_conv sees what follows"),
         (
             Block(Attention(2, sparse=BlockSparse(4))),
             r"layers.0.attn.sparse \(BlockSparse\): block-sparse attention sees what follows",
@@ -259,6 +262,7 @@ COMPARING = [
     {"window": 4},
     {"pattern": "strided", "stride": 2},
     {"sparse": BlockSparse(4)},
+    {"value_conv": 3},
 ]
 
 
@@ -266,7 +270,7 @@ COMPARING = [
 def test_positions_of_two_texts_are_not_compared(settings: dict[str, Any]) -> None:
     reads, writes = Block(Attention(2)), Block(Attention(2), cross=CrossAttention(2, **settings))
     with pytest.raises(
-        WeftError, match=r"decoder.layers.0.cross \(CrossAttention\): bias, rope, window, sparse and pattern"
+        WeftError, match=r"decoder.layers.0.cross \(CrossAttention\): bias, rope, window, sparse, pattern"
     ):
         EncoderDecoder(Encoder(10, 8, 1, reads), Decoder(10, 8, 1, writes)).graph()
 
