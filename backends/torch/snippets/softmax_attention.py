@@ -95,12 +95,14 @@ def block_sparse_attention(
     there = torch.cat((torch.ones_like(ends).expand(count, -1), (near >= first) & (near < count - last)), 1) > 0
     tokens = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool)
     tokens = F.pad(tokens if shown is None else tokens & shown[:, 0, 0], (0, count * block - length))
-    bias = (tokens.unflatten(1, (count, block))[:, seen] & there[:, :, None]).flatten(2).log().to(q.dtype)  # 0 or −∞
+    visible = (tokens.unflatten(1, (count, block))[:, seen] & there[:, :, None]).flatten(2)
+    empty = ~visible.any(2, keepdim=True)  # blocks of padding: not every kernel has gradients of rows that see nothing
+    bias = (visible | empty).log().to(q.dtype)  # 0 or −∞
     bias[:, :, : min(first, count) * block] += math.log(first_weight)
     kb, vb = (x[:, seen].transpose(2, 3).flatten(3, 4).flatten(0, 1) for x in (kb, vb))
     mask = bias.flatten(0, 1)[:, None, None]
     y = F.scaled_dot_product_attention(qb.flatten(0, 1), kb, vb, attn_mask=mask, scale=scale, enable_gqa=groups)
-    y = y.unflatten(0, (-1, count))
+    y = y.unflatten(0, (-1, count)).masked_fill(empty[..., None, None], 0)
     if len(ends):
         some = qb[:, ends].transpose(1, 2).flatten(2, 3)
         whole = F.scaled_dot_product_attention(some, k, v, attn_mask=shown, scale=scale, enable_gqa=groups)
