@@ -34,10 +34,11 @@ class Kind:
 
 
 def attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
-    """Every softmax attention with its kind, in order."""
-    lengths = _lengths(network)
+    """Every softmax attention of texts with its kind, in order; not those in parts of texts, whose keys are theirs."""
+    shapes = _shapes(network)
+    lengths = {name: shape[1] for name, shape in shapes.items()}
     for v in network.vertices:
-        if v.meant.attends:
+        if v.meant.attends and not any("*" in shapes[name][0] for name in v.meant.reads[:1] if name in shapes):
             yield v, _kind(v.meant, lengths)
 
 
@@ -69,11 +70,11 @@ def _kind(v: Vertex, lengths: Mapping[str, str]) -> Kind:
     )
 
 
-def _lengths(network: Network) -> dict[str, str]:
-    """The second size of every value, which counts tokens: of [batch, seq, …] it is "seq"."""
+def _shapes(network: Network) -> dict[str, list[str]]:
+    """The sizes of every value; the second counts tokens: of [batch, seq, …] it is "seq"."""
     types = [*network.inputs.items(), *(made for v in network.vertices for made in zip(v.makes, v.types, strict=False))]
     sizes = {name: text.partition("[")[2].rstrip("]").split(", ") for name, text in types}
-    return {name: shape[1] for name, shape in sizes.items() if len(shape) > 1}
+    return {name: shape for name, shape in sizes.items() if len(shape) > 1}
 
 
 def grouped(network: Network) -> dict[Kind, list[Vertex]]:

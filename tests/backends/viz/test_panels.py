@@ -10,7 +10,22 @@ import numpy as np
 import pytest
 
 import weft
-from weft import MLA, MLP, Attention, Block, BlockSparse, Decoder, Encoder, GatedMLP, Mamba, RMSNorm, RoPE, load_source
+from weft import (
+    MLA,
+    MLP,
+    Attention,
+    Block,
+    BlockSparse,
+    Decoder,
+    Encoder,
+    GatedMLP,
+    Mamba,
+    RMSNorm,
+    RoPE,
+    TransientGlobalAttention,
+    TransientGlobals,
+    load_source,
+)
 from weft.backends.viz import panels
 from weft.backends.viz.model.network import network
 from weft.backends.viz.panels import attention
@@ -93,6 +108,15 @@ def test_blocks(sparse: BlockSparse, scaled: bool) -> None:
     texts = " ".join(found["sentences"])
     assert ("count 4 times" in texts) == ("at most 704 tokens" in texts) == ("(2 in the picture)" in texts) == scaled
     assert told(graph)["attention"]["reach"] is None
+
+
+def test_attention_in_parts_of_texts_has_no_picture_of_a_mask() -> None:
+    layers = Block(TransientGlobalAttention(4), MLP(48)), Block(Attention(4), MLP(48))
+    relative = TransientGlobals(4, window=4, block=2)
+    for chosen, wheres in ((layers, ["layer 1"]), (layers[:1], [])):
+        graph = load_source(Encoder(50, 32, [*chosen], relative=relative)).graph
+        found = told(graph).get("attention", {"kinds": []})
+        assert [kind["where"] for kind in found["kinds"]] == wheres
 
 
 def test_a_rolling_cache_holds_what_writing_puts_there() -> None:
