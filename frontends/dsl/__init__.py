@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.ir import ops
 
-from .attention import Attention
+from .attention import Attention, BlockSparse
 from .blocks import AdaptedBlock, Block, Initialized, MixtureOfDepths, Repeat, ShortcutBlock
 from .build import (
     building,
@@ -42,9 +42,10 @@ from .mixers import (
     RelativeAttention,
     SpanConvAttention,
     TransformerXLAttention,
+    TransientGlobalAttention,
 )
 from .models import Decoder, Encoder, HeadTransform, MaskScaling, SentencePooling
-from .position_bias import ALiBi, RelativeTable, SinusoidalDistances, T5Bias
+from .position_bias import ALiBi, RelativeTable, SinusoidalDistances, T5Bias, TransientGlobals
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
 from .seq2seq import CrossAttention, EncoderDecoder
@@ -83,6 +84,7 @@ __all__ = [
     "Attention",
     "AudioEncoder",
     "Block",
+    "BlockSparse",
     "Convolution",
     "ConvolvedBlock",
     "CrossAttention",
@@ -139,6 +141,8 @@ __all__ = [
     "T5Bias",
     "Temperature",
     "TransformerXLAttention",
+    "TransientGlobalAttention",
+    "TransientGlobals",
     "building",
     "contribute",
     "embedding",

@@ -8,6 +8,7 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 from weft.ir.ops.elementwise import filled
+from weft.ir.schema.visible_blocks import VisibleBlocks
 from weft.ir.schema.visible_keys import PATTERNS
 
 from .build import Layer, fill, keep, kept, module, named, named_alike, param, provided
@@ -17,6 +18,38 @@ from .rotary import RoPE, Temperature
 
 GATES = {"sigmoid": ops.sigmoid, "softplus": ops.softplus}
 _HIDDEN = -1e3  # the score of a key that is not to be seen: softmax makes 0 of it
+
+
+@module(leaf=True)
+class BlockSparse:
+    """Keys in blocks of `block` tokens, of which a query sees few: a field `sparse` of the `Attention` of encoders.
+
+    A block sees the `sides` blocks on each side of it, itself, the `first` first blocks and the `last` last ones,
+    whose queries see all keys (Child 2019; Zaheer 2020, BigBird). Keys of the first blocks count `first_weight` times,
+    and texts of at most `dense` tokens see all keys, as in the op `block_sparse_attention`.
+    """
+
+    block: int
+    sides: int = 1
+    first: int = 1
+    last: int = 1
+    first_weight: int = 1
+    dense: int = 0
+
+    def __post_init__(self) -> None:
+        need_whole(self, "block", "first_weight")
+        need_whole(self, "sides", "first", "last", "dense", least=0)
+        need_few(self, "sides", "first", "last")  # a block gathers the keys of all of them
+        problem = VisibleBlocks.of(vars(self)).problem()
+        need(self, problem is None, problem or "")
+
+    def __call__(self, q: Value, k: Value, v: Value, heads: int, kv_heads: int, scale: float | None = None) -> Value:
+        """q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d] → [batch, seq, heads·d]."""
+        if is_causal():
+            raise WeftError("block-sparse attention sees what follows: it belongs into an Encoder")
+        attrs = named_alike(self, ops.block_sparse_attention)
+        attrs |= {"heads": heads, "kv_heads": kv_heads, "scale": scale}
+        return ops.block_sparse_attention(q, k, v, provided("key_mask"), **attrs)
 
 
 @module
@@ -32,7 +65,8 @@ class Attention:
     the output projection (softplus instead of σ by `gate_activation`; one gate per head with `gate_by_head`), and
     `sub_norm` normalizes there (Wang 2022, Magneto). `v_head_dim` is the width of a head's values, if not `head_dim`.
     `bias` (ALiBi, T5Bias, or a module of x, heads and causal) is added to the scores; where it is None, what the
-    model's `position_bias` makes for all.
+    model's `position_bias` makes for all. `sparse` says which blocks of keys are seen, in encoders. `value_conv` adds a
+    convolution of the values over time, of so many taps, one kernel per head (Xiong 2021, Nyströmformer), in encoders.
 
     `keep_kv` keeps keys and values under a name, and `share_kv` attends to what an earlier layer kept (Brandon 2024,
     cross-layer attention; YOCO): without a window, both have one cache. `keys_as_values` takes the projected keys,
@@ -72,6 +106,8 @@ class Attention:
     share_kv: str | None = None
     out_dim: int | None = None
     v_head_dim: int | None = None
+    sparse: BlockSparse | None = None
+    value_conv: int | None = None
 
     def __post_init__(self) -> None:
         need_whole(self, "heads", "kv_heads", "head_dim", "window", "stride", "summary", "out_dim", "v_head_dim")
@@ -92,6 +128,14 @@ class Attention:
         ways = [name for name in ("qk_norm_full", "qk_norm_each") if getattr(self, name)]
         need(self, len(ways) < 2, "qk_norm_full and qk_norm_each exclude each other")
         need(self, not ways or self.qk_norm is not None, f"{''.join(ways)} needs a qk_norm")
+        need_whole(self, "value_conv")
+        odd = self.value_conv is None or self.value_conv % 2 == 1
+        need(self, odd, f"value_conv={self.value_conv} must be odd: it sees as much on both sides")
+        need(self, self.value_conv is None or self.groups == self.heads, "value_conv needs values of every head")
+        need_kind(self, "sparse", BlockSparse)
+        hiding = [name for name in ("window", "softcap", "bias", "causal") if getattr(self, name)]
+        hiding += ["sinks"] * self.sinks + ["pattern"] * (self.pattern != "dense")
+        need(self, self.sparse is None or not hiding, f"sparse and {''.join(hiding[:1])} exclude each other")
         if self.rope is not None and self.head_dim is not None:
             self.rope.recipe(self.head_dim)
 
@@ -103,10 +147,10 @@ class Attention:
     def __call__(self, x: Value, memory: Value | None = None) -> Value:
         """x [batch, seq, dim] → the same; keys and values come from `memory` [batch, keys, width] if given."""
         source = x if memory is None else memory
-        compared = [s is not None for s in (self.bias, self.rope, self.window)] + [self.pattern != "dense"]
-        if memory is not None and any(compared):
+        compared = [s is not None for s in (self.bias, self.rope, self.window, self.sparse, self.value_conv)]
+        if memory is not None and (any(compared) or self.pattern != "dense"):
             raise WeftError(
-                "bias, rope, window and pattern compare positions of one text: attention to another has none"
+                "bias, rope, window, sparse, pattern and value_conv are of one text: attention to another has none"
             )
         if provided("routed") is not None and (self.share_kv or self.keep_kv):
             raise WeftError("keys of all tokens and of those that mixture of depths chooses are not to be shared")
@@ -114,21 +158,40 @@ class Attention:
         q, k, v = self._projections(x, source, d)
         if self.keep_kv is not None:
             keep(self.keep_kv, k, v)
-        causal = is_causal(self.causal) and memory is None
-        mask, scale = provided("key_mask" if memory is None else "memory_mask"), self.scale
-        if memory is None and provided("chosen") is not None and self.softcap is None:
-            mask, scale = None, 1 / math.sqrt(d) if scale is None else scale
-            q, k = _hiding(q, k, self.heads, self.groups, _HIDDEN / scale)
-        sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
-        y = ops.attention(
-            *(q, k, v, self._bias(x, causal) if memory is None else None, mask, sinks),
-            **named_alike(self, ops.attention) | {"kv_heads": self.groups, "causal": causal, "scale": scale},
-        )
+        y = self._attended(x, memory, q, k, v)
+        if self.value_conv is not None:
+            y = ops.add(y, self._convolved(v, self.value_conv), name="with_neighbours")
         if self.gate:
             y = self._gated(y, x)
         if self.sub_norm is not None:
             y = self.sub_norm(y)
         return linear(y, self.out_dim or x.width, "o", self.out_bias)
+
+    def _attended(self, x: Value, memory: Value | None, q: Value, k: Value, v: Value) -> Value:
+        """Emit the attention op: q, k and v [batch, seq or keys, heads·d] → [batch, seq, heads·d]."""
+        if self.sparse is not None:
+            if provided("position_bias") is not None or provided("chosen") is not None:
+                raise WeftError("block-sparse attention has no position bias and sees all tokens of its blocks")
+            return self.sparse(q, k, v, self.heads, self.groups, self.scale)
+        causal = is_causal(self.causal) and memory is None
+        mask, scale = provided("key_mask" if memory is None else "memory_mask"), self.scale
+        if memory is None and provided("chosen") is not None and self.softcap is None:
+            mask, scale = None, 1 / math.sqrt(q.width // self.heads) if scale is None else scale
+            q, k = _hiding(q, k, self.heads, self.groups, _HIDDEN / scale)
+        sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
+        return ops.attention(
+            *(q, k, v, self._bias(x, causal) if memory is None else None, mask, sinks),
+            **named_alike(self, ops.attention) | {"kv_heads": self.groups, "causal": causal, "scale": scale},
+        )
+
+    def _convolved(self, v: Value, taps: int) -> Value:
+        """Convolve v [batch, seq, heads·d] over time; zeros stand beyond the ends of the text, padding as it is."""
+        if is_causal(self.causal):
+            raise WeftError("value_conv sees what follows: it belongs into an Encoder")
+        kernels = ops.unsqueeze(param("conv.weight", (self.heads, taps)), axes=(1,))
+        kernels = ops.expand(kernels, shape=(self.heads, v.width // self.heads, taps))
+        weight = ops.reshape(kernels, shape=(v.width, 1, taps), name="kernels")
+        return ops.conv1d(v, weight, padding=(taps // 2, taps // 2), groups=v.width, name="convolved")
 
     def _gated(self, y: Value, x: Value) -> Value:
         """y [batch, seq, heads·d] times the gates of x."""

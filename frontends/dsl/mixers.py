@@ -268,6 +268,50 @@ def by_head(x: Value, vectors: Value, heads: int) -> Value:
 
 
 @module
+class TransientGlobalAttention:
+    """Attention to the tokens around, and to global tokens that every layer makes anew: norms of the sums of blocks
+    (Guo 2021, LongT5, arXiv 2112.07916).
+
+    The encoder's `TransientGlobals` say which and how many there are. Parameters: ``q``, ``k``, ``v`` [heads·head_dim,
+    dim], ``o`` [dim, heads·head_dim], no biases, and ``global_norm``. `scale` defaults to 1/√head_dim. Not causal.
+    """
+
+    heads: int
+    head_dim: int | None = None
+    norm: Norm = RMSNorm()
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads", "head_dim")
+        need_few(self, "heads")
+        need_finite(self, "scale")
+        need_modules(self, "norm")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        facts = ("global_members", "run_queries", "run_keys", "run_mask", "run_bias")
+        members, queries, keys, mask, bias = map(provided, facts)
+        if members is None or queries is None or keys is None or mask is None or bias is None:
+            raise WeftError("this attention belongs into an Encoder with relative=TransientGlobals(...)")
+        batch, (runs, count), window = x.shape[0], keys.shape, bias.shape[2]
+        width = self.heads * (self.head_dim or last_axis(x, self.heads, "heads"))
+        sums = ops.matmul(members, x, name="global_sums")
+        source = ops.concat(x, named(self.norm, "global_norm")(sums), axis=1, name="with_globals")
+        q = ops.gather(linear(x, width, "q"), queries, axis=1)
+        kv = [ops.gather(linear(source, width, name), keys, axis=1) for name in "kv"]
+        y = ops.attention(
+            ops.reshape(q, shape=(batch * runs, window, width)),
+            *(ops.reshape(each, shape=(batch * runs, count, width)) for each in kv),
+            *(bias, mask),
+            heads=self.heads,
+            kv_heads=self.heads,
+            scale=self.scale,
+        )
+        y = ops.gather(ops.reshape(y, shape=(batch, runs * window, width)), ops.iota(x, axis=1), axis=1)
+        return linear(y, x.width, "o")
+
+
+@module
 class SpanConvAttention:
     """Attention beside a convolution whose kernel every token makes of the tokens around it (Jiang 2020, ConvBERT).
 

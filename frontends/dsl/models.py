@@ -28,7 +28,7 @@ from .checks import (
     need_whole,
 )
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
-from .position_bias import RelativeTable, SinusoidalDistances, T5Bias
+from .position_bias import RelativeTable, SinusoidalDistances, T5Bias, TransientGlobals
 from .streams import PerLayerEmbedding
 
 Positions = LearnedPositions | Sinusoidal
@@ -305,8 +305,9 @@ class Encoder(Displayable):
     `token_types` is the number of segment types (0: no such input). `pooler` adds tanh(W x₀ + b) of the first token.
     `embed_scale`, `position_bias` and `final_norm` as in `Decoder`, but the norm is off by default. `embed_dim` is a
     narrower width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT). `relative` are the vectors
-    of relative positions that the layers' `DisentangledAttention` or `TransformerXLAttention` reads. `sentence` adds a
-    vector of the whole text. `mask_scaling` makes up for masked tokens.
+    of relative positions that the layers' `DisentangledAttention` or `TransformerXLAttention` reads, or what their
+    `TransientGlobalAttention` does. `sentence` adds a vector of the whole text. `mask_scaling` makes up for masked
+    tokens.
     """
 
     vocab: int
@@ -322,7 +323,7 @@ class Encoder(Displayable):
     embed_scale: float = 1.0
     position_bias: T5Bias | None = None
     embed_dim: int | None = None
-    relative: RelativeTable | SinusoidalDistances | None = None
+    relative: RelativeTable | SinusoidalDistances | TransientGlobals | None = None
     sentence: SentencePooling | None = None
     mask_scaling: MaskScaling | None = None
 
@@ -331,7 +332,7 @@ class Encoder(Displayable):
         need_whole(self, "token_types", least=0)
         need_whole(self, "embed_dim")
         need_modules(self, "final_norm")
-        need_kind(self, "relative", RelativeTable, SinusoidalDistances)
+        need_kind(self, "relative", RelativeTable, SinusoidalDistances, TransientGlobals)
         need_kind(self, "sentence", SentencePooling)
         need_kind(self, "mask_scaling", MaskScaling)
 

@@ -1,4 +1,4 @@
-"""Relative positions: a bias on the scores of attention, or vectors that take part in them."""
+"""Relative positions: a bias on the scores of attention, or vectors that take part in them, or keys in their blocks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import math
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
-from weft.ir.ops.elementwise import filled
+from weft.ir.ops.elementwise import filled, masked
+from weft.ir.ops.tensor import indices
 from weft.ir.recipes import Scale
 from weft.ir.recipes.frequencies import AlibiSlopes
-from weft.ir.types import dtypes
+from weft.ir.types import dtypes, sizes
 
 from .build import computed, module, param, provided, providing
 from .checks import need, need_kind, need_positive, need_whole
@@ -158,3 +159,88 @@ class SinusoidalDistances:
             "relative_table": table,
             "relative_rows": ops.where(forward, apart, ops.sub(length, apart), name="relative_rows"),
         }
+
+
+@module
+class TransientGlobals:
+    """The keys that the layers' `TransientGlobalAttention` sees, and their biases (Guo 2021, LongT5, arXiv 2112.07916).
+
+    A token sees those less than `window` tokens away, and a global one for every `block` tokens of the text; the tokens
+    behind the last whole block belong to that. Both have biases by distance as in `T5Bias`, of tokens and of blocks,
+    which all layers share: ``local.weight`` and ``blocks.weight`` [buckets, heads]. A field `relative` of `Encoder`.
+    """
+
+    heads: int
+    window: int
+    block: int
+    buckets: int = 32
+    max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads", "window", "block", "max_distance")
+        need_whole(self, "buckets", least=4)
+        reached = self.max_distance > self.buckets // 2
+        need(self, reached, f"max_distance={self.max_distance} must exceed half of buckets={self.buckets}")
+
+    def __call__(self, x: Value) -> dict[str, Value]:
+        """x [batch, seq, dim] → what `TransientGlobalAttention` reads, for runs of `window` queries and their keys:
+        3 · window tokens and all global ones.
+
+        ``global_members`` [batch, globals, seq]: 1 where a token belongs to a block. ``run_queries`` [runs · window]
+        and ``run_keys`` [runs, keys]: indices of tokens, behind which global ones are counted. ``run_mask``
+        [batch · runs, keys] and ``run_bias`` [batch · runs, heads, window, keys].
+        """
+        row, mask = provided("position_row"), provided("key_mask")
+        if row is None or mask is None:
+            raise WeftError("global tokens are sums of a whole text: give TransientGlobals to an Encoder")
+        (batch, seq, _), window = x.shape, self.window
+        runs, blocks = sizes.floordiv(seq + window - 1, window), sizes.maximum(1, sizes.floordiv(seq, self.block))
+        shown, last = ops.cast(mask, to=dtypes.bool_, name="shown"), ops.max(row, axes=(1,), name="last_position")
+        at, numbers = self._blocks(row, shown), indices(x, blocks, "blocks")
+        exist = ops.less_equal(ops.unsqueeze(numbers, axes=(0,)), ops.max(at, axes=(1,), keepdims=True))
+        members = ops.equal(ops.unsqueeze(at, axes=(1,)), ops.unsqueeze(numbers, axes=(0, 2)))
+        first = ops.affine(indices(x, runs, "runs"), by=window, name="run_starts")
+        near = ops.affine(indices(x, 3 * window, "offsets"), plus=-window, name="near_offsets")
+        tokens = ops.add(ops.unsqueeze(first, axes=(1,)), ops.unsqueeze(near, axes=(0,)), name="near_tokens")
+        inside = ops.logical_and(ops.less_equal(filled(tokens, 0), tokens), ops.less_equal(tokens, last))
+        tokens = ops.clip(ops.minimum(tokens, last), low=0, name="near_tokens")
+        seen = ops.logical_and(ops.gather(shown, tokens, axis=1), ops.unsqueeze(inside, axes=(0,)), name="near_shown")
+        exist = ops.expand(ops.unsqueeze(exist, axes=(1,)), shape=(batch, runs, blocks), name="globals_shown")
+        behind = ops.unsqueeze(ops.affine(ops.add(numbers, last), plus=1), axes=(0,))
+        behind = ops.expand(behind, shape=(runs, blocks), name="globals_behind")
+        queries = ops.minimum(indices(x, runs * window), last, name="run_queries")
+        of_query = ops.gather(at, queries, axis=1, name="run_blocks")
+        keys = ops.concat(seen, exist, axis=2, name="run_shown")
+        # In the dtype of x, also where a module of PyTorch is cast later.
+        ones = filled(ops.transpose(ops.slice(x, axis=2, start=0, stop=1), axes=(0, 2, 1)), 1.0)
+        return {
+            "global_members": ops.where(members, ones, filled(ones, 0.0), name="global_members"),
+            "run_queries": queries,
+            "run_keys": ops.concat(tokens, behind, axis=1, name="run_keys"),
+            "run_mask": ops.reshape(keys, shape=(batch * runs, keys.shape[2]), name="run_mask"),
+            "run_bias": self._bias(x, near, ops.reshape(of_query, shape=(batch * runs, window)), numbers),
+        }
+
+    def _blocks(self, row: Value, shown: Value) -> Value:
+        """The blocks [batch, seq] of the tokens at `row` [1, seq]: −1 of padding, and where no block is whole."""
+        width = filled(row, self.block)
+        ending = ops.logical_and(ops.equal(ops.mod(row, width), filled(row, self.block - 1)), shown)
+        whole = ops.sum(ops.cast(ending, to=dtypes.i64), axes=(1,), keepdims=True, name="whole_blocks")
+        counted = masked(shown, ops.floordiv(row, width), -1)
+        return ops.minimum(counted, ops.affine(whole, plus=-1), name="token_blocks")
+
+    def _bias(self, x: Value, near: Value, of_query: Value, blocks: Value) -> Value:
+        """The bias of tokens at `near` offsets from a run, and of all `blocks` [globals] by those `of_query` tokens
+        [batch · runs, window]."""
+        rows, window = of_query.shape
+        queries, keys = ops.unsqueeze(indices(x, window), axes=(0,)), ops.unsqueeze(near, axes=(0,))
+        tables = [param(f"{name}.weight", (self.buckets, self.heads)) for name in ("local", "blocks")]
+        local = ops.relative_position_bias(tables[0], queries, keys, max_distance=self.max_distance, name="local_bias")
+        apart = ops.abs(ops.sub(ops.unsqueeze(keys, axes=(1,)), ops.unsqueeze(queries, axes=(2,))))
+        within = ops.unsqueeze(ops.less(apart, filled(apart, window)), axes=(1,), name="within_window")
+        local = ops.expand(masked(within, local, -math.inf), shape=(rows, *local.shape[1:]))
+        numbers = ops.unsqueeze(blocks, axes=(0,))
+        side = ops.relative_position_bias(
+            tables[1], of_query, numbers, max_distance=self.max_distance, name="block_bias"
+        )
+        return ops.concat(local, side, axis=3, name="run_bias")

@@ -1,14 +1,18 @@
-"""Images and sound as sequences: patches that are embedded (Dosovitskiy 2020, ViT), convolutions over time."""
+"""Images and sound as sequences: patches that are embedded (Dosovitskiy 2020, ViT), convolutions over time, Fourier
+transforms."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
 from ..op import Array, OpCall, Size, TensorType, Value, case, fixed, normal, op, want
 from ..types import sizes
-from .elementwise import add, affine
+from .elementwise import add, affine, cast, cos, div, mod, mul, sin, sub
 from .products import linear, matmul
-from .tensor import expand, gather, iota, pad, reshape, slice_, swap, transpose, unsqueeze
+from .reduce import max as greatest
+from .tensor import gather, indices, iota, pad, reshape, swap, transpose, unsqueeze
 
 
 @op(
@@ -129,12 +133,48 @@ def _(n: OpCall) -> Value:
     (out, width, kernel), groups, (before, after) = n.weight.shape, n.groups, n.padding
     batch, frames = n.x.shape[0], _frames(n)
     padded = pad(n.x, axis=1, before=before, after=after) if before or after else n.x
-    # `iota` counts along an axis that exists: one number, repeated for every frame, makes it.
-    one = slice_(reshape(n.weight, shape=(out * width * kernel,)), axis=0, start=0, stop=1)
-    starts = affine(iota(expand(one, shape=(frames,)), axis=0), by=n.stride)
+    starts = affine(indices(n.x, frames), by=n.stride)
     at = add(unsqueeze(starts, axes=(1,)), unsqueeze(iota(n.weight, axis=2), axes=(0,)))  # [frames, kernel]
     windows = reshape(gather(padded, at, axis=1), shape=(batch, frames, kernel, groups, width))
     rows = reshape(transpose(windows, axes=(0, 3, 1, 2, 4)), shape=(batch, groups, frames, kernel * width))
     taps = reshape(transpose(n.weight, axes=(0, 2, 1)), shape=(groups, out // groups, kernel * width))
     y = reshape(transpose(matmul(rows, swap(taps)), axes=(0, 2, 1, 3)), shape=(batch, frames, out))
     return y if n.bias is None else add(y, n.bias)
+
+
+@op(cases=[case(normal(2, 5, 6)), case(normal(1, 1, 4)), case(normal(2, 12, 3)), case(normal(4, 7))])
+def fourier(x: Array) -> Array:
+    """The real part of the discrete Fourier transform of x [..., n, m] along its last two axes (Lee-Thorp 2021, FNet).
+
+    Re(F_n x F_m) = C_n (x C_m) − S_n (x S_m), with C and S the cosines and sines of 2π·i·j/n.
+    """
+    return np.asarray(np.fft.fft2(x).real)
+
+
+@fourier.infer
+def _(n: OpCall) -> None:
+    want(n.x.rank >= 2, f"x {n.x} must have two axes to transform")
+
+
+@fourier.cost
+def _(n: OpCall) -> Size:
+    count, width = n.x.shape[-2:]
+    flops: Size = sizes.product(n.x.shape) * (count + width) * 4
+    return flops
+
+
+@fourier.body
+def _(n: OpCall) -> Value:
+    (c_rows, s_rows), (c_columns, s_columns) = (_parts(n.x, axis) for axis in (n.x.type.rank - 2, n.x.type.rank - 1))
+    real = matmul(c_rows, matmul(n.x, c_columns))
+    return sub(real, matmul(s_rows, matmul(n.x, s_columns)))
+
+
+def _parts(x: Value, axis: int) -> tuple[Value, Value]:
+    """The cosines and sines [n, n] of an axis of x; products of indices are reduced as whole numbers, which f32 is not
+    precise enough for."""
+    at = iota(x, axis=axis)
+    size = affine(greatest(at, axes=(0,), keepdims=True), plus=1)
+    turns = mod(mul(unsqueeze(at, axes=(1,)), unsqueeze(at, axes=(0,))), size)
+    angles = affine(div(cast(turns, to=x.type.dtype), cast(size, to=x.type.dtype)), by=2 * math.pi)
+    return cos(angles), sin(angles)

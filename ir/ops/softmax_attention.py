@@ -311,7 +311,9 @@ def _(n: OpCall) -> Cost:
 def attention_states(n: OpCall) -> tuple[StateSpec, ...]:
     if n.causal:
         return caches(n.k, n.v, n.past_k, n.kv_heads, rolling=n.rolling, window=n.window, bits=n.cache_bits)
-    return () if n.k.shape[1] == n.q.shape[1] else cross_states(n.k, n.v)
+    # Rows that are parts of texts, as many as the texts are long, attend within one call: nothing is kept.
+    parts = len(sizes.names(n.q.shape[0])) > 1
+    return () if parts or n.k.shape[1] == n.q.shape[1] else cross_states(n.k, n.v)
 
 
 @attention.body

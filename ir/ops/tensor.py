@@ -9,6 +9,7 @@ from ..op import (
     Cost,
     OpCall,
     Shape,
+    Size,
     TensorType,
     Trait,
     Value,
@@ -261,6 +262,12 @@ def _(n: OpCall) -> TensorType:
 
 
 # -- compositions
+
+
+def indices(x: Value, size: Size, name: str | None = None) -> Value:
+    """0, 1, … below `size`, which need be the size of no axis: x lends a number to repeat."""
+    zero = slice_(iota(x, axis=x.type.rank - 1), axis=0, start=0, stop=1, name="zero")
+    return iota(expand(zero, shape=(size,), name="zeros"), axis=0, name=name)
 
 
 def swap(x: Value) -> Value:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from weft.ir import Graph, Node, Param, TensorType, Value, WeftError, ops
+from weft.ir.op import Trait
 from weft.ir.recipes.frequencies import RopeFrequencies, RopeScaling
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
@@ -171,7 +172,7 @@ def rotations_of(graph: Graph, layers: Sequence[Node], name: str, trace: Trace) 
     """
     readers: dict[Node, set[Node]] = {}
     for attention in graph.nodes:
-        if attention.op is ops.attention:
+        if Trait.ATTENTION in attention.op.traits:
             for rope in rotations(attention):
                 readers.setdefault(rope, set()).add(attention)
     found = {}

@@ -215,6 +215,33 @@ def attention(
     cache_bits: int | None = None,
     name: str | Sequence[str] | None = None,
 ) -> tuple[Value, Value]: ...
+def block_sparse_attention(
+    q: Value,
+    k: Value,
+    v: Value,
+    key_mask: Value | None = None,
+    *,
+    heads: int,
+    kv_heads: int,
+    block: int,
+    sides: int = 1,
+    first: int = 1,
+    last: int = 1,
+    first_weight: int = 1,
+    dense: int = 0,
+    scale: float | None = None,
+    name: str | None = None,
+) -> Value:
+    """softmax(scale · q kᵀ + ln c) v per head, c how often a query counts a key, 0 of keys that it does not see.
+
+    Blocks of `block` queries see blocks of keys (Child 2019, arXiv 1904.10509; Zaheer 2020, arXiv 2007.14062, BigBird):
+    `sides` on each side and their own, and the `first` first and `last` last ones, whose queries see all keys.
+    `weft.ir.schema.visible_blocks.VisibleBlocks` defines it, and how `first_weight` and `dense` change it. Not causal.
+
+    q [batch, seq, heads·d], k [batch, seq, kv_heads·d], v [batch, seq, kv_heads·dv] → [batch, seq, heads·dv]; heads,
+    `scale` and `key_mask` [batch, seq] as in `attention`. A row that sees nothing is 0.
+    """
+
 def cast(x: Value, *, to: DType = ..., name: str | None = None) -> Value:
     """x as another dtype. Between floats it is the identity: the reference computes in exact arithmetic."""
 

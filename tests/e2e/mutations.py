@@ -27,9 +27,10 @@ from weft.frontends import load_source
 from weft.ir import WeftError, interpret
 from weft.ir.graph import Graph
 
-from .families import LENGTH, ROWS, VOCAB, Row, error, reference
+from .families import LENGTH, ROWS, VOCAB, Row, encoder_case, error, reference
 
 TOLERANCE = 1e-4
+Text = np.ndarray | dict[str, np.ndarray]  # token ids [1, seq] of a decoder, the inputs of an encoder
 # Not of the architecture: names, tokens, training, generation, and what counts memory.
 SKIPPED = (
     *("model_type", "architectures", "transformers_version", "_name_or_path", "dtype", "torch_dtype", "id2label"),
@@ -149,8 +150,7 @@ def result(case: Case) -> str:
     with tempfile.TemporaryDirectory() as folder, quiet():
         try:
             model = row.save(Path(folder))
-            texts = [np.random.default_rng(seed).integers(3, VOCAB, (1, LENGTH)) for seed in (1, 2, 3)]
-            want = [reference(model, ids)[0] for ids in texts]
+            texts, want = asked(row, model)
         except Exception:  # of any kind: the model is transformers' to refuse
             return "no model"
         if not all(np.isfinite(w).all() and np.abs(w).max() <= 1e4 for w in want):
@@ -170,8 +170,20 @@ def result(case: Case) -> str:
     return f"wrong by {found:.1e}"
 
 
-def computed(graph: Graph, ids: np.ndarray) -> np.ndarray:
-    """The logits [seq, vocab] of `graph` in float64."""
+def asked(row: Row, model: torch.nn.Module) -> tuple[list[Text], list[np.ndarray]]:
+    """Return texts, and what transformers computes: logits of a decoder, vectors [tokens, dim] of an encoder."""
+    if row.is_encoder:
+        arguments, want, valid = encoder_case(row, model)
+        return [arguments], [want["last_hidden_state"][valid]]
+    texts = [np.random.default_rng(seed).integers(3, VOCAB, (1, LENGTH)) for seed in (1, 2, 3)]
+    return [*texts], [reference(model, ids)[0] for ids in texts]
+
+
+def computed(graph: Graph, ids: Text) -> np.ndarray:
+    """Compute in float64 the logits [seq, vocab] of `graph`, or of an encoder the vectors of all tokens but padding."""
+    if isinstance(ids, dict):
+        made = interpret(graph, {name: ids[name] for name in graph.inputs})["last_hidden_state"]
+        return np.asarray(made[ids["attention_mask"] != 0])
     feeds: dict[str, np.ndarray] = {"input_ids": ids}
     if "position_ids" in graph.inputs:
         feeds["position_ids"] = np.arange(ids.shape[1])[None]
@@ -179,10 +191,10 @@ def computed(graph: Graph, ids: np.ndarray) -> np.ndarray:
 
 
 def main(names: list[str]) -> None:
-    """Run all cases of the rows `names`, or of all decoders."""
+    """Run all cases of the rows `names`, or of all decoders and encoders."""
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
-    for name in names or [name for name, row in ROWS.items() if row.is_decoder]:
+    for name in names or [name for name, row in ROWS.items() if row.is_decoder or row.is_encoder]:
         for case in cases(name):
             found = result(case)
             counts[found.split(" ")[0]] += 1

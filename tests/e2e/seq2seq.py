@@ -26,6 +26,7 @@ T5 = {
     "relative_attention_max_distance": 20,
     "decoder_start_token_id": 0,
 }
+GLOBAL = {"encoder_attention_type": "transient-global", "local_radius": 3, "global_block_size": 4, "num_layers": 2}
 SWITCH = T5 | {
     "num_layers": 5,
     "num_decoder_layers": 4,
@@ -132,6 +133,7 @@ VARIED: dict[str, Seq2Seq] = {
         },
     ),
     "longt5": Seq2Seq("LongT5ForConditionalGeneration", T5 | {"local_radius": 3, "feed_forward_proj": "gated-gelu"}),
+    "longt5-global": Seq2Seq("LongT5ForConditionalGeneration", T5 | GLOBAL),
 }
 ALIKE: dict[str, Seq2Seq] = {  # in the table test, not in the zoo
     "pegasus-other-positions": Seq2Seq("PegasusForConditionalGeneration", BART),

@@ -55,6 +55,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "activation": ("mixtral", {"hidden_act": "mish"}, r"unknown activation 'mish'; .* \(needed for moe of a mixtral"),
     "too many": ("mixtral", {"num_experts_per_tok": 5}, "MoE: k=5 exceeds the 4 experts to choose from"),
     "no experts": ("qwen3-moe", {"num_local_experts": None}, "no key 'num_experts' "),
+    "landmarks": (
+        "nystromformer",
+        {"num_landmarks": 32},
+        "num_landmarks=32 differs from segment_means_seq_len=64: attention by landmarks is of texts of that one length",
+    ),
+    "blocks": ("big_bird", {"attention_type": "sparse"}, "attention_type='sparse' is not supported"),
     "quantized": (
         "gpt-oss",
         {"quantization_config": {"quant_method": "quark"}},

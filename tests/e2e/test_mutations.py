@@ -13,7 +13,7 @@ from .families import ROWS
 from .mutations import Case, cases, others, result
 
 FEW = 1  # cases of a family in a short run
-FIRST = {row.family: name for name, row in reversed(ROWS.items()) if row.is_decoder}  # a row of each family
+FIRST = {row.family: name for name, row in reversed(ROWS.items()) if row.is_decoder or row.is_encoder}  # one a family
 
 
 def chosen(name: str) -> list[Case]:
@@ -45,6 +45,8 @@ WRONG = [
     ("afmoe", "routed_scaling_factor", 3.0),
     ("jetmoe", "rms_norm_eps", 0.25),
     ("phi", "hidden_size", 65),
+    ("squeezebert", "layer_norm_eps", 0.25),
+    ("deberta", "pos_att_type", ["p2c", "p2c"]),
 ]
 
 

@@ -14,6 +14,7 @@ from weft import (
     ALiBi,
     Attention,
     Block,
+    BlockSparse,
     CrossAttention,
     Decoder,
     Encoder,
@@ -322,6 +323,7 @@ VARIANTS: dict[str, Model] = {
     "encoder, pre-norm": replace(encoder(Attention(3, rope=ROPE), arrangement="pre"), final_norm=LayerNorm()),
     "encoder, ALiBi": encoder(Attention(3, bias=ALiBi()), norm=RMSNorm(), arrangement="pre"),
     "encoder, T5 bias": encoder(Attention(3, bias=T5Bias(8, 20))),
+    "encoder, blocks": encoder(Attention(6, 2, 4, ROPE, sparse=BlockSparse(3, first_weight=2, dense=4), **BIASED)),
     "encoder, narrow embedding": replace(encoder(Attention(3)), embed_dim=11, token_types=2, pooler=True),
     "encoder-decoder": EncoderDecoder(
         Encoder(VOCAB, DIM, 1, Block(Attention(3), FEED, RMSNorm()), Sinusoidal(LENGTH), final_norm=RMSNorm()),

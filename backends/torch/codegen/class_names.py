@@ -19,6 +19,7 @@ KINDS = {  # what stands in the place of an attention, or is a feed-forward
     "gated_linear_attention": "GatedLinearAttention",
     "gated_delta_rule": "GatedDeltaNet",
     "relative_attention": "RelativeAttention",
+    "block_sparse_attention": "BlockSparseAttention",
     "scan": "Recurrence",
     "moe": "MoE",
     **dict.fromkeys(("glu", "relu", "relu2", "gelu", "elu"), "FeedForward"),

@@ -191,3 +191,16 @@ def _relative_attention(e: Emitter, node: Node) -> None:
             mask = e.emit("{0} & {1}", mask, shown_keys(e, key_mask), name="mask", replaces=0)
     call = Call("relative_attention").give(q, k, v, node.required("key_table"), node.operand("value_table"))
     e.set_heads(node.output, heads, call.give(apart, mask).emit(e, name="x"))
+
+
+@lowering(ops.block_sparse_attention)
+def _block_sparse_attention(e: Emitter, node: Node) -> None:
+    heads, kv_heads, mask = node.attrs["heads"], node.attrs["kv_heads"], node.operand("key_mask")
+    call = Call("block_sparse_attention").give(e.heads(node.required("q"), heads, "q"))
+    call.give(*(e.heads(node.required(name), kv_heads, name) for name in "kv"))
+    if mask is not None:
+        call.give(shown_keys(e, mask))
+    for name, attr in node.op.attrs.items():
+        if name not in ("heads", "kv_heads"):
+            call.set(name, node.attrs[name], attr.default)
+    e.set_heads(node.output, heads, call.emit(e, name="x"))

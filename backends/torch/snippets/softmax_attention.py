@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .indexing import softmax_or_zeros, wide
@@ -40,3 +43,68 @@ def attention(
 def last_rows(x: Tensor, last: Tensor) -> Tensor:
     """Of x [batch, seq, width] the tokens numbered `last` [batch]: [batch, 1, width]."""
     return x[torch.arange(len(x), device=x.device), last][:, None]
+
+
+def block_counts(
+    length: int, block: int, sides: int, first: int, last: int, first_weight: int, dense: int, like: Tensor
+) -> Tensor:
+    """Counts of keys by queries in block-sparse attention, [length, length]: 0 where a query does not see a key."""
+    at = torch.arange(length, device=like.device) // block
+    ends = (at < first) | (at >= at[-1:] + 1 - last)
+    near = (at[:, None] - at).abs() <= sides
+    counts = (near | ends) * torch.where(at < first, first_weight, 1)
+    sees_all = ends[:, None] | (torch.ones_like(at).sum() <= dense)
+    return torch.where(sees_all, 1, counts)
+
+
+def block_sparse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shown: Tensor | None = None,
+    *,
+    block: int,
+    sides: int = 1,
+    first: int = 1,
+    last: int = 1,
+    first_weight: int = 1,
+    dense: int = 0,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(scale · q kᵀ) v of q [batch, heads, seq, d] and k, v [batch, kv_heads, seq, d], in blocks of `block`
+    tokens (Zaheer 2020, arXiv 2007.14062): they see `sides` blocks on each side, the `first` first and the `last` last
+    ones, whose queries see all keys that are `shown` [batch, 1, 1, seq].
+
+    Keys of the first blocks count `first_weight` times; texts of at most `dense` tokens see all keys.
+    """
+    length, groups = q.shape[2], q.shape[1] != k.shape[1]
+    if torch.compiler.is_exporting():  # for all lengths: which blocks are gathered depends on the length
+        bias = block_counts(length, block, sides, first, last, first_weight, dense, q).log().to(q.dtype)
+        bias = bias if shown is None else bias.masked_fill(~shown, -torch.inf)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=groups)
+    if length <= dense:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=shown, scale=scale, enable_gqa=groups)
+    count = -(-length // block)
+    qb, kb, vb = (
+        F.pad(x, (0, 0, 0, count * block - length)).unflatten(2, (count, block)).transpose(1, 2) for x in (q, k, v)
+    )  # [batch, count, heads, block, d]
+    numbers = torch.arange(count, device=q.device)
+    ends = torch.cat((numbers[:first], numbers[max(count - last, first) :]))
+    near = numbers[:, None] + torch.arange(-sides, sides + 1, device=q.device)
+    seen = torch.cat((ends.expand(count, -1), near.clamp(0, count - 1)), 1)  # blocks that a block sees
+    there = torch.cat((torch.ones_like(ends).expand(count, -1), (near >= first) & (near < count - last)), 1) > 0
+    tokens = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool)
+    tokens = F.pad(tokens if shown is None else tokens & shown[:, 0, 0], (0, count * block - length))
+    visible = (tokens.unflatten(1, (count, block))[:, seen] & there[:, :, None]).flatten(2)
+    empty = ~visible.any(2, keepdim=True)  # blocks of padding: not every kernel has gradients of rows that see nothing
+    bias = (visible | empty).log().to(q.dtype)  # 0 or −∞
+    bias[:, :, : min(first, count) * block] += math.log(first_weight)
+    kb, vb = (x[:, seen].transpose(2, 3).flatten(3, 4).flatten(0, 1) for x in (kb, vb))
+    mask = bias.flatten(0, 1)[:, None, None]
+    y = F.scaled_dot_product_attention(qb.flatten(0, 1), kb, vb, attn_mask=mask, scale=scale, enable_gqa=groups)
+    y = y.unflatten(0, (-1, count)).masked_fill(empty[..., None, None], 0)
+    if len(ends):
+        some = qb[:, ends].transpose(1, 2).flatten(2, 3)
+        whole = F.scaled_dot_product_attention(some, k, v, attn_mask=shown, scale=scale, enable_gqa=groups)
+        y = y.index_copy(1, ends, whole.unflatten(2, (-1, block)).transpose(1, 2).to(y.dtype))
+    return y.transpose(1, 2).flatten(2, 3)[:, :, :length]

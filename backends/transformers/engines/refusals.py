@@ -45,6 +45,8 @@ def _common(base: BaseModel) -> Iterator[str]:
         yield "recurrent layers keep states, not keys"
     if ops.relative_attention in others:
         yield "relative keys and values are in no attention function"
+    if any(n.op is ops.block_sparse_attention for n in graph.nodes):
+        yield "blocks of keys are in no attention function"
     if e.shared:
         yield "layers share weights, so a module has several caches"
     if base.count_field != "num_hidden_layers":

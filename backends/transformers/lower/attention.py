@@ -18,7 +18,9 @@ FETCH = "ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation,
 
 
 @lowers(ops.attention)
-def _attention(e: ShellEmitter, node: Node) -> Operand:
+def _attention(e: ShellEmitter, node: Node) -> Operand | None:
+    if not of_texts(node):
+        return None  # runs of tokens with masks of their own: PyTorch's operator, as in plain modules
     a, width = node.attrs, node.required("q").width
     heads, kv_heads = a["heads"], a["kv_heads"]
     q, k = e.heads(node.required("q"), heads, "q"), e.heads(node.required("k"), kv_heads, "k")
@@ -50,6 +52,11 @@ def _attention(e: ShellEmitter, node: Node) -> Operand:
     made = e.emit(text, *operands, leaf, *([CACHE, INDEX] if kept and e.shared else [CACHE] if kept else []), name="x")
     _tell(e, told)
     return made
+
+
+def of_texts(node: Node) -> bool:
+    """Return whether the queries of an attention are the tokens of texts, a row each."""
+    return node.required("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
 
 
 def _alone(node: Node) -> bool:

@@ -109,7 +109,9 @@ def _alibi(e: ShellEmitter, node: Node) -> Operand:
 
 
 @lowers(ops.relative_position_bias)
-def _relative_position_bias(e: ShellEmitter, node: Node) -> Operand:
+def _relative_position_bias(e: ShellEmitter, node: Node) -> Operand | None:
+    if node.required("queries").shape[1] not in {v.shape[1] for v in node.graph.inputs.values() if len(v.shape) > 1}:
+        return None  # distances of other things than the tokens of a call
     part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
     text = f"{part}({{0}}, {{1}}, {node.attrs['max_distance']})"
     return e.emit(text, node.required("table"), distances(e), name="bias")

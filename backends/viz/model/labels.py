@@ -28,7 +28,7 @@ KINDS = {
 MEANINGS = KINDS | {sign_kind(sign): sign for sign in SIGNS}
 _KIND = {
     "embedding": "embedding", "rms_norm": "norm", "layer_norm": "norm", "add_norm": "norm", "norm_linear": "linear",
-    "attention": "attention", "relative_attention": "attention",
+    "attention": "attention", "relative_attention": "attention", "block_sparse_attention": "attention",
     "rope": "position", "alibi": "position", "relative_position_bias": "position",
     "glu": "feed-forward", "gelu": "feed-forward", "relu": "feed-forward", "relu2": "feed-forward",
     "swish": "feed-forward", "elu": "feed-forward", "tanh": "feed-forward", "sigmoid": "feed-forward",
@@ -138,6 +138,8 @@ def attention_name(v: Vertex) -> str:
     heads, kv = int(v.attrs.get("heads", 1)), int(v.attrs.get("kv_heads") or v.attrs.get("heads", 1))
     if v.op == "relative_attention":
         return "Relative attention"
+    if v.op == "block_sparse_attention":
+        return "Block-sparse attention"
     if v.attrs.get("value_dim"):
         return "Latent attention"
     return "Multi-head attention" if kv == heads else "Multi-query attention" if kv == 1 else "Grouped-query attention"
@@ -165,6 +167,8 @@ def _attention_facts(v: Vertex) -> Iterable[str]:
     yield f"{heads} heads" if not kv or kv == heads or kv == "1" else f"{heads} heads, {kv} KV heads"
     if window := v.attrs.get("window"):
         yield f"window {_number(window)}"
+    if block := v.attrs.get("block"):
+        yield f"blocks of {_number(block)}"
     if (pattern := v.text("pattern", "dense")) != "dense":
         yield pattern
     if "sinks" in [*v.roles, *(w.name.rpartition(".")[2] for w in v.weights)]:

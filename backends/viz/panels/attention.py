@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.ir.ops import rolling
+from weft.ir.schema.visible_blocks import VisibleBlocks
 
 from ..model.labels import RECURRENT
 from ..model.network import Network, Vertex
@@ -59,6 +60,7 @@ def title(kind: Kind) -> str:
     more = [] if kind.keys.pattern == "dense" else [f"{kind.keys.pattern} by {kind.keys.stride:,}"]
     more += [f"window {kind.keys.window:,}"] if kind.keys.window is not None else []
     more += [f"first {kind.keys.keep_first} kept"] if kind.keys.keep_first else []
+    more += [f"blocks of {kind.blocks.block:,}"] if kind.blocks is not None else []
     return ", ".join([first, *more, *(["sinks"] if kind.sinks else [])])
 
 
@@ -73,11 +75,16 @@ def shrunk(kind: Kind) -> Kind:
     if window is not None and window > TOKENS // 2:
         window = stride * 3 if kind.keys.pattern == "dilated" else SMALL
     first = min(kind.keys.keep_first, KEPT)
+    if (blocks := kind.blocks) is not None:
+        few = {name: min(getattr(blocks, name), 2) for name in ("block", "sides", "first", "last")}
+        kind = replace(kind, blocks=replace(blocks, **few, dense=0))
     return replace(kind, keys=replace(kind.keys, window=window, stride=stride, summary=summary, keep_first=first))
 
 
 def mask(kind: Kind) -> Any:
     """Compute the mask of a short text, bool [queries, keys] (True: visible), with the op's reference."""
+    if kind.blocks is not None:
+        return kind.blocks.counts(TOKENS) > 0
     keys = SOURCE if kind.cross else TOKENS
     query, key = np.arange(TOKENS)[:, None], np.arange(keys)[None]
     return kind.keys.mask(query, key)
@@ -87,6 +94,8 @@ def _sentences(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
     """The true numbers, in sentences."""
     if kind.cross:
         yield "Every token attends to all source tokens."
+    elif kind.blocks is not None:
+        yield from _in_blocks(kind.blocks, small.blocks or kind.blocks)
     elif kind.keys.causal:
         yield "Causal: a token attends to itself and earlier tokens."
     else:
@@ -117,6 +126,19 @@ SENTENCES: dict[str, str] = {  # about patterns; a test asks for each
     "fixed": "Tokens of the same block of {stride:,}{drawn}, and the last {summary:,} of every block (Child 2019).",
     "chunked": "Tokens of the same block of {stride:,}{drawn}.",
 }
+
+
+def _in_blocks(blocks: VisibleBlocks, small: VisibleBlocks) -> Iterator[str]:
+    drawn = f" ({small.block} in the picture)" if small.block != blocks.block else ""
+    yield f"Bidirectional, in blocks of {blocks.block:,} tokens{drawn} (Zaheer 2020)."
+    yield (
+        f"A token attends to its own block and {blocks.sides} on each side, "
+        f"the first {blocks.first} and the last {blocks.last}, whose tokens attend to all."
+    )
+    if blocks.first_weight > 1:
+        yield f"Keys of the first blocks count {blocks.first_weight} times."
+    if blocks.dense:
+        yield f"In texts of at most {blocks.dense:,} tokens a token attends to all tokens."
 
 
 def _patterned(kind: Kind, small: Kind) -> Iterator[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from weft.ir.schema.visible_blocks import VisibleBlocks
 from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..model.network import Network, Vertex
@@ -20,6 +21,7 @@ class Kind:
 
     `sinks` says that every head has a learned score beside those of keys, `cross` that keys are those of another text,
     `latent` that keys and values are made of what all heads share (DeepSeek-V2).
+    `blocks` says which keys are seen where they are seen in blocks.
     """
 
     heads: int
@@ -28,13 +30,15 @@ class Kind:
     sinks: bool
     cross: bool
     latent: bool
+    blocks: VisibleBlocks | None = None
 
 
 def attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
-    """Every softmax attention with its kind, in order."""
-    lengths = _lengths(network)
+    """Every softmax attention of texts with its kind, in order; not those in parts of texts, whose keys are theirs."""
+    shapes = _shapes(network)
+    lengths = {name: shape[1] for name, shape in shapes.items()}
     for v in network.vertices:
-        if v.meant.attends:
+        if v.meant.attends and not any("*" in shapes[name][0] for name in v.meant.reads[:1] if name in shapes):
             yield v, _kind(v.meant, lengths)
 
 
@@ -60,14 +64,17 @@ def _kind(v: Vertex, lengths: Mapping[str, str]) -> Kind:
         "sinks" in v.roles or any(w.name.rpartition(".")[2] == "sinks" for w in v.weights),
         None not in (q, k) and q != k,
         "value_dim" in v.attrs,
+        VisibleBlocks(**{f.name: int(v.attrs[f.name]) for f in fields(VisibleBlocks) if f.name in v.attrs})
+        if v.op == "block_sparse_attention"
+        else None,
     )
 
 
-def _lengths(network: Network) -> dict[str, str]:
-    """The second size of every value, which counts tokens: of [batch, seq, …] it is "seq"."""
+def _shapes(network: Network) -> dict[str, list[str]]:
+    """The sizes of every value; the second counts tokens: of [batch, seq, …] it is "seq"."""
     types = [*network.inputs.items(), *(made for v in network.vertices for made in zip(v.makes, v.types, strict=False))]
     sizes = {name: text.partition("[")[2].rstrip("]").split(", ") for name, text in types}
-    return {name: shape[1] for name, shape in sizes.items() if len(shape) > 1}
+    return {name: shape for name, shape in sizes.items() if len(shape) > 1}
 
 
 def grouped(network: Network) -> dict[Kind, list[Vertex]]:

@@ -43,7 +43,7 @@ class Seen:
         for value, array in zip(node.outputs, outputs, strict=True):
             if any(_looked_at(user) for user in value.users):
                 self.kept[value] = array
-        if Trait.ATTENTION in node.op.traits:
+        if _attends(node):
             self.weights[node] = attention_weights(node, self._operands(node))
         elif node.op is ops.moe:
             combine = self._value(node.operand("combine"))
@@ -64,7 +64,14 @@ class Seen:
 
 
 def _looked_at(node: Node) -> bool:
-    return node.op is ops.moe or Trait.ATTENTION in node.op.traits
+    return node.op is ops.moe or _attends(node)
+
+
+def _attends(node: Node) -> bool:
+    """Return whether the node is a softmax attention of texts: that of parts of them has no weights of all pairs."""
+    if Trait.ATTENTION not in node.op.traits:
+        return False
+    return node.required("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
 
 
 def attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array:
@@ -114,9 +121,10 @@ def check(graph: Graph, count: int) -> None:
     context = graph.meta.get("context")
     if context and count > context:
         raise WeftError(f"the prompt has {count} tokens; {graph.name} is made for {context}")
-    heads = sum(node.attrs["heads"] for node in graph.nodes if Trait.ATTENTION in node.op.traits)
+    heads = sum(node.attrs["heads"] for node in graph.nodes if _attends(node))
+    each = MOST / max(1, heads)
     # n(n + 1) / 2 weights a head where tokens see earlier ones only, else n²: solved for n.
-    most = int(((8 * MOST / max(1, heads) + 1) ** 0.5 - 1) / 2) if _predicts(graph) else int((MOST / heads) ** 0.5)
+    most = int(((8 * each + 1) ** 0.5 - 1) / 2) if _predicts(graph) else int(each**0.5)
     if count > most:
         raise WeftError(f"the prompt has {count} tokens; a page shows the {heads} heads of at most {most}: shorten it")
 
@@ -128,12 +136,12 @@ def _predicts(graph: Graph) -> bool:
 def _packed(node: Node, weights: Array) -> dict[str, Any]:
     """Weights as bytes, head by head and row by row; of a causal attention row i is i + 1 long."""
     steps = np.round(weights * 255).astype(np.uint8)
-    rows = [row[: i + 1] if node.attrs["causal"] else row for head in steps for i, row in enumerate(head)]
+    rows = [row[: i + 1] if node.attrs.get("causal", False) else row for head in steps for i, row in enumerate(head)]
     return {
         "where": layers([node.scope or node.output.name]) or node.output.name,
         "at": node.output.name,
         "heads": len(weights),
-        "causal": node.attrs["causal"],
+        "causal": node.attrs.get("causal", False),
         "weights": base64.b64encode(np.concatenate(rows).tobytes()).decode(),
     }
 

@@ -14,6 +14,7 @@ from ...dsl import (
     Attention,
     AudioEncoder,
     Block,
+    BlockSparse,
     CrossAttention,
     Decoder,
     Encoder,
@@ -35,6 +36,7 @@ from ...dsl import (
     SoundStem,
     T5Bias,
     Temperature,
+    TransientGlobals,
 )
 from ...dsl.layers import Norm
 
@@ -109,6 +111,8 @@ class Settings:
     sub_norm: bool = False  # before the last linear map of both sublayers
     pattern: str | tuple[str, ...] = "dense"
     stride: int = 1
+    sparse: BlockSparse | None = None
+    value_conv: int | None = None
     mixer: Any = None
     # feed-forward
     activation: str = "silu"
@@ -128,7 +132,7 @@ class Settings:
     per_layer: PerLayerEmbedding | None = None
     spread: Any = None  # into several residual streams, and back
     gather: Any = None
-    relative: RelativeTable | SinusoidalDistances | None = None
+    relative: RelativeTable | SinusoidalDistances | TransientGlobals | None = None
     sentence: SentencePooling | None = None
     mask_scaling: MaskScaling | None = None
     token_types: int = 0
@@ -284,7 +288,7 @@ def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
 def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
     """The block of a layer's settings, with attention to an encoder if `cross`."""
     # Positions of the source are not those of the text.
-    apart = replace(s, rope=None, bias=None, window=None, temperature=None)
+    apart = replace(s, rope=None, bias=None, window=None, temperature=None, sparse=None, value_conv=None)
     memory = _attention(apart, norm, CrossAttention) if cross else None
     ffn = s.moe or _feed_forward(s, norm)
     mixer = s.mixer or _attention(s, norm)

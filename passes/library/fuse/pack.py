@@ -92,7 +92,7 @@ class PackQkv(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for attention in graph.nodes:
-            if attention.op is not ops.attention:
+            if attention.op not in (ops.attention, ops.block_sparse_attention):
                 continue
             linears: dict[Node, str] = {}
             for role in "qkv":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from weft.ir import Graph, Node, Param, Recipe, WeftError, interpret, ops
+from weft.ir import Graph, Node, Param, Recipe, WeftError, interpret
 from weft.ir.recipes import MeanPool
 
 from ...analysis.projections import Branch, branch_of, output_of, unpacked
@@ -157,7 +157,7 @@ class MhaToGqa(Pass):
         """When the merged heads are equal, nothing is lost."""
         equal = equivalence.stage(before)
         for node in equal.nodes:
-            if node.op is ops.attention and not node.attrs["kv_heads"] % self.kv_heads:
+            if "kv_heads" in node.attrs and not node.attrs["kv_heads"] % self.kv_heads:
                 for branch in (branch_of(node, role) for role in "kv" if node.operand(role) is not None):
                     if isinstance(branch, Branch):
                         _equalize(branch, int(node.attrs["kv_heads"]), self.kv_heads)

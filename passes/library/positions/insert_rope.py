@@ -100,6 +100,8 @@ class InsertRope(ScalingArguments, Pass):
 
     def _misfit(self, node: Node) -> str | None:
         """Say why the attention `node` cannot be rotated; None if it can."""
+        if node.op is ops.block_sparse_attention:
+            return "its keys are seen in blocks, which insert-rope does not check"
         if node.op is not ops.attention:
             return f"{node.op.name} has positions already (strip-positions removes them)"
         if node.attrs["cache_bits"] is not None:

@@ -20,6 +20,7 @@ from weft.backends.torch.snippets import (
     products,
     recurrences,
     routing,
+    softmax_attention,
     state_space,
 )
 from weft.ir.op import Case, Op
@@ -276,6 +277,14 @@ def relative_attention(
     return (y,) if past_k is None else (y, k, v)
 
 
+def block_sparse_attention(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, *, heads: int, kv_heads: int, **attrs: Any
+) -> Tensor:
+    qh, kh, vh = (t.unflatten(-1, (n, -1)).transpose(1, 2) for t, n in ((q, heads), (k, kv_heads), (v, kv_heads)))
+    shown = None if key_mask is None else (key_mask != 0)[:, None, None]
+    return softmax_attention.block_sparse_attention(qh, kh, vh, shown, **attrs).transpose(1, 2).flatten(2)
+
+
 def head_linear(x: Tensor, weight: Tensor, *, heads: int, inverse: bool = False) -> Tensor:
     part = products.head_linear_inverse if inverse else products.head_linear
     return part(x, weight, heads)
@@ -296,6 +305,7 @@ CALLS: dict[str, Callable[..., Tensor | Tensors]] = {
     "relative_position_bias": relative_position_bias,
     "alibi": alibi,
     "relative_attention": relative_attention,
+    "block_sparse_attention": block_sparse_attention,
     "head_linear": head_linear,
     "gather_rows": indexing.gather_rows,
     "scatter_rows": lambda x, rows, indices, axis=1: indexing.scatter_rows(x, rows, indices, axis),

@@ -117,6 +117,12 @@ TABLES: dict[
         "key_table value_table",
         CAUSAL,
     ),
+    "blocks of keys": (
+        "block_sparse_attention",
+        lambda b, s: (*(normal(b, s, 6),) * 3, np.arange(s) < np.full((b, 1), s - 1)),
+        "",
+        {"heads": 3, "kv_heads": 3, "block": 4, "first_weight": 3, "dense": 64},
+    ),
     "buckets of distances": (
         "relative_position_bias",
         lambda b, s: (normal(8, 3), ints(b, s, high=99), ints(b, s, high=99)),

@@ -216,6 +216,7 @@ def test_embeddings_take_the_place_of_tokens(tmp_path: Path) -> None:
         ("variant/chunked", "transformers generate_batch", "attention in chunks"),
         ("variant/experts that choose", "transformers generate_batch", "experts choose among all tokens"),
         ("variant/relative", "vLLM", "relative keys and values"),
+        ("variant/encoder, blocks", "vLLM", "blocks of keys"),
         ("variant/latent, expanded", "SGLang", "values have another width than keys"),
     ],
 )

@@ -10,7 +10,22 @@ import numpy as np
 import pytest
 
 import weft
-from weft import MLA, Attention, Block, Decoder, GatedMLP, Mamba, RMSNorm, RoPE, load_source
+from weft import (
+    MLA,
+    MLP,
+    Attention,
+    Block,
+    BlockSparse,
+    Decoder,
+    Encoder,
+    GatedMLP,
+    Mamba,
+    RMSNorm,
+    RoPE,
+    TransientGlobalAttention,
+    TransientGlobals,
+    load_source,
+)
 from weft.backends.viz import panels
 from weft.backends.viz.model.network import network
 from weft.backends.viz.panels import attention
@@ -76,6 +91,32 @@ def test_encoders_sources_and_sinks() -> None:
     assert set(both["mask"]) == {"1" * 24} and set(cross["mask"]) == {"1" * 16} and cross["cross"]
     (sinks,) = told(model({"sinks": True}))["attention"]["kinds"]
     assert sinks["sinks"] and any("extra logit" in text for text in sinks["sentences"])
+
+
+@pytest.mark.parametrize(
+    ("sparse", "scaled"), [(BlockSparse(2), False), (BlockSparse(64, sides=3, first_weight=4, dense=704), True)]
+)
+def test_blocks(sparse: BlockSparse, scaled: bool) -> None:
+    graph = load_source(Encoder(50, 32, 2, Block(Attention(4, sparse=sparse), MLP(48)))).graph
+    (found,) = told(graph)["attention"]["kinds"]
+    n, block = attention.TOKENS, np.arange(attention.TOKENS) // 2
+    sides, last = min(sparse.sides, 2), (n - 1) // 2
+    near = abs(block[:, None] - block) <= sides
+    ends = (block == 0) | (block == last)
+    assert found["mask"] == ["".join("01"[int(x)] for x in row) for row in near | ends | ends[:, None]]
+    assert (found["scaled"], found["title"]) == (scaled, f"Both ways, blocks of {sparse.block}")
+    texts = " ".join(found["sentences"])
+    assert ("count 4 times" in texts) == ("at most 704 tokens" in texts) == ("(2 in the picture)" in texts) == scaled
+    assert told(graph)["attention"]["reach"] is None
+
+
+def test_attention_in_parts_of_texts_has_no_picture_of_a_mask() -> None:
+    layers = Block(TransientGlobalAttention(4), MLP(48)), Block(Attention(4), MLP(48))
+    relative = TransientGlobals(4, window=4, block=2)
+    for chosen, wheres in ((layers, ["layer 1"]), (layers[:1], [])):
+        graph = load_source(Encoder(50, 32, [*chosen], relative=relative)).graph
+        found = told(graph).get("attention", {"kinds": []})
+        assert [kind["where"] for kind in found["kinds"]] == wheres
 
 
 def test_a_rolling_cache_holds_what_writing_puts_there() -> None:

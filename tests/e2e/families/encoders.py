@@ -18,6 +18,7 @@ XLNET = {"vocab_size": VOCAB, "d_model": 64, "n_layer": 3, "n_head": 4, "d_inner
 XLM = {"vocab_size": VOCAB, "emb_dim": 64, "n_layers": 3, "n_heads": 4, "max_position_embeddings": 64} | {
     "pad_token_id": 0
 }
+SPARSE = {"block_size": 2, "num_random_blocks": 3}  # texts of up to 22 tokens see all of themselves
 DISENTANGLED = {"relative_attention": True, "pos_att_type": "p2c|c2p"}
 
 ROWS = {
@@ -42,7 +43,7 @@ ROWS = {
     ),
     "nomic_bert": Row("NomicBertModel", COMMON),
     "longformer": Row("LongformerModel", COMMON | {"pad_token_id": 1, "attention_window": [WINDOW, 4, WINDOW]}),
-    "big_bird": Row("BigBirdModel", COMMON | {"rescale_embeddings": True, "use_bias": False}),
+    "big_bird": Row("BigBirdModel", COMMON | SPARSE | {"rescale_embeddings": True, "use_bias": False}),
     "esm": Row(
         "EsmModel",
         COMMON | {"pad_token_id": 1, "mask_token_id": 91, "token_dropout": True, "position_embedding_type": "rotary"},
@@ -50,6 +51,7 @@ ROWS = {
     "convbert": Row("ConvBertModel", COMMON | {"embedding_size": 24}),
     "xlnet": Row("XLNetModel", XLNET),
     "fnet": Row("FNetModel", COMMON),
+    "nystromformer": Row("NystromformerModel", COMMON | {"conv_kernel_size": 5}),
     "deberta-v2": Row("DebertaV2Model", COMMON | DISENTANGLED | {"position_buckets": 8, "norm_rel_ebd": "layer_norm"}),
     "deberta-v2-shared": Row(
         "DebertaV2Model",
@@ -82,7 +84,12 @@ ALIKE = {
         "DebertaV2Model", COMMON | DISENTANGLED | {"conv_kernel_size": 3, "conv_groups": 2, "conv_act": "gelu"}
     ),
     "deberta-p2c": Row("DebertaModel", COMMON | DISENTANGLED | {"pos_att_type": ["p2c"]}),
+    "big_bird-rest": Row("BigBirdModel", COMMON | {"block_size": 3, "num_random_blocks": 1}),
+    "big_bird-dense": Row("BigBirdModel", COMMON),
     "big_bird-full": Row("BigBirdModel", COMMON | {"attention_type": "original_full", "hidden_act": "relu"}),
+    "nystromformer-relu": Row(
+        "NystromformerModel", COMMON | {"num_landmarks": 8, "segment_means_seq_len": 8, "hidden_act": "relu"}
+    ),
     "roformer": Row("RoFormerModel", COMMON | {"embedding_size": 24}, fixed=("embed_positions.weight",)),
     "roformer-equal": Row("RoFormerModel", COMMON | {"hidden_act": "relu"}, fixed=("embed_positions.weight",)),
     "xlm": Row("XLMModel", XLM),

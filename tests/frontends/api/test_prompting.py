@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from weft import load_source
+from weft import MLP, Attention, Block, BlockSparse, Encoder, FourierMixing, load_source
 from weft.backends.viz.panels import prompts
 from weft.frontends.api.draw.prompting import attended
 from weft.frontends.cli import cli
@@ -143,3 +143,17 @@ def test_a_prompt_on_real_weights(smollm2_gguf: Path, tmp_path: Path) -> None:
     assert len(page) < 600_000
     likely = page.split('"next":')[1].split('"experts"')[0].rsplit('"likely":', 1)[1]
     assert likely.startswith('[[" Rome",0.')
+
+
+def test_encoders_in_blocks_and_without_attention() -> None:
+    attention, mixing = (Block(m, MLP(24)) for m in (Attention(2, sparse=BlockSparse(2)), FourierMixing()))
+    graph = load_source(Encoder(99, 16, [attention, mixing])).graph
+    (layer,) = prompts.data(graph, IDS, text, lambda done, count: None)["layers"]
+    block = np.arange(N) // 2
+    ends = (block == 0) | (block == block[-1])
+    seen = (abs(block[:, None] - block) < 2) | ends | ends[:, None]
+    weights = unpacked(layer)
+    assert (weights[:, ~seen] == 0).all() and (weights[:, seen] > 0).all()
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=N / 255)
+    none = prompts.data(load_source(Encoder(99, 16, [mixing])).graph, IDS, text, lambda done, count: None)
+    assert none["layers"] == []

@@ -14,6 +14,7 @@ from weft.frontends.dsl import (
     ALiBi,
     Attention,
     Block,
+    BlockSparse,
     CrossAttention,
     Decoder,
     Encoder,
@@ -39,6 +40,8 @@ from weft.frontends.dsl import (
     ShortConv,
     Sinusoidal,
     T5Bias,
+    TransientGlobalAttention,
+    TransientGlobals,
     linear,
     module,
     param,
@@ -74,6 +77,14 @@ INF, NAN = float("inf"), float("nan")
         (lambda: Attention(8, bias=ALiBi), "Attention: bias=<class .*ALiBi'> is not a module: call it"),
         (lambda: Attention(8, qk_norm_full=True), "Attention: qk_norm_full needs a qk_norm"),
         (lambda: Attention(8, head_dim=6, rope=RoPE(fraction=0.5)), "RoPE: dim=3 must be even and at most head_dim=6"),
+        (lambda: BlockSparse(0), "BlockSparse: block=0 must be a whole number of at least 1"),
+        (lambda: BlockSparse(4, sides=-1), "BlockSparse: sides=-1 must be a whole number of at least 0"),
+        (lambda: BlockSparse(4, first=0, first_weight=2), "BlockSparse: first_weight=2 is for first blocks"),
+        (lambda: Attention(8, value_conv=4), "Attention: value_conv=4 must be odd"),
+        (lambda: Attention(8, kv_heads=2, value_conv=3), "Attention: value_conv needs values of every head"),
+        (lambda: Attention(8, sparse=4), "Attention: sparse=4 must be BlockSparse"),
+        (lambda: Attention(8, sparse=BlockSparse(4), window=3), "Attention: sparse and window exclude each other"),
+        (lambda: Attention(8, sparse=BlockSparse(4), sinks=True), "Attention: sparse and sinks exclude each other"),
         (lambda: RoPE(dim=5), "RoPE: dim=5 must be even"),
         (lambda: RoPE(dim=0), "RoPE: dim=0 must be a whole number of at least 2"),
         (lambda: RoPE(-1.0), "RoPE: theta=-1.0 must be a positive number"),
@@ -215,6 +226,11 @@ class Clash:
         (Block(None, Narrow()), r"layers.0 \(Block\): ffn makes f32\[batch, seq, 7\] where the residual is f32.*, 8\]"),
         (Block(Narrow(), arrangement="parallel"), r"layers.0 \(Block\): attn makes f32\[batch, seq, 7\]"),
         (Narrow(), r"Decoder: layers.0 makes f32\[batch, seq, 7\] of f32\[batch, seq, 8\]; the layers"),
+        (Block(Attention(2, value_conv=3)), r"layers.0.attn \(Attention\): value_conv sees what follows"),
+        (
+            Block(Attention(2, sparse=BlockSparse(4))),
+            r"layers.0.attn.sparse \(BlockSparse\): block-sparse attention sees what follows",
+        ),
         (Block(Attention(2, bias=T5Bias(heads=3))), r"layers.0.attn \(Attention\): attention: bias .* must broadcast"),
     ],
 )
@@ -240,14 +256,42 @@ def test_widths_are_fixed() -> None:
         trace(MLP(8), {"x": X.with_shape(4, sizes.sym("d"))})
 
 
-COMPARING = [{"rope": ROPE}, {"bias": ALiBi()}, {"window": 4}, {"pattern": "strided", "stride": 2}]
+COMPARING = [
+    {"rope": ROPE},
+    {"bias": ALiBi()},
+    {"window": 4},
+    {"pattern": "strided", "stride": 2},
+    {"sparse": BlockSparse(4)},
+    {"value_conv": 3},
+]
 
 
 @pytest.mark.parametrize("settings", COMPARING, ids=str)
 def test_positions_of_two_texts_are_not_compared(settings: dict[str, Any]) -> None:
     reads, writes = Block(Attention(2)), Block(Attention(2), cross=CrossAttention(2, **settings))
-    with pytest.raises(WeftError, match=r"decoder.layers.0.cross \(CrossAttention\): bias, rope, window and pattern"):
+    with pytest.raises(
+        WeftError, match=r"decoder.layers.0.cross \(CrossAttention\): bias, rope, window, sparse, pattern"
+    ):
         EncoderDecoder(Encoder(10, 8, 1, reads), Decoder(10, 8, 1, writes)).graph()
+
+
+def test_blocks_have_no_position_bias() -> None:
+    block = Block(Attention(2, sparse=BlockSparse(4)))
+    with pytest.raises(WeftError, match=r"layers.0.attn \(Attention\): block-sparse attention has no position bias"):
+        Encoder(10, 8, 1, block, position_bias=T5Bias(heads=2)).graph()
+
+
+def test_global_tokens_belong_into_an_encoder() -> None:
+    attn, globals_ = TransientGlobalAttention(2), TransientGlobals(2, window=4, block=2, buckets=4, max_distance=9)
+    with pytest.raises(WeftError, match=r"layers.0.attn \(TransientGlobalAttention\): .* relative=TransientGlobals"):
+        Encoder(10, 8, 1, Block(attn)).graph()
+    with pytest.raises(WeftError, match=r"layers.0.attn \(TransientGlobalAttention\): .* relative=TransientGlobals"):
+        Decoder(10, 8, 1, Block(attn)).graph()
+    with pytest.raises(WeftError, match="global tokens are sums of a whole text: give TransientGlobals to an Encoder"):
+        trace(globals_, {"x": X})
+    with pytest.raises(WeftError, match="TransientGlobals: max_distance=2 must exceed half of buckets=4"):
+        TransientGlobals(2, 4, 2, buckets=4, max_distance=2)
+    Encoder(10, 8, 1, Block(attn), relative=globals_).graph()
 
 
 def test_a_shared_embedding_has_one_width() -> None:

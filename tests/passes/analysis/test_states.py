@@ -11,8 +11,9 @@ from weft.ir import Graph, TensorType, Value, WeftError, ops
 from weft.ir.op import OPS, Array, OpCall, StateKind, StateSpec, case, constant_state, normal, op
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
+from weft.ir.types.sizes import floordiv
 from weft.passes import Trace, default_pipeline, run_passes
-from weft.passes.analysis.costs import cached, state_bytes
+from weft.passes.analysis.costs import cached, crossed, state_bytes
 from weft.passes.analysis.states import manifest_records, taken_states
 from weft.passes.core.equivalence import EquivalenceCheck
 from weft.passes.library.cache.kv_cache import KvCache
@@ -266,3 +267,13 @@ def test_traces_count_caches_and_states() -> None:
     trace = Trace()
     applied("kv-cache", model(mamba, local, linear), trace)
     assert trace.rewrites == {"kv-cache": 4}
+
+
+def test_runs_of_tokens_keep_no_keys_of_a_source() -> None:
+    """Attention in parts of texts is no cross-attention, though a part sees more keys than it has tokens."""
+    for parts, kept in ((False, 2 * 12), (True, 0)):
+        graph = Graph("runs")
+        rows = BATCH * floordiv(SEQ + 3, 4) if parts else BATCH
+        q, k = (graph.add_input(name, TensorType(dtypes.f32, (rows, n, 12))) for name, n in (("q", 4), ("k", SEQ + 8)))
+        graph.add_output("y", ops.attention(q, k, k, heads=3, kv_heads=3))
+        assert crossed(graph.nodes) == kept

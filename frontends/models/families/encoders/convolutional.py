@@ -1,7 +1,8 @@
-"""Encoders with convolutions: SqueezeBERT, whose linear maps are of groups of channels, and ConvBERT."""
+"""Encoders with convolutions: SqueezeBERT, whose linear maps are of groups of channels, ConvBERT and Nyströmformer."""
 
 from __future__ import annotations
 
+from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape, Slice
 
 from ....dsl import SpanConvAttention
@@ -48,6 +49,7 @@ SQUEEZEBERT = BERT.but(
         "layers.{i}.ffn_norm": f"{_SQUEEZE}.output.layernorm",
     },
     prefix="transformer.",
+    refuse={"layer_norm_eps": (1e-12, None)},  # transformers reads it for the norm of the embeddings alone
     multipliers=_groups,
 )
 
@@ -105,4 +107,40 @@ CONVBERT = BERT.but(
     embed_dim=narrower("embedding_size", 768),
     mixer=_span,
     multipliers=lambda c: {"groups": c.get("num_groups", 1)},
+)
+
+
+# -- Nyströmformer
+
+
+def _kernels(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """One kernel for each head, stored [heads, 1, taps, 1]."""
+    return Reshape(fetch(f"{LAYER}.attention.self.conv.{part}"), (settings.head_count, -1))
+
+
+def _taps(config: Config) -> int:
+    """Return the taps of the convolution of values.
+
+    Raises:
+        WeftError: if there are landmarks. They are means over texts that all have the length of the config, and the
+            inverse of their scores starts from a maximum over the whole batch, so that texts depend on each other.
+    """
+    landmarks, length = config.get("num_landmarks", 64), config.get("segment_means_seq_len", 64)
+    if landmarks != length:
+        raise WeftError(
+            f"num_landmarks={landmarks} differs from segment_means_seq_len={length}: attention by landmarks is "
+            "of texts of that one length and is not supported; equal numbers say full attention, at any length"
+        )
+    return int(key("conv_kernel_size", default=65)(config))
+
+
+NYSTROMFORMER = BERT.but(
+    "nystromformer",
+    names={"layers.{i}.attn.conv": _kernels},
+    prefix="nystromformer.",
+    found={"pooler": None},
+    eps=key("layer_norm_eps", default=1e-5),
+    activation=key("hidden_act", default="gelu_new"),
+    position_offset=2,
+    value_conv=_taps,
 )

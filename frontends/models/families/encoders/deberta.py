@@ -18,8 +18,11 @@ def _terms(config: Config) -> list[str]:
     """Return the kinds of scores beside those of contents: c2p, p2c."""
     said = config.get("pos_att_type") or []
     terms = [term.strip() for term in said.lower().split("|")] if isinstance(said, str) else list(said)
-    if not config.get("relative_attention") or not set(terms) <= {"c2p", "p2c"}:
-        raise WeftError(f"pos_att_type={said!r} is not supported; known are c2p and p2c, with relative_attention")
+    known = set(terms) <= {"c2p", "p2c"} and len(set(terms)) == len(terms)
+    if not config.get("relative_attention") or not known:
+        raise WeftError(
+            f"pos_att_type={said!r} is not supported; known are c2p and p2c, once each, with relative_attention"
+        )
     return terms
 
 

@@ -1,4 +1,4 @@
-"""Encoders of long texts: windows (Longformer, LED, LongT5, BigBird up to its full attention), Fourier transforms.
+"""Encoders of long texts: windows (Longformer, LED), global tokens (LongT5), blocks (BigBird), Fourier transforms.
 
 Longformer and LED attend globally where their input global_attention_mask says so. By default it says nowhere, and
 that is what is imported.
@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from weft.ir.errors import WeftError
+from weft.ir.recipes import Recipe
 
-from ....dsl import FourierMixing
-from ...tables.family import Config, Rule, key
+from ....dsl import BlockSparse, FourierMixing, RMSNorm, T5Bias, TransientGlobalAttention, TransientGlobals
+from ...tables.family import Config, Fetch, Rule, Template, key
+from ...tables.settings import Settings
 from ..seq2seq.bart import BART
-from ..seq2seq.t5 import T5
+from ..seq2seq.t5 import T5, relative_bias
 from .bert import BERT, LAYER, ROBERTA
 
 
@@ -62,34 +64,87 @@ LED = BART.but(
     window=_windows("encoder_layers"),
     decoder=_led_decoder,
 )
-LOCAL = "encoder.block.{i}.layer.0.LocalSelfAttention"
+GLOBAL = "transient-global"
+
+
+def _encoder(name: str, layer: str = "{i}") -> Template:
+    """The tensor `name` of the encoder's attention, which is called otherwise where there are global tokens."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        kind = "LocalSelfAttention" if settings.mixer is None else "TransientGlobalSelfAttention"
+        return fetch(f"encoder.block.{layer}.layer.0.{kind}.{name}.{part}")
+
+    return template
+
+
+def _with_globals(make: Rule) -> Rule:
+    """The rule for a setting of encoders that have global tokens."""
+    return lambda config: make(config) if config.get("encoder_attention_type") == GLOBAL else None
+
+
+def _window(config: Config) -> int:
+    """Return how many tokens away the first is that is not seen."""
+    return int(config.get("local_radius", 127)) + 1
+
+
+def _globals(config: Config) -> TransientGlobals:
+    bias, block = relative_bias(config), config.get("global_block_size", 16)
+    return TransientGlobals(key("num_heads")(config), _window(config), block, bias.buckets, bias.max_distance)
+
+
+def _global_attention(config: Config) -> TransientGlobalAttention:
+    norm = RMSNorm(key("layer_norm_epsilon", default=1e-6)(config))
+    return TransientGlobalAttention(key("num_heads")(config), key("d_kv")(config), norm, scale=1.0)
+
+
+def _local_bias(config: Config) -> T5Bias | None:
+    """Return the bias that all layers share; that of an encoder with global tokens is part of these."""
+    return None if config.get("encoder_attention_type") == GLOBAL else relative_bias(config)
+
+
+def _longt5_decoder(config: Config) -> dict[str, Any]:
+    full: dict[str, Any] = {"window": None, "mixer": None, "relative": None, "position_bias": relative_bias(config)}
+    return full | {"layers": key("num_decoder_layers", "num_layers")(config)}
+
+
 LONGT5 = T5.but(
     "longt5",
     names={
-        **{f"encoder.layers.{{i}}.attn.{x}": f"{LOCAL}.{x}" for x in "qkvo"},
-        "encoder.position_bias": f"{LOCAL.replace('{i}', '0')}.relative_attention_bias",
+        **{f"encoder.layers.{{i}}.attn.{x}": _encoder(x) for x in "qkvo"},
+        "encoder.layers.{i}.attn.global_norm": _encoder("global_input_layer_norm"),
+        "encoder.position_bias": _encoder("relative_attention_bias", "0"),
+        "encoder.relative.local": _encoder("relative_attention_bias", "0"),
+        "encoder.relative.blocks": _encoder("global_relative_attention_bias", "0"),
     },
-    refuse={"encoder_attention_type": ("local", None)},
-    window=lambda c: c.get("local_radius", 127) + 1,
-    decoder=lambda c: {"layers": key("num_decoder_layers", "num_layers")(c), "window": None},
+    refuse={"encoder_attention_type": ("local", GLOBAL, None)},
+    window=_window,
+    mixer=_with_globals(_global_attention),
+    relative=_with_globals(_globals),
+    position_bias=_local_bias,
+    decoder=_longt5_decoder,
 )
 
 
-def _full_attention(config: Config) -> int:
-    """Return the longest text whose attention is full: sparse attention needs more blocks than it would attend to."""
-    longest = int(key("max_position_embeddings")(config))
+def _blocks(config: Config) -> BlockSparse | None:
+    """Return the blocks that transformers lets a block see when it does not train.
+
+    Its random blocks are all the first block then, which so counts that many times more. Texts that are not longer than
+    all that a block may see, twice the random blocks included, have full attention.
+    """
     kind = config.get("attention_type", "block_sparse")
     if kind not in ("block_sparse", "original_full"):
         raise WeftError(f"attention_type={kind!r} is not supported")
-    dense = (5 + 2 * config.get("num_random_blocks", 3)) * config.get("block_size", 64)
-    return min(longest, dense) if kind == "block_sparse" else longest
+    if kind == "original_full":
+        return None
+    block, random = config.get("block_size", 64), config.get("num_random_blocks", 3)
+    return BlockSparse(block, first_weight=1 + random, dense=(5 + 2 * random) * block)
 
 
 BIG_BIRD = BERT.but(
     "big_bird",
     names={"pooler": "pooler"},
     found={"pooler": lambda keys: not keys.isdisjoint(("pooler.weight", "bert.pooler.weight"))},
-    context=_full_attention,
+    sparse=_blocks,
     activation=key("hidden_act", default="gelu_new"),
     embed_scale=lambda c: key("hidden_size")(c) ** 0.5 if c.get("rescale_embeddings") else 1.0,
     qkv_bias=key("use_bias", default=True),

@@ -43,7 +43,7 @@ def _up(name: str) -> Template:
     return template
 
 
-def _relative_bias(config: Config) -> T5Bias:
+def relative_bias(config: Config) -> T5Bias:
     """The table of relative positions of a config, one for all layers."""
     buckets = config.get("relative_attention_num_buckets", 32)
     return T5Bias(buckets, config.get("relative_attention_max_distance", 128), key("num_heads")(config))
@@ -135,7 +135,7 @@ T5 = Family(
         "context": key("n_positions", default=None),
         "eps": key("layer_norm_epsilon", default=1e-6),
         "scale": 1.0,
-        "position_bias": _relative_bias,
+        "position_bias": relative_bias,
         **feed_forward("relu"),
         "logit_scale": _scaled,
         "decoder": lambda c: {"layers": key("num_decoder_layers", "num_layers")(c)},
@@ -159,7 +159,7 @@ UMT5 = T5.but(
         f"{part}.layers.{{i}}.attn.bias": f"{part}.block.{{i}}.layer.0.SelfAttention.relative_attention_bias"
         for part in ("encoder", "decoder")
     },
-    bias=_relative_bias,
+    bias=relative_bias,
     position_bias=None,
     gguf=T5_GGUF,
     **feed_forward("gated-gelu"),

@@ -1,0 +1,71 @@
+"""Visible blocks: which blocks of keys a block of queries sees in block-sparse attention, as one record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ..types import sizes
+from ..types.sizes import Size
+
+
+@dataclass(frozen=True)
+class VisibleBlocks:
+    """The attributes of `block_sparse_attention` that hide keys, in blocks of `block` tokens; the last may be shorter.
+
+    The first `first` and the last `last` blocks are global: their queries see all keys, and all queries see their keys.
+    Any other block sees the `sides` blocks on each side of it besides, and itself. A key of the first `first` blocks
+    counts `first_weight` times for queries that are not global. Texts of at most `dense` tokens see all keys once.
+    """
+
+    block: int
+    sides: int = 1
+    first: int = 1
+    last: int = 1
+    first_weight: int = 1
+    dense: int = 0
+
+    @classmethod
+    def of(cls, attrs: Mapping[str, Any]) -> VisibleBlocks:
+        """Read them off the attributes of a node."""
+        return cls(**{f.name: attrs[f.name] for f in fields(cls)})
+
+    def problem(self) -> str | None:
+        """Return what does not fit, or None."""
+        for name, least in {"block": 1, "sides": 0, "first": 0, "last": 0, "first_weight": 1, "dense": 0}.items():
+            if getattr(self, name) < least:
+                return f"{name}={getattr(self, name)} must be at least {least}"
+        if self.first_weight > 1 and not self.first:
+            return f"first_weight={self.first_weight} is for first blocks, and first=0"
+        return None
+
+    @property
+    def ends(self) -> int:
+        """The number of global blocks."""
+        return self.first + self.last
+
+    def blocks(self, length: Size) -> Size:
+        """Return the number of blocks of a text of `length` tokens."""
+        return sizes.floordiv(length + self.block - 1, self.block)
+
+    def sparse(self, length: Size) -> Size:
+        """Return 0 for texts that see all keys, and 1 for longer ones."""
+        return sizes.minimum(1, sizes.floordiv(length, self.dense + 1)) if self.dense else 1
+
+    def columns(self, length: Size) -> Size:
+        """Return the number of blocks that a block sees besides the global ones, hidden ones included."""
+        sparse = self.sparse(length)
+        return sparse * (2 * self.sides + 1) + (1 - sparse) * self.blocks(length)
+
+    def counts(self, length: int) -> np.ndarray[Any, Any]:
+        """Compute how often a query counts a key, [length, length]: 0 where it does not see it."""
+        if length <= self.dense:
+            return np.ones((length, length))
+        at, blocks = np.arange(length) // self.block, -(-length // self.block)
+        ends = (at < self.first) | (at >= blocks - self.last)
+        near = abs(at[:, None] - at) <= self.sides
+        weights = np.where(at < self.first, self.first_weight, 1)
+        return np.where(ends[:, None], 1, (near | ends) * weights)
