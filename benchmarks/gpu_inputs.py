@@ -328,6 +328,17 @@ def ssd_step(
     return Inputs((x, delta, a, b, c, draw.normal(heads), past), {**more, "gate": gate}, own)
 
 
+def matrix_step(
+    draw: Draw, batch: int, heads: int, keys: int, width: int, groups: int, decay: str = "head", delta: bool = False
+) -> Inputs:
+    """One token of a recurrence with a matrix per head, which fades by "key" or "head"; `delta`: by the delta rule."""
+    q, k = (draw.normal(batch, groups * keys, scale=keys**-0.5) for _ in "qk")
+    v, past = draw.normal(batch, heads * width), draw.normal(batch, heads, keys, width, dtype=torch.float32)
+    more: dict[str, Any] = {"beta": draw.uniform(batch, heads, low=0.0, high=1.0)} if delta else {}
+    more["decay"] = draw.uniform(batch, heads * (keys if decay == "key" else 1), low=-2.0, high=0.0)
+    return Inputs((q, k, v, past), {"heads": heads, "groups": groups, **more})
+
+
 def coded(
     draw: Draw, out: int, inner: int, bits: int = 4, group: int = 128, offsets: bool = False, floats: bool = False
 ) -> Codes:

@@ -20,16 +20,9 @@ from .lowering import lower_step
 from .members import attributes, constructor
 
 LAUNCHERS = (  # of kernels, each in a file of its name
-    *(
-        "conv_step",
-        "decode_attention",
-        "embed_tokens",
-        "latent_decode",
-        "latent_qk",
-        "linear_by_head",
-        "linear_residual",
-    ),
-    *("moe_decode", "norm_glu", "norm_linear", "norm_qkv", "norm_route", "route", "selective_step", "ssd_step"),
+    *("conv_step", "decode_attention", "embed_tokens", "latent_decode", "latent_qk", "linear_by_head"),
+    *("linear_residual", "matrix_step", "moe_decode", "norm_glu", "norm_linear", "norm_qkv", "norm_route", "route"),
+    *("selective_step", "ssd_step"),
 )
 HELPERS = {
     **{"Codes": "shared.codes", "Norm": "shared.norm", "Tickets": "shared.tickets"},

@@ -66,6 +66,19 @@ def test_recurrences_say_what_is_computed_with_them(name: str, op: str, what: st
     assert not any(told(graph, other) for other in ("mul", "swish", "softplus"))
 
 
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("delta rule", "gated_delta_rule"),
+        ("delta rule, a gate per key", "gated_delta_rule"),
+        ("lightning attention", "gated_linear_attention"),
+        ("RWKV-6", "gated_linear_attention"),
+    ],
+)
+def test_states_that_are_matrices_have_a_kernel(name: str, op: str) -> None:
+    assert told(graph_of(f"variant/{name}"), op) == f"layers.0.attn.{op} ({op} × 2): matrix_step with state"
+
+
 def test_latent_attention_says_what_is_computed_with_it() -> None:
     graph = graph_of("variant/latent queries")
     assert told(graph, "linear").splitlines()[:2] == [

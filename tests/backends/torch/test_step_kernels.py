@@ -17,7 +17,22 @@ from typing import Any
 import pytest
 import torch
 
-from weft import MLA, MLP, ALiBi, GatedMLP, LayerNorm, Mamba, Mamba2, MoE, RMSNorm, RoPE
+from weft import (
+    MLA,
+    MLP,
+    MLSTM,
+    ALiBi,
+    GatedDeltaNet,
+    GatedMLP,
+    LayerNorm,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    MoE,
+    RMSNorm,
+    RoPE,
+    RWKV6TimeMix,
+)
 from weft.backends.torch.decode.source import write_step
 from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.lower.lower import lower
@@ -57,6 +72,11 @@ MODELS = {  # and the kernels of each
     "Mamba, norms": (decoder(Mamba(21, 5, norms=RMSNorm()), None), "conv_step selective_step"),
     "Mamba-2": (decoder(Mamba2(21, 3, 5), None), "conv_step ssd_step"),
     "Mamba-2 in groups": (decoder(Mamba2(24, 4, 5, groups=2, norm_groups=2), None), "conv_step ssd_step"),
+    "delta rule": (decoder(GatedDeltaNet(4, 3, 5, groups=2, negative=True), None), "conv_step matrix_step"),
+    "delta rule by key": (decoder(GatedDeltaNet(3, 5, per_key=True, rank=7), None), "conv_step matrix_step"),
+    "lightning attention": (decoder(LightningAttention(3), None), "matrix_step"),
+    "mLSTM": (decoder(MLSTM(3, 12, 21), None), "matrix_step"),
+    "RWKV-6": (decoder(RWKV6TimeMix(3, 4, 5), None), "conv_step matrix_step"),
     "full norms of q and k": (attends(qk_norm=RMSNorm(), qk_norm_full=True), "decode_attention"),
 }
 

@@ -1,4 +1,5 @@
-"""Recurrences of a decode step: one token of a convolution and of a state space, the state changed in place."""
+"""Recurrences of a decode step: one token of a convolution, a state space, linear attention or the delta rule, the
+state changed in place."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.passes.analysis.states import has_state, states
 
-from ...kernels import selective_scan, ssd
+from ...kernels import matrix_step, selective_scan, ssd
 from ...kernels.shared import operands
 from ...ops.calls import Call
 from ...ops.elementwise import activation
@@ -20,9 +21,12 @@ from .. import patterns
 from ..emitter import StepEmitter
 from ..gates import Ending, ending, maker, single
 
-KERNELS = {ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"}
-PLAIN = (ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule, ops.scan)  # computed with torch
-BY_TOKEN = ("x", "delta", "b", "c")  # operands with a row for each token
+KERNELS = {
+    **{ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"},
+    **dict.fromkeys((ops.gated_linear_attention, ops.gated_delta_rule), "matrix_step"),
+}
+PLAIN = (ops.linear_attention, ops.scan)  # computed with torch
+BY_TOKEN = ("x", "delta", "b", "c")  # operands of a state space with a row for each token
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ def recurrence(e: StepEmitter, node: Node) -> Var | None:
     if has_state(node):
         e.declined("its state is an operand")
         return None
+    if KERNELS[node.op] == "matrix_step":
+        return _matrix(e, node)
     return _convolved(e, node) if node.op is ops.causal_conv else _stepped(e, Ending(node))
 
 
@@ -72,6 +78,21 @@ def _convolved(e: StepEmitter, node: Node) -> Var:
     e.chose("conv_step", lambda dtype: _refusal(node, dtype), parts="state")
     made = call.emit(e, "[0][:, None]")
     return made if known else e.emit(activation(node.attrs["activation"]), made, replaces=0)
+
+
+def _matrix(e: StepEmitter, node: Node) -> Var:
+    """One token of linear attention or of the delta rule: its state is a matrix for each head."""
+    call = Call("matrix_step")
+
+    def row(name: str) -> str:
+        return f"{call.place(node.required(name))}[:, 0]"
+
+    _in_place(call.give(*map(row, "qkv")), node)
+    call.set("heads", node.attrs["heads"]).set("groups", node.attrs["groups"], default=1)
+    given = [o.name for o in node.op.operands if node.operand(o.name) is not None]
+    call.arguments += [f"{name}={row(name)}" for name in ("decay", "beta") if name in given]
+    e.chose("matrix_step", lambda dtype: _refusal(node, dtype), parts="state")
+    return call.emit(e, "[0][:, None]")
 
 
 def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
@@ -189,6 +210,9 @@ def _refusal(node: Node, dtype: torch.dtype) -> str | None:
 
     if node.op is ops.causal_conv:
         return operands.refusal(like("x"))
+    if KERNELS[node.op] == "matrix_step":
+        state = [n for n in states(node)[0].row if isinstance(n, int)]
+        return matrix_step.refusal(torch.empty(1, dtype=dtype, device="meta"), torch.empty(state, device="meta"))
     if node.op is ops.selective_scan:
         return selective_scan.refusal(like("x"), like("a"))
     return ssd.refusal(like("x"), like("b"), heads=node.attrs["heads"], groups=node.attrs["groups"])

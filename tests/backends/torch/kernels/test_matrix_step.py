@@ -1,0 +1,140 @@
+"""One token of linear attention and of the delta rule against the formulas in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from weft.backends.torch.kernels import matrix_step as kernel
+
+from .close import DTYPES, assert_close, exact, rounded
+
+Operands = tuple[dict[str, torch.Tensor], dict[str, Any]]
+SHAPES = [  # batch, heads, groups, keys, width
+    (3, 4, 2, 20, 40),
+    (1, 2, 2, 5, 3),
+    (2, 3, 1, 16, 33),
+    (2, 1, 1, 1, 1),
+]
+
+
+def case(
+    shape: tuple[int, int, int, int, int], decay: str, delta: bool, dtype: torch.dtype, device: torch.device
+) -> Operands:
+    """Operands, those of a token as slices of wider rows, and keywords; `decay` is that of a "key", a "head", or ""."""
+    (batch, heads, groups, keys, width), rng = shape, np.random.default_rng(0)
+    sizes = [groups * keys, groups * keys, heads * width]
+    q, k, v = rounded(rng.normal(size=(batch, sum(sizes))), dtype, device).split(sizes, -1)
+    past = rounded(rng.normal(size=(batch, heads, keys, width)), torch.float32, device)
+    gates, more = heads * keys if decay == "key" else heads, {"heads": heads, "groups": groups}
+    fade, rate = rounded(np.concatenate([-rng.uniform(0, 2, (batch, gates)), rng.random((batch, heads))], 1), dtype,
+                         device).split([gates, heads], -1)  # fmt: skip
+    more |= {"decay": fade} if decay else {}
+    return {"q": q, "k": k * keys**-0.5, "v": v, "past": past}, more | ({"beta": rate} if delta else {})
+
+
+def formula(given: dict[str, Any], more: dict[str, Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """y and the state in float64, head by head."""
+    q, k, v, past = (exact(given[name]) for name in ("q", "k", "v", "past"))
+    batch, heads, keys, width = past.shape
+    share, y, state = heads // more["groups"], np.empty((batch, heads, width)), np.empty_like(past)
+    for b in range(batch):
+        for h in range(heads):
+            own = slice(h // share * keys, (h // share + 1) * keys)
+            kept, new = past[b, h], v[b, h * width : (h + 1) * width]
+            if "decay" in more:
+                gates = exact(more["decay"])[b].reshape(heads, -1)[h]
+                kept = np.exp(np.broadcast_to(gates, keys))[:, None] * kept
+            if "beta" in more:
+                new = exact(more["beta"])[b, h] * (new - kept.T @ k[b, own])
+            state[b, h] = kept + np.outer(k[b, own], new)
+            y[b, h] = state[b, h].T @ q[b, own]
+    return y.reshape(batch, -1), state
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("decay", ["", "head", "key"])
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_token(
+    device: torch.device, shape: tuple[int, int, int, int, int], decay: str, delta: bool, dtype: torch.dtype
+) -> None:
+    given, more = case(shape, decay, delta, dtype, device)
+    assert kernel.refusal(given["v"], given["past"]) is None
+    want, state = formula(given, more)
+    y, present = kernel.matrix_step(**given, **more, kernel=True)
+    assert y.dtype == dtype and present.dtype == torch.float32
+    assert_close(y, want, terms=4 * shape[3])
+    assert_close(present, state, terms=4 * shape[3])
+    again, same = kernel.matrix_step(**given, **more, present=given["past"])
+    assert same is given["past"]
+    assert torch.equal(again, y) and torch.equal(same, present)
+
+
+def test_long_keys_have_fewer_columns_in_a_block(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "MOST", 128)
+    given, more = case((1, 2, 1, 20, 9), "key", True, torch.float32, device)
+    for got, want in zip(kernel.matrix_step(**given, **more), formula(given, more), strict=True):
+        assert_close(got, want, terms=80)
+
+
+def test_a_state_forgets_all(device: torch.device) -> None:
+    """A gate of −∞ is a factor of 0."""
+    given, more = case((1, 2, 2, 3, 4), "head", False, torch.float32, device)
+    more["decay"] = torch.full_like(more["decay"], -torch.inf)
+    for got, want in zip(kernel.matrix_step(**given, **more), formula(given, more), strict=True):
+        assert_close(got, want, terms=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *DTYPES])
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("decay", ["", "head", "key"])
+def test_the_reference(device: torch.device, decay: str, delta: bool, dtype: torch.dtype) -> None:
+    given, more = case((2, 4, 2, 5, 6), decay, delta, dtype, device)
+    for got, want in zip(kernel.reference(**given, **more), formula(given, more), strict=True):
+        assert_close(got, want, terms=20)
+
+
+def test_float64_is_computed_by_torch(device: torch.device) -> None:
+    given, more = case((1, 2, 1, 3, 4), "key", True, torch.float64, device)
+    given["past"] = given["past"].double()
+    want, state = formula(given, more)
+    y, present = kernel.matrix_step(**given, **more, present=given["past"])
+    assert present is given["past"]
+    np.testing.assert_allclose(exact(y), want, rtol=1e-12)
+    np.testing.assert_allclose(exact(present), state, rtol=1e-12)
+
+
+def test_keys_that_are_too_long_are_left_to_torch(device: torch.device) -> None:
+    given, more = case((1, 1, 1, 1025, 2), "", True, torch.float32, device)
+    assert kernel.refusal(given["v"], given["past"]) == "keys are longer than 1024"
+    with pytest.raises(ValueError, match="keys are longer than 1024"):
+        kernel.matrix_step(**given, **more, kernel=True)
+    assert_close(kernel.matrix_step(**given, **more)[0], formula(given, more)[0], terms=4 * 1025)
+
+
+def test_wrong_operands(device: torch.device) -> None:
+    given, more = case((2, 2, 1, 4, 3), "head", True, torch.float32, device)
+    for changed, words in (
+        ({"heads": 4}, "do not fall into 1 groups and 4 heads"),
+        ({"groups": 3}, "do not fall into 3 groups and 2 heads"),
+        ({"k": given["k"][:, :3]}, "q like k"),
+        ({"q": given["q"][:1], "k": given["k"][:1]}, "rows of 2 texts"),
+        ({"past": given["past"].mT}, r"past \[2, 2, 3, 4\] is not \[2, 2, 4, 3\]"),
+        ({"past": torch.zeros(2, 2, 3, 4, device=device).mT}, "alike and contiguous"),
+        ({"present": torch.zeros(2, 2, 3, 4, device=device)}, "alike and contiguous"),
+        ({"decay": more["decay"][:, :1]}, r"decay \[2, 1\] is neither \[2, 2\] nor \[2, 8\]"),
+        ({"beta": more["beta"][:, :1]}, r"beta \[2, 1\] is not \[2, 2\]"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            kernel.matrix_step(**{**given, **more, **changed})
+
+
+def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+    given, more = case((1, 2, 1, 4, 3), "key", True, torch.float32, device)
+    more["beta"].requires_grad_()
+    assert kernel.matrix_step(**given, **more)[0].requires_grad
