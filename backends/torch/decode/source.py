@@ -13,7 +13,7 @@ from ..codegen.naming import Named
 from ..codegen.source import formatted, template
 from ..codegen.structure import Method
 from ..lower.lower import Lowered
-from ..program.snippets import imports, library, names, used_snippets
+from ..program.snippets import bound, imports, library, names, used_snippets
 from ..program.statements import TOP, ParamRef, Var
 from .divided import GROUP
 from .lowering import lower_step
@@ -27,7 +27,9 @@ LAUNCHERS = (  # of kernels, each in a file of its name
 HELPERS = {
     **{"Codes": "shared.codes", "Norm": "shared.norm", "Tickets": "shared.tickets"},
     **dict.fromkeys(("Group", "add_parts", "held"), "shared.group"),
-    "as_bytes": "shared.float8",
+    **dict.fromkeys(("jit", "start_next", "tl", "wait"), "shared.launch"),
+    **dict.fromkeys(("softplus", "step_in_place"), "shared.recurrence"),
+    **{"activate": "shared.activation", "as_bytes": "shared.float8"},
 }
 OWN = {
     "pack",
@@ -64,6 +66,9 @@ def write_step(
     given |= {"any_length": step.any_length, "reads_prompts": step.reads_prompts}
     # Rendered once without imports and parts, to learn which of them the classes use.
     used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
+    for text in step.kernels.values():
+        (kernel,) = ast.parse(text).body
+        used |= names(kernel) - bound(kernel)
     own = used_snippets(used & OWN)
     shared = sorted(n for n in used if (n in library() and n not in OWN) or n in step.program.functions)
     used = used.union(*(p.uses for p in own))
@@ -73,7 +78,11 @@ def write_step(
     imported = {file: [name for name, home in files.items() if home == file] for file in files.values()}
     lines = [f"from {package}.{file} import {', '.join(some)}" for file, some in imported.items()]
     text = template("decode.py.j2").render(
-        **given, imports=imports(used), kernels=sorted(lines), shared=shared, parts=[p.source for p in own]
+        **given,
+        imports=imports(used),
+        kernels=sorted(lines),
+        shared=shared,
+        parts=[*(p.source for p in own), *step.kernels.values()],
     )
     return formatted(text), sorted({*files.values()})
 

@@ -79,6 +79,11 @@ def test_states_that_are_matrices_have_a_kernel(name: str, op: str) -> None:
     assert told(graph_of(f"variant/{name}"), op) == f"layers.0.attn.{op} ({op} × 2): matrix_step with state"
 
 
+@pytest.mark.parametrize("name", ["RG-LRU", "RWKV", "RWKV-7", "mLSTM"])
+def test_recurrences_of_ones_own_have_generated_kernels(name: str) -> None:
+    assert told(graph_of(f"variant/{name}"), "scan") == "layers.0.attn.y (scan × 2): step_kernel with state"
+
+
 def test_latent_attention_says_what_is_computed_with_it() -> None:
     graph = graph_of("variant/latent queries")
     assert told(graph, "linear").splitlines()[:2] == [
@@ -108,6 +113,7 @@ def test_latent_attention_says_what_is_computed_with_it() -> None:
         ("variant/norms of q and k, full", "attention", "norm_qkv does not make its operands"),
         ("variant/experts that choose", "moe", "torch, what weighs the experts is no router's choice alone"),
         ("variant/linear attention", "linear_attention", "torch, no kernel computes it token by token"),
+        ("variant/sLSTM", "scan", "torch, no kernel has its op head_linear"),
         ("variant/relative", "relative_attention", "torch, its keys and values depend on distances"),
     ],
 )

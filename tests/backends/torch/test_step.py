@@ -37,6 +37,8 @@ NARROW = (
     "latent",
     "ALiBi",
     "window",
+    "delta rule",
+    "RWKV-7",
 )
 
 

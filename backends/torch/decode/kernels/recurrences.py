@@ -9,23 +9,26 @@ import torch
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
+from weft.ir.graph.step import Step
 from weft.passes.analysis.states import has_state, states
 
 from ...kernels import matrix_step, selective_scan, ssd
 from ...kernels.shared import operands
 from ...ops.calls import Call
 from ...ops.elementwise import activation
+from ...ops.scan import step_function, tuple_text
 from ...program.emitter import local_name
 from ...program.statements import CacheSlot, Operand, Var
 from .. import patterns
 from ..emitter import StepEmitter
 from ..gates import Ending, ending, maker, single
+from .scan_kernel import NoKernel, scan_kernel
 
 KERNELS = {
     **{ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"},
     **dict.fromkeys((ops.gated_linear_attention, ops.gated_delta_rule), "matrix_step"),
 }
-PLAIN = (ops.linear_attention, ops.scan)  # computed with torch
+PLAIN = (ops.linear_attention,)  # computed with torch
 BY_TOKEN = ("x", "delta", "b", "c")  # operands of a state space with a row for each token
 
 
@@ -54,6 +57,32 @@ def recurrence(e: StepEmitter, node: Node) -> Var | None:
     if KERNELS[node.op] == "matrix_step":
         return _matrix(e, node)
     return _convolved(e, node) if node.op is ops.causal_conv else _stepped(e, Ending(node))
+
+
+def scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
+    """The outputs of a recurrence of one's own whose state is in the cache, of a kernel that is generated for it."""
+    if node not in e.cached:
+        return None
+    if has_state(node):
+        e.declined("its state is an operand")
+        return None
+    step: Step = node.attrs["step"]
+    try:
+        found = scan_kernel(step)
+    except NoKernel as reason:
+        e.declined(str(reason))
+        return None
+    function = step_function(e, step)
+    name, values = f"{function}_kernel", [v for v in node.inputs if v is not None]
+    e.kernels[name] = found.text.replace("{name}", name)
+    call = Call("step_in_place").give(name, function)
+    call.give(f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values")
+    tokens, constants = values[: len(step.tokens)], values[len(step.tokens) :]
+    call.arguments += [tuple_text([*map(call.place, part)]) for part in (tokens, constants) if part]
+    outputs = tuple_text([tuple_text([*map(str, shape)]) for shape in found.outputs])
+    call.arguments += [f"outputs={outputs}", f"count={found.count}", f"block={found.block}"]
+    e.chose(name, lambda dtype: operands.refusal(torch.empty(1, dtype=dtype, device="meta")), parts="state")
+    return e.many(str(call), *call.operands, names=tuple(v.name.rpartition(".")[2] for v in node.outputs))
 
 
 def ended(e: StepEmitter, node: Node) -> Var | None:

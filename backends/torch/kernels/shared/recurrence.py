@@ -1,10 +1,15 @@
-"""One token of a state space, and ln(1 + eˣ), which makes a positive step of any number."""
+"""One token of a state space, ln(1 + eˣ), which makes a positive step of any number, and the launch of kernels that are
+generated with a model for recurrences of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from .launch import jit, tl
+from . import operands
+from .launch import jit, options, tl, triton, uses_torch
 
 
 def rates(a_log: torch.Tensor) -> torch.Tensor:
@@ -43,3 +48,45 @@ def silu_gated(y, gate, at, mask):
         g = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
         y *= g * tl.sigmoid(g)
     return y
+
+
+def step_in_place(
+    written: Any,
+    step: Callable[..., tuple[torch.Tensor, ...]],
+    states: tuple[torch.Tensor, ...],
+    tokens: tuple[torch.Tensor, ...],
+    constants: tuple[torch.Tensor, ...] = (),
+    *,
+    outputs: tuple[tuple[int, ...], ...],
+    count: int,
+    block: int,
+    kernel: bool | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """The outputs [batch, 1, ...] of one token of a recurrence, whose `states` [batch, ...] are changed in place.
+
+    `written` is the kernel of the function `step`, which gives new states and outputs of states, tokens and constants;
+    blocks of it have `block` of the `count` rows of a text's states. `tokens` are [batch or 1, 1, ...], of a text's
+    `outputs` this is the shape; they have the dtype of the first token. `kernel`: see `uses_torch`; torch computes in
+    f32 (f64 for f64).
+
+    Raises:
+        ValueError: if a state has gaps.
+    """
+    batch, like = len(states[0]), tokens[0]
+    if not all(state.is_contiguous() for state in states):
+        raise ValueError("the states of a recurrence must be contiguous")
+    rows = [x[:, 0].expand(batch, *x.shape[2:]) for x in tokens]
+    if uses_torch(kernel, operands.refusal, like, *tokens, *states, *constants):
+        wide = torch.promote_types(like.dtype, torch.float32)
+        made = step(*(t.to(wide) for t in (*states, *rows, *constants)))
+        for state, new in zip(states, made, strict=False):
+            state.copy_(new)
+        found = tuple(y.to(like.dtype)[:, None] for y in made[len(states) :])
+    else:
+        rows = [x if x[0].is_contiguous() else x.contiguous() for x in rows]
+        found = tuple(torch.empty((batch, 1, *shape), dtype=like.dtype, device=like.device) for shape in outputs)
+        written[(triton.cdiv(count, block), batch)](
+            *states, *rows, *(c.contiguous() for c in constants), *found, *(x.stride(0) for x in rows),
+            BLOCK=block, **options(like),
+        )  # fmt: skip
+    return found if len(found) > 1 else found[0]
