@@ -27,9 +27,11 @@ LAUNCHERS = (  # of kernels, each in a file of its name
 HELPERS = {
     **{"Codes": "shared.codes", "Norm": "shared.norm", "Tickets": "shared.tickets"},
     **dict.fromkeys(("Group", "add_parts", "held"), "shared.group"),
+    **{"as_bytes": "shared.float8", "step_in_place": "shared.recurrence"},
+}
+IN_KERNELS = {  # that are generated
     **dict.fromkeys(("jit", "start_next", "tl", "wait"), "shared.launch"),
-    **dict.fromkeys(("softplus", "step_in_place"), "shared.recurrence"),
-    **{"activate": "shared.activation", "as_bytes": "shared.float8"},
+    **{"activate": "shared.activation", "softplus": "shared.recurrence"},
 }
 OWN = {
     "pack",
@@ -66,15 +68,15 @@ def write_step(
     given |= {"any_length": step.any_length, "reads_prompts": step.reads_prompts}
     # Rendered once without imports and parts, to learn which of them the classes use.
     used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
-    for text in step.kernels.values():
-        (kernel,) = ast.parse(text).body
-        used |= names(kernel) - bound(kernel)
+    generated = ast.parse("\n".join(step.kernels.values())).body
+    in_kernels = {name for kernel in generated for name in names(kernel) - bound(kernel)}
     own = used_snippets(used & OWN)
     shared = sorted(n for n in used if (n in library() and n not in OWN) or n in step.program.functions)
     used = used.union(*(p.uses for p in own))
     if not used.intersection(LAUNCHERS):
         return "", []
     files = {name: file for name, file in ({n: n for n in LAUNCHERS} | HELPERS).items() if name in used}
+    files |= {name: file for name, file in IN_KERNELS.items() if name in in_kernels}
     imported = {file: [name for name, home in files.items() if home == file] for file in files.values()}
     lines = [f"from {package}.{file} import {', '.join(some)}" for file, some in imported.items()]
     text = template("decode.py.j2").render(

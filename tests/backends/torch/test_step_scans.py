@@ -205,6 +205,22 @@ def test_an_axis_of_queries_is_none_of_a_state() -> None:
         scan_kernel(step)
 
 
+def test_tokens_of_all_texts_and_states_with_gaps() -> None:
+    """A token [1, 1, ...] is that of each text, as what is made of weights alone; states lie without gaps."""
+    kernel, found = written(own(lambda h, x: (h + x, h * x), (3, 5), x=(3, 5)))
+    h, x = torch.arange(30.0).view(2, 3, 5), torch.arange(45.0).view(1, 1, 3, 15)[..., ::3]
+    sizes = {"outputs": found.outputs, "count": found.count, "block": found.block}
+    want, state = h + x[0, 0], h.clone()
+    y = step_in_place(kernel, no_torch, (state,), (x,), **sizes)
+    torch.testing.assert_close(y, (h * x[0, 0])[:, None])
+    torch.testing.assert_close(state, want)
+    again = step_in_place(kernel, lambda h, x: (h + x, h * x), (h,), (x,), **sizes, kernel=False)
+    torch.testing.assert_close(again, y)
+    torch.testing.assert_close(h, want)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        step_in_place(kernel, no_torch, (h.mT,), (x,), **sizes)
+
+
 @pytest.mark.parametrize("bent", [False, True])
 def test_random_steps(bent: bool) -> None:
     """Most have a kernel; those that have none say which op is in the way."""

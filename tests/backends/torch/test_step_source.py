@@ -133,9 +133,10 @@ def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
     assert (found.stdout, found.stderr, found.returncode) == ("", "", 0)
 
 
-def test_a_folder_steps_by_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["grouped", "delta rule", "RWKV-7"])
+def test_a_folder_steps_by_itself(name: str, tmp_path: Path) -> None:
     """Model, step and kernels need torch alone, wherever they are."""
-    write_code(build(graph_of("variant/grouped")), tmp_path)
+    write_code(build(graph_of(f"variant/{name}")), tmp_path)
     with alone(tmp_path), torch.inference_mode():
         model, decode = (importlib.import_module(name) for name in ("model", "decode"))
         net = model.Model()

@@ -323,7 +323,7 @@ class _Writer:
 
 
 def _stored(value: Value) -> Value:
-    """What is stored in the place of an output: `value` in any shape that has its numbers in the same order."""
+    """`value` before it got another shape, as far as its numbers have the same order in memory."""
     node = value.producer
     while node is not None and node.op in (ops.reshape, ops.squeeze, ops.unsqueeze):
         x = node.required("x")
