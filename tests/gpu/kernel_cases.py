@@ -269,7 +269,7 @@ CASES = {
     ),
     "matrix_step delta rule": Odd(
         "matrix_step",
-        _odd(inputs.matrix_step, batch=2, heads=3, keys=96, width=40, groups=1, decay="key", delta=True),
+        _odd(inputs.matrix_step, batch=2, heads=3, keys=96, width=40, groups=1, form="delta key"),
         192,
         (0, 1, 2, 3),
     ),

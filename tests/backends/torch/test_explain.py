@@ -67,16 +67,16 @@ def test_recurrences_say_what_is_computed_with_them(name: str, op: str, what: st
 
 
 @pytest.mark.parametrize(
-    ("name", "op"),
+    ("name", "op", "parts"),
     [
-        ("delta rule", "gated_delta_rule"),
-        ("delta rule, a gate per key", "gated_delta_rule"),
-        ("lightning attention", "gated_linear_attention"),
-        ("RWKV-6", "gated_linear_attention"),
+        ("delta rule", "gated_delta_rule", "norms, decay, state, norm, gate"),
+        ("delta rule, a gate per key", "gated_delta_rule", "norms, decay, state, norm, gate"),
+        ("lightning attention", "gated_linear_attention", "state, norm, gate"),
+        ("RWKV-6", "gated_linear_attention", "state"),
     ],
 )
-def test_states_that_are_matrices_have_a_kernel(name: str, op: str) -> None:
-    assert told(graph_of(f"variant/{name}"), op) == f"layers.0.attn.{op} ({op} × 2): matrix_step with state"
+def test_states_that_are_matrices_have_a_kernel(name: str, op: str, parts: str) -> None:
+    assert told(graph_of(f"variant/{name}"), op) == f"layers.0.attn.{op} ({op} × 2): matrix_step with {parts}"
 
 
 @pytest.mark.parametrize("name", ["RG-LRU", "RWKV", "RWKV-7", "mLSTM"])

@@ -10,6 +10,7 @@ import torch
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.graph.step import Step
+from weft.ir.op import Op
 from weft.passes.analysis.states import has_state, states
 
 from ...kernels import matrix_step, selective_scan, ssd
@@ -21,12 +22,12 @@ from ...program.emitter import local_name
 from ...program.statements import CacheSlot, Operand, Var
 from .. import patterns
 from ..emitter import StepEmitter
-from ..gates import Ending, ending, maker, single
+from ..gates import MATRICES, Ending, ending, maker, single
 from .scan_kernel import NoKernel, scan_kernel
 
 KERNELS = {
     **{ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"},
-    **dict.fromkeys((ops.gated_linear_attention, ops.gated_delta_rule), "matrix_step"),
+    **dict.fromkeys(MATRICES, "matrix_step"),
 }
 PLAIN = (ops.linear_attention,)  # computed with torch
 BY_TOKEN = ("x", "delta", "b", "c")  # operands of a state space with a row for each token
@@ -54,9 +55,9 @@ def recurrence(e: StepEmitter, node: Node) -> Var | None:
     if has_state(node):
         e.declined("its state is an operand")
         return None
-    if KERNELS[node.op] == "matrix_step":
-        return _matrix(e, node)
-    return _convolved(e, node) if node.op is ops.causal_conv else _stepped(e, Ending(node))
+    if node.op is ops.causal_conv:
+        return _convolved(e, node)
+    return _matrix(e, Ending(node)) if node.op in MATRICES else _stepped(e, Ending(node))
 
 
 def scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
@@ -97,7 +98,17 @@ def ended(e: StepEmitter, node: Node) -> Var | None:
         return None
     # The recurrence alone was chosen when its node came; one kernel now computes it with what follows.
     e.reconsider()
-    return _stepped(e, found, local_name(node.output))
+    kind = _matrix if found.node.op in MATRICES else _stepped
+    return kind(e, found, local_name(node.output))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Queries or keys as `scale` times `value`, or times what the `norm` of each head makes of it."""
+
+    value: Value
+    scale: float = 1.0
+    norm: Node | None = None
 
 
 def _convolved(e: StepEmitter, node: Node) -> Var:
@@ -109,19 +120,70 @@ def _convolved(e: StepEmitter, node: Node) -> Var:
     return made if known else e.emit(activation(node.attrs["activation"]), made, replaces=0)
 
 
-def _matrix(e: StepEmitter, node: Node) -> Var:
-    """One token of linear attention or of the delta rule: its state is a matrix for each head."""
-    call = Call("matrix_step")
+def _matrix(e: StepEmitter, found: Ending, name: str = "") -> Var:
+    """One token of linear attention or of the delta rule, with what is before and behind it."""
+    node, call = found.node, Call("matrix_step")
+    given = {o.name: node.required(o.name) for o in node.op.operands if node.operand(o.name) is not None}
+    q, k = (_unit(given[name], node) for name in "qk")
+    if (q.norm and q.norm.attrs["eps"]) != (k.norm and k.norm.attrs["eps"]):
+        q, k = Unit(given["q"]), Unit(given["k"])
+    decay, a_log, bias = _fading(given.get("decay"), node)
+    if e.around(e.weight(a_log), e.weight(bias)) != e.scope:
+        decay, a_log, bias = given["decay"], None, None
 
-    def row(name: str) -> str:
-        return f"{call.place(node.required(name))}[:, 0]"
+    def row(value: Value) -> str:
+        return f"{call.place(value)}[:, 0]"
 
-    _in_place(call.give(*map(row, "qkv")), node)
+    _in_place(call.give(*map(row, (q.value, k.value, given["v"]))), node)
     call.set("heads", node.attrs["heads"]).set("groups", node.attrs["groups"], default=1)
-    given = [o.name for o in node.op.operands if node.operand(o.name) is not None]
-    call.arguments += [f"{name}={row(name)}" for name in ("decay", "beta") if name in given]
-    e.chose("matrix_step", lambda dtype: _refusal(node, dtype), parts="state")
-    return call.emit(e, "[0][:, None]")
+    rows = {"decay": decay, "beta": given.get("beta"), "gate": found.gate}
+    call.arguments += [f"{name}={row(value)}" for name, value in rows.items() if value is not None]
+    call.named(a_log=e.weight(a_log), bias=e.weight(bias), unit=e.norm(q.norm))
+    call.set("q_scale", q.scale, default=1.0).set("k_scale", k.scale, default=1.0)
+    if found.norm is not None:
+        call.named(norm=e.norm(found.norm, found.gain), tickets=e.tickets(found.groups))
+        call.set("norm_groups", found.groups, default=1)
+    does = {"norms": q.norm, "decay": a_log, "state": node, "norm": found.norm, "gate": found.gate}
+    parts = ", ".join(name for name, done in does.items() if done is not None)
+    e.chose("matrix_step", lambda dtype: _refusal(node, dtype), parts=parts)
+    return call.emit(e, "[0][:, None]", name=name)
+
+
+def _unit(value: Value, node: Node) -> Unit:
+    """Queries or keys of `node` as a multiple of others, or of the norms of their heads."""
+    flat = maker(value, ops.reshape)
+    core, scale = value if flat is None else flat.inputs[0], 1.0
+    if (made := maker(core, ops.affine)) is not None and made.attrs["plus"] == 0:
+        core, scale = made.inputs[0], made.attrs["by"]
+    if flat is None and core is not None:
+        return Unit(core, scale)
+    norm = maker(core, ops.rms_norm)
+    apart = None if norm is None or norm.operand("weight") is not None else maker(norm.inputs[0], ops.reshape)
+    x = None if apart is None else apart.inputs[0]
+    heads = *value.shape[:2], node.attrs["groups"], value.width // node.attrs["groups"]
+    fits = x is not None and apart is not None and x.shape == value.shape and apart.output.shape == heads
+    return Unit(x, scale, norm) if fits and x is not None else Unit(value)
+
+
+def _fading(decay: Value | None, node: Node) -> tuple[Value | None, Param | None, Param | None]:
+    """A decay −e^a_log · softplus(step + bias) as step, a_log and bias; any other as it is."""
+    flat = maker(decay, ops.reshape)
+    made = maker(decay if flat is None else flat.inputs[0], ops.mul)
+    for delta, rate in () if made is None else (made.inputs[:2], made.inputs[1::-1]):
+        soft = maker(_before(delta, ops.reshape), ops.softplus)
+        a_log = _exponent(_before(rate, ops.unsqueeze))
+        inner = None if soft is None else _biased(soft.required("x"))
+        if decay is None or a_log is None or inner is None:
+            continue
+        if inner.value.shape == decay.shape and a_log.shape == (node.attrs["heads"],):
+            return inner.value, a_log, inner.bias
+    return decay, None, None
+
+
+def _before(value: Value | None, op: Op) -> Value | None:
+    """`value` before an `op` that gave it another shape, if one did."""
+    made = maker(value, op)
+    return value if made is None else made.inputs[0]
 
 
 def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
@@ -151,7 +213,7 @@ def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
     return call.emit(e, "[0][:, None]", name=name)
 
 
-def _exponent(a: Value) -> Param | None:
+def _exponent(a: Value | None) -> Param | None:
     """The parameter that `a` is −exp of."""
     inner = maker(a, ops.neg)
     made = maker(inner.inputs[0], ops.exp) if inner is not None else None
@@ -178,6 +240,11 @@ def _step_size(node: Node, delta: Given) -> Given:
         norm = found.source.node
         if norm is None or norm.op is ops.rms_norm:
             return Given(found.source.x, norm, found.weight, found.bias, softplus=True)
+    return _biased(inner)
+
+
+def _biased(inner: Value) -> Given:
+    """The softplus of `inner`, or of a sum with a bias if it is one."""
     add = maker(inner, ops.add)
     x, bias = (None, None) if add is None else add.inputs[:2]
     if isinstance(x, Param):
@@ -239,7 +306,7 @@ def _refusal(node: Node, dtype: torch.dtype) -> str | None:
 
     if node.op is ops.causal_conv:
         return operands.refusal(like("x"))
-    if KERNELS[node.op] == "matrix_step":
+    if node.op in MATRICES:
         state = [n for n in states(node)[0].row if isinstance(n, int)]
         return matrix_step.refusal(torch.empty(1, dtype=dtype, device="meta"), torch.empty(state, device="meta"))
     if node.op is ops.selective_scan:

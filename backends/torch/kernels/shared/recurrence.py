@@ -11,6 +11,8 @@ import torch
 from . import operands
 from .launch import jit, options, tl, triton, uses_torch
 
+MOST = 8192  # numbers that the last block of a norm takes at a time
+
 
 def rates(a_log: torch.Tensor) -> torch.Tensor:
     """A = −exp(a_log), with torch."""
@@ -39,6 +41,25 @@ def advance(state, power, into, step, driven, out, skip, present, at, mask):
     tl.debug_barrier()  # the state before may be in the same place, held by several warps: all have read it
     tl.store(present + at, state.to(present.dtype.element_ty), mask=mask)
     return tl.sum(state * out[:, None], axis=0) + skip * driven
+
+
+@jit
+def store_normed(raw, gain, gate, y, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Divide SIZE numbers by √(mean square + ε), multiply by the gain, then by the gate, and store them."""
+    at = tl.arange(0, BLOCK)
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, SIZE, BLOCK):
+        v = tl.load(raw + start + at, mask=start + at < SIZE, other=0.0, cache_modifier=".cg")
+        squares += v * v
+    rstd = tl.rsqrt(tl.sum(squares, axis=0) / SIZE + eps)
+    for start in range(0, SIZE, BLOCK):
+        there = start + at < SIZE
+        v = tl.load(raw + start + at, mask=there, other=0.0, cache_modifier=".cg") * rstd
+        if gain is not None:
+            v *= tl.load(gain + start + at, mask=there, other=0.0).to(tl.float32)
+        if gate is not None:
+            v *= tl.load(gate + start + at, mask=there, other=0.0).to(tl.float32)
+        tl.store(y + start + at, v.to(y.dtype.element_ty), mask=there)
 
 
 @jit
