@@ -24,7 +24,7 @@ from weft.ir.types import sizes
 
 from .generated import graph_of
 from .kernels.close import DTYPES, rounded
-from .kernels.scans import written
+from .kernels.scans import step_of, written
 
 MODELS = ("mLSTM", "RG-LRU", "RWKV", "RWKV-7")  # of the zoo of variants
 PAPERS = ("mamba", "gated linear attention", "delta rule")
@@ -35,11 +35,6 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is p
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels run on the CPU."""
     monkeypatch.setattr(launch, "INTERPRETED", True)
-
-
-def step_of(graph: Graph) -> Step:
-    """The step of the first recurrence of `graph`."""
-    return next(n.attrs["step"] for n in graph.nodes if n.op is ops.scan)
 
 
 def of_paper(kind: str) -> Step:

@@ -43,6 +43,7 @@ REDUCED = {  # of a tile: what fills it where there is nothing, and the function
     ops.min: ('float("inf")', "tl.min"),
 }
 MOVES = (ops.reshape, ops.squeeze, ops.unsqueeze, ops.transpose, ops.expand)  # which leave a tile as it is
+# Names that no variable of a kernel has: what it calls, and its indices.
 TAKEN = {"tl", "start_next", "wait", "activate", "softplus", "float", "row", "there", "known", "p", "n", "BLOCK", "PDL"}
 
 
@@ -112,12 +113,12 @@ class _Writer:
 
     def _lay_out(self) -> None:
         """Find the axes of the states: `inner`, the one that is reduced, if any, and those `across`, by size."""
-        kept = [self.graph.inputs[name] for name in self.step.states]
-        own = self.axes.of(kept[0])
-        if any(self.axes.of(state) != own for state in kept):
+        states = [self.graph.inputs[name] for name in self.step.states]
+        own, shape = self.axes.of(states[0]), _row(states[0])
+        if any(self.axes.of(state) != own for state in states):
             raise NoKernel("its states differ in shape")
-        sizes = {axis: n for axis, n in zip(own, _row(kept[0]), strict=True) if axis not in (None, own[0])}
-        if len(sizes) != sum(n > 1 for n in _row(kept[0])):
+        sizes = {axis: n for axis, n in zip(own, shape, strict=True) if axis not in (None, own[0])}
+        if len(sizes) != sum(n > 1 for n in shape):
             raise NoKernel("two axes of its states meet")
         found = {axis for node in self.graph.nodes for axis in self._reduced(node)}
         if len(found) > 1 or not found <= sizes.keys():
@@ -167,14 +168,14 @@ class _Writer:
             stores.append(self._store(pointer, address, made, mask))
         parameters = ", ".join([*self.pointers.values(), *results.values(), *self.rows.values()])
         doc = f"One token: {', '.join(step.states)}, in place, and {', '.join(step.outputs)}."
-        shared = "tl.debug_barrier()  # several warps may hold the same part of a state: all have read it"
+        barrier = "tl.debug_barrier()  # several warps may hold the same part of a state: all have read it"
         lines = [
             f"@jit\ndef {{name}}({parameters}, BLOCK: tl.constexpr, PDL: tl.constexpr):",
             f'"""{doc} Grid [blocks of {self.count} rows, batch]."""',
             *self._indices(),
             *self.loads,
             *self.lines,
-            shared,
+            barrier,
             *stores,
         ]
         most = ROWS if self.inner is None else max(1, min(FEW_ROWS, MOST // self.length))

@@ -72,7 +72,7 @@ def silu_gated(y, gate, at, mask):
 
 
 def step_in_place(
-    written: Any,
+    generated: Any,
     step: Callable[..., tuple[torch.Tensor, ...]],
     states: tuple[torch.Tensor, ...],
     tokens: tuple[torch.Tensor, ...],
@@ -85,10 +85,10 @@ def step_in_place(
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """The outputs [batch, 1, ...] of one token of a recurrence, whose `states` [batch, ...] are changed in place.
 
-    `written` is the kernel of the function `step`, which gives new states and outputs of states, tokens and constants;
-    blocks of it have `block` of the `count` rows of a text's states. `tokens` are [batch or 1, 1, ...], of a text's
-    `outputs` this is the shape; they have the dtype of the first token. `kernel`: see `uses_torch`; torch computes in
-    f32 (f64 for f64).
+    `generated` is the kernel of the function `step`, which gives new states and outputs of states, tokens and
+    constants; blocks of it have `block` of the `count` rows of a text's states. `tokens` are [batch or 1, 1, ...],
+    `outputs` the shapes of outputs without batch and token; their dtype is that of the first token. `kernel`: see
+    `uses_torch`; torch computes in f32 (f64 for f64).
 
     Raises:
         ValueError: if a state has gaps.
@@ -106,7 +106,7 @@ def step_in_place(
     else:
         rows = [x if x[0].is_contiguous() else x.contiguous() for x in rows]
         found = tuple(torch.empty((batch, 1, *shape), dtype=like.dtype, device=like.device) for shape in outputs)
-        written[(triton.cdiv(count, block), batch)](
+        generated[(triton.cdiv(count, block), batch)](
             *states, *rows, *(c.contiguous() for c in constants), *found, *(x.stride(0) for x in rows),
             BLOCK=block, **options(like),
         )  # fmt: skip
