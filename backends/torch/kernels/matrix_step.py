@@ -48,7 +48,7 @@ def fading(step, rate, offset, STEP: tl.constexpr):
 @jit
 def matrix_step_kernel(
     q, k, v, decay, beta, a_log, bias, gate, gain, past, y, present, raw, tickets,
-    q_row, k_row, v_row, decay_row, beta_row, gate_row, q_scale, k_scale, head_eps, eps,
+    q_row, k_row, v_row, decay_row, beta_row, gate_row, q_scale, k_scale, beta_scale, head_eps, eps,
     KEYS: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, BY_KEY: tl.constexpr, UNIT: tl.constexpr,
     NORM: tl.constexpr, NORMED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -83,7 +83,7 @@ def matrix_step_kernel(
             step = tl.load(decay + batch * decay_row + head).to(tl.float32)
             state *= fading(step, rate, offset, a_log is not None)
     if beta is not None:
-        share = tl.load(beta + batch * beta_row + head).to(tl.float32)
+        share = tl.load(beta + batch * beta_row + head).to(tl.float32) * beta_scale
         written = share * (written - tl.sum(state * key[:, None], axis=0))
     state += key[:, None] * written[None, :]
     made = tl.sum(state * scaled(query, q_scale, head_eps, KEYS, UNIT)[:, None], axis=0)
@@ -186,6 +186,7 @@ def matrix_step(
     unit: Norm = NO_NORM,
     q_scale: float = 1.0,
     k_scale: float = 1.0,
+    beta_scale: float = 1.0,
     norm: Norm = NO_NORM,
     norm_groups: int = 1,
     gate: torch.Tensor | None = None,
@@ -199,7 +200,7 @@ def matrix_step(
     q, k [batch, groups·d] (head h reads group ⌊h·groups/heads⌋), v and `gate` [batch, heads·dv], `decay` [batch,
     heads·d] for every key, [batch, heads] for every head, or none (0); past [batch, heads, d, dv] → y like v, and S'.
     With `a_log` [heads] the decay is −e^a_log softplus(decay + bias), `bias` of a row of decay. q and k are normed on
-    each head by `unit`, and multiplied by `q_scale` and `k_scale`; `norm` is an RMS norm of each of `norm_groups` parts
+    each head by `unit`; q, k and β are multiplied by their scales; `norm` is an RMS norm of each of `norm_groups` parts
     of y, with the same gain for all. What has a row for each text may be a slice of a projection. S' is written to
     `present`, which may be `past` itself (in place), or to a new tensor. `tickets`: as in `linear_residual`,
     batch·norm_groups are enough. `kernel`: see `uses_torch`; torch computes in f32 (f64 for f64).
@@ -224,7 +225,7 @@ def matrix_step(
                 fade = rates(a_log.to(wide))[:, None] * F.softplus(step)
             after = fade.exp()[..., None] * after
         if beta is not None:
-            written = beta.to(wide)[..., None, None] * (written - key.mT @ after)
+            written = beta_scale * beta.to(wide)[..., None, None] * (written - key.mT @ after)
         after = after + key * written
         y = (query.mT @ after).flatten(1)
         if norm.kind != "none":
@@ -245,7 +246,8 @@ def matrix_step(
         q, k, v, decay, beta, contiguous(a_log), contiguous(bias), gate, contiguous(norm.gain),
         past, y, present, raw, None if raw is None else tickets,
         q.stride(0), k.stride(0), v.stride(0), row_stride(decay), row_stride(beta), row_stride(gate),
-        q_scale, k_scale, unit.eps, norm.eps, UNIT=unit.kind == "rms", NORM=norm.kind, **sizes, **options(v, WARPS),
+        q_scale, k_scale, beta_scale, unit.eps, norm.eps,
+        UNIT=unit.kind == "rms", NORM=norm.kind, **sizes, **options(v, WARPS),
     )  # fmt: skip
     return y, present
 
@@ -282,7 +284,7 @@ def variants() -> list[Variant]:
         even = width % 4 == 0  # otherwise rows of the state begin anywhere in 16 bytes
         rows = "q_row k_row gate_row" + " v_row" * even + " decay_row" * (decay == "key")
         counts = "beta_row" + " v_row" * (not even) + " decay_row" * (decay == "head")
-        types = {"q_scale": "fp32", "k_scale": "fp32"}
+        types = dict.fromkeys(("q_scale", "k_scale", "beta_scale"), "fp32")
         more = {"warps": WARPS, "vectors": even}
         shipped.append(variant(matrix_step_kernel, dtype, constants, counts, rows, absent, types, **more))
     return shipped

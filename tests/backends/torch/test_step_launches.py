@@ -39,7 +39,7 @@ MODELS: dict[str, tuple[Decoder, int]] = {  # and what a layer launches at most
     "latent": (decoder(LATENT, GatedMLP(HIDDEN)), 7),  # five of them the attention's
     "Mamba": (decoder(Mamba(21, 5), None), 5),
     "Mamba-2": (decoder(Mamba2(24, 4, 5, groups=2), None), 4),
-    "delta rule": (decoder(GatedDeltaNet(4, 3, 5, groups=2), None), 6),
+    "delta rule": (decoder(GatedDeltaNet(4, 3, 5, groups=2, negative=True), None), 6),
     "delta rule by key": (decoder(GatedDeltaNet(3, 5, gate="sigmoid", per_key=True, rank=7), None), 7),
     "lightning attention": (decoder(LightningAttention(3), None), 6),
 }

@@ -127,6 +127,7 @@ def _matrix(e: StepEmitter, found: Ending, name: str = "") -> Var:
     q, k = (_unit(given[name], node) for name in "qk")
     if (q.norm and q.norm.attrs["eps"]) != (k.norm and k.norm.attrs["eps"]):
         q, k = Unit(given["q"]), Unit(given["k"])
+    beta, beta_scale = patterns.scaled(given["beta"]) if "beta" in given else (None, 1.0)
     decay, a_log, bias = _fading(given.get("decay"), node)
     if e.around(e.weight(a_log), e.weight(bias)) != e.scope:
         decay, a_log, bias = given["decay"], None, None
@@ -136,10 +137,11 @@ def _matrix(e: StepEmitter, found: Ending, name: str = "") -> Var:
 
     _in_place(call.give(*map(row, (q.value, k.value, given["v"]))), node)
     call.set("heads", node.attrs["heads"]).set("groups", node.attrs["groups"], default=1)
-    rows = {"decay": decay, "beta": given.get("beta"), "gate": found.gate}
+    rows = {"decay": decay, "beta": beta, "gate": found.gate}
     call.arguments += [f"{name}={row(value)}" for name, value in rows.items() if value is not None]
     call.named(a_log=e.weight(a_log), bias=e.weight(bias), unit=e.norm(q.norm))
-    call.set("q_scale", q.scale, default=1.0).set("k_scale", k.scale, default=1.0)
+    for name, scale in (("q", q.scale), ("k", k.scale), ("beta", beta_scale)):
+        call.set(f"{name}_scale", scale, default=1.0)
     if found.norm is not None:
         call.named(norm=e.norm(found.norm, found.gain), tickets=e.tickets(found.groups))
         call.set("norm_groups", found.groups, default=1)
@@ -152,10 +154,8 @@ def _matrix(e: StepEmitter, found: Ending, name: str = "") -> Var:
 def _unit(value: Value, node: Node) -> Unit:
     """Queries or keys of `node` as a multiple of others, or of the norms of their heads."""
     flat = maker(value, ops.reshape)
-    core, scale = value if flat is None else flat.inputs[0], 1.0
-    if (made := maker(core, ops.affine)) is not None and made.attrs["plus"] == 0:
-        core, scale = made.inputs[0], made.attrs["by"]
-    if flat is None and core is not None:
+    core, scale = patterns.scaled(value if flat is None else flat.required("x"))
+    if flat is None:
         return Unit(core, scale)
     norm = maker(core, ops.rms_norm)
     apart = None if norm is None or norm.operand("weight") is not None else maker(norm.inputs[0], ops.reshape)

@@ -42,7 +42,7 @@ def around(given: dict[str, torch.Tensor], more: dict[str, Any], norm_groups: in
     """`more` with all that may be computed around the recurrence."""
     v, heads, rng = given["v"], more["heads"], np.random.default_rng(1)
     dtype, device = v.dtype, v.device
-    added: dict[str, Any] = {"unit": Norm("rms", eps=0.01), "q_scale": 0.5, "k_scale": 0.25}
+    added: dict[str, Any] = {"unit": Norm("rms", eps=0.01), "q_scale": 0.5, "k_scale": 0.25, "beta_scale": 2.0}
     added["gate"] = rounded(rng.normal(size=(len(v), 2 * v.shape[1])), dtype, device)[:, v.shape[1] :]
     if "decay" in more:
         added["a_log"] = rounded(rng.normal(size=heads), dtype, device)
@@ -77,7 +77,7 @@ def formula(given: dict[str, Any], more: dict[str, Any]) -> tuple[NDArray[np.flo
                     gates = -np.exp(exact(more["a_log"])[h]) * step
                 kept = np.exp(np.broadcast_to(gates, keys))[:, None] * kept
             if "beta" in more:
-                new = exact(more["beta"])[b, h] * (new - kept.T @ key)
+                new = more.get("beta_scale", 1.0) * exact(more["beta"])[b, h] * (new - kept.T @ key)
             state[b, h] = kept + np.outer(key, new)
             y[b, h] = state[b, h].T @ query
     made = y.reshape(batch, -1)
