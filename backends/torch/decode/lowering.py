@@ -170,6 +170,6 @@ FUSED: dict[Op, Fused] = {
     ops.rms_norm: _norm,
     ops.layer_norm: _norm,
     **dict.fromkeys((ops.relu, ops.relu2, ops.tanh, ops.sigmoid, ops.gelu, ops.swish), products.activated),
-    **dict.fromkeys((*recurrences.KERNELS, *recurrences.PLAIN), recurrences.recurrence),
+    **dict.fromkeys(recurrences.KERNELS, recurrences.recurrence),
     ops.scan: recurrences.scan,
 }

@@ -34,6 +34,7 @@ IN_KERNELS = {  # that are generated
     **{"activate": "shared.activation", "softplus": "shared.recurrence"},
 }
 OWN = {
+    "linear_step",
     "pack",
     "pack_bias",
     "pack_blocks",

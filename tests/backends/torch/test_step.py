@@ -39,6 +39,7 @@ NARROW = (
     "window",
     "delta rule",
     "RWKV-7",
+    "linear attention, rope",
 )
 
 

@@ -17,6 +17,7 @@ from ...kernels import matrix_step, selective_scan, ssd
 from ...kernels.shared import operands
 from ...ops.calls import Call
 from ...ops.elementwise import activation
+from ...ops.recurrent import features
 from ...ops.scan import step_function, tuple_text
 from ...program.emitter import local_name
 from ...program.statements import CacheSlot, Operand, Var
@@ -27,9 +28,8 @@ from .scan_kernel import NoKernel, scan_kernel
 
 KERNELS = {
     **{ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"},
-    **dict.fromkeys(MATRICES, "matrix_step"),
+    **dict.fromkeys((*MATRICES, ops.linear_attention), "matrix_step"),
 }
-PLAIN = (ops.linear_attention,)  # computed with torch
 BY_TOKEN = ("x", "delta", "b", "c")  # operands of a state space with a row for each token
 
 
@@ -49,14 +49,13 @@ def recurrence(e: StepEmitter, node: Node) -> Var | None:
     """The output of a recurrence whose state is in the cache."""
     if node not in e.cached:
         return None
-    if node.op not in KERNELS:
-        e.declined("no kernel computes it token by token")
-        return None
     if has_state(node):
         e.declined("its state is an operand")
         return None
     if node.op is ops.causal_conv:
         return _convolved(e, node)
+    if node.op is ops.linear_attention:
+        return _linear(e, node)
     return _matrix(e, Ending(node)) if node.op in MATRICES else _stepped(e, Ending(node))
 
 
@@ -149,6 +148,13 @@ def _matrix(e: StepEmitter, found: Ending, name: str = "") -> Var:
     parts = ", ".join(name for name, done in does.items() if done is not None)
     e.chose("matrix_step", lambda dtype: _refusal(node, dtype), parts=parts)
     return call.emit(e, "[0][:, None]", name=name)
+
+
+def _linear(e: StepEmitter, node: Node) -> Var:
+    """One token of linear attention whose sum of keys is a second state."""
+    call = Call("linear_step").give(CacheSlot(states(node)[0].part, "", ""), *features(e, node), node.required("v"))
+    e.chose("matrix_step", lambda dtype: _refusal(node, dtype), parts="state")
+    return call.give(str(node.attrs["heads"])).emit(e)
 
 
 def _unit(value: Value, node: Node) -> Unit:
@@ -306,7 +312,7 @@ def _refusal(node: Node, dtype: torch.dtype) -> str | None:
 
     if node.op is ops.causal_conv:
         return operands.refusal(like("x"))
-    if node.op in MATRICES:
+    if KERNELS[node.op] == "matrix_step":
         state = [n for n in states(node)[0].row if isinstance(n, int)]
         return matrix_step.refusal(torch.empty(1, dtype=dtype, device="meta"), torch.empty(state, device="meta"))
     if node.op is ops.selective_scan:
