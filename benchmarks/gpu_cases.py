@@ -317,6 +317,25 @@ def _recurrences(large: bool) -> Iterator[Case]:
             rivals=("ssd_chunked",),
             sweep={"warps": (2, 4, 8), "stages": (1, 2, 3)},
         )
+    for name, heads, groups, keys, width, form in (
+        (
+            ("qwen3_next", 32, 16, 128, 128, "delta"),
+            ("kimi_linear", 32, 32, 128, 128, "delta key"),
+            ("minimax", 64, 64, 128, 128, ""),
+            ("xlstm_7b", 8, 8, 256, 513, ""),
+        )
+        if large
+        else (("tiny_delta", 2, 1, 16, 16, "delta key"),)
+    ):
+        own = {"heads": heads, "groups": groups, "keys": keys, "width": width, "form": form}
+        yield Case(
+            "matrix_step",
+            name,
+            partial(inputs.matrix_step, batch=1, **own),
+            4 * 2 * heads * keys * width,
+            rivals=("compiled",),
+            sweep={"matrix_step.WIDTH": (16, 32, 64), "matrix_step.WARPS": (2, 4, 8)},
+        )
     channels = 5376 if large else 64
     conv = partial(inputs.conv_step, batch=1, channels=channels)
     yield Case("conv_step", f"{channels}", conv, 16 * channels, rivals=("compiled",))

@@ -328,6 +328,19 @@ def ssd_step(
     return Inputs((x, delta, a, b, c, draw.normal(heads), past), {**more, "gate": gate}, own)
 
 
+def matrix_step(draw: Draw, batch: int, heads: int, groups: int, keys: int, width: int, form: str = "") -> Inputs:
+    """A token, a matrix per head that fades by head, or by "key"; "delta": by the delta rule, normed and gated."""
+    q, k = (draw.normal(batch, groups * keys, scale=keys**-0.5) for _ in "qk")
+    v, past = draw.normal(batch, heads * width), draw.normal(batch, heads, keys, width, dtype=torch.float32)
+    decay = draw.uniform(batch, heads * (keys if "key" in form else 1), low=-2.0, high=0.0)
+    more: dict[str, Any] = {"heads": heads, "groups": groups, "decay": decay}
+    if "delta" in form:
+        more |= {"beta": draw.uniform(batch, heads, low=0.0, high=1.0), "gate": draw.normal(batch, heads * width)}
+        more |= {"a_log": draw.normal(heads), "unit": replace(norm(draw, 1, "rms"), gain=None), "k_scale": keys**-0.5}
+        more |= {"norm": norm(draw, width, "rms"), "norm_groups": heads}
+    return Inputs((q, k, v, past), more, {"tickets": draw.tickets(batch * heads)} if "delta" in form else {})
+
+
 def coded(
     draw: Draw, out: int, inner: int, bits: int = 4, group: int = 128, offsets: bool = False, floats: bool = False
 ) -> Codes:

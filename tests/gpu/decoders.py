@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, MoE, RMSNorm
+from weft.frontends.dsl import (
+    MLP,
+    RGLRU,
+    Attention,
+    Block,
+    Decoder,
+    GatedDeltaNet,
+    GatedMLP,
+    LayerNorm,
+    LearnedPositions,
+    LightningAttention,
+    MoE,
+    RMSNorm,
+    RWKV7TimeMix,
+)
 from weft.frontends.dsl import RoPE as Rope
 
 VOCAB, DIM, LAYERS, LENGTH = 1000, 256, 4, 2048
 ROPE = Rope(1e4)
 
 
-def decoder(attention: Attention, ffn: Any = None, norm: Any = None, **settings: Any) -> Decoder:
+def decoder(attention: Any, ffn: Any = None, norm: Any = None, **settings: Any) -> Decoder:
     block = Block(attention, ffn or GatedMLP(512), norm or RMSNorm(1e-5))
     return Decoder(VOCAB, DIM, LAYERS, block, **{"context": LENGTH, "tie_embeddings": True, **settings})
 
@@ -35,4 +49,11 @@ DECODERS = {
     ),
     "experts in one product": decoder(Attention(4, 2, rope=ROPE), MoE(8, 128, 8, "gelu")),
     "learned": decoder(Attention(4), MLP(512, "gelu_tanh", bias=True), LayerNorm(), positions=LearnedPositions(LENGTH)),
+}
+RECURRENT = {  # those whose steps change a state, the last two by a generated kernel
+    "delta rule": decoder(GatedDeltaNet(4, 64, groups=2)),
+    "delta rule by key": decoder(GatedDeltaNet(4, 64, 48, gate="sigmoid", per_key=True, rank=32)),
+    "lightning": decoder(LightningAttention(4)),
+    "rg-lru": decoder(RGLRU(4, 320)),
+    "rwkv-7": decoder(RWKV7TimeMix(4, 32, 32, 32, keep_values="v")),
 }

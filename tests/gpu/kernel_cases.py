@@ -261,6 +261,18 @@ CASES = {
         68,
         (0, 1, 3, 4, 6),
     ),
+    "matrix_step": Odd(
+        "matrix_step",
+        _odd(inputs.matrix_step, batch=2, heads=4, keys=20, width=41, groups=2),
+        20,
+        (0, 1, 2, 3),
+    ),
+    "matrix_step delta rule": Odd(
+        "matrix_step",
+        _odd(inputs.matrix_step, batch=2, heads=3, keys=96, width=40, groups=1, form="delta key"),
+        192,
+        (0, 1, 2, 3),
+    ),
 }
 
 

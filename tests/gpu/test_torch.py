@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from chosen import DEVICE
-from decoders import DECODERS, LAYERS, VOCAB
+from decoders import DECODERS, LAYERS, RECURRENT, VOCAB
 from gpu_clock import captured
 from torch import Tensor
 
@@ -38,7 +38,7 @@ ROUNDINGS = 10  # of the numbers of a layer on their way
 def graph(name: str) -> Graph:
     """The decoder `name`, whose caches are FP8 where that follows a comma."""
     kind, _, caches = name.partition(", ")
-    found = load_source(DECODERS[kind]).graph
+    found = load_source({**DECODERS, **RECURRENT}[kind]).graph
     if caches:
         found.meta["cache_dtype"] = caches
     return run_passes(found, TARGETS["torch"].pipeline(found, "f32"))
@@ -286,6 +286,10 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
         for name in DECODERS:
             for check in (check_module, check_step, check_greedy, check_replay, check_runtime):
                 yield f"{check.__name__[6:]}-{name}-{dtype}", partial(check, name, dtype)
+        for name in RECURRENT:
+            # A convolution, norms of keys and gates round more often than attention does, in the module, too.
+            yield f"step-{name}-{dtype}", partial(check_step, name, dtype, ways=2)
+            yield f"replay-{name}-{dtype}", partial(check_replay, name, dtype)
         for name in READING:
             yield f"prompt-{name}-{dtype}", partial(check_prompt, name, dtype)
         for name in (name for name in DECODERS if name.startswith("experts")):

@@ -59,6 +59,7 @@ class StepEmitter(Emitter):
         self.program.functions = dict(functions)
         self.moves, self.styles, self.reads_prompts = moves, styles, reads_prompts
         self.choices: list[Choice] = []
+        self.kernels: dict[str, str] = {}  # that are generated for this model: text by name
         self.linears: dict[Var, Projection] = {}  # what is a linear map and nothing more
         self.kept: dict[Node, Var] = {}  # caches that other attentions read, too
         self.most_tickets = 0

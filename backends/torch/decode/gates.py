@@ -26,10 +26,14 @@ def sole_maker(value: Value | None, *ops: Op) -> Node | None:
     return node if node is not None and single(node.output) else None
 
 
+MATRICES = (ops.gated_linear_attention, ops.gated_delta_rule)  # recurrences whose state is a matrix for each head
+
+
 @dataclass(frozen=True)
 class Ending:
     """norm(y ⊙ silu(gate)) of the recurrence `node`, whose output is y; `norm` is the node of an RMS norm of each of
-    `groups` parts, if there is one, and `gain` its weight [width], if it has one."""
+    `groups` parts, if there is one, and `gain` its weight [width], if it has one. Of a recurrence among MATRICES it is
+    norm(y) ⊙ gate, and the gain that of a part."""
 
     node: Node
     gate: Value | None = None
@@ -41,7 +45,7 @@ class Ending:
 def ending(node: Node) -> Ending | None:
     """`node` taken as the last of what follows a recurrence: its gate, or in Mamba-2 its norm."""
     if node.op is ops.mul:
-        return _gated(node) or _normed_in_parts(node)
+        return _gated(node) or _normed_in_parts(node) or _gated_norm(node)
     return _normed(node) if node.op is ops.rms_norm else None
 
 
@@ -83,6 +87,24 @@ def _normed_in_parts(node: Node) -> Ending | None:
         return None
     same = put.output.shape == found.node.output.shape and gain.shape == found.node.output.shape[-1:]
     return Ending(found.node, found.gate, norm, gain, groups) if same else None
+
+
+def _gated_norm(node: Node) -> Ending | None:
+    """norm(y) ⊙ gate, in either order, with a norm of each head or of all heads together."""
+    for y, gate in (node.inputs[:2], node.inputs[1::-1]):
+        put = sole_maker(y, ops.reshape)
+        norm = sole_maker(y if put is None else put.inputs[0], ops.rms_norm)
+        apart = None if norm is None or put is None else sole_maker(norm.inputs[0], ops.reshape)
+        if norm is None or gate is None or (put is not None and apart is None):
+            continue
+        recurrent, weight = sole_maker((norm if apart is None else apart).inputs[0], *MATRICES), norm.operand("weight")
+        if recurrent is None or not (weight is None or isinstance(weight, Param)):
+            continue
+        groups = 1 if apart is None else apart.output.shape[2] if len(apart.output.shape) == 4 else 0
+        whole = recurrent.output.shape == gate.shape == node.output.shape
+        if whole and isinstance(groups, int) and groups > 0 and recurrent.attrs["heads"] % groups == 0:
+            return Ending(recurrent, gate, norm, weight, groups)
+    return None
 
 
 def _of_heads(value: Value | None) -> Ending | None:

@@ -22,12 +22,13 @@ from .emitter import Choice, StepEmitter
 from .gates import single
 from .kernels import attention, beginning, mixtures, products, recurrences
 
-Fused = Callable[[StepEmitter, Node], "Var | None"]
+Fused = Callable[[StepEmitter, Node], "Var | tuple[Var, ...] | None"]
 
 
 @dataclass
 class Step:
-    """The program of a decode step, as classes in `method`; `choices` tells of nodes with a kernel or a reason.
+    """The program of a decode step, as classes in `method`; `choices` tells of nodes with a kernel or a reason, and
+    `kernels` has the text of those that are generated for the model, by name.
 
     `any_length`: nothing depends on how many tokens there were, other than the positions that it is given, in a step of
     one token. `reads_prompts`: it takes several tokens of each row that follow one another.
@@ -38,6 +39,7 @@ class Step:
     choices: list[Choice]
     any_length: bool
     reads_prompts: bool
+    kernels: Mapping[str, str]
 
 
 def refusal(graph: Graph) -> str | None:
@@ -105,7 +107,7 @@ def _step(model: Lowered, moves: bool, styles: Mapping[str, str], prompts: bool 
     choices = [choice for choice in emitter.choices if choice.node in made_by]
     asking = (s for s in program.statements if emitter.start in s.operands)
     any_length = all(s.text.startswith("decode_attention(") for s in asking)  # which asks for several tokens alone
-    return Step(program, structure(program, borrows=True), choices, any_length, several)
+    return Step(program, structure(program, borrows=True), choices, any_length, several, emitter.kernels)
 
 
 def reads_prompts(graph: Graph) -> bool:
@@ -168,5 +170,6 @@ FUSED: dict[Op, Fused] = {
     ops.rms_norm: _norm,
     ops.layer_norm: _norm,
     **dict.fromkeys((ops.relu, ops.relu2, ops.tanh, ops.sigmoid, ops.gelu, ops.swish), products.activated),
-    **dict.fromkeys((*recurrences.KERNELS, *recurrences.PLAIN), recurrences.recurrence),
+    **dict.fromkeys(recurrences.KERNELS, recurrences.recurrence),
+    ops.scan: recurrences.scan,
 }

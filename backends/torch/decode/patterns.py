@@ -212,7 +212,7 @@ def terms(node: Node) -> list[Value] | None:
     return found
 
 
-def _scaled(value: Value) -> tuple[Value, float]:
+def scaled(value: Value) -> tuple[Value, float]:
     """The value that `value` is a multiple of, and by which factor; only it reads that."""
     made = maker(value, ops.affine)
     x = None if made is None or made.attrs["plus"] != 0 else made.inputs[0]
@@ -223,7 +223,7 @@ def added(value: Value) -> Added | None:
     """`value` taken as what a projection, and a norm of that, add to a residual stream."""
     if not single(value):
         return None
-    inner, scale = _scaled(value)
+    inner, scale = scaled(value)
     norm = norm_of(inner, alone=True)
     found = projection(norm.x)
     if found is None or found.source.node is not None or not single(found.value):
@@ -233,7 +233,7 @@ def added(value: Value) -> Added | None:
 
 def mixture(value: Value) -> Mixture | str | None:
     """`value` taken as a mixture of experts that kernels compute; or why they do not, if it is one."""
-    inner, scale = _scaled(value) if single(value) else (value, 1.0)
+    inner, scale = scaled(value) if single(value) else (value, 1.0)
     if (node := maker(inner, ops.moe)) is None:
         return None
     route = _route(node)

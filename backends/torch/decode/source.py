@@ -13,30 +13,28 @@ from ..codegen.naming import Named
 from ..codegen.source import formatted, template
 from ..codegen.structure import Method
 from ..lower.lower import Lowered
-from ..program.snippets import imports, library, names, used_snippets
+from ..program.snippets import bound, imports, library, names, used_snippets
 from ..program.statements import TOP, ParamRef, Var
 from .divided import GROUP
 from .lowering import lower_step
 from .members import attributes, constructor
 
 LAUNCHERS = (  # of kernels, each in a file of its name
-    *(
-        "conv_step",
-        "decode_attention",
-        "embed_tokens",
-        "latent_decode",
-        "latent_qk",
-        "linear_by_head",
-        "linear_residual",
-    ),
-    *("moe_decode", "norm_glu", "norm_linear", "norm_qkv", "norm_route", "route", "selective_step", "ssd_step"),
+    *("conv_step", "decode_attention", "embed_tokens", "latent_decode", "latent_qk", "linear_by_head"),
+    *("linear_residual", "matrix_step", "moe_decode", "norm_glu", "norm_linear", "norm_qkv", "norm_route", "route"),
+    *("selective_step", "ssd_step"),
 )
 HELPERS = {
     **{"Codes": "shared.codes", "Norm": "shared.norm", "Tickets": "shared.tickets"},
     **dict.fromkeys(("Group", "add_parts", "held"), "shared.group"),
-    "as_bytes": "shared.float8",
+    **{"as_bytes": "shared.float8", "step_in_place": "shared.recurrence"},
+}
+IN_KERNELS = {  # that are generated
+    **dict.fromkeys(("jit", "start_next", "tl", "wait"), "shared.launch"),
+    **{"activate": "shared.activation", "softplus": "shared.recurrence"},
 }
 OWN = {
+    "linear_step",
     "pack",
     "pack_bias",
     "pack_blocks",
@@ -71,16 +69,23 @@ def write_step(
     given |= {"any_length": step.any_length, "reads_prompts": step.reads_prompts}
     # Rendered once without imports and parts, to learn which of them the classes use.
     used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
+    generated = ast.parse("\n".join(step.kernels.values())).body
+    in_kernels = {name for kernel in generated for name in names(kernel) - bound(kernel)}
     own = used_snippets(used & OWN)
     shared = sorted(n for n in used if (n in library() and n not in OWN) or n in step.program.functions)
     used = used.union(*(p.uses for p in own))
     if not used.intersection(LAUNCHERS):
         return "", []
     files = {name: file for name, file in ({n: n for n in LAUNCHERS} | HELPERS).items() if name in used}
+    files |= {name: file for name, file in IN_KERNELS.items() if name in in_kernels}
     imported = {file: [name for name, home in files.items() if home == file] for file in files.values()}
     lines = [f"from {package}.{file} import {', '.join(some)}" for file, some in imported.items()]
     text = template("decode.py.j2").render(
-        **given, imports=imports(used), kernels=sorted(lines), shared=shared, parts=[p.source for p in own]
+        **given,
+        imports=imports(used),
+        kernels=sorted(lines),
+        shared=shared,
+        parts=[*(p.source for p in own), *step.kernels.values()],
     )
     return formatted(text), sorted({*files.values()})
 

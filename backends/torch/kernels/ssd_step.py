@@ -16,30 +16,12 @@ from . import ssd
 from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import check_step, contiguous, power_of_2, row_stride, side_by_side
-from .shared.recurrence import advance, rates, silu_gated, softplus
+from .shared.recurrence import MOST, advance, rates, silu_gated, softplus, store_normed
 from .shared.tickets import counters, is_last
 from .ssd import refusal
 
 WIDTH = 32  # columns of the state that a block has
-MOST = 8192  # numbers that the last block of a group norms at a time
 WARPS = 4
-
-
-@jit
-def store_normed(raw, gain, y, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Divide SIZE numbers by √(mean square + ε), multiply by the gain, and store them."""
-    at = tl.arange(0, BLOCK)
-    squares = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, SIZE, BLOCK):
-        v = tl.load(raw + start + at, mask=start + at < SIZE, other=0.0, cache_modifier=".cg")
-        squares += v * v
-    rstd = tl.rsqrt(tl.sum(squares, axis=0) / SIZE + eps)
-    for start in range(0, SIZE, BLOCK):
-        there = start + at < SIZE
-        v = tl.load(raw + start + at, mask=there, other=0.0, cache_modifier=".cg") * rstd
-        if gain is not None:
-            v *= tl.load(gain + start + at, mask=there, other=0.0).to(tl.float32)
-        tl.store(y + start + at, v.to(y.dtype.element_ty), mask=there)
 
 
 @jit
@@ -87,7 +69,7 @@ def ssd_step_kernel(
             if gain is not None:
                 own = gain + first
             start = batch * heads * WIDTH + first
-            store_normed(raw + start, own, y + start, eps, NORMED * WIDTH, BLOCK)
+            store_normed(raw + start, own, None, y + start, eps, NORMED * WIDTH, BLOCK)
 
 
 def ssd_step(

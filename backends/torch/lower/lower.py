@@ -74,7 +74,7 @@ def lower(graph: Graph) -> Lowered:
 def emit(
     emitter: E,
     legal: Graph,
-    fused: Mapping[Op, Callable[[E, Node], Operand | None]],
+    fused: Mapping[Op, Callable[[E, Node], Operand | tuple[Operand, ...] | None]],
     then: Callable[[Node], None] = lambda node: None,
 ) -> None:
     """Let `emitter` write every node of `legal`, by the entry of `fused` for its op if that returns something, else by

@@ -99,6 +99,15 @@ def _gated_delta_rule(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 @lowering(ops.linear_attention)
 def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
+    operands, heads = (*features(e, node), node.required("v")), node.attrs["heads"]
+    if not node.attrs["causal"]:
+        return (Call("linear_attention").give(*operands, str(heads)).emit(e),)
+    return carried(e, node, Call("causal_linear_attention").give(*operands, PAST).set("heads", heads))
+
+
+def features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:
+    """The features of queries and keys of a linear attention, zero where these are masked, and both turned by its
+    positions, if it has them."""
     heads, mask = node.attrs["heads"], node.operand("key_mask")
     q = e.emit("elu_plus_one({0})", node.required("q"), name="q", replaces=0)
     k = e.emit("elu_plus_one({0})", node.required("k"), name="k", replaces=0)
@@ -106,16 +115,13 @@ def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
         k = e.emit("{0} * ({1} != 0)[..., None]", k, mask, name="k", replaces=0)
     keys = e.shown(k)
     assert isinstance(keys, Var)
-    turned = q, k = q, keys
     positions, frequencies = node.operand("positions"), node.operand("frequencies")
-    if positions is not None and frequencies is not None:
-        text = "rotary({0}, {1})"
-        at = e[positions], e[frequencies]
-        cos, sin = e.hoist_many((text, *at), text, *at, names=("cos", "sin"))
-        turn = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
-        text = f"{turn}({{0}}.unflatten(-1, ({heads}, -1)).transpose(1, 2), {{1}}, {{2}}).transpose(1, 2).flatten(2)"
-        turned = e.emit(text, q, cos, sin, name="turned_q"), e.emit(text, k, cos, sin, name="turned_k")
-    operands = q, k, *turned, node.required("v")
-    if not node.attrs["causal"]:
-        return (Call("linear_attention").give(*operands, str(heads)).emit(e),)
-    return carried(e, node, Call("causal_linear_attention").give(*operands, PAST).set("heads", heads))
+    if positions is None or frequencies is None:
+        return q, keys, q, keys
+    text = "rotary({0}, {1})"
+    at = e[positions], e[frequencies]
+    cos, sin = e.hoist_many((text, *at), text, *at, names=("cos", "sin"))
+    turn = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
+    text = f"{turn}({{0}}.unflatten(-1, ({heads}, -1)).transpose(1, 2), {{1}}, {{2}}).transpose(1, 2).flatten(2)"
+    turned_q, turned_k = (e.emit(text, x, cos, sin, name=f"turned_{n}") for n, x in (("q", q), ("k", keys)))
+    return q, keys, turned_q, turned_k

@@ -42,9 +42,7 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     call = Call("scan")
     tokens, constants = ([call.place(v) for v in part] for part in (values[:first], values[first:second]))
     starts = [f"({tuple_text([str(n) for n in spec.row])}, {number(spec.initial)})" for spec in specs(node)]
-    outputs = [*(NEXT + name for name in step.states), *step.outputs]
-    doc = f"One token of a recurrence: the new {', '.join(step.states)} and the output {', '.join(step.outputs)} of"
-    function = e.function("step", function_text(step.graph, outputs, doc))
+    function = step_function(e, step)
     call.give(function, tuple_text(starts), tuple_text(tokens), tuple_text(constants) if constants else "()", PAST)
     if (mask := e.padding()) is not None:
         call.named(mask=mask)
@@ -58,6 +56,13 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     elif (parts := linear_parts(step)) is not None:
         call.arguments += [f"many={_matrices(e, parts, function)}", f"size={LARGEST}"]
     return carried(e, node, call, len(step.outputs))
+
+
+def step_function(e: Emitter, step: Step) -> str:
+    """The name of the function that computes one token of `step`."""
+    outputs = [*(NEXT + name for name in step.states), *step.outputs]
+    doc = f"One token of a recurrence: the new {', '.join(step.states)} and the output {', '.join(step.outputs)} of"
+    return e.function("step", function_text(step.graph, outputs, doc))
 
 
 def tuple_text(texts: Sequence[str]) -> str:

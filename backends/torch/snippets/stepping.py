@@ -1,4 +1,4 @@
-"""Caches in a decode step, whose kernels read them whole."""
+"""Caches in a decode step, whose kernels read them whole, and a step of linear attention by a kernel."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..kernels.matrix_step import matrix_step
 from ..kernels.shared.float8 import as_bytes
 
 
@@ -28,3 +29,13 @@ def written_latent(cache: Any, k: Tensor, positions: Tensor) -> Tensor:
     """All keys of `cache`, that of one token per row written: k [batch, heads, 1, width], positions [batch, 1]."""
     cache.update(k, positions, None)
     return cache.k
+
+
+def linear_step(state: Any, q: Tensor, k: Tensor, turned_q: Tensor, turned_k: Tensor, v: Tensor, heads: int) -> Tensor:
+    """One token of `causal_linear_attention`, its states changed in place: Σ k is a matrix of one column."""
+    matrix, norm = state.values
+    read = (turned_q, turned_k, v[:, 0], matrix), (q, k, q.new_ones(len(q), heads), norm[..., None])
+    y, share = (
+        matrix_step(q[:, 0], k[:, 0], values, past, past, heads=heads, groups=heads)[0] for q, k, values, past in read
+    )
+    return (y.unflatten(1, (heads, -1)) / share[..., None]).flatten(1)[:, None].to(v.dtype)

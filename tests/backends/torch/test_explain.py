@@ -66,6 +66,25 @@ def test_recurrences_say_what_is_computed_with_them(name: str, op: str, what: st
     assert not any(told(graph, other) for other in ("mul", "swish", "softplus"))
 
 
+@pytest.mark.parametrize(
+    ("name", "op", "parts"),
+    [
+        ("delta rule", "gated_delta_rule", "norms, decay, state, norm, gate"),
+        ("delta rule, a gate per key", "gated_delta_rule", "norms, decay, state, norm, gate"),
+        ("lightning attention", "gated_linear_attention", "state, norm, gate"),
+        ("RWKV-6", "gated_linear_attention", "state"),
+        ("linear attention", "linear_attention", "state"),
+    ],
+)
+def test_states_that_are_matrices_have_a_kernel(name: str, op: str, parts: str) -> None:
+    assert told(graph_of(f"variant/{name}"), op) == f"layers.0.attn.{op} ({op} × 2): matrix_step with {parts}"
+
+
+@pytest.mark.parametrize("name", ["RG-LRU", "RWKV", "RWKV-7", "mLSTM"])
+def test_recurrences_of_ones_own_have_generated_kernels(name: str) -> None:
+    assert told(graph_of(f"variant/{name}"), "scan") == "layers.0.attn.y (scan × 2): step_kernel with state"
+
+
 def test_latent_attention_says_what_is_computed_with_it() -> None:
     graph = graph_of("variant/latent queries")
     assert told(graph, "linear").splitlines()[:2] == [
@@ -94,7 +113,7 @@ def test_latent_attention_says_what_is_computed_with_it() -> None:
         ("variant/T5 bias, per layer", "attention", "torch, it has a bias that is not ALiBi's"),
         ("variant/norms of q and k, full", "attention", "norm_qkv does not make its operands"),
         ("variant/experts that choose", "moe", "torch, what weighs the experts is no router's choice alone"),
-        ("variant/linear attention", "linear_attention", "torch, no kernel computes it token by token"),
+        ("variant/sLSTM", "scan", "torch, no kernel has its op head_linear"),
         ("variant/relative", "relative_attention", "torch, its keys and values depend on distances"),
     ],
 )

@@ -37,6 +37,9 @@ NARROW = (
     "latent",
     "ALiBi",
     "window",
+    "delta rule",
+    "RWKV-7",
+    "linear attention, rope",
 )
 
 

@@ -17,7 +17,26 @@ from typing import Any
 import pytest
 import torch
 
-from weft import MLA, MLP, ALiBi, GatedMLP, LayerNorm, Mamba, Mamba2, MoE, RMSNorm, RoPE
+from weft import (
+    MLA,
+    MLP,
+    MLSTM,
+    RGLRU,
+    ALiBi,
+    GatedDeltaNet,
+    GatedMLP,
+    LayerNorm,
+    LightningAttention,
+    LinearAttention,
+    Mamba,
+    Mamba2,
+    MoE,
+    RMSNorm,
+    RoPE,
+    RWKV6TimeMix,
+    RWKV7TimeMix,
+    RWKVTimeMix,
+)
 from weft.backends.torch.decode.source import write_step
 from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.lower.lower import lower
@@ -57,6 +76,16 @@ MODELS = {  # and the kernels of each
     "Mamba, norms": (decoder(Mamba(21, 5, norms=RMSNorm()), None), "conv_step selective_step"),
     "Mamba-2": (decoder(Mamba2(21, 3, 5), None), "conv_step ssd_step"),
     "Mamba-2 in groups": (decoder(Mamba2(24, 4, 5, groups=2, norm_groups=2), None), "conv_step ssd_step"),
+    "delta rule": (decoder(GatedDeltaNet(4, 3, 5, groups=2, negative=True), None), "conv_step matrix_step"),
+    "delta rule by key": (decoder(GatedDeltaNet(3, 5, per_key=True, rank=7), None), "conv_step matrix_step"),
+    "lightning attention": (decoder(LightningAttention(3), None), "matrix_step"),
+    "linear attention": (decoder(LinearAttention(3, bias=True), None), "matrix_step"),
+    "linear attention, turned": (decoder(LinearAttention(3, RoPE()), None), "matrix_step"),
+    "mLSTM": (decoder(MLSTM(3, 12, 21), None), "matrix_step shared.recurrence"),
+    "RWKV-6": (decoder(RWKV6TimeMix(3, 4, 5), None), "conv_step matrix_step"),
+    "RWKV-7": (decoder(RWKV7TimeMix(3, 4, 5, 6, keep_values="v"), None), "conv_step shared.recurrence"),
+    "RWKV": (decoder(RWKVTimeMix(21), None), "conv_step shared.recurrence"),
+    "RG-LRU": (decoder(RGLRU(3, 21), None), "conv_step linear_by_head shared.recurrence"),
     "full norms of q and k": (attends(qk_norm=RMSNorm(), qk_norm_full=True), "decode_attention"),
 }
 
@@ -87,10 +116,11 @@ def test_kernels_step_as_the_module_does(name: str, interpreted: None, monkeypat
     graph, expected = one_layer(name), set(MODELS[name][1].split())
     _, files = write_step(lower(graph))
     assert expected <= set(files)
-    for file in files:
+    for file in files:  # kernels, and what launches those that are generated
         home = importlib.import_module(f"weft.backends.torch.kernels.{file}")
-        if hasattr(home, "reference"):
-            monkeypatch.setattr(home, file, partial(getattr(home, file), kernel=True))
+        launcher = "step_in_place" if file == "shared.recurrence" else file
+        if hasattr(home, "reference") or launcher != file:
+            monkeypatch.setattr(home, launcher, partial(getattr(home, launcher), kernel=True))
     module: Any = build_module(graph).eval()
     ids = torch.randint(1, 9, (2, PROMPT + STEPS), generator=torch.Generator().manual_seed(5))
     (whole, *_) = call(module, {"input_ids": ids})

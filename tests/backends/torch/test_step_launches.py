@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from weft import MLA, ALiBi, GatedMLP, LayerNorm, Mamba, Mamba2, MoE, RMSNorm, RoPE
+from weft import MLA, ALiBi, GatedDeltaNet, GatedMLP, LayerNorm, LightningAttention, Mamba, Mamba2, MoE, RMSNorm, RoPE
 from weft.backends.runtime.core.sampling import Sampling
 from weft.backends.runtime.torch.draws import Draws
 from weft.backends.torch.decode.source import LAUNCHERS
@@ -39,6 +39,9 @@ MODELS: dict[str, tuple[Decoder, int]] = {  # and what a layer launches at most
     "latent": (decoder(LATENT, GatedMLP(HIDDEN)), 7),  # five of them the attention's
     "Mamba": (decoder(Mamba(21, 5), None), 5),
     "Mamba-2": (decoder(Mamba2(24, 4, 5, groups=2), None), 4),
+    "delta rule": (decoder(GatedDeltaNet(4, 3, 5, groups=2, negative=True), None), 6),
+    "delta rule by key": (decoder(GatedDeltaNet(3, 5, gate="sigmoid", per_key=True, rank=7), None), 7),
+    "lightning attention": (decoder(LightningAttention(3), None), 6),
 }
 OUTSIDE = 2  # embeddings with angles, and the head
 

@@ -32,6 +32,7 @@ NAMES = [
     *("family/deepseek-v3", "family/gpt-oss", "family/gemma3", "family/falcon-sequential", "family/jamba"),
     *("variant/hybrid", "variant/experts, shared and gated", "variant/experts that choose", "variant/chunked"),
     *("variant/linear attention, rope", "variant/T5 bias, per layer", "variant/gate", "packed/variant repeated"),
+    *("variant/delta rule", "variant/RWKV-7", "variant/mLSTM"),
 ]
 
 
@@ -132,9 +133,10 @@ def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
     assert (found.stdout, found.stderr, found.returncode) == ("", "", 0)
 
 
-def test_a_folder_steps_by_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["grouped", "delta rule", "RWKV-7"])
+def test_a_folder_steps_by_itself(name: str, tmp_path: Path) -> None:
     """Model, step and kernels need torch alone, wherever they are."""
-    write_code(build(graph_of("variant/grouped")), tmp_path)
+    write_code(build(graph_of(f"variant/{name}")), tmp_path)
     with alone(tmp_path), torch.inference_mode():
         model, decode = (importlib.import_module(name) for name in ("model", "decode"))
         net = model.Model()
@@ -152,6 +154,7 @@ def test_kernels_that_are_named_are_called() -> None:
         helpers = {"shared.norm" for _ in re.findall(r"\bNorm\(", text)} | {
             "shared.tickets" for _ in re.findall(r"\bTickets\(", text)
         }
+        helpers |= {"shared.launch", "shared.recurrence"} if "@jit" in text else set()  # of a generated kernel
         assert set(files) == helpers | {*CALLS.findall(text)}
 
 

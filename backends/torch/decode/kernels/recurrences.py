@@ -1,4 +1,5 @@
-"""Recurrences of a decode step: one token of a convolution and of a state space, the state changed in place."""
+"""Recurrences of a decode step: one token of a convolution, a state space, linear attention or the delta rule, the
+state changed in place."""
 
 from __future__ import annotations
 
@@ -8,21 +9,28 @@ import torch
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
+from weft.ir.graph.step import Step
+from weft.ir.op import Op
 from weft.passes.analysis.states import has_state, states
 
-from ...kernels import selective_scan, ssd
+from ...kernels import matrix_step, selective_scan, ssd
 from ...kernels.shared import operands
 from ...ops.calls import Call
 from ...ops.elementwise import activation
+from ...ops.recurrent import features
+from ...ops.scan import step_function, tuple_text
 from ...program.emitter import local_name
 from ...program.statements import CacheSlot, Operand, Var
 from .. import patterns
 from ..emitter import StepEmitter
-from ..gates import Ending, ending, maker, single
+from ..gates import MATRICES, Ending, ending, maker, single
+from .scan_kernel import NoKernel, scan_kernel
 
-KERNELS = {ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"}
-PLAIN = (ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule, ops.scan)  # computed with torch
-BY_TOKEN = ("x", "delta", "b", "c")  # operands with a row for each token
+KERNELS = {
+    **{ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"},
+    **dict.fromkeys((*MATRICES, ops.linear_attention), "matrix_step"),
+}
+BY_TOKEN = ("x", "delta", "b", "c")  # operands of a state space with a row for each token
 
 
 @dataclass(frozen=True)
@@ -41,13 +49,40 @@ def recurrence(e: StepEmitter, node: Node) -> Var | None:
     """The output of a recurrence whose state is in the cache."""
     if node not in e.cached:
         return None
-    if node.op not in KERNELS:
-        e.declined("no kernel computes it token by token")
+    if has_state(node):
+        e.declined("its state is an operand")
+        return None
+    if node.op is ops.causal_conv:
+        return _convolved(e, node)
+    if node.op is ops.linear_attention:
+        return _linear(e, node)
+    return _matrix(e, Ending(node)) if node.op in MATRICES else _stepped(e, Ending(node))
+
+
+def scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
+    """The outputs of a recurrence of one's own whose state is in the cache, of a kernel that is generated for it."""
+    if node not in e.cached:
         return None
     if has_state(node):
         e.declined("its state is an operand")
         return None
-    return _convolved(e, node) if node.op is ops.causal_conv else _stepped(e, Ending(node))
+    step: Step = node.attrs["step"]
+    try:
+        found = scan_kernel(step)
+    except NoKernel as reason:
+        e.declined(str(reason))
+        return None
+    function = step_function(e, step)
+    name, values = f"{function}_kernel", [v for v in node.inputs if v is not None]
+    e.kernels[name] = found.text.replace("{name}", name)
+    call = Call("step_in_place").give(name, function)
+    call.give(f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values")
+    tokens, constants = values[: len(step.tokens)], values[len(step.tokens) :]
+    call.arguments += [tuple_text([*map(call.place, part)]) for part in (tokens, constants) if part]
+    outputs = tuple_text([tuple_text([*map(str, shape)]) for shape in found.outputs])
+    call.arguments += [f"outputs={outputs}", f"count={found.count}", f"block={found.block}"]
+    e.chose(name, lambda dtype: operands.refusal(torch.empty(1, dtype=dtype, device="meta")), parts="state")
+    return e.many(str(call), *call.operands, names=tuple(v.name.rpartition(".")[2] for v in node.outputs))
 
 
 def ended(e: StepEmitter, node: Node) -> Var | None:
@@ -62,7 +97,17 @@ def ended(e: StepEmitter, node: Node) -> Var | None:
         return None
     # The recurrence alone was chosen when its node came; one kernel now computes it with what follows.
     e.reconsider()
-    return _stepped(e, found, local_name(node.output))
+    kind = _matrix if found.node.op in MATRICES else _stepped
+    return kind(e, found, local_name(node.output))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Queries or keys as `scale` times `value`, or times what the `norm` of each head makes of it."""
+
+    value: Value
+    scale: float = 1.0
+    norm: Node | None = None
 
 
 def _convolved(e: StepEmitter, node: Node) -> Var:
@@ -72,6 +117,79 @@ def _convolved(e: StepEmitter, node: Node) -> Var:
     e.chose("conv_step", lambda dtype: _refusal(node, dtype), parts="state")
     made = call.emit(e, "[0][:, None]")
     return made if known else e.emit(activation(node.attrs["activation"]), made, replaces=0)
+
+
+def _matrix(e: StepEmitter, found: Ending, name: str = "") -> Var:
+    """One token of linear attention or of the delta rule, with what is before and behind it."""
+    node, call = found.node, Call("matrix_step")
+    given = {o.name: node.required(o.name) for o in node.op.operands if node.operand(o.name) is not None}
+    q, k = (_unit(given[name], node) for name in "qk")
+    if (q.norm and q.norm.attrs["eps"]) != (k.norm and k.norm.attrs["eps"]):
+        q, k = Unit(given["q"]), Unit(given["k"])
+    beta, beta_scale = patterns.scaled(given["beta"]) if "beta" in given else (None, 1.0)
+    decay, a_log, bias = _fading(given.get("decay"), node)
+    if e.around(e.weight(a_log), e.weight(bias)) != e.scope:
+        decay, a_log, bias = given["decay"], None, None
+
+    def row(value: Value) -> str:
+        return f"{call.place(value)}[:, 0]"
+
+    _in_place(call.give(*map(row, (q.value, k.value, given["v"]))), node)
+    call.set("heads", node.attrs["heads"]).set("groups", node.attrs["groups"], default=1)
+    rows = {"decay": decay, "beta": beta, "gate": found.gate}
+    call.arguments += [f"{name}={row(value)}" for name, value in rows.items() if value is not None]
+    call.named(a_log=e.weight(a_log), bias=e.weight(bias), unit=e.norm(q.norm))
+    for name, scale in (("q", q.scale), ("k", k.scale), ("beta", beta_scale)):
+        call.set(f"{name}_scale", scale, default=1.0)
+    if found.norm is not None:
+        call.named(norm=e.norm(found.norm, found.gain), tickets=e.tickets(found.groups))
+        call.set("norm_groups", found.groups, default=1)
+    does = {"norms": q.norm, "decay": a_log, "state": node, "norm": found.norm, "gate": found.gate}
+    parts = ", ".join(name for name, done in does.items() if done is not None)
+    e.chose("matrix_step", lambda dtype: _refusal(node, dtype), parts=parts)
+    return call.emit(e, "[0][:, None]", name=name)
+
+
+def _linear(e: StepEmitter, node: Node) -> Var:
+    """One token of linear attention whose sum of keys is a second state."""
+    call = Call("linear_step").give(CacheSlot(states(node)[0].part, "", ""), *features(e, node), node.required("v"))
+    e.chose("matrix_step", lambda dtype: _refusal(node, dtype), parts="state")
+    return call.give(str(node.attrs["heads"])).emit(e)
+
+
+def _unit(value: Value, node: Node) -> Unit:
+    """Queries or keys of `node` as a multiple of others, or of the norms of their heads."""
+    flat = maker(value, ops.reshape)
+    core, scale = patterns.scaled(value if flat is None else flat.required("x"))
+    if flat is None:
+        return Unit(core, scale)
+    norm = maker(core, ops.rms_norm)
+    apart = None if norm is None or norm.operand("weight") is not None else maker(norm.inputs[0], ops.reshape)
+    x = None if apart is None else apart.inputs[0]
+    heads = *value.shape[:2], node.attrs["groups"], value.width // node.attrs["groups"]
+    fits = x is not None and apart is not None and x.shape == value.shape and apart.output.shape == heads
+    return Unit(x, scale, norm) if fits and x is not None else Unit(value)
+
+
+def _fading(decay: Value | None, node: Node) -> tuple[Value | None, Param | None, Param | None]:
+    """A decay −e^a_log · softplus(step + bias) as step, a_log and bias; any other as it is."""
+    flat = maker(decay, ops.reshape)
+    made = maker(decay if flat is None else flat.inputs[0], ops.mul)
+    for delta, rate in () if made is None else (made.inputs[:2], made.inputs[1::-1]):
+        soft = maker(_before(delta, ops.reshape), ops.softplus)
+        a_log = _exponent(_before(rate, ops.unsqueeze))
+        inner = None if soft is None else _biased(soft.required("x"))
+        if decay is None or a_log is None or inner is None:
+            continue
+        if inner.value.shape == decay.shape and a_log.shape == (node.attrs["heads"],):
+            return inner.value, a_log, inner.bias
+    return decay, None, None
+
+
+def _before(value: Value | None, op: Op) -> Value | None:
+    """`value` before an `op` that gave it another shape, if one did."""
+    made = maker(value, op)
+    return value if made is None else made.inputs[0]
 
 
 def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
@@ -101,7 +219,7 @@ def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
     return call.emit(e, "[0][:, None]", name=name)
 
 
-def _exponent(a: Value) -> Param | None:
+def _exponent(a: Value | None) -> Param | None:
     """The parameter that `a` is −exp of."""
     inner = maker(a, ops.neg)
     made = maker(inner.inputs[0], ops.exp) if inner is not None else None
@@ -128,6 +246,11 @@ def _step_size(node: Node, delta: Given) -> Given:
         norm = found.source.node
         if norm is None or norm.op is ops.rms_norm:
             return Given(found.source.x, norm, found.weight, found.bias, softplus=True)
+    return _biased(inner)
+
+
+def _biased(inner: Value) -> Given:
+    """The softplus of `inner`, or of a sum with a bias if it is one."""
     add = maker(inner, ops.add)
     x, bias = (None, None) if add is None else add.inputs[:2]
     if isinstance(x, Param):
@@ -189,6 +312,9 @@ def _refusal(node: Node, dtype: torch.dtype) -> str | None:
 
     if node.op is ops.causal_conv:
         return operands.refusal(like("x"))
+    if KERNELS[node.op] == "matrix_step":
+        state = [n for n in states(node)[0].row if isinstance(n, int)]
+        return matrix_step.refusal(torch.empty(1, dtype=dtype, device="meta"), torch.empty(state, device="meta"))
     if node.op is ops.selective_scan:
         return selective_scan.refusal(like("x"), like("a"))
     return ssd.refusal(like("x"), like("b"), heads=node.attrs["heads"], groups=node.attrs["groups"])

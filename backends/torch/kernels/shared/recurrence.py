@@ -1,10 +1,17 @@
-"""One token of a state space, and ln(1 + eˣ), which makes a positive step of any number."""
+"""One token of a state space, ln(1 + eˣ), which makes a positive step of any number, and the launch of kernels that are
+generated with a model for recurrences of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from .launch import jit, tl
+from . import operands
+from .launch import jit, options, tl, triton, uses_torch
+
+MOST = 8192  # numbers that the last block of a norm takes at a time
 
 
 def rates(a_log: torch.Tensor) -> torch.Tensor:
@@ -37,9 +44,70 @@ def advance(state, power, into, step, driven, out, skip, present, at, mask):
 
 
 @jit
+def store_normed(raw, gain, gate, y, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Divide SIZE numbers by √(mean square + ε), multiply by the gain, then by the gate, and store them."""
+    at = tl.arange(0, BLOCK)
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, SIZE, BLOCK):
+        v = tl.load(raw + start + at, mask=start + at < SIZE, other=0.0, cache_modifier=".cg")
+        squares += v * v
+    rstd = tl.rsqrt(tl.sum(squares, axis=0) / SIZE + eps)
+    for start in range(0, SIZE, BLOCK):
+        there = start + at < SIZE
+        v = tl.load(raw + start + at, mask=there, other=0.0, cache_modifier=".cg") * rstd
+        if gain is not None:
+            v *= tl.load(gain + start + at, mask=there, other=0.0).to(tl.float32)
+        if gate is not None:
+            v *= tl.load(gate + start + at, mask=there, other=0.0).to(tl.float32)
+        tl.store(y + start + at, v.to(y.dtype.element_ty), mask=there)
+
+
+@jit
 def silu_gated(y, gate, at, mask):
     """y ⊙ silu(gate), whose numbers are at `at`; y without a gate."""
     if gate is not None:
         g = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
         y *= g * tl.sigmoid(g)
     return y
+
+
+def step_in_place(
+    generated: Any,
+    step: Callable[..., tuple[torch.Tensor, ...]],
+    states: tuple[torch.Tensor, ...],
+    tokens: tuple[torch.Tensor, ...],
+    constants: tuple[torch.Tensor, ...] = (),
+    *,
+    outputs: tuple[tuple[int, ...], ...],
+    count: int,
+    block: int,
+    kernel: bool | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """The outputs [batch, 1, ...] of one token of a recurrence, whose `states` [batch, ...] are changed in place.
+
+    `generated` is the kernel of the function `step`, which gives new states and outputs of states, tokens and
+    constants; blocks of it have `block` of the `count` rows of a text's states. `tokens` are [batch or 1, 1, ...],
+    `outputs` the shapes of outputs without batch and token; their dtype is that of the first token. `kernel`: see
+    `uses_torch`; torch computes in f32 (f64 for f64).
+
+    Raises:
+        ValueError: if a state has gaps.
+    """
+    batch, like = len(states[0]), tokens[0]
+    if not all(state.is_contiguous() for state in states):
+        raise ValueError("the states of a recurrence must be contiguous")
+    rows = [x[:, 0].expand(batch, *x.shape[2:]) for x in tokens]
+    if uses_torch(kernel, operands.refusal, like, *tokens, *states, *constants):
+        wide = torch.promote_types(like.dtype, torch.float32)
+        made = step(*(t.to(wide) for t in (*states, *rows, *constants)))
+        for state, new in zip(states, made, strict=False):
+            state.copy_(new)
+        found = tuple(y.to(like.dtype)[:, None] for y in made[len(states) :])
+    else:
+        rows = [x if x[0].is_contiguous() else x.contiguous() for x in rows]
+        found = tuple(torch.empty((batch, 1, *shape), dtype=like.dtype, device=like.device) for shape in outputs)
+        generated[(triton.cdiv(count, block), batch)](
+            *states, *rows, *(c.contiguous() for c in constants), *found, *(x.stride(0) for x in rows),
+            BLOCK=block, **options(like),
+        )  # fmt: skip
+    return found if len(found) > 1 else found[0]

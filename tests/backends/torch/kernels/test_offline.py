@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,21 +27,26 @@ def most_issued(label: str) -> float:
     return 0.6 if "NORM=layer" in label else 0.5
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_what_ships_compiles_to_good_machine_code(part: int, pytestconfig: pytest.Config, tmp_path: Path) -> None:
-    """Only variants whose hash is not the recorded one are compiled, and one that must be as recorded; what is recorded
-    under the other version of Triton is held to the same, and to the code of today by its hash."""
+def compiled(config: pytest.Config, folder: Path, script: str, *arguments: str) -> Any:
+    """Run a script of this folder that compiles kernels: what it prints."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    kept = pytestconfig.cache.mkdir("triton") if pytestconfig.cache else tmp_path
+    kept = config.cache.mkdir("triton") if config.cache else folder
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("offline.py"), str(part), str(PARTS)],
+        [sys.executable, Path(__file__).with_name(script), *arguments],
         env={**env, "TRITON_CACHE_DIR": str(kept)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_what_ships_compiles_to_good_machine_code(part: int, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    """Only variants whose hash is not the recorded one are compiled, and one that must be as recorded; what is recorded
+    under the other version of Triton is held to the same, and to the code of today by its hash."""
+    found = compiled(pytestconfig, tmp_path, "offline.py", str(part), str(PARTS))
     assert found
     wrong = []
     for label, facts, known, old in found:
@@ -57,3 +63,13 @@ def test_what_ships_compiles_to_good_machine_code(part: int, pytestconfig: pytes
             good["issue of instructions"] = facts["issue"] <= most_issued(label)
         wrong += [f"{label}: {what}: {facts}" for what, ok in good.items() if not ok]
     assert not wrong, "\n".join(wrong)
+
+
+def test_generated_kernels_compile(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    """Those of recurrences of one's own: no spills, dependent launch, for matrices 16-byte loads; and one of every op,
+    of which sines of large numbers need a stack."""
+    found = compiled(pytestconfig, tmp_path, "scans.py")
+    assert found.pop("every op")["vector_loads"] > 0 < found["RWKV-7"]["vector_loads"]
+    for name, facts in found.items():
+        assert facts["stack"] == facts["local"] == 0 and facts["reg"] <= 64, f"{name}: {facts}"
+        assert facts["waits"] > 0 and facts["launches_dependents"] > 0, f"{name}: {facts}"

@@ -1,0 +1,334 @@
+"""The text of a kernel that computes one token of a recurrence of one's own, from the graph of its step.
+
+A row of the states is cut into blocks. What is reduced, if anything, is one axis of the states, and a block owns all of
+it, so that it needs nothing of other blocks and may write new states in the place of the old. Values are tiles [other
+axes, the reduced axis], or [other axes] where nothing is reduced, with a size of 1 where they do not vary.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.ir import ops
+from weft.ir.graph import Node, Value
+from weft.ir.graph.step import BATCH, Step
+from weft.ir.op import Op
+from weft.passes.analysis.feed_forward import activation_name
+
+from ...kernels.shared.operands import power_of_2
+from ..patterns import kernel_activation
+from .scan_axes import Axes, Axis, reduced, regroups
+
+MOST = 4096  # numbers of a state that a block has
+ROWS, FEW_ROWS = 128, 32  # of a block at most, where nothing is reduced, and else
+_SIGNS = {
+    **{"add": "+", "sub": "-", "mul": "*", "div": "/", "equal": "==", "less": "<", "less_equal": "<="},
+    **{"logical_and": "&", "logical_or": "|"},
+}
+TEXTS = {
+    **{name: f"{{0}} {sign} {{1}}" for name, sign in _SIGNS.items()},
+    **{name: f"tl.{name}({{0}})" for name in ("abs", "ceil", "cos", "erf", "exp", "floor", "log")},
+    **{name: f"tl.{name}({{0}})" for name in ("rsqrt", "sigmoid", "sin", "sqrt")},
+    **{name: f"tl.{name}({{0}}, {{1}})" for name in ("maximum", "minimum")},
+    **{"neg": "-{0}", "logical_not": "{0} == 0", "where": "tl.where({0}, {1}, {2})", "reciprocal": "1.0 / {0}"},
+    **{"square": "{0} * {0}", "relu": "tl.maximum({0}, 0.0)", "softplus": "softplus({0})"},
+}
+REDUCED = {  # of a tile: what fills it where there is nothing, and the function
+    ops.sum: ("0.0", "tl.sum"),
+    ops.mean: ("0.0", "tl.sum"),
+    ops.max: ('-float("inf")', "tl.max"),
+    ops.min: ('float("inf")', "tl.min"),
+}
+MOVES = (ops.reshape, ops.squeeze, ops.unsqueeze, ops.transpose, ops.expand)  # which leave a tile as it is
+# Names that no variable of a kernel has: what it calls, and its indices.
+TAKEN = {"tl", "start_next", "wait", "activate", "softplus", "float", "row", "there", "known", "p", "n", "BLOCK", "PDL"}
+
+
+class NoKernel(Exception):
+    """A step that no kernel is written for; the message says why, in a few words."""
+
+
+@dataclass(frozen=True)
+class ScanKernel:
+    """The `text` of a kernel called ``{name}``: a block has `block` of the `count` rows of a text's states; `outputs`
+    are the shapes of a text's outputs."""
+
+    text: str
+    count: int
+    block: int
+    outputs: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class _View:
+    """A text's part of the input called `name`: how far apart the numbers of each dimension are in memory; 0 where it
+    does not vary."""
+
+    name: str
+    strides: tuple[int, ...]
+
+
+def scan_kernel(step: Step) -> ScanKernel:
+    """The kernel of one token of `step`.
+
+    Raises:
+        NoKernel: if it has an op that is neither elementwise nor a sum over one axis of its states, if these differ in
+            shape, or if an axis is none of theirs.
+    """
+    return _Writer(step).kernel()
+
+
+def _row(value: Value) -> tuple[int, ...]:
+    """The shape of a text's part of `value`, with 1 for the batch."""
+    if any(not isinstance(n, int) and n != BATCH for n in value.shape):
+        raise NoKernel(f"{value.name} mixes texts")
+    return tuple(n if isinstance(n, int) else 1 for n in value.shape)
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The distances of the numbers of each dimension, without gaps; 0 for sizes of 1."""
+    return tuple(0 if n == 1 else math.prod(shape[d + 1 :]) for d, n in enumerate(shape))
+
+
+def _number(x: float) -> str:
+    return repr(float(x)) if math.isfinite(x) else f'float("{x!r}")'
+
+
+class _Writer:
+    """Writes the kernel of a step, a line for each of its nodes."""
+
+    def __init__(self, step: Step) -> None:
+        self.step, self.graph, self.axes = step, step.graph, Axes(step)
+        self.loads: list[str] = []
+        self.lines: list[str] = []
+        self.names = {*TAKEN}
+        self.variables: dict[Value, str] = {}
+        self.loaded: dict[str, str] = {}  # the variable of what stands at an address
+        self.pointers = {name: self.fresh(f"{name}_ptr") for name in step.graph.inputs}
+        self.rows = {name: self.fresh(f"{name}_row") for name in step.tokens}
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Find the axes of the states: `inner`, the one that is reduced, if any, and those `across`, by size."""
+        states = [self.graph.inputs[name] for name in self.step.states]
+        own, shape = self.axes.of(states[0]), _row(states[0])
+        if any(self.axes.of(state) != own for state in states):
+            raise NoKernel("its states differ in shape")
+        sizes = {axis: n for axis, n in zip(own, shape, strict=True) if axis not in (None, own[0])}
+        if len(sizes) != sum(n > 1 for n in shape):
+            raise NoKernel("two axes of its states meet")
+        found = {axis for node in self.graph.nodes for axis in self._reduced(node)}
+        if len(found) > 1 or not found <= sizes.keys():
+            raise NoKernel(f"its op {self._reducing()} does not run over one axis of its states")
+        self.batch, self.inner = own[0], next(iter(found), None)
+        self.length = sizes.pop(self.inner) if self.inner is not None else 1
+        if self.length > MOST:
+            raise NoKernel(f"its op {self._reducing()} has more than {MOST} terms")
+        self.across = {axis: n for axis, n in sizes.items() if axis is not None}
+        self.count = math.prod(sizes.values())
+
+    def _reduced(self, node: Node) -> list[Axis]:
+        """The axes that `node` reduces."""
+        if node.op is not ops.matmul and node.op not in REDUCED:
+            return []
+        x = node.inputs[0]
+        assert x is not None
+        dims = [len(x.shape) - 1] if node.op is ops.matmul else sorted(reduced(node))
+        return [axis for d in dims if (axis := self.axes.of(x)[d]) is not None]
+
+    def _reducing(self) -> str:
+        """The names of the ops that reduce."""
+        return ", ".join(dict.fromkeys(node.op.name for node in self.graph.nodes if self._reduced(node)))
+
+    def fresh(self, name: str) -> str:
+        """A variable called `name`, or nearly so where that is taken."""
+        name = f"v_{name}" if name[0].isdigit() else name
+        while keyword.iskeyword(name) or name in self.names:
+            name += "_"
+        self.names.add(name)
+        return name
+
+    def kernel(self) -> ScanKernel:
+        step, stores = self.step, list[str]()
+        if odd := next((v for v in self.graph.inputs.values() if not v.type.dtype.is_float), None):
+            raise NoKernel(f"{odd.name} is no floating-point number")
+        for name in step.states:
+            address, mask = self._address(self.graph.inputs[name])
+            stores.append(self._store(self.pointers[name], address, self[step.new(name)], mask))
+        results = {name: self.fresh(f"{name}_ptr") for name in step.outputs}
+        for name, pointer in results.items():
+            value = _stored(self.graph.outputs[name])
+            made = self[value]
+            if not self.across.keys() <= {*self.axes.of(value)}:
+                raise NoKernel(f"its output {name} lacks an axis of its states")
+            address, mask = self._address(value)
+            stores.append(self._store(pointer, address, made, mask))
+        parameters = ", ".join([*self.pointers.values(), *results.values(), *self.rows.values()])
+        doc = f"One token: {', '.join(step.states)}, in place, and {', '.join(step.outputs)}."
+        barrier = "tl.debug_barrier()  # several warps may hold the same part of a state: all have read it"
+        lines = [
+            f"@jit\ndef {{name}}({parameters}, BLOCK: tl.constexpr, PDL: tl.constexpr):",
+            f'"""{doc} Grid [blocks of {self.count} rows, batch]."""',
+            *self._indices(),
+            *self.loads,
+            *self.lines,
+            barrier,
+            *stores,
+        ]
+        most = ROWS if self.inner is None else max(1, min(FEW_ROWS, MOST // self.length))
+        shapes = tuple(_row(self.graph.outputs[name])[1:] for name in step.outputs)
+        return ScanKernel("\n    ".join(lines), self.count, min(most, power_of_2(self.count)), shapes)
+
+    def _indices(self) -> list[str]:
+        """The lines that say which part of the states a block has."""
+        rows, there = "tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", f"p < {self.count}"
+        first = ["start_next(PDL)", "row = tl.program_id(1).to(tl.int64)"]
+        if self.inner is None:
+            return [*first, f"p = {rows}", f"there = {there}", "wait(PDL)"]
+        tile = f"({rows})[:, None], tl.arange(0, {power_of_2(self.length)})[None, :]"
+        return [*first, f"p, n = {tile}", f"there, known = {there}, n < {self.length}", "wait(PDL)"]
+
+    # -- memory
+
+    def _view(self, value: Value) -> _View | None:
+        """`value` as an input, maybe in another layout, if it is one."""
+        node = value.producer
+        if node is None:
+            return _View(value.name, _strides(_row(value)))
+        x = node.inputs[0] if node.op in MOVES else None
+        view = None if x is None else self._view(x)
+        if x is None or view is None:
+            return None
+        strides, new = view.strides, _row(value)
+        if node.op is ops.transpose:
+            return _View(view.name, tuple(strides[a] for a in node.attrs["axes"]))
+        if node.op is ops.expand:
+            return _View(view.name, (0,) * (len(new) - len(strides)) + strides)
+        if regroups(node):
+            return _View(view.name, _strides(new)) if strides == _strides(_row(x)) else None
+        varying = iter([s for s, n in zip(strides, x.shape, strict=True) if n != 1])
+        return _View(view.name, tuple(0 if n == 1 else next(varying) for n in value.shape))
+
+    def _address(self, value: Value) -> tuple[str, str]:
+        """The offset of `value` in memory of its own, texts without gaps, and the mask of what is there."""
+        shape = _row(value)
+        address, mask = self._offset(value, _View("", _strides(shape)), math.prod(shape))
+        if self.across:
+            return address, mask
+        return f"{address} + p", " & ".join(["there", mask] if mask else ["there"])  # values are tiles, so must this be
+
+    def _offset(self, value: Value, view: _View, size: int = 0) -> tuple[str, str]:
+        """The offset of `value` behind its pointer, and the mask of what is there; texts are `size` apart, or as a
+        token says."""
+        across, inner = dict[Axis, int](), 0
+        for axis, stride in zip(self.axes.of(value), view.strides, strict=True):
+            if axis in self.across:
+                across[axis] = across.get(axis, 0) + stride
+            elif axis is not None and axis == self.inner:
+                inner += stride
+            elif axis not in (None, self.batch):
+                made = value.producer.op.name if value.producer is not None else value.name
+                raise NoKernel(f"{made} has an axis that no state has")
+        texts = [f"row * {size}"] if size else [f"row * {self.rows[view.name]}"] if view.name in self.rows else []
+        texts += self._terms(across) + ["n" if inner == 1 else f"n * {inner}"] * bool(inner)
+        return " + ".join(texts), " & ".join(["there"] * any(across.values()) + ["known"] * bool(inner))
+
+    def _terms(self, strides: Mapping[Axis, int]) -> list[str]:
+        """The offsets by p, of as few terms as there are gaps."""
+        groups, below = list[tuple[int, int, int]](), self.count  # size, stride, numbers of p for each
+        for axis, size in self.across.items():
+            below //= size
+            stride = strides.get(axis, 0)
+            if stride and groups and groups[-1][1:] == (stride * size, below * size):
+                groups[-1] = groups[-1][0] * size, stride, below
+            elif stride:
+                groups.append((size, stride, below))
+        return [
+            "p"
+            + f" // {below}" * (below > 1)
+            + f" % {size}" * (size * below < self.count)
+            + f" * {stride}" * (stride > 1)
+            for size, stride, below in groups
+        ]
+
+    def _store(self, pointer: str, address: str, made: str, mask: str) -> str:
+        masked = f", mask={mask}" if mask else ""
+        return f"tl.store({pointer} + {address}, {made}.to({pointer}.dtype.element_ty){masked})"
+
+    # -- values
+
+    def __getitem__(self, value: Value) -> str:
+        """The variable of `value`."""
+        if value not in self.variables:
+            self.variables[value] = self._load(value) or self._compute(value)
+        return self.variables[value]
+
+    def _load(self, value: Value) -> str | None:
+        """The variable of an input, if `value` is one."""
+        if (view := self._view(value)) is None:
+            return None
+        size = math.prod(_row(self.graph.inputs[view.name])) if view.name in self.step.states else 0
+        address, mask = self._offset(value, view, size)
+        place = f"{self.pointers[view.name]} + {address}" if address else self.pointers[view.name]
+        if place not in self.loaded:
+            name = self.loaded[place] = self.fresh(view.name)
+            masked = f", mask={mask}, other=0.0" if mask else ""
+            self.loads.append(f"{name} = tl.load({place}{masked}).to(tl.float32)")
+        return self.loaded[place]
+
+    def _compute(self, value: Value) -> str:
+        """The variable of what a node makes."""
+        node = value.producer
+        assert node is not None
+        moves, operands = node.op in MOVES, [v for v in node.inputs if v is not None]
+        # Asked before operands are computed: the reason is this op, not what stands before it.
+        known = moves or self._expression(node, [""] * len(operands)) is not None
+        if not known or regroups(node) or len(node.outputs) > 1:
+            raise NoKernel(f"no kernel has its op {node.op.name}")
+        texts = [self[v] for v in operands]
+        if moves:
+            return texts[0]
+        name = self.fresh(value.name)
+        self.lines.append(f"{name} = {self._expression(node, texts)}")
+        return name
+
+    def _expression(self, node: Node, texts: Sequence[str]) -> str | None:
+        """The text of what `node` makes of the variables `texts`, if kernels have that."""
+        op, a, x = node.op, node.attrs, texts[0] if texts else ""
+        if op.name in TEXTS:
+            return TEXTS[op.name].format(*texts)
+        if op is ops.matmul:
+            product = f"{x} * {texts[1]}"
+            return self._reduce(ops.sum, product) if self._reduced(node) else product
+        if op in REDUCED:
+            return self._reduce(op, x) if self._reduced(node) else x
+        if op is ops.affine:
+            start = f"tl.zeros_like({x})" if a["by"] == 0 else x if a["by"] == 1 else f"{x} * {_number(a['by'])}"
+            return f"{start} + {_number(a['plus'])}" if a["plus"] != 0 else start
+        if op is ops.clip:
+            text = x if a["low"] is None else f"tl.maximum({x}, {_number(a['low'])})"
+            return text if a["high"] is None else f"tl.minimum({text}, {_number(a['high'])})"
+        if op is ops.cast and a["to"].is_float:  # as in torch, where a step computes in f32
+            return f"{x}.to(tl.float32)"
+        if (known := kernel_activation(activation_name(node))) is not None:
+            return f'activate({x}, "{known}")'
+        return f"{x} * tl.sigmoid({x} * {_number(a['beta'])})" if op is ops.swish else None
+
+    def _reduce(self, op: Op, text: str) -> str:
+        filling, function = REDUCED[op]
+        whole = f"{function}(tl.where(known, {text}, {filling}), axis=1, keep_dims=True)"
+        return f"{whole} / {self.length}" if op is ops.mean else whole
+
+
+def _stored(value: Value) -> Value:
+    """`value` before it got another shape, as far as its numbers have the same order in memory."""
+    node = value.producer
+    while node is not None and node.op in (ops.reshape, ops.squeeze, ops.unsqueeze):
+        x = node.required("x")
+        if x.shape[:1] != (BATCH,):
+            break
+        value, node = x, x.producer
+    return value
