@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
 INDEX = ROOT / "docs" / "README.md"  # its python block makes tiny-llama/
-LONG = {"compile.md", "run.md", "surgery.md", "torch.md", "transformers.md"}
+LONG = {"compile.md", "export.md", "run.md", "scale.md", "surgery.md", "torch.md", "transformers.md"}
 LINK = re.compile(r"""(?:\]\(|src(?:set)?=")([^)"#:]+)(?:#[^)]*)?[)"]""")
 
 
