@@ -38,6 +38,7 @@ OWN = {
     "pack",
     "pack_bias",
     "pack_blocks",
+    "products_of",
     "written",
     "written_bytes",
     "written_latent",
@@ -69,10 +70,14 @@ def write_step(
     given |= {"any_length": step.any_length, "reads_prompts": step.reads_prompts}
     # Rendered once without imports and parts, to learn which of them the classes use.
     used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
+    new = step.program.functions.keys() - lowered.program.functions.keys()
+    functions = {name: text for name, text in step.program.functions.items() if name in used & new}
+    used |= names(ast.parse("\n".join(functions.values())))
     generated = ast.parse("\n".join(step.kernels.values())).body
     in_kernels = {name for kernel in generated for name in names(kernel) - bound(kernel)}
     own = used_snippets(used & OWN)
-    shared = sorted(n for n in used if (n in library() and n not in OWN) or n in step.program.functions)
+    known = {*library(), *lowered.program.functions} - OWN
+    shared = sorted(used & known)
     used = used.union(*(p.uses for p in own))
     if not used.intersection(LAUNCHERS):
         return "", []
@@ -85,7 +90,7 @@ def write_step(
         imports=imports(used),
         kernels=sorted(lines),
         shared=shared,
-        parts=[*(p.source for p in own), *step.kernels.values()],
+        parts=[*(p.source for p in own), *functions.values(), *step.kernels.values()],
     )
     return formatted(text), sorted({*files.values()})
 

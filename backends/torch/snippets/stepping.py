@@ -1,7 +1,8 @@
-"""Caches in a decode step, whose kernels read them whole, and a step of linear attention by a kernel."""
+"""Caches in a decode step, whose kernels read them whole, and what else kernels of a step are given or make up."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -39,3 +40,16 @@ def linear_step(state: Any, q: Tensor, k: Tensor, turned_q: Tensor, turned_k: Te
         matrix_step(q[:, 0], k[:, 0], values, past, past, heads=heads, groups=heads)[0] for q, k, values, past in read
     )
     return (y.unflatten(1, (heads, -1)) / share[..., None]).flatten(1)[:, None].to(v.dtype)
+
+
+def products_of(
+    function: Callable[..., tuple[Tensor, ...]],
+    states: tuple[Tensor, ...],
+    tokens: tuple[Tensor, ...],
+    constants: tuple[Tensor, ...],
+) -> tuple[Tensor, ...]:
+    """Call `function` on states [batch, ...], tokens [batch or 1, 1, ...] and weights, in the dtype of these; return
+    what it makes, [batch, 1, ...] each."""
+    like, batch = constants[-1], max(len(x) for x in (*states, *tokens))
+    rows = (x[:, 0].expand(batch, *x.shape[2:]) for x in tokens)
+    return tuple(y[:, None] for y in function(*(x.to(like.dtype) for x in (*states, *rows, *constants))))

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from weft import MLA, Attention, LayerNorm, MoE, RMSNorm, RoPE
+from weft.backends.torch.decode.source import write_step
 from weft.backends.torch.kernels.shared import launch
+from weft.backends.torch.lower.lower import lower
 from weft.backends.torch.package.explain import Explained, explain
 from weft.ir import Graph
 
@@ -113,12 +115,17 @@ def test_latent_attention_says_what_is_computed_with_it() -> None:
         ("variant/T5 bias, per layer", "attention", "torch, it has a bias that is not ALiBi's"),
         ("variant/norms of q and k, full", "attention", "norm_qkv does not make its operands"),
         ("variant/experts that choose", "moe", "torch, what weighs the experts is no router's choice alone"),
-        ("variant/sLSTM", "scan", "torch, no kernel has its op head_linear"),
         ("variant/relative", "relative_attention", "torch, its keys and values depend on distances"),
     ],
 )
 def test_forms_that_have_no_kernel_say_why(name: str, op: str, why: str) -> None:
     assert why in told(graph_of(name), op)
+
+
+def test_products_in_a_recurrence_come_before_its_kernel() -> None:
+    assert told(graph_of("variant/sLSTM"), "scan").endswith("(scan × 2): step2_kernel with state")
+    text, _ = write_step(lower(graph_of("variant/sLSTM")))
+    assert "*products_of(" in text and "def products(" in text and "head_linear" in text
 
 
 def test_limited_gates_groups_of_experts_and_patterns_have_kernels() -> None:

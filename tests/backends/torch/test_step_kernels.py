@@ -22,6 +22,7 @@ from weft import (
     MLP,
     MLSTM,
     RGLRU,
+    SLSTM,
     ALiBi,
     GatedDeltaNet,
     GatedMLP,
@@ -44,7 +45,7 @@ from weft.backends.torch.package.module import build_module, build_step
 from weft.ir import Graph
 
 from ...e2e.random_models import strong
-from ...passes.zoo_variants import BIASED, FEED, HIDDEN, attends, decoder, feeds
+from ...passes.zoo_variants import BIASED, FEED, HIDDEN, Elman, attends, decoder, feeds
 from ...sampling import each
 from .generated import assert_close, call, tolerance
 
@@ -86,6 +87,8 @@ MODELS = {  # and the kernels of each
     "RWKV-7": (decoder(RWKV7TimeMix(3, 4, 5, 6, keep_values="v"), None), "conv_step shared.recurrence"),
     "RWKV": (decoder(RWKVTimeMix(21), None), "conv_step shared.recurrence"),
     "RG-LRU": (decoder(RGLRU(3, 21), None), "conv_step linear_by_head shared.recurrence"),
+    "sLSTM": (decoder(SLSTM(3), None), "shared.recurrence"),
+    "matrix of a state": (decoder(Elman(), None), "shared.recurrence"),
     "full norms of q and k": (attends(qk_norm=RMSNorm(), qk_norm_full=True), "decode_attention"),
 }
 

@@ -3,12 +3,13 @@ state changed in place."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from weft.ir import ops
-from weft.ir.graph import Node, Param, Value
+from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.graph.step import Step
 from weft.ir.op import Op
 from weft.passes.analysis.states import has_state, states
@@ -18,13 +19,14 @@ from ...kernels.shared import operands
 from ...ops.calls import Call
 from ...ops.elementwise import activation
 from ...ops.recurrent import features
-from ...ops.scan import step_function, tuple_text
+from ...ops.scan import function_text, step_function, tuple_text
 from ...program.emitter import local_name
 from ...program.statements import CacheSlot, Operand, Var
 from .. import patterns
 from ..emitter import StepEmitter
 from ..gates import MATRICES, Ending, ending, maker, single
 from .scan_kernel import NoKernel, scan_kernel
+from .scan_parts import products_apart
 
 KERNELS = {
     **{ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"},
@@ -66,23 +68,40 @@ def scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
     if has_state(node):
         e.declined("its state is an operand")
         return None
-    step: Step = node.attrs["step"]
+    whole: Step = node.attrs["step"]
+    apart = products_apart(whole)
+    step = whole if apart is None else apart[1]
     try:
         found = scan_kernel(step)
     except NoKernel as reason:
         e.declined(str(reason))
         return None
     function = step_function(e, step)
-    name, values = f"{function}_kernel", [v for v in node.inputs if v is not None]
+    name = f"{function}_kernel"
     e.kernels[name] = found.text.replace("{name}", name)
     call = Call("step_in_place").give(name, function)
-    call.give(f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values")
-    tokens, constants = values[: len(step.tokens)], values[len(step.tokens) :]
-    call.arguments += [tuple_text([*map(call.place, part)]) for part in (tokens, constants) if part]
+    state = f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values"
+    values = [call.place(v) for v in node.inputs if v is not None]
+    given = dict(zip((*whole.tokens, *whole.constants), values, strict=True))
+    given |= {own: f"{state}[{i}]" for i, own in enumerate(whole.states)}
+    tokens, constants = ([given[n] for n in part if n in given] for part in (step.tokens, step.constants))
+    if apart is not None:
+        tokens.append(f"*{_products(e, whole, apart[0], given)}")
+    call.give(state)
+    call.arguments += [tuple_text(part) for part in (tokens, constants) if part]
     outputs = tuple_text([tuple_text([*map(str, shape)]) for shape in found.outputs])
     call.arguments += [f"outputs={outputs}", f"count={found.count}", f"block={found.block}"]
     e.chose(name, lambda dtype: operands.refusal(torch.empty(1, dtype=dtype, device="meta")), parts="state")
     return e.many(str(call), *call.operands, names=tuple(v.name.rpartition(".")[2] for v in node.outputs))
+
+
+def _products(e: StepEmitter, step: Step, products: Graph, given: Mapping[str, str]) -> str:
+    """The call of a function that computes the `products` in a step of what is `given` for its inputs by name."""
+    doc = "What a recurrence multiplies by weights before the rest of its step, of"
+    function = e.function("products", function_text(products, [*products.outputs], doc))
+    kinds = (step.states, step.tokens, step.constants)
+    parts = [tuple_text([given[n] for n in kind if n in products.inputs]) for kind in kinds]
+    return f"products_of({', '.join([function, *parts])})"
 
 
 def ended(e: StepEmitter, node: Node) -> Var | None:

@@ -20,7 +20,7 @@ from weft.passes.analysis.feed_forward import activation_name
 
 from ...kernels.shared.operands import power_of_2
 from ..patterns import kernel_activation
-from .scan_axes import Axes, Axis, reduced, regroups
+from .scan_parts import Axes, Axis, reduced, regroups
 
 MOST = 4096  # numbers of a state that a block has
 ROWS, FEW_ROWS = 128, 32  # of a block at most, where nothing is reduced, and else

@@ -1,15 +1,62 @@
-"""Axes in the step of a recurrence: which dimensions of its values run over the same axis of its states."""
+"""The step of a recurrence taken apart: which dimensions of its values run over the same axis of its states, and the
+products by weights that libraries compute before its kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from weft.ir import ops
-from weft.ir.graph import Node, Value
-from weft.ir.graph.step import Step
+from weft.ir.graph import Graph, Node, Value
+from weft.ir.graph.step import BATCH, Step, live_nodes
 
 Axis = tuple[Value, int]  # a dimension of a value, which stands for all dimensions that are joined to it
 REDUCTIONS = (ops.sum, ops.mean, ops.max, ops.min)
+PRODUCTS = (ops.linear, ops.head_linear)
+MOVES = (ops.reshape, ops.squeeze, ops.unsqueeze)
+
+
+def products_apart(step: Step) -> tuple[Graph, Step] | None:
+    """The products by weights in `step`, as a graph of what they are made of, and the step that takes them as its last
+    tokens; None where it has none."""
+    products = [_moved(node.output) for node in step.graph.nodes if node.op in PRODUCTS]
+    if not products or any(v.shape[:1] != (BATCH,) or v in step.graph.outputs.values() for v in products):
+        return None
+    first = live_nodes(step.graph, products)
+    rest = live_nodes(step.graph, step.graph.outputs.values(), products)
+    before, after, given = Graph("products"), Graph("step"), step.graph.inputs
+    read = {v for node in rest for v in node.inputs if v is not None}
+    made = dict[Value, Value]()
+    tokens, constants = ([n for n in part if given[n] in read] for part in (step.tokens, step.constants))
+    named = {f"product{i}": value for i, value in enumerate(products)}
+    for name, value in {**{n: given[n] for n in (*step.states, *tokens)}, **named}.items():
+        made[value] = after.add_input(name, value.type)
+    for name in constants:
+        made[given[name]] = after.add_input(name, given[name].type)
+    _copy(after, rest, made)
+    for name, value in step.graph.outputs.items():
+        after.add_output(name, made[value])
+    needed = {v for node in first for v in node.inputs if v is not None}
+    known = {value: before.add_input(name, value.type) for name, value in given.items() if value in needed}
+    _copy(before, first, known)
+    for name, value in named.items():
+        before.add_output(name, known[value])
+    return before, Step(after, step.initial, [*tokens, *named])
+
+
+def _moved(value: Value) -> Value:
+    """`value` in the last of the shapes that it is given."""
+    while len(value.uses) == 1 and value.uses[0][0].op in MOVES:
+        value = value.uses[0][0].output
+    return value
+
+
+def _copy(graph: Graph, nodes: Sequence[Node], made: dict[Value, Value]) -> None:
+    """Add copies of `nodes` to `graph`, which read what is `made` of their operands, and note what they make there."""
+    for node in nodes:
+        operands = [None if v is None else made[v] for v in node.inputs]
+        names = [v.name for v in node.outputs]
+        copy = graph.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], names, "")
+        made.update(zip(node.outputs, copy.outputs, strict=True))
 
 
 class Axes:
