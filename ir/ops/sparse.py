@@ -37,7 +37,20 @@ from .reduce import max as greatest
 from .reduce import sum as add_up
 from .reduce import top_k as largest
 from .softmax_attention import attention
-from .tensor import concat, expand, gather, gather_rows, indices, iota, pad, reshape, scatter_rows, slice_, swap, unsqueeze
+from .tensor import (
+    concat,
+    expand,
+    gather,
+    gather_rows,
+    indices,
+    iota,
+    pad,
+    reshape,
+    scatter_rows,
+    slice_,
+    swap,
+    unsqueeze,
+)
 
 _QKV = (normal(2, 23, 12), normal(2, 23, 6), normal(2, 23, 10))
 _GQA = {"heads": 4, "kv_heads": 2}
@@ -316,7 +329,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
 
 
 def _shown(n: OpCall, key_at: Value) -> Value:
-    """Whether `key_mask` shows the keys at the positions `key_at` [1, keys]: [batch or 1, keys]."""
+    """Return whether `key_mask` shows the keys at the positions `key_at` [1, keys]: [batch or 1, keys]."""
     if n.past_k is None:
         return cast(n.key_mask, to=dtypes.bool_)
     rows, count = n.key_mask.shape[0], key_at.shape[1]

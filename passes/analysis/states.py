@@ -82,9 +82,7 @@ def has_cache(graph: Graph) -> bool:
     return any(map(has_state, graph.nodes))
 
 
-def give_states(
-    graph: Graph, node: Node, numbers: Counter[str], given: dict[str, Value | None]
-) -> dict[str, Value]:
+def give_states(graph: Graph, node: Node, numbers: Counter[str], given: dict[str, Value | None]) -> dict[str, Value]:
     """Let `node`, an attention, an index or a recurrence, go on from inputs of `graph`, and return what it leaves.
 
     `numbers` counts those before it (`_named`); `given` are other operands, by name, that it then has. The inputs are

@@ -90,12 +90,11 @@ def LightningIndex(e: Emitter, node: Node) -> list[Out]:
         present = [keys]
     # Rows of all tokens and heads, so that one product has the scores: [batch, 1, seq·heads, keys].
     rows = e.op("Reshape", e[q], e.constant([0, 1, -1, k.width]))
-    operands = rows, e.op("Transpose", keys, perm=[0, 1, 3, 2]), e.op("Unsqueeze", e[weights], e.constant([2]))
+    turned, by_token = e.op("Transpose", keys, perm=[0, 1, 3, 2]), e.op("Unsqueeze", e[weights], e.constant([2]))
     if dtype.bits < 32:  # too few scores differ in fewer bits
-        operands = tuple(e.op("Cast", x, to=int(ONNX_DTYPES["f32"])) for x in operands)
-    scores = e.op("Relu", e.op("MatMul", operands[0], operands[1]))
-    by_head = e.op("Reshape", scores, e.constant([0, -1, heads, 0]))
-    scores = e.op("Transpose", e.op("MatMul", operands[2], by_head), perm=[0, 2, 1, 3])
+        rows, turned, by_token = (e.op("Cast", x, to=int(ONNX_DTYPES["f32"])) for x in (rows, turned, by_token))
+    by_head = e.op("Reshape", e.op("Relu", e.op("MatMul", rows, turned)), e.constant([0, -1, heads, 0]))
+    scores = e.op("Transpose", e.op("MatMul", by_token, by_head), perm=[0, 2, 1, 3])
     mask = mask_of(e, node, whole=True) if node.attrs["causal"] or node.operand("key_mask") is not None else None
     if mask is not None:
         hidden = e.scalar(float("-inf"), dtypes.f32 if dtype.bits < 32 else dtype)

@@ -40,8 +40,9 @@ class KeyAxis:
         self.extended: dict[Value, Value] = {}
 
     def extend(self, bias: Value | None) -> Value | None:
-        """The bias [batch, heads, queries, total] that `bias` [batch, heads, queries, keys] becomes; one whose maker has
-        a cache stays.
+        """The bias [batch, heads, queries, total] that `bias` [batch, heads, queries, keys] becomes.
+
+        One whose maker has a cache is as it must be already.
 
         Raises:
             WeftError: if it does not extend.

@@ -35,13 +35,14 @@ class KvCache(Pass):
 
     A call then takes up where the last one ended: keys and values of earlier tokens are read, not computed again.
 
-    Adds the inputs attention_mask i64[batch, total] (1 for the valid tokens of past and call), position_ids
-    i64[batch, seq] if missing, per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d] (only
-    .key where values are part of the keys), per index j by which queries choose keys past_index.j.key, per recurrence j
+    Adds the inputs attention_mask i64[batch, total] (1 for the valid tokens of past and call), position_ids i64[batch,
+    seq] if missing, per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d] (only .key where
+    values are part of the keys), per index j by which queries choose keys past_index.j.key, per recurrence j
     past_states.j.part of constant size, zero at first (part is conv, ssm, state or norm; a scan names its states, and
     may begin them with another number); adds the outputs present.i.key and .value, present_index.j.key,
-    present_states.j.part. Attentions without a window to the same keys and values share one cache. States know no padding: the rows of a call must be equally long. What compares tokens, as some routers do,
-    compares those of a call.
+    present_states.j.part. Attentions without a window to the same keys and values share one cache. States know no
+    padding: the rows of a call must be equally long. What compares tokens, as some routers do, compares those of a
+    call.
 
     Condition: a call is given what the last one of the same text returned; then prefill and steps, however the text is
     cut into calls, equal one full pass over it. Nothing but causal attention and recurrences may mix tokens.
