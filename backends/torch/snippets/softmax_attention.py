@@ -51,7 +51,7 @@ def lightning_index(q: Tensor, k: Tensor, weights: Tensor, top_k: int, seen: Ten
     scores = (wide(weights.detach())[:, :, None] @ scores).transpose(1, 2)
     if seen is not None:
         scores = scores.masked_fill(~seen, -math.inf)
-    least = scores.topk(min(top_k, scores.shape[-1])).values[..., -1:]
+    least = F.pad(scores, (0, top_k), value=-math.inf).topk(top_k).values[..., -1:]
     above, level = scores > least, scores == least
     first = level.cumsum(-1) <= top_k - above.sum(-1, keepdim=True)
     chosen = (above | (level & first)) & (scores > -math.inf)

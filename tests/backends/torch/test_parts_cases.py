@@ -40,9 +40,6 @@ def check(op: Op, example: Case, dtype: torch.dtype) -> None:
     for y, expected in zip(got, want, strict=False):  # parts give a state also where the op was given none
         if y.is_floating_point():
             assert y.dtype == dtype
-            hidden = np.isneginf(expected)
-            np.testing.assert_array_equal(y.isneginf().numpy(), hidden)
-            y, expected = y.masked_fill(y.isneginf(), 0), np.where(hidden, 0, expected)
             assert_close(y, expected, ROUNDINGS.get(op.name, 1), TERMS)
         else:
             np.testing.assert_array_equal(y.numpy(), expected)

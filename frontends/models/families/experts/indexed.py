@@ -16,8 +16,8 @@ FULL, SHARED = "full", "shared"  # the types of indexes: of its own, or that of 
 
 
 def index_types(config: Config) -> list[str]:
-    """The type of each layer's index, full if it is its own: indexer_types, index_topk_pattern (a letter per layer), or every
-    index_topk_freq-th layer, from the one before index_skip_topk_offset on."""
+    """The type of each layer's index: indexer_types, or index_topk_pattern (a letter per layer), or full for every
+    index_topk_freq-th layer from the one before index_skip_topk_offset on, and all before that."""
     layers, said = key("num_hidden_layers")(config), "indexer_types"
     types = config.get(said)
     if types is None and (pattern := config.get("index_topk_pattern")) is not None:
