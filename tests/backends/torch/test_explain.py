@@ -96,6 +96,8 @@ def test_latent_attention_says_what_is_computed_with_it() -> None:
         ("variant/experts that choose", "moe", "torch, what weighs the experts is no router's choice alone"),
         ("variant/linear attention", "linear_attention", "torch, no kernel computes it token by token"),
         ("variant/relative", "relative_attention", "torch, its keys and values depend on distances"),
+        ("variant/latent, keys chosen", "attention", "torch, its queries choose keys"),
+        ("variant/latent, keys chosen", "lightning_index", "torch, no kernel chooses keys"),
     ],
 )
 def test_forms_that_have_no_kernel_say_why(name: str, op: str, why: str) -> None:
