@@ -71,7 +71,7 @@ def test_latent_attention(options: dict[str, Any], rng: np.random.Generator) -> 
 
 
 def chosen(index: LightningIndex, source: Array, x: Array, p: dict[str, Array]) -> Array:
-    """Which keys each query chooses, [batch, seq, keys] (DeepSeek-V3.2, equations 1 and 2)."""
+    """Return which keys each query chooses, [batch, seq, keys] (DeepSeek-V3.2, equations 1 and 2)."""
     d, turning = index.head_dim, 0 if index.rope is None else index.rope.dim or 0
 
     def spun(t: Array) -> Array:
