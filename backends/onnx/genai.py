@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.ir.graph import Graph
-from weft.ir.op import Trait
+from weft.ir.op import StateKind, Trait
 from weft.ir.types import sizes
 from weft.passes.analysis.states import EMBEDDED, cache_records, caches, state_records, taken_states
 from weft.passes.edits.edit import changed
@@ -41,6 +41,8 @@ def refusal(graph: Graph) -> str | None:
     carried = list(taken_states(graph))
     if state_records(carried):
         return "its states of recurrences are those of a few model types only"
+    if any(spec.kind is StateKind.INDEX for spec, _, _ in carried):
+        return "it has no caches of the keys by which queries choose others"
     if any(layer["latent"] for layer in cache_records(carried)):
         return "it has no latent caches"
     parts: dict[str, list[object]] = {part: [] for part in ("key", "value")}

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.ir import ops
 
-from .attention import Attention, BlockSparse
+from .attention import Attention, BlockSparse, LightningIndex
 from .blocks import AdaptedBlock, Block, Initialized, MixtureOfDepths, Repeat, ShortcutBlock
 from .build import (
     building,
@@ -105,6 +105,7 @@ __all__ = [
     "LayerWithInput",
     "LearnedPositions",
     "LightningAttention",
+    "LightningIndex",
     "LinearAttention",
     "Mamba",
     "Mamba2",

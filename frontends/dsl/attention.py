@@ -13,7 +13,7 @@ from weft.ir.schema.visible_keys import PATTERNS
 
 from .build import Layer, fill, keep, kept, module, named, named_alike, param, provided
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
-from .layers import Norm, is_causal, last_axis, linear
+from .layers import LayerNorm, Norm, is_causal, last_axis, linear
 from .rotary import RoPE, Temperature
 
 GATES = {"sigmoid": ops.sigmoid, "softplus": ops.softplus}
@@ -50,6 +50,39 @@ class BlockSparse:
         attrs = named_alike(self, ops.block_sparse_attention)
         attrs |= {"heads": heads, "kv_heads": kv_heads, "scale": scale}
         return ops.block_sparse_attention(q, k, v, provided("key_mask"), **attrs)
+
+
+@module
+class LightningIndex:
+    """Keys that each query chooses: a field `index` of `MLA` (DeepSeek-V3.2, 2025: DeepSeek sparse attention).
+
+    They are the `top_k` with the largest scores Σ_h w_h · max(q_h·k, 0), as in the op `lightning_index`; a positive
+    factor of the scores would change nothing. `rope` rotates queries and keys. Parameters: ``q.weight``
+    [heads·head_dim, q_rank or dim] of what the queries of attention are made from, ``k.weight`` [head_dim, dim],
+    ``k_norm``, and for w ``weights.weight`` [heads, dim].
+    """
+
+    heads: int
+    head_dim: int
+    top_k: int
+    rope: RoPE | None = None
+    norm: Norm = LayerNorm(1e-6)
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads", "head_dim", "top_k")
+        need_few(self, "heads")
+        need_kind(self, "rope", RoPE)
+        need_modules(self, "norm")
+        if self.rope is not None:
+            self.rope.recipe(self.head_dim)
+
+    def __call__(self, x: Value, source: Value) -> Value:
+        """x [batch, seq, dim], `source` of queries [batch, seq, width] → bias of attention [batch, 1, seq, seq]."""
+        q, weights = linear(source, self.heads * self.head_dim, "q"), linear(x, self.heads, "weights")
+        k = named(self.norm, "k_norm")(linear(x, self.head_dim, "k"))
+        if self.rope is not None:
+            q, k = self.rope(q, self.heads, "q_rope"), self.rope(k, 1, "k_rope")
+        return ops.lightning_index(q, k, weights, heads=self.heads, top_k=self.top_k, causal=True, name="chosen")
 
 
 @module

@@ -9,7 +9,8 @@ from weft.ir.graph import Value
 from weft.ir.ops.latent import absorbed, expanded
 from weft.ir.ops.positions import picked
 
-from .build import fill, module, named, param, provided, uniform
+from .attention import LightningIndex
+from .build import fill, keep, kept, module, named, param, provided, uniform
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_whole
 from .layers import Norm, RMSNorm, is_causal, last_axis, linear
 from .rotary import RoPE, Temperature
@@ -27,6 +28,9 @@ class MLA:
     ``kv_norm.weight`` [rank], ``k_up.weight`` [heads·head_dim, rank], ``v_up.weight`` [heads·v_head_dim, rank],
     ``o.weight`` [dim, heads·v_head_dim]. Without `rope` nothing rotates (Kimi Linear). `scale` defaults to
     1/√(head_dim + rope_dim); `temperature` as in `Attention`.
+
+    `index` chooses the keys that a query attends to, of its latent if it has one. `keep_index` keeps the choice under a
+    name, and `share_index` takes what an earlier layer kept (GLM-5, 2026).
     """
 
     heads: int
@@ -40,9 +44,15 @@ class MLA:
     scale: float | None = None
     absorbed: bool = True
     temperature: Temperature | None = None
+    index: LightningIndex | None = None
+    keep_index: str | None = None
+    share_index: str | None = None
 
     def __post_init__(self) -> None:
         need_whole(self, "heads", "rank", "head_dim", "rope_dim", "v_head_dim", "q_rank")
+        need_kind(self, "index", LightningIndex)
+        need(self, self.index is None or not self.share_index, "index and share_index exclude each other")
+        need(self, self.index is not None or not self.keep_index, "keep_index needs an index")
         need_few(self, "heads")
         need_finite(self, "scale")
         need_kind(self, "rope", RoPE)
@@ -55,7 +65,8 @@ class MLA:
         """x [batch, seq, dim] → the same."""
         if not is_causal():
             raise WeftError("latent attention is causal: it belongs into a Decoder")
-        q, turned = self._queries(x)
+        source = x if self.q_rank is None else named(self.norm, "q_norm")(linear(x, self.q_rank, "q_down"))
+        q, turned = self._queries(source)
         down = linear(x, self.rank + self.rope_dim, "kv_down")
         latent, shared = ops.split.emit(down, sizes=(self.rank, self.rope_dim), name=("latent", "k_shared"))
         y = (absorbed if self.absorbed else expanded)(
@@ -65,16 +76,24 @@ class MLA:
             shared if self.rope is None else self.rope(shared, 1, "k_rope"),
             param("k_up.weight", (self.heads * self.head_dim, self.rank)),
             param("v_up.weight", (self.heads * self.v_head_dim, self.rank)),
+            self._chosen(x, source),
             heads=self.heads,
             scale=self.scale,
         )
         return linear(y, x.width, "o")
 
+    def _chosen(self, x: Value, source: Value) -> Value | None:
+        """The bias that hides the keys which no query chooses, [batch, 1, seq, seq]."""
+        if self.share_index is not None:
+            return kept(self.share_index)[0]
+        bias = None if self.index is None else self.index(x, source)
+        if self.keep_index is not None and bias is not None:
+            keep(self.keep_index, bias)
+        return bias
+
     def _queries(self, x: Value) -> tuple[Value, Value]:
         """Of all heads side by side: the plain part [batch, seq, heads·head_dim], and the one to be rotated."""
         width = self.head_dim + self.rope_dim
-        if self.q_rank is not None:
-            x = named(self.norm, "q_norm")(linear(x, self.q_rank, "q_down"))
         q = linear(x, self.heads * width, "q" if self.q_rank is None else "q_up")
         q = q if self.temperature is None else self.temperature(q)
         by_head = ops.reshape(q, shape=(*q.shape[:2], self.heads, width), name="q_heads")

@@ -24,6 +24,7 @@ class StateKind(enum.Enum):
 
     KV = "kv"  # keys, or values, of an attention
     LATENT = "latent"  # keys that are values too
+    INDEX = "index"  # keys by which a query chooses the keys that it attends to
     CONV = "conv"  # the last rows that a convolution saw
     SSM = "ssm"  # the state of a state space
     RECURRENT = "recurrent"  # the sum of keys times values of linear attention
@@ -98,13 +99,15 @@ def caches(
     rolling: bool = False,
     window: int | None = None,
     bits: int | None = None,
+    kind: StateKind | None = None,
 ) -> tuple[StateSpec, ...]:
     """The caches [batch, heads, capacity, width] of a causal attention: of keys alone where they are its values too.
 
     k and v [batch, keys, heads · width] are those of a call, `past` is the cache of keys that the node takes. With
-    `bits` caches hold codes.
+    `bits` caches hold codes. `kind` is that of keys with another use.
     """
-    kind, growth = StateKind.LATENT if v is None else StateKind.KV, Growth.WINDOW if rolling else Growth.TEXT
+    kind = kind or (StateKind.LATENT if v is None else StateKind.KV)
+    growth = Growth.WINDOW if rolling else Growth.TEXT
     capacity = sizes.sym("capacity") if past is None else past.shape[2]
 
     def cache(part: str, fresh: TensorType) -> StateSpec:

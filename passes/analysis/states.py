@@ -1,12 +1,13 @@
 """Caches of a model, and states of constant size, by the specs of its ops.
 
 A graph takes the cache of attention i as past_key_values.{i}.{part} and returns it as present.{i}.{part}, the state of
-recurrence j as past_states.{j}.{part} and present_states.{j}.{part}.
+recurrence j as past_states.{j}.{part} and present_states.{j}.{part}, and the keys of the index j, by which queries
+choose keys, as past_index.{j}.key and present_index.{j}.key. Each of the three is counted for itself.
 """
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,6 +19,9 @@ from ..edits.edit import changed
 EMBEDDED = "inputs_embeds"  # the input of embeddings in the place of input_ids
 SOUND = ("input_features", "input_values")  # a spectrogram, a waveform
 SOURCE = ("encoder_input_ids", *SOUND, "encoder_attention_mask")  # the inputs of an encoder, and of nothing else
+
+
+NamedState = tuple[StateSpec, str, str]  # with the input that takes it, the output that makes it
 
 
 def tokens_of(graph: Graph) -> Value | None:
@@ -36,7 +40,7 @@ def states(node: Node) -> tuple[StateSpec, ...]:
 
 
 def caches(node: Node) -> tuple[StateSpec, ...]:
-    """The caches of `node`, if it is an attention whose keys are those of its own text."""
+    """The caches of `node`, if it is an attention or an index whose keys are those of its own text."""
     return tuple(s for s in specs(node) if s.growth in (Growth.TEXT, Growth.WINDOW))
 
 
@@ -78,10 +82,11 @@ def has_cache(graph: Graph) -> bool:
     return any(map(has_state, graph.nodes))
 
 
-def give_states(graph: Graph, node: Node, number: int, given: dict[str, Value | None]) -> dict[str, Value]:
-    """Let `node`, the attention or recurrence `number`, go on from inputs of `graph`, and return what it leaves.
+def give_states(graph: Graph, node: Node, numbers: Counter[str], given: dict[str, Value | None]) -> dict[str, Value]:
+    """Let `node`, an attention, an index or a recurrence, go on from inputs of `graph`, and return what it leaves.
 
-    `given` are other operands, by name, that it then has. The inputs are returned, by the operands that take them.
+    `numbers` counts those before it (`_named`); `given` are other operands, by name, that it then has. The inputs are
+    returned, by the operands that take them.
 
     Raises:
         WeftError: if it leaves keys out, which a state cannot.
@@ -89,31 +94,38 @@ def give_states(graph: Graph, node: Node, number: int, given: dict[str, Value | 
     masked = "key_mask" in (o.name for o in node.op.operands) and node.operand("key_mask") is not None
     if masked and states(node):
         raise WeftError(f"kv-cache: %{node.output.name} has a key mask, which a state of constant size cannot have")
-    found = [(spec, *_names(spec, number)) for spec in (*caches(node), *states(node))]
+    found = _named((*caches(node), *states(node)), numbers)
     pasts = {spec.taken: graph.add_input(name, spec.type) for spec, name, _ in found}
     for (_, _, name), present in zip(found, changed(node, {**given, **pasts}).outputs[1:], strict=True):
         graph.add_output(name, present)
     return pasts
 
 
-def _names(spec: StateSpec, number: int) -> tuple[str, str]:
-    past, present = ("past_states", "present_states") if _constant(spec) else ("past_key_values", "present")
-    return f"{past}.{number}.{spec.part}", f"{present}.{number}.{spec.part}"
+_CACHE, _INDEX, _STATE = (
+    ("past_key_values", "present"),
+    ("past_index", "present_index"),
+    ("past_states", "present_states"),
+)
+
+
+def _named(specs: tuple[StateSpec, ...], numbers: Counter[str]) -> list[NamedState]:
+    """Name the states of one node after how many of its sort `numbers` has counted, and count it."""
+    first = specs[0]
+    past, present = _STATE if _constant(first) else _INDEX if first.kind is StateKind.INDEX else _CACHE
+    number = numbers[past]
+    numbers[past] += 1
+    return [(spec, f"{past}.{number}.{spec.part}", f"{present}.{number}.{spec.part}") for spec in specs]
 
 
 def _constant(spec: StateSpec) -> bool:
     return spec.growth is Growth.CONSTANT
 
 
-NamedState = tuple[StateSpec, str, str]  # with the input that takes it, the output that makes it
-
-
 def named_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[NamedState]:
     """Name the states of some nodes, those of one together, as kv-cache names what a graph takes and returns."""
-    numbers = {True: itertools.count(), False: itertools.count()}
+    numbers = Counter[str]()
     for found in nodes:
-        number = next(numbers[_constant(found[0])])
-        yield from ((spec, *_names(spec, number)) for spec in found)
+        yield from _named(found, numbers)
 
 
 def taken_states(graph: Graph) -> Iterator[NamedState]:
@@ -129,12 +141,12 @@ def taken_states(graph: Graph) -> Iterator[NamedState]:
 
 
 def cache_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
-    """A record per cache.
+    """A record per cache of an attention.
 
     `layer` is its number, `window` that of the attention or None; a `rolling` cache holds `capacity` keys (None: as
     many as the text has tokens), a `latent` one has no values beside them. One of codes has their `bits`.
     """
-    keys = (spec for spec, _, _ in carried if spec.part == "key")
+    keys = (spec for spec, _, _ in carried if spec.part == "key" and spec.kind is not StateKind.INDEX)
     return [
         {
             "layer": i,

@@ -43,6 +43,7 @@ _PUBLIC = {
         "LayerWithInput",
         "LearnedPositions",
         "LightningAttention",
+        "LightningIndex",
         "LinearAttention",
         "MLA",
         "MLP",

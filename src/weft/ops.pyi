@@ -519,6 +519,65 @@ def less(x: Value | float, y: Value | float, *, name: str | None = None) -> Valu
 def less_equal(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
     """x ≤ y"""
 
+class LightningIndexResults(NamedTuple):
+    bias: Value
+    present_k: Value
+
+@overload
+def lightning_index(
+    q: Value,
+    k: Value,
+    weights: Value,
+    key_mask: Value | None = None,
+    past_k: None = None,
+    positions: Value | None = None,
+    *,
+    heads: int,
+    top_k: int,
+    causal: bool = False,
+    name: str | Sequence[str] | None = None,
+) -> Value:
+    """A bias that is 0 for the keys a query chooses, −∞ for others: those of the `top_k` largest scores
+    I[t, s] = Σ_h weights[t, h] · max(q_h[t]·k[s], 0) (DeepSeek-V3.2, 2025: the lightning indexer).
+
+    q [batch, seq, heads·d], k [batch, keys, d], weights [batch, seq, heads] → bias [batch, 1, seq, keys], for
+    `attention`. A query chooses among the keys that `key_mask` [batch, keys] and `causal` let it see, all of them where
+    these are no more than `top_k`. Of equal scores the earlier key's is taken, as scores are 0 where no head is above;
+    the authors' code does not say which. Nothing is differentiated: a choice has no gradient.
+
+    With a cache (`causal` only) — `past_k` [batch, 1, capacity, d], `positions` [batch, seq] — the keys of this call
+    are written to the slots of their positions, the keys are those of all slots, bias is [batch, 1, seq, capacity], and
+    present_k is the updated cache; `key_mask` indexes keys by position.
+    """
+
+@overload
+def lightning_index(
+    q: Value,
+    k: Value,
+    weights: Value,
+    key_mask: Value | None,
+    past_k: Value,
+    positions: Value | None = None,
+    *,
+    heads: int,
+    top_k: int,
+    causal: bool = False,
+    name: str | Sequence[str] | None = None,
+) -> LightningIndexResults: ...
+@overload
+def lightning_index(
+    q: Value,
+    k: Value,
+    weights: Value,
+    key_mask: Value | None = None,
+    *,
+    past_k: Value,
+    positions: Value | None = None,
+    heads: int,
+    top_k: int,
+    causal: bool = False,
+    name: str | Sequence[str] | None = None,
+) -> LightningIndexResults: ...
 def limit_capacity(
     combine: Value,
     *,

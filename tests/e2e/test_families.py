@@ -41,6 +41,7 @@ CHUNKS = {"full": LENGTH, "chunked": 5, "decode": 1}
 KNOWN: dict[str, Row] = ROWS | SEQ2SEQ | TOWERS | SOUNDS | SPEECH
 DECODERS = [name for name, row in ROWS.items() if row.is_decoder]
 ENCODERS = [name for name, row in ROWS.items() if row.is_encoder]
+BATCHED = ["mistral-gqa", "gpt2-tied", "gemma2", "bloom", "glm_moe_dsa"]
 
 
 def sampled(names: Iterable[str], targets: Sequence[str] = ALL_TARGETS) -> list[tuple[str, str]]:
@@ -124,7 +125,7 @@ def test_every_family_is_verified(family: str, errors: Errors) -> None:
     assert all(e <= TOLERANCE for by_way in found.values() for e in by_way.values())
 
 
-@pytest.mark.parametrize(("name", "target"), by_turns(["mistral-gqa", "gpt2-tied", "gemma2", "bloom"], TARGETS))
+@pytest.mark.parametrize(("name", "target"), by_turns(BATCHED, TARGETS))
 def test_greedy_batches_equal_transformers(name: str, target: str, tmp_path: Path) -> None:
     model = ROWS[name].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", target=target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ GPT_OSS = replace(ROWS["gpt-oss"], config=ROWS["gpt-oss"].config | {"intermediat
 RAGGED = {"hidden_size": 160, "intermediate_size": 200}
 TILED = {
     "deepseek-v3": (RAGGED | {"moe_intermediate_size": 136}, torch.float32),
+    "deepseek_v32": (RAGGED | {"moe_intermediate_size": 136}, torch.float32),
     "qwen3-moe": (RAGGED | {"moe_intermediate_size": 264}, torch.bfloat16),
     "qwen3-gqa": (RAGGED, torch.bfloat16),
 }
@@ -76,7 +78,7 @@ def in_fp8(name: str, folder: Path) -> tuple[Path, Path]:
     replace(row, config=row.config | changes).save(folder / "hf")
     stored = tensors(folder / "hf")
     plain = dict(stored)
-    for key in [k for k in stored if "_proj" in k and k.endswith(".weight")]:
+    for key in [k for k in stored if re.search(r"_proj|\.wq_b|\.wk\b", k) and k.endswith(".weight")]:
         weight = stored[key]
         plain[key], stored[key] = torch.empty_like(weight), torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
         counts = [-(-n // 128) for n in weight.shape]

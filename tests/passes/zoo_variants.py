@@ -24,6 +24,7 @@ from weft import (
     LayerNorm,
     LearnedPositions,
     LightningAttention,
+    LightningIndex,
     LinearAttention,
     Mamba,
     Mamba2,
@@ -194,6 +195,15 @@ def encoder(mixer: Any, **settings: Any) -> Encoder:
     return Encoder(VOCAB, DIM, 2, Block(mixer, MLP(HIDDEN), **block), context=LENGTH)
 
 
+INDEX = LightningIndex(2, 6, top_k=3, rope=RoPE(dim=4, interleaved=True))
+
+
+def choosing() -> list[Block]:
+    """Blocks of latent attention of which the first chooses keys, for the others too."""
+    ways: list[dict[str, Any]] = [{"index": INDEX, "keep_index": "index"}, {"share_index": "index"}]
+    return [Block(MLA(3, 9, 5, 4, 7, ROPE, q_rank=11, **way), FEED) for way in ways]
+
+
 def shared(readers: int, **settings: Any) -> list[Block]:
     """A layer that keeps its keys and values, and `readers` that attend to them."""
     ways = [{"keep_kv": "memory"}, *[{"share_kv": "memory"}] * readers]
@@ -225,6 +235,8 @@ VARIANTS: dict[str, Model] = {
     "latent": decoder(MLA(3, 9, 5, 4, 7, RoPE(interleaved=True))),
     "latent, expanded": decoder(MLA(3, 9, 5, 4, 7, ROPE, absorbed=False)),
     "latent queries": decoder(MLA(3, 9, 5, 4, 7, ROPE, q_rank=11)),
+    "latent, keys chosen": decoder(MLA(3, 9, 5, 4, 7, ROPE, index=INDEX)),
+    "latent, choice shared": Decoder(VOCAB, DIM, choosing(), context=LENGTH),
     # positions
     "no positions": attends(rope=None),
     "no positions, biases": attends(rope=None, **BIASED),

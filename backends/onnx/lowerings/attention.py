@@ -1,4 +1,5 @@
-"""Attention as the standard operator: masks, biases, latent and rolling caches around ai.onnx Attention."""
+"""Attention as the standard operator: masks, biases, latent and rolling caches around ai.onnx Attention, and the index
+that chooses its keys."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ import onnx_ir as onnx
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
+from weft.ir.types import dtypes
 from weft.ir.types.sizes import Size
 
 from ...targets import Backend
-from ..emitter import Emitter
+from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import lowering
 from . import (
     cache_codes,
@@ -60,7 +62,7 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
             kv = [e.op("Concat", e[old], new, axis=2) for old, new in zip(past, kv, strict=True)]
             present = [_rolled(e, old, joined, node) for old, joined in zip(past, kv, strict=True)]
         else:
-            start = e.memo(("start", positions), lambda: _flat(e, first_position(e, positions)))
+            start = _start(e, positions)
             fresh = zip(past, kv, strict=True)
             kv = present = e.memo(
                 ("cache", past_k, k),  # which other attentions may read
@@ -76,6 +78,38 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
         y = e.op("Slice", y, e.constant([0]), e.constant([a["value_dim"]]), e.constant([3]))
     joined = e.op("Reshape", e.op("Transpose", y, perm=[0, 2, 1, 3]), e.constant([0, 0, node.output.width]))
     return [joined, *present]
+
+
+@lowering(ops.lightning_index, opset=24)
+def LightningIndex(e: Emitter, node: Node) -> list[Out]:
+    q, k, weights, dtype = *(node.required(n) for n in ("q", "k", "weights")), node.output.type.dtype
+    past, positions, heads = node.operand("past_k"), node.operand("positions"), node.attrs["heads"]
+    keys, present = e.op("Unsqueeze", e[k], e.constant([1])), list[Out]()
+    if past is not None and positions is not None:
+        keys = e.op("TensorScatter", e[past], keys, _start(e, positions), axis=2)
+        present = [keys]
+    # Rows of all tokens and heads, so that one product has the scores: [batch, 1, seq·heads, keys].
+    rows = e.op("Reshape", e[q], e.constant([0, 1, -1, k.width]))
+    turned, by_token = e.op("Transpose", keys, perm=[0, 1, 3, 2]), e.op("Unsqueeze", e[weights], e.constant([2]))
+    if dtype.bits < 32:  # too few scores differ in fewer bits
+        rows, turned, by_token = (e.op("Cast", x, to=int(ONNX_DTYPES["f32"])) for x in (rows, turned, by_token))
+    by_head = e.op("Reshape", e.op("Relu", e.op("MatMul", rows, turned)), e.constant([0, -1, heads, 0]))
+    scores = e.op("Transpose", e.op("MatMul", by_token, by_head), perm=[0, 2, 1, 3])
+    mask = mask_of(e, node, whole=True) if node.attrs["causal"] or node.operand("key_mask") is not None else None
+    if mask is not None:
+        hidden = e.scalar(float("-inf"), dtypes.f32 if dtype.bits < 32 else dtype)
+        scores = e.op("Where", mask, scores, hidden)
+    count = e.op("Min", e.constant([node.attrs["top_k"]]), e.op("Shape", scores, start=3, end=4))
+    _, places = e.many("TopK", scores, count, axis=-1, sorted=0, outputs=2)  # the first wins a tie
+    hidden = e.scalar(float("-inf"), dtype)
+    zeros, others = (e.op("Expand", x, e.op("Shape", y)) for x, y in ((e.scalar(0.0, dtype), places), (hidden, scores)))
+    bias = e.op("ScatterElements", others, places, zeros, axis=3)
+    return [bias if mask is None else e.op("Where", mask, bias, hidden), *present]
+
+
+def _start(e: Emitter, positions: Value) -> Out:
+    """The first slot that each row writes, [batch]."""
+    return e.memo(("start", positions), lambda: _flat(e, first_position(e, positions)))
 
 
 def _heads_first(e: Emitter, value: Value, heads: int) -> Out:

@@ -31,17 +31,18 @@ def is_plain(node: Node) -> bool:
     return not extra and not VisibleKeys.of(node.attrs).local
 
 
-def mask_of(e: Emitter, node: Node) -> Out | None:
-    """The boolean mask [batch or 1, 1, seq, keys] of what is_causal does not say; None if nothing is left.
+def mask_of(e: Emitter, node: Node, whole: bool = False) -> Out | None:
+    """The boolean mask [batch or 1, 1, seq, keys] of what is_causal does not say, or of all that a query sees if
+    `whole`; None if nothing is left.
 
     The keys of a cached attention are its slots, those of a rolling one its slots and then the keys of the call.
     """
     a, key_mask, past = node.attrs, node.operand("key_mask"), node.operand("past_k")
     if key_mask is not None and past is not None and is_length(key_mask):
         key_mask = None  # causality by position already hides the slots that hold nothing
-    plain = is_plain(node)
+    plain = not whole and is_plain(node)
     sizes = node.required("q").shape[1], node.required("k").shape[1] if past is None else past.shape[2]
-    facts = None if plain else (VisibleKeys.of(a), a["rolling"])
+    facts = None if plain else (VisibleKeys.of(a), a.get("rolling", False))
     key = ("mask", *sizes, node.operand("positions"), key_mask, facts)
     return e.memo(key, lambda: _build(e, node, key_mask, plain))
 
@@ -50,7 +51,7 @@ def _build(e: Emitter, node: Node, key_mask: Value | None, plain: bool) -> Out |
     parts: list[Out] = []
     if not plain:
         query_at, key_at = _positions(e, node)
-        if node.attrs["rolling"]:
+        if node.attrs.get("rolling"):
             parts.append(e.op("GreaterOrEqual", key_at, e.constant(0)))
         parts += _conditions(e, node, query_at, key_at)
     if key_mask is not None:
@@ -85,7 +86,7 @@ def _positions(e: Emitter, node: Node) -> tuple[Out, Out]:
         queries = e.op("Unsqueeze", count(e, node.required("q").shape[1]), e.constant([1]))
         return queries, count(e, node.required("k").shape[1])
     queries = e.op("Unsqueeze", e[positions], e.constant([1, 3]))
-    if not node.attrs["rolling"]:
+    if not node.attrs.get("rolling"):
         return queries, count(e, past.shape[2])
     key_positions = slot_positions(e, positions, past.shape[2])
     keys = e.op("Concat", key_positions, consecutive(e, positions), axis=1)

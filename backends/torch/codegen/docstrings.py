@@ -26,6 +26,7 @@ KEPT = {
     ops.linear_attention: "linear attention (Katharopoulos 2020)",
     ops.scan: "a recurrence: what `step` makes of one token after the other",
     ops.relative_attention: "attention with relative keys and values (Shaw 2018)",
+    ops.lightning_index: "the keys that every query chooses (DeepSeek-V3.2, 2025)",
     ops.block_sparse_attention: "attention to some blocks of keys (Zaheer 2020)",
 }
 NORMS = (ops.rms_norm, ops.layer_norm)

@@ -160,6 +160,7 @@ def _sum(e: StepEmitter, node: Node) -> Var | None:
 
 FUSED: dict[Op, Fused] = {
     **dict.fromkeys((ops.attention, ops.relative_attention), attention.attention),
+    ops.lightning_index: attention.index,
     ops.add: _sum,
     **dict.fromkeys((ops.embedding, ops.affine), beginning.begins),
     ops.moe: mixtures.mixture,

@@ -130,6 +130,8 @@ def slopes(node: Node) -> Value | str | None:
     bias = node.operand("bias")
     if bias is None:
         return None
+    if maker(bias, ops.lightning_index) is not None:
+        return "its queries choose keys"
     if (made := maker(bias, ops.alibi)) is None:
         return "it has a bias that is not ALiBi's"
     own, queries, keys = made.inputs

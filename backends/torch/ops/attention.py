@@ -7,6 +7,7 @@ import math
 from weft.ir import ops
 from weft.ir.graph import Node, Value
 from weft.ir.op import Trait
+from weft.passes.analysis.states import caches
 
 from ..program.emitter import Emitter
 from ..program.positions import query_positions, rolled, written_positions
@@ -118,7 +119,8 @@ def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
 
 def _cached(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
     """All keys and values that the mask tells of: those of the call, and those in the cache if there is one."""
-    kv_heads: int = node.attrs.get("kv_heads") or node.attrs["heads"]
+    kv_heads = caches(node)[0].type.shape[1]
+    assert isinstance(kv_heads, int)
     widths = [node.required("k").width // kv_heads]
     if v is not None:
         widths.append(node.required("v").width // kv_heads)
@@ -191,6 +193,16 @@ def _relative_attention(e: Emitter, node: Node) -> None:
             mask = e.emit("{0} & {1}", mask, shown_keys(e, key_mask), name="mask", replaces=0)
     call = Call("relative_attention").give(q, k, v, node.required("key_table"), node.operand("value_table"))
     e.set_heads(node.output, heads, call.give(apart, mask).emit(e, name="x"))
+
+
+@lowering(ops.lightning_index, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
+def _lightning_index(e: Emitter, node: Node) -> Var:
+    q, k = e.heads(node.required("q"), node.attrs["heads"], "q"), e.heads(node.required("k"), 1, "k")
+    mask, _ = mask_of(e, node)
+    if node in e.cached:
+        k, _ = _cached(e, node, k, None, mask)
+    call = Call("lightning_index").give(q, k, node.required("weights"), str(node.attrs["top_k"]))
+    return call.named(seen=mask).emit(e, name="chosen")
 
 
 @lowering(ops.block_sparse_attention)

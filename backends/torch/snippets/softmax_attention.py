@@ -40,6 +40,24 @@ def attention(
     return softmax_or_zeros(scores).to(v.dtype) @ v
 
 
+def lightning_index(q: Tensor, k: Tensor, weights: Tensor, top_k: int, seen: Tensor | None = None) -> Tensor:
+    """The bias [batch, 1, seq, keys] that hides all keys but the `top_k` of those `seen` with the largest scores
+    Σ_h weights_h · relu(q_h·k); the first wins a tie (DeepSeek-V3.2, 2025).
+
+    q [batch, heads, seq, d], k [batch, 1, keys, d], weights [batch, seq, heads]; `seen` broadcasts to the bias.
+    """
+    by_token = wide(q.detach()).transpose(1, 2)
+    scores = F.relu(by_token.flatten(1, 2) @ wide(k.detach())[:, 0].mT).unflatten(1, by_token.shape[1:3])
+    scores = (wide(weights.detach())[:, :, None] @ scores).transpose(1, 2)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
+    least = F.pad(scores, (0, top_k), value=-math.inf).topk(top_k).values[..., -1:]
+    above, level = scores > least, scores == least
+    first = level.cumsum(-1) <= top_k - above.sum(-1, keepdim=True)
+    chosen = (above | (level & first)) & (scores > -math.inf)
+    return torch.where(chosen, 0.0, -math.inf).to(q.dtype)
+
+
 def last_rows(x: Tensor, last: Tensor) -> Tensor:
     """Of x [batch, seq, width] the tokens numbered `last` [batch]: [batch, 1, width]."""
     return x[torch.arange(len(x), device=x.device), last][:, None]

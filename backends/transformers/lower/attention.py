@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from weft.ir import ops
+from weft.ir.errors import WeftError
 from weft.ir.graph import Node, Value
 from weft.passes.analysis.states import keeper
 
@@ -52,6 +53,13 @@ def _attention(e: ShellEmitter, node: Node) -> Operand | None:
     made = e.emit(text, *operands, leaf, *([CACHE, INDEX] if kept and e.shared else [CACHE] if kept else []), name="x")
     _tell(e, told)
     return made
+
+
+@lowers(ops.lightning_index)
+def _lightning_index(e: ShellEmitter, node: Node) -> Operand:
+    raise WeftError(
+        f"target transformers keeps no keys by which queries choose others: %{node.output.name} needs the target torch"
+    )
 
 
 def of_texts(node: Node) -> bool:

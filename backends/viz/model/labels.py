@@ -29,6 +29,7 @@ MEANINGS = KINDS | {sign_kind(sign): sign for sign in SIGNS}
 _KIND = {
     "embedding": "embedding", "rms_norm": "norm", "layer_norm": "norm", "add_norm": "norm", "norm_linear": "linear",
     "attention": "attention", "relative_attention": "attention", "block_sparse_attention": "attention",
+    "lightning_index": "attention",
     "rope": "position", "alibi": "position", "relative_position_bias": "position",
     "glu": "feed-forward", "gelu": "feed-forward", "relu": "feed-forward", "relu2": "feed-forward",
     "swish": "feed-forward", "elu": "feed-forward", "tanh": "feed-forward", "sigmoid": "feed-forward",
@@ -51,6 +52,7 @@ _TITLE = {
     "conv1d": "Convolution",
     "gated_linear_attention": "Gated linear attention", "linear_attention": "Linear attention",
     "gated_delta_rule": "Gated delta rule",
+    "lightning_index": "Choice of keys",
     "relative_attention": "Relative attention", "split": "Split", "concat": "Concat", "affine": "Scale",
     "add": "Sum", "mul": "Product", "sub": "Difference", "div": "Quotient",
 }  # fmt: skip
@@ -157,6 +159,8 @@ def detail(v: Vertex) -> str:
     if v.op == "scan":
         first, *others = str(v.attrs.get("step", "")).split("\n")
         return first if len(first) <= LONGEST and len(others) < 3 else f"{1 + len(others)} formulas for a token"
+    if v.op == "lightning_index":
+        return f"{v.attrs.get('heads')} heads · top {v.attrs.get('top_k')}"
     if v.op == "route":
         return f"top {v.attrs.get('k', 1)}"
     return ""

@@ -111,6 +111,8 @@ def _sentences(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
     if kind.keys.keep_first:
         drawn = f" ({small.keys.keep_first} in the picture)" if small.keys.keep_first != kind.keys.keep_first else ""
         yield f"The first {kind.keys.keep_first} tokens{drawn} are always visible (attention sinks, Xiao 2023)."
+    if kind.chosen:
+        yield f"Of these, each token chooses the {kind.chosen:,} with the largest scores of an index (DeepSeek-V3.2)."
     if kind.sinks:
         yield "Learned sinks: each head has an extra logit without a value."
     if kind.latent:

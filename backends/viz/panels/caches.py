@@ -23,8 +23,10 @@ def data(network: Network) -> dict[str, Any] | None:
     state = [sum(v.state[i] for v in network.vertices) for i in (0, 1)]
     if not caches and not any(state):
         return None
-    this = Counter(v.cache for v, _, _ in caches if v.cache is not None)
+    indexes: Kept = Counter(v.cache for v in network.vertices if v.cache is not None and not v.meant.attends)
+    this = Counter(v.cache for v, _, _ in caches if v.cache is not None) + indexes
     others = _variants(caches, network.context) if caches else {}
+    others = {name: (kept + indexes, about) for name, (kept, about) in others.items()}
     variants = {"this model": (this, "")} | {name: v for name, v in others.items() if v[0] != this}
     return {
         "context": network.context,

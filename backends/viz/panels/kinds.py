@@ -21,7 +21,7 @@ class Kind:
 
     `sinks` says that every head has a learned score beside those of keys, `cross` that keys are those of another text,
     `latent` that keys and values are made of what all heads share (DeepSeek-V2).
-    `blocks` says which keys are seen where they are seen in blocks.
+    `blocks` says which keys are seen where they are seen in blocks, `chosen` how many a query chooses of them.
     """
 
     heads: int
@@ -31,18 +31,20 @@ class Kind:
     cross: bool
     latent: bool
     blocks: VisibleBlocks | None = None
+    chosen: int | None = None
 
 
 def attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
     """Every softmax attention of texts with its kind, in order; not those in parts of texts, whose keys are theirs."""
     shapes = _shapes(network)
     lengths = {name: shape[1] for name, shape in shapes.items()}
+    chosen = {v.makes[0]: int(v.text("top_k")) for v in network.vertices if v.op == "lightning_index"}
     for v in network.vertices:
         if v.meant.attends and not any("*" in shapes[name][0] for name in v.meant.reads[:1] if name in shapes):
-            yield v, _kind(v.meant, lengths)
+            yield v, _kind(v.meant, lengths, chosen)
 
 
-def _kind(v: Vertex, lengths: Mapping[str, str]) -> Kind:
+def _kind(v: Vertex, lengths: Mapping[str, str], chosen: Mapping[str, int]) -> Kind:
     def number(name: str, default: int) -> int:
         return int(v.text(name, str(default)))
 
@@ -67,6 +69,7 @@ def _kind(v: Vertex, lengths: Mapping[str, str]) -> Kind:
         VisibleBlocks(**{f.name: int(v.attrs[f.name]) for f in fields(VisibleBlocks) if f.name in v.attrs})
         if v.op == "block_sparse_attention"
         else None,
+        chosen.get(operands.get("bias", "")),
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weft.backends.runtime.ort.encoder import Encoder
 
 _LAYER = re.compile(r"(.*?\.\d+)\.")
-_PAST, _CACHE = "past_", "past_key_values"
+_PAST, _CACHES = "past_", {"past_key_values": "present", "past_index": "present_index"}
 
 
 class Internals:
@@ -148,7 +148,9 @@ class Internals:
             return None
         from onnx import TensorProto, helper
 
-        ids, kind, cache = inputs["input_ids"].shape, value.type.tensor_type, value.name.startswith(_CACHE)
+        ids, kind = inputs["input_ids"].shape, value.type.tensor_type
+        past, _, rest = value.name.partition(".")
+        cache = _CACHES.get(past)
         sizes = [d.dim_value for d in kind.shape.dim]
         shape = (sizes[0] or ids[0], *sizes[1:2], *((n or ids[1]) if cache else n for n in sizes[2:3]), *sizes[3:])
         number = kind.elem_type
@@ -157,8 +159,7 @@ class Internals:
         memory = onnxruntime().OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.session.device, 0)
         binding.bind_input(value.name, self.session.device, 0, number, shape, memory.data_ptr())
         if cache:
-            present = value.name.replace(_CACHE, "present")
-            binding.bind_output(present, self.session.device, 0, number, shape, memory.data_ptr())
+            binding.bind_output(f"{cache}.{rest}", self.session.device, 0, number, shape, memory.data_ptr())
         return memory
 
 

@@ -13,7 +13,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
 
 from ...models.families import Loaded, architectures, load
-from ...models.tables.gguf import BIASED, GATED, NORMED, RECURRENT, SPARSE, VALUED
+from ...models.tables.gguf import BIASED, GATED, INDEXED, NORMED, RECURRENT, SPARSE, VALUED
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT
 from .reader import GGUFTensors
 from .tokenizer import TokenIds, has_tokenizer, token_ids
@@ -23,6 +23,7 @@ OF_LAYERS = {
     SPARSE: "ffn_gate_inp",
     RECURRENT: "ssm_in",
     NORMED: "ssm_norm",
+    INDEXED: "indexer.proj",
     VALUED: "attn_v",
     BIASED: "attn_rel_b",
     GATED: "ffn_gate",

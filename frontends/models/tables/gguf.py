@@ -25,6 +25,7 @@ SPARSE, RECURRENT = "layers with experts", "layers with a state"
 NORMED = "layers with a norm behind their state"
 BIASED = "layers with a table of relative positions"
 GATED = "layers with a gate in their feed-forward"
+INDEXED = "layers with an index of keys"
 VALUED = "layers with a map of values"  # others take the keys for them, or those of another layer
 _GATING = ("", "softmax", "sigmoid")  # by expert_gating_func
 

@@ -79,7 +79,7 @@ def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
     )
     amplitude = rope.get("attention_factor") if kind in _TEMPERED else 1.0
     if amplitude is None:
-        mscales = rope.get("mscale") or 1.0, rope.get("mscale_all_dim") or 0.0
+        mscales = rope.get("mscale") or 0.0, rope.get("mscale_all_dim") or 0.0
         amplitude = replace(scaling, factor=float(settings["factor"])).attention_factor(*mscales)
     return RoPE(
         theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),

@@ -1,4 +1,7 @@
-"""Attention biases over past and call: their keys are counted along the mask instead of along the call."""
+"""Attention biases over past and call: their keys are counted along the mask instead of along the call.
+
+A bias that an op with a cache of its own makes is over all slots of that cache, and needs no counting.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ from collections.abc import Iterable
 from weft.ir import Graph, Node, Value, WeftError, ops
 from weft.ir.types import sizes
 
+from ...analysis.states import caches
 from ...edits.edit import backward_slice
 
 
 def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:
-    """The nodes, in order, that compute `biases`, down to the iotas that count keys: those lend only a length."""
+    """The nodes, in order, that compute `biases`, down to the iotas that count keys, which lend only a length, and to
+    what has a cache of its own."""
     counts = {n.output: n for n in graph.nodes if n.op is ops.iota}
-    makers = set(backward_slice(biases, counts))
+    makers = set(backward_slice(biases, [*counts, *(n.output for n in graph.nodes if caches(n))]))
     makers |= {node for v, node in counts.items() if makers.intersection(v.users)}
     for v, node in counts.items():
         if node in makers and not makers.issuperset(v.users):
@@ -37,11 +42,13 @@ class KeyAxis:
     def extend(self, bias: Value | None) -> Value | None:
         """The bias [batch, heads, queries, total] that `bias` [batch, heads, queries, keys] becomes.
 
+        One whose maker has a cache is as it must be already.
+
         Raises:
             WeftError: if it does not extend.
         """
-        if bias is None:
-            return None
+        if bias is None or (bias.producer is not None and caches(bias.producer)):
+            return bias
         counted = [n.output for n in self.makers if n.op is ops.iota]
         needed = {*backward_slice([bias], counted), *(v.producer for v in counted)}
         for node in self.makers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from .tokens import Tokens, carries, token_axes, tokenwise
 
 COUNTING = "positions should come from the input position_ids"
 WITHOUT = "leave the cache out (--passes default,-kv-cache,-last-token-logits)"
+_MASKED = (ops.attention, ops.lightning_index)  # which take a key mask beside a cache
 MIXING = f"a token may see others by causal attention, recurrences and convolutions only, or {WITHOUT}"
 
 
@@ -33,13 +35,14 @@ class KvCache(Pass):
 
     A call then takes up where the last one ended: keys and values of earlier tokens are read, not computed again.
 
-    Adds the inputs attention_mask i64[batch, total] (1 for the valid tokens of past and call), position_ids
-    i64[batch, seq] if missing, per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d] (only
-    .key where values are part of the keys), per recurrence j past_states.j.part of constant size, zero at first (part
-    is conv, ssm, state or norm; a scan names its states, and may begin them with another number); adds the outputs
-    present.i.key and .value, present_states.j.part. Attentions without a window to the same keys and values share one
-    cache. States know no padding: the rows of a call must be equally long. What compares tokens, as some routers do,
-    compares those of a call.
+    Adds the inputs attention_mask i64[batch, total] (1 for the valid tokens of past and call), position_ids i64[batch,
+    seq] if missing, per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d] (only .key where
+    values are part of the keys), per index j by which queries choose keys past_index.j.key, per recurrence j
+    past_states.j.part of constant size, zero at first (part is conv, ssm, state or norm; a scan names its states, and
+    may begin them with another number); adds the outputs present.i.key and .value, present_index.j.key,
+    present_states.j.part. Attentions without a window to the same keys and values share one cache. States know no
+    padding: the rows of a call must be equally long. What compares tokens, as some routers do, compares those of a
+    call.
 
     Condition: a call is given what the last one of the same text returned; then prefill and steps, however the text is
     cut into calls, equal one full pass over it. Nothing but causal attention and recurrences may mix tokens.
@@ -87,21 +90,23 @@ class KvCache(Pass):
         if at.shape != tokens:
             raise WeftError(f"kv-cache: input {at!r} should be a position per token, {list(tokens)}")
         keys = KeyAxis(graph, mask, at, makers)
-        pasts = dict[Node, dict[str, Value]]()
+        pasts, numbers = dict[Node, dict[str, Value]](), Counter[str]()
         for node, first in [(node, keeper(node)) for node in attentions]:
             trace.fired(self.name, node.output.name)
             given: dict[str, Value | None] = {caches(node)[0].positions: at}
             if node.op is ops.attention:
-                given |= {"bias": keys.extend(node.operand("bias")), "key_mask": mask}
+                given["bias"] = keys.extend(node.operand("bias"))
+            if node.op in _MASKED:
+                given["key_mask"] = mask
             if first in pasts:
                 changed(node, {**given, **pasts[first]})
             else:
-                pasts[first] = give_states(graph, node, len(pasts), given)
+                pasts[first] = give_states(graph, node, numbers, given)
         # Only now: several biases may be made from the same counts.
         keys.drop_unused()
-        for j, node in enumerate(recurrences):
+        for node in recurrences:
             trace.fired(self.name, node.output.name)
-            give_states(graph, node, j, {})
+            give_states(graph, node, numbers, {})
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Every way to cut a text into calls gives the full pass (two ways for models above a million parameters)."""
@@ -256,7 +261,7 @@ def _mask(graph: Graph, tokens: Tokens, attentions: list[Node]) -> Value:
     wanted = TensorType(dtypes.i64, (tokens[0], sizes.sym("total")))
     mask = graph.inputs.get("attention_mask")
     for node in attentions:
-        given = node.operand("key_mask") if node.op is ops.attention else None
+        given = node.operand("key_mask") if node.op in _MASKED else None
         if given is not None and given is not mask:
             raise WeftError(f"kv-cache: the key mask %{given.name} of {node!r} is not the input attention_mask")
     if mask is None:

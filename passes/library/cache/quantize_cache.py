@@ -123,7 +123,7 @@ class QuantizeCache(Pass):
     def _refusal(self, node: Node) -> str | None:
         """Say why the cache of `node` stays as it is; None if it does not."""
         if node.op is not ops.attention:
-            return f"{node.op.name} reads its cache itself, and has no scales"
+            return f"{node.op.name} has no scales for its cache"
         if node.attrs["cache_bits"] is not None:
             return f"its cache has codes of {node.attrs['cache_bits']} bits already"
         pasts = (node.operand(spec.taken) for spec in caches(node))

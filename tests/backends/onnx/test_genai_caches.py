@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import onnxruntime_genai as og
 import pytest
 
 import weft
-from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft import MLA, Attention, Block, Decoder, GatedMLP, LightningIndex, RMSNorm, RoPE
 
 from ...e2e.families import ROWS
 
@@ -123,6 +124,11 @@ def test_windows_of_two_sizes(tmp_path: Path) -> None:
 
 def test_what_it_cannot_run_is_said(tmp_path: Path) -> None:
     latent = MLA(heads=4, rank=16, head_dim=8, rope_dim=8, v_head_dim=8, rope=RoPE(10_000))
-    model = Decoder(vocab=64, dim=64, layers=[Block(latent, GatedMLP(48), norm=RMSNorm(1e-6))])
-    report = weft.compile(model, tmp_path / "latent", max_length=64)
-    assert "onnxruntime-genai cannot run this model: it has no latent caches" in report.notes
+    reasons = {
+        "it has no latent caches": latent,
+        "it has no caches of the keys by which queries choose others": replace(latent, index=LightningIndex(2, 8, 5)),
+    }
+    for i, (reason, mixer) in enumerate(reasons.items()):
+        model = Decoder(vocab=64, dim=64, layers=[Block(mixer, GatedMLP(48), norm=RMSNorm(1e-6))])
+        report = weft.compile(model, tmp_path / str(i), max_length=64)
+        assert f"onnxruntime-genai cannot run this model: {reason}" in report.notes

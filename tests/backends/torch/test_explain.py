@@ -116,6 +116,8 @@ def test_latent_attention_says_what_is_computed_with_it() -> None:
         ("variant/norms of q and k, full", "attention", "norm_qkv does not make its operands"),
         ("variant/experts that choose", "moe", "torch, what weighs the experts is no router's choice alone"),
         ("variant/relative", "relative_attention", "torch, its keys and values depend on distances"),
+        ("variant/latent, keys chosen", "attention", "torch, its queries choose keys"),
+        ("variant/latent, keys chosen", "lightning_index", "torch, no kernel chooses keys"),
     ],
 )
 def test_forms_that_have_no_kernel_say_why(name: str, op: str, why: str) -> None:

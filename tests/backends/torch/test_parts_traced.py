@@ -123,6 +123,12 @@ TABLES: dict[
         "",
         {"heads": 3, "kv_heads": 3, "block": 4, "first_weight": 3, "dense": 64},
     ),
+    "keys chosen": (
+        "lightning_index",
+        lambda b, s: (normal(b, s, 6), normal(b, s, 2), normal(b, s, 3), np.arange(s) < np.full((b, 1), s - 1)),
+        "",
+        {"heads": 3, "top_k": 4, "causal": True},
+    ),
     "buckets of distances": (
         "relative_position_bias",
         lambda b, s: (normal(8, 3), ints(b, s, high=99), ints(b, s, high=99)),

@@ -42,9 +42,10 @@ def examples(names: list[str], most: int) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("op", "example"), examples([name for name in CALLS if name not in ("limit_capacity", "gather_rows")], 1500)
-)
+STEPS = ("limit_capacity", "gather_rows", "lightning_index")  # which have none
+
+
+@pytest.mark.parametrize(("op", "example"), examples([name for name in CALLS if name not in STEPS], 1500))
 def test_gradients(op: Op, example: Case) -> None:
     """Those of autograd are those of finite differences, in every operand that has one."""
     operands = drawn(example, torch.float64)
@@ -69,3 +70,10 @@ def test_gradients_of_what_was_chosen() -> None:
         return moe(x, limited, *stacks, active=2)
 
     assert torch.autograd.gradcheck(call, (weights,), fast_mode=True)
+
+
+def test_a_choice_of_keys_has_no_gradient() -> None:
+    index = lookup("lightning_index")
+    operands = [None if t is None else t.requires_grad_() for t in drawn(index.cases[0], torch.float64)]
+    (bias,) = outputs(index, index.cases[0], operands)
+    assert not bias.requires_grad

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
+from weft import MLA, MLP, Block, Decoder, LightningIndex, RoPE, export
 from weft import compile as compile_model
-from weft import export
 from weft.backends.transformers.build import TransformersFolder, class_name
 from weft.backends.transformers.engines.refusals import BATCHES
 from weft.frontends.api.source.sources import load_source
@@ -285,3 +285,9 @@ def test_names_of_classes() -> None:
         WeftError, match="--class-name FastMamba: choose one without 'mamba', by which transformers knows other caches"
     ):
         TransformersFolder(lowered(graph_of("preset/mamba-130m")), "f32", 64, "FastMamba", [])
+
+
+def test_a_choice_of_keys_is_refused(tmp_path: Path) -> None:
+    choosing = MLA(4, 16, 8, 8, 8, RoPE(), index=LightningIndex(2, 8, top_k=5))
+    with pytest.raises(WeftError, match=r"no keys by which queries choose others: %layers\.0\.attn\.index\.chosen"):
+        compile_model(Decoder(64, 32, 1, Block(choosing, MLP(48))), tmp_path / "out", target="transformers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from weft import (
     Decoder,
     Encoder,
     GatedMLP,
+    LightningIndex,
     Mamba,
     RMSNorm,
     RoPE,
@@ -220,13 +222,36 @@ def test_caches_by_heads() -> None:
     assert kept(banded, "no window", 2048) == 96 * 2048 * 2 * 12_288 and banded["same"] == "multi-head"
 
 
-@pytest.mark.parametrize("mixer", [Attention(4, 2, rope=RoPE()), Attention(4, 2, window=16), "latent"], ids=str)
+LATENT = MLA(4, 24, 8, 8, 8, RoPE(10_000))
+CHOOSING = replace(LATENT, index=LightningIndex(2, 10, top_k=5))
+
+
+MIXERS = {
+    "full": Attention(4, 2, rope=RoPE()),
+    "window": Attention(4, 2, window=16),
+    "latent": LATENT,
+    "chosen": CHOOSING,
+}
+
+
+@pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
 def test_this_model_keeps_what_the_runtime_allocates(tmp_path: Path, mixer: Any) -> None:
-    mixer = MLA(4, 24, 8, 8, 8, RoPE(10_000)) if mixer == "latent" else mixer
     made = Decoder(vocab=64, dim=64, layers=2, block=Block(mixer, GatedMLP(48), norm=RMSNorm(1e-6)), context=128)
     weft.compile(made, tmp_path / "out")
     allocated = weft.load(tmp_path / "out").decoder.cache_bytes(1, 128)
     assert 4 * kept(told(load_source(made).graph)["caches"], "this model", 128) == allocated
+
+
+def test_an_index_is_told_with_what_it_keeps() -> None:
+    made = load_source(Decoder(64, 32, 2, Block(CHOOSING, GatedMLP(48)), context=128))
+    found = told(made.graph)
+    (kind,) = found["attention"]["kinds"]
+    assert (
+        "Of these, each token chooses the 5 with the largest scores of an index (DeepSeek-V3.2)." in kind["sentences"]
+    )
+    assert kept(found["caches"], "this model", 100) == 2 * 100 * (24 + 8 + 10)
+    assert kept(found["caches"], "multi-query", 100) == 2 * 100 * (8 + 8 + 8 + 10)
+    assert inspect(made).cache_per_token == 2 * (24 + 8 + 10)
 
 
 def test_states_are_told_with_caches() -> None:

@@ -18,6 +18,8 @@ LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
+# An index of few keys, by so many heads that none of a row is often 0 for all.
+INDEXED = GROUPED | {"index_topk": 6, "index_n_heads": 8, "index_head_dim": 16, "first_k_dense_replace": 1}
 LOCALS = {"num_local_experts": 4}
 ERNIE = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32}
 COHERE = TOP2 | SLIDING | FOUR | {"num_experts": 4, "head_dim": 16}
@@ -183,6 +185,28 @@ ALIKE = {
     # transformers zeroes the row of a padding token in tied embeddings that it loads.
     "youtu": Row("YoutuForCausalLM", COMMON | MHA | TIED | LATENT | {"pad_token_id": None}),
     "glm4_moe_lite": Row("Glm4MoeLiteForCausalLM", COMMON | MHA | UNTIED | LATENT | ROUTED),
+    "deepseek_v32": Row("DeepseekV32ForCausalLM", COMMON | MHA | UNTIED | LATENT | ROUTED | INDEXED),
+    "deepseek_v32-yarn": Row(
+        "DeepseekV32ForCausalLM",
+        COMMON
+        | MHA
+        | UNTIED
+        | LATENT
+        | ROUTED
+        | INDEXED
+        | {
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "rope_parameters": ROPES["yarn"] | {"mscale_all_dim": 0.6},
+        },
+    ),
+    "glm_moe_dsa": Row(
+        "GlmMoeDsaForCausalLM",
+        COMMON | MHA | UNTIED | LATENT | ROUTED | INDEXED | {"indexer_types": ["full", "shared", "full"]},
+    ),
+    "glm_moe_dsa-pattern": Row(
+        "GlmMoeDsaForCausalLM",
+        COMMON | MHA | UNTIED | LATENT | ROUTED | INDEXED | {"index_topk_freq": 2, "index_skip_topk_offset": 1},
+    ),
     "minicpm3-plain": Row(
         "MiniCPM3ForCausalLM",
         COMMON | MHA | UNTIED | LATENT | {"q_lora_rank": None, "scale_depth": None, "dim_model_base": None},

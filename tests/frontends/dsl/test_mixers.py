@@ -16,6 +16,7 @@ from weft.frontends.dsl import (
     Block,
     Decoder,
     Encoder,
+    LightningIndex,
     LinearAttention,
     Mamba,
     Mamba2,
@@ -41,16 +42,17 @@ from ..formulas import Array, close, rms, run, sigmoid, silu, softmax, softplus,
         {"rope": RoPE(100.0, interleaved=True), "scale": 0.3},
         {"norm": RMSNorm(1e-2)},
         {"absorbed": False},
+        {"index": LightningIndex(5, 6, top_k=2)},
+        {"q_rank": 7, "index": LightningIndex(5, 6, top_k=3, rope=RoPE(50.0, dim=4))},
     ],
 )
 def test_latent_attention(options: dict[str, Any], rng: np.random.Generator) -> None:
     """Keys and values made from the latent, head by head (DeepSeek-V2, equations 9 to 19)."""
     rope, eps = options.get("rope", RoPE()), options.get("norm", RMSNorm()).eps
     x, y, p = run(MLA(3, 8, 6, 4, 5, **{"rope": rope} | options), rng)
-    if "q_rank" in options:
-        q = rms(x @ p["q_down.weight"].T, p["q_norm.weight"], eps) @ p["q_up.weight"].T
-    else:
-        q = x @ p["q.weight"].T
+    source = rms(x @ p["q_down.weight"].T, p["q_norm.weight"], eps) if "q_rank" in options else x
+    q = source @ p["q_up.weight" if "q_rank" in options else "q.weight"].T
+    seen = chosen(options["index"], source, x, p) if "index" in options else np.tri(6, dtype=bool)
     down = x @ p["kv_down.weight"].T
     latent = rms(down[..., :8], p["kv_norm.weight"], eps)
     k_rope = turned(down[..., 8:], rope.theta, rope.interleaved)
@@ -64,8 +66,28 @@ def test_latent_attention(options: dict[str, Any], rng: np.random.Generator) -> 
         qh = np.concatenate([plain, spun], -1)
         kh = np.concatenate([keys[..., 6 * h : 6 * h + 6], k_rope], -1)
         scores = qh @ kh.transpose(0, 2, 1) * options.get("scale", 10**-0.5)
-        outs.append(softmax(np.where(np.tri(6, dtype=bool), scores, -np.inf)) @ values[..., 5 * h : 5 * h + 5])
+        outs.append(softmax(np.where(seen, scores, -np.inf)) @ values[..., 5 * h : 5 * h + 5])
     close(y, np.concatenate(outs, -1) @ p["o.weight"].T, 100)
+
+
+def chosen(index: LightningIndex, source: Array, x: Array, p: dict[str, Array]) -> Array:
+    """Return which keys each query chooses, [batch, seq, keys] (DeepSeek-V3.2, equations 1 and 2)."""
+    d, turning = index.head_dim, 0 if index.rope is None else index.rope.dim or 0
+
+    def spun(t: Array) -> Array:
+        theta = 1.0 if index.rope is None else index.rope.theta
+        return np.concatenate([turned(t[..., :turning], theta, False), t[..., turning:]], -1) if turning else t
+
+    k = x @ p["index.k.weight"].T
+    k = (k - k.mean(-1, keepdims=True)) / np.sqrt(k.var(-1, keepdims=True) + 1e-6)
+    k = spun(k * p["index.k_norm.weight"] + p["index.k_norm.bias"])
+    weights, scores = x @ p["index.weights.weight"].T, np.zeros((len(x), x.shape[1], x.shape[1]))
+    for h in range(index.heads):
+        q = spun(source @ p["index.q.weight"].T[:, d * h : d * h + d])
+        scores += weights[..., h, None] * np.maximum(q @ k.transpose(0, 2, 1), 0)
+    scores = np.where(np.tri(x.shape[1], dtype=bool), scores, -np.inf)
+    least = np.sort(scores, -1)[..., -index.top_k, None]
+    return np.asarray((scores >= least) & np.isfinite(scores))
 
 
 def test_latent_attention_keeps_one_head_of_the_latent() -> None:

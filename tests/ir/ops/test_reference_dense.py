@@ -145,7 +145,7 @@ ORACLES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any
 # Their oracles are in the test_reference_* files beside this one.
 ELSEWHERE = {
     *("glu", "add_norm", "attention", "rope", "relative_position_bias", "alibi", "relative_attention", "route"),
-    "block_sparse_attention",
+    *("block_sparse_attention", "lightning_index"),
     *("limit_capacity", "expert_choice", "load_balance_loss", "moe", "linear_attention", "causal_conv"),
     *("selective_scan", "ssd", "gated_linear_attention", "gated_delta_rule", "scan"),
 }

@@ -46,6 +46,12 @@ def attention(e: StepEmitter, node: Node) -> Var | None:
     return made or _written(e, node, slopes, found if isinstance(found, str) else "weights do not stand side by side")
 
 
+def index(e: StepEmitter, node: Node) -> Var | None:
+    """No choice of keys: the model's own text makes it."""
+    e.declined("no kernel chooses keys")
+    return None
+
+
 def _projected(e: StepEmitter, found: SelfAttention, slopes: Value | None) -> Var | None:
     """`norm_qkv`, which writes the cache, then `decode_attention`."""
     packing = packed(e, [h.projection for h in (found.q, found.k, found.v)])

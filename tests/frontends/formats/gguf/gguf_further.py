@@ -239,6 +239,21 @@ FURTHER: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
             | {"expert_group_count": 1, "expert_group_used_count": 1, "attention.q_lora_rank": 24},
         )
     ],
+    "glm-dsa": [
+        (
+            "glm_moe_dsa",
+            MHA_HEADS
+            | DEEPSEEK
+            | RMS6
+            | {"q_lora_rank": 24, "mlp_layer_types": GLM_LITE, "indexer_types": ["full", "shared", "full"]}
+            | {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 6},
+            {**LATENT, **chosen}
+            | {"expert_weights_scale": 2.5, "expert_weights_norm": True, "expert_gating_func": 2}
+            | {"expert_group_count": 1, "expert_group_used_count": 1, "attention.q_lora_rank": 24}
+            | {"attention.indexer.head_count": 8, "attention.indexer.key_length": 16, "attention.indexer.top_k": 6},
+        )
+        for chosen in ({}, {"attention.indexer.types": [True, False, True]})
+    ],
     "mistral4": [
         (
             "mistral4",

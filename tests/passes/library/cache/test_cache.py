@@ -16,6 +16,7 @@ from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
 from weft.passes.library.cache.kv_cache import KvCache, run_in_chunks
 from weft.passes.library.cache.last_token_logits import LastTokenLogits
+from weft.passes.library.cache.quantize_cache import QuantizeCache
 
 from ...models import BATCH, SEQ, Tiny, applied, count, weight
 
@@ -124,6 +125,45 @@ def test_position_biases_extend_to_cached_keys(build: Callable[[Graph, Value, Va
     assert count(after, "alibi") + count(after, "relative_position_bias") == 1
     KvCache().check(before, after, EquivalenceCheck())
     run_passes(before, verify=True)
+
+
+def chosen(g: Graph, ids: Value, at: Value) -> Value:
+    """Queries choose three keys."""
+    x = ops.embedding(ids, weight(g, "embed of the index", 31, 14))
+    q, k, weights = ops.split.emit(x, sizes=(8, 4, 2))
+    return ops.lightning_index(q, k, weights, heads=2, top_k=3, causal=True)
+
+
+def test_a_choice_of_keys_has_a_cache_of_its_own() -> None:
+    before = position_biased(chosen)
+    after = applied("kv-cache", before)
+    KvCache().check(before, after, EquivalenceCheck())
+    caches = {name: str(v.type) for name, v in after.inputs.items() if name.startswith("past")}
+    assert caches == {
+        "past_index.0.key": "f32[batch, 1, capacity, 4]",
+        **{f"past_key_values.{i}.{part}": "f32[batch, 3, capacity, 4]" for i in (0, 1) for part in ("key", "value")},
+    }
+    (index,) = (n for n in after.nodes if n.op is ops.lightning_index)
+    assert index.operand("key_mask") is after.inputs["attention_mask"]
+    assert all(n.operand("bias") is index.output for n in after.nodes if n.op is ops.attention)
+    rolled = run_passes(before, "sliding-window{size=2}, kv-cache, rolling-buffer", verify=True)
+    assert {n.attrs["rolling"] for n in rolled.nodes if n.op is ops.attention} == {True}
+
+
+def test_a_choice_of_keys_is_no_summand() -> None:
+    def build(g: Graph, ids: Value, at: Value) -> Value:
+        return ops.add(chosen(g, ids, at), alibi(g, ids, at))
+
+    with pytest.raises(WeftError, match=r"bias %.* does not extend to cached keys"):
+        applied("kv-cache", position_biased(build))
+
+
+def test_a_choice_of_keys_keeps_its_numbers() -> None:
+    trace, coded = Trace(), position_biased(chosen)
+    QuantizeCache().run(coded, trace)
+    coded = applied("kv-cache", coded)
+    assert [r.reason for r in trace.refusals] == ["lightning_index has no scales for its cache"]
+    assert str(coded.inputs["past_index.0.key"].type.dtype) == "f32"
 
 
 def test_other_attention_is_untouched() -> None:

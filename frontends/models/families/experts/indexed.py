@@ -1,0 +1,117 @@
+"""DeepSeek-V3.2 and GLM-5: latent attention to the keys that an index chooses (DeepSeek sparse attention, 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from weft.ir.errors import WeftError
+
+from ....dsl import MLA, LightningIndex
+from ...tables import gguf
+from ...tables.family import Config, key
+from .deepseek import DEEPSEEK_GGUF, DEEPSEEK_V3, corrected, experts_after, gguf_mla, mla
+
+FULL, SHARED = "full", "shared"  # the types of indexes: of its own, or that of a layer before
+
+
+def index_types(config: Config) -> list[str]:
+    """The type of each layer's index: indexer_types, or index_topk_pattern (a letter per layer), or full for every
+    index_topk_freq-th layer from the one before index_skip_topk_offset on, and all before that."""
+    layers, said = key("num_hidden_layers")(config), "indexer_types"
+    types = config.get(said)
+    if types is None and (pattern := config.get("index_topk_pattern")) is not None:
+        said, types = "index_topk_pattern", [{"F": FULL, "S": SHARED}.get(each, each) for each in pattern]
+    if types is None:
+        every, offset = max(config.get("index_topk_freq", 1), 1), config.get("index_skip_topk_offset", 2)
+        types = [SHARED if max(i + 1 - offset, 0) % every else FULL for i in range(layers)]
+    if len(types) < layers or types[0] != FULL or not {FULL, SHARED}.issuperset(types):
+        raise WeftError(f"{said}={types} must say full or shared for each of the {layers} layers, full for the first")
+    return list(types[:layers])
+
+
+def _by_layer(plain: MLA, index: LightningIndex, own: Sequence[bool]) -> tuple[MLA, ...]:
+    """`plain` with the `index` in the layers that have their `own`, and in the others what the last of these chose."""
+    kept = replace(plain, index=index, keep_index="index")
+    return tuple(
+        replace(plain, share_index="index") if not has else kept if not following else replace(plain, index=index)
+        for has, following in zip(own, [*own[1:], True], strict=True)
+    )
+
+
+def indexed(heads: int, interleaved: bool) -> Callable[[Config], tuple[MLA, LightningIndex]]:
+    """The rule for latent attention and its index of, by default, `heads` heads. RoPE of the index is `interleaved` or
+    not, whatever that of attention is."""
+
+    def rule(config: Config) -> tuple[MLA, LightningIndex]:
+        plain = mla({**config, "rope_interleave": True})
+        if plain.q_rank is None or plain.rope is None:
+            raise WeftError("q_lora_rank=None is not supported: an index reads the latent of the queries")
+        index = LightningIndex(
+            key("index_n_heads", default=heads)(config),
+            key("index_head_dim", default=128)(config),
+            key("index_topk", default=2048)(config),
+            replace(plain.rope, dim=plain.rope_dim, interleaved=interleaved),
+        )
+        return plain, index
+
+    return rule
+
+
+_V32, _GLM = indexed(64, interleaved=False), indexed(32, interleaved=True)
+
+
+def _everywhere(config: Config) -> MLA:
+    """Latent attention with an index, the same in all layers; layers of other types are refused."""
+    other = next((kind for kind in config.get("layer_types") or () if kind != "indexed_attention"), None)
+    if other is not None:
+        raise WeftError(f"layer_types has {other!r}; only indexed_attention is supported")
+    plain, index = _V32(config)
+    return replace(plain, index=index)
+
+
+def _gguf_indexed(config: Config) -> tuple[MLA, ...]:
+    """Latent attention of files: where they do not say which layers have an index, the tensors do."""
+    plain, layers = gguf_mla(config), range(key("block_count")(config))
+    assert plain.rope is not None
+    index = LightningIndex(
+        key("attention.indexer.head_count")(config),
+        key("attention.indexer.key_length")(config),
+        key("attention.indexer.top_k")(config),
+        replace(plain.rope, dim=plain.rope_dim),
+    )
+    types, there = config.get("attention.indexer.types"), config[gguf.INDEXED]
+    own = [i in there if types is None else bool(types[i]) for i in layers]
+    if not own[0]:
+        raise WeftError("the first layer has no index whose choice others could share: blk.0.indexer.proj is missing")
+    return _by_layer(plain, index, own)
+
+
+DEEPSEEK_V32 = DEEPSEEK_V3.but(
+    "deepseek_v32",
+    names={
+        "layers.{i}.attn.index.q": "layers.{i}.self_attn.indexer.wq_b",
+        "layers.{i}.attn.index.k": "layers.{i}.self_attn.indexer.wk",
+        "layers.{i}.attn.index.k_norm": "layers.{i}.self_attn.indexer.k_norm",
+        "layers.{i}.attn.index.weights": "layers.{i}.self_attn.indexer.weights_proj",
+    },
+    mixer=_everywhere,
+    moe=experts_after(corrected(), first_dense=3, shared=1),
+)
+GLM_MOE_DSA = DEEPSEEK_V32.but(
+    "glm_moe_dsa",
+    eps=key("rms_norm_eps", default=1e-5),
+    unused=(*DEEPSEEK_V32.unused, "model.layers.78.*"),  # a further layer, trained to predict two tokens ahead
+    mixer=lambda c: _by_layer(*_GLM(c), [kind == FULL for kind in index_types(c)]),
+    moe=experts_after(corrected(groups=1, top_groups=1), first_dense=3, shared=1),
+    gguf=DEEPSEEK_GGUF.but(
+        "glm-dsa",
+        names={
+            "layers.{i}.attn.index.q": "blk.{i}.indexer.attn_q_b",
+            "layers.{i}.attn.index.k": "blk.{i}.indexer.attn_k",
+            "layers.{i}.attn.index.k_norm": "blk.{i}.indexer.k_norm",
+            "layers.{i}.attn.index.weights": "blk.{i}.indexer.proj",
+        },
+        mixer=_gguf_indexed,
+    ),
+)
