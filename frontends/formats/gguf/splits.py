@@ -23,6 +23,25 @@ _TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_SLASHED}"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT4O = rf"{_CASED[0]}{_ENDING}|{_CASED[1]}{_ENDING}|\p{{N}}{{1,3}}|{_SLASHED}"
 
+# DeepSeek-V3's, in three steps; other scripts than these and other groups of digits are Trinity's (afmoe).
+_KANA = "[\u4e00-\u9fa5\u3040-\u30ff]+"
+_SYLLABLES = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff"
+    "\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+_PUNCTUATED = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # whose first group is the shorter one
+_PHRASES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_NO_HAN = "&&[^\\p{Han}]]"
+_KIMI_CASED = (part.replace("]*", f"{_NO_HAN}*").replace("]+", f"{_NO_HAN}+") for part in _CASED)
+_KIMI = "|".join([r"[\p{Han}]+", *(f"{part}{_ENDING}" for part in _KIMI_CASED), rf"\p{{N}}{{1,3}}|{_TAIL}"])
+
 _SEED = rf"{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 _NAMES: dict[tuple[str, ...], str] = {
     # `default` is what converters write for a tokenizer they do not recognise
@@ -30,11 +49,15 @@ _NAMES: dict[tuple[str, ...], str] = {
     "jina-v2-de jina-v2-code exaone4 modern-bert mellum trillion granite-docling",
     (_DIGIT, _GPT2): "smollm starcoder refact command-r codeshell exaone minerva-7b",
     (_LLAMA3,): "llama-bpe llama3 llama-v3 falcon3 falcon-h1 lfm2 pixtral dbrx smaug-bpe chatglm-bpe glm4",
-    (_QWEN2,): "qwen2 stablelm2 megrez deepseek-r1-qwen hunyuan grok-2",
+    (_QWEN2,): "qwen2 stablelm2 megrez deepseek-r1-qwen hunyuan grok-2 solar-open",
     (_QWEN35,): "qwen35",
     (_TEKKEN,): "tekken",
     (_GPT4O,): "gpt-4o llama4 minimax-m2",
     (_SEED,): "seed-coder",
+    (r"\p{N}{1,3}", _KANA, _PUNCTUATED): "deepseek-v3 hunyuan-dense joyai-llm",
+    (_THREES, _SYLLABLES, _PUNCTUATED): "afmoe",
+    (_PHRASES,): "exaone-moe",
+    (_KIMI,): "kimi-k2",
 }
 SPLITS: dict[str, tuple[str, ...]] = {name: split for split, names in _NAMES.items() for name in names.split()}
 
