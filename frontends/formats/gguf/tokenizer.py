@@ -6,8 +6,8 @@ The files written here load in `tokenizers`, in `transformers` and, WordPiece ap
 onnxruntime-genai 0.18 has matchers of its own in place of a few rules, and so cuts some texts differently whoever wrote
 the files: a blank before a line break and more blanks (llama-bpe, qwen2), letters without case before capitals (tekken,
 gpt-4o); under SentencePiece words of over 100 letters and, with a space prefix, runs of spaces inside a text, where its
-decoder also keeps the prefix. It reads no rules of several steps or scripts (deepseek-v3, kimi-k2, afmoe). Its `encode`
-never adds BOS.
+decoder also keeps the prefix. It reads no rules of several steps, of scripts or phrases (deepseek-v3, kimi-k2, afmoe,
+exaone-moe). Its `encode` never adds BOS.
 """
 
 from __future__ import annotations
