@@ -51,7 +51,7 @@ class Emitter:
         self._names: set[str] = set(graph.outputs)  # which `model` gives to the outputs: no other value may have them
         self._scope = ""
         for name, value in graph.inputs.items():
-            self.values[value] = self._declare(onnx.Value(name=name), _stored(value.type))
+            self.values[value] = self._declare(onnx.Value(name=name), stored(value.type))
             self._names.add(name)
 
     # -- names and values
@@ -262,7 +262,7 @@ class Emitter:
                 self._names.discard(str(result.name))
                 result.name = self.fresh(value.name)
             if result.type is None:
-                self._declare(result, _stored(value.type))
+                self._declare(result, stored(value.type))
 
     def slots(self) -> list[Weight]:
         """The weights that are inputs, too, so that an adapter may take their place when the model runs."""
@@ -278,11 +278,11 @@ class Emitter:
             if output.producer() is None or (output.name != name and output.name in self.graph.outputs):
                 output = self.op("Identity", output)
             output.name = name
-            self._declare(output, _stored(value.type))
+            self._declare(output, stored(value.type))
             outputs.append(output)
         for name, (output, value) in self.again.items():
             output.name = self.fresh(name)
-            outputs.append(self._declare(output, _stored(value.type)))
+            outputs.append(self._declare(output, stored(value.type)))
         # Collected last: an output that is a parameter becomes an initializer above.
         initializers = [*self.constants.values(), *(w.value for w in self.weights.values())]
         opset = self.target.opset
@@ -303,7 +303,7 @@ class Emitter:
         return onnx.Model(graph, ir_version=self.target.ir_version, producer_name="weft")
 
 
-def _stored(type: TensorType) -> TensorType:
+def stored(type: TensorType) -> TensorType:
     """`type`, or of caches of 4 bits that of the bytes of two codes each."""
     if type.dtype != dtypes.i4:
         return type

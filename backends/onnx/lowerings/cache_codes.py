@@ -25,24 +25,30 @@ def codes(e: Emitter, x: Value, scale: Value, heads: int, bits: int) -> Out:
     whole = e.op("Clip", whole, _number(e, low), _number(e, high))
     apart = e.op("Reshape", whole, e.constant([0, 0, heads, x.width // heads]))
     found = e.op("Transpose", apart, perm=[0, 2, 1, 3])
-    if bits == 8:
-        return e.op("Cast", found, to=int(ONNX_DTYPES["i8"]))
-    halves = (e.op("Slice", found, *(e.constant([n]) for n in (first, 2**31 - 1, 3, 2))) for first in (0, 1))
-    lower, upper = (e.op("Add", half, _number(e, -low)) for half in halves)
-    packed = e.op("Add", lower, e.op("Mul", upper, _number(e, 16)))
-    return e.op("Cast", packed, to=int(ONNX_DTYPES["u8"]))
+    return e.op("Cast", found, to=int(ONNX_DTYPES["i8"])) if bits == 8 else packed(e, found)
 
 
 def numbers(e: Emitter, held: Out, scale: Value, heads: int, bits: int, dtype: str) -> Out:
     """The numbers in `dtype` that the codes `held` [batch, heads, slots, width or width / 2] stand for."""
-    found = e.op("Cast", held, to=_F32)
-    if bits == 4:
-        upper = e.op("Floor", e.op("Mul", found, _number(e, 1 / 16)))
-        lower = e.op("Sub", found, e.op("Mul", upper, _number(e, 16)))
-        pair = e.op("Concat", *(e.op("Unsqueeze", x, e.constant([4])) for x in (lower, upper)), axis=4)
-        found = e.op("Add", e.op("Reshape", pair, e.constant([0, 0, 0, -1])), _number(e, limits(bits)[0]))
+    found = e.op("Cast", held, to=_F32) if bits == 8 else unpacked(e, held)
     factor = e[scale] if scale.shape == (1,) else e.op("Reshape", e[scale], e.constant([1, heads, 1, -1]))
     return e.op("Cast", e.op("Mul", found, factor), to=int(ONNX_DTYPES[dtype]))
+
+
+def packed(e: Emitter, x: Out) -> Out:
+    """The whole f32 numbers x [.., n] of 4 bits as bytes, u8 [.., n / 2]."""
+    halves = (e.op("Slice", x, *(e.constant([n]) for n in (first, 2**31 - 1, -1, 2))) for first in (0, 1))
+    lower, upper = (e.op("Add", half, _number(e, -limits(4)[0])) for half in halves)
+    return e.op("Cast", e.op("Add", lower, e.op("Mul", upper, _number(e, 16))), to=int(ONNX_DTYPES["u8"]))
+
+
+def unpacked(e: Emitter, held: Out, rank: int = 4) -> Out:
+    """The numbers f32 [.., n] of the bytes `held` [.., n / 2], which have `rank` axes."""
+    found = e.op("Cast", held, to=_F32)
+    upper = e.op("Floor", e.op("Mul", found, _number(e, 1 / 16)))
+    lower = e.op("Sub", found, e.op("Mul", upper, _number(e, 16)))
+    pair = e.op("Concat", *(e.op("Unsqueeze", x, e.constant([rank])) for x in (lower, upper)), axis=rank)
+    return e.op("Add", e.op("Reshape", pair, e.constant([0] * (rank - 1) + [-1])), _number(e, limits(4)[0]))
 
 
 def _number(e: Emitter, x: float) -> Out:

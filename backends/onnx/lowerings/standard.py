@@ -9,9 +9,11 @@ import onnx_ir as onnx
 from weft.ir import ops
 from weft.ir.graph import Node
 from weft.ir.op import Op
+from weft.ir.types import dtypes
 
-from ..emitter import ONNX_DTYPES, Emitter
+from ..emitter import ONNX_DTYPES, Emitter, stored
 from ..lowering import lowering
+from . import cache_codes
 
 Out = onnx.Value
 
@@ -93,13 +95,19 @@ def Clip(e: Emitter, node: Node) -> Out:
 
 @lowering(ops.cast)
 def Cast(e: Emitter, node: Node) -> Out:
-    return e.op("Cast", e[node.inputs[0]], to=int(ONNX_DTYPES[node.attrs["to"].name]))
+    x, to = node.required("x"), node.attrs["to"]
+    if x.type.dtype == dtypes.i4 != to:
+        numbers = cache_codes.unpacked(e, e[x], x.type.rank)
+        return numbers if to == dtypes.f32 else e.op("Cast", numbers, to=int(ONNX_DTYPES[to.name]))
+    if to == dtypes.i4 != x.type.dtype:
+        return cache_codes.packed(e, e.op("Cast", e[x], to=int(ONNX_DTYPES["f32"])))
+    return e.op("Cast", e[x], to=int(ONNX_DTYPES[to.name]))
 
 
 @lowering(ops.reshape)
 def Reshape(e: Emitter, node: Node) -> Out:
     x = node.required("x")
-    return e.op("Reshape", e[x], e.shape(node.attrs["shape"], x.type.shape))
+    return e.op("Reshape", e[x], e.shape(stored(node.output.type).shape, stored(x.type).shape))
 
 
 @lowering(ops.expand)

@@ -63,7 +63,9 @@ def fitted(
     activations = Activations(copy, texts, dtype=np.float32)
     places = _places(copy, texts)
     for nodes in caches:
-        each = (_Seen(activations, twins[node], places).stored() for node in nodes)
+        seen = [_Seen(activations, twins[node], places) for node in nodes]
+        turned = any(one.turned for one in seen)
+        each = (one.stored(turned) for one in seen)
         stored = [functools.reduce(Stored.also, parts) for parts in zip(*each, strict=True)]
         mapped = bits < 8 and len(stored) > 1
         yield _mapped(nodes, stored, bits, per) if mapped else _scaled(stored, bits, per)
@@ -142,8 +144,15 @@ class _Seen:
         self.kv_heads = int(node.attrs["kv_heads"])
         self._activations, self._places = activations, places
 
-    def stored(self) -> list[Stored]:
-        """Keys, and where they are apart values."""
+    @property
+    def turned(self) -> list[Node]:
+        """The rotations of queries and keys by their positions."""
+        at = self.node.graph.inputs.get("position_ids")
+        return [rope for rope in rotations(self.node) if rope.operand("positions") is at]
+
+    def stored(self, turned: bool) -> list[Stored]:
+        """Keys, and where they are apart values; keys also as they are at other places, where any who read them are
+        `turned`."""
         moved = self._moved()
         names = [name for name in "qkv" if self.node.operand(name) is not None]
         added = self.node.operand("bias")
@@ -154,7 +163,7 @@ class _Seen:
             q, k = self._queries(values["q"][i]), self._by_head(whole)
             v = k[..., : self.attrs["value_dim"]] if "v" not in values else self._by_head(values["v"][i])
             on_scores, on_outputs = self._effects(q, k, v, None if bias is None else bias[i])
-            for at, (queries, stored) in enumerate([(q, k), *([moved[i]] if moved else [])]):
+            for at, (queries, stored) in enumerate([(q, k), *([moved[i] if moved else (q, k)] if turned else [])]):
                 weight = (on_scores.swapaxes(-1, -2) @ np.square(queries)).sum(2)
                 if "v" not in values:
                     weight[..., : v.shape[-1]] += on_outputs[..., None]
@@ -192,12 +201,10 @@ class _Seen:
 
     def _moved(self) -> list[tuple[Array, Array]]:
         """Queries and keys as they are rotated at other places; none where they are not rotated."""
-        at = self.node.graph.inputs.get("position_ids")
-        ropes = [rope for rope in rotations(self.node) if rope.operand("positions") is at]
-        if not ropes:
+        if not self.turned:
             return []
         turned = {}
-        for rope in ropes:
+        for rope in self.turned:
             x, table = (self._read(rope.required(name)) for name in ("x", "frequencies"))
             moved = zip(x, self._places, table, strict=True)
             turned[rope.output] = [np.asarray(ops.rope.reference(*given, **rope.attrs)) for given in moved]
