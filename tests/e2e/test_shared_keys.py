@@ -22,6 +22,7 @@ from weft.ir.recipes.readers import Array
 from weft.passes import run_passes
 
 from ..sampling import each
+from .test_genai import generated
 
 VOCAB = 61
 
@@ -95,3 +96,13 @@ def test_codes_of_4_bits_roll_beside_a_bias(tmp_path: Path) -> None:
         logits = whole(graph, np.array([ids]))[0, -1]
         assert logits[token] > logits.max() - 1e-4
         ids = [*ids, token]
+
+
+def test_onnxruntime_genai_writes_the_same(tmp_path: Path) -> None:
+    ways = {"window": 3}, {"keep_kv": "memory"}, {"share_kv": "memory"}, {"share_kv": "memory"}
+    blocks = [Block(Attention(4, 2, 16, rope=RoPE(), **way), GatedMLP(40), RMSNorm(1e-6)) for way in ways]
+    weft.compile(Decoder(VOCAB, 32, blocks, context=40), tmp_path / "out", max_length=40)
+    prompt = [4, 9, 27, 20, 60]
+    ours = weft.load(tmp_path / "out").generate([prompt], max_tokens=20)[0].tokens
+    assert 0 not in ours  # which there would end the text
+    assert generated(tmp_path / "out", prompt, 25) == [*prompt, *ours]
