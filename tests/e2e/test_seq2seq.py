@@ -29,7 +29,7 @@ from weft.frontends.models.tables.verified import Errors
 from weft.ir import WeftError, interpret
 
 from ..frontends.formats.weft.sealing import seal_again
-from ..sampling import by_turns
+from ..sampling import by_turns, each
 from .families import LENGTH, error
 from .seq2seq import SEQ2SEQ, answered, pairs
 from .test_families import CHUNKS, TARGETS, note, sampled
@@ -90,6 +90,32 @@ def test_answers_equal_transformers(name: str, target: str, errors: Errors, tmp_
         note(errors, row.family, target, way, error(got, want))
     answers = weft.load(tmp_path / "out").generate(_sources(inputs), max_tokens=STEPS)
     assert [answer.tokens for answer in answers] == _generated(model, inputs)
+
+
+@pytest.mark.parametrize("name", each(3, SEQ2SEQ))
+def test_pytorch_modules_answer_as_transformers(name: str, errors: Errors, tmp_path: Path) -> None:
+    row = SEQ2SEQ[name]
+    model, inputs = row.save(tmp_path / "hf"), pairs(row)
+    module: Any = weft.torch(load_source(tmp_path / "hf"))
+    for way, chunk in CHUNKS.items():
+        want = answered(model, inputs, chunk)
+        batches = [inputs] if chunk in (1, LENGTH) else [{k: v[i : i + 1] for k, v in inputs.items()} for i in range(3)]
+        got = np.concatenate([_called(module, batch, chunk) for batch in batches])
+        note(errors, row.family, "torch", way, error(got, want))
+
+
+def _called(module: Any, inputs: dict[str, np.ndarray], chunk: int) -> np.ndarray:
+    """Logits [batch, seq, vocab] of the answers by a module of PyTorch, `chunk` tokens a call; the source is given to
+    the first."""
+    given = {name: torch.from_numpy(x) for name, x in inputs.items()}
+    ids, source = given["input_ids"], {name: x for name, x in given.items() if name.startswith("encoder")}
+    cache, made = module.new_cache(len(ids), CAPACITY), []
+    with torch.inference_mode():
+        for part in ids.split(chunk, 1):
+            out = module(input_ids=part, cache=cache, **source)
+            made.append(out if isinstance(out, torch.Tensor) else out[0])
+            source = {}
+    return torch.cat(made, 1).numpy()
 
 
 def test_experts_overflow(tmp_path: Path) -> None:
