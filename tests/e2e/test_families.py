@@ -31,7 +31,7 @@ from .. import sampling
 from ..sampling import by_turns
 from .families import LENGTH, ROWS, VOCAB, Row, encoder_case, error, reference
 from .images import TOWERS
-from .seq2seq import SEQ2SEQ, Seq2Seq
+from .seq2seq import SEQ2SEQ
 from .sounds import SOUNDS, SPEECH
 
 TARGETS, ALL_TARGETS, TOLERANCE = ("onnx", "ort-cpu"), ("onnx", "ort-cpu", "torch"), 1e-4
@@ -119,9 +119,8 @@ def test_every_family_is_verified(family: str, errors: Errors) -> None:
     rows = [row for row in KNOWN.values() if row.family == family]
     assert rows, f"tests/e2e/families has no row of family {family}"
     ways = {"full"} if rows[0].is_encoder else set(CHUNKS)
-    targets = TARGETS if isinstance(rows[0], Seq2Seq) and rows[0] not in SPEECH.values() else ALL_TARGETS
     found = ({**read_verified(), **errors} if WRITING else read_verified()).get(family, {})
-    assert {target: set(by_way) for target, by_way in found.items()} == dict.fromkeys(targets, ways)
+    assert {target: set(by_way) for target, by_way in found.items()} == dict.fromkeys(ALL_TARGETS, ways)
     assert all(e <= TOLERANCE for by_way in found.values() for e in by_way.values())
 
 
