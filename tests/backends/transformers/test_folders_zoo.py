@@ -33,9 +33,10 @@ RANDOM = 200 if ALL else 30
 
 @functools.cache
 def kinds() -> dict[str, str]:
-    """The kinds of graphs of the zoo by name."""
+    """The kinds of graphs of the zoo by name, without those that the target refuses (chosen tokens or keys)."""
     graphs = {n: ZOO[n]() for n in TRIED if n.startswith(KINDS)}
-    return {n: graph.meta["kind"] for n, graph in graphs.items() if not choosing(graph)}
+    refused = {n for n, graph in graphs.items() if choosing(graph) or "lightning_index" in ops_of(graph)}
+    return {n: graph.meta["kind"] for n, graph in graphs.items() if n not in refused}
 
 
 def of_kind(kind: str) -> list[str]:
