@@ -82,7 +82,7 @@ def whole(graph: Graph, ids: Array) -> Array:
 @pytest.mark.parametrize("cache_dtype", ["", "int8", "int4"])
 @pytest.mark.parametrize("target", ["ort-cpu", "onnx"])
 def test_readers_share_a_cache(target: str, cache_dtype: str, tmp_path: Path) -> None:
-    """As large as that of the first layer alone; what is written is what the interpreter chooses, call by call."""
+    """Find one cache for all readers, and the token of the largest logit of the interpreter at every call."""
     sizes, told = {}, {}
     for readers in (0, 3):
         out = tmp_path / f"{readers}"
