@@ -46,7 +46,7 @@ class BlockSparse:
     def __call__(self, q: Value, k: Value, v: Value, heads: int, kv_heads: int, scale: float | None = None) -> Value:
         """q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d] → [batch, seq, heads·d]."""
         if is_causal():
-            raise WeftError("block-sparse attention sees what follows: it belongs into an Encoder")
+            raise WeftError("block-sparse attention sees what follows: it belongs in an Encoder")
         attrs = named_alike(self, ops.block_sparse_attention)
         attrs |= {"heads": heads, "kv_heads": kv_heads, "scale": scale}
         return ops.block_sparse_attention(q, k, v, provided("key_mask"), **attrs)
@@ -220,7 +220,7 @@ class Attention:
     def _convolved(self, v: Value, taps: int) -> Value:
         """Convolve v [batch, seq, heads·d] over time; zeros stand beyond the ends of the text, padding as it is."""
         if is_causal(self.causal):
-            raise WeftError("value_conv sees what follows: it belongs into an Encoder")
+            raise WeftError("value_conv sees what follows: it belongs in an Encoder")
         kernels = ops.unsqueeze(param("conv.weight", (self.heads, taps)), axes=(1,))
         kernels = ops.expand(kernels, shape=(self.heads, v.width // self.heads, taps))
         weight = ops.reshape(kernels, shape=(v.width, 1, taps), name="kernels")

@@ -78,7 +78,7 @@ class MemoryBlock:
         if self.attn is not None and self.ffn is not None:
             embedded = provided("embedded")
             if embedded is None:
-                raise WeftError("its attention reads the embeddings of a model: it belongs into a Decoder")
+                raise WeftError("its attention reads the embeddings of a model: it belongs in a Decoder")
             y = self.attn(named(self.norm, "attn_norm")(ops.concat(x, embedded, axis=2, name="beside")))
             y = self.ffn(named(self.norm, "ffn_norm")(y))
             seen = ops.add(x, linear(y, x.width, "link"), name="fed")

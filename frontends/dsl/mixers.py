@@ -64,7 +64,7 @@ class MLA:
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
         if not is_causal():
-            raise WeftError("latent attention is causal: it belongs into a Decoder")
+            raise WeftError("latent attention is causal: it belongs in a Decoder")
         source = x if self.q_rank is None else named(self.norm, "q_norm")(linear(x, self.q_rank, "q_down"))
         q, turned = self._queries(source)
         down = linear(x, self.rank + self.rope_dim, "kv_down")
@@ -175,7 +175,7 @@ class FourierMixing:
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
         if is_causal():
-            raise WeftError("the Fourier transform mixes all tokens: it belongs into an Encoder")
+            raise WeftError("the Fourier transform mixes all tokens: it belongs in an Encoder")
         return ops.fourier(x, name="fourier")
 
 
@@ -202,7 +202,7 @@ class DisentangledAttention:
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
         if is_causal():
-            raise WeftError("disentangled attention is not causal: it belongs into an Encoder")
+            raise WeftError("disentangled attention is not causal: it belongs in an Encoder")
         d = last_axis(x, self.heads, "heads")
         q, v = linear(x, x.width, "q", True), linear(x, x.width, "v", True)
         k = linear(x, x.width, "k", self.key_bias)
@@ -255,7 +255,7 @@ class TransformerXLAttention:
         """x [batch, seq, dim] → the same."""
         table, index, same = (provided(name) for name in ("relative_table", "relative_rows", "same_segment"))
         if is_causal() or table is None or index is None:
-            raise WeftError("this attention belongs into an Encoder with relative=SinusoidalDistances(...)")
+            raise WeftError("this attention belongs in an Encoder with relative=SinusoidalDistances(...)")
         d, width = last_axis(x, self.heads, "heads"), x.width
         q, k, v = (linear(x, width, name) for name in "qkv")
         far = by_head(_biased(q, "distance_bias"), linear(table, width, "r"), self.heads)
@@ -311,7 +311,7 @@ class TransientGlobalAttention:
         facts = ("global_members", "run_queries", "run_keys", "run_mask", "run_bias")
         members, queries, keys, mask, bias = map(provided, facts)
         if members is None or queries is None or keys is None or mask is None or bias is None:
-            raise WeftError("this attention belongs into an Encoder with relative=TransientGlobals(...)")
+            raise WeftError("this attention belongs in an Encoder with relative=TransientGlobals(...)")
         batch, (runs, count), window = x.shape[0], keys.shape, bias.shape[2]
         width = self.heads * (self.head_dim or last_axis(x, self.heads, "heads"))
         sums = ops.matmul(members, x, name="global_sums")
@@ -351,7 +351,7 @@ class SpanConvAttention:
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
         if is_causal():
-            raise WeftError("a convolution that sees what follows belongs into an Encoder")
+            raise WeftError("a convolution that sees what follows belongs in an Encoder")
         heads, d = self.heads, last_axis(x, 2 * self.heads, "2 · heads")
         q, k, v = (linear(x, heads * d, name, bias=True) for name in "qkv")
         kernel = linear(ops.mul(q, self._span(x, heads * d), name="around"), heads * self.conv, "kernel", bias=True)

@@ -56,7 +56,7 @@ def _check(model: Decoder | Encoder) -> None:
     if model.positions is not None and model.context is not None:
         fits = model.context <= model.positions.length
         need(model, fits, f"context={model.context} exceeds the {model.positions.length} positions of its table")
-    need_kind(model, "position_bias", T5Bias, otherwise="any other bias belongs into Attention(bias=...)")
+    need_kind(model, "position_bias", T5Bias, otherwise="any other bias belongs in Attention(bias=...)")
     bias = model.position_bias
     need(model, bias is None or bias.heads is not None, "position_bias, which all layers share, must say its heads")
 

@@ -100,7 +100,7 @@ class RelativeTable:
         """x [batch, seq, dim] → ``relative_table`` [2·span, dim] and ``relative_rows`` [1, seq, seq]."""
         row = provided("position_row")
         if row is None:
-            raise WeftError("a table of relative positions belongs into an Encoder")
+            raise WeftError("a table of relative positions belongs in an Encoder")
         table = param("weight", (2 * self.span, x.width))
         apart = ops.sub(ops.unsqueeze(row, axes=(2,)), ops.unsqueeze(row, axes=(1,)))
         if self.max_distance is not None:
@@ -142,7 +142,7 @@ class SinusoidalDistances:
         """
         row = provided("position_row")
         if row is None or x.width % 2:
-            raise WeftError("sinusoidal distances belong into an Encoder of even width")
+            raise WeftError("sinusoidal distances belong in an Encoder of even width")
         half = ops.slice(ops.slice(x, axis=0, start=0, stop=1), axis=2, start=0, stop=x.width // 2)
         ones = ops.concat(filled(half, 0.0), filled(half, 1.0), axis=2, name="unturned")
         with providing(positions=row):

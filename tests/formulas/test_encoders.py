@@ -109,11 +109,11 @@ def test_disentangled(runner: str, case: str) -> None:
 def test_refusals() -> None:
     x = {"x": TensorType(dtypes.f32, (1, 3, 4))}
     for inner in (FourierMixing(), DisentangledAttention(2)):
-        with pytest.raises(WeftError, match="it belongs into an Encoder"):
+        with pytest.raises(WeftError, match="it belongs in an Encoder"):
             trace(inner, x)
     with pytest.raises(WeftError, match="give the Encoder relative=RelativeTable"):
         trace(InEncoder(DisentangledAttention(2)), x)
-    with pytest.raises(WeftError, match="a table of relative positions belongs into an Encoder"):
+    with pytest.raises(WeftError, match="a table of relative positions belongs in an Encoder"):
         trace(RelativeTable(4), x)
     with pytest.raises(WeftError, match="max_distance=3 must exceed half of span=4, at least 2, by 2"):
         RelativeTable(4, 3)

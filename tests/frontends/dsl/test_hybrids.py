@@ -152,7 +152,7 @@ def test_a_memory_block_reads_the_embeddings(rng: np.random.Generator) -> None:
 
 def test_a_memory_block_needs_a_model() -> None:
     block = MemoryBlock(MLP(9), Attention(2, out_dim=16), MLP(7))
-    with pytest.raises(WeftError, match="it belongs into a Decoder"):
+    with pytest.raises(WeftError, match="it belongs in a Decoder"):
         run(block, np.random.default_rng(0))
 
 

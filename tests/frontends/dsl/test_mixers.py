@@ -316,7 +316,5 @@ def test_repeated_blocks_share_their_weights(rng: np.random.Generator) -> None:
 
 
 def test_latent_attention_is_for_decoders() -> None:
-    with pytest.raises(
-        WeftError, match=r"layers.0.attn \(MLA\): latent attention is causal: it belongs into a Decoder"
-    ):
+    with pytest.raises(WeftError, match=r"layers.0.attn \(MLA\): latent attention is causal: it belongs in a Decoder"):
         Encoder(10, 16, 1, Block(MLA(4, 8, 6, 4, 5, RoPE()))).graph()

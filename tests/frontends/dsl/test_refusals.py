@@ -181,7 +181,7 @@ INF, NAN = float("inf"), float("nan")
         (lambda: Decoder(10, 8, [MLP(8)], MLP(8)), "Decoder: give either a list of layers, or their number"),
         (lambda: Decoder(10, 8, 1, MLP(8), position_bias=T5Bias()), "Decoder: position_bias, .* must say its heads"),
         (lambda: Decoder(10, 8, 1, MLP(8), position_bias=ALiBi()),
-         r"Decoder: position_bias=ALiBi\(\) must be T5Bias: any other bias belongs into Attention\(bias=...\)"),
+         r"Decoder: position_bias=ALiBi\(\) must be T5Bias: any other bias belongs in Attention\(bias=...\)"),
         (lambda: Decoder(10, 8, 2.0, MLP(8)), "Decoder: layers=2.0 must be a whole number or a list of modules"),
         (lambda: Decoder(10, 8, 1, MLP(8), positions=3), "Decoder: positions=3 must be LearnedPositions or Sinusoidal"),
         (lambda: Decoder(10, 8, 1, MLP(8), positions=LearnedPositions(16), context=64),
