@@ -13,7 +13,8 @@ from weft.ir.graph import Param
 from weft.ir.recipes.readers import TensorReader
 
 from .families import FAMILIES
-from .tables.family import Config, Family, describe
+from .loading import describe
+from .tables.family import Config, Family
 
 LAYERS = 2  # that are compared: all others have the same names
 # Keys of configs that say nothing of what a model computes.

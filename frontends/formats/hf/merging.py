@@ -20,7 +20,8 @@ from weft.ir.recipes.matrices import MatMul, Norms
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import Recipe
 
-from ...models.tables.family import Family, Loaded, describe, load
+from ...models.loading import Loaded, describe, load
+from ...models.tables.family import Family
 from .adapter import Adapter, Tokens, Update, key_of, open_reader, read_adapter
 from .safetensors import Rerouted, SafetensorsFile
 from .updates import scaled, stacked, transposed, transposed_keys, with_rows

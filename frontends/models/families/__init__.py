@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from ..tables.family import Architecture, Families, Family, Loaded, describe, key, load
+from ..loading import Loaded, describe, load
+from ..tables.family import Architecture, Families, Family, key
 from ..tables.settings import Settings, build
 
 FAMILIES = Families("family", __name__, "see `weft families`")  # by model_type

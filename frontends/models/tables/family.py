@@ -1,8 +1,7 @@
-"""Family tables, and their application to a config and a checkpoint."""
+"""Family tables: where the settings and the parameters of a model family are found."""
 
 from __future__ import annotations
 
-import fnmatch
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
@@ -12,13 +11,11 @@ from typing import Any, Self, get_type_hints
 
 from weft.ir.documents import fits, shown
 from weft.ir.errors import WeftError
-from weft.ir.graph import Graph, Param
 from weft.ir.recipes import Recipe, Source
-from weft.ir.recipes.readers import TensorReader
 from weft.ir.registry import Registry
 
 from ...dsl import AudioEncoder, Decoder, Encoder, EncoderDecoder, ImageEncoder
-from .settings import Settings, build
+from .settings import Settings
 
 Config = Mapping[str, Any]
 Rule = Callable[[Config], Any]  # of a setting
@@ -28,18 +25,7 @@ SENTENCE = "pooling of sentence-transformers"  # the key of a config under which
 # Heads, which stand without the prefix of the model below them.
 _OUTSIDE = ("lm_head", "embed_out", "decoder.weight", "decoder.bias")
 _ABSENT = object()
-_DEPTHS = (  # config keys that count layers
-    "num_hidden_layers",
-    "num_layers",
-    "num_decoder_layers",
-    "encoder_layers",
-    "decoder_layers",
-    "n_layer",
-    "n_layers",
-    "block_count",
-)
-MOST_LAYERS = 4096  # that share weights, or have none to be counted by
-_UNFIT = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a wrong value raises somewhere
+UNFIT = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a wrong value raises somewhere
 _HINTS = get_type_hints(Settings)
 
 
@@ -171,8 +157,8 @@ class Table:
                 rule = partial(_setting, f.name, self.settings[f.name])
                 try:
                     values[f.name] = rule(config)
-                except (WeftError, *_UNFIT) as e:
-                    told = _blaming(e, rule, config)
+                except (WeftError, *UNFIT) as e:
+                    told = blaming(e, rule, config)
                     raise WeftError(f"{source}: {told} (needed for {f.name} of a {self.model_types[0]} model)") from e
         return Settings(**values, sentence=config.get(SENTENCE))
 
@@ -258,7 +244,7 @@ def _setting(name: str, rule: Any, config: Config) -> Any:
     return value
 
 
-def _blaming(e: Exception, make: Rule, config: Config) -> WeftError:
+def blaming(e: Exception, make: Rule, config: Config) -> WeftError:
     """`e`, which `make(config)` raised, after the keys to blame: without them there is no such failure.
 
     Positive whole numbers, which are of the right type, are blamed where the error has them and another number changes
@@ -281,120 +267,6 @@ def _failure(make: Rule, config: Config) -> str | None:
     """Return the error of `make(config)`; None if it succeeds."""
     try:
         make(config)
-    except (WeftError, *_UNFIT) as e:
+    except (WeftError, *UNFIT) as e:
         return str(e)
     return None
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model with its weights; `unread` keys of the checkpoint nothing reads, `ignored` and `idle` are declared so."""
-
-    graph: Graph
-    module: Model
-    settings: Settings
-    unread: list[str] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
-    idle: list[str] = field(default_factory=list)
-
-
-def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loaded:
-    """Build the model of `config` and point its parameters at `reader`; `source` is what errors call the config.
-
-    Raises:
-        WeftError: if a setting is missing or not supported, or a tensor is missing or of another shape.
-    """
-    keys, read = frozenset(reader.keys()), set[str]()
-    _check_depth(table, config, keys, source)
-
-    def check(param: Param) -> None:
-        _check(param, reader, keys)
-        read.update(param.recipe.sources())
-
-    loaded = describe(table, config, keys, source, check)
-    loaded.graph.reader = reader
-    left = sorted(keys - read)
-    idle, unused = ({k for p in patterns for k in fnmatch.filter(left, p)} for patterns in (table.idle, table.unused))
-    unread = [k for k in left if k not in idle | unused]
-    return replace(loaded, unread=unread, ignored=sorted(idle | unused), idle=sorted(idle))
-
-
-def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str) -> None:
-    """Raise WeftError if `config` counts more layers than the tensors `keys` can be of, before a rule counts to it."""
-    most = MOST_LAYERS if not keys or "shared_layers" in table.settings else len(keys)
-    for name in _DEPTHS:
-        value = config.get(name)
-        if isinstance(value, int) and value > most:
-            has = f"its checkpoint has {most} tensors in all" if most == len(keys) else f"{most} are the most"
-            what = "the config is damaged or another model's"
-            raise WeftError(f"{source}: {name}={shown(value)} layers, and {has}; {what}")
-
-
-def describe(
-    table: Table,
-    config: Config,
-    keys: frozenset[str],
-    source: str,
-    check: Callable[[Param], None] = lambda param: None,
-) -> Loaded:
-    """The model of `config` whose parameters name the tensors of a checkpoint that has `keys`, or, where it has no
-    such, the tensors that it should have; `check` sees each parameter that is named.
-
-    Raises:
-        WeftError: if a setting is missing or not supported.
-    """
-    settings = table.read(config, keys, source)
-
-    def model(config: Config) -> tuple[Model, Graph]:
-        module = build(table.read(config, keys, source))
-        return module, module.graph(name=table.model_types[0])
-
-    try:
-        module, graph = model(config)
-    except (WeftError, *_UNFIT) as e:
-        raise WeftError(f"{source}: {_blaming(e, model, config)}") from e
-    for param in graph.params.values():
-        recipe = _recipe(table, settings, param, keys)
-        if recipe is not None:
-            param.recipe = recipe
-            check(param)
-    return Loaded(graph, module, settings)
-
-
-def _recipe(table: Table, settings: Settings, param: Param, keys: frozenset[str]) -> Recipe | None:
-    pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{i}", param.name)
-    index = re.search(r"(?<=\.)\d+(?=\.)", param.name)
-    stem, _, part = pattern.rpartition(".")
-    fetch = Fetch(keys, table.prefix, table.aliases, index.group() if index else "")
-    # The full name goes first: it may say something else of a bias than of the weight.
-    for found, suffix in ((table.names.get(pattern), ""), (table.names.get(stem), f".{part}")):
-        if isinstance(found, str):
-            return fetch(found + suffix)
-        if found is not None:
-            return found(fetch, part, settings)
-    if not param.recipe.constant:
-        raise WeftError(
-            f"the table of {table.model_types[0]} models says no checkpoint name for parameter {param.name}"
-        )
-    return None
-
-
-def _check(param: Param, reader: TensorReader, keys: frozenset[str]) -> None:
-    for key in param.recipe.sources():
-        if key not in keys:
-            raise WeftError(
-                f"{reader.path} has no tensor {key!r}, which parameter {param.name} is read from; "
-                "either the checkpoint is incomplete or its config is another model's"
-            )
-        if not (reader.dtype(key).is_float or reader.dtype(key).is_block):
-            raise WeftError(
-                f"{reader.path}: tensor {key!r} holds {reader.dtype(key)}, but a weight must hold floats; "
-                "was the checkpoint quantized by another tool?"
-            )
-    read = ", ".join(f"{key} {list(reader.shape(key))}" for key in dict.fromkeys(param.recipe.sources()))
-    try:
-        shape = param.recipe.shape(reader)
-    except WeftError as e:
-        raise WeftError(f"{reader.path}: {read} does not fit {param.name} {list(param.shape)}: {e}") from e
-    if shape != param.shape:
-        raise WeftError(f"{reader.path}: {read} does not fit {param.name}, which the config makes {list(param.shape)}")
