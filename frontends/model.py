@@ -15,6 +15,7 @@ from weft.ir.graph import Graph
 
 if TYPE_CHECKING:
     from .models.families import Settings
+    from .models.left_out import LeftOut
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,13 @@ class Model(Displayable):
     `spec` and `seed` are what it was asked for by. `settings` are those of a family's table, as long as the graph
     computes what they describe. `tokenizer` writes the tokenizer's files into a folder. `unread` are
     checkpoint keys that nothing reads, `ignored` those known to be useless, and `idle` those of
-    these that an export keeps, as transformers asks for them. `files` are what it was read from, `stamps`
-    tell whether they are still the same. `random_init`: the weights are the declared random initialization, not a
-    checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the record that a model folder
-    has of what was before. `adapters` are the folders of PEFT adapters that are merged into the weights; `files` has
-    their files too. `family` is the one that a folder was read as, where that is not what its config says.
+    these that an export keeps, as transformers asks for them; `left_out` are all parts of the source that the graph has
+    not, and `without` the names of those that were accepted although they change numbers. `files` are what it was read
+    from, `stamps` tell whether they are still the same. `random_init`: the weights are the declared random
+    initialization, not a checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the record
+    that a model folder has of what was before. `adapters` are the folders of PEFT adapters that are merged into the
+    weights; `files` has their files too. `family` is the one that a folder was read as, where that is not what its
+    config says.
     """
 
     graph: Graph
@@ -41,6 +44,7 @@ class Model(Displayable):
     unread: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
     files: tuple[Path, ...] = ()
     stamps: Mapping[Path, Stamp] = field(default_factory=dict)
     random_init: bool = False
@@ -48,6 +52,7 @@ class Model(Displayable):
     provenance: Mapping[str, Any] = field(default_factory=dict)
     adapters: tuple[Path, ...] = ()
     family: str | None = None
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.tokenizer is not None:

@@ -23,6 +23,7 @@ from weft.passes import Report, run_passes
 
 from ..formats.weft.manifest import hashing, record
 from ..model import Model, SourceLike
+from ..models.left_out import accept
 from ..models.tables.rope_config import at_length
 from .rewriting import pipeline_text
 from .source.sources import load_source
@@ -65,6 +66,7 @@ def compile(
     adapters: Sequence[str | Path] = (),
     switch_adapters: Sequence[str | Path] = (),
     family: str | None = None,
+    without: Sequence[str] = (),
     progress: Progress | None = None,
     **options: Unpack[OptionKeywords],
 ) -> CompileReport:
@@ -85,6 +87,7 @@ def compile(
         switch_adapters: folders of LoRA adapters to store beside the model as NAME.onnx_adapter: ONNX Runtime and
             onnxruntime-genai choose one of them, or none, when they run it.
         family: the family that a Hugging Face folder is read as, whatever type its config says.
+        without: names of parts that may be left out although the model then computes something else.
         progress: called with (stage, bytes done, bytes in all).
         options: those of the target, as `weft targets NAME` lists them, among them
             ``prepack=True``: also store the weights in the CPU's packed layout (``ort-cpu``; twice the disk space);
@@ -101,14 +104,14 @@ def compile(
     backend = TARGETS.lookup(target)
     chosen = backend.choose(options)
     dtype = backend.dtype(dtype)
-    model = load_source(source, seed, adapters, family)
+    model = load_source(source, seed, adapters, family, without)
     if switch_adapters:
         model = _with_slots(model, backend, switch_adapters)
     passes = pipeline_text(passes)
     first = "" if weights is None else weights_pipeline(model.graph, weights)
     passes = ", ".join(filter(None, (first, passes, chosen.passes())))
     check_free(Path(out), model.files)  # before long work
-    notes: list[str] = []
+    notes = [f"left out: {part}" for part in accept(model)]
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
     clock["load"] = time.perf_counter()

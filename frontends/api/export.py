@@ -12,6 +12,7 @@ from weft.ir.errors import WeftError
 from weft.passes import Report
 
 from ..model import SourceLike
+from ..models.left_out import accept
 from .rewriting import rewrite
 from .source.sources import load_source
 
@@ -30,6 +31,7 @@ def export(
     weights: str = "auto",
     seed: int = 0,
     adapters: Sequence[str | Path] = (),
+    without: Sequence[str] = (),
     report: Report | None = None,
     progress: Progress = lambda stage, done, total: None,
     note: Callable[[str], None] = lambda text: None,
@@ -48,6 +50,7 @@ def export(
             of all weights that a pass quantized.
         seed: of the random initialization, where there is no checkpoint.
         adapters: folders of PEFT adapters to merge into the weights, one after the other.
+        without: names of parts that may be left out although the model then computes something else.
         report: filled in with what the passes did.
         progress: called with (stage, bytes done, bytes in all).
         note: called with what is not kept as it was, a sentence each.
@@ -65,7 +68,9 @@ def export(
     check_weights(weights)
     if weights == "codes" and format == "safetensors":
         raise WeftError("--weights codes is for hf and gguf: a file of safetensors stores the parameters as floats")
-    model = load_source(source, seed, adapters)
+    model = load_source(source, seed, adapters, without=without)
+    for part in accept(model):
+        note(f"left out: {part}")
     if format == "hf":
         check_free(Path(out), model.files)
     if passes.strip():

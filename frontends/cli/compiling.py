@@ -11,7 +11,7 @@ from weft.backends import DEFAULT_TARGET
 from weft.ir.errors import WeftError
 
 from .completion import complete_dtypes, complete_sources, complete_targets
-from .options import TargetOption, adapter_option, family_option, passes_option, seed_option
+from .options import TargetOption, adapter_option, family_option, passes_option, seed_option, without_option
 from .shown import echo, note, progress, size
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def _target_options() -> list[click.Option]:
 @click.option(
     "--trace", is_flag=True, help="Report the rewrites of each pass, and refused lowerings with their reasons."
 )
+@without_option
 @seed_option
 def compile_command(source: str, out: str, target: str, trace: bool, explain: bool, seed: int, **options: Any) -> None:
     """Compile SOURCE into a folder: the model, its configuration and tokenizer, and a manifest.

@@ -8,7 +8,7 @@ import click
 
 from .completion import complete_sources
 from .opting import tell
-from .options import adapter_option, passes_option, seed_option
+from .options import adapter_option, passes_option, seed_option, without_option
 from .shown import note, progress
 
 
@@ -33,6 +33,7 @@ from .shown import note, progress
 )
 @adapter_option
 @click.option("--trace", is_flag=True, help="Report on stderr: rewrites and skipped places of each pass.")
+@without_option
 @seed_option
 def export_command(source: str, out: str, passes: str, trace: bool, **options: Any) -> None:
     """Write SOURCE, rewritten or not, as a checkpoint of another library.

@@ -16,7 +16,7 @@ from weft.ir.errors import WeftError
 
 from .compiling import FOLDER
 from .completion import complete_sources
-from .options import adapter_option, passes_option
+from .options import adapter_option, passes_option, without_option
 from .passes_catalog import list_passes
 from .shown import echo, note, progress
 
@@ -46,6 +46,7 @@ def _list(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
 )
 @click.option("--dtype", help="How a folder stores the weights: f32, f16 or bf16; default: without rounding.")
 @adapter_option
+@without_option
 @click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
 @click.option(
     "--viz", type=click.Path(path_type=Path), help="Draw the graph before and after every pass on this page (.html)."
@@ -63,6 +64,7 @@ def opt_command(
     out: str,
     dtype: str | None,
     adapters: tuple[str, ...],
+    without: tuple[str, ...],
     dump_ir: str | None,
     viz: Path | None,
     verify: bool,
@@ -85,6 +87,7 @@ def opt_command(
 
     from .. import load_source
     from ..api.rewriting import rewrite
+    from ..models.left_out import accept
 
     folder = _is_folder(out)
     if dtype is not None and not folder:
@@ -98,10 +101,14 @@ def opt_command(
         drawn.check_page(viz)
     report = Report(priced=trace)
     with progress(f"reading {source}", "steps") as step:
-        model = _piped(folder, adapters) if source == "-" else load_source(source, adapters=adapters)
+        piped = source == "-"
+        model = _piped(folder, adapters) if piped else load_source(source, adapters=adapters, without=without)
+        left_out = accept(model) if folder else model.left_out
         steps = drawn.Steps(model) if drawn is not None else None
         hooks = [steps.hook] if steps else []
         model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)
+    for part in left_out:
+        note(f"left out: {part}")
     tell(report, passes, trace)
     if steps and viz is not None:
         drawn.write_page(steps.page(report), viz)

@@ -43,6 +43,12 @@ family_option = click.option(
     shell_complete=complete_families,
     help="Read a Hugging Face folder as one of this family, whatever model_type it says; see `weft families`.",
 )
+without_option = click.option(
+    "--without",
+    multiple=True,
+    metavar="NAME",
+    help="Leave out a part of SOURCE although that changes what the model computes; the refusal names it.",
+)
 
 
 def passes_option(help: str, name: str = "passes", **more: Any) -> Callable[[T], T]:

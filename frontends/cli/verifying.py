@@ -73,7 +73,8 @@ def _show(verification: Verification) -> None:
             far = f"the farthest {weights.farthest:.3g} of its size from the original" if weights.farthest else "exact"
             rows.append(("fitted codes", f"{weights.fitted} matrices, taken from the folder; {far}"))
     echo("\n".join(named_lines(rows)))
-    echo("passed" if verification.passed else f"FAILED: {_failure(verification)}")
+    without = f", without: {', '.join(verification.without)}" if verification.without else ""
+    echo(f"passed{without}" if verification.passed else f"FAILED: {_failure(verification)}")
 
 
 def _failure(verification: Verification) -> str:

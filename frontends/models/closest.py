@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,17 +11,12 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Param
 from weft.ir.recipes.readers import TensorReader
 
+from .config_keys import Recorded, meaning, normalized
 from .families import FAMILIES
 from .loading import describe
 from .tables.family import Config, Family
 
 LAYERS = 2  # that are compared: all others have the same names
-# Keys of configs that say nothing of what a model computes.
-_SILENT = re.compile(
-    r"_token_id$|dropout|_pdrop$|^initializer|_range$|^use_cache$|^(torch_)?dtype$|^architectures$|^transformers_version$"
-    r"|^model_type$|^auto_map$|^_|^(id2label|label2id|return_dict|problem_type|output_\w+|chunk_size_feed_forward)$"
-    r"|^pretraining_tp$|^is_encoder_decoder$|_coef$|^max_position_embeddings$"
-)
 
 
 @dataclass(frozen=True)
@@ -50,22 +44,6 @@ class Resemblance:
         return f"{self.family} ({'; '.join(parts)})"
 
 
-class _Recorded(dict[str, Any]):
-    """A config that notes which of its keys are read."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__(config)
-        self.read: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.read.add(key)
-        return super().get(key, default)
-
-    def __getitem__(self, key: str) -> Any:
-        self.read.add(key)
-        return super().__getitem__(key)
-
-
 def closest(config: Config, reader: TensorReader, most: int = 3) -> list[Resemblance]:
     """The families, at most `most`, that read the folder with `config` and the tensors of `reader` best."""
     stored = reader.keys()
@@ -88,7 +66,7 @@ def _resemblance(family: Family, config: Config, keys: frozenset[str], reader: T
         with contextlib.suppress(WeftError):  # of shapes that do not fit
             found += sources <= keys and param.recipe.shape(reader) == param.shape
 
-    recorded = _Recorded(config)
+    recorded = Recorded(normalized(config, family.model_types[0]))
     try:
         describe(family, recorded, keys, "config.json", check)
     except WeftError:
@@ -96,9 +74,7 @@ def _resemblance(family: Family, config: Config, keys: frozenset[str], reader: T
     if not parameters:
         return None
     unread = sorted({_pattern(k) for k in keys - read})
-    ignored = sorted(
-        k for k in config if k not in recorded.read and not _SILENT.search(k) and config[k] not in (None, False)
-    )
+    ignored = sorted(k for k in config if k not in recorded.read and not meaning(k) and config[k] not in (None, False))
     score = found / parameters - len(keys - read) / max(len(keys), 1) - 0.002 * len(ignored)
     return Resemblance(family.model_types[0], found, parameters, unread, ignored, score)
 

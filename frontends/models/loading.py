@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from weft.ir.documents import shown
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
-from weft.ir.recipes import Recipe
 from weft.ir.recipes.readers import TensorReader
+from weft.ir.recipes.streams import stream
 
-from .tables.family import UNFIT, Config, Fetch, Model, Table, blaming
+from .config_keys import unread_keys
+from .left_out import LeftOut, unread_settings, unread_tensors
+from .tables.family import UNFIT, Config, Model, Table, blaming
 from .tables.settings import Settings, build
 
 _DEPTHS = (  # config keys that count layers
@@ -31,7 +34,10 @@ MOST_LAYERS = 4096  # that share weights, or have none to be counted by
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its weights; `unread` keys of the checkpoint nothing reads, `ignored` and `idle` are declared so."""
+    """A model with its weights; `unread` keys of the checkpoint nothing reads, `ignored` and `idle` are declared so.
+
+    `left_out` names the unread tensors by their modules, keys of the config, and what else the source holds.
+    """
 
     graph: Graph
     module: Model
@@ -39,6 +45,7 @@ class Loaded:
     unread: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
 
 
 def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loaded:
@@ -54,12 +61,33 @@ def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loa
         _check(param, reader, keys)
         read.update(param.recipe.sources())
 
+    table = _as_stored(table, table.read(config, keys, source), reader, keys)
     loaded = describe(table, config, keys, source, check)
     loaded.graph.reader = reader
     left = sorted(keys - read)
     idle, unused = ({k for p in patterns for k in fnmatch.filter(left, p)} for patterns in (table.idle, table.unused))
     unread = [k for k in left if k not in idle | unused]
-    return replace(loaded, unread=unread, ignored=sorted(idle | unused), idle=sorted(idle))
+    settings = unread_keys(config, table.model_types[0], table.inert, lambda varied: table.read(varied, keys, source))
+    left_out = [*unread_tensors(unread, read), *unread_settings(settings)]
+    return replace(loaded, unread=unread, ignored=sorted(idle | unused), idle=sorted(idle), left_out=left_out)
+
+
+def _as_stored(table: Table, settings: Settings, reader: TensorReader, keys: frozenset[str]) -> Table:
+    """Return `table` for a checkpoint that contradicts a config which ties the head to the embedding: with a head of
+    its own, which transformers keeps, or with the shared matrix under the name of the head only."""
+    if not settings.tie:
+        return table
+    side = "decoder." if settings.kind == "encoder-decoder" else ""
+    head, embed = (table.recipe(f"{name}.weight", settings, keys) for name in (f"{side}lm_head", "embed"))
+    if head is None or embed is None or not keys.issuperset(head.sources()):
+        return table
+    if keys.isdisjoint(embed.sources()):
+        return replace(table, names={**table.names, "embed": table.names[f"{side}lm_head"]})
+    same = head.shape(reader) == embed.shape(reader) and all(
+        np.array_equal(*pair) for pair in zip(stream(head, reader), stream(embed, reader), strict=True)
+    )
+    apart = {name: rule for name, rule in table.found.items() if name != "tie"}
+    return table if same else replace(table, settings={**table.settings, "tie": False}, found=apart)
 
 
 def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str) -> None:
@@ -97,29 +125,15 @@ def describe(
     except (WeftError, *UNFIT) as e:
         raise WeftError(f"{source}: {blaming(e, model, config)}") from e
     for param in graph.params.values():
-        recipe = _recipe(table, settings, param, keys)
+        recipe = table.recipe(param.name, settings, keys)
         if recipe is not None:
             param.recipe = recipe
             check(param)
+        elif not param.recipe.constant:
+            raise WeftError(
+                f"the table of {table.model_types[0]} models says no checkpoint name for parameter {param.name}"
+            )
     return Loaded(graph, module, settings)
-
-
-def _recipe(table: Table, settings: Settings, param: Param, keys: frozenset[str]) -> Recipe | None:
-    pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{i}", param.name)
-    index = re.search(r"(?<=\.)\d+(?=\.)", param.name)
-    stem, _, part = pattern.rpartition(".")
-    fetch = Fetch(keys, table.prefix, table.aliases, index.group() if index else "")
-    # The full name goes first: it may say something else of a bias than of the weight.
-    for found, suffix in ((table.names.get(pattern), ""), (table.names.get(stem), f".{part}")):
-        if isinstance(found, str):
-            return fetch(found + suffix)
-        if found is not None:
-            return found(fetch, part, settings)
-    if not param.recipe.constant:
-        raise WeftError(
-            f"the table of {table.model_types[0]} models says no checkpoint name for parameter {param.name}"
-        )
-    return None
 
 
 def _check(param: Param, reader: TensorReader, keys: frozenset[str]) -> None:

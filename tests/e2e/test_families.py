@@ -33,6 +33,7 @@ from .families import LENGTH, ROWS, VOCAB, Row, encoder_case, error, reference
 from .images import TOWERS
 from .seq2seq import SEQ2SEQ
 from .sounds import SOUNDS, SPEECH
+from .unknowns import check_left_out
 
 TARGETS, ALL_TARGETS, TOLERANCE = ("onnx", "ort-cpu"), ("onnx", "ort-cpu", "torch"), 1e-4
 WRITING = os.environ.get("WEFT_FAMILIES") == "write"
@@ -81,6 +82,7 @@ def test_decoder_equals_transformers(
         assert genai[row.family] == (row.family in read_genai()) or WRITING
     for way, chunk in CHUNKS.items():
         note(errors, row.family, target, way, error(ours.logits(ids[0].tolist(), chunk=chunk), want))
+    check_left_out(tmp_path / "hf")
 
 
 def encoded(source: Path, target: str, arguments: dict[str, np.ndarray], out: Path) -> dict[str, np.ndarray]:
@@ -110,6 +112,7 @@ def test_encoder_equals_transformers(name: str, target: str, errors: Errors, tmp
         for part, values in want.items():
             rows = valid if part == "last_hidden_state" else slice(None)
             note(errors, row.family, target, "full", error(got[part][rows], values[rows]))
+        check_left_out(tmp_path / "hf")
         shutil.rmtree(tmp_path / "hf")
 
 

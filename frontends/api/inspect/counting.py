@@ -27,6 +27,7 @@ from weft.passes.analysis.costs import (
 from weft.passes.recurrences.formulas import formulas
 
 from ...model import SourceLike
+from ...models.left_out import meaning_of_tensor
 from ..source.sources import load_source
 from .dimensions import dimensions
 from .inspection import CACHE_DTYPES, Block, Inspection
@@ -84,7 +85,8 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
         dimensions=dimensions(graph),
         blocks=blocks,
         unread=tuple(model.unread),
-        ignored=tuple(model.ignored),
+        ignored=tuple(f"{key}: {meaning_of_tensor(key)}" for key in model.ignored),
+        left_out=tuple(map(str, model.left_out)),
         random=model.random_init,
     )
 

@@ -63,6 +63,7 @@ class Inspection:
     blocks: tuple[Block, ...]
     unread: tuple[str, ...]
     ignored: tuple[str, ...]
+    left_out: tuple[str, ...]
     random: bool
 
     def __repr__(self) -> str:
@@ -120,9 +121,13 @@ def rows(inspection: Inspection) -> list[tuple[str, ...]]:
 
 
 def remarks(inspection: Inspection) -> list[tuple[str, tuple[str, ...]]]:
-    """Lists of checkpoint keys that deserve a look, by title."""
-    lists = (("that nothing reads", inspection.unread), ("known to be of no use", inspection.ignored))
-    return [(f"checkpoint keys {title}", keys) for title, keys in lists if keys]
+    """Lists of what the graph does not have, by title."""
+    lists = {
+        "left out": inspection.left_out,
+        "checkpoint tensors that nothing reads": inspection.unread,
+        "checkpoint tensors of no use": inspection.ignored,
+    }
+    return [(title, lines) for title, lines in lists.items() if lines]
 
 
 def as_text(inspection: Inspection) -> str:

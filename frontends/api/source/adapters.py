@@ -22,7 +22,9 @@ from ...formats.weft.model_folder import GRAPH, read_model
 from ...model import Model
 
 
-def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family: str | None = None) -> Model:
+def load_with_adapters(
+    source: Any, adapters: Sequence[str | Path] = (), family: str | None = None, without: Sequence[str] = ()
+) -> Model:
     """The model of the folder `source`, or of the base of the adapter in it, with `adapters` merged; read as one of
     `family` if given.
 
@@ -64,6 +66,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
         stamps={file: before[file] for file in files if file in before},
         adapters=tuple(adapter.path for adapter in merged),
         family=family,
+        without=tuple(without),
         **vars(loaded),
     )
 

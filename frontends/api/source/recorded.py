@@ -25,6 +25,7 @@ def recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Mode
     source = manifest.record("source", {})
     spec, seed, hashes = source.text("spec", ""), source.integer("seed", 0), source.get("hashes", dict[str, str], {})
     adapters, family = source.get("adapters", list[str], []), source.text("family", "") or None
+    without = source.get("without", list[str], [])
     if not spec:
         raise WeftError(f"{folder / MANIFEST} names no source that could be read again; give --against a folder")
     if (code := architecture_file(spec)) is not None:
@@ -32,7 +33,7 @@ def recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Mode
         if code.is_file() and hashes.get(code.name) != sha256(code):
             raise _changed(folder, spec, [code.name])
     try:
-        model = load_source(spec, seed, adapters, family)
+        model = load_source(spec, seed, adapters, family, without)
     except WeftError as error:
         raise WeftError(f"{folder} was compiled from {spec}, which cannot be read again: {error}") from error
     now = model.hashes()

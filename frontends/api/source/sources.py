@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,11 @@ from ...model import Model, SourceLike
 
 
 def load_source(
-    source: SourceLike, seed: int = 0, adapters: Sequence[str | Path] = (), family: str | None = None
+    source: SourceLike,
+    seed: int = 0,
+    adapters: Sequence[str | Path] = (),
+    family: str | None = None,
+    without: Sequence[str] = (),
 ) -> Model:
     """The model that `source` is or names.
 
@@ -31,7 +36,8 @@ def load_source(
     checkpoint, parameters get their declared random initialization with `seed`. The PEFT adapters in the folders
     `adapters` are merged into the weights of a Hugging Face folder, or of one that target transformers wrote, one after
     the other; the folder of an adapter whose base is here is a source itself. A Hugging Face folder is read as a model
-    of `family`, whatever type its config says, if given.
+    of `family`, whatever type its config says, if given. `without` names parts that may be left out although the model
+    then computes something else (see `weft.frontends.models.left_out`).
 
     Raises:
         WeftError: saying what is wrong with the source, or what can be one.
@@ -41,9 +47,9 @@ def load_source(
     if adapters or family is not None:
         from .adapters import load_with_adapters
 
-        return load_with_adapters(source, adapters, family)
+        return load_with_adapters(source, adapters, family, without)
     if isinstance(source, Model):
-        return source
+        return replace(source, without=tuple(without)) if without else source
     if isinstance(source, Graph):
         return Model(source, source.name, f"graph {source.name}", seed, random_init=_is_random(source))
     if not isinstance(source, (str, Path)):
@@ -61,10 +67,10 @@ def load_source(
     if path.suffix == ".gguf":
         return _from_gguf(spec, path)
     if path.is_dir():
-        return _from_folder(spec, path)
+        return _from_folder(spec, path, without)
     if path.is_file():
         return _from_text(spec, path)
-    return _from_name(spec, seed)
+    return _from_name(spec, seed, without)
 
 
 def architecture_file(spec: str) -> Path | None:
@@ -89,7 +95,7 @@ def _from_gguf(spec: str, path: Path) -> Model:
     )
 
 
-def _from_folder(spec: str, path: Path) -> Model:
+def _from_folder(spec: str, path: Path, without: Sequence[str]) -> Model:
     from ...formats.hf.adapter import is_adapter
     from ...formats.weft.model_folder import GRAPH, read_model
     from .adapters import load_with_adapters
@@ -100,7 +106,7 @@ def _from_folder(spec: str, path: Path) -> Model:
         raise WeftError(
             f"{path} is compiled already: `weft run {path}` runs it; to compile anew, name what it came from"
         )
-    return load_with_adapters(spec)
+    return load_with_adapters(spec, without=without)
 
 
 def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
@@ -190,13 +196,13 @@ def _reader(path: Path, adapters: Sequence[Path]) -> TensorReader:
     return join_adapters(base, adapters) if adapters else base
 
 
-def _from_name(spec: str, seed: int) -> Model:
+def _from_name(spec: str, seed: int, without: Sequence[str]) -> Model:
     from ...models.presets import PRESETS
 
     if spec in PRESETS:
         return _initialized(PRESETS[spec].model(), spec, spec, f"preset {spec}", seed)
     if (snapshot := hub_snapshot(spec)) is not None:
-        return _from_folder(spec, snapshot)
+        return _from_folder(spec, snapshot, without)
     if HUB_ID.fullmatch(spec) and not Path(spec).parent.is_dir():
         raise WeftError(
             f"{spec!r} is neither a preset nor an existing file or folder; as a Hugging Face repository id, it is "

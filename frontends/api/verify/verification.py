@@ -62,7 +62,8 @@ class Verification:
 
     Errors are over all compared `positions`; relative ones are divided by the largest number of the reference. `layers`
     holds the relative error of what each layer hands on, `weights` what comparing those of a quantized model found. KL
-    is Σ p ln(p/q) in nats, p the reference's. The three about tokens are None for encoders.
+    is Σ p ln(p/q) in nats, p the reference's. The three about tokens are None for encoders. `without` names
+    the parts of the source that the folder has not.
     """
 
     folder: Path
@@ -78,6 +79,7 @@ class Verification:
     layers: Mapping[str, float]
     divergence: Divergence | None
     weights: WeightCheck | None = None
+    without: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -183,6 +185,7 @@ def verify_folder(
         layers=layers,
         divergence=divergence,
         weights=weights,
+        without=tuple(part.text("name") for part in manifest.records("left_out", [])),
     )
 
 

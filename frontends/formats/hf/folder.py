@@ -19,6 +19,7 @@ from ...models.families import FAMILIES, Family, Loaded, load
 from ...models.tables.family import SENTENCE
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, REFUSED, SAME
 from .adapter import Adapter
+from .contents import unread_files, unread_generation
 from .merging import load_merged
 from .quantized import dequantized
 from .safetensors import SafetensorsReader, weight_files
@@ -211,6 +212,7 @@ def load_folder(
     origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
     if merged:
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
+    loaded.left_out.extend((*unread_files(path, folder.files), *unread_generation(folder.generation)))
     loaded.graph.meta.update(folder.token_facts(), **facts, **_rope_facts(config), source=origin)
     return folder, loaded, merged
 

@@ -46,6 +46,7 @@ def record(
         **manifest_records(graph, taken_states(graph)),
         "compares_tokens": any(Trait.COMPARES in node.op.traits for node in graph.nodes),
         "pipeline": pipeline,
+        "left_out": [part.record() for part in model.left_out],
         "source": _origin(model, hashes),
         "versions": {name: metadata.version(name) for name in target.libraries},
     }
@@ -67,6 +68,7 @@ def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
         "hashes": hashes,
         **model.graph.meta.get("source", {}),
         **({"family": model.family} if model.family else {}),
+        **({"without": list(model.without)} if model.without else {}),
         **({"provenance": model.provenance} if model.provenance else {}),
     }
 

@@ -15,6 +15,7 @@ from weft.ir.recipes import Recipe, Source
 from weft.ir.registry import Registry
 
 from ...dsl import AudioEncoder, Decoder, Encoder, EncoderDecoder, ImageEncoder
+from ..config_keys import normalized
 from .settings import Settings
 
 Config = Mapping[str, Any]
@@ -108,8 +109,8 @@ class Table:
     part stands for weight and bias. Checkpoint names may stand with or without `prefix`. `found`: settings that the
     checkpoint's keys decide. `unused`: patterns of checkpoint keys that are known to be of no use (masks, buffers,
     training heads), `idle` of those that an export keeps all the same, as transformers asks for them. `refuse`: config
-    keys (`outer.inner` for one inside a mapping) and the values of each that the table can express. `aliases`: other
-    spellings inside checkpoint names.
+    keys (`outer.inner` for one inside a mapping) and the values of each that the table can express. `inert`: config
+    keys that change nothing of what such models compute. `aliases`: other spellings inside checkpoint names.
     """
 
     model_types: tuple[str, ...]
@@ -120,6 +121,7 @@ class Table:
     unused: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
     refuse: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    inert: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def but(self, *model_types: str, **changes: Any) -> Self:
@@ -161,6 +163,18 @@ class Table:
                     told = blaming(e, rule, config)
                     raise WeftError(f"{source}: {told} (needed for {f.name} of a {self.model_types[0]} model)") from e
         return Settings(**values, sentence=config.get(SENTENCE))
+
+    def recipe(self, parameter: str, settings: Settings, keys: frozenset[str]) -> Recipe | None:
+        """The recipe of `parameter` from a checkpoint that has `keys`; None if the table has no name for it."""
+        pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{i}", parameter)
+        index = re.search(r"(?<=\.)\d+(?=\.)", parameter)
+        stem, _, part = pattern.rpartition(".")
+        fetch = Fetch(keys, self.prefix, self.aliases, index.group() if index else "")
+        # The full name goes first: it may say something else of a bias than of the weight.
+        for found, suffix in ((self.names.get(pattern), ""), (self.names.get(stem), f".{part}")):
+            if found is not None:
+                return fetch(found + suffix) if isinstance(found, str) else found(fetch, part, settings)
+        return None
 
     def says(self, s: Settings) -> dict[str, Any]:
         """Return the config keys that settings of `s` stand under; one for several biases is true if any is there."""
@@ -208,6 +222,10 @@ class Family(Table):
 
     transformers: str = ""
     gguf: Architecture | None = None
+
+    def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
+        """The settings of a `config`; of a setting spelled twice the spelling that counts in transformers."""
+        return super().read(normalized(config, self.model_types[0]), keys, source)
 
 
 class Families(Registry[Family]):

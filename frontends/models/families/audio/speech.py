@@ -47,6 +47,7 @@ def _no_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
 _DECODER = ("decoder.layers.{i}.attn", "decoder.layers.{i}.cross")
 WHISPER = BART.but(
     "whisper",
+    inert=("scale_embedding",),
     names={
         "encoder.stem.convolutions.{i}.conv": _numbered("encoder.conv"),
         **{f"{half}.k.bias": _no_bias for half in ("encoder.layers.{i}.attn", *_DECODER)},

@@ -53,6 +53,7 @@ def _stable(config: Config) -> bool:
 _LAYER = "encoder.layers.{i}"
 _CONVOLUTION = "feature_extractor.conv_layers.{i}"
 WAV2VEC2 = Family(
+    inert=("num_feat_extract_layers",),
     model_types=("wav2vec2",),
     settings={
         "kind": "audio-encoder",

@@ -13,6 +13,7 @@ from ...tables.templates import by_arrangement, packed_parts
 BLOOM_GGUF = gguf.UNGATED.but("bloom", names=gguf.PACKED, rope=None, bias=lambda c: ALiBi(), embed_norm=True)
 BLOOM = Family(
     model_types=("bloom",),
+    inert=("n_embd", "n_positions", "hidden_dropout"),
     settings={
         "vocab": key("vocab_size"),
         "dim": key("hidden_size", "n_embed"),
@@ -72,6 +73,7 @@ def _scaled_alibi(config: Config) -> ALiBi | None:
 
 FALCON = BLOOM.but(
     "falcon",
+    inert=("intermediate_size", "ffn_hidden_size"),
     names={
         "layers.{i}.norm": "h.{i}.input_layernorm",
         "layers.{i}.attn_norm": by_arrangement(pre="h.{i}.input_layernorm", parallel_norms="h.{i}.ln_attn"),

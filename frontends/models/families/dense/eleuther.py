@@ -70,8 +70,8 @@ def _neox_rope(config: Config) -> Any:
         raise WeftError(
             f"head_dim={config['head_dim']} of gpt_neox models would turn other numbers than their heads have"
         )
-    older = {"partial_rotary_factor": config.get("rotary_pct", 0.25), "rope_theta": config.get("rotary_emb_base", 1e4)}
-    return rope_of({**older, **config}, partial=True)
+    own = {"partial_rotary_factor": config.get("rotary_pct", 0.25), "rope_theta": config.get("rotary_emb_base", 1e4)}
+    return rope_of({**config, **own}, partial=True)
 
 
 GPT_NEOX = LLAMA.but(
@@ -111,6 +111,7 @@ GPT_NEOX = LLAMA.but(
 )
 GPT_NEOX_JAPANESE = GPT_NEOX.but(
     "gpt_neox_japanese",
+    inert=("intermediate_size",),
     names={"layers.{i}.attn.o.bias": "layers.{i}.attention.dense_bias"},
     prefix="gpt_neox_japanese.",
     arrangement="pre",

@@ -94,6 +94,7 @@ GEMMA2 = GEMMA.but(
 )
 GEMMA3 = GEMMA2.but(
     "gemma3_text",
+    inert=("_sliding_window_pattern", "attn_logit_softcapping"),
     names={f"layers.{{i}}.attn.{x}_norm": shifted(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
     context=key("max_position_embeddings", default=None),
     qk_norm="head",

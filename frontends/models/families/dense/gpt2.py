@@ -62,6 +62,7 @@ GPT2 = Family(
 # GPT-2 with one key/value head, its weights stored [out, in].
 GPT_BIGCODE = GPT2.but(
     "gpt_bigcode",
+    inert=("num_key_value_heads",),
     names={
         **packed_parts("layers.{i}.attn", "h.{i}.attn.c_attn", grouped=True),
         "layers.{i}.attn.o": "h.{i}.attn.c_proj",

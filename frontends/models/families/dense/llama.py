@@ -95,6 +95,7 @@ MISTRAL = LLAMA.but(
 )
 QWEN2 = LLAMA.but(
     "qwen2",
+    inert=("layer_types", "max_window_layers"),
     ffn_bias=False,
     window=layer_windows,
     qkv_bias=True,
@@ -104,6 +105,7 @@ QWEN2 = LLAMA.but(
 )
 QWEN3 = LLAMA.but(
     "qwen3",
+    inert=("layer_types", "max_window_layers"),
     ffn_bias=False,
     window=layer_windows,
     head_dim=key("head_dim", default=128),

@@ -18,6 +18,7 @@ def _dim(config: Config) -> Any:
 
 OPT = Family(
     model_types=("opt",),
+    inert=("intermediate_size",),
     settings={
         "vocab": key("vocab_size"),
         "dim": _dim,

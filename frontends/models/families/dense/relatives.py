@@ -216,7 +216,7 @@ EXAONE4 = OLMO2.but(
 OLMO3 = OLMO2.but(
     "olmo3",
     window=alternating(4),
-    rope=ropes_by_type(alternating(4), rope_theta=5e5),
+    rope=ropes_by_type(alternating(4), bases=(key("rope_theta", default=5e5), lambda c: 5e5)),
     context=key("max_position_embeddings", default=None),
     transformers="Olmo3ForCausalLM",
     gguf=OLMO2_GGUF,

@@ -37,6 +37,7 @@ def _groups(config: Config) -> dict[str, int]:
 _SQUEEZE = "encoder.layers.{i}"
 SQUEEZEBERT = BERT.but(
     "squeezebert",
+    inert=("embedding_size",),
     names={
         **{
             f"layers.{{i}}.attn.{x[0]}": _grouped(f"{_SQUEEZE}.attention.{x}", f"{x[0]}_groups")

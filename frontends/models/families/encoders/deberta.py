@@ -68,6 +68,7 @@ def _width(config: Config) -> int:
 
 DEBERTA_V2 = BERT.but(
     "deberta-v2",
+    inert=("pooler_hidden_size", "pooler_hidden_act"),
     names={
         **{f"layers.{{i}}.attn.{x[0]}": f"{SELF}.{x}_proj" for x in ("query", "key", "value")},
         "layers.{i}.attn.pos_k": f"{SELF}.pos_key_proj",
@@ -108,6 +109,7 @@ def _packed(which: str) -> Template:
 
 DEBERTA = DEBERTA_V2.but(
     "deberta",
+    inert=("pooler_hidden_size", "pooler_hidden_act"),
     names={
         **{f"layers.{{i}}.attn.{which}": _packed(which) for which in "qkv"},
         "layers.{i}.attn.pos_k": f"{SELF}.pos_proj",

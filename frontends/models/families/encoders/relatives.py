@@ -14,6 +14,7 @@ from .bert import BERT, LAYER, ROBERTA
 
 DISTILBERT = BERT.but(
     "distilbert",
+    inert=("sinusoidal_pos_embds",),
     names={
         **{f"layers.{{i}}.attn.{x}": f"transformer.layer.{{i}}.attention.{x}_lin" for x in "qkv"},
         "layers.{i}.attn.o": "transformer.layer.{i}.attention.out_lin",
@@ -71,7 +72,7 @@ def _with_task(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     return Add((fetch(types), Take(fetch(tasks), (0,) * settings.token_types, 0)))
 
 
-ERNIE = BERT.but("ernie", names={"token_types": _with_task}, prefix="ernie.")
+ERNIE = BERT.but("ernie", inert=("use_task_id",), names={"token_types": _with_task}, prefix="ernie.")
 
 MEGATRON = BERT.but(
     "megatron-bert",
@@ -163,7 +164,7 @@ XLM = BERT.but(
     activation=lambda c: "gelu" if c.get("gelu_activation", True) else "relu",
 )
 # transformers 5 cannot run FlauBERT with pre_norm: each layer asks its cache for an item, which it does not have.
-FLAUBERT = XLM.but("flaubert", refuse={"pre_norm": (False, None)})
+FLAUBERT = XLM.but("flaubert", inert=("bos_index", "eos_index", "pad_index"), refuse={"pre_norm": (False, None)})
 
 
 # -- X-MOD: an adapter per language behind each block, that of default_language is read

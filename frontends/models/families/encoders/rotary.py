@@ -70,6 +70,7 @@ def _transform(config: Config) -> HeadTransform:
 
 MODERNBERT = LLAMA.but(
     "modernbert",
+    inert=("layer_types",),
     names={
         "embed": "embeddings.tok_embeddings",
         "embed_norm": "embeddings.norm",
@@ -114,6 +115,7 @@ MODERNBERT = LLAMA.but(
 )
 MODERNBERT_DECODER = MODERNBERT.but(
     "modernbert-decoder",
+    inert=("layer_types",),
     names={
         **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.attn.{x}_proj" for x in "qkv"},
         "head_transform.dense": "lm_head.dense",

@@ -120,6 +120,7 @@ def _dinov2_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
 
 DINOV2 = VIT.but(
     "dinov2",
+    inert=("intermediate_size",),
     names={
         "layers.{i}.attn_norm": f"{_LAYER}.norm1",
         "layers.{i}.attn.o": _layer_scaled(f"{_LAYER}.attention.output.dense", "layer_scale1"),
@@ -138,6 +139,7 @@ DINOV2 = VIT.but(
 )
 DINOV2_REGISTERS = DINOV2.but(
     "dinov2_with_registers",
+    inert=("intermediate_size",),
     names={"registers": _registers},
     prefix="dinov2_with_registers.",
     registers=key("num_register_tokens", default=4),

@@ -30,6 +30,7 @@ def _flat(name: str, shape: tuple[int, ...] = (-1,)) -> Template:
 
 XLNET = BERT.but(
     "xlnet",
+    inert=("d_head",),
     names={
         "embed": "word_embedding",
         **{f"layers.{{i}}.attn.{which}": _per_head(which) for which in "qkvr"},

@@ -70,6 +70,7 @@ GLM4_MOE = LLAMA.but(
 )
 SOLAR_OPEN = GLM4_MOE.but(
     "solar_open",
+    inert=("intermediate_size",),
     ffn=None,
     head_dim=key("head_dim", default=128),
     rope=rope_with(partial_rotary_factor=1.0, rope_theta=1e6),
@@ -296,10 +297,11 @@ def _mellum_sparse(config: Config) -> list[bool]:
 
 MELLUM = QWEN3_MOE.but(
     "mellum",
+    inert=("num_experts", "num_local_experts"),
     head_dim=key("head_dim", default=128),
     context=key("max_position_embeddings", default=None),
     window=_MELLUM_WINDOWS,
-    rope=ropes_by_type(_MELLUM_WINDOWS),
+    rope=ropes_by_type(_MELLUM_WINDOWS, bases=(lambda c: 5e5, lambda c: 1e4)),
     moe=in_layers(
         lambda c: QWEN3_MOE.settings["moe"](
             {"norm_topk_prob": True, **c, "decoder_sparse_step": 1, "mlp_only_layers": []}
@@ -358,6 +360,7 @@ def _gguf_minicpm3_mla(config: Config) -> MLA:
 
 MINICPM3 = DEEPSEEK_V2.but(
     "minicpm3",
+    inert=("num_key_value_heads", "head_dim"),
     refuse={"norm_topk_prob": None, "topk_method": None, "scoring_func": None},
     eps=key("rms_norm_eps", default=1e-5),
     mixer=_minicpm3_mla,

@@ -178,6 +178,7 @@ DEEPSEEK_GGUF = gguf.MIXED.but(
 )
 DEEPSEEK_V2 = LLAMA.but(
     "deepseek_v2",
+    inert=("num_key_value_heads", "n_group", "topk_group", "ep_size", "head_dim", "seq_aux", "scoring_func"),
     names={
         **SPARSE,
         "layers.{i}.attn.q_down": "layers.{i}.self_attn.q_a_proj",
@@ -205,6 +206,7 @@ DEEPSEEK_V2 = LLAMA.but(
 )
 DEEPSEEK_V3 = DEEPSEEK_V2.but(
     "deepseek_v3",
+    inert=("num_key_value_heads", "head_dim", "ep_size"),
     names={"layers.{i}.ffn.router.correction": "layers.{i}.mlp.gate.e_score_correction_bias"},
     refuse={
         "norm_topk_prob": (True, False, None),

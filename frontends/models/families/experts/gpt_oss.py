@@ -60,6 +60,7 @@ def _moe(config: Config) -> MoE:
 
 GPT_OSS = LLAMA.but(
     "gpt_oss",
+    inert=("initial_context_length", "experts_per_token"),
     names={
         "layers.{i}.attn.sinks": "layers.{i}.self_attn.sinks",
         "layers.{i}.ffn.router": "layers.{i}.mlp.router",

@@ -100,6 +100,7 @@ DEEPSEEK_V32 = DEEPSEEK_V3.but(
 )
 GLM_MOE_DSA = DEEPSEEK_V32.but(
     "glm_moe_dsa",
+    inert=("num_key_value_heads", "head_dim", "layer_types"),
     eps=key("rms_norm_eps", default=1e-5),
     unused=(*DEEPSEEK_V32.unused, "model.layers.78.*"),  # a further layer, trained to predict two tokens ahead
     mixer=lambda c: _by_layer(*_GLM(c), [kind == FULL for kind in index_types(c)]),

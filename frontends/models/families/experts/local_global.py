@@ -117,6 +117,7 @@ def _gguf_ropes(config: Config) -> tuple[RoPE, ...]:
 
 MIMO_V2_FLASH = LLAMA.but(
     "mimo_v2_flash",
+    inert=("sliding_window",),
     names={
         **SHARED,
         "layers.{i}.attn.v": times("layers.{i}.self_attn.v_proj", "values"),
@@ -217,6 +218,7 @@ def _laguna_experts(config: Config) -> MoE:
 
 LAGUNA = LLAMA.but(
     "laguna",
+    inert=("num_attention_heads",),
     names={
         **SHARED,
         "layers.{i}.attn.gate": "layers.{i}.self_attn.g_proj",

@@ -128,6 +128,7 @@ QWEN2_MOE = QWEN2.but(
 )
 QWEN3_MOE = QWEN3.but(
     "qwen3_moe",
+    inert=("shared_expert_intermediate_size", "max_window_layers", "layer_types"),
     names=SPARSE,
     head_dim=key("head_dim", default=None),
     window=lambda config: config.get("sliding_window", 4096) if config.get("use_sliding_window") else None,

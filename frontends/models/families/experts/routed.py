@@ -176,6 +176,7 @@ def _by_expert(name: str, turned: bool = False) -> Template:
 
 DBRX = LLAMA.but(
     "dbrx",
+    inert=("num_key_value_heads",),
     names={
         "embed": "wte",
         "layers.{i}.attn_norm": "blocks.{i}.norm_attn_norm.norm_1",
@@ -300,6 +301,7 @@ def _half_of_jet(index: int) -> Template:
 _MOA = "layers.{i}.self_attention.experts"
 JETMOE = LLAMA.but(
     "jetmoe",
+    inert=("num_attention_heads",),
     names={
         "layers.{i}.attn.q": _by_head(f"{_MOA}.input_linear.weight", rows=True),
         "layers.{i}.attn.o": _by_head(f"{_MOA}.output_linear.weight", rows=False),
@@ -372,6 +374,7 @@ def _longcat_names(half: str, i: int) -> dict[str, str | Template]:
 
 LONGCAT_FLASH = DEEPSEEK_V3.but(
     "longcat_flash",
+    inert=("num_key_value_heads", "head_dim"),
     names={
         **_longcat_names("first", 0),
         **_longcat_names("second", 1),
@@ -382,6 +385,7 @@ LONGCAT_FLASH = DEEPSEEK_V3.but(
     unused=(*LLAMA.unused, "model.mtp.*"),
     idle=("*.mlp.experts.*",),  # transformers stores experts that compute nothing too
     layers=key("num_layers", "num_hidden_layers"),
+    rope=None,
     ffn=None,
     eps=key("rms_norm_eps", default=1e-5),
     block=_longcat_block,

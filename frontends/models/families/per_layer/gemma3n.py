@@ -22,9 +22,9 @@ from ...tables.settings import ACTIVATIONS, Settings
 from ..dense.llama import LLAMA
 from .gemma4 import GGUF_PER_LAYER, GGUF_SETTINGS, PER_LAYER, gguf_config, kv_names, rope_of_type, types_of
 
-_ROPES = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-    "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0},
+_BASES = {
+    "sliding_attention": key("rope_local_base_freq", default=10_000.0),
+    "full_attention": key("rope_theta", default=1_000_000.0),
 }
 
 
@@ -37,13 +37,14 @@ def _layers(config: Config) -> tuple[AltUpLayer, ...]:
     sparsity = config.get("activation_sparsity_pattern")
     sparsity = [0.95 if i < 10 < layers else 0.0 for i in range(layers)] if sparsity is None else sparsity
     bias = config.get("attention_bias") or False
+    ropes = {kind: {"rope_type": "default", "rope_theta": base(config)} for kind, base in _BASES.items()}
 
     def layer(i: int) -> AltUpLayer:
         attn = Attention(
             key("num_attention_heads")(config),
             key("num_key_value_heads", default=2)(config),
             size,
-            rope=rope_of_type(config, types[i], size, _ROPES),
+            rope=rope_of_type(config, types[i], size, ropes),
             window=config.get("sliding_window", 512) if types[i] == "sliding_attention" else None,
             qkv_bias=bias,
             out_bias=bias,

@@ -56,7 +56,8 @@ def kv_names(config: Config, types: list[str], i: int) -> dict[str, Any]:
 
 def rope_of_type(config: Config, kind: str, head: int, defaults: dict[str, Any]) -> RoPE:
     """RoPE of the layers of a `kind`, for heads of `head` numbers."""
-    said = (config.get("rope_parameters") or defaults).get(kind) or {}
+    base = {"rope_theta": defaults[kind]["rope_theta"]}
+    said = base | ((config.get("rope_parameters") or defaults).get(kind) or {})
     if said.get("rope_type") != "proportional":
         return rope_of({**config, "rope_parameters": said})
     turned = int(said.get("partial_rotary_factor", 1.0) * head // 2)
@@ -261,6 +262,7 @@ GEMMA4_GGUF = gguf.MIXED.but(
 )
 GEMMA4 = LLAMA.but(
     "gemma4_text",
+    inert=("vocab_size_per_layer_input",),
     names={
         **inside(_BLOCK),
         **PER_LAYER,

@@ -195,6 +195,21 @@ def _gguf_kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
 _KIMI = "layers.{i}.block_sparse_moe"
 KIMI_LINEAR = LLAMA.but(
     "kimi_linear",
+    inert=(
+        "num_key_value_heads",
+        "head_dim",
+        "layer_types",
+        "mlp_layer_types",
+        "num_local_experts",
+        "num_experts_per_tok",
+        "n_shared_experts",
+        "norm_topk_prob",
+        "n_group",
+        "linear_attn_config",
+        "linear_head_dim",
+        "linear_num_heads",
+        "max_position_embeddings",
+    ),
     names={
         "layers.{i}.attn.qkv": _joined("layers.{i}.self_attn.{x}_proj"),
         "layers.{i}.attn.conv": _joined_taps("layers.{i}.self_attn.{x}_conv1d"),

@@ -187,6 +187,7 @@ def _gguf_falcon(config: Config) -> ParallelHybrid:
 
 FALCON_H1 = LLAMA.but(
     "falcon_h1",
+    inert=("mamba_d_head", "mamba_expand"),
     names={
         **_beside(mamba2_names("layers.{i}.mamba")),
         "layers.{i}.attn.ssm.in": _state_input,

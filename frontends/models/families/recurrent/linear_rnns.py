@@ -127,6 +127,7 @@ def _blocks(name: str) -> Template:
 _GRIFFIN = "layers.{i}.temporal_block"
 RECURRENT_GEMMA = LLAMA.but(
     "recurrent_gemma",
+    inert=("max_position_embeddings",),
     names={
         "layers.{i}.attn_norm": shifted("layers.{i}.temporal_pre_norm"),
         "layers.{i}.ffn_norm": shifted("layers.{i}.channel_pre_norm"),
@@ -169,6 +170,7 @@ def _flat(name: str) -> Template:
 
 RWKV = Family(
     model_types=("rwkv",),
+    inert=("num_attention_heads",),
     settings={
         "vocab": key("vocab_size"),
         "dim": key("hidden_size"),
@@ -236,6 +238,7 @@ def _xlstm_width(config: Config) -> int:
 
 XLSTM = Family(
     model_types=("xlstm",),
+    inert=("max_position_embeddings", "intermediate_size", "num_attention_heads"),
     settings={
         "vocab": key("vocab_size", default=50304),
         "dim": key("hidden_size", "embedding_dim"),

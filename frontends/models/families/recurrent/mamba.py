@@ -142,6 +142,7 @@ MAMBA_GGUF = gguf.BASE.but(
 )
 MAMBA = Family(
     model_types=("mamba",),
+    inert=("d_inner", "d_model", "n_layer", "ssm_cfg", "rms_norm", "fused_add_norm"),
     settings={
         "vocab": key("vocab_size"),
         "dim": key("hidden_size"),
@@ -166,6 +167,7 @@ MAMBA = Family(
 FALCON_MAMBA = MAMBA.but("falcon_mamba", mixer=_falcon_mamba, gguf=MAMBA_GGUF)
 MAMBA2 = MAMBA.but(
     "mamba2",
+    inert=("head_dim", "time_step_rank", "d_inner", "d_model"),
     names=mamba2_names("layers.{i}.mixer"),
     mixer=_mamba2,
     tie=key("tie_word_embeddings", default=False),
@@ -253,6 +255,7 @@ JAMBA = LLAMA.but(
 )
 BAMBA = LLAMA.but(
     "bamba",
+    inert=("mamba_d_head", "attn_rotary_emb"),
     names={**_HYBRID, **mamba2_names("layers.{i}.mamba")},
     refuse=_PLAIN,
     eps=key("rms_norm_eps", default=1e-5),
@@ -281,6 +284,7 @@ def _passed_by_all(at: str) -> Names:
 
 GRANITE_HYBRID = GRANITE_MOE.but(
     "granitemoehybrid",
+    inert=("mamba_d_head", "num_experts_per_tok", "num_local_experts", "intermediate_size"),
     names={
         **mamba2_names("layers.{i}.mamba"),
         **_passed_by_all("layers.{i}.ffn"),

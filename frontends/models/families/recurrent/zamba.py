@@ -119,6 +119,14 @@ def _states() -> Names:
 
 ZAMBA2 = LLAMA.but(
     "zamba2",
+    inert=(
+        "adapter_rank",
+        "attention_hidden_size",
+        "num_query_groups",
+        "mamba_headdim",
+        "num_hidden_layers",
+        "use_shared_attention_adapter",
+    ),
     names={
         **_states(),
         "layers.{i}.norm": _either("layers.{i}.input_layernorm", "layers.{i}.mamba_decoder.input_layernorm"),

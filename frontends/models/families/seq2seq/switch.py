@@ -48,6 +48,7 @@ def _names(part: str, ffn: int) -> Names:
 
 SWITCH = T5.but(
     "switch_transformers",
+    inert=("encoder_sparse_step", "decoder_sparse_step"),
     names={**_names("encoder", 1), **_names("decoder", 2)},
     refuse={"dense_act_fn": (*ACTIVATIONS, None), "feed_forward_proj": ("relu", None)},
     activation=key("dense_act_fn", default="relu"),

@@ -1,0 +1,99 @@
+"""The files of a Hugging Face folder and the keys of its generation_config.json, and which of them nothing reads."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...models.left_out import LeftOut
+
+# Files that say nothing of what a model computes, by the reason.
+_MEANINGLESS = {
+    "for people": (
+        "*.md",
+        "LICEN[CS]E*",
+        "NOTICE*",
+        "USE_POLICY*",
+        "*.png",
+        "*.jpg",
+        "*.jpeg",
+        "*.gif",
+        "*.svg",
+        "*.pdf",
+    ),
+    "lists of the weights": ("model.safetensors.index.json",),
+    "of git and the hub": (".git*", ".cache", ".locks", "*.lock", ".DS_Store", "*.metadata"),
+    "of training": (
+        *("training_args.bin", "trainer_state.json", "optimizer*", "scheduler*", "rng_state*", "*tfevents*", "runs"),
+        *("*_results.json", "checkpoint-*", "trainer_log*", "training_loss*", "eval", "global_step*", "latest"),
+        *("zero_to_fp32.py", "data_config.json", "train_script.py"),
+    ),
+    "the same weights for other libraries": (
+        *("*.bin", "*.bin.index.json", "*.h5", "*.msgpack", "*.ot", "*.pth", "*.pt", "*.ckpt", "*.gguf", "*.onnx*"),
+        *("onnx", "openvino", "coreml", "original", "*.mlpackage", "*.tflite", "consolidated*", "params.json"),
+    ),
+    "weft's own": ("provenance.json", "model.weft"),
+}
+_PREPARES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "mel_filters.npz")
+# Keys of generation_config.json that weft reads, those that change no token, and the values at which others do nothing.
+_READ = ("bos", "eos", "pad", "decoder_start", "forced_bos", "forced_eos")
+_READ_KEYS = (
+    *(f"{name}_token_id" for name in _READ),
+    *("suppress_tokens", "begin_suppress_tokens", "no_timestamps_token_id", "lang_to_id", "task_to_id", "language"),
+    *("task", "forced_decoder_ids", "is_multilingual", "alignment_heads", "max_initial_timestamp_index"),
+)
+_IDLE = ("transformers_version", "_from_model_config", "use_cache", "return_dict_in_generate", "max_length", "output_*")
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "do_sample": (False,),
+    "temperature": (1.0,),
+    "top_k": (50, 0),
+    "top_p": (1.0,),
+    "typical_p": (1.0,),
+    "min_p": (0.0,),
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "early_stopping": (False,),
+    "repetition_penalty": (1.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "length_penalty": (1.0,),
+    "diversity_penalty": (0.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "min_length": (0,),
+    "num_return_sequences": (1,),
+    "remove_invalid_values": (False,),
+    "renormalize_logits": (False,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "guidance_scale": (1.0,),
+}
+
+
+def unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut]:
+    """Yield the files and folders in `folder` that are neither among the read `files` nor known to mean nothing."""
+    read = {file.relative_to(folder).parts[0] for file in files if file.is_relative_to(folder)}
+    for path in sorted(folder.iterdir()):
+        if path.name in read or meaning_of_file(path.name):
+            continue
+        name = path.name + ("/" if path.is_dir() else "")
+        if path.suffix == ".py":
+            yield LeftOut("file", name, "code, which weft does not run")
+        elif path.name in _PREPARES:
+            yield LeftOut("file", name, "inputs must be prepared by its library")
+        else:
+            yield LeftOut("file", name, "nothing reads it")
+
+
+def meaning_of_file(name: str) -> str:
+    """Return why the file `name` changes nothing that a model computes; "" if it may change something."""
+    return next((why for why, names in _MEANINGLESS.items() if any(fnmatch.fnmatch(name, n) for n in names)), "")
+
+
+def unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
+    """Yield the keys of a generation_config.json that change which tokens transformers generates, and not weft."""
+    for key, value in generation.items():
+        idle = any(fnmatch.fnmatch(key, name) for name in _IDLE)
+        if key not in _READ_KEYS and not idle and value is not None and value not in _NEUTRAL.get(key, ()):
+            yield LeftOut("key", f"generation_config.json:{key}", f"{value!r:.60}")

@@ -1,0 +1,239 @@
+"""Keys of config.json: which of two spellings counts, and which keys nothing reads.
+
+transformers is the authority for both. config_keys.json holds its facts for every model type, which
+``python -m tests.frontends.models.config_facts`` writes: `overrides` maps a key to the one whose value it replaces
+where a config has both, `rope` says what rope_scaling does to rope_parameters, `original` that the
+original_max_position_embeddings of the whole config replaces that of the rotary settings, and `defaults` are the values
+at which a key that no table reads means nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from weft.ir.errors import WeftError
+
+FACTS = "config_keys.json"
+_ROPE, _SCALING = "rope_parameters", "rope_scaling"
+_FLAT, _LATEST = "replaces", "replaces even if empty"  # what rope_scaling does to rope_parameters
+_ORIGINAL, _ORIGINAL_KINDS = "original_max_position_embeddings", ("llama3", "yarn", "longrope")
+_ROPE_KEYS = (
+    *("rope_type", "type", "rope_theta", "factor", "partial_rotary_factor", _ORIGINAL, "attention_factor", "mscale"),
+    *("mscale_all_dim", "beta_fast", "beta_slow", "truncate", "short_factor", "long_factor", "short_mscale"),
+    *(
+        "llama_4_scaling_beta",
+        "alpha",
+        "long_mscale",
+        "low_freq_factor",
+        "high_freq_factor",
+        "mrope_section",
+        "mrope_interleaved",
+        "finetuned",
+    ),
+)
+# Keys that change nothing of what a model computes, by the reason.
+MEANINGLESS = {
+    "names the model or what wrote it": "_name_or_path name_or_path model_type architectures transformers_version "
+    "_commit_hash torchscript use_bfloat16 tokenizer_class auto_map language languages vocab_list pruned_heads "
+    "_attn_implementation _attn_implementation_internal attn_implementation _experts_implementation_internal "
+    "experts_implementation gradient_checkpointing onnx_export task_specific_params finetuning_task _weft.* "
+    "base_model_tp_plan base_model_pp_plan adapters",
+    "is a dtype, which --dtype chooses": "dtype torch_dtype",
+    "is a token, which generation looks up": r"\w+_token_id image_token_index video_token_index tokens_to_ignore",
+    "counts in training only": r"\w*dropout\w* \w*drop_rate \w*pdrop \w*layerdrop init_std initializer_\w+ "
+    r"embed_init_std embedding_initializer_range \w+_initializer_range \w+_variance_scale router_jitter_noise "
+    r"input_jitter_noise \w+_loss_coef aux_loss_\w+ aux_loss_alpha z_loss_\w+ seq_aux drop_path_rate use_mems_train "
+    r"time_step_min time_step_max time_step_floor time_step_init_scheme time_step_scale rescale_prenorm_residual "
+    r"linear_dt_\w+ linear_a_log_\w+ inv_coeff_init_option ctc_\w+ mask_\w+_prob mask_\w+_length mask_\w+_min_masks "
+    r"apply_spec_augment contrastive_logits_temperature diversity_loss_weight feat_quantizer_\w+ num_negatives "
+    r"\w*codevector\w* sparse_pred_ignore_index sparse_prediction lambda_std_dev mask_ratio norm_pix_loss "
+    r"ep_size layer_norm_training init_method init_device use_cutlass_fused_moe mtp_\w+ num_nextn_predict_layers "
+    "n_mtp_layers num_mtp_layers use_mtp",
+    "asks for more outputs": r"output_\w+ return_dict return_dict_in_generate return_last_states num_logits_to_keep "
+    "use_return_dict",
+    "chooses between ways to compute the same": r"use_cache chunk_size_feed_forward pretraining_tp use_mamba_kernels "
+    r"use_associative_scan use_mambapy use_mem_eff_path \w*chunk_size residual_in_fp32 slow_but_exact "
+    r"reorder_and_upcast_attn attention_softmax_in_fp32 scale_attention_softmax_in_fp32 \w+_kernel \w+_kernel_dtype "
+    r"inference_state_dtype max_inference_chunksize norm_reduction_force_float32 mamba_ssm_cache_dtype router_dtype "
+    r"moe_shared_expert_overlap enable_moe_fp32_combine use_tpu_fourier_optimizations tpu_short_seq_length "
+    r"deterministic_flash_attn attn_config.attn_impl attn_config.qk_gn block_size median_filter_width "
+    r"initializer_cutoff_factor reference_compile repad_logits_with_grad use_flash_attn fused_mlp fused_bias_fc "
+    r"fused_dropout_add_ln flash_attn use_xformers use_memory_efficient_attention unpad_inputs use_sdpa",
+    "is a setting of a head or a tower of its own": r"id2label label2id num_labels problem_type classifier_\w+ "
+    r"summary_\w+ qa_\w+ seq_classif_\w+ start_n_top end_n_top pooler_output_size projection_dim projection_size "
+    r"esmfold_config out_features out_indices stage_names reshape_hidden_states encoder_stride decoder_bias "
+    r"tdnn_\w+ xvector_output_dim num_adapter_layers adapter_kernel_size adapter_stride output_hidden_size "
+    "use_weighted_layer_sum vision_use_head use_mask_token",
+    "is a default of generation, which generation_config.json has": "max_length min_length do_sample early_stopping "
+    "num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty "
+    "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values "
+    "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens forced_decoder_ids max_new_tokens",
+    "follows from other keys": "qk_head_dim n_ctx kv_channels is_encoder_decoder is_decoder tie_word_embeddings",
+}
+_REASONS = [(reason, re.compile("|".join(names.split()))) for reason, names in MEANINGLESS.items()]
+
+
+class Unread(NamedTuple):
+    """A key that nothing reads: its dotted `path`, its `value`, and the key that overrides it, if one does."""
+
+    path: str
+    value: Any
+    override: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}={self.value!r:.60}" + (f" (overridden by {self.override})" if self.override else "")
+
+
+class Recorded(dict[str, Any]):
+    """A config that notes which of its keys are read."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
+@cache
+def facts() -> Mapping[str, Mapping[str, Any]]:
+    """Return what transformers' config class of each model type says, as the head of this file describes it."""
+    known: dict[str, dict[str, Any]] = json.loads((files(__package__) / FACTS).read_text(encoding="utf-8"))
+    return known
+
+
+def meaning(path: str) -> str:
+    """Return why the key at the dotted `path` changes nothing that a model computes; "" if it may change something."""
+    return next((reason for reason, names in _REASONS if names.fullmatch(path)), "")
+
+
+def normalized(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
+    """Return `config` of a `model_type` with one value for every setting that it spells twice, chosen as transformers
+    does: `config` itself where it spells none twice."""
+    known = _facts_of(config, model_type)
+    # transformers assigns the second spelling after the first, so it wins whatever their order in the file.
+    overrides = {kept: config[key] for key, kept in known.get("overrides", {}).items() if key in config}
+    changed = {**config, **overrides}
+    if "rope" in known and (_ROPE in config or config.get(_SCALING)):
+        changed[_ROPE] = _one_rope(changed, known["rope"], known.get("original", False))
+        changed.pop(_SCALING, None)
+    return changed if changed != config else config
+
+
+def _one_rope(config: dict[str, Any], form: str, original: bool) -> Any:
+    """Return the rotary settings of `config`: those of rope_scaling, if there are any.
+
+    By the `form` of the class they stand in the place of rope_parameters, or are merged into those of the layer types
+    that `form` lists; classes of the second kind ignore settings that are not by layer type.
+    """
+    said, scaling = config.get(_ROPE), config.get(_SCALING)
+    if form in (_FLAT, _LATEST):
+        rope = scaling if scaling or (form == _LATEST and _SCALING in config) else said
+    else:
+        layered = said if isinstance(said, Mapping) and any(isinstance(v, Mapping) for v in said.values()) else {}
+        if any(not isinstance(layered.get(kind) or {}, Mapping) for kind in form.split()):
+            return said  # to be refused by the table
+        more = scaling if isinstance(scaling, Mapping) else {}
+        if not layered and not more:
+            return None
+        rope = {
+            **layered,
+            **{kind: {"rope_type": "default", **(layered.get(kind) or {}), **more} for kind in form.split()},
+        }
+    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else None
+    if kind in _ORIGINAL_KINDS and _ORIGINAL in config:
+        length = next((config[key] for key in ("max_position_embeddings", "max_seq_len") if key in config), None)
+        rope = {_ORIGINAL: length, **rope, **({_ORIGINAL: config[_ORIGINAL]} if original else {})}
+    return rope
+
+
+def unread_keys(
+    config: Mapping[str, Any], model_type: str, inert: Collection[str], read: Callable[[Mapping[str, Any]], object]
+) -> Iterator[Unread]:
+    """Yield the keys of `config` that `read`, which makes settings of it, does not depend on, unless they mean nothing
+    in general or are `inert`.
+
+    A key counts as read if `read` looks at it, or would if another key were absent or a flag the other way (such as
+    the window that use_sliding_window=false switches off), or if another value of it makes other settings.
+    """
+    known = _facts_of(config, model_type)
+    for key, kept in known.get("overrides", {}).items():
+        if key in config and config.get(kept, config[key]) not in (config[key], None):
+            yield Unread(kept, config[kept], f"{key}={config[key]!r}")
+    whole = normalized(config, model_type)
+    recorded, defaults = Recorded(whole), known.get("defaults", {})
+    made = read(recorded)
+    for name in (_ROPE, _SCALING):
+        if isinstance(rope := whole.get(name), Mapping):
+            yield from (Unread(f"{name}.{inner}", value) for inner, value in rope.items() if _strange(inner, value))
+    if "rope" in known and config.get(_ROPE) and whole.get(_ROPE) != config[_ROPE]:
+        yield Unread(_ROPE, config[_ROPE], _SCALING if config.get(_SCALING) else "settings by layer type")
+    rotary = {_ROPE, _SCALING, *_ROPE_TOP} if known.get("rope") else set()
+    skipped = recorded.read | set(inert) | known.get("overrides", {}).keys() | rotary
+    absent = object()
+    left = [
+        key
+        for key, value in whole.items()
+        if value is not None and key not in skipped and not meaning(key) and defaults.get(key, absent) != value
+    ]
+    left = [key for key in left if not _matters(whole, key, read, made)]
+    if left:
+        for other in _varied(whole):
+            variant = Recorded(other)
+            _attempt(read, variant)
+            left = [key for key in left if key not in variant.read]
+    yield from (Unread(key, whole[key]) for key in left)
+
+
+_ROPE_TOP = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+
+
+def _facts_of(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
+    said = config.get("model_type")
+    return facts().get(said if isinstance(said, str) and said in facts() else model_type, {})
+
+
+def _strange(inner: str, value: Any) -> bool:
+    """Return whether a key among rotary settings is not one of those that transformers knows."""
+    if isinstance(value, Mapping):
+        return any(_strange(*item) for item in value.items())
+    return inner not in _ROPE_KEYS and value is not None
+
+
+def _matters(config: Mapping[str, Any], key: str, read: Callable[[Mapping[str, Any]], object], made: object) -> bool:
+    """Return whether another value under `key`, or none, makes `read` fail or return other than `made`."""
+    rest = {name: value for name, value in config.items() if name != key}
+    return any(_attempt(read, other) != made for other in (rest, *({**rest, key: v} for v in _others(config[key]))))
+
+
+def _others(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, bool):
+        return (not value,)
+    if isinstance(value, int | float):
+        return (value + 1, value * 2)
+    return (f"{value}?",) if isinstance(value, str) else ()
+
+
+def _varied(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield `config` with one flag the other way, or without one key."""
+    for key, value in config.items():
+        yield {k: v for k, v in config.items() if k != key}
+        if isinstance(value, bool):
+            yield {**config, key: not value}
+
+
+def _attempt(read: Callable[[Mapping[str, Any]], object], config: Mapping[str, Any]) -> object:
+    try:
+        return read(config)
+    except (WeftError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as e:
+        return e
