@@ -9,12 +9,16 @@ from ...torch.codegen.classes import Class
 from ...torch.codegen.structure import Method, structure
 from ..lower.emitter import FULL
 from ..lower.lower import Lowered
-from ..lower.sides import DECODER
+from ..lower.sides import DECODER, LOSS
 from .classes import ShellWriter, read_config
 from .initial import experts_lines, initial_lines
 from .stack import Stack, attends, cache_kinds, cache_numbers, loop_single_layers, stack_of
 
 TITLES = {"": "Model", "encoder": "Encoder", "decoder": "Decoder"}  # of sides, in the names of classes
+OUTPUTS = {  # those that no class of transformers has
+    LOSS: "what its routers add to the loss",
+    "sentence_embedding": "one vector for each text [batch, width]",
+}
 
 
 @dataclass
@@ -87,7 +91,7 @@ def base_model(lowered: Lowered, name: str, config: str, usual: float, others: S
         loop_single_layers(top, program)
     stack = None if e.shared else stack_of(top, e)  # the number of layers that share weights is fixed
     part = TITLES[lowered.side] if lowered.side else ""
-    returned = f"{name}{part}Output" if "aux_loss" in program.outputs else plain_output(lowered)
+    returned = f"{name}{part}Output" if own_outputs(lowered) else plain_output(lowered)
     writer = ShellWriter(program, e, title, config, returned, stack)
     writer.table = f"{'ENCODER_' * (lowered.side == 'encoder')}BLOCKS"
     writer.usual = usual
@@ -110,6 +114,11 @@ def plain_output(lowered: Lowered) -> str:
     if "pooler_output" in lowered.base.outputs:
         return "BaseModelOutputWithPooling"
     return "BaseModelOutputWithPast" if lowered.emitter.cached else "BaseModelOutput"
+
+
+def own_outputs(lowered: Lowered) -> list[str]:
+    """Return the outputs of a base model that the classes of transformers have no field for."""
+    return [name for name in lowered.base.outputs if name in OUTPUTS]
 
 
 def finish_classes(base: BaseModel) -> None:
@@ -161,7 +170,7 @@ def shared_facts(bases: Iterable[BaseModel]) -> list[str]:
     if blocks:
         lines.append(f"_no_split_modules = {blocks!r}".replace("'", '"'))
     if any(e.cached for e in emitters):
-        lines.append('_skip_keys_device_placement = ["past_key_values"]')
+        lines.append('_skip_keys_device_placement = ["past_key_values", "cache"]')
     if any(e.attending for e in emitters):
         able = {
             "_supports_flash_attn": not features & {"s_aux", "position_bias"},

@@ -22,7 +22,17 @@ from ...torch.program.statements import Program
 from .. import snippets as own_snippets
 from ..lower.emitter import FULL
 from ..lower.lower import Lowered
-from .base import BaseModel, base_model, finish_classes, initial_values, own_facts, plain_output, shared_facts
+from .base import (
+    OUTPUTS,
+    BaseModel,
+    base_model,
+    finish_classes,
+    initial_values,
+    own_facts,
+    own_outputs,
+    plain_output,
+    shared_facts,
+)
 from .classes import ShellWriter, read_config
 from .initial import initializer_range
 
@@ -59,6 +69,7 @@ IMPORTS = snippets.IMPORTS | {
         )
     },
     "ALL_ATTENTION_FUNCTIONS": "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS",
+    "PagedAttentionCache": "from transformers.generation.continuous_batching import PagedAttentionCache",
     "use_experts_implementation": "from transformers.integrations import use_experts_implementation",
     "can_return_tuple": "from transformers.utils import can_return_tuple",
     "merge_with_config_defaults": "from transformers.utils.generic import merge_with_config_defaults",
@@ -98,6 +109,8 @@ def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
         "constants": any(base.own.constants for base in bases),
         "losses": [base for base in bases if "aux_loss" in base.lowered.base.outputs],
         "plain": {base.name: plain_output(base.lowered) for base in bases},
+        "own_outputs": {base.name: own_outputs(base.lowered) for base in bases},
+        "meanings": OUTPUTS,
         "head": head,
         "tied": tied_weights(sides),
         "tied_base": tied_weights(sides, head=False),
