@@ -38,7 +38,7 @@ class ShellBody(Writer):
             made[LOSS] += f".repeat(len({self.token(self.writer.emitter.embeds)}))"
         texts = [f"{name}={text}" for name, text in made.items()]
         if self.writer.keeps_any:  # by place: the second is called past_key_values, and from transformers 5.24 on cache
-            texts[:1] = [*made.values()][:1] + [past]
+            texts[:1] = [next(iter(made.values())), past]
         return f"{self.writer.returned}({', '.join(texts)})"
 
     def _name_states(self) -> None:
