@@ -13,14 +13,15 @@ PASSED = {  # objects that others read, or that mean nothing here
     *("attention_instances", "forward_batch"),  # vLLM and SGLang, to their attention functions
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),  # flash attention
     *("read_index", "write_index", "block_table", "logits_indices", "logits_processor_args"),  # generate_batch
-    *("num_items_in_batch", "shift_labels", "output_hidden_states", "token_type_ids"),  # losses, decorators, tokenizers
+    *("num_items_in_batch", "shift_labels", "output_hidden_states", "token_type_ids", "kwargs"),
 }
 
 
 def check_arguments(kwargs: dict[str, Any]) -> None:
     """Raise a TypeError that names the tensors, caches and other objects that nothing reads."""
     read = (bool, int, float, str, type(None), PAGES)
-    unread = [name for name, value in kwargs.items() if name not in PASSED and not isinstance(value, read)]
+    given = kwargs | kwargs.get("kwargs", {})  # as transformers calls stages of a pipeline
+    unread = [name for name, value in given.items() if name not in PASSED and not isinstance(value, read)]
     if unread:
         raise TypeError(f"the model has no argument {', '.join(unread)}: leave it out")
 
