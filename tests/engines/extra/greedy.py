@@ -1,7 +1,7 @@
 """Tokens that a version of transformers generates greedily: ``python greedy.py < jobs.json > tokens.json``.
 
-A job is a folder and the ids of a prompt, how many tokens to generate, and whether continuous batching takes the model. Each
-way of generating keeps what it computed in another cache.
+A job is a folder and the ids of a prompt, how many tokens to generate, and whether continuous batching takes the model.
+Each way of generating keeps what it computed in another cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders by each version of transformers that they are made for: with every kind of cache, the tokens of weft's runtime."""
+"""Each version of transformers that folders are made for generates the tokens of weft's runtime, with all caches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KINDS = {  # of caches, and graphs that need them
     "encoder-decoder": "family/t5-v1.1",
 }
 BATCHED = {"growing", "learned positions", "window", "experts", "latent", "real weights"}
-PROMPT = "The capital of France is"
+PROMPT = "Once upon a time, there was a"
 
 
 @pytest.fixture(scope="module")
