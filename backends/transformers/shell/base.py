@@ -77,6 +77,11 @@ class BaseModel:
         return [c for k, c in self.writer.classes.items() if k in self.inner]
 
     @property
+    def own_outputs(self) -> dict[str, str]:
+        """Return its outputs for which no class of transformers has a field, with their meanings."""
+        return {name: OUTPUTS[name] for name in self.lowered.base.outputs if name in OUTPUTS}
+
+    @property
     def own(self) -> Class:
         """Its own class."""
         return self.writer.classes[self.name]
@@ -91,7 +96,7 @@ def base_model(lowered: Lowered, name: str, config: str, usual: float, others: S
         loop_single_layers(top, program)
     stack = None if e.shared else stack_of(top, e)  # the number of layers that share weights is fixed
     part = TITLES[lowered.side] if lowered.side else ""
-    returned = f"{name}{part}Output" if own_outputs(lowered) else plain_output(lowered)
+    returned = f"{name}{part}Output" if OUTPUTS.keys() & program.outputs.keys() else plain_output(lowered)
     writer = ShellWriter(program, e, title, config, returned, stack)
     writer.table = f"{'ENCODER_' * (lowered.side == 'encoder')}BLOCKS"
     writer.usual = usual
@@ -114,11 +119,6 @@ def plain_output(lowered: Lowered) -> str:
     if "pooler_output" in lowered.base.outputs:
         return "BaseModelOutputWithPooling"
     return "BaseModelOutputWithPast" if lowered.emitter.cached else "BaseModelOutput"
-
-
-def own_outputs(lowered: Lowered) -> list[str]:
-    """Return the outputs of a base model that the classes of transformers have no field for."""
-    return [name for name in lowered.base.outputs if name in OUTPUTS]
 
 
 def finish_classes(base: BaseModel) -> None:

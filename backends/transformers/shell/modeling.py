@@ -22,17 +22,7 @@ from ...torch.program.statements import Program
 from .. import snippets as own_snippets
 from ..lower.emitter import FULL
 from ..lower.lower import Lowered
-from .base import (
-    OUTPUTS,
-    BaseModel,
-    base_model,
-    finish_classes,
-    initial_values,
-    own_facts,
-    own_outputs,
-    plain_output,
-    shared_facts,
-)
+from .base import BaseModel, base_model, finish_classes, initial_values, own_facts, plain_output, shared_facts
 from .classes import ShellWriter, read_config
 from .initial import initializer_range
 
@@ -109,8 +99,6 @@ def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
         "constants": any(base.own.constants for base in bases),
         "losses": [base for base in bases if "aux_loss" in base.lowered.base.outputs],
         "plain": {base.name: plain_output(base.lowered) for base in bases},
-        "own_outputs": {base.name: own_outputs(base.lowered) for base in bases},
-        "meanings": OUTPUTS,
         "head": head,
         "tied": tied_weights(sides),
         "tied_base": tied_weights(sides, head=False),
