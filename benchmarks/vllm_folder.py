@@ -2,7 +2,7 @@
 per second. Not run yet: it needs a GPU and vLLM.
 
     weft compile SOURCE --target transformers --dtype bf16 -o hf/
-    pip install vllm "transformers>=5.23"
+    pip install vllm "transformers>=5.19"
     python benchmarks/vllm_folder.py hf/ [--tp 2] [--pp 2] [--expert-parallel] [--requests 256] [--tokens 128]
 
 Transformers answers first, in a process of its own that gives the GPU back. Where texts part, both tokens must be about

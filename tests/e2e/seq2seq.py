@@ -13,6 +13,8 @@ import transformers
 from .families import LENGTH, VOCAB, Row, randomized
 
 SOURCE = 11  # tokens of the longest source
+OLD = "past_key_values" in transformers.modeling_outputs.Seq2SeqLMOutput.__dataclass_fields__
+CACHE = "past_key_values" if OLD else "cache"  # from transformers 5.24 on
 
 T5 = {
     "vocab_size": VOCAB,
@@ -167,9 +169,9 @@ def answered(model: torch.nn.Module, inputs: dict[str, np.ndarray], chunk: int) 
                 encoder_outputs=encoded,
                 attention_mask=mask,
                 decoder_input_ids=part,
-                past_key_values=cache,
+                **{CACHE: cache},
                 use_cache=True,
             )
-            cache = made.past_key_values
+            cache = made[CACHE]
             found.append(made.logits.numpy())
     return np.concatenate(found, 1)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from .families import LENGTH, VOCAB, Row
-from .seq2seq import Seq2Seq
+from .seq2seq import CACHE, Seq2Seq
 
 WAV2VEC2: dict[str, Any] = {
     "hidden_size": 32,
@@ -115,7 +115,7 @@ def written(model: torch.nn.Module, inputs: dict[str, np.ndarray], chunk: int) -
     with torch.inference_mode():
         encoded = net.get_encoder()(**heard(inputs))
         for part in torch.from_numpy(inputs["input_ids"]).split(chunk, 1):
-            made = net(encoder_outputs=encoded, decoder_input_ids=part, past_key_values=cache, use_cache=True)
-            cache = made.past_key_values
+            made = net(encoder_outputs=encoded, decoder_input_ids=part, use_cache=True, **{CACHE: cache})
+            cache = made[CACHE]
             found.append(made.logits.numpy())
     return np.concatenate(found, 1)

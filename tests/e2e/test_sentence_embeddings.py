@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 
 import weft
 from weft import WeftError
 from weft.frontends import load_source
 from weft.frontends.dsl import Block, Encoder, FourierMixing, SentencePooling
 
+from ..backends.transformers.folders import lowered, model_of
 from .families import ROWS, encoder_case, error
 from .test_families import encoded
 
@@ -45,7 +47,7 @@ def save(name: str, folder: Path, mode: str, normalize: bool) -> Any:
     return model
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort-cpu", "torch"])
+@pytest.mark.parametrize("target", ["onnx", "ort-cpu", "torch", "transformers"])
 @pytest.mark.parametrize(
     ("name", "mode", "normalize"),
     [
@@ -61,10 +63,17 @@ def test_sentence_embeddings(name: str, mode: str, normalize: bool, target: str,
     arguments, want, mask = encoder_case(ROWS[name], model)
     vectors = MODES[mode](torch.from_numpy(want["last_hidden_state"]), torch.from_numpy(mask[..., None]).float())
     expected = (F.normalize(vectors) if normalize else vectors).numpy()
-    got = encoded(tmp_path / "hf", target, arguments, tmp_path / "out")
+    if target == "transformers":
+        folder = model_of(lowered(load_source(tmp_path / "hf").graph), tmp_path / "out")
+        with torch.inference_mode():
+            made = folder(**{name: torch.from_numpy(array) for name, array in arguments.items()})
+        assert made[0] is made.last_hidden_state and isinstance(made, BaseModelOutput | BaseModelOutputWithPooling)
+        got = {name: value.numpy() for name, value in made.items()}
+    else:
+        got = encoded(tmp_path / "hf", target, arguments, tmp_path / "out")
     assert set(got) == {*want, "sentence_embedding"}
     assert error(got["sentence_embedding"], expected) < 1e-5
-    if "token_type_ids" in arguments and arguments["token_type_ids"].any():
+    if target == "transformers" or ("token_type_ids" in arguments and arguments["token_type_ids"].any()):
         return
     if target == "torch":
         weft.compile(tmp_path / "hf", tmp_path / "out", target=target)

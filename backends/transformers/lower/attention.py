@@ -127,9 +127,9 @@ def _inline(e: ShellEmitter, node: Node, told: Attending, operands: list[Value |
 
 
 def updated(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, Var]:
-    """Keys and values of a text behind those of earlier calls."""
+    """Keys and values of a text behind those of earlier calls; pages (continuous batching) read and change `kwargs`."""
     own = ".self_attention_cache" if e.crosses else ""
-    text = f"({{2}}, {{3}}) if {{0}} is None else {{0}}{own}.update({{2}}, {{3}}, {{1}})"
+    text = f"({{2}}, {{3}}) if {{0}} is None else {{0}}{own}.update({{2}}, {{3}}, {{1}}, kwargs=kwargs)"
     made = e.many(text, CACHE, INDEX, k, v, names=("k", "v"))
     return made[0], made[1]
 

@@ -147,7 +147,8 @@ class ShellEmitter(Emitter):
         if self.crosses:
             self._first("own({0})", (self.past,), self.own_past)
         past = Var("past", type="int")
-        self._first("0 if {0} is None else {0}.get_seq_length()", (self.past,), past)
+        counted = "0 if {0} is None or {1} is not None else {0}.get_seq_length()"  # pages do not count
+        self._first(counted, (self.past, given["position_ids"]), past)
         arange = "(torch.arange({1}.shape[1], device={1}.device) + {2})[None]"
         self._first(
             f"{arange} if {{0}} is None else {{0}}", (given["position_ids"], self.embeds, past), self.positions, 0

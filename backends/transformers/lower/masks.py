@@ -95,6 +95,7 @@ def _masks_function(name: str, masks: list[Mask], decodes: bool) -> str:
         "    attention_mask: Any,",
         "    past_key_values: Cache | None = None,",
         "    position_ids: Tensor | None = None,",
+        "    cache: Cache | None = None,",
         "    **kwargs: Any,",
         ") -> dict[str, Any]:",
         '    """The masks of all kinds of layers, for a call with inputs_embeds [batch, seq, width].',
@@ -103,6 +104,7 @@ def _masks_function(name: str, masks: list[Mask], decodes: bool) -> str:
         '    """',
         "    if isinstance(attention_mask, dict):",
         "        return attention_mask",
+        "    past_key_values = past_key_values if cache is None else cache",
         "    given = (config, inputs_embeds, attention_mask, past_key_values, position_ids)",
     ]
     custom = [mask for mask in masks if mask.kind not in STANDARD]

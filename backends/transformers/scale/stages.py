@@ -13,7 +13,8 @@ from .shards import PREFIX
 
 @dataclass(frozen=True)
 class Stages:
-    """`count` stages of as many layers each, the last with what is left over, as transformers divides them."""
+    """`count` stages of as many layers each, the first ones with one more where some are left over, as transformers
+    divides them from 5.24 on."""
 
     lowered: Lowered
     base: BaseModel
@@ -22,8 +23,9 @@ class Stages:
     def layers(self, stage: int) -> range:
         """The layers of a stage."""
         number = len(self.base.stack or ())
-        each = number // self.count
-        return range(stage * each, number if stage == self.count - 1 else (stage + 1) * each)
+        each, rest = divmod(number, self.count)
+        start = stage * each + min(stage, rest)
+        return range(start, start + each + (stage < rest))
 
     def of_path(self, path: str) -> int:
         """The stage that has what is called `path` in the base model; the first for what precedes the layers."""

@@ -9,12 +9,16 @@ from ...torch.codegen.classes import Class
 from ...torch.codegen.structure import Method, structure
 from ..lower.emitter import FULL
 from ..lower.lower import Lowered
-from ..lower.sides import DECODER
+from ..lower.sides import DECODER, LOSS
 from .classes import ShellWriter, read_config
 from .initial import experts_lines, initial_lines
 from .stack import Stack, attends, cache_kinds, cache_numbers, loop_single_layers, stack_of
 
 TITLES = {"": "Model", "encoder": "Encoder", "decoder": "Decoder"}  # of sides, in the names of classes
+OUTPUTS = {  # those that no class of transformers has
+    LOSS: "what its routers add to the loss",
+    "sentence_embedding": "one vector for each text [batch, width]",
+}
 
 
 @dataclass
@@ -73,6 +77,11 @@ class BaseModel:
         return [c for k, c in self.writer.classes.items() if k in self.inner]
 
     @property
+    def own_outputs(self) -> dict[str, str]:
+        """Return its outputs for which no class of transformers has a field, with their meanings."""
+        return {name: OUTPUTS[name] for name in self.lowered.base.outputs if name in OUTPUTS}
+
+    @property
     def own(self) -> Class:
         """Its own class."""
         return self.writer.classes[self.name]
@@ -87,7 +96,7 @@ def base_model(lowered: Lowered, name: str, config: str, usual: float, others: S
         loop_single_layers(top, program)
     stack = None if e.shared else stack_of(top, e)  # the number of layers that share weights is fixed
     part = TITLES[lowered.side] if lowered.side else ""
-    returned = f"{name}{part}Output" if "aux_loss" in program.outputs else plain_output(lowered)
+    returned = f"{name}{part}Output" if OUTPUTS.keys() & program.outputs.keys() else plain_output(lowered)
     writer = ShellWriter(program, e, title, config, returned, stack)
     writer.table = f"{'ENCODER_' * (lowered.side == 'encoder')}BLOCKS"
     writer.usual = usual
@@ -161,7 +170,7 @@ def shared_facts(bases: Iterable[BaseModel]) -> list[str]:
     if blocks:
         lines.append(f"_no_split_modules = {blocks!r}".replace("'", '"'))
     if any(e.cached for e in emitters):
-        lines.append('_skip_keys_device_placement = ["past_key_values"]')
+        lines.append('_skip_keys_device_placement = ["past_key_values", "cache"]')
     if any(e.attending for e in emitters):
         able = {
             "_supports_flash_attn": not features & {"s_aux", "position_bias"},

@@ -36,12 +36,10 @@ class ShellBody(Writer):
         made = {name: self.token(o) for name, o in self.writer.outputs.items() if name != "logits"}
         if LOSS in made and self.writer.emitter.side == ENCODER:  # generating repeats it as it does rows
             made[LOSS] += f".repeat(len({self.token(self.writer.emitter.embeds)}))"
-        named = ", ".join(f"{name}={text}" for name, text in made.items())
-        return (
-            f"{self.writer.returned}({named}, {PAST}={past})"
-            if self.writer.keeps_any
-            else f"{self.writer.returned}({named})"
-        )
+        texts = [f"{name}={text}" for name, text in made.items()]
+        if self.writer.keeps_any:  # by place: the second is called past_key_values, and from transformers 5.24 on cache
+            texts[:1] = [next(iter(made.values())), past]
+        return f"{self.writer.returned}({', '.join(texts)})"
 
     def _name_states(self) -> None:
         """All layers keep what they keep in one cache."""

@@ -59,6 +59,7 @@ IMPORTS = snippets.IMPORTS | {
         )
     },
     "ALL_ATTENTION_FUNCTIONS": "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS",
+    "PagedAttentionCache": "from transformers.generation.continuous_batching import PagedAttentionCache",
     "use_experts_implementation": "from transformers.integrations import use_experts_implementation",
     "can_return_tuple": "from transformers.utils import can_return_tuple",
     "merge_with_config_defaults": "from transformers.utils.generic import merge_with_config_defaults",

@@ -80,7 +80,7 @@ class SoftmaxAttention(nn.Module):
         """Attend as `eager_scored_attention` does, also to the keys and values of earlier calls, which are kept under
         `layer_idx`, or the module's own number: [batch, seq, heads · width]."""
         if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx if layer_idx is None else layer_idx)
+            k, v = past_key_values.update(k, v, self.layer_idx if layer_idx is None else layer_idx, kwargs=kwargs)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_scored_attention)
         x: Tensor = attend(self, q, k, v, mask, scaling=self.scaling, **kwargs)[0]
         return x.reshape(q.shape[0], q.shape[2], -1)

@@ -24,8 +24,11 @@ def past_states(cache: Cache | None, layer_idx: int, first: int = 0, count: int 
     """The states of a layer, `count` of them from the `first` on, after the calls so far; None at the start."""
     if cache is None:
         return None
-    states = [cache.get_recurrent_state(layer_idx, i) for i in range(first, first + count)]
-    return None if states[0] is None else states[0] if count == 1 else tuple(states)
+    layer = cache.layers[layer_idx]
+    if not layer.has_previous_state[first]:
+        return None
+    states = [layer.recurrent_states[i] for i in range(first, first + count)]
+    return states[0] if count == 1 else tuple(states)
 
 
 def keep_states(cache: Cache | None, layer_idx: int, made: tuple[Tensor, Any], first: int = 0) -> Tensor:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from sentence_transformers import SentenceTransformer
 
 import weft
+
+from ..compiled import loaded
 
 TEXTS = [
     "A cat sits on the mat.",
@@ -17,7 +20,7 @@ TEXTS = [
 
 
 def test_embeddings_of_a_folder(minilm_folder: Path, tmp_path: Path) -> None:
-    """With the pooling and the length that the folder's source names."""
+    """With the pooling and the length that the folder's source names; `AutoModel` returns them, too."""
     weft.compile(minilm_folder, tmp_path / "folder", target="transformers", dtype="f32")
     found = SentenceTransformer(str(tmp_path / "folder"), device="cpu", trust_remote_code=True)
     assert [type(module).__name__ for module in found] == ["Transformer", "Pooling", "Normalize"]
@@ -25,4 +28,11 @@ def test_embeddings_of_a_folder(minilm_folder: Path, tmp_path: Path) -> None:
     embeddings = found.encode(TEXTS, batch_size=3)
     weft.compile(tmp_path / "folder", tmp_path / "onnx")
     assert np.abs(embeddings - weft.load(tmp_path / "onnx").encode(TEXTS)).max() <= 1e-5
+    original = SentenceTransformer(str(minilm_folder), device="cpu")
+    assert np.abs(embeddings - original.encode(TEXTS, batch_size=3)).max() <= 1e-5
+    given = found[0].tokenizer(TEXTS, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        made = loaded(tmp_path / "folder", "AutoModel")(**given)
+    assert [*made] == ["last_hidden_state", "pooler_output", "sentence_embedding"]
+    assert np.abs(made.sentence_embedding.numpy() - embeddings).max() <= 1e-5
     assert np.abs(np.linalg.norm(embeddings, axis=1) - 1).max() <= 1e-5

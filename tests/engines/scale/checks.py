@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
+from packaging.version import Version
 
 from weft.backends.transformers.build import TransformersFolder
 from weft.backends.transformers.scale.estimate import Parallel, estimate
@@ -15,12 +17,13 @@ from weft.ir import Graph
 
 from ...backends.transformers.folders import error, wanted
 from .jobs import logits, trained
-from .models import folder_named, graph_named, tokens
+from .models import LAYERS, folder_named, graph_named, tokens
 from .processes import in_processes
 from .stages import trained as staged
 
 BOUND = 1e-4
 STEPS = 3
+EVEN = Version(transformers.__version__) >= Version("5.24")  # before, the last stage has all layers that are left over
 
 
 def run_and_check(split: Split, names: list[str], parent: Path, **more: Any) -> None:
@@ -34,7 +37,7 @@ def run_and_check(split: Split, names: list[str], parent: Path, **more: Any) -> 
         results = [process[i] for process in made]
         agree(name, ids, results)
         costs = counted(built[i][1], split)
-        if groups == 1:
+        if groups == 1 and (LAYERS % split.pp == 0 or EVEN):
             assert [r["weights"] for r in results] == held(costs)
         assert sent(results, groups) == expected(costs, ids.size, groups)
 
