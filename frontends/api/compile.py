@@ -140,9 +140,9 @@ def compile(
             progress("weights", done, total)
 
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
-        built.write(folder, step)
-        if model.tokenizer is not None:
+        if model.tokenizer is not None:  # first: it may be refused
             model.tokenizer(folder)
+        built.write(folder, step)
         manifest = record(graph, backend, dtype, length, str(pipeline), model, hashes())
         seal(folder, MANIFEST, manifest | built.facts)
     clock["write"] = time.perf_counter()

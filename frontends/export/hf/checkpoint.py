@@ -17,7 +17,8 @@ from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ...formats.hf.folder import Folder, check_inside
+from ...formats.hf.folder import Folder
+from ...formats.hf.tokens.files import check_inside
 from ...formats.weft.manifest import hashing, provenance
 from ...model import Model
 from ..inversion import groups, restore

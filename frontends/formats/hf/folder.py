@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,18 +21,8 @@ from .adapter import Adapter
 from .merging import load_merged
 from .quantized import dequantized
 from .safetensors import SafetensorsReader, weight_files
+from .tokens.files import check_inside, tokenizer_files
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-)
 SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # in place of a part of config.json, once
 POOLING = {  # of sentence-transformers: ours
@@ -41,36 +30,6 @@ POOLING = {  # of sentence-transformers: ours
     **{"lasttoken": "last", "weightedmean_tokens": "weighted"},
     **{"cls": "cls", "mean": "mean", "max": "max", "weightedmean": "weighted"},  # the values of pooling_mode
 }
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """The tokenizer's files in `folder`.
-
-    Raises:
-        WeftError: if one is a link that leads out of the folder: a copy of it would publish what it points to.
-    """
-    files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    for file in files:
-        check_inside(folder, file)
-    return files
-
-
-def check_inside(folder: Path, file: Path) -> None:
-    """Check that `file` lies in `folder`, links followed; snapshots of the hub's cache link to blobs beside them.
-
-    Raises:
-        WeftError: if it does not.
-    """
-    home, real = folder.resolve(), file.resolve()
-    root = home.parents[1] if home.parent.name == "snapshots" else home
-    if not real.is_relative_to(root):
-        raise WeftError(f"{file} is a link to {real}, outside of the model's folder: copy the file if it belongs there")
-
-
-def copy_tokenizer(folder: Path, out: Path) -> None:
-    """Copy the tokenizer's files from `folder` to the folder `out`."""
-    for file in tokenizer_files(folder):
-        shutil.copyfile(file, out / file.name)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...errors import WeftError
 from ...types import dtypes
 from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks, integer_layout, offset_layout
 from ..combinators import Source

@@ -1,0 +1,132 @@
+"""Tokens that files next to tokenizer.json name, put into it with the ids and flags that transformers gives them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.backends.runtime.text.chat import EXTRA, special_tokens, text_of
+from weft.ir.documents import Record, read_json
+from weft.ir.errors import WeftError
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+
+Described = dict[str, "AddedToken | None"]  # by text; without flags where it is only named
+VOCABULARY, CONFIG = "tokenizer.json", "tokenizer_config.json"
+_NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+# What tokenizer_config.json says of the normalizer of BERT, and the name of it in tokenizer.json.
+_BERT = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+
+
+def merge_tokens(folder: Path) -> None:
+    """Let the tokenizer.json in `folder` hold what the files next to it add, without truncation and padding.
+
+    The result is what AutoTokenizer of transformers 5 makes of them: tokens get the next free ids, in the order of the
+    ids that tokenizer_config.json lists; add_bos_token and add_eos_token do not count where there is a tokenizer.json.
+
+    Raises:
+        WeftError: if a file is unsound, or tokenizer_config.json asks for what tokenizer.json cannot express.
+    """
+    path = folder / VOCABULARY
+    stored, config = read_json(path), Record(folder / CONFIG, special_tokens(folder))
+    if config.flag("split_special_tokens", False):
+        raise WeftError(f"{config.source}: split_special_tokens is not supported; remove it to keep such tokens whole")
+    added, normalizer = _missing(folder, stored, config), stored.get("normalizer") or {}
+    if normalizer.get("type") == "BertNormalizer":
+        normalizer |= {name: config.data[key] for key, name in _BERT.items() if key in config}
+    before = json.dumps(stored)
+    if padding := stored.get("padding"):
+        _name_padding(folder, Record(path, padding).text("pad_token"))
+    stored |= {"truncation": None, "padding": None}
+    if added or before != json.dumps(stored):
+        tokenizer = parse_tokenizer(json.dumps(stored), path)
+        tokenizer.add_tokens(added)
+        path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+
+
+def parse_tokenizer(text: str, path: Path) -> Tokenizer:
+    """Parse the `text` of the tokenizer.json at `path`.
+
+    Raises:
+        WeftError: if it is no tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(text)
+    except BaseException as error:  # tokenizers raises nothing more specific, and panics of Rust are no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise WeftError(f"{path}: not a readable tokenizer: {error}") from error
+
+
+def _missing(folder: Path, stored: dict[str, Any], config: Record) -> list[AddedToken]:
+    """The tokens that `stored`, a tokenizer.json, does not have, or has with other flags."""
+    from tokenizers import AddedToken
+
+    there = [_token(Record(folder / VOCABULARY, token)) for token in stored.get("added_tokens") or []]
+    named, extra = _named(config)
+    listed = _listed(folder, config, named | extra)
+    reprs = {repr(token) for token in there}
+    found = {token.content: token for token in listed if repr(token) not in reprs}
+    described = {token.content: token for token in (*there, *listed)}
+    for text, token in (named | {text: token for text, token in extra.items() if text not in named}).items():
+        if text not in described:
+            found[text] = token or AddedToken(text, special=True)
+        if text in found and text in named:
+            found[text].special = True
+    return list(found.values())
+
+
+def _listed(folder: Path, config: Record, special: Collection[str]) -> list[AddedToken]:
+    """The tokens that tokenizer_config.json, or else added_tokens.json, lists by their ids."""
+    from tokenizers import AddedToken
+
+    if "added_tokens_decoder" in config:
+        tokens = config.record("added_tokens_decoder")
+        return [_token(tokens.record(i)) for i in sorted(tokens.data, key=lambda i: int(i) if i.isdecimal() else -1)]
+    older = folder / "added_tokens.json"
+    ids: dict[str, int] = Record(older, {"": read_json(older)}).get("", dict[str, int]) if older.is_file() else {}
+    kinds = {text: text in special for text in sorted(ids, key=ids.__getitem__)}
+    return [AddedToken(text, special=on, normalized=not on) for text, on in kinds.items()]
+
+
+def _named(config: Record) -> tuple[Described, Described]:
+    """The special tokens that `config` gives a name, the usual ones first, and those that it only lists."""
+    others = [key for key in config.data if key.endswith("_token") and key not in _NAMED]
+    extra = next((config.data[key] for key in EXTRA if config.data.get(key)), None)
+    named = [config.data.get(key) for key in (*_NAMED, *others)]
+    if isinstance(extra, dict):
+        named += extra.values()
+
+    def described(tokens: list[Any]) -> Described:
+        texts = {text: token for token in tokens if (text := text_of(token)) is not None}
+        flags = ({"special": True, **token} if isinstance(token, dict) else None for token in texts.values())
+        return {text: said and _token(Record(config.source, said)) for text, said in zip(texts, flags, strict=True)}
+
+    return described(named), described(extra if isinstance(extra, list) else [])
+
+
+def _token(described: Record) -> AddedToken:
+    from tokenizers import AddedToken
+
+    flags = {name: described.flag(name) for name in _FLAGS if name in described}
+    return AddedToken(described.text("content"), **flags)
+
+
+def _name_padding(folder: Path, token: str) -> None:
+    """Let tokenizer_config.json name the `token` that tokenizer.json pads with, unless it names one."""
+    path = folder / CONFIG
+    config = read_json(path) if path.is_file() else {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if special_tokens(folder).get("pad_token") is None:
+        path.write_text(
+            json.dumps({**config, "pad_token": token}, ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
+        )
