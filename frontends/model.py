@@ -22,13 +22,13 @@ class Model(Displayable):
     """A graph and where it comes from.
 
     `spec` and `seed` are what it was asked for by. `settings` are those of a family's table, as long as the graph
-    computes what they describe. `tokenizer` writes the tokenizer's files into a folder. `unread` are
-    checkpoint keys that nothing reads, `ignored` those known to be useless, and `idle` those of
-    these that an export keeps, as transformers asks for them. `files` are what it was read from, `stamps`
-    tell whether they are still the same. `random_init`: the weights are the declared random initialization, not a
-    checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the record that a model folder
-    has of what was before. `adapters` are the folders of PEFT adapters that are merged into the weights; `files` has
-    their files too. `family` is the one that a folder was read as, where that is not what its config says.
+    computes what they describe. `tokenizer` writes the tokenizer's files into a folder. `unread` are checkpoint keys
+    that nothing reads, `ignored` those known to be useless, and `idle` those of these that an export keeps, as
+    transformers asks for them. `files` are what it was read from, `stamps` tell whether they are still the same.
+    `random_init`: the weights are the declared random initialization, not a checkpoint's. `pipeline` is what rewrote
+    the graph since it was read, `provenance` the record that a model folder has of what was before. `notes` are what a
+    user should know of how it was read. `adapters` are the folders of PEFT adapters that are merged into the weights;
+    `files` has their files too. `family` is the one that a folder was read as, where that is not what its config says.
     """
 
     graph: Graph
@@ -46,6 +46,7 @@ class Model(Displayable):
     random_init: bool = False
     pipeline: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     adapters: tuple[Path, ...] = ()
     family: str | None = None
 

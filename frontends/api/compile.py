@@ -108,7 +108,7 @@ def compile(
     first = "" if weights is None else weights_pipeline(model.graph, weights)
     passes = ", ".join(filter(None, (first, passes, chosen.passes())))
     check_free(Path(out), model.files)  # before long work
-    notes: list[str] = []
+    notes = list(model.notes)
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
     clock["load"] = time.perf_counter()

@@ -66,6 +66,8 @@ def export(
     if weights == "codes" and format == "safetensors":
         raise WeftError("--weights codes is for hf and gguf: a file of safetensors stores the parameters as floats")
     model = load_source(source, seed, adapters)
+    for line in model.notes:
+        note(line)
     if format == "hf":
         check_free(Path(out), model.files)
     if passes.strip():

@@ -62,6 +62,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
         tokenizer=partial(copy_tokenizer, home) if tokenizer_files(home) else None,
         files=files,
         stamps={file: before[file] for file in files if file in before},
+        notes=folder.notes,
         adapters=tuple(adapter.path for adapter in merged),
         family=family,
         **vars(loaded),

@@ -77,8 +77,10 @@ def write_gguf(
         blocks[name] = partial(blocks_of, name, codes, reader, rounding)
         tensors[name] = Tensor(codes.shape, kind_of(codes.layout) or kind, blocks[name])
     facts = _facts(model, [t.dtype for name, t in tensors.items() if name in kept] or [kind])
+    embedding = found.tensors.get("token_embd.weight")
+    tokens = {} if embedding is None else tokenizer_metadata(model, embedding.shape[0], note)
     with whole_file(Path(out), model.files) as path:
-        _write(path, found, {**tokenizer_metadata(model), **facts}, tensors, blocks, progress)
+        _write(path, found, {**tokens, **facts}, tensors, blocks, progress)
         model.check_unchanged()
     if kept:
         note(f"weights that keep their codes: {counted_layouts(kept)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,48 @@ from weft.ir.errors import WeftError
 
 from ...formats.gguf import GGUFTensors
 from ...formats.gguf.splits import SPLITS
-from ...formats.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from ...formats.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from ...model import Model
 
 _GPT2 = SPLITS["gpt-2"]
+_TOKENS = "tokenizer.ggml.tokens"
 
 
-def tokenizer_metadata(model: Model) -> dict[str, Any]:
-    """The metadata that describe the tokenizer of `model`; nothing if it has none.
+def tokenizer_metadata(model: Model, rows: int, note: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """The metadata that describe the tokenizer of `model`, whose embedding has `rows` rows; nothing if it has none.
+
+    llama.cpp asks for one token to each row. `note` is told of tokens that end an answer and have no key.
 
     Raises:
-        WeftError: if it is of a kind that GGUF has no words for.
+        WeftError: if it is of a kind that GGUF has no words for, or has more tokens than rows.
     """
     if (origin := model.origin("gguf")) is not None:
         metadata = GGUFTensors(origin).metadata
-        return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
-    if model.tokenizer is None:
+        found = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+    elif model.tokenizer is None:
         return {}
-    with scratch_folder() as scratch:
-        model.tokenizer(scratch)
-        return _of_files(scratch, model)
+    else:
+        with scratch_folder() as scratch:
+            model.tokenizer(scratch)
+            found = _of_files(scratch, model, note)
+    count = len(found.get(_TOKENS, ()))
+    if count > rows:
+        raise WeftError(
+            f"{model.spec}: its tokenizer has {count} tokens and its embedding {rows} rows, which llama.cpp does not "
+            "load: resize the embedding (resize_token_embeddings of transformers)"
+        )
+    if count:
+        # A text for each further row, a type and a score that no text gets.
+        fill = {_TOKENS: [f"[PAD{i}]" for i in range(count, rows)]}
+        fill |= {
+            f"tokenizer.ggml.{key}": [value] * (rows - count)
+            for key, value in (("token_type", UNUSED), ("scores", 0.0))
+        }
+        found |= {key: [*found[key], *more] for key, more in fill.items() if key in found}
+    return found
 
 
-def _of_files(folder: Path, model: Model) -> dict[str, Any]:
+def _of_files(folder: Path, model: Model, note: Callable[[str], None]) -> dict[str, Any]:
     from tokenizers import Tokenizer
 
     if not (folder / "tokenizer.json").is_file():
@@ -55,6 +74,14 @@ def _of_files(folder: Path, model: Model) -> dict[str, Any]:
     index = {token: i for i, token in enumerate(tokens)}
     unknown = read["model"].get("unk_token") or _text(config.get("unk_token"))
     ids = {"bos": meta.get("bos_token_id"), "eos": eos[0], "padding": meta.get("pad_token_id")}
+    # llama.cpp ends answers at these, too. Messages (eom) are told from turns (eot) by the text alone.
+    further = sorted(eos[1:], key=lambda i: i < len(tokens) and "eom" in tokens[i])
+    ids |= dict(zip(("eot", "eom"), further, strict=False))
+    if further[2:]:
+        note(
+            f"a GGUF file names three tokens that end an answer, and the model has {len(eos)}: {further[2:]} are left "
+            "out"
+        )
     ids["unknown"] = index.get(unknown) if unknown else None
     keys |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
     keys["add_bos_token"] = _begins(read, ids["bos"], index)
@@ -69,7 +96,7 @@ def _text(token: Any) -> str | None:
 
 
 def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]]:
-    """Tokens by id, with fillers where the embedding has more rows than that, and their types."""
+    """Tokens by id, with fillers where an id has none, and their types."""
     vocab, added = read["model"].get("vocab"), {t["id"]: t for t in read.get("added_tokens", [])}
     if not isinstance(vocab, Mapping) or read["model"].get("type") != "BPE":
         other = read["model"].get("type")
@@ -77,7 +104,7 @@ def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]
             f"{model.spec}: its tokenizer is {other}, and GGUF describes BPE; without tokenizer.json the file has none"
         )
     by_id = {i: token for token, i in vocab.items()} | {i: t["content"] for i, t in added.items()}
-    count = max(max(by_id) + 1, model.graph.meta.get("vocab") or 0)
+    count = max(by_id) + 1
     unknown = vocab.get(read["model"].get("unk_token"))
 
     def kind(i: int) -> int:

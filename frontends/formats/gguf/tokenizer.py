@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Metadata = Mapping[str, Any]
 
 # Token types of the specification.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 # Tokens that end a turn whatever the file calls the end of the text (llama.cpp's list; older files name only one).
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<EOT>")
 # What a file that leaves these out means, by tokenizer kind (the format spells it "seperator").

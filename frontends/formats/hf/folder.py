@@ -21,9 +21,11 @@ from .adapter import Adapter
 from .merging import load_merged
 from .quantized import dequantized
 from .safetensors import SafetensorsReader, weight_files
+from .tokens.added import named_token
 from .tokens.files import check_inside, tokenizer_files
 
 SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
+NAMED = ("bos_token_id", "eos_token_id", "pad_token_id")  # where no config has an id, the tokenizer's name counts
 QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # in place of a part of config.json, once
 POOLING = {  # of sentence-transformers: ours
     **{"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"},
@@ -69,6 +71,15 @@ class Folder:
         configs = [self.path / name for name in ("config.json", "generation_config.json", *QUANTIZED_BY)]
         return (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weight_files(self.path))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how the folder is read."""
+        wrappers = SafetensorsReader(self.path).wrappers
+        said = " and ".join(map(repr, wrappers))
+        return (
+            (f"{self.path}: names of tensors are read without {said}, which wrappers of modules add",) if said else ()
+        )
+
     def weights(self) -> TensorReader:
         """The tensors; quantized ones as the numbers they stand for.
 
@@ -84,7 +95,8 @@ class Folder:
             for file, config in (("generation_config.json", self.generation), ("config.json", self.config)):
                 if config.get(name) not in (None, -1):  # -1 is how the first Llamas say that there is none
                     return Record(self.path / file, config).tokens(name)
-            return []
+            token = named_token(self.path, name.removesuffix("_id")) if name in NAMED else None
+            return [] if token is None else [token]
 
         single = {name: next(iter(ids(name)), None) for name in SPECIAL_TOKENS}
         never = {name: ids(name) for name in ("suppress_tokens", "begin_suppress_tokens")}

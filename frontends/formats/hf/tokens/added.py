@@ -26,8 +26,8 @@ _BERT = {
 }
 
 
-def merge_tokens(folder: Path) -> None:
-    """Let the tokenizer.json in `folder` hold what the files next to it add, without truncation and padding.
+def merge_tokens(folder: Path, out: Path) -> None:
+    """Let tokenizer.json of `out`, a copy of `folder`, hold what other files add, without truncation and padding.
 
     The result is what AutoTokenizer of transformers 5 makes of them: tokens get the next free ids, in the order of the
     ids that tokenizer_config.json lists; add_bos_token and add_eos_token do not count where there is a tokenizer.json.
@@ -39,17 +39,31 @@ def merge_tokens(folder: Path) -> None:
     stored, config = read_json(path), Record(folder / CONFIG, special_tokens(folder))
     if config.flag("split_special_tokens", False):
         raise WeftError(f"{config.source}: split_special_tokens is not supported; remove it to keep such tokens whole")
+    stored = {"truncation": None, "padding": None, **stored}
     added, normalizer = _missing(folder, stored, config), stored.get("normalizer") or {}
     if normalizer.get("type") == "BertNormalizer":
         normalizer |= {name: config.data[key] for key, name in _BERT.items() if key in config}
     before = json.dumps(stored)
     if padding := stored.get("padding"):
-        _name_padding(folder, Record(path, padding).text("pad_token"))
+        _name_padding(folder, out, Record(path, padding).text("pad_token"))
     stored |= {"truncation": None, "padding": None}
     if added or before != json.dumps(stored):
         tokenizer = parse_tokenizer(json.dumps(stored), path)
         tokenizer.add_tokens(added)
-        path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        (out / VOCABULARY).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+
+
+def named_token(folder: Path, name: str) -> int | None:
+    """The id of the special token that the tokenizer in `folder` calls `name` (eos_token); None if it has none."""
+    text = text_of(special_tokens(folder).get(name))
+    if text is None or not (folder / VOCABULARY).is_file():
+        return None
+    stored = read_json(folder / VOCABULARY)
+    ids = {token.get("content"): token.get("id") for token in stored.get("added_tokens") or []}
+    found = ids.get(text)
+    if found is None and isinstance(vocab := (stored.get("model") or {}).get("vocab"), dict):
+        found = vocab.get(text)
+    return found if type(found) is int else None
 
 
 def parse_tokenizer(text: str, path: Path) -> Tokenizer:
@@ -122,9 +136,9 @@ def _token(described: Record) -> AddedToken:
     return AddedToken(described.text("content"), **flags)
 
 
-def _name_padding(folder: Path, token: str) -> None:
-    """Let tokenizer_config.json name the `token` that tokenizer.json pads with, unless it names one."""
-    path = folder / CONFIG
+def _name_padding(folder: Path, out: Path, token: str) -> None:
+    """Let tokenizer_config.json of `out` name the padding `token`, unless `folder` names one."""
+    path = out / CONFIG
     config = read_json(path) if path.is_file() else {"tokenizer_class": "PreTrainedTokenizerFast"}
     if special_tokens(folder).get("pad_token") is None:
         path.write_text(

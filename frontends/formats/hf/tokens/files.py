@@ -33,13 +33,13 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def check_inside(folder: Path, file: Path) -> None:
-    """Check that `file` lies in `folder`, links followed; snapshots of the hub's cache link to blobs beside them.
+    """Check that `file` lies in `folder`, links followed; the hub's snapshots and their folders link to blobs.
 
     Raises:
         WeftError: if it does not.
     """
     home, real = folder.resolve(), file.resolve()
-    root = home.parents[1] if home.parent.name == "snapshots" else home
+    root = next((at.parent for at in home.parents if at.name == "snapshots"), home)
     if not real.is_relative_to(root):
         raise WeftError(f"{file} is a link to {real}, outside of the model's folder: copy the file if it belongs there")
 
@@ -58,7 +58,7 @@ def copy_tokenizer(folder: Path, out: Path) -> None:
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
     if (out / VOCABULARY).is_file():
-        merge_tokens(out)
+        merge_tokens(folder, out)
         if not (out / CONFIG).is_file():  # without it, transformers asks whether to run the code of a custom model
             write_json(out / CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast"})
     _write_templates(out)
