@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from weft.backends.runtime.text.chat import read_templates, special_tokens, text_of
 from weft.backends.storage import scratch_folder
-from weft.ir.documents import read_json, read_text
+from weft.ir.documents import read_json
 from weft.ir.errors import WeftError
 
 from ...formats.gguf import GGUFTensors
@@ -64,15 +65,13 @@ def _of_files(folder: Path, model: Model, note: Callable[[str], None]) -> dict[s
     except Exception as e:  # tokenizers raises nothing more specific
         raise WeftError(f"{model.spec}: its tokenizer.json is not a readable tokenizer: {e}") from e
     read = read_json(folder / "tokenizer.json")
-    config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config = read_json(config_file) if config_file.is_file() else {}
-    template = read_text(template_file) if template_file.is_file() else config.get("chat_template")
+    templates, config = read_templates(folder)[1], special_tokens(folder)
     tokens, types = _tokens(read, model)
     keys: dict[str, Any] = {"tokens": tokens, **_merging(read, tokens, types, model), "token_type": types}
     meta = model.graph.meta
     eos = meta.get("eos_token_ids") or [None]
     index = {token: i for i, token in enumerate(tokens)}
-    unknown = read["model"].get("unk_token") or _text(config.get("unk_token"))
+    unknown = read["model"].get("unk_token") or text_of(config.get("unk_token"))
     ids = {"bos": meta.get("bos_token_id"), "eos": eos[0], "padding": meta.get("pad_token_id")}
     # llama.cpp ends answers at these, too. Messages (eom) are told from turns (eot) by the text alone.
     further = sorted(eos[1:], key=lambda i: i < len(tokens) and "eom" in tokens[i])
@@ -86,13 +85,7 @@ def _of_files(folder: Path, model: Model, note: Callable[[str], None]) -> dict[s
     keys |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
     keys["add_bos_token"] = _begins(read, ids["bos"], index)
     named = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
-    return named | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})
-
-
-def _text(token: Any) -> str | None:
-    """The text of a special token, which a config may describe at length."""
-    text = token.get("content") if isinstance(token, Mapping) else token
-    return text if isinstance(text, str) else None
+    return named | {"tokenizer.chat_template" + f".{name}".removesuffix(".default"): t for name, t in templates.items()}
 
 
 def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]]:

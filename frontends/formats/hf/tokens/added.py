@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.backends.runtime.text.chat import EXTRA, special_tokens, text_of
+from weft.backends.runtime.text.tokenizer import parse_tokenizer
 from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken, Tokenizer
+    from tokenizers import AddedToken
 
 Described = dict[str, "AddedToken | None"]  # by text; without flags where it is only named
 VOCABULARY, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -26,8 +27,10 @@ _BERT = {
 }
 
 
-def merge_tokens(folder: Path, out: Path) -> None:
+def merge_tokens(folder: Path, out: Path) -> dict[str, str]:
     """Let tokenizer.json of `out`, a copy of `folder`, hold what other files add, without truncation and padding.
+
+    Returns the name of a padding token for tokenizer_config.json, if only tokenizer.json has one.
 
     The result is what AutoTokenizer of transformers 5 makes of them: tokens get the next free ids, in the order of the
     ids that tokenizer_config.json lists; add_bos_token and add_eos_token do not count where there is a tokenizer.json.
@@ -39,18 +42,17 @@ def merge_tokens(folder: Path, out: Path) -> None:
     stored, config = read_json(path), Record(folder / CONFIG, special_tokens(folder))
     if config.flag("split_special_tokens", False):
         raise WeftError(f"{config.source}: split_special_tokens is not supported; remove it to keep such tokens whole")
-    stored = {"truncation": None, "padding": None, **stored}
     added, normalizer = _missing(folder, stored, config), stored.get("normalizer") or {}
+    changes: dict[str, Any] = {key: None for key in ("truncation", "padding") if stored.get(key)}
     if normalizer.get("type") == "BertNormalizer":
-        normalizer |= {name: config.data[key] for key, name in _BERT.items() if key in config}
-    before = json.dumps(stored)
-    if padding := stored.get("padding"):
-        _name_padding(folder, out, Record(path, padding).text("pad_token"))
-    stored |= {"truncation": None, "padding": None}
-    if added or before != json.dumps(stored):
-        tokenizer = parse_tokenizer(json.dumps(stored), path)
+        said = {name: config.data[key] for key, name in _BERT.items() if key in config}
+        changes |= {"normalizer": normalizer | said} if normalizer | said != normalizer else {}
+    if added or changes:
+        tokenizer = parse_tokenizer(json.dumps(stored | changes), path)
         tokenizer.add_tokens(added)
         (out / VOCABULARY).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    unnamed = "padding" in changes and config.data.get("pad_token") is None
+    return {"pad_token": Record(path, stored["padding"]).text("pad_token")} if unnamed else {}
 
 
 def named_token(folder: Path, name: str) -> int | None:
@@ -64,22 +66,6 @@ def named_token(folder: Path, name: str) -> int | None:
     if found is None and isinstance(vocab := (stored.get("model") or {}).get("vocab"), dict):
         found = vocab.get(text)
     return found if type(found) is int else None
-
-
-def parse_tokenizer(text: str, path: Path) -> Tokenizer:
-    """Parse the `text` of the tokenizer.json at `path`.
-
-    Raises:
-        WeftError: if it is no tokenizer.
-    """
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_str(text)
-    except BaseException as error:  # tokenizers raises nothing more specific, and panics of Rust are no Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise WeftError(f"{path}: not a readable tokenizer: {error}") from error
 
 
 def _missing(folder: Path, stored: dict[str, Any], config: Record) -> list[AddedToken]:
@@ -123,8 +109,10 @@ def _named(config: Record) -> tuple[Described, Described]:
 
     def described(tokens: list[Any]) -> Described:
         texts = {text: token for token in tokens if (text := text_of(token)) is not None}
-        flags = ({"special": True, **token} if isinstance(token, dict) else None for token in texts.values())
-        return {text: said and _token(Record(config.source, said)) for text, said in zip(texts, flags, strict=True)}
+        return {
+            text: _token(Record(config.source, {"special": True, **token})) if isinstance(token, dict) else None
+            for text, token in texts.items()
+        }
 
     return described(named), described(extra if isinstance(extra, list) else [])
 
@@ -134,13 +122,3 @@ def _token(described: Record) -> AddedToken:
 
     flags = {name: described.flag(name) for name in _FLAGS if name in described}
     return AddedToken(described.text("content"), **flags)
-
-
-def _name_padding(folder: Path, out: Path, token: str) -> None:
-    """Let tokenizer_config.json of `out` name the padding `token`, unless `folder` names one."""
-    path = out / CONFIG
-    config = read_json(path) if path.is_file() else {"tokenizer_class": "PreTrainedTokenizerFast"}
-    if special_tokens(folder).get("pad_token") is None:
-        path.write_text(
-            json.dumps({**config, "pad_token": token}, ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
-        )

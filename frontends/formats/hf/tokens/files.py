@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from weft.backends.runtime.text.chat import FURTHER, read_templates
 from weft.ir.documents import read_json
@@ -13,9 +14,11 @@ from weft.ir.errors import WeftError
 from .added import CONFIG, VOCABULARY, merge_tokens
 
 TEMPLATE = "chat_template.jinja"
+_OLDER = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")  # of transformers 4
 TOKENIZER_FILES = (
     *(VOCABULARY, CONFIG, "special_tokens_map.json", "added_tokens.json", TEMPLATE, "chat_template.json"),
-    *("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
+    *_OLDER,
+    "merges.txt",
 )
 
 
@@ -57,17 +60,25 @@ def copy_tokenizer(folder: Path, out: Path) -> None:
         copy = out / file.relative_to(folder)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
+    before = read_json(out / CONFIG) if (out / CONFIG).is_file() else {}
+    config = dict(before)
     if (out / VOCABULARY).is_file():
-        merge_tokens(folder, out)
-        if not (out / CONFIG).is_file():  # without it, transformers asks whether to run the code of a custom model
-            write_json(out / CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast"})
-    _write_templates(out)
+        # Without a config, transformers asks whether to run the code of a custom model.
+        config = (config or {"tokenizer_class": "PreTrainedTokenizerFast"}) | merge_tokens(folder, out)
+    elif other := next((name for name in _OLDER if (folder / name).is_file()), None):
+        raise WeftError(
+            f"{folder} has {other} and no {VOCABULARY}, which is what weft reads: make it with transformers, "
+            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}), or move {other} away, "
+            "for a model of token ids alone"
+        )
+    _write_templates(out, config)
+    if config != before:
+        write_json(out / CONFIG, config)
 
 
-def _write_templates(folder: Path) -> None:
-    """Write chat templates into files, unless they are, or tokenizer_config.json has one alone."""
+def _write_templates(folder: Path, config: dict[str, Any]) -> None:
+    """Write chat templates into files, unless they are, or `config` has one alone, which stays there."""
     path, templates = read_templates(folder)
-    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     if path.suffix == ".json" and not isinstance(config.get("chat_template"), str):
         for name, text in templates.items():
             file = folder / TEMPLATE if name == "default" else folder / FURTHER / f"{name}.jinja"
@@ -77,7 +88,6 @@ def _write_templates(folder: Path) -> None:
             file.write_text(text, encoding="utf-8", newline="")
     if "chat_template" in config and (path.suffix != ".json" or not isinstance(config["chat_template"], str)):
         del config["chat_template"]  # genai would read it, and transformers does not
-        write_json(folder / CONFIG, config)
 
 
 def write_json(path: Path, value: object) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import weft
@@ -207,3 +207,25 @@ def test_folders_without_a_tokenizer_config_open_without_a_question(save: Any, p
     weft.export(folder, tmp_path / "exported")
     for out in (tmp_path / "compiled", tmp_path / "exported"):
         assert AutoTokenizer.from_pretrained(out)("hello </s>")["input_ids"] == wanted
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.txt", "vocab.json", "spiece.model"])
+def test_older_tokenizers_are_refused_with_a_remedy(name: str, save: Any, tmp_path: Path) -> None:
+    folder = Path(save("llama")[1])
+    (folder / name).write_bytes(b"[PAD]\n[UNK]\n")
+    with pytest.raises(WeftError, match=rf"has {name} and no tokenizer\.json, .*: make it with transformers, AutoTok"):
+        weft.compile(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_bert_lowers_case_as_its_config_says(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "A"]
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    tokenizer.save(str(tmp_path / "source" / "tokenizer.json"))
+    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
+    (tmp_path / "source" / "tokenizer_config.json").write_text(json.dumps(config))
+    copy_tokenizer(tmp_path / "source", tmp_path)
+    wanted = AutoTokenizer.from_pretrained(tmp_path / "source")("a A", add_special_tokens=False)["input_ids"]
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a A").ids == wanted == [5, 6]
