@@ -18,7 +18,6 @@ from ...formats.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, US
 from ...model import Model
 
 _GPT2 = SPLITS["gpt-2"]
-_TOKENS = "tokenizer.ggml.tokens"
 
 
 def tokenizer_metadata(model: Model, rows: int, note: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
@@ -37,25 +36,16 @@ def tokenizer_metadata(model: Model, rows: int, note: Callable[[str], None] = la
     else:
         with scratch_folder() as scratch:
             model.tokenizer(scratch)
-            found = _of_files(scratch, model, note)
-    count = len(found.get(_TOKENS, ()))
-    if count > rows:
+            found = _of_files(scratch, model, rows, note)
+    if (count := len(found.get("tokenizer.ggml.tokens", ()))) > rows:
         raise WeftError(
             f"{model.spec}: its tokenizer has {count} tokens and its embedding {rows} rows, which llama.cpp does not "
             "load: resize the embedding (resize_token_embeddings of transformers)"
         )
-    if count:
-        # A text for each further row, a type and a score that no text gets.
-        fill = {_TOKENS: [f"[PAD{i}]" for i in range(count, rows)]}
-        fill |= {
-            f"tokenizer.ggml.{key}": [value] * (rows - count)
-            for key, value in (("token_type", UNUSED), ("scores", 0.0))
-        }
-        found |= {key: [*found[key], *more] for key, more in fill.items() if key in found}
     return found
 
 
-def _of_files(folder: Path, model: Model, note: Callable[[str], None]) -> dict[str, Any]:
+def _of_files(folder: Path, model: Model, rows: int, note: Callable[[str], None]) -> dict[str, Any]:
     from tokenizers import Tokenizer
 
     if not (folder / "tokenizer.json").is_file():
@@ -66,7 +56,7 @@ def _of_files(folder: Path, model: Model, note: Callable[[str], None]) -> dict[s
         raise WeftError(f"{model.spec}: its tokenizer.json is not a readable tokenizer: {e}") from e
     read = read_json(folder / "tokenizer.json")
     templates, config = read_templates(folder)[1], special_tokens(folder)
-    tokens, types = _tokens(read, model)
+    tokens, types = _tokens(read, model, rows)
     keys: dict[str, Any] = {"tokens": tokens, **_merging(read, tokens, types, model), "token_type": types}
     meta = model.graph.meta
     eos = meta.get("eos_token_ids") or [None]
@@ -88,8 +78,8 @@ def _of_files(folder: Path, model: Model, note: Callable[[str], None]) -> dict[s
     return named | {"tokenizer.chat_template" + f".{name}".removesuffix(".default"): t for name, t in templates.items()}
 
 
-def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]]:
-    """Tokens by id, with fillers where an id has none, and their types."""
+def _tokens(read: Mapping[str, Any], model: Model, rows: int) -> tuple[list[str], list[int]]:
+    """Tokens by id, with fillers where the embedding has more rows than that, and their types."""
     vocab, added = read["model"].get("vocab"), {t["id"]: t for t in read.get("added_tokens", [])}
     if not isinstance(vocab, Mapping) or read["model"].get("type") != "BPE":
         other = read["model"].get("type")
@@ -97,7 +87,7 @@ def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]
             f"{model.spec}: its tokenizer is {other}, and GGUF describes BPE; without tokenizer.json the file has none"
         )
     by_id = {i: token for token, i in vocab.items()} | {i: t["content"] for i, t in added.items()}
-    count = max(by_id) + 1
+    count = max(max(by_id) + 1, rows)
     unknown = vocab.get(read["model"].get("unk_token"))
 
     def kind(i: int) -> int:
@@ -105,7 +95,8 @@ def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]
             return UNKNOWN
         if i in added:
             return CONTROL if added[i]["special"] else USER_DEFINED
-        token = by_id.get(i, "")
+        if (token := by_id.get(i)) is None:
+            return UNUSED
         return BYTE if len(token) == 6 and token.startswith("<0x") and read["model"].get("byte_fallback") else NORMAL
 
     return [by_id.get(i, f"[PAD{i}]") for i in range(count)], [kind(i) for i in range(count)]

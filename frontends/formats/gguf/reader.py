@@ -35,9 +35,9 @@ class GGUFTensors:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         parts = read_parts(self.path)
-        header = next(iter(parts.values()))
-        self.version = header.version
-        self.metadata: Mapping[str, Any] = header.metadata
+        first, *_ = parts.values()
+        self.version = first.version
+        self.metadata: Mapping[str, Any] = first.metadata
         self._tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
         self._files = {name: file for file, part in parts.items() for name in part.tensors}
 

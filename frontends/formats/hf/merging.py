@@ -91,10 +91,10 @@ def load_merged(
             nothing reads.
     """
     adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
-    merger = _FamilyMerger(family, config, base, source, load(family, config, base, source))
+    resized = _FamilyMerger(family, config, base, source, load(family, config, base, source))
     for adapter in adapters:
-        merger = merger.resized(adapter)
-    merger = merge(merger, adapters)
+        resized = resized.resized(adapter)
+    merger = merge(resized, adapters)
     assert isinstance(merger, _FamilyMerger)
     return merger.loaded, adapters
 

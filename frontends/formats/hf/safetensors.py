@@ -225,8 +225,7 @@ class SafetensorsReader(Rerouted):
 
 
 def _unwrapped(keys: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """The names of the tensors `keys` without those of wrappers, which are returned too: torch.compile puts its own
-    before the names of what it wraps, a module or all, DistributedDataParallel before all."""
+    """The names of the tensors `keys` without those of wrappers of modules or of all, and these."""
     names = {key: key.replace(f".{_WRAPPERS[0]}", ".") for key in keys}
     found = [_WRAPPERS[0]] if any(key != name for key, name in names.items()) else []
     while outer := next((w for w in _WRAPPERS if names and all(name.startswith(w) for name in names.values())), ""):

@@ -93,15 +93,14 @@ def most_kv_heads(config: Config) -> int | None:
 
 
 class _EachLayer(Lookup):
-    """A setting that files give once, or for each layer; a list of heads that differ stays one, which is refused."""
+    """A setting that files give once, or for each layer; heads that differ stay a list, which is refused."""
 
     def __call__(self, config: Config) -> Any:
         value, layers = super().__call__(config), config.get("block_count")
-        if not isinstance(value, list) or not isinstance(layers, int) or len(value) < layers:
+        if not isinstance(value, list) or len(value) < layers:
             return value
         value = value[:layers]  # it may go on to layers that predict further tokens
-        same = value == value[:1] * layers
-        return value[0] if same else tuple(value) if self.keys == _WIDTH else value
+        return value[0] if value == value[:1] * layers else tuple(value) if self.keys == _WIDTH else value
 
 
 _WIDTH = ("feed_forward_length",)

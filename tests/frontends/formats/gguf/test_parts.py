@@ -86,7 +86,9 @@ def test_a_missing_part_is_named(parts: Path) -> None:
 
 def test_parts_that_are_called_otherwise(parts: Path) -> None:
     name(parts, 0).rename(parts / "model.gguf")
-    assert "its name must say so, as in NAME-00001-of-00003.gguf" in refused("inspect", parts / "model.gguf")
+    assert "is one of 3 parts: name it as the others, NAME-00001-of-00003.gguf" in refused(
+        "inspect", parts / "model.gguf"
+    )
 
 
 def test_parts_of_several_models(whole: Path, parts: Path, tmp_path: Path) -> None:
