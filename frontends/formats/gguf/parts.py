@@ -46,7 +46,5 @@ def read_parts(path: Path) -> dict[Path, Header]:
             raise WeftError(f"{file} holds the tensor {min(twice)}, as {homes[min(twice)]} does: fetch the parts again")
         homes |= dict.fromkeys(part.tensors, file)
     if (total := header.metadata.get("split.tensors.count", len(homes))) != len(homes):
-        raise WeftError(
-            f"{path} says that the parts hold {total} tensors, and they hold {len(homes)}: fetch them again"
-        )
+        raise WeftError(f"{path} says that the parts hold {total} tensors, not {len(homes)}: fetch them again")
     return parts

@@ -86,9 +86,7 @@ def test_a_missing_part_is_named(parts: Path) -> None:
 
 def test_parts_that_are_called_otherwise(parts: Path) -> None:
     name(parts, 0).rename(parts / "model.gguf")
-    assert "is one of 3 parts: name it as the others, NAME-00001-of-00003.gguf" in refused(
-        "inspect", parts / "model.gguf"
-    )
+    assert "of 3 parts: name it as the others, NAME-00001-of-00003.gguf" in refused("inspect", parts / "model.gguf")
 
 
 def test_parts_of_several_models(whole: Path, parts: Path, tmp_path: Path) -> None:
@@ -101,7 +99,7 @@ def test_parts_of_several_models(whole: Path, parts: Path, tmp_path: Path) -> No
         load_source(name(parts, 0))
     name(parts, 1).write_bytes(good)
     rewrite(whole, name(parts, 0), 0, {"split.tensors.count": 999})
-    with pytest.raises(WeftError, match="says that the parts hold 999 tensors, and they hold"):
+    with pytest.raises(WeftError, match="says that the parts hold 999 tensors, not"):
         load_source(name(parts, 0))
 
 
