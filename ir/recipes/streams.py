@@ -43,10 +43,7 @@ def stream(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
 
 def narrow(values: Array, dtype: DType, name: str) -> Array:
     """Cast `values` of the tensor `name` to `dtype`, contiguous: the last step of everything that stores weights.
-
-    Raises:
-        WeftError: where a value is NaN, infinite, or beyond the range of `dtype`.
-    """
+    Raises WeftError where a value is NaN, infinite, or beyond the range of `dtype`."""
     with np.errstate(over="ignore", invalid="ignore"):  # refused below
         stored = np.ascontiguousarray(values.astype(dtype.numpy, copy=False))
     if dtype.is_float:

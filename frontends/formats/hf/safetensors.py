@@ -190,9 +190,8 @@ class SafetensorsReader(Rerouted):
         self.files = {name: SafetensorsFile(folder / name) for name in sorted(set(indexed.values()))}
         homes: dict[str, str] = {}  # as transformers, by what the files hold: an index may leave tensors out
         for name, file in self.files.items():
-            if twice := {
-                key for key in homes.keys() & file.tensors.keys() if indexed.get(key) not in (name, homes[key])
-            }:
+            both = homes.keys() & file.tensors.keys()
+            if twice := {key for key in both if indexed.get(key) not in (name, homes[key])}:
                 raise WeftError(
                     f"{folder}: tensor {min(twice)!r} is in {homes[min(twice)]} and in {name}, and no {INDEX} says "
                     "which counts; take one of the files out of the folder"

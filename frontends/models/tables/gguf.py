@@ -96,7 +96,7 @@ class _EachLayer(Lookup):
     """A setting that files give once, or for each layer; heads that differ stay a list, which is refused."""
 
     def __call__(self, config: Config) -> Any:
-        value, layers = super().__call__(config), config.get("block_count")
+        value, layers = super().__call__(config), key("block_count")(config)
         if not isinstance(value, list) or len(value) < layers:
             return value
         value = value[:layers]  # it may go on to layers that predict further tokens

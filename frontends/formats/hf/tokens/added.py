@@ -20,39 +20,34 @@ VOCABULARY, CONFIG = "tokenizer.json", "tokenizer_config.json"
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 # What tokenizer_config.json says of the normalizer of BERT, and the name of it in tokenizer.json.
-_BERT = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
-}
+_BERT = (
+    *(("do_lower_case", "lowercase"), ("strip_accents", "strip_accents")),
+    ("tokenize_chinese_chars", "handle_chinese_chars"),
+)
 
 
 def merge_tokens(folder: Path, out: Path) -> dict[str, str]:
     """Let tokenizer.json of `out`, a copy of `folder`, hold what other files add, without truncation and padding.
 
-    Returns the name of a padding token for tokenizer_config.json, if only tokenizer.json has one.
-
-    The result is what AutoTokenizer of transformers 5 makes of them: tokens get the next free ids, in the order of the
-    ids that tokenizer_config.json lists; add_bos_token and add_eos_token do not count where there is a tokenizer.json.
-
-    Raises:
-        WeftError: if a file is unsound, or tokenizer_config.json asks for what tokenizer.json cannot express.
+    Returns the name of a padding token for tokenizer_config.json, if only tokenizer.json has one. As AutoTokenizer of
+    transformers 5 does it, tokens get the next free ids, in the order of the ids that tokenizer_config.json lists, and
+    add_bos_token and add_eos_token do not count where there is a tokenizer.json. Raises WeftError if a file is unsound.
     """
     path = folder / VOCABULARY
-    stored, config = read_json(path), Record(folder / CONFIG, special_tokens(folder))
+    stored, config = Record.read(path), Record(folder / CONFIG, special_tokens(folder))
     if config.flag("split_special_tokens", False):
         raise WeftError(f"{config.source}: split_special_tokens is not supported; remove it to keep such tokens whole")
-    added, normalizer = _missing(folder, stored, config), stored.get("normalizer") or {}
-    changes: dict[str, Any] = {key: None for key in ("truncation", "padding") if stored.get(key)}
+    added, normalizer = _missing(folder, stored, config), stored.get("normalizer", dict, {})
+    changes: dict[str, Any] = {key: None for key in ("truncation", "padding") if stored.data.get(key)}
     if normalizer.get("type") == "BertNormalizer":
-        said = {name: config.data[key] for key, name in _BERT.items() if key in config}
+        said = {name: config.data[key] for key, name in _BERT if key in config}
         changes |= {"normalizer": normalizer | said} if normalizer | said != normalizer else {}
     if added or changes:
-        tokenizer = parse_tokenizer(json.dumps(stored | changes), path)
+        tokenizer = parse_tokenizer(json.dumps({**stored.data, **changes}), path)
         tokenizer.add_tokens(added)
         (out / VOCABULARY).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     unnamed = "padding" in changes and config.data.get("pad_token") is None
-    return {"pad_token": Record(path, stored["padding"]).text("pad_token")} if unnamed else {}
+    return {"pad_token": stored.record("padding").text("pad_token")} if unnamed else {}
 
 
 def named_token(folder: Path, name: str) -> int | None:
@@ -60,19 +55,18 @@ def named_token(folder: Path, name: str) -> int | None:
     text = text_of(special_tokens(folder).get(name))
     if text is None or not (folder / VOCABULARY).is_file():
         return None
-    stored = read_json(folder / VOCABULARY)
-    ids = {token.get("content"): token.get("id") for token in stored.get("added_tokens") or []}
-    found = ids.get(text)
-    if found is None and isinstance(vocab := (stored.get("model") or {}).get("vocab"), dict):
-        found = vocab.get(text)
-    return found if type(found) is int else None
+    stored = Record.read(folder / VOCABULARY)
+    vocab = stored.get("model", dict, {}).get("vocab")
+    ids = dict(vocab) if isinstance(vocab, dict) else {}
+    ids |= {token.text("content"): token.integer("id") for token in stored.records("added_tokens", [])}
+    return ids[text] if type(ids.get(text)) is int else None
 
 
-def _missing(folder: Path, stored: dict[str, Any], config: Record) -> list[AddedToken]:
+def _missing(folder: Path, stored: Record, config: Record) -> list[AddedToken]:
     """The tokens that `stored`, a tokenizer.json, does not have, or has with other flags."""
     from tokenizers import AddedToken
 
-    there = [_token(Record(folder / VOCABULARY, token)) for token in stored.get("added_tokens") or []]
+    there = list(map(_token, stored.records("added_tokens", [])))
     named, extra = _named(config)
     listed = _listed(folder, config, named | extra)
     reprs = {repr(token) for token in there}

@@ -52,9 +52,7 @@ def copy_tokenizer(folder: Path, out: Path) -> None:
 
     tokenizer.json has the tokens that only other files name, and neither cuts nor pads. Chat templates of
     tokenizer_config.json that onnxruntime-genai cannot read, because there are several, become files of their own.
-
-    Raises:
-        WeftError: if a file is unsound.
+    Raises WeftError if a file is unsound.
     """
     for file in tokenizer_files(folder):
         copy = out / file.relative_to(folder)
