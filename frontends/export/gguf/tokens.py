@@ -23,7 +23,7 @@ _GPT2 = SPLITS["gpt-2"]
 def tokenizer_metadata(model: Model, rows: int, note: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """The metadata that describe the tokenizer of `model`, whose embedding has `rows` rows; nothing if it has none.
 
-    llama.cpp asks for one token to each row. `note` is told of tokens that end an answer and have no key.
+    `note` is told of tokens that end an answer and have no key.
 
     Raises:
         WeftError: if it is of a kind that GGUF has no words for, or has more tokens than rows.

@@ -73,7 +73,7 @@ class Folder:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of how the folder is read."""
+        """Remarks for users on how the folder is read."""
         wrappers = SafetensorsReader(self.path).wrappers
         said = " and ".join(map(repr, wrappers))
         return (

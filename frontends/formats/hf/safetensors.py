@@ -176,9 +176,8 @@ class Rerouted(ABC):
 
 
 class SafetensorsReader(Rerouted):
-    """The tensors of a Hugging Face folder: model.safetensors, or the shards that its index names.
-
-    Names are without what torch.compile and DistributedDataParallel put before those of all tensors: `wrappers`.
+    """The tensors of a Hugging Face folder: model.safetensors, or the shards that its index names; by names without
+    those that torch.compile and DistributedDataParallel put before them (`wrappers`).
 
     Raises:
         WeftError: if there are no weights, a shard is missing on disk or from the index, or a file is unsound.
