@@ -18,7 +18,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Recipe
 from weft.ir.recipes.readers import Array, TensorReader, switched
-from weft.ir.recipes.streams import stored_part, stream, stream_parts
+from weft.ir.recipes.streams import narrow, stored_part, stream, stream_parts
 from weft.ir.types.block_layouts import pack_pairs
 from weft.ir.types.dtypes import DType
 
@@ -231,5 +231,7 @@ def _cast_blocks(w: Weight, reader: TensorReader) -> Any:
 
 
 def _cast(w: Weight, block: Array) -> Array:
-    # Contiguous, because `_Place` writes the memory of a block as it lies.
-    return np.ascontiguousarray(np.atleast_1d(block).astype(w.dtype.numpy, copy=False))
+    block = np.atleast_1d(block)
+    if w.recipe.constant and np.isinf(block).any():  # a mask's −∞ is meant
+        return np.ascontiguousarray(block.astype(w.dtype.numpy))
+    return narrow(block, w.dtype, next(iter(w.recipe.sources()), str(w.value.name)))

@@ -55,7 +55,7 @@ def check_contents(folder: Path) -> int:
     Raises:
         WeftError: naming what is damaged or missing, or if there is no manifest with checksums.
     """
-    path, manifest = _manifest(folder)
+    path, manifest = _manifest(folder, links=True)  # snapshots of the hub's cache are folders of links
     if manifest is None:
         raise WeftError(f"{folder} has no {' or '.join(MANIFESTS)} with checksums: its files cannot be checked")
     check_format(path, manifest)
@@ -134,11 +134,11 @@ def sha256(path: Path, abandoned: Any = None) -> str:
     return digest.hexdigest()
 
 
-def _manifest(folder: Path) -> tuple[Path, dict[str, Any] | None]:
-    """Return the first manifest in `folder` that lists files as weft does, and its path."""
+def _manifest(folder: Path, links: bool = False) -> tuple[Path, dict[str, Any] | None]:
+    """Return the first manifest in `folder` that lists files as weft does, and its path; `links` may be one."""
     for name in MANIFESTS:
         path = folder / name
-        if path.is_symlink() or not path.is_file():
+        if (path.is_symlink() and not links) or not path.is_file():
             continue
         try:
             manifest = read_json(path)

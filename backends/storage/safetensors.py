@@ -12,6 +12,7 @@ import numpy as np
 
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
+from weft.ir.recipes.streams import narrow
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
@@ -111,12 +112,7 @@ def stored_blocks(key: str, tensor: Tensor) -> Iterator[Array]:
     """The bytes of `tensor`, called `key`, as its dtype stores them.
 
     Raises:
-        WeftError: if a number exceeds the range of the dtype.
+        WeftError: if a number is not finite, or exceeds the range of the dtype.
     """
     for values in tensor.blocks():
-        with np.errstate(over="ignore"):
-            stored = np.ascontiguousarray(values.astype(tensor.dtype.numpy, copy=False))
-        # Infinities and NaN of the checkpoint itself may stay; those that the narrower dtype makes may not.
-        if stored.dtype != values.dtype and not np.array_equal(np.isfinite(stored), np.isfinite(values)):
-            raise WeftError(f"tensor {key!r} holds numbers beyond the range of {tensor.dtype}; write it in f32")
-        yield stored.reshape(-1).view(np.uint8)
+        yield narrow(values, tensor.dtype, key).reshape(-1).view(np.uint8)

@@ -111,7 +111,7 @@ def compile(
     first = "" if weights is None else weights_pipeline(model.graph, weights)
     passes = ", ".join(filter(None, (first, passes, chosen.passes())))
     check_free(Path(out), model.files)  # before long work
-    notes = [f"left out: {part}" for part in accept(model)]
+    notes = [*model.notes, *(f"left out: {part}" for part in accept(model))]
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
     clock["load"] = time.perf_counter()
@@ -143,9 +143,9 @@ def compile(
             progress("weights", done, total)
 
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
-        built.write(folder, step)
-        if model.tokenizer is not None:
+        if model.tokenizer is not None:  # first: it may be refused
             model.tokenizer(folder)
+        built.write(folder, step)
         manifest = record(graph, backend, dtype, length, str(pipeline), model, hashes())
         seal(folder, MANIFEST, manifest | built.facts)
     clock["write"] = time.perf_counter()

@@ -69,8 +69,8 @@ def export(
     if weights == "codes" and format == "safetensors":
         raise WeftError("--weights codes is for hf and gguf: a file of safetensors stores the parameters as floats")
     model = load_source(source, seed, adapters, without=without)
-    for part in accept(model):
-        note(f"left out: {part}")
+    for line in (*model.notes, *(f"left out: {part}" for part in accept(model))):
+        note(line)
     if format == "hf":
         check_free(Path(out), model.files)
     if passes.strip():

@@ -35,14 +35,17 @@ def opened_model(
     from weft.backends.runtime.folder import GENAI, MANIFEST
     from weft.backends.storage import check_contents, scratch_folder
 
-    if any((Path(source) / name).is_file() for name in (MANIFEST, GENAI)):
+    from ..formats.hf.hub import hub_snapshot
+
+    folder = Path(source) if Path(source).exists() else hub_snapshot(source) or Path(source)
+    if any((folder / name).is_file() for name in (MANIFEST, GENAI)):
         if target is not None:
             raise WeftError(f"{source} is already compiled: --target applies to uncompiled sources only")
         if adapters:
             raise WeftError(f"{source} is already compiled: --adapter applies to uncompiled sources only")
         if check:
-            check_contents(Path(source))
-        yield load(source, device, threads, trust=trust, experts_on_device=experts)
+            check_contents(folder)
+        yield load(folder, device, threads, trust=trust, experts_on_device=experts)
         return
     if check or trust:
         raise WeftError(f"{source} is not compiled: --{'check' if check else 'trust'} goes with a compiled folder")

@@ -140,20 +140,20 @@ def _one_rope(config: dict[str, Any], form: str, original: bool) -> Any:
     if form in (_FLAT, _LATEST):
         rope = scaling if scaling or (form == _LATEST and _SCALING in config) else said
     else:
-        layered = said if isinstance(said, Mapping) and any(isinstance(v, Mapping) for v in said.values()) else {}
+        by_type = isinstance(said, Mapping) and any(isinstance(v, Mapping) for v in said.values())
+        layered: Mapping[str, Any] = said if by_type and said else {}
         if any(not isinstance(layered.get(kind) or {}, Mapping) for kind in form.split()):
             return said  # to be refused by the table
-        more = scaling if isinstance(scaling, Mapping) else {}
+        more = dict(scaling) if isinstance(scaling, Mapping) else {}
         if not layered and not more:
             return None
-        rope = {
-            **layered,
-            **{kind: {"rope_type": "default", **(layered.get(kind) or {}), **more} for kind in form.split()},
-        }
+        plain = {"rope_type": "default"}
+        rope = {**layered, **{kind: plain | (layered.get(kind) or {}) | more for kind in form.split()}}
     kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else None
     if kind in _ORIGINAL_KINDS and _ORIGINAL in config:
         length = next((config[key] for key in ("max_position_embeddings", "max_seq_len") if key in config), None)
-        rope = {_ORIGINAL: length, **rope, **({_ORIGINAL: config[_ORIGINAL]} if original else {})}
+        own = {_ORIGINAL: config[_ORIGINAL]} if original else {}
+        rope = {_ORIGINAL: length, **(rope or {}), **own}
     return rope
 
 

@@ -10,7 +10,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from ..errors import WeftError
+from ..types import dtypes
 from ..types.block_layouts import BlockLayout
+from ..types.dtypes import DType
 from .blocks import Dequantize, Float4, Float8, InBytes, Quantize, Stored, ToFloat4, ToFloat8, block_layout, split_parts
 from .combinators import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
 from .matrices import Centre, MatMul
@@ -34,6 +39,28 @@ def stream(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
             yield recipe.read(reader, i, i + 1)
         else:
             yield from stream(part, reader)
+
+
+def narrow(values: Array, dtype: DType, name: str) -> Array:
+    """Cast `values` of the tensor `name` to `dtype`, contiguous: the last step of everything that stores weights.
+    Raises WeftError where a value is NaN, infinite, or beyond the range of `dtype`."""
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+        stored = np.ascontiguousarray(values.astype(dtype.numpy, copy=False))
+    if dtype.is_float:
+        check_finite(values, stored, dtype, name)
+    return stored
+
+
+def check_finite(values: Array, stored: Array, dtype: DType, name: str) -> None:
+    """Raises WeftError, naming the tensor and the value, where `stored`, made of `values` in `dtype`, is not finite."""
+    finite = np.isfinite(stored)
+    if finite.all():
+        return
+    value = float(values[~finite].flat[0])
+    if not math.isfinite(value):
+        raise WeftError(f"tensor {name!r} holds {value}: the weights are broken; fetch or save them again")
+    wider = "bf16 or f32" if np.isfinite(dtypes.bf16.numpy.type(value)) else "f32"
+    raise WeftError(f"tensor {name!r} holds {value:g}, beyond the range of {dtype}: choose --dtype {wider}")
 
 
 def stored_part(recipe: Recipe) -> Stored | None:

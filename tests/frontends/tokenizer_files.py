@@ -54,20 +54,25 @@ class Files:
 
     def genai(self) -> og.Tokenizer:
         """onnxruntime-genai's tokenizer over these files, beside the smallest model it accepts."""
-        ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "seq"])
-        logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "seq", 1])
-        nodes = [
-            helper.make_node("Cast", ["input_ids"], ["floats"], to=TensorProto.FLOAT),
-            helper.make_node("Unsqueeze", ["floats", "last"], ["logits"]),
-        ]
-        last = helper.make_tensor("last", TensorProto.INT64, [1], [2])
-        graph = helper.make_graph(nodes, "none", [ids], [logits], [last])
-        opset = helper.make_opsetid("", 21)
-        onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), self.folder / "model.onnx")
-        model = {"type": "decoder", "vocab_size": 9, "context_length": 9, "decoder": {"filename": "model.onnx"}}
-        config = {"model": {**model, "eos_token_id": 0}, "search": {"max_length": 9}}
-        (self.folder / "genai_config.json").write_text(json.dumps(config))
-        return og.Tokenizer(og.Model(str(self.folder)))
+        return genai_tokenizer(self.folder)
+
+
+def genai_tokenizer(folder: Path) -> og.Tokenizer:
+    """onnxruntime-genai's tokenizer over the files in `folder`, with the smallest model that it accepts."""
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "seq"])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "seq", 1])
+    nodes = [
+        helper.make_node("Cast", ["input_ids"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["floats", "last"], ["logits"]),
+    ]
+    last = helper.make_tensor("last", TensorProto.INT64, [1], [2])
+    graph = helper.make_graph(nodes, "none", [ids], [logits], [last])
+    opset = helper.make_opsetid("", 21)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), folder / "model.onnx")
+    model = {"type": "decoder", "vocab_size": 9, "context_length": 9, "decoder": {"filename": "model.onnx"}}
+    config = {"model": {**model, "eos_token_id": 0}, "search": {"max_length": 9}}
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    return og.Tokenizer(og.Model(str(folder)))
 
 
 def genai_ids(tokenizer: og.Tokenizer, text: str) -> list[int]:

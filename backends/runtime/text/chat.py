@@ -12,17 +12,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from weft.ir.documents import Record, read_text
+from weft.ir.documents import Record, read_json, read_text
 from weft.ir.errors import WeftError
 
 Message = Mapping[str, Any]
 SECONDS = 2  # that a template may take
 MEMORY = 512 << 20  # bytes of addresses, the interpreter's own included
+FURTHER = "additional_chat_templates"  # the folder of named templates
+EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the name today, and the one of transformers 4
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 STARTED = 60  # seconds until the process must have begun and ended, on the slowest machine
 
 
 class ChatTemplate:
-    """The chat_template.jinja of a compiled folder, or the one in its tokenizer_config.json.
+    """The chat templates of a compiled folder: the one called tool_use where tools are given, else the default.
 
     The template comes from wherever the model came from: it runs in jinja2's immutable sandbox, in a process that may
     take 2 seconds and 512 MiB.
@@ -32,16 +35,20 @@ class ChatTemplate:
 
     def __init__(self, folder: Path) -> None:
         self.renderer: Renderer | None = None
-        config_path = folder / "tokenizer_config.json"
-        config = Record.read(config_path) if config_path.is_file() else Record(config_path, {})
-        own = folder / "chat_template.jinja"
-        self._path, source = (own, read_text(own)) if own.is_file() else (config_path, _default(config))
-        if source is None:
+        self._path, self._templates = read_templates(folder)
+        if not self._templates:
             raise WeftError(
                 f"{folder}: no chat template, in chat_template.jinja or tokenizer_config.json: prompt it plainly"
             )
-        self.source = source
-        self._tokens = {key: _token(value) for key, value in config.data.items() if key.endswith("_token")}
+        if not {"default", "tool_use"} & self._templates.keys():
+            raise WeftError(f"{self._path}: no chat template is called default, only {', '.join(self._templates)}")
+        tokens = {key: text_of(value) for key, value in special_tokens(folder).items() if key.endswith("_token")}
+        self._tokens = {key: text for key, text in tokens.items() if text is not None}
+
+    @property
+    def source(self) -> str:
+        """The template that renders conversations with tools."""
+        return self._templates.get("tool_use") or self._templates["default"]
 
     def render(self, messages: Sequence[Message], *, answer: bool = True, **variables: Any) -> str:
         """The prompt of `messages`, ending where the assistant's answer begins when `answer`.
@@ -54,10 +61,13 @@ class ChatTemplate:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise WeftError(f"a chat message is {message!r}, but it must be a mapping with a role and its content")
         known = {"tools": None, "documents": None, **self._tokens, **variables}
-        known |= {"messages": list(messages), "add_generation_prompt": answer}
+        known |= {"messages": list(map(_normalized, messages)), "add_generation_prompt": answer}
+        named = "tool_use" if known["tools"] is not None and "tool_use" in self._templates else "default"
+        if named not in self._templates:
+            raise WeftError(f"{self._path}: its only chat template is for tools, and none are given")
         try:
             limits = {"seconds": SECONDS, "memory": MEMORY}
-            request = json.dumps({**limits, "template": self.source, "variables": known}, default=_plain)
+            request = json.dumps({**limits, "template": self._templates[named], "variables": known}, default=_plain)
         except (TypeError, ValueError, RecursionError) as error:
             raise WeftError(f"the messages and variables of a chat must be plain data, as JSON is: {error}") from error
         try:
@@ -158,18 +168,61 @@ def _reply(name: str, status: int, written: bytes, words: bytes) -> dict[str, st
     return reply
 
 
-def _default(config: Record) -> str | None:
-    """Return the template of a tokenizer_config.json, which may name several."""
-    if isinstance(config.data.get("chat_template"), list):
-        named = {entry.text("name"): entry.text("template") for entry in config.records("chat_template")}
-        return named.get("default")
-    template: str | None = config.text("chat_template", None)
-    return template
+def read_templates(folder: Path) -> tuple[Path, dict[str, str]]:
+    """Return the chat templates of the tokenizer in `folder` by name, and the file of the first.
+
+    As in transformers, files of templates count before tokenizer_config.json; the chat_template.json of a processor
+    counts where there is nothing else.
+    """
+    further, own = folder / FURTHER, folder / "chat_template.jinja"
+    files = {"default": own} if own.is_file() else {}
+    files |= {path.stem: path for path in sorted(further.glob("*.jinja"))}
+    if files:
+        return next(iter(files.values())), {name: read_text(path) for name, path in files.items()}
+    config = folder / "tokenizer_config.json"
+    for path in (config, folder / "chat_template.json"):
+        templates = _templates_in(Record.read(path)) if path.is_file() else {}
+        if templates:
+            return path, templates
+    return config, {}
 
 
-def _token(value: Any) -> Any:
-    """The text of a token that is written as text or as a described one."""
-    return value.get("content") if isinstance(value, dict) else value
+def _templates_in(config: Record) -> dict[str, str]:
+    """The templates of a config by name, which may have one, a list, or an object of several."""
+    template = config.data.get("chat_template")
+    if isinstance(template, list):
+        return {entry.text("name"): entry.text("template") for entry in config.records("chat_template")}
+    if isinstance(template, dict):
+        named: dict[str, str] = config.get("chat_template", dict[str, str])
+        return named
+    return {} if template is None else {"default": config.text("chat_template")}
+
+
+def special_tokens(folder: Path) -> dict[str, Any]:
+    """Return tokenizer_config.json of `folder`; special_tokens_map.json counts where it lists no tokens, as in
+    transformers."""
+    config, older = (folder / name for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    known: dict[str, Any] = read_json(config) if config.is_file() else {}
+    if "added_tokens_decoder" in known or not older.is_file():
+        return known
+    more: dict[str, Any] = read_json(older)
+    extra = next((known[key] for key in EXTRA if known.get(key)), None)
+    if isinstance(extra, list):
+        extra = [*extra, *(more.get(EXTRA[0]) or [])]
+    return {**known, **more} if extra is None else {**known, **more, EXTRA[0]: extra}
+
+
+def text_of(token: Any) -> str | None:
+    """Return the text of a special token that is written as text or as a described one; None if it is neither."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None
+
+
+def _normalized(message: Message) -> dict[str, Any]:
+    """Leave out keys without a value, and give reasoning every name that templates know, as transformers does."""
+    known = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((known[key] for key in _REASONING if key in known), None)
+    return known if reasoning is None else {"thinking": reasoning, **known, "reasoning_content": reasoning}
 
 
 def _plain(value: Any) -> Any:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeGuard, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.ir.documents import read_text
 from weft.ir.errors import WeftError
 
 from ..arrays import Floats, Ints
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Fast
 
 Prompt = str | Sequence[int] | Floats
 
@@ -79,6 +83,22 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
     return ids, mask
 
 
+def parse_tokenizer(text: str, path: Path) -> Fast:
+    """Parse the `text` of the tokenizer.json at `path`.
+
+    Raises:
+        WeftError: if it is no tokenizer.
+    """
+    from tokenizers import Tokenizer as Fast
+
+    try:
+        return Fast.from_str(text)
+    except BaseException as error:  # tokenizers raises nothing more specific, and panics of Rust are no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise WeftError(f"{path}: not a readable tokenizer: {error}") from error
+
+
 class Tokenizer:
     """The tokenizer.json of a compiled folder, without the padding and truncation it may ask for.
 
@@ -86,17 +106,10 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        from tokenizers import Tokenizer as Fast
-
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise WeftError(f"{path}: no such file, so the model takes and gives token ids only, not text")
-        try:
-            self._fast = Fast.from_file(str(path))
-        except BaseException as error:  # tokenizers raises nothing more specific, and panics of Rust are no Exception
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            raise WeftError(f"{path}: not a readable tokenizer: {error}") from error
+        self._fast = parse_tokenizer(read_text(path), path)
         self._fast.no_padding()
         self._fast.no_truncation()
 

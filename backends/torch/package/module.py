@@ -18,7 +18,8 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes.blocks import Stored
 from weft.ir.recipes.readers import TensorReader
-from weft.ir.recipes.streams import stream
+from weft.ir.recipes.streams import narrow, stream
+from weft.ir.types import dtypes
 
 from .. import kernels
 from ..codegen.source import Source, write_source
@@ -81,7 +82,10 @@ def tensor(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tens
         return tensor.to(getattr(torch, TORCH_NAMES[kind.name]))
     if param.recipe.constant:
         return tensor.to(torch.float32)
-    return tensor.to(getattr(torch, TORCH_NAMES[kind.name]) if param.recipe.has(Stored) else dtype)
+    stored = tensor.to(getattr(torch, TORCH_NAMES[kind.name]) if param.recipe.has(Stored) else dtype)
+    if not torch.isfinite(stored).all():
+        narrow(array, dtypes.parse(str(stored.dtype).removeprefix("torch.")), param.name)  # raises
+    return stored
 
 
 def load(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:

@@ -14,9 +14,9 @@ from weft.ir.errors import WeftError
 
 from ...formats.hf import load_folder
 from ...formats.hf.adapter import ADAPTER_CONFIG, is_adapter
-from ...formats.hf.folder import copy_tokenizer, tokenizer_files
 from ...formats.hf.hub import hub_snapshot
 from ...formats.hf.safetensors import weight_files
+from ...formats.hf.tokens.files import copy_tokenizer, tokenizer_files
 from ...formats.weft.merging import merge_into
 from ...formats.weft.model_folder import GRAPH, read_model
 from ...model import Model
@@ -64,6 +64,7 @@ def load_with_adapters(
         tokenizer=partial(copy_tokenizer, home) if tokenizer_files(home) else None,
         files=files,
         stamps={file: before[file] for file in files if file in before},
+        notes=folder.notes,
         adapters=tuple(adapter.path for adapter in merged),
         family=family,
         without=tuple(without),

@@ -81,15 +81,16 @@ def architecture_file(spec: str) -> Path | None:
 
 def _from_gguf(spec: str, path: Path) -> Model:
     from ...formats.gguf.load import load_gguf
+    from ...formats.gguf.parts import part_files
     from ...formats.gguf.tokenizer import has_tokenizer, write_tokenizer
 
-    before = stamps([path])
+    before = stamps(part_files(path))
     reader, loaded = load_gguf(path)
     return Model(
         spec=spec,
         description=f"GGUF file {path.name}",
         tokenizer=partial(write_tokenizer, reader.metadata) if has_tokenizer(reader.metadata) else None,
-        files=(path,),
+        files=tuple(before),
         stamps=before,
         **vars(loaded),
     )

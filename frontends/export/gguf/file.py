@@ -21,7 +21,7 @@ from weft.ir.documents import shown
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array, TensorReader
-from weft.ir.recipes.streams import stream
+from weft.ir.recipes.streams import check_finite, stream
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
@@ -77,8 +77,10 @@ def write_gguf(
         blocks[name] = partial(blocks_of, name, codes, reader, rounding)
         tensors[name] = Tensor(codes.shape, kind_of(codes.layout) or kind, blocks[name])
     facts = _facts(model, [t.dtype for name, t in tensors.items() if name in kept] or [kind])
+    embedding = found.tensors.get("token_embd.weight")
+    tokens = {} if embedding is None else tokenizer_metadata(model, embedding.shape[0], note)
     with whole_file(Path(out), model.files) as path:
-        _write(path, found, {**tokenizer_metadata(model), **facts}, tensors, blocks, progress)
+        _write(path, found, {**tokens, **facts}, tensors, blocks, progress)
         model.check_unchanged()
     if kept:
         note(f"weights that keep their codes: {counted_layouts(kept)}")
@@ -164,7 +166,12 @@ def _blocks(name: str, tensor: Tensor) -> Iterator[Array]:
 
     for values in tensor.blocks():
         rows = np.ascontiguousarray(values, np.float32).reshape(-1, tensor.shape[-1])
-        yield quantize(rows, GGMLQuantizationType.Q8_0).reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):  # refused below
+            blocks = quantize(rows, GGMLQuantizationType.Q8_0)
+            largest = np.abs(rows).reshape(-1, BLOCK).max(-1)
+        scales = np.ascontiguousarray(blocks.reshape(len(largest), -1)[:, :2]).view(np.float16)[:, 0]
+        check_finite(largest, scales, tensor.dtype, name)
+        yield blocks.reshape(-1)
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:

@@ -3,39 +3,49 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from weft.backends.runtime.text.chat import read_templates, special_tokens, text_of
 from weft.backends.storage import scratch_folder
-from weft.ir.documents import read_json, read_text
+from weft.ir.documents import read_json
 from weft.ir.errors import WeftError
 
 from ...formats.gguf import GGUFTensors
 from ...formats.gguf.splits import SPLITS
-from ...formats.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from ...formats.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from ...model import Model
 
 _GPT2 = SPLITS["gpt-2"]
 
 
-def tokenizer_metadata(model: Model) -> dict[str, Any]:
-    """The metadata that describe the tokenizer of `model`; nothing if it has none.
+def tokenizer_metadata(model: Model, rows: int, note: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """The metadata that describe the tokenizer of `model`, whose embedding has `rows` rows; nothing if it has none.
+
+    `note` is told of tokens that end an answer and have no key.
 
     Raises:
-        WeftError: if it is of a kind that GGUF has no words for.
+        WeftError: if it is of a kind that GGUF has no words for, or has more tokens than rows.
     """
     if (origin := model.origin("gguf")) is not None:
         metadata = GGUFTensors(origin).metadata
-        return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
-    if model.tokenizer is None:
+        found = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+    elif model.tokenizer is None:
         return {}
-    with scratch_folder() as scratch:
-        model.tokenizer(scratch)
-        return _of_files(scratch, model)
+    else:
+        with scratch_folder() as scratch:
+            model.tokenizer(scratch)
+            found = _of_files(scratch, model, rows, note)
+    if (count := len(found.get("tokenizer.ggml.tokens", ()))) > rows:
+        raise WeftError(
+            f"{model.spec}: its tokenizer has {count} tokens and its embedding {rows} rows, which llama.cpp does not "
+            "load: resize the embedding (resize_token_embeddings of transformers)"
+        )
+    return found
 
 
-def _of_files(folder: Path, model: Model) -> dict[str, Any]:
+def _of_files(folder: Path, model: Model, rows: int, note: Callable[[str], None]) -> dict[str, Any]:
     from tokenizers import Tokenizer
 
     if not (folder / "tokenizer.json").is_file():
@@ -45,30 +55,30 @@ def _of_files(folder: Path, model: Model) -> dict[str, Any]:
     except Exception as e:  # tokenizers raises nothing more specific
         raise WeftError(f"{model.spec}: its tokenizer.json is not a readable tokenizer: {e}") from e
     read = read_json(folder / "tokenizer.json")
-    config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config = read_json(config_file) if config_file.is_file() else {}
-    template = read_text(template_file) if template_file.is_file() else config.get("chat_template")
-    tokens, types = _tokens(read, model)
+    templates, config = read_templates(folder)[1], special_tokens(folder)
+    tokens, types = _tokens(read, model, rows)
     keys: dict[str, Any] = {"tokens": tokens, **_merging(read, tokens, types, model), "token_type": types}
     meta = model.graph.meta
     eos = meta.get("eos_token_ids") or [None]
     index = {token: i for i, token in enumerate(tokens)}
-    unknown = read["model"].get("unk_token") or _text(config.get("unk_token"))
+    unknown = read["model"].get("unk_token") or text_of(config.get("unk_token"))
     ids = {"bos": meta.get("bos_token_id"), "eos": eos[0], "padding": meta.get("pad_token_id")}
+    # llama.cpp ends answers at these, too. Messages (eom) are told from turns (eot) by the text alone.
+    further = sorted(eos[1:], key=lambda i: i < len(tokens) and "eom" in tokens[i])
+    ids |= dict(zip(("eot", "eom"), further, strict=False))
+    if further[2:]:
+        note(
+            f"a GGUF file names three tokens that end an answer, and the model has {len(eos)}: {further[2:]} are left "
+            "out"
+        )
     ids["unknown"] = index.get(unknown) if unknown else None
     keys |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
     keys["add_bos_token"] = _begins(read, ids["bos"], index)
     named = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
-    return named | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})
+    return named | {"tokenizer.chat_template" + f".{name}".removesuffix(".default"): t for name, t in templates.items()}
 
 
-def _text(token: Any) -> str | None:
-    """The text of a special token, which a config may describe at length."""
-    text = token.get("content") if isinstance(token, Mapping) else token
-    return text if isinstance(text, str) else None
-
-
-def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]]:
+def _tokens(read: Mapping[str, Any], model: Model, rows: int) -> tuple[list[str], list[int]]:
     """Tokens by id, with fillers where the embedding has more rows than that, and their types."""
     vocab, added = read["model"].get("vocab"), {t["id"]: t for t in read.get("added_tokens", [])}
     if not isinstance(vocab, Mapping) or read["model"].get("type") != "BPE":
@@ -77,7 +87,7 @@ def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]
             f"{model.spec}: its tokenizer is {other}, and GGUF describes BPE; without tokenizer.json the file has none"
         )
     by_id = {i: token for token, i in vocab.items()} | {i: t["content"] for i, t in added.items()}
-    count = max(max(by_id) + 1, model.graph.meta.get("vocab") or 0)
+    count = max(max(by_id) + 1, rows)
     unknown = vocab.get(read["model"].get("unk_token"))
 
     def kind(i: int) -> int:
@@ -85,7 +95,8 @@ def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]
             return UNKNOWN
         if i in added:
             return CONTROL if added[i]["special"] else USER_DEFINED
-        token = by_id.get(i, "")
+        if (token := by_id.get(i)) is None:
+            return UNUSED
         return BYTE if len(token) == 6 and token.startswith("<0x") and read["model"].get("byte_fallback") else NORMAL
 
     return [by_id.get(i, f"[PAD{i}]") for i in range(count)], [kind(i) for i in range(count)]

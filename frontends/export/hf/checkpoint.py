@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from weft.backends.storage import PROVENANCE, seal, whole_folder
 from weft.backends.storage.safetensors import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
@@ -17,7 +15,8 @@ from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ...formats.hf.folder import Folder, check_inside
+from ...formats.hf.folder import Folder
+from ...formats.hf.tokens.files import check_inside, write_json
 from ...formats.weft.manifest import hashing, provenance
 from ...model import Model
 from ..inversion import groups, restore
@@ -65,11 +64,6 @@ def write_folder(
             model.tokenizer(folder)
         write_shards(folder, _tensors(model, stored, params), shard_bytes)
         seal(folder, PROVENANCE, provenance(model, hashes()))
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a config."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def copy_generation(source: Path, folder: Path) -> bool:

@@ -19,6 +19,7 @@ from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 
 from ...formats.hf import Folder, text_side
+from ...formats.hf.tokens.files import write_json
 from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, Family, describe
@@ -27,7 +28,7 @@ from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import proposals
 from ..inversion import Made, Shape
 from . import compressed
-from .checkpoint import CONFIG_NAMES, copy_generation, write_json
+from .checkpoint import CONFIG_NAMES, copy_generation
 from .configs import exported, propose
 
 UNLOADABLE = ("falcon", "gpt_bigcode", "mamba2")  # whose code reads `weight` of its layers, which those of codes lack

@@ -14,13 +14,14 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
 from weft.ir.types.dtypes import DType
 
-from .header import TensorInfo, read_header
+from .header import TensorInfo
+from .parts import read_parts
 
 DECODE_BLOCKS = 4096  # blocks dequantized at once: temporaries stay in cache
 
 
 class GGUFTensors:
-    """The tensors and metadata of the GGUF file at `path`, read on demand.
+    """The tensors and metadata of the GGUF file at `path`, read on demand; of all parts, where it is one of several.
 
     Names, values and row order are the file's own (llama.cpp's: for the llama family the rows of q and k are permuted
     for interleaved rotary embedding). Weights are read with plain file reads, never mapped, so only the rows asked for
@@ -33,10 +34,12 @@ class GGUFTensors:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        header = read_header(self.path)
-        self.version = header.version
-        self.metadata: Mapping[str, Any] = header.metadata
-        self._tensors = header.tensors
+        parts = read_parts(self.path)
+        first, *_ = parts.values()
+        self.version = first.version
+        self.metadata: Mapping[str, Any] = first.metadata
+        self._tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
+        self._files = {name: file for file, part in parts.items() for name in part.tensors}
 
     def __repr__(self) -> str:
         return f"GGUFTensors({str(self.path)!r}, {len(self._tensors)} tensors)"
@@ -102,9 +105,11 @@ class GGUFTensors:
 
     def _load(self, info: TensorInfo, start: int, count: int) -> Array:
         try:
-            raw = np.fromfile(self.path, np.uint8, count, offset=info.offset + start)
+            raw = np.fromfile(self._files[info.name], np.uint8, count, offset=info.offset + start)
         except OSError as error:
             raise WeftError(f"{self.path} cannot be read: {error.strerror or error}") from error
         if len(raw) < count:
-            raise WeftError(f"{self.path} ends inside tensor {info.name}: it has shrunk since it was opened")
+            raise WeftError(
+                f"{self._files[info.name]} ends inside tensor {info.name}: it has shrunk since it was opened"
+            )
         return raw

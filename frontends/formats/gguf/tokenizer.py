@@ -12,7 +12,6 @@ exaone-moe). Its `encode` never adds BOS.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from weft.ir.documents import Record, fits, shown, type_name
 from weft.ir.errors import WeftError
 
+from ..hf.tokens.files import write_json
 from .splits import SPLITS, WHOLE_PIECES
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Metadata = Mapping[str, Any]
 
 # Token types of the specification.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 # Tokens that end a turn whatever the file calls the end of the text (llama.cpp's list; older files name only one).
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<EOT>")
 # What a file that leaves these out means, by tokenizer kind (the format spells it "seperator").
@@ -111,8 +111,8 @@ def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     text = tokenizer.to_str(pretty=True)  # its own save() reports a full disk as a bare Exception
     (out_dir / "tokenizer.json").write_text(text, encoding="utf-8")
-    _write_json(out_dir / "tokenizer_config.json", config)
-    _write_json(out_dir / "special_tokens_map.json", special)
+    write_json(out_dir / "tokenizer_config.json", config)
+    write_json(out_dir / "special_tokens_map.json", special)
     if template := Record("the GGUF metadata", metadata).text("tokenizer.chat_template", ""):
         (out_dir / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
 
@@ -316,7 +316,3 @@ def _template(vocab: _Vocab, begin: list[str], end: list[str]) -> Any:
     return TemplateProcessing(
         single=single, pair=[*single, *second], special_tokens=[(t, vocab.index[t]) for t in dict.fromkeys(begin + end)]
     )
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

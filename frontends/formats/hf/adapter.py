@@ -20,7 +20,8 @@ from weft.ir.recipes import Recipe, Source
 from .safetensors import ADAPTER_WEIGHTS, SafetensorsFile
 
 ADAPTER_CONFIG = "adapter_config.json"
-_PREFIX = "base_model.model."
+# What wrappers put before names, once or more: PEFT, torch.compile, DistributedDataParallel.
+_WRAPPERS = re.compile(r"^(?:(?:base_model\.model|base_model(?=\.base_model)|module|_orig_mod)\.)+|(?<=\.)_orig_mod\.")
 _PARTS = re.compile(
     r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B"
     r"|lora_magnitude_vector(?:\.weight)?|token_adapter\.trainable_tokens_delta)"
@@ -167,13 +168,21 @@ def read_adapter(folder: Path, number: int = 0) -> Adapter:
 
 def _sort(adapter: Adapter, key: str, modules: dict[tuple[str, int], Update]) -> None:
     """Put the tensor `key` where it belongs; factors go to their module, and how often that is wrapped."""
-    name = key.removeprefix(_PREFIX)
+    name = _WRAPPERS.sub("", key).replace(".token_adapter.base_layer.", ".base_layer.")
     match = _PARTS.fullmatch(name)
     if match is None:
         if ".lora_" in name or ".token_adapter." in name:
-            raise adapter.error(f": tensor {key!r} is of no kind that weft can merge")
-        below = name.replace(".base_layer.", ".")
-        (adapter.replaced if below == name else adapter.resaved)[below] = key
+            raise adapter.error(
+                f": tensor {key!r} is of no kind that weft can merge; save_pretrained of PEFT writes such"
+            )
+        # With resized embeddings, PEFT also saves the modules that it has replaced, and their replacements once more.
+        if ".original_module." in name or (saved := name.replace(".modules_to_save.", ".")) in adapter.replaced:
+            return
+        below = saved.replace(".base_layer.", ".")
+        kind = adapter.replaced if below == saved else adapter.resaved
+        if below in kind and saved == name and ".modules_to_save." not in kind[below]:
+            raise adapter.error(f": {kind[below]!r} and {key!r} are the same tensor")
+        kind[below] = key
         return
     module, part = match.groups()
     if part.startswith("token_adapter"):
@@ -257,7 +266,10 @@ def _targeted(config: Mapping[str, Any], module: str) -> list[str]:
 def _check_config(config: Mapping[str, Any], path: Path) -> None:
     """Check that the adapter is one that can be merged, and that what is read of `config` has its type."""
     if (kind := config.get("peft_type")) != "LORA":
-        raise WeftError(f"{path}: peft_type is {kind!r}; only LORA can be merged into weights here")
+        raise WeftError(
+            f"{path}: peft_type is {kind!r}, and weft merges LORA only: merge it with PEFT (merge_and_unload), and "
+            "name the folder of the result"
+        )
     for key, value in config.items():
         if value and key not in _OF_TRAINING | _READ:
             raise WeftError(f"{path}: {key}={value!r} is a kind of LoRA that weft cannot merge")

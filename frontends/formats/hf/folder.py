@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,55 +22,17 @@ from .contents import unread_files, unread_generation
 from .merging import load_merged
 from .quantized import dequantized
 from .safetensors import SafetensorsReader, weight_files
+from .tokens.added import named_token
+from .tokens.files import check_inside, tokenizer_files
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-)
 SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
+NAMED = ("bos_token_id", "eos_token_id", "pad_token_id")  # where no config has an id, the tokenizer's name counts
 QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # in place of a part of config.json, once
 POOLING = {  # of sentence-transformers: ours
     **{"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"},
     **{"lasttoken": "last", "weightedmean_tokens": "weighted"},
     **{"cls": "cls", "mean": "mean", "max": "max", "weightedmean": "weighted"},  # the values of pooling_mode
 }
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """The tokenizer's files in `folder`.
-
-    Raises:
-        WeftError: if one is a link that leads out of the folder: a copy of it would publish what it points to.
-    """
-    files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    for file in files:
-        check_inside(folder, file)
-    return files
-
-
-def check_inside(folder: Path, file: Path) -> None:
-    """Check that `file` lies in `folder`, links followed; snapshots of the hub's cache link to blobs beside them.
-
-    Raises:
-        WeftError: if it does not.
-    """
-    home, real = folder.resolve(), file.resolve()
-    root = home.parents[1] if home.parent.name == "snapshots" else home
-    if not real.is_relative_to(root):
-        raise WeftError(f"{file} is a link to {real}, outside of the model's folder: copy the file if it belongs there")
-
-
-def copy_tokenizer(folder: Path, out: Path) -> None:
-    """Copy the tokenizer's files from `folder` to the folder `out`."""
-    for file in tokenizer_files(folder):
-        shutil.copyfile(file, out / file.name)
 
 
 @dataclass(frozen=True)
@@ -111,6 +72,15 @@ class Folder:
         configs = [self.path / name for name in ("config.json", "generation_config.json", *QUANTIZED_BY)]
         return (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weight_files(self.path))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks for users on how the folder is read."""
+        wrappers = SafetensorsReader(self.path).wrappers
+        said = " and ".join(map(repr, wrappers))
+        return (
+            (f"{self.path}: names of tensors are read without {said}, which wrappers of modules add",) if said else ()
+        )
+
     def weights(self) -> TensorReader:
         """The tensors; quantized ones as the numbers they stand for.
 
@@ -126,7 +96,8 @@ class Folder:
             for file, config in (("generation_config.json", self.generation), ("config.json", self.config)):
                 if config.get(name) not in (None, -1):  # -1 is how the first Llamas say that there is none
                     return Record(self.path / file, config).tokens(name)
-            return []
+            token = named_token(self.path, name.removesuffix("_id")) if name in NAMED else None
+            return [] if token is None else [token]
 
         single = {name: next(iter(ids(name)), None) for name in SPECIAL_TOKENS}
         never = {name: ids(name) for name in ("suppress_tokens", "begin_suppress_tokens")}

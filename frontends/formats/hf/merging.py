@@ -56,22 +56,21 @@ class JoinedReader(Rerouted):
 
 
 @dataclass(frozen=True)
-class _Untied(Rerouted):
-    """The reader `base` with the tensor `head`, which is its tensor `embed`."""
+class _Replaced(Rerouted):
+    """The reader `base` with other tensors in the place of some, or besides its own: `others` by key."""
 
     base: TensorReader
-    head: str
-    embed: str
+    others: Mapping[str, tuple[TensorReader, str]]
 
     @property
     def path(self) -> Path:
         return self.base.path
 
     def keys(self) -> Iterable[str]:
-        return dict.fromkeys((*self.base.keys(), self.head))
+        return dict.fromkeys((*self.base.keys(), *self.others))
 
     def find(self, key: str) -> tuple[TensorReader, str]:
-        return self.base, self.embed if key == self.head else key
+        return self.others.get(key, (self.base, key))
 
 
 def join_adapters(base: TensorReader, folders: Sequence[Path]) -> TensorReader:
@@ -85,15 +84,17 @@ def load_merged(
     """Load the model of `config` and `base` with the adapters in `folders` merged into it, in that order.
 
     Where an adapter changes the embedding or the head of a model that ties them, they become two weights: that is what
-    PEFT computes before it merges.
+    PEFT computes before it merges. Where one brings an embedding of more or fewer tokens, the model has as many.
 
     Raises:
         WeftError: naming the adapter, and the key or tensor that is unsound, that does not fit the base model, or that
             nothing reads.
     """
     adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
-    loaded = load(family, config, base, source)
-    merger = merge(_FamilyMerger(family, config, base, source, loaded), adapters)
+    resized = _FamilyMerger(family, config, base, source, load(family, config, base, source))
+    for adapter in adapters:
+        resized = resized.resized(adapter)
+    merger = merge(resized, adapters)
     assert isinstance(merger, _FamilyMerger)
     return merger.loaded, adapters
 
@@ -123,6 +124,7 @@ class Merger(abc.ABC):
     def __init__(self, graph: Graph, base: TensorReader, source: str, tied: bool, head: str = "") -> None:
         self.graph, self.base, self.source, self.tied, self.head = graph, base, source, tied, head
         self.keys = frozenset(base.keys()) | ({head} if head else set())
+        self.layout = base  # the shapes of the weights, where an adapter changes those of the base
         self.weights: dict[str, Recipe] = {}
         self.owner: dict[str, str] = {}  # of a weight that is not the base's: what said so
         self.stacks: dict[str, tuple[Adapter, list[Recipe]]] = {}  # updates of what the checkpoint has by expert
@@ -143,7 +145,8 @@ class Merger(abc.ABC):
     def unties(self, adapter: Adapter) -> bool:
         """Return whether `adapter` changes the embedding or head of a tied model, which must then be untied."""
         names = (*adapter.updates, *adapter.replaced)
-        return any(self.find(name) == self.embed or self.is_head(name) for name in names)
+        heads = (*names, *adapter.resaved)
+        return any(self.find(name) == self.embed for name in names) or any(map(self.is_head, heads))
 
     @abc.abstractmethod
     def is_head(self, name: str) -> bool:
@@ -192,7 +195,8 @@ class Merger(abc.ABC):
             self._put(self.known(name, key, adapter), key, adapter, changed)
         for name, tokens in adapter.tokens.items():
             home = self.known(name, tokens.key, adapter)
-            if self.head or {home} & {self.find(other) for other in (*adapter.updates, *adapter.replaced)}:
+            untied = self.head and not {self.embed, self.head} <= set(map(self.find, adapter.tokens))
+            if untied or home in map(self.find, (*adapter.updates, *adapter.replaced)):
                 raise adapter.error(
                     ": trainable_token_indices beside other changes of the embedding, or "
                     "of a head that is tied to it, cannot be merged"
@@ -207,7 +211,11 @@ class Merger(abc.ABC):
             self.owner[home] = str(adapter.path)
             self._check(home, reader, adapter, update.up, update.down, update.magnitude)
             if update.bias:
-                bias = self.known(name.removesuffix("weight") + "bias", update.bias, adapter)
+                bias = self.find(name.removesuffix("weight") + "bias")
+                if bias is None or bias not in self.read:
+                    raise adapter.error(
+                        f" has {update.bias!r} (lora_bias), but {home} has no bias it could be added to"
+                    )
                 added = scaled(adapter.tensor(update.bias), update.scale)
                 self.weights[bias] = Add((self.weight(bias), added))
                 self._check(bias, reader, adapter, update.bias)
@@ -257,7 +265,7 @@ class Merger(abc.ABC):
         self.owner[home] = str(adapter.path)
 
     def _shape(self, home: str) -> tuple[int, ...]:
-        return self.base.shape(self.embed if home == self.head else home)
+        return self.layout.shape(self.embed if home == self.head else home)
 
     def _check(self, home: str, reader: TensorReader, adapter: Adapter, *keys: str) -> None:
         """Check that the weight `home` has kept its shape."""
@@ -319,6 +327,33 @@ class _FamilyMerger(Merger):
         super().__init__(loaded.graph, base, source, loaded.settings.tie, head)
         self.family, self.config, self.loaded = family, config, loaded
 
+    def resized(self, adapter: Adapter) -> _FamilyMerger:
+        """The model with as many tokens as the embedding that `adapter` brings, if it brings one of another size.
+
+        Raises:
+            WeftError: if it brings no head of that size.
+        """
+        brought = {home: key for name, key in (adapter.resaved | adapter.replaced).items() if (home := self.find(name))}
+        rows = adapter.reader.shape(brought[self.embed])[0] if self.embed in brought else 0
+        before = self._shape(self.embed)[0] if rows else 0
+        if rows == before:
+            return self
+        others: dict[str, tuple[TensorReader, str]] = {
+            home: (adapter.reader, key)
+            for home, key in brought.items()
+            if (rows, *self._shape(home)[1:]) == adapter.reader.shape(key) and self._shape(home)[0] == before
+        }
+        heads = [key for key in self.keys if self.is_head(key) and key in self.read]
+        if "vocab_size" not in self.config or not others.keys() >= {self.embed, *heads}:
+            missing = f" but no {heads[0]} of as many" if heads else " and the config of the model has no vocab_size"
+            raise adapter.error(f" has an embedding of {rows} tokens in the place of {before},{missing}")
+        config, layout = {**self.config, "vocab_size": rows}, _Replaced(self.layout, others)
+        merger = _FamilyMerger(
+            self.family, config, self.base, self.source, load(self.family, config, layout, self.source)
+        )
+        merger.layout = layout
+        return merger
+
     def is_head(self, name: str) -> bool:
         head = self.family.names.get("lm_head")
         return isinstance(head, str) and name.removeprefix(self.family.prefix) == f"{head}.weight"
@@ -326,18 +361,23 @@ class _FamilyMerger(Merger):
     def untied(self) -> _FamilyMerger:
         head, embed = f"{self.family.names.get('lm_head')}.weight", self.embed
         config = {**self.config, "tie_word_embeddings": False}
-        loaded = load(self.family, config, _Untied(self.base, head, embed), self.source)
+        layout = _Replaced(self.layout, {head: (self.layout, embed)})
+        loaded = load(self.family, config, layout, self.source)
         if replace(loaded.settings, tie=True) != self.loaded.settings or "lm_head.weight" not in loaded.graph.params:
             raise WeftError(
                 f"{self.source}: an adapter changes the embedding or the head, which this model ties; "
                 f"weft cannot part them in {self.family.model_types[0]} models"
             )
         merger = _FamilyMerger(self.family, config, self.base, self.source, loaded, head)
+        merger.layout = self.layout
         merger.weights[head] = Source(embed)
         return merger
 
     def spellings(self, name: str) -> Iterator[str]:
         aliases, prefix = self.family.aliases.items(), self.family.prefix
+        head = self.family.names.get("lm_head")
+        if isinstance(head, str) and name.startswith("lm_head."):  # the module in transformers, whatever the file says
+            yield name.replace("lm_head", head)
         for s in (name, *(name.replace(a, b) for a, b in aliases), *(name.replace(b, a) for a, b in aliases)):
             yield from (s, prefix + s, s.removeprefix(prefix))
 

@@ -13,7 +13,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from weft.ir.types.dtypes import DType
 from ..tiling import check_tiled
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of an adapter in the same folder; no part of the model
+_WRAPPERS = ("_orig_mod.", "module.")  # of torch.compile, and of DistributedDataParallel
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 MOST_VALUES = 2_000_000  # in a header: some 200,000 tensors; Python takes 1.5 kB for one
 MOST_AXES = 32  # numpy 1 has no more
@@ -175,7 +176,8 @@ class Rerouted(ABC):
 
 
 class SafetensorsReader(Rerouted):
-    """The tensors of a Hugging Face folder: model.safetensors, or the shards that its index names.
+    """The tensors of a Hugging Face folder: model.safetensors, or the shards that its index names; by names without
+    those that torch.compile and DistributedDataParallel put before them (`wrappers`).
 
     Raises:
         WeftError: if there are no weights, a shard is missing on disk or from the index, or a file is unsound.
@@ -183,21 +185,24 @@ class SafetensorsReader(Rerouted):
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
-        names = _weight_map(folder)
-        self.files = {name: SafetensorsFile(folder / name) for name in sorted(set(names.values()))}
-        if set(names) == set(self.files):  # no index: every file says what it holds
-            names = {}
-            for name, file in self.files.items():
-                if twice := names.keys() & file.tensors.keys():
-                    raise WeftError(
-                        f"{folder}: tensor {min(twice)!r} is in {names[min(twice)]} and in {name}, and no {INDEX} says "
-                        "which counts; take one of the files out of the folder"
-                    )
-                names |= dict.fromkeys(file.tensors, name)
-        for key, name in names.items():
-            if key not in self.files[name].tensors:
+        indexed = _weight_map(folder)
+        self.files = {name: SafetensorsFile(folder / name) for name in sorted(set(indexed.values()))}
+        homes: dict[str, str] = {}  # as transformers, by what the files hold: an index may leave tensors out
+        for name, file in self.files.items():
+            both = homes.keys() & file.tensors.keys()
+            if twice := {key for key in both if indexed.get(key) not in (name, homes[key])}:
+                raise WeftError(
+                    f"{folder}: tensor {min(twice)!r} is in {homes[min(twice)]} and in {name}, and no {INDEX} says "
+                    "which counts; take one of the files out of the folder"
+                )
+            homes |= {key: name for key in file.tensors if indexed.get(key, name) == name or key not in homes}
+        for key, name in indexed.items():
+            if key not in homes and key != name:
                 raise WeftError(f"{folder / INDEX} says tensor {key!r} is in {name}, but it is not there")
-        self._home = names
+        plain, self.wrappers = _unwrapped(homes)
+        self._home = {plain[key]: (name, key) for key, name in homes.items()}
+        if len(self._home) < len(homes):
+            raise WeftError(f"{folder}: a tensor is there with and without {self.wrappers[0]!r} in its name")
 
     def __repr__(self) -> str:
         return f"SafetensorsReader({str(self.path)!r}, {len(self._home)} tensors)"
@@ -213,19 +218,33 @@ class SafetensorsReader(Rerouted):
     def find(self, key: str) -> tuple[SafetensorsFile, str]:
         if key not in self._home:
             raise WeftError(f"{self.path} has no tensor {key!r}")
-        return self.files[self._home[key]], key
+        name, stored = self._home[key]
+        return self.files[name], stored
+
+
+def _unwrapped(keys: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """The names of the tensors `keys` without those of wrappers of modules or of all, and these."""
+    names = {key: key.replace(f".{_WRAPPERS[0]}", ".") for key in keys}
+    found = [_WRAPPERS[0]] if any(key != name for key, name in names.items()) else []
+    while outer := next((w for w in _WRAPPERS if names and all(name.startswith(w) for name in names.values())), ""):
+        names = {key: name.removeprefix(outer) for key, name in names.items()}
+        found.append(outer)
+    return names, list(dict.fromkeys(found))
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files in `folder` that hold weights of the model itself."""
-    return sorted(path for path in folder.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS)
+    """Return the files in `folder`, and those in folders of it that an index names, that hold weights of the model."""
+    paths = {path for path in folder.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS}
+    if (folder / INDEX).is_file() and not (folder / "model.safetensors").is_file():
+        paths |= {path for name in set(_index(folder).values()) if (path := folder / name).is_file()}
+    return sorted(paths)
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
     """Tensor name -> file name; without an index, file name -> file name."""
     if (folder / "model.safetensors").is_file():
         return {"model.safetensors": "model.safetensors"}
-    found = [path.name for path in weight_files(folder)]
+    found = [path.relative_to(folder).as_posix() for path in weight_files(folder)]
     if not (folder / INDEX).is_file():
         if not found:
             other = any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth"))
@@ -233,19 +252,25 @@ def _weight_map(folder: Path) -> dict[str, str]:
             raise WeftError(f"{folder} has no safetensors weights{hint}")
         _complete(folder, found)
         return {name: name for name in found}
-    try:
-        names: dict[str, str] = Record.read(folder / INDEX).get("weight_map", dict[str, str])
-    except WeftError as e:
-        raise WeftError(f"{folder / INDEX} is not a safetensors index: {e}") from e
-    if not names or any("/" in file for file in names.values()):
-        raise WeftError(f"{folder / INDEX} is not a safetensors index: its weight_map is empty or names other folders")
+    names = _index(folder)
     for name in sorted(set(names.values())):
         if name not in found:
             raise WeftError(f"{folder} lacks the shard {name} that {INDEX} names; fetch it too")
     for name in found:
         if name not in names.values() and _shard(name):
             raise WeftError(f"{folder / name} is missing from {INDEX}")
-    return dict(names)
+    return names
+
+
+def _index(folder: Path) -> dict[str, str]:
+    """The file of each tensor, below `folder`, as its index says."""
+    try:
+        names: dict[str, str] = dict(Record.read(folder / INDEX).get("weight_map", dict[str, str]))
+    except WeftError as e:
+        raise WeftError(f"{folder / INDEX} is not a safetensors index: {e}") from e
+    if not names or any(PurePosixPath(file).is_absolute() or ".." in file.split("/") for file in names.values()):
+        raise WeftError(f"{folder / INDEX} is not a safetensors index: its weight_map is empty or names other folders")
+    return names
 
 
 def _shard(name: str) -> re.Match[str] | None:

@@ -31,8 +31,8 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
 from ...model import Model
-from ..hf.folder import copy_tokenizer, tokenizer_files
 from ..hf.safetensors import SafetensorsReader
+from ..hf.tokens.files import copy_tokenizer, tokenizer_files
 from .manifest import PROVENANCE, hashing, provenance
 from .metadata import check_metadata
 

@@ -16,7 +16,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ...dsl import GatedMLP, MoE, RoPE
-from .family import Architecture, Config, Fetch, Rule, Template, in_layers, key, required
+from .family import Architecture, Config, Fetch, Lookup, Rule, Template, in_layers, key, required
 from .rope_config import FREQUENCIES, LONG, SHORT, rope_of_gguf
 from .settings import Settings
 from .templates import half_of_each, packed_parts
@@ -92,16 +92,28 @@ def most_kv_heads(config: Config) -> int | None:
     return max(said) if isinstance(said, list) else said
 
 
+class _EachLayer(Lookup):
+    """A setting that files give once, or for each layer; heads that differ stay a list, which is refused."""
+
+    def __call__(self, config: Config) -> Any:
+        value, layers = super().__call__(config), key("block_count")(config)
+        if not isinstance(value, list) or len(value) < layers:
+            return value
+        value = value[:layers]  # it may go on to layers that predict further tokens
+        return value[0] if value == value[:1] * layers else tuple(value) if self.keys == _WIDTH else value
+
+
+_WIDTH = ("feed_forward_length",)
 BASE = Architecture(
     model_types=(),
     settings={
         "vocab": key("vocab_size"),
         "dim": key("embedding_length"),
         "layers": key("block_count"),
-        "heads": key("attention.head_count"),
-        "kv_heads": key("attention.head_count_kv", default=None),
+        "heads": _EachLayer(("attention.head_count",)),
+        "kv_heads": _EachLayer(("attention.head_count_kv",), None),
         "head_dim": key("attention.key_length", default=None),
-        "ffn": key("feed_forward_length"),
+        "ffn": _EachLayer(_WIDTH),
         "eps": key("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
         "context": _context,
         "rope": rope_of_gguf,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...errors import WeftError
 from ...types import dtypes
 from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks, integer_layout, offset_layout
 from ..combinators import Source
@@ -19,7 +18,7 @@ from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe, block_leaves
 from .quantize import CHUNK, joined
-from .spans import extremes, grouped, reciprocal, rounded_scales, with_sums
+from .spans import extremes, grouped, reciprocal, rounded_scales, unscaled, with_sums
 
 # Relative rounding errors of numbers in floats; in f32 those of multiplying and adding, too.
 UNITS = {dtypes.f64: 2.0**-20, dtypes.f32: 2.0**-20, dtypes.f16: 2.0**-11, dtypes.bf16: 2.0**-8}
@@ -64,8 +63,7 @@ class OnGrid(BlockRecipe):
                 if blocks.offsets is not None and layout.sums:
                     blocks = with_sums(groups, blocks.scales, blocks.offsets, layout)
             if not np.isfinite(blocks.scales).all():
-                found = "exceeds what scales in f16 reach" if np.isfinite(groups).all() else "is not finite"
-                raise WeftError(f"a weight of {', '.join(self.sources())} {found}: it cannot be quantized")
+                raise unscaled(groups, self.sources(), "f16")
             parts.append(blocks)
         return parts[0] if len(parts) == 1 else joined(parts)
 
@@ -109,7 +107,8 @@ def _lies_on(groups: Array, layout: BlockLayout, unit: float) -> bool:
         return False
     if (values < FEWEST).mean() > 0.5:  # a few values are on any grid
         return False
-    return bool(gridded(groups, layout, unit)[1].all())
+    with np.errstate(over="ignore", invalid="ignore"):  # such numbers lie on no grid
+        return bool(gridded(groups, layout, unit)[1].all())
 
 
 def _unit(leaf: Recipe, reader: TensorReader) -> float | None:

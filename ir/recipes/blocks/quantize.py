@@ -20,7 +20,7 @@ from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe
 from .searches import MINIMA, SEARCHES
-from .spans import grouped, nearest, with_sums
+from .spans import grouped, nearest, unscaled, with_sums
 
 CHUNK = 1 << 17  # numbers that are rounded at once: with what is made of them they stay in the processor's cache
 
@@ -161,8 +161,7 @@ def round_rows(
             scales, zeros = SEARCHES[search](groups, layout)
             made = Blocks(np.empty((*scales.shape, 0), np.uint8), scales, None, zeros)
     if not np.isfinite(made.scales).all():
-        found = "is not finite" if not np.isfinite(rows).all() else f"exceeds what scales in {layout.unit} reach"
-        raise WeftError(f"a weight of {', '.join(names)} {found}: it cannot be quantized")
+        raise unscaled(rows, names, str(layout.unit))
     if layout.sums or not with_codes:
         return made
     return made._replace(codes=nearest(groups, made.scales, made.zeros, layout))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from ...errors import WeftError
 from ...types import dtypes
 from ...types.block_layouts import BlockLayout, Blocks, integer_layout, largest_scales, level_scales, scale_levels
 from ..readers import Array
@@ -15,6 +18,14 @@ def grouped(rows: Array, group: int) -> Array:
     if short := -rows.shape[-1] % group:
         rows = np.concatenate([rows, np.zeros((*rows.shape[:-1], short), np.float32)], -1)
     return rows.reshape(*rows.shape[:-1], -1, group)
+
+
+def unscaled(rows: Array, names: Iterable[str], unit: str) -> WeftError:
+    """Return the error for `rows` of the tensors `names` that get no finite scales in the dtype `unit`."""
+    largest = float(np.abs(rows).max())
+    fault = f"exceeds what scales in {unit} reach, with {largest:g}" if np.isfinite(largest) else "is not finite"
+    advice = " (the argument keep of quantize leaves it as it is)" if np.isfinite(largest) else ""
+    return WeftError(f"a weight of {', '.join(names)} {fault}: it cannot be quantized{advice}")
 
 
 def extremes(groups: Array) -> tuple[Array, Array]:

@@ -48,13 +48,18 @@ def save_base(folder: Path, kind: str = "LlamaForCausalLM", **config: Any) -> Pa
     return folder
 
 
-def adapt(base: Path, out: Path, kind: str = "AutoModelForCausalLM", seed: int = 1, **lora: Any) -> torch.nn.Module:
-    """Write an adapter of the model in `base` into `out`; every tensor of it is drawn anew. Returns PEFT's model."""
+def adapt(
+    base: Path, out: Path, kind: str = "AutoModelForCausalLM", seed: int = 1, more: int = 0, **lora: Any
+) -> torch.nn.Module:
+    """Write an adapter of the model in `base` with `more` tokens into `out`; every tensor of it is drawn anew. Returns
+    PEFT's model."""
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT tells of tied weights, and of what it saves besides
         config = peft.LoraConfig(**{"r": 4, "lora_alpha": 6, **lora})
         net: Any = getattr(transformers, kind).from_pretrained(base)
+        if more:
+            net.resize_token_embeddings(net.config.vocab_size + more, mean_resizing=False)
         model = peft.get_peft_model(net, config)
         for name, parameter in model.named_parameters():
             if "magnitude" in name:

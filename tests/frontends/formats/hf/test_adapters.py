@@ -347,7 +347,7 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "shape": ("do not fit", with_tensor(f"{HOME}.lora_A.weight", 4, 31)),
     "ranks": ("no two factors of one rank", with_tensor(f"{HOME}.lora_A.weight", 5, 32)),
     "resized": (
-        "[63, 32] does not fit model.embed_tokens.weight [61, 32]",
+        "has an embedding of 63 tokens in the place of 61",
         with_tensor("base_model.model.model.embed_tokens.weight", 63, 32),
     ),
     "twice": ("are the same part of", with_tensor(f"{HOME}.lora_embedding_A", 4, 32)),

@@ -1,0 +1,93 @@
+"""The files of a tokenizer: which they are, and a copy of them that every library reads alike."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from weft.backends.runtime.text.chat import FURTHER, read_templates
+from weft.ir.documents import read_json
+from weft.ir.errors import WeftError
+
+from .added import CONFIG, VOCABULARY, merge_tokens
+
+TEMPLATE = "chat_template.jinja"
+_OLDER = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")  # of transformers 4
+TOKENIZER_FILES = (
+    *(VOCABULARY, CONFIG, "special_tokens_map.json", "added_tokens.json", TEMPLATE, "chat_template.json"),
+    *_OLDER,
+    "merges.txt",
+)
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The tokenizer's files in `folder`.
+
+    Raises:
+        WeftError: if one is a link that leads out of the folder: a copy of it would publish what it points to.
+    """
+    files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    files += sorted((folder / FURTHER).glob("*.jinja"))
+    for file in files:
+        check_inside(folder, file)
+    return files
+
+
+def check_inside(folder: Path, file: Path) -> None:
+    """Check that `file` lies in `folder`, links followed; the hub's snapshots and their folders link to blobs.
+
+    Raises:
+        WeftError: if it does not.
+    """
+    home, real = folder.resolve(), file.resolve()
+    root = next((at.parent for at in home.parents if at.name == "snapshots"), home)
+    if not real.is_relative_to(root):
+        raise WeftError(f"{file} is a link to {real}, outside of the model's folder: copy the file if it belongs there")
+
+
+def copy_tokenizer(folder: Path, out: Path) -> None:
+    """Copy the tokenizer's files from `folder` to the folder `out`, where each says all.
+
+    tokenizer.json has the tokens that only other files name, and neither cuts nor pads. Chat templates of
+    tokenizer_config.json that onnxruntime-genai cannot read, because there are several, become files of their own.
+    Raises WeftError if a file is unsound.
+    """
+    for file in tokenizer_files(folder):
+        copy = out / file.relative_to(folder)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
+    before = read_json(out / CONFIG) if (out / CONFIG).is_file() else {}
+    config = dict(before)
+    if (out / VOCABULARY).is_file():
+        # Without a config, transformers asks whether to run the code of a custom model.
+        config = (config or {"tokenizer_class": "PreTrainedTokenizerFast"}) | merge_tokens(folder, out)
+    elif other := next((name for name in _OLDER if (folder / name).is_file()), None):
+        raise WeftError(
+            f"{folder} has {other} and no {VOCABULARY}, which is what weft reads: make it with transformers, "
+            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}), or move {other} away, "
+            "for a model of token ids alone"
+        )
+    _write_templates(out, config)
+    if config != before:
+        write_json(out / CONFIG, config)
+
+
+def _write_templates(folder: Path, config: dict[str, Any]) -> None:
+    """Write chat templates into files, unless they are, or `config` has one alone, which stays there."""
+    path, templates = read_templates(folder)
+    if path.suffix == ".json" and not isinstance(config.get("chat_template"), str):
+        for name, text in templates.items():
+            file = folder / TEMPLATE if name == "default" else folder / FURTHER / f"{name}.jinja"
+            if file.parent.resolve() not in (folder.resolve(), (folder / FURTHER).resolve()):
+                raise WeftError(f"{path}: a chat template cannot be called {name!r}")
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text, encoding="utf-8", newline="")
+    if "chat_template" in config and (path.suffix != ".json" or not isinstance(config["chat_template"], str)):
+        del config["chat_template"]  # genai would read it, and transformers does not
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write `value` as JSON, as transformers does."""
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
