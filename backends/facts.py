@@ -37,6 +37,21 @@ class Sound:
 
 
 @dataclass(frozen=True)
+class Embedding:
+    """How an encoder embeds texts: the `prompts` that may go before them by name, the name of the `default` one, the
+    numbers of a vector that are kept (`truncate_dim`, None: all), whether tokens of prompts are pooled
+    (`include_prompt`), and whether more than a pooling makes the vector (`modules`), which is of unit length then
+    (`unit`)."""
+
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+    truncate_dim: int | None = None
+    include_prompt: bool = True
+    modules: bool = False
+    unit: bool = False
+
+
+@dataclass(frozen=True)
 class Facts:
     """Facts that the runtime needs before it opens a compiled model."""
 
@@ -53,6 +68,7 @@ class Facts:
     compares: bool = False  # tokens of a call compete with each other, so that padding would too
     pooling: str = "mean"  # how an encoder makes one vector of a text
     normalize: bool = False  # and whether it has unit length
+    embedding: Embedding = field(default_factory=Embedding)
     start: int = 0  # the token with which an encoder-decoder begins its answers
     max_source: int = 0  # the longest source it takes
     sound: Sound | None = None  # what it reads, if that is no text

@@ -87,7 +87,7 @@ def base_model(lowered: Lowered, name: str, config: str, usual: float, others: S
         loop_single_layers(top, program)
     stack = None if e.shared else stack_of(top, e)  # the number of layers that share weights is fixed
     part = TITLES[lowered.side] if lowered.side else ""
-    returned = f"{name}{part}Output" if "aux_loss" in program.outputs else plain_output(lowered)
+    returned = f"{name}{part}Output" if further_outputs(lowered) else plain_output(lowered)
     writer = ShellWriter(program, e, title, config, returned, stack)
     writer.table = f"{'ENCODER_' * (lowered.side == 'encoder')}BLOCKS"
     writer.usual = usual
@@ -110,6 +110,11 @@ def plain_output(lowered: Lowered) -> str:
     if "pooler_output" in lowered.base.outputs:
         return "BaseModelOutputWithPooling"
     return "BaseModelOutputWithPast" if lowered.emitter.cached else "BaseModelOutput"
+
+
+def further_outputs(lowered: Lowered) -> list[str]:
+    """The outputs of a base model for which transformers has no class."""
+    return [name for name in ("aux_loss", "sentence_embedding") if name in lowered.base.outputs]
 
 
 def finish_classes(base: BaseModel) -> None:

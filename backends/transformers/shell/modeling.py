@@ -22,7 +22,16 @@ from ...torch.program.statements import Program
 from .. import snippets as own_snippets
 from ..lower.emitter import FULL
 from ..lower.lower import Lowered
-from .base import BaseModel, base_model, finish_classes, initial_values, own_facts, plain_output, shared_facts
+from .base import (
+    BaseModel,
+    base_model,
+    finish_classes,
+    further_outputs,
+    initial_values,
+    own_facts,
+    plain_output,
+    shared_facts,
+)
 from .classes import ShellWriter, read_config
 from .initial import initializer_range
 
@@ -97,6 +106,7 @@ def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
         "initial": [line for base in shown for line in initial_values(base, usual)],
         "constants": any(base.own.constants for base in bases),
         "losses": [base for base in bases if "aux_loss" in base.lowered.base.outputs],
+        "further": {base.name: further_outputs(base.lowered) for base in bases},
         "plain": {base.name: plain_output(base.lowered) for base in bases},
         "head": head,
         "tied": tied_weights(sides),

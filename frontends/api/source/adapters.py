@@ -47,11 +47,11 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
         base = _base(path)
         if not any(folder.samefile(path) for folder in given):
             given = [path, *given]
-    before = stamps(file for home in (base, *given) for file in home.iterdir())
+    before = stamps(file for home in (base, *given) for file in (*home.iterdir(), *home.glob("*/*")))
     if (base / GRAPH).is_file():
         return _with_graph(str(source), base, given, before)
     folder, loaded, merged = load_folder(base, given, family)
-    names = ", ".join(adapter.path.name for adapter in merged)
+    names, lower = ", ".join(adapter.path.name for adapter in merged), bool(folder.sentence and folder.sentence.lower)
     home = _tokenizer_home(folder.path, given)
     own = folder.files if home == folder.path else [f for f in folder.files if f not in folder.tokenizer_files]
     lent = tokenizer_files(home) if home != folder.path else []
@@ -59,7 +59,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     return Model(
         spec=str(source),
         description=f"Hugging Face folder {base.name}" + (f" with adapter {names}" if names else ""),
-        tokenizer=partial(copy_tokenizer, home) if tokenizer_files(home) else None,
+        tokenizer=partial(copy_tokenizer, home, lower=lower) if tokenizer_files(home) else None,
         files=files,
         stamps={file: before[file] for file in files if file in before},
         adapters=tuple(adapter.path for adapter in merged),

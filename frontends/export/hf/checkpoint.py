@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from weft.backends.storage import PROVENANCE, seal, whole_folder
 from weft.backends.storage.safetensors import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
+from weft.backends.transformers.embedding import write_embedding, write_json
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ...formats.hf.folder import Folder, check_inside
+from ...formats.hf.folder import Folder
+from ...formats.hf.hub import check_inside
 from ...formats.weft.manifest import hashing, provenance
 from ...model import Model
 from ..inversion import groups, restore
@@ -60,16 +60,12 @@ def write_folder(
         config["dtype"] = CONFIG_NAMES[stored]
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_json(folder / "config.json", config)
+        write_embedding(folder, model.graph, stored or dtypes.f32)
         copy_generation(source.path, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)
         write_shards(folder, _tensors(model, stored, params), shard_bytes)
         seal(folder, PROVENANCE, provenance(model, hashes()))
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a config."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def copy_generation(source: Path, folder: Path) -> bool:
