@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
@@ -25,9 +25,16 @@ from .safetensors import Rerouted, SafetensorsReader, weight_files
 
 MODULES, CONFIG = "modules.json", "config_sentence_transformers.json"
 TOKENS, TEXT = "token_embeddings", "sentence_embedding"  # what modules read and write
-_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-LIMITS = tuple(f"sentence_{name}_config.json" for name in _FAMILIES)  # today all transformers have the first
-POOLING = {  # modes in the order of their vectors: ours, and the flags of older configs
+OLD_NAMES = (
+    "bert",
+    "roberta",
+    "distilbert",
+    "camembert",
+    "albert",
+    "xlm-roberta",
+    "xlnet",
+)  # in sentence_*_config.json
+MODES = {  # of pooling, in the order of their vectors: ours, and the flags of older configs
     "cls": ("cls", "cls_token"),
     "max": ("max", "max_tokens"),
     "mean": ("mean", "mean_tokens"),
@@ -35,18 +42,7 @@ POOLING = {  # modes in the order of their vectors: ours, and the flags of older
     "weightedmean": ("weighted", "weightedmean_tokens"),
     "lasttoken": ("last", "lasttoken"),
 }
-ACTIVATIONS = (
-    "Identity",
-    "Tanh",
-    "ReLU",
-    "GELU",
-    "SiLU",
-    "Sigmoid",
-    "ELU",
-)  # of torch.nn, by their names in lower case
-SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
-OPTIONS = (("model_args", "model_kwargs"), ("tokenizer_args", "processor_kwargs"), ("config_args", "config_kwargs"))
-POSITIONS, HUGE = "max_position_embeddings", 1 << 31  # tokenizers without a limit say 10^30
+ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU")  # of torch.nn; in lower case, ours
 HARMLESS = {"torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_side", "model_max_length"}
 ENCODER_ALONE = ("t5", "mt5", "umt5")  # of these sentence-transformers loads the encoder
 DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # settings that an encoder does not have
@@ -56,55 +52,51 @@ DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # setting
 class Sentence:
     """What the files of sentence-transformers in a folder say.
 
-    `source` is its modules.json, `home` the folder of the transformer, `files` are those that were read. `modules` are
-    the records of what follows the transformer; `weights` are the folders of modules by the names of their parameters.
-    `changes` are those of the transformer's config, `limit` is the most tokens of a text, `lower` says that texts
-    are made lower-case, `facts` are prompts and dimensions as in graph.meta.
+    `home` is the folder of the transformer, `changes` are those of its config. `modules` are the records of what
+    follows it, `weights` the folders of these by the beginning of their parameters' names. `facts` are prompts and
+    limits, as in graph.meta.
     """
 
-    source: Path
+    files: tuple[Path, ...]
     home: Path
+    changes: Mapping[str, Any]
     pooling: SentencePooling
     modules: list[dict[str, Any]]
     weights: Mapping[str, Path]
-    changes: Mapping[str, Any]
-    limit: int | None
-    lower: bool
     facts: Mapping[str, Any]
-    files: tuple[Path, ...]
 
     def config(self, config: Config) -> dict[str, Any]:
         """Return `config` of the transformer with its changes and the pooling."""
         return {**config, **self.changes, SENTENCE: self.pooling}
 
     def table(self, table: Table, config: Config) -> Table:
-        """Return `table` for the states of its model, and with the parameters of the modules.
+        """Return `table` for the states of its model, with the parameters of the modules.
 
         Raises:
-            WeftError: if the states are not those of tokens.
+            WeftError: if it has no states of tokens, or is not known to have them here.
         """
         kind, name = table.settings.get("kind", "decoder"), str(config.get("model_type"))
         kind = kind(config) if callable(kind) else kind
-        parts = {"": "norm", ".linear": "linear", ".residual": "residual"}
         names: dict[str, Any] = {
             f"{at}{part}": partial(_stored, f"{folder.name}:{stored}")
             for at, folder in self.weights.items()
-            for part, stored in parts.items()
+            for part, stored in {"": "norm", ".linear": "linear", ".residual": "residual"}.items()
         }
         if kind == "encoder":
             return replace(table, names={**table.names, **names})
+        changes: dict[str, Any] = {"kind": "encoder", "unused": (*table.unused, "lm_head.*", "decoder.*")}
+        passed = "is_encoder_decoder"
         if kind == "encoder-decoder" and name in ENCODER_ALONE:
             names |= {key.removeprefix("encoder."): value for key, value in table.names.items()}
-            table = table.but(*table.model_types, names=names, kind="encoder", unused=(*table.unused, "decoder.*"))
-            return replace(table, refuse={})  # is_encoder_decoder may be false
-        if kind != "decoder" or not table.settings.keys().isdisjoint(DECODERS_ONLY):
-            raise WeftError(f"{self.source}: a {name} model is not supported as its Transformer")
-        halved = name == "gemma3_text" and bool(config.get("use_bidirectional_attention"))
-        causal = not halved and config.get("is_causal") is not False
-        changes: dict[str, Any] = {"kind": "encoder", "causal": causal, "unused": (*table.unused, "lm_head.*")}
-        if not causal and "window" in table.settings:
-            changes["window"] = _on_both_sides(table.settings["window"], halved)
-        refuse = {key: values for key, values in table.refuse.items() if not halved or "bidirectional" not in key}
+        elif kind == "decoder" and table.settings.keys().isdisjoint(DECODERS_ONLY):
+            halved = name == "gemma3_text" and bool(config.get("use_bidirectional_attention"))
+            changes["causal"] = not halved and config.get("is_causal") is not False
+            if not changes["causal"] and "window" in table.settings:
+                changes["window"] = _on_both_sides(table.settings["window"], halved)
+            passed = "use_bidirectional_attention" if halved else ""
+        else:
+            raise WeftError(f"{self.files[0]}: a {name} model is not supported as its Transformer")
+        refuse = {key: values for key, values in table.refuse.items() if key != passed}
         return replace(table.but(*table.model_types, names=names, **changes), refuse=refuse)
 
     def joined(self, base: TensorReader) -> TensorReader:
@@ -113,8 +105,8 @@ class Sentence:
 
     def describe(self, graph: Graph) -> None:
         """Record in graph.meta what the files say."""
-        if self.limit is not None:
-            graph.meta["context"] = min(self.limit, graph.meta.get("max_positions") or self.limit)
+        if (limit := self.facts["max_seq_length"]) is not None:
+            graph.meta["context"] = min(limit, graph.meta.get("max_positions") or limit)
         graph.meta["sentence"] = {"modules": self.modules, **self.facts}
 
 
@@ -130,10 +122,7 @@ class _Joined(Rerouted):
         return self.base.path
 
     def keys(self) -> Iterable[str]:
-        return [
-            *self.base.keys(),
-            *(f"{name}:{key}" for name, module in self.modules.items() for key in [*module.keys()]),
-        ]
+        return [*self.base.keys(), *(f"{name}:{key}" for name, m in self.modules.items() for key in [*m.keys()])]
 
     def find(self, key: str) -> tuple[TensorReader, str]:
         name, _, rest = key.partition(":")
@@ -146,14 +135,13 @@ def _stored(name: str, fetch: Fetch, part: str, settings: Settings) -> Recipe:
 
 
 def _on_both_sides(rule: Any, halved: bool) -> Callable[[Config], Any]:
-    """Return the rule for windows w that hold w tokens on each side, or together (`halved`), and the token itself."""
-
-    def widened(window: int | None) -> int | None:
-        return window and (window // 2 if halved else window) + 1
+    """Return the rule for windows that hold a token and w others on each side, or (`halved`) on both together."""
 
     def windows(config: Config) -> Any:
         found = rule(config) if callable(rule) else rule
-        return tuple(map(widened, found)) if isinstance(found, tuple) else widened(found)
+        many = found if isinstance(found, tuple) else (found,)
+        wide = tuple(w and (w // 2 if halved else w) + 1 for w in many)
+        return wide if isinstance(found, tuple) else wide[0]
 
     return windows
 
@@ -161,15 +149,27 @@ def _on_both_sides(rule: Any, halved: bool) -> Callable[[Config], Any]:
 # -- reading
 
 
+class _Step(NamedTuple):
+    """A module, which `reads` what other modules or the transformer write, and `writes`; None has no effect."""
+
+    reads: str
+    writes: str
+    module: Any
+    record: dict[str, Any]
+    folder: Path
+
+
 def transformer_home(root: Path) -> Path:
-    """Return the folder of the transformer in `root`, which may be inside: modules.json says so."""
-    if (root / "config.json").is_file() or not (root / MODULES).is_file():
-        return root
-    return next((root / module.text("path", "") for module in _modules(root)), root)
+    """Return the folder of the transformer in `root`: itself, unless modules.json says more.
+
+    Raises:
+        WeftError: if modules.json is unsound, or names a module that weft does not read.
+    """
+    return _listed(root)[0][1] if (root / MODULES).is_file() else root
 
 
 def read_sentence(root: Path, config: Config) -> Sentence | None:
-    """Return what sentence-transformers reads in the folder `root`, whose transformer has `config`; None if it has no
+    """Return what sentence-transformers reads in the folder `root`, whose transformer has `config`; None if there is no
     modules.json.
 
     Raises:
@@ -177,53 +177,50 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
     """
     if not (root / MODULES).is_file():
         return None
-    source, home, files = root / MODULES, root, [root / MODULES]
-    steps: list[tuple[str, str, Any, dict[str, Any], Path]] = []  # what it reads and writes, module, record, folder
-    for number, module in enumerate(_modules(root)):
-        kind, folder = module.text("type"), root / module.text("path", "")
-        namespace, _, name = kind.rpartition(".")
-        if not namespace.startswith("sentence_transformers") or name not in ("Transformer", *_READERS):
-            raise WeftError(
-                f"{source}: the module {kind} is not supported; weft reads Transformer, {', '.join(_READERS)} of "
-                f"sentence_transformers, and without {MODULES} the transformer alone"
-            )
-        if (number == 0) != (name == "Transformer"):
-            raise WeftError(f"{source}: {name} is module {number}, but the first must be the only Transformer")
-        check_inside(root, folder / "config.json")
-        if name == "Transformer":
-            home = folder
-            continue
-        said = _optional(folder / "config.json", files)
-        steps.append((*_READERS[name](said), {"type": name, "config": dict(said.data)}, folder))
-    steps = _live(steps, source)
-    at = next(i for i, (_, _, module, *_) in enumerate(steps) if isinstance(module, SentencePooling))
-    normalize = isinstance(steps[-1][2], UnitLength)
-    before, after = steps[:at], steps[at + 1 : len(steps) - normalize]
+    (_, home), *others = _listed(root)
+    files, steps, needed = [root / MODULES], list[_Step](), TEXT
+    for kind, folder in reversed(others):
+        said = _read(folder / "config.json", files)
+        step = _Step(*_READERS[kind](said), {"type": kind, "config": dict(said.data)}, folder)
+        if step.writes == needed and step.module is not None:  # else later modules put another in its place
+            steps.insert(0, step)
+            needed = step.reads
+    at = next((i for i, step in enumerate(steps) if isinstance(step.module, SentencePooling)), None)
+    if needed != TOKENS or at is None:
+        raise WeftError(f"{root / MODULES}: no Pooling makes {TEXT} of {TOKENS}, which the Transformer gives")
     weights: dict[str, Path] = {}
-    for place, some in (("before", before), ("after", after)):
-        for i, (_, _, module, record, folder) in enumerate(some):
-            if not isinstance(module, UnitLength):
-                record["at"] = f"sentence.{place}_{i}"
-                weights[record["at"]] = folder
-    layers = {name: tuple(module for _, _, module, *_ in some) for name, some in (("before", before), ("after", after))}
-    pooling = replace(steps[at][2], normalize=normalize, **layers)
-    changes, limit, lower = _transformer(home, config, files)
-    facts = {**_facts(root, files), "max_seq_length": limit, "do_lower_case": lower}
+    for i, step in enumerate(steps):
+        if isinstance(step.module, (Dense, LayerNorm)):
+            step.record["at"] = f"sentence.before_{i}" if i < at else f"sentence.after_{i - at - 1}"
+            weights[step.record["at"]] = step.folder
+    last = len(steps) - isinstance(steps[-1].module, UnitLength)
+    before, after = (tuple(step.module for step in some) for some in (steps[:at], steps[at + 1 : last]))
+    pooling = replace(steps[at].module, before=before, after=after, normalize=last < len(steps))
+    changes, limits = _transformer(home, config, files)
+    facts = {**_facts(root, files), **limits, "include_prompt": pooling.include_prompt}
     files += [file for folder in weights.values() for file in weight_files(folder)]
-    facts["include_prompt"] = pooling.include_prompt
-    modules = [record for *_, record, _ in steps]
-    return Sentence(source, home, pooling, modules, weights, changes, limit, lower, facts, tuple(files))
+    return Sentence(tuple(files), home, changes, pooling, [step.record for step in steps], weights, facts)
 
 
-def _modules(root: Path) -> list[Record]:
-    source = root / MODULES
-    listed = read_json(source, list)
-    if not listed or not all(isinstance(module, Mapping) for module in listed):
-        raise WeftError(f"{source} must be a list of modules, each a JSON object")
-    return [Record(source, module, f"{i}.") for i, module in enumerate(listed)]
+def _listed(root: Path) -> list[tuple[str, Path]]:
+    """Return the modules that `root` lists, the transformer first, and their folders."""
+    source, found = root / MODULES, list[tuple[str, Path]]()
+    for number, module in enumerate(Record(source, {"modules": read_json(source, list)}).records("modules")):
+        spelled, folder = module.text("type"), root / module.text("path", "")
+        home, _, kind = spelled.rpartition(".")
+        if not home.startswith("sentence_transformers.") or (kind not in _READERS if number else kind != "Transformer"):
+            raise WeftError(
+                f"{source}: module {number}, {spelled}, is not supported: weft reads a Transformer and after it "
+                f"{', '.join(_READERS)} of sentence_transformers; without {MODULES}, the folder is the transformer alone"
+            )
+        check_inside(root, folder / "config.json")
+        found.append((kind, folder))
+    if not found:
+        raise WeftError(f"{source} lists no modules: remove it, or fetch the folder again")
+    return found
 
 
-def _optional(path: Path, files: list[Path]) -> Record:
+def _read(path: Path, files: list[Path]) -> Record:
     """Return what the file at `path` says, which is added to `files`; nothing if there is none."""
     if not path.is_file():
         return Record(path, {})
@@ -231,35 +228,18 @@ def _optional(path: Path, files: list[Path]) -> Record:
     return Record.read(path)
 
 
-def _live(steps: list[Any], source: Path) -> list[Any]:
-    """Return the steps that the last sentence_embedding is made by.
-
-    Raises:
-        WeftError: if no Pooling makes it of token_embeddings.
-    """
-    needed, live = TEXT, list[Any]()
-    for step in reversed(steps):
-        if step[1] == needed and step[2] is not None:
-            live.insert(0, step)
-            needed = step[0]
-    if needed != TOKENS or not any(isinstance(step[2], SentencePooling) for step in live):
-        raise WeftError(f"{source}: no Pooling makes {TEXT} of {TOKENS}, which the Transformer gives")
-    return live
-
-
 def _pooling(said: Record) -> tuple[str, str, SentencePooling]:
-    if "pooling_mode" in said:
-        modes = said.get("pooling_mode", str | list[str])
-        modes = [modes] if isinstance(modes, str) else modes
-    else:
-        modes = [mode for mode, (_, flag) in POOLING.items() if said.flag(f"pooling_mode_{flag}", False)] or ["mean"]
-    if not modes or not set(modes) <= POOLING.keys():
-        raise said.misfit("pooling_mode", f"it must be one or several of {', '.join(POOLING)}")
-    ours = tuple(POOLING[mode][0] for mode in modes)
+    modes = said.get("pooling_mode", str | list[str], [])
+    if "pooling_mode" not in said:
+        modes = [mode for mode, (_, flag) in MODES.items() if said.flag(f"pooling_mode_{flag}", False)] or "mean"
+    modes = [modes] if isinstance(modes, str) else modes
+    if not modes or not set(modes) <= MODES.keys():
+        raise said.misfit("pooling_mode", f"it must be one or several of {', '.join(MODES)}")
+    ours = tuple(MODES[mode][0] for mode in modes)
     return (
         TOKENS,
         TEXT,
-        SentencePooling(ours[0] if len(ours) == 1 else ours, include_prompt=said.flag("include_prompt", True)),
+        SentencePooling(ours if len(ours) > 1 else ours[0], include_prompt=said.flag("include_prompt", True)),
     )
 
 
@@ -267,14 +247,13 @@ def _dense(said: Record) -> tuple[str, str, Dense]:
     spelled = said.text("activation_function", "torch.nn.Tanh")
     name = spelled.rpartition(".")[2]
     if not spelled.startswith("torch.nn.") or name not in ACTIVATIONS:
-        raise said.misfit("activation_function", f"weft knows {', '.join(ACTIVATIONS)} of torch.nn")
-    dense = Dense(
+        raise said.misfit("activation_function", f"weft reads {', '.join(ACTIVATIONS)} of torch.nn")
+    width, bias, residual = (
         said.integer("out_features", least=1),
-        name.lower(),
         said.flag("bias", True),
         said.flag("use_residual", False),
     )
-    return *_places(said), dense
+    return *_places(said), Dense(width, name.lower(), bias, residual)
 
 
 def _places(said: Record) -> tuple[str, str]:
@@ -292,48 +271,46 @@ _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
 }
 
 
-def _transformer(home: Path, config: Config, files: list[Path]) -> tuple[dict[str, Any], int | None, bool]:
-    """Return the changes of the transformer's config, the most tokens of a text, and whether it is made lower-case.
+def _transformer(home: Path, config: Config, files: list[Path]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the changes of the transformer's config, and the limits of texts.
 
     Raises:
-        WeftError: if it is asked for other outputs than the states of texts, or loaded in another way.
+        WeftError: if other outputs than the states of texts are asked for, or it is loaded in another way.
     """
-    known = (_optional(home / name, files) for name in LIMITS if (home / name).is_file())
-    said = next((record for record in known if record.data), Record(home / LIMITS[0], {}))
+    known = (_read(home / f"sentence_{name}_config.json", files) for name in OLD_NAMES)
+    said = next((record for record in known if record.data), Record(home / "sentence_bert_config.json", {}))
     said.choice("transformer_task", ("feature-extraction",), "feature-extraction")
     said.choice("module_output_name", (TOKENS,), TOKENS)
-    asked = said.record("modality_config", {"text": {"method": "forward", "method_output_name": "last_hidden_state"}})
-    if "message" in asked:
-        raise said.misfit("modality_config", "weft embeds texts, not messages of a chat template")
-    text = asked.record("text")
-    text.choice("method", ("forward",))
-    text.choice("method_output_name", ("last_hidden_state",))
-    if said.data.get("tokenizer_name_or_path"):
-        raise said.misfit("tokenizer_name_or_path", "the tokenizer must be in the folder itself")
-    options = {name: said.get(name, dict, {}) for pair in OPTIONS for name in pair}
-    changes = {**options.pop("config_args"), **options.pop("config_kwargs")}
-    for name, given in options.items():
-        if unknown := given.keys() - HARMLESS:
+    asked = said.get(
+        "modality_config", dict, {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+    )
+    if "message" in asked or asked.get("text") != {"method": "forward", "method_output_name": "last_hidden_state"}:
+        raise said.misfit("modality_config", "weft reads the last_hidden_state of texts, without a chat template")
+    options: dict[str, Any] = {}
+    for name in ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs"):
+        options |= said.get(name, dict, {})
+        if unknown := options.keys() - HARMLESS:
             raise said.misfit(name, f"weft does not know {', '.join(sorted(unknown))}")
-    longest = [options[name].get("model_max_length") for name in OPTIONS[1]] + [said.integer("max_seq_length", None, 1)]
-    limit = next((int(number) for number in longest if isinstance(number, int)), None)
-    if limit is None:
-        most = [_optional(home / "tokenizer_config.json", []).data.get("model_max_length"), config.get(POSITIONS)]
-        limit = min((number for number in most if isinstance(number, int) and 0 < number < HUGE), default=None)
-    return {k: v for k, v in changes.items() if k not in HARMLESS}, limit, said.flag("do_lower_case", False)
+    if said.data.get("tokenizer_name_or_path"):
+        raise said.misfit("tokenizer_name_or_path", "the tokenizer must be that of the folder")
+    limit = options.get("model_max_length", said.integer("max_seq_length", None, least=1))
+    if limit is None:  # tokenizers without a limit say 10^30
+        most = [_read(home / "tokenizer_config.json", []).data.get("model_max_length")]
+        most.append(config.get("max_position_embeddings"))
+        limit = min((n for n in most if isinstance(n, int) and 0 < n < 1 << 31), default=None)
+    changes = {**said.get("config_args", dict, {}), **said.get("config_kwargs", dict, {})}
+    limits = {"max_seq_length": limit, "do_lower_case": said.flag("do_lower_case", False)}
+    return {key: value for key, value in changes.items() if key not in HARMLESS}, limits
 
 
 def _facts(root: Path, files: list[Path]) -> dict[str, Any]:
     """Return what config_sentence_transformers.json says of prompts, dimensions and similarity."""
-    said = _optional(root / CONFIG, files)
+    said = _read(root / CONFIG, files)
     said.choice("model_type", ("SentenceTransformer",), "SentenceTransformer")
     prompts = {name: text or "" for name, text in said.get("prompts", dict[str, str | None], {}).items()}
-    facts = {
+    return {
         "prompts": prompts,
-        "default_prompt_name": said.text("default_prompt_name", None),
-        "similarity_fn_name": said.choice("similarity_fn_name", SIMILARITIES, None),
+        "default_prompt_name": said.choice("default_prompt_name", ("query", "document", *prompts), None),
+        "similarity_fn_name": said.text("similarity_fn_name", None),
         "truncate_dim": said.integer("truncate_dim", None, least=1),
     }
-    if facts["default_prompt_name"] not in (None, "query", "document", *prompts):
-        raise said.misfit("default_prompt_name", "it must be a name of prompts")
-    return facts
