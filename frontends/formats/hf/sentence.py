@@ -211,7 +211,7 @@ def _listed(root: Path) -> list[tuple[str, Path]]:
         if not home.startswith("sentence_transformers.") or (kind not in _READERS if number else kind != "Transformer"):
             raise WeftError(
                 f"{source}: module {number}, {spelled}, is not supported: weft reads a Transformer and after it "
-                f"{', '.join(_READERS)} of sentence_transformers; without {MODULES}, the folder is the transformer alone"
+                f"{', '.join(_READERS)} of sentence_transformers; without {MODULES}, the folder is a transformer alone"
             )
         check_inside(root, folder / "config.json")
         found.append((kind, folder))
@@ -229,6 +229,8 @@ def _read(path: Path, files: list[Path]) -> Record:
 
 
 def _pooling(said: Record) -> tuple[str, str, SentencePooling]:
+    if "embedding_dimension" not in said:
+        said.integer("word_embedding_dimension")
     modes = said.get("pooling_mode", str | list[str], [])
     if "pooling_mode" not in said:
         modes = [mode for mode, (_, flag) in MODES.items() if said.flag(f"pooling_mode_{flag}", False)] or "mean"
