@@ -38,17 +38,14 @@ class Sound:
 
 @dataclass(frozen=True)
 class Embedding:
-    """How an encoder embeds texts: the `prompts` that may go before them by name, the name of the `default` one, the
-    numbers of a vector that are kept (`truncate_dim`, None: all), whether tokens of prompts are pooled
-    (`include_prompt`), and whether more than a pooling makes the vector (`modules`), which is of unit length then
-    (`unit`)."""
+    """How an encoder embeds texts."""
 
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default: str | None = None
-    truncate_dim: int | None = None
-    include_prompt: bool = True
-    modules: bool = False
-    unit: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)  # that may go before them, by name
+    default: str | None = None  # the name of the one that does
+    truncate_dim: int | None = None  # how many numbers of a vector are kept
+    include_prompt: bool = True  # tokens of prompts are pooled
+    modules: bool = False  # more than a pooling makes the vector
+    unit: bool = False  # of unit length then
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,8 @@ def _embedding(said: Record, plain: bool) -> Embedding:
     kinds = [module.text("type") for module in said.records("modules", [])]
     prompts = {"query": "", "document": "", **said.get("prompts", dict[str, str], {})}
     default = said.choice("default_prompt_name", tuple(prompts), None)
-    truncate_dim, include_prompt = said.integer("truncate_dim", None, least=1), said.flag("include_prompt", True)
-    return Embedding(prompts, default, truncate_dim, include_prompt, not plain, kinds[-1:] == ["Normalize"])
+    dim, include = said.integer("truncate_dim", None, least=1), said.flag("include_prompt", True)
+    return Embedding(prompts, default, dim, include, bool(kinds) and not plain, kinds[-1:] == ["Normalize"])
 
 
 def _forced(data: Record) -> dict[str, Any]:

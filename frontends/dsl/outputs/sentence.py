@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from weft.ir import ops
@@ -65,20 +64,11 @@ class SentencePooling:
     include_prompt: bool = True
 
     def __post_init__(self) -> None:
-        known = bool(self.modes) and set(self.modes) <= _MODES.keys()
-        need(self, known, f"unknown mode={self.mode!r}; known are {', '.join(_MODES)}")
-        for name in ("before", "after"):
-            layers = getattr(self, name)
-            need(
-                self,
-                isinstance(layers, (list, tuple)) and all(map(callable, layers)),
-                f"{name}={layers!r} must be modules",
-            )
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """The modes, in the order of their vectors."""
-        return (self.mode,) if isinstance(self.mode, str) else self.mode
+        modes = (self.mode,) if isinstance(self.mode, str) else self.mode
+        need(
+            self, 0 < len(modes) == sum(m in MODES for m in modes), f"mode={self.mode!r} must be of {', '.join(MODES)}"
+        )
+        need(self, all(map(callable, (*self.before, *self.after))), "before and after must be lists of modules")
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -90,66 +80,42 @@ class SentencePooling:
         """x [batch, seq, dim] and mask [batch, seq], 0 for padding on either side → [batch, width]."""
         for i, layer in enumerate(self.before):
             x = named(layer, f"before_{i}")(x)
-        vectors = [_MODES[mode](x, mask, self._pooled(mask)) for mode in self.modes]
-        y = ops.concat(*vectors, axis=1, name="pooled_together") if len(vectors) > 1 else vectors[0]
+        whole = pooled = ops.cast(mask, to=dtypes.bool_)
+        if not self.include_prompt:
+            pooled = ops.equal(mask, ops.affine(mask, by=0, plus=1))
+        vectors = [_pool(mode, x, whole, pooled) for mode in ([self.mode] if isinstance(self.mode, str) else self.mode)]
+        y = vectors[0] if len(vectors) == 1 else ops.concat(*vectors, axis=1, name="pooled_together")
         for i, layer in enumerate(self.after):
             y = named(layer, f"after_{i}")(y)
         return UnitLength()(y) if self.normalize else y
 
-    def _pooled(self, mask: Value) -> Value:
-        """Where tokens are pooled."""
-        if self.include_prompt:
-            return ops.cast(mask, to=dtypes.bool_)
-        return ops.equal(mask, ops.affine(mask, by=0, plus=1))
+
+MODES = ("cls", "max", "mean", "mean_sqrt_len", "weighted", "last")
 
 
-def _counted(pooled: Value) -> Value:
-    """Ones and zeros, i64 [batch, seq]."""
-    return ops.cast(pooled, to=dtypes.i64)
-
-
-def _end(pooled: Value) -> Value:
-    """The position after the last pooled token, [batch]."""
-    places = ops.affine(ops.iota(pooled, axis=1), plus=1)
-    return ops.max(ops.mul(_counted(pooled), places), axes=(1,))
-
-
-def _start(pooled: Value) -> Value:
-    """The position of the first pooled token, [batch, 1]: they stand together."""
-    return ops.sub(*(ops.unsqueeze(v, axes=(1,)) for v in (_end(pooled), ops.sum(_counted(pooled), axes=(1,)))))
-
-
-def _first(x: Value, mask: Value, pooled: Value) -> Value:
-    return ops.squeeze(ops.gather_rows(x, _start(pooled)), axes=(1,), name="first_token")
-
-
-def _last(x: Value, mask: Value, pooled: Value) -> Value:
-    at = ops.clip(ops.affine(ops.unsqueeze(_end(pooled), axes=(1,)), plus=-1), low=0)
-    return ops.squeeze(ops.gather_rows(x, at), axes=(1,), name="last_token")
-
-
-def _largest(x: Value, mask: Value, pooled: Value) -> Value:
-    return ops.max(masked(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
-
-
-def _averaged(x: Value, weights: Value, root: bool = False) -> Value:
-    """Σ w x over Σ w, or over its `root`, for `weights` [batch, seq]."""
+def _pool(mode: str, x: Value, whole: Value, pooled: Value) -> Value:
+    """The vector [batch, dim] of x, of whose tokens `whole` are a text, and `pooled` count, [batch, seq]."""
+    if mode == "max":
+        return ops.max(masked(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
+    if mode in ("cls", "last"):
+        at = _first(pooled) if mode == "cls" else ops.clip(_last(pooled), low=0)
+        return ops.squeeze(ops.gather_rows(x, at), axes=(1,), name="first_token" if mode == "cls" else "last_token")
+    weights = ops.cast(pooled, to=dtypes.i64)
+    if mode == "weighted":
+        weights = ops.mul(weights, ops.affine(ops.sub(ops.iota(x, axis=1), _first(whole)), plus=1))
     scaled = ops.cast(ops.unsqueeze(weights, axes=(2,)), to=x.type.dtype)
     total = ops.clip(ops.sum(scaled, axes=(1,)), low=1e-9)
-    return ops.div(ops.sum(ops.mul(x, scaled), axes=(1,)), ops.sqrt(total) if root else total, name="mean_token")
+    total = ops.sqrt(total) if mode == "mean_sqrt_len" else total
+    return ops.div(ops.sum(ops.mul(x, scaled), axes=(1,)), total, name="mean_token")
 
 
-def _weighted(x: Value, mask: Value, pooled: Value) -> Value:
-    places = ops.affine(ops.iota(x, axis=1), plus=1)
-    counts = ops.sub(places, _start(ops.cast(mask, to=dtypes.bool_)))  # the first token of the text counts 1
-    return _averaged(x, ops.mul(_counted(pooled), counts))
+def _last(shown: Value) -> Value:
+    """The position of the last token that is `shown`, [batch, 1]; −1 where none is."""
+    places = ops.mul(ops.cast(shown, to=dtypes.i64), ops.affine(ops.iota(shown, axis=1), plus=1))
+    return ops.affine(ops.max(places, axes=(1,), keepdims=True), plus=-1)
 
 
-_MODES: dict[str, Callable[[Value, Value, Value], Value]] = {  # in the order of sentence-transformers
-    "cls": _first,
-    "max": _largest,
-    "mean": lambda x, mask, pooled: _averaged(x, _counted(pooled)),
-    "mean_sqrt_len": lambda x, mask, pooled: _averaged(x, _counted(pooled), root=True),
-    "weighted": _weighted,
-    "last": _last,
-}
+def _first(shown: Value) -> Value:
+    """The position of the first token that is `shown`, [batch, 1]: all that are stand together."""
+    count = ops.sum(ops.cast(shown, to=dtypes.i64), axes=(1,), keepdims=True)
+    return ops.affine(ops.sub(_last(shown), count), plus=1)

@@ -34,14 +34,9 @@ OLD_NAMES = (
     "xlm-roberta",
     "xlnet",
 )  # in sentence_*_config.json
-MODES = {  # of pooling, in the order of their vectors: ours, and the flags of older configs
-    "cls": ("cls", "cls_token"),
-    "max": ("max", "max_tokens"),
-    "mean": ("mean", "mean_tokens"),
-    "mean_sqrt_len_tokens": ("mean_sqrt_len", "mean_sqrt_len_tokens"),
-    "weightedmean": ("weighted", "weightedmean_tokens"),
-    "lasttoken": ("last", "lasttoken"),
-}
+MODES = {"cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_len"}
+MODES |= {"weightedmean": "weighted", "lasttoken": "last"}  # of pooling, in the order of their vectors
+FLAGS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")  # older
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU")  # of torch.nn; in lower case, ours
 HARMLESS = {"torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_side", "model_max_length"}
 ENCODER_ALONE = ("t5", "mt5", "umt5")  # of these sentence-transformers loads the encoder
@@ -233,11 +228,12 @@ def _pooling(said: Record) -> tuple[str, str, SentencePooling]:
         said.integer("word_embedding_dimension")
     modes = said.get("pooling_mode", str | list[str], [])
     if "pooling_mode" not in said:
-        modes = [mode for mode, (_, flag) in MODES.items() if said.flag(f"pooling_mode_{flag}", False)] or "mean"
+        flags = (said.flag(f"pooling_mode_{flag}", False) for flag in FLAGS)
+        modes = [mode for mode, on in zip(MODES, flags, strict=True) if on] or "mean"
     modes = [modes] if isinstance(modes, str) else modes
     if not modes or not set(modes) <= MODES.keys():
         raise said.misfit("pooling_mode", f"it must be one or several of {', '.join(MODES)}")
-    ours = tuple(MODES[mode][0] for mode in modes)
+    ours = tuple(MODES[mode] for mode in modes)
     return (
         TOKENS,
         TEXT,
