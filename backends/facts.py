@@ -38,7 +38,7 @@ class Sound:
 
 @dataclass(frozen=True)
 class Embedding:
-    """How an encoder embeds texts."""
+    """The facts of sentence embeddings."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)  # that may go before them, by name
     default: str | None = None  # the name of the one that does

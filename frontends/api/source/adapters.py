@@ -17,6 +17,7 @@ from ...formats.hf.adapter import ADAPTER_CONFIG, is_adapter
 from ...formats.hf.folder import copy_tokenizer, tokenizer_files
 from ...formats.hf.hub import hub_snapshot
 from ...formats.hf.safetensors import weight_files
+from ...formats.hf.sentence import MODULES
 from ...formats.weft.merging import merge_into
 from ...formats.weft.model_folder import GRAPH, read_model
 from ...model import Model
@@ -45,6 +46,10 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     base = path
     if is_adapter(path):
         base = _base(path)
+        if base != path and (path / MODULES).is_file():
+            raise WeftError(
+                f"{path}: an adapter with a {MODULES} of its own is not supported: merge it, and save the whole"
+            )
         if not any(folder.samefile(path) for folder in given):
             given = [path, *given]
     before = stamps(file for home in (base, *given) for file in (*home.iterdir(), *home.glob("*/*")))

@@ -45,7 +45,7 @@ DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # setting
 
 @dataclass(frozen=True)
 class Sentence:
-    """What the files of sentence-transformers in a folder say.
+    """The contents of the files of sentence-transformers in a folder.
 
     `home` is the folder of the transformer, `changes` are those of its config. `modules` are the records of what
     follows it, `weights` the folders of these by the beginning of their parameters' names. `facts` are prompts and

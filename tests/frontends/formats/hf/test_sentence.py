@@ -270,6 +270,25 @@ def test_transformers_that_are_refused(save: Any) -> None:
     refused(folder, "a bart model is not supported as its Transformer")
 
 
+def test_adapters_with_modules_are_refused(bert: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    chain(adapter, POOLING)
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": str(bert), "peft_type": "LORA"})
+    )
+    refused(adapter, r"an adapter with a modules\.json of its own is not supported: merge it")
+
+
+def test_records_that_were_edited_are_refused(bert: Path, tmp_path: Path) -> None:
+    """Types of modules become names of folders where a model is written."""
+    chain(bert, POOLING)
+    weft.compile(bert, tmp_path / "out", target="transformers")
+    path = tmp_path / "out" / "model.weft"
+    path.write_text(path.read_text().replace('"type": "Pooling"', '"type": "../../Pooling"'))
+    refused(tmp_path / "out", "meta sentence = .* is no record of modules: Pooling, Dense")
+
+
 def refused(folder: Path, message: str) -> None:
     with pytest.raises(WeftError, match=message) as caught:
         load_source(folder)
