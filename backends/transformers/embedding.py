@@ -11,10 +11,10 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.streams import stream
+from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ..storage.safetensors import Tensor, write_shards
-from ..torch.program.constants import stored_dtype
+from ..storage.safetensors import STORED, Tensor, write_shards
 
 _FLAGS = {
     **{"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"},
@@ -24,9 +24,9 @@ _MODULES = "sentence_transformers.models."  # names of all versions
 KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize")
 
 
-def write_embedding(folder: Path, graph: Graph, kind: DType, length: int | None = None) -> None:
-    """Write into `folder` the modules after the transformer with weights of `kind`, the prompts, and the most tokens of
-    a text (at most `length`); nothing for a model that says nothing of pooling.
+def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int | None = None) -> None:
+    """Write into `folder` the modules after the transformer with weights of `kind` (None: as they are read), the
+    prompts, and the most tokens of a text (at most `length`); nothing for a model that says nothing of pooling.
 
     Raises:
         WeftError: if a pass has replaced weights of a module.
@@ -53,17 +53,18 @@ def write_embedding(folder: Path, graph: Graph, kind: DType, length: int | None 
         write_json(folder / "config_sentence_transformers.json", {name: said.get(name) for name in kept})
 
 
-def _tensors(graph: Graph, at: str, kind: DType) -> dict[str, Tensor]:
+def _tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor]:
     """Return the tensors of the module whose parameters' names begin with `at`."""
     own = {name.removeprefix(f"{at}."): param for name, param in graph.params.items() if name.startswith(f"{at}.")}
     if not any(key.endswith("weight") for key in own):
         raise WeftError(f"{at}, a module of sentence-transformers, has no weight of its own after these passes")
-    return {
-        key if "." in key else f"norm.{key}": Tensor(
-            tuple(p.type.concrete({})), stored_dtype(p, kind), partial(stream, p.recipe, graph.reader)
-        )
-        for key, p in own.items()
-    }
+    tensors: dict[str, Tensor] = {}
+    for key, param in own.items():
+        read = {graph.reader.dtype(source) for source in param.recipe.sources()} & set(STORED)
+        stored = kind or (read.pop() if len(read) == 1 else dtypes.f32)
+        made = partial(stream, param.recipe, graph.reader)
+        tensors[key if "." in key else f"norm.{key}"] = Tensor(tuple(param.type.concrete({})), stored, made)
+    return tensors
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -180,7 +180,8 @@ class OrtEncoder(Encoder):
 
 def _of_unit_length(vectors: Floats) -> Floats:
     # The bound is that of torch's F.normalize.
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), np.float32(1e-12))
+    unit: Floats = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), np.float32(1e-12))
+    return unit
 
 
 def _pool(states: Floats, pooling: str, skipped: int = 0) -> Floats:

@@ -56,10 +56,8 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     if (base / GRAPH).is_file():
         return _with_graph(str(source), base, given, before)
     folder, loaded, merged = load_folder(base, given, family)
-    names, lower = (
-        ", ".join(adapter.path.name for adapter in merged),
-        bool(folder.sentence and folder.sentence.facts["do_lower_case"]),
-    )
+    names = ", ".join(adapter.path.name for adapter in merged)
+    lower = folder.sentence is not None and folder.sentence.facts["do_lower_case"]
     home = _tokenizer_home(folder.path, given)
     own = folder.files if home == folder.path else [f for f in folder.files if f not in folder.tokenizer_files]
     lent = tokenizer_files(home) if home != folder.path else []

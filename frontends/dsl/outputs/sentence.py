@@ -100,13 +100,13 @@ def _pool(mode: str, x: Value, whole: Value, pooled: Value) -> Value:
     if mode in ("cls", "last"):
         at = _first(pooled) if mode == "cls" else ops.clip(_last(pooled), low=0)
         return ops.squeeze(ops.gather_rows(x, at), axes=(1,), name="first_token" if mode == "cls" else "last_token")
-    weights = ops.cast(pooled, to=dtypes.i64)
+    one = ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)  # in the dtype of x, when it is another
+    weights = masked(ops.unsqueeze(pooled, axes=(2,)), one)
     if mode == "weighted":
-        weights = ops.mul(weights, ops.affine(ops.sub(ops.iota(x, axis=1), _first(whole)), plus=1))
-    scaled = ops.cast(ops.unsqueeze(weights, axes=(2,)), to=x.type.dtype)
-    total = ops.clip(ops.sum(scaled, axes=(1,)), low=1e-9)
+        weights = ops.mul(weights, ops.cumsum(masked(ops.unsqueeze(whole, axes=(2,)), one), axis=1))
+    total = ops.clip(ops.sum(weights, axes=(1,)), low=1e-9)
     total = ops.sqrt(total) if mode == "mean_sqrt_len" else total
-    return ops.div(ops.sum(ops.mul(x, scaled), axes=(1,)), total, name="mean_token")
+    return ops.div(ops.sum(ops.mul(x, weights), axes=(1,)), total, name="mean_token")
 
 
 def _last(shown: Value) -> Value:

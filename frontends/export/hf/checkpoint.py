@@ -60,7 +60,7 @@ def write_folder(
         config["dtype"] = CONFIG_NAMES[stored]
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_json(folder / "config.json", config)
-        write_embedding(folder, model.graph, stored or dtypes.f32)
+        write_embedding(folder, model.graph, stored)
         copy_generation(source.path, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)

@@ -94,7 +94,7 @@ def write_huggingface(
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=counted(progress, tensors))
         write_json(folder / "config.json", config)
-        write_embedding(folder, model.graph, kind)
+        write_embedding(folder, model.graph, wanted)
         _write_generation(model, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)

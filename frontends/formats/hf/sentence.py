@@ -18,7 +18,7 @@ from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.readers import TensorReader
 
 from ...dsl import Dense, LayerNorm, SentencePooling, UnitLength
-from ...models.tables.family import SENTENCE, Config, Fetch, Table
+from ...models.tables.family import SENTENCE, Config, Family, Fetch
 from ...models.tables.settings import Settings
 from .hub import check_inside
 from .safetensors import Rerouted, SafetensorsReader, weight_files
@@ -64,7 +64,7 @@ class Sentence:
         """Return `config` of the transformer with its changes and the pooling."""
         return {**config, **self.changes, SENTENCE: self.pooling}
 
-    def table(self, table: Table, config: Config) -> Table:
+    def table(self, table: Family, config: Config) -> Family:
         """Return `table` for the states of its model, with the parameters of the modules.
 
         Raises:
