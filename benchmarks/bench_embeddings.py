@@ -36,8 +36,8 @@ class Exported(torch.nn.Module):
     def __init__(self, model: Any, folder: Path, threads: int) -> None:
         super().__init__()
         self.config = model.config
-        ids = torch.ones(2, 8, dtype=torch.long)
-        given = {"input_ids": ids, "attention_mask": ids, "token_type_ids": 0 * ids}
+        ids = torch.ones(2, 8, dtype=torch.long)  # a tensor of its own for each input: one would stand for all
+        given = {"input_ids": ids, "attention_mask": ids.clone(), "token_type_ids": ids - 1}
         OnnxExporter().export(model, given, OnnxConfig(dynamic=True)).save_pretrained(folder)
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
