@@ -37,6 +37,18 @@ class Sound:
 
 
 @dataclass(frozen=True)
+class Embedding:
+    """The facts of sentence embeddings."""
+
+    prompts: Mapping[str, str] = field(default_factory=dict)  # that may go before them, by name
+    default: str | None = None  # the name of the one that does
+    truncate_dim: int | None = None  # how many numbers of a vector are kept
+    include_prompt: bool = True  # tokens of prompts are pooled
+    modules: bool = False  # more than a pooling makes the vector
+    unit: bool = False  # of unit length then
+
+
+@dataclass(frozen=True)
 class Facts:
     """Facts that the runtime needs before it opens a compiled model."""
 
@@ -53,6 +65,7 @@ class Facts:
     compares: bool = False  # tokens of a call compete with each other, so that padding would too
     pooling: str = "mean"  # how an encoder makes one vector of a text
     normalize: bool = False  # and whether it has unit length
+    embedding: Embedding = field(default_factory=Embedding)
     start: int = 0  # the token with which an encoder-decoder begins its answers
     max_source: int = 0  # the longest source it takes
     sound: Sound | None = None  # what it reads, if that is no text

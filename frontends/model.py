@@ -29,9 +29,9 @@ class Model(Displayable):
     not, and `without` the names of those that were accepted although they change numbers. `files` are what it was read
     from, `stamps` tell whether they are still the same. `random_init`: the weights are the declared random
     initialization, not a checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the record
-    that a model folder has of what was before. `notes` are what a user should know of how it was read. `adapters` are the folders of PEFT adapters that are merged into the
-    weights; `files` has their files too. `family` is the one that a folder was read as, where that is not what its
-    config says.
+    that a model folder has of what was before. `notes` are what a user should know of how it was read. `adapters` are
+    the folders of PEFT adapters that are merged into the weights; `files` has their files too. `family` is the one that
+    a folder was read as, where that is not what its config says.
     """
 
     graph: Graph

@@ -8,7 +8,7 @@ from typing import Any
 from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 
-from ..facts import Facts, Sound
+from ..facts import Embedding, Facts, Sound
 from ..storage import MANIFEST as MANIFEST
 from ..storage import check_format
 from ..targets import TARGETS
@@ -60,6 +60,7 @@ def _from_manifest(folder: Path) -> Facts:
     more: dict[str, Any] = {}
     if kind == "encoder":
         more = {name: data.get(name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data}
+        more["embedding"] = _embedding(data.record("sentence", {}), plain="pooling" in data)
     if kind == "encoder-decoder":
         more["start"] = data.integer("decoder_start_token_id", least=0)
         more["max_source"] = data.integer("max_source_length", least=1)
@@ -86,6 +87,14 @@ def _from_manifest(folder: Path) -> Facts:
         rolling=frozenset(i for i, cache in enumerate(caches) if cache.flag("rolling", False)),
         **more,
     )
+
+
+def _embedding(said: Record, plain: bool) -> Embedding:
+    kinds = [module.text("type") for module in said.records("modules", [])]
+    prompts = {"query": "", "document": "", **said.get("prompts", dict[str, str], {})}
+    default = said.choice("default_prompt_name", tuple(prompts), None)
+    dim, include = said.integer("truncate_dim", None, least=1), said.flag("include_prompt", True)
+    return Embedding(prompts, default, dim, include, bool(kinds) and not plain, kinds[-1:] == ["Normalize"])
 
 
 def _forced(data: Record) -> dict[str, Any]:

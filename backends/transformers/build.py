@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +20,7 @@ from ..storage.safetensors import Tensor, write_shards
 from ..torch.program.constants import stored_dtype
 from ..torch.program.states import check_writes
 from ..weights import StoredTensor, weight_facts
-from .embedding import embedding_files
+from .embedding import write_embedding, write_json
 from .engines.plans import plans
 from .engines.refusals import explained, refusals
 from .lower.experts import home_of, stacks
@@ -55,7 +54,7 @@ class TransformersFolder:
             raise WeftError(
                 f"--class-name {name}: choose one without {TAKEN!r}, by which transformers knows other caches"
             )
-        self._graph, self._name = graph, name or class_name(graph.name)
+        self._graph, self._name, self._length = graph, name or class_name(graph.name), length
         self._stem = stem_of(self._name)
         self._legal, self._sides = lower(graph)
         self._head = self._sides[0].head
@@ -125,11 +124,9 @@ class TransformersFolder:
         for kind, text in self.texts.items():
             (folder / f"{kind}_{self._stem}.py").write_text(text, encoding="utf-8")
         (folder / GRAPH).write_text(self._graph_text(), encoding="utf-8")
-        _write_json(folder / "config.json", self._config_json())
-        _write_json(folder / "generation_config.json", self._generation())
-        for name, value in embedding_files(self._graph, self._config.fields.get("hidden_size", 0)).items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            _write_json(folder / name, value)
+        write_json(folder / "config.json", self._config_json())
+        write_json(folder / "generation_config.json", self._generation())
+        write_embedding(folder, self._graph, dtypes.parse(self._dtype), self._length)
         write_shards(folder, self._weights, step=step)
 
     def _graph_text(self) -> str:
@@ -200,7 +197,3 @@ def class_name(name: str) -> str:
 def stem_of(name: str) -> str:
     """The name of files for classes called `name`: as a module of Python."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", name).lower()
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -2,28 +2,86 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
+from weft.ir.recipes.streams import stream
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
 
-_MODES = {
+from ..storage.safetensors import STORED, Tensor, write_shards
+
+_FLAGS = {
     **{"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"},
     **{"last": "lasttoken", "weighted": "weightedmean_tokens"},
 }
 _MODULES = "sentence_transformers.models."  # names of all versions
+KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize")
 
 
-def embedding_files(graph: Graph, width: int) -> dict[str, Any]:
-    """Return what goes into JSON files, by their paths; nothing for a model whose metadata names no pooling."""
-    mode = _MODES.get(graph.meta.get("pooling") or "")
-    if mode is None or graph.meta.get("kind") != "encoder":
-        return {}
-    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-    if not graph.meta.get("normalize"):
-        del paths["Normalize"]
-    modules = [
+def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int | None = None) -> None:
+    """Write into `folder` the modules after the transformer with weights of `kind` (None: as they are read), the
+    prompts, and the most tokens of a text (at most `length`); nothing for a model that says nothing of pooling.
+
+    Raises:
+        WeftError: if a pass has replaced weights of a module.
+    """
+    said, modules = graph.meta.get("sentence") or {}, _modules(graph)
+    if not modules or graph.meta.get("kind") != "encoder":
+        return
+    kinds = {"": "Transformer", **{path: module["type"] for path, module in modules.items()}}
+    listed = [
         {"idx": i, "name": str(i), "path": path, "type": f"{_MODULES}{kind}"}
-        for i, (kind, path) in enumerate(paths.items())
+        for i, (path, kind) in enumerate(kinds.items())
     ]
-    pooling = {f"pooling_mode_{name}": name == mode for name in _MODES.values()}
-    return {"modules.json": modules, "1_Pooling/config.json": {"word_embedding_dimension": width, **pooling}}
+    write_json(folder / "modules.json", listed)
+    for path, module in modules.items():
+        (folder / path).mkdir()
+        write_json(folder / path / "config.json", module["config"])
+        if "at" in module:
+            write_shards(folder / path, _tensors(graph, module["at"], kind))
+    if said:
+        most = [n for n in (said.get("max_seq_length"), length) if n is not None]
+        limits = {"max_seq_length": min(most, default=None), "do_lower_case": said.get("do_lower_case", False)}
+        write_json(folder / "sentence_bert_config.json", limits)
+        kept = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
+        write_json(folder / "config_sentence_transformers.json", {name: said.get(name) for name in kept})
+
+
+def _tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor]:
+    """Return the tensors of the module whose parameters' names begin with `at`."""
+    own = {name.removeprefix(f"{at}."): param for name, param in graph.params.items() if name.startswith(f"{at}.")}
+    if not any(key.endswith("weight") for key in own):
+        raise WeftError(f"{at}, a module of sentence-transformers, has no weight of its own after these passes")
+    tensors: dict[str, Tensor] = {}
+    for key, param in own.items():
+        read = {graph.reader.dtype(source) for source in param.recipe.sources()} & set(STORED)
+        stored = kind or (read.pop() if len(read) == 1 else dtypes.f32)
+        made = partial(stream, param.recipe, graph.reader)
+        tensors[key if "." in key else f"norm.{key}"] = Tensor(tuple(param.type.concrete({})), stored, made)
+    return tensors
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON, by lines."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _modules(graph: Graph) -> Mapping[str, Any]:
+    """Return the records of the modules after the transformer, by their folders."""
+    modules = (graph.meta.get("sentence") or {}).get("modules")
+    if modules is None and (mode := _FLAGS.get(graph.meta.get("pooling") or "")) is not None:
+        flags = {f"pooling_mode_{name}": name == mode for name in _FLAGS.values()}
+        modules = [
+            {
+                "type": "Pooling",
+                "config": {"word_embedding_dimension": graph.outputs["last_hidden_state"].shape[-1], **flags},
+            }
+        ]
+        modules += [{"type": "Normalize", "config": {}}] * bool(graph.meta.get("normalize"))
+    return {f"{i + 1}_{module['type']}": module for i, module in enumerate(modules or [])}

@@ -80,6 +80,8 @@ def _sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any
     help="Pooling of an encoder; default: the model's own.",
 )
 @click.option("--normalize/--no-normalize", default=None, help="Scale an encoder's vector to unit length or not.")
+@click.option("--prompt-name", help="Put an encoder's prompt of this name before the text; default: the model's own.")
+@click.option("--truncate-dim", type=click.IntRange(1), help="Keep so many numbers of an encoder's vector.")
 @device_option
 @click.option(
     "--experts-on-device",
@@ -107,6 +109,8 @@ def run_command(
     assistant: str | None,
     pooling: str | None,
     normalize: bool | None,
+    prompt_name: str | None,
+    truncate_dim: int | None,
     device: str,
     experts_on_device: int | None,
     threads: int | None,
@@ -157,18 +161,19 @@ def run_command(
     if options.keys() & {"top_k", "top_p", "min_p"}:
         options.setdefault("temperature", 1.0)
 
+    embedding: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
+    embedding |= {"prompt_name": prompt_name, "truncate_dim": truncate_dim}
     drafts = assistant is not None or "prompt_lookup_num_tokens" in options
     how = {"text": ids is None and sound is None, "trust": trust, "check": check, "verifies": drafts}
     with opened_model(source, device, threads, target, adapters, experts_on_device, **how) as model:
         if isinstance(model, Encoder):
             if sound is not None:
                 raise WeftError(f"{source} is an encoder of texts: --sound is for models that read sound")
-            _embed(
-                model, prompt if ids is None else ids, chat or beams > 1, source, pooling=pooling, normalize=normalize
-            )
+            _embed(model, prompt if ids is None else ids, chat or beams > 1, source, **embedding)
             return
-        if (pooling, normalize) != (None, None):
-            raise WeftError(f"{source} is not an encoder: --pooling and --normalize apply to encoders only")
+        if any(value is not None for value in embedding.values()):
+            options_of_encoders = "--pooling, --normalize, --prompt-name and --truncate-dim"
+            raise WeftError(f"{source} is not an encoder: {options_of_encoders} apply to encoders only")
         if assistant is not None:
             options["assistant"] = _assistant(assistant, device, threads, trust)
         before = [] if system is None else [{"role": "system", "content": system}]

@@ -44,7 +44,8 @@ from .mixers import (
     TransformerXLAttention,
     TransientGlobalAttention,
 )
-from .models import Decoder, Encoder, HeadTransform, MaskScaling, SentencePooling
+from .models import Decoder, Encoder, HeadTransform, MaskScaling
+from .outputs import Dense, SentencePooling, UnitLength
 from .position_bias import ALiBi, RelativeTable, SinusoidalDistances, T5Bias, TransientGlobals
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
@@ -89,6 +90,7 @@ __all__ = [
     "ConvolvedBlock",
     "CrossAttention",
     "Decoder",
+    "Dense",
     "DifferentialAttention",
     "DisentangledAttention",
     "Encoder",
@@ -144,6 +146,7 @@ __all__ = [
     "TransformerXLAttention",
     "TransientGlobalAttention",
     "TransientGlobals",
+    "UnitLength",
     "building",
     "contribute",
     "embedding",

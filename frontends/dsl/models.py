@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,11 +22,11 @@ from .checks import (
     need_finite,
     need_kind,
     need_modules,
-    need_one_of,
     need_positive,
     need_whole,
 )
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
+from .outputs import SentencePooling
 from .position_bias import RelativeTable, SinusoidalDistances, T5Bias, TransientGlobals
 from .streams import PerLayerEmbedding
 
@@ -228,49 +227,6 @@ class Decoder(Displayable):
         return graph
 
 
-POOLINGS = ("mean", "cls", "max", "last", "weighted")
-
-
-@module
-class SentencePooling:
-    """One vector of a text out of those of its tokens (Reimers & Gurevych 2019), of unit length with `normalize`.
-
-    `mode`: their mean, the first (cls), the largest of each number (max), the last, or their mean weighted by position,
-    1 for the first token (weighted; Muennighoff 2022, SGPT). A field `sentence` of `Encoder`.
-    """
-
-    mode: str = "mean"
-    normalize: bool = False
-
-    def __post_init__(self) -> None:
-        need_one_of(self, "mode", POOLINGS)
-
-    def __call__(self, x: Value, mask: Value) -> Value:
-        """x [batch, seq, dim] and mask [batch, seq], 0 for padding on the right → [batch, dim]."""
-        y = self._pooled(x, mask)
-        if self.normalize:
-            # The bound is that of torch's F.normalize.
-            length = ops.clip(ops.sqrt(ops.sum(ops.square(y), axes=(1,), keepdims=True)), low=1e-12)
-            y = ops.div(y, length, name="normalized")
-        return y
-
-    def _pooled(self, x: Value, mask: Value) -> Value:
-        seen = ops.unsqueeze(ops.cast(mask, to=dtypes.bool_), axes=(2,))
-        if self.mode == "cls":
-            return ops.squeeze(ops.slice(x, axis=1, start=0, stop=1), axes=(1,), name="first_token")
-        if self.mode == "max":
-            return ops.max(masked(seen, x, -math.inf), axes=(1,), name="largest")
-        weights = ops.cast(seen, to=dtypes.i64)
-        if self.mode == "last":
-            at = ops.affine(ops.sum(weights, axes=(1,)), plus=-1)
-            return ops.squeeze(ops.gather_rows(x, at), axes=(1,), name="last_token")
-        if self.mode == "weighted":
-            weights = ops.mul(weights, ops.unsqueeze(ops.affine(ops.iota(x, axis=1), plus=1), axes=(0, 2)))
-        scaled = ops.cast(weights, to=x.type.dtype)
-        total = ops.clip(ops.sum(scaled, axes=(1,)), low=1e-9)
-        return ops.div(ops.sum(ops.mul(x, scaled), axes=(1,)), total, name="mean_token")
-
-
 @module
 class MaskScaling:
     """Embeddings of the mask token `token` become 0, all are scaled by (1 − `trained`)/(1 − share of masked tokens).
@@ -307,7 +263,7 @@ class Encoder(Displayable):
     narrower width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT). `relative` are the vectors
     of relative positions that the layers' `DisentangledAttention` or `TransformerXLAttention` reads, or what their
     `TransientGlobalAttention` does. `sentence` adds a vector of the whole text. `mask_scaling` makes up for masked
-    tokens.
+    tokens. With `causal`, tokens see earlier ones only: the layers of a decoder, whose states are used.
     """
 
     vocab: int
@@ -326,6 +282,7 @@ class Encoder(Displayable):
     relative: RelativeTable | SinusoidalDistances | TransientGlobals | None = None
     sentence: SentencePooling | None = None
     mask_scaling: MaskScaling | None = None
+    causal: bool | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -341,7 +298,8 @@ class Encoder(Displayable):
     ) -> dict[str, Value]:
         """All [batch, seq]; a token is attended to where attention_mask is not 0."""
 
-        with in_order(input_ids), providing(key_mask=attention_mask, bidirectional=attention_mask):
+        facts = {"key_mask": attention_mask} | ({} if self.causal else {"bidirectional": attention_mask})
+        with in_order(input_ids), providing(**facts):
             x = _embedded(self, input_ids, _table(self), token_type_ids if self.token_types else None)
             if self.embed_dim is not None:
                 x = linear(x, self.dim, "embed_proj", bias=True)
@@ -377,6 +335,7 @@ class Encoder(Displayable):
         ]
         graph = traced(self, dict.fromkeys(inputs, IDS), seed, name, "last_hidden_state")
         describe(self, graph, "encoder")
+        graph.meta.update({} if self.sentence is None else self.sentence.facts)
         return graph
 
     @property

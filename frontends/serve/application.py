@@ -19,7 +19,7 @@ from .engine.jobs import Gone
 from .protocol.errors import ApiError, invalid, queue_full, server_error, shutting_down, unknown_model
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from .protocol.requests import read_body as parse_body
-from .protocol.responses import embeddings, model, models, to_bytes
+from .protocol.responses import embeddings, model, models, shortened, to_bytes
 from .service import Answering, Service
 
 OPEN = ("/health",)  # for load balancers, which know no key
@@ -58,8 +58,10 @@ def application(service: Service) -> ASGIApp:
             if len(vectors) < len(jobs):
                 service.worker.cancel(jobs)
         found = [vectors[index] for index in range(len(jobs))]
-        if wanted.dimensions not in (None, found[0].size):
-            raise invalid(f"This model's embeddings have {found[0].size} dimensions, no others.", "dimensions")
+        if wanted.dimensions is not None:
+            if wanted.dimensions > found[0].size:
+                raise invalid(f"This model's embeddings have {found[0].size} dimensions, not more.", "dimensions")
+            found = [shortened(vector, wanted.dimensions) for vector in found]
         return _json(embeddings(found, settings.name, tokens, wanted.base64))
 
     async def list_models(request: Request) -> Response:

@@ -150,7 +150,9 @@ class Service:
         model = self.model
         if not isinstance(model, Encoder):
             raise invalid("This model generates text and has no embeddings.", "model", "unsupported_model")
-        rows = [await self._ids(text, "input") for text in request.inputs]
+        before = model.prompt()
+        texts = [before + text if isinstance(text, str) else text for text in request.inputs]
+        rows = [await self._ids(text, "input") for text in texts]
         for ids in rows:
             if len(ids) > model.max_length:
                 raise too_long(model.max_length, len(ids), "input", "input")

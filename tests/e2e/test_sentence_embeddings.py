@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPo
 import weft
 from weft import WeftError
 from weft.frontends import load_source
-from weft.frontends.dsl import Block, Encoder, FourierMixing, SentencePooling
+from weft.frontends.dsl import Block, Dense, Encoder, FourierMixing, SentencePooling
 
 from ..backends.transformers.folders import lowered, model_of
 from .families import ROWS, encoder_case, error
@@ -92,6 +92,14 @@ def test_half_precision(tmp_path: Path) -> None:
         weft.compile(tmp_path / "hf", tmp_path / dtype, dtype=dtype)
         vectors.append(weft.load(tmp_path / dtype).encode([ids]))
     assert error(vectors[1], vectors[0]) < 1e-2
+
+
+@pytest.mark.parametrize("mode", ["cls", "max", "mean", "mean_sqrt_len", "weighted", "last"])
+def test_vectors_have_the_dtype_of_the_weights(mode: str) -> None:
+    """In bf16 too, so that layers after the pooling take them."""
+    model = Encoder(9, 8, 1, Block(FourierMixing()), sentence=SentencePooling(mode, after=(Dense(4),)))
+    vectors = weft.torch(model).bfloat16()(torch.tensor([[1, 2, 3]]), torch.ones(1, 3, dtype=torch.long))[1]
+    assert vectors.dtype == torch.bfloat16 and vectors.shape == (1, 4)
 
 
 def test_written_folders_keep_their_model(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 class Encoder(ABC):
     """A model that gives every token a vector; `hidden` computes them.
 
-    `pooling` and `normalize` are how it was trained to make one vector of a text; `compares` says that the tokens of a
+    `pooling` and `normalize` are how it was trained to make one vector of a text, `embedding` what more is known of
+    that; `compares` says that the tokens of a
     call compete, as for places at experts. `outputs` are the names of what the model computes.
     """
 
@@ -35,6 +36,7 @@ class Encoder(ABC):
         self.outputs = outputs
         self.vocab, self.max_length, self.folder = facts.vocab, facts.max_length, facts.folder
         self.pooling, self.normalize, self.compares = facts.pooling, facts.normalize, facts.compares
+        self.embedding = facts.embedding
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -55,6 +57,9 @@ class Encoder(ABC):
         normalize: bool | None = None,
         truncate: bool = False,
         batch: int = 32,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate_dim: int | None = None,
     ) -> Floats | list[Floats]:
         """The embeddings of `texts`, or of their token ids, float32: [texts, dim], or one [tokens, dim] each with
         pooling "none".
@@ -65,6 +70,10 @@ class Encoder(ABC):
         was compiled from says so, else "mean" as it is; the model's output sentence_embedding is that already. Texts of
         similar length are run together, `batch` at a time, padded on the right; each by itself where tokens compete.
 
+        `prompt`, or the model's prompt called `prompt_name`, or else its default one, goes before each text that is no
+        token ids. Vectors of texts keep their first `truncate_dim` numbers (Kusupati 2022, Matryoshka); None means as
+        many as the model says, else all. They are scaled to unit length after that only if `normalize` is True.
+
         Raises WeftError on a text longer than the model's maximum (cut to it instead where `truncate`) or without
         tokens, and on arguments outside their range.
         """
@@ -72,43 +81,74 @@ class Encoder(ABC):
         if pooled not in get_args(Pooling):
             raise WeftError(f"pooling is {pooled!r}, but it must be one of {', '.join(get_args(Pooling))}")
         check_count("batch", batch)
-        rows = [self._tokens(text, truncate) for text in prompts_of(texts)]
+        if truncate_dim is not None:
+            check_count("truncate_dim", truncate_dim)
+        given = prompts_of(texts)
+        before = self.prompt(prompt_name, prompt)
+        if (prompt or prompt_name) and before and any(map(is_ids, given)):
+            raise WeftError("a prompt goes before text: begin token ids with those of the prompt")
+        skipped = 0 if self.embedding.include_prompt or not before else self.tokenizer.prompt_length(before)
+        rows = self._rows(given, before, truncate)
         vectors: list[Floats] = [np.empty(0, np.float32)] * len(rows)
         batch = 1 if self.compares else batch
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-        made = pooling is None and normalize is None and SENTENCE in self.outputs
+        made = pooling is None and SENTENCE in self.outputs and (normalize is not False or self.embedding.modules)
+        if made and normalize is False and self.embedding.unit:
+            raise WeftError(
+                f"{self.folder}: its graph ends with vectors of unit length: choose a pooling to have others"
+            )
         for at in range(0, len(order), batch):
             some = order[at : at + batch]
-            states = self._made([rows[row] for row in some], SENTENCE if made else HIDDEN)
+            states = self._made([rows[row] for row in some], SENTENCE if made else HIDDEN, skipped)
             for row, of_row in zip(some, states, strict=True):
-                vectors[row] = of_row if made else _pool(of_row[: len(rows[row])], pooled)
-        if not made and ((self.normalize and pooled != "none") if normalize is None else normalize):
-            # The bound is that of torch's F.normalize.
-            vectors = [v / np.maximum(np.linalg.norm(v, axis=-1, keepdims=True), np.float32(1e-12)) for v in vectors]
+                vectors[row] = of_row if made else _pool(of_row[: len(rows[row])], pooled, skipped)
+        if not made and normalize is None and self.normalize and pooled != "none":
+            vectors = list(map(_of_unit_length, vectors))
+        width = self.embedding.truncate_dim if truncate_dim is None else truncate_dim
+        if truncate_dim is not None and vectors and truncate_dim > vectors[0].shape[-1]:
+            raise WeftError(f"truncate_dim is {truncate_dim}, but the vectors have {vectors[0].shape[-1]} numbers")
+        vectors = vectors if pooled == "none" else [vector[:width] for vector in vectors]
+        vectors = list(map(_of_unit_length, vectors)) if normalize else vectors
         return vectors if pooled == "none" else np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
     def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
         """The last hidden states of token ids, padded on the right together: [rows, longest, dim], float32."""
         return self._made(rows, HIDDEN)
 
-    def _made(self, rows: Sequence[Sequence[int]], output: str) -> Floats:
-        """The `output` of token ids, padded on the right together."""
+    def prompt(self, name: str | None = None, prompt: str | None = None) -> str:
+        """The text that goes before texts: `prompt`, the prompt of that `name`, or the default one.
+
+        Raises WeftError if no prompt has that name.
+        """
+        known = self.embedding.prompts
+        if name is not None and name not in known:
+            raise WeftError(f"{self.folder} has no prompt {name!r}; its prompts are {', '.join(known)}")
+        name = name or self.embedding.default
+        return prompt if prompt is not None else known[name] if name is not None else ""
+
+    def _made(self, rows: Sequence[Sequence[int]], output: str, skipped: int = 0) -> Floats:
+        """The `output` of token ids, padded on the right together; the first `skipped` are not pooled."""
         ids, mask = padded(rows)
+        mask = mask * np.where(np.arange(mask.shape[1]) < skipped, 2, 1)
         return self._run({"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}, output)
 
     @abstractmethod
     def _run(self, values: Mapping[str, NDArray[Any]], output: str) -> Floats:
         """The `output` of the model for those inputs [rows, longest] that it takes, float32."""
 
-    def _tokens(self, text: object, truncate: bool) -> list[int]:
-        if is_ids(text):
-            ids = [int(i) for i in text][: self.max_length if truncate else None]
-        elif isinstance(text, str):
-            ids = self.tokenizer.encode(text, limit=self.max_length if truncate else None)
-        else:
-            raise WeftError(f"a text is {text!r:.60}, but it must be a string or a list of token ids")
-        check_ids("a text", ids, self.vocab, self.max_length, "let it be cut with truncate=True")
-        return ids
+    def _rows(self, given: Sequence[object], prompt: str, truncate: bool) -> list[list[int]]:
+        """The token ids of texts, each after `prompt`, or of token ids."""
+        limit = self.max_length if truncate else None
+        texts = [prompt + text for text in given if isinstance(text, str)]
+        made = iter(self.tokenizer.encode_batch(texts, limit) if texts else [])
+        rows = list[list[int]]()
+        for text in given:
+            if not isinstance(text, str) and not is_ids(text):
+                raise WeftError(f"a text is {text!r:.60}, but it must be a string or a list of token ids")
+            ids = next(made) if isinstance(text, str) else [int(i) for i in text][:limit]
+            check_ids("a text", ids, self.vocab, self.max_length, "let it be cut with truncate=True")
+            rows.append(ids)
+        return rows
 
 
 class OrtEncoder(Encoder):
@@ -138,10 +178,18 @@ class OrtEncoder(Encoder):
         return made
 
 
-def _pool(states: Floats, pooling: str) -> Floats:
-    """One text's vectors [tokens, dim] as one vector, or as they are."""
+def _of_unit_length(vectors: Floats) -> Floats:
+    # The bound is that of torch's F.normalize.
+    unit: Floats = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), np.float32(1e-12))
+    return unit
+
+
+def _pool(states: Floats, pooling: str, skipped: int = 0) -> Floats:
+    """One text's vectors [tokens, dim] as one vector, without the first that are `skipped`, or all as they are."""
+    begin = min(skipped, len(states) - 1) if pooling != "none" else 0
+    states, count = states[begin:], len(states)
     if pooling in ("mean", "weighted"):
-        weights = np.arange(1.0, len(states) + 1) if pooling == "weighted" else None
+        weights = np.arange(begin + 1.0, count + 1) if pooling == "weighted" else None
         states = np.average(states.astype(np.float64), axis=0, weights=weights)
     elif pooling != "none":
         states = states.max(axis=0) if pooling == "max" else states[0 if pooling == "cls" else -1]

@@ -125,6 +125,21 @@ class Tokenizer:
         self._fast.no_truncation()
         return ids
 
+    def encode_batch(self, texts: Sequence[str], limit: int | None = None) -> list[list[int]]:
+        """The tokens of each of `texts` as of `encode`, on all cores."""
+        for text in texts:
+            check_text("a text", text)
+        if limit is not None:
+            self._fast.enable_truncation(limit)
+        rows = [list(row.ids) for row in self._fast.encode_batch_fast(list(texts))]
+        self._fast.no_truncation()
+        return rows
+
+    def prompt_length(self, prompt: str) -> int:
+        """The number of tokens that `prompt` takes before a text, with the special ones at its beginning."""
+        ids, added = self.encode(prompt), self._fast.get_added_tokens_decoder()
+        return len(ids) - (bool(ids) and ids[-1] in added and added[ids[-1]].special)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, without special tokens."""
         return str(self._fast.decode(list(ids), skip_special_tokens=True))

@@ -16,6 +16,7 @@ from ...formats.hf import load_folder
 from ...formats.hf.adapter import ADAPTER_CONFIG, is_adapter
 from ...formats.hf.hub import hub_snapshot
 from ...formats.hf.safetensors import weight_files
+from ...formats.hf.sentence import MODULES
 from ...formats.hf.tokens.files import copy_tokenizer, tokenizer_files
 from ...formats.weft.merging import merge_into
 from ...formats.weft.model_folder import GRAPH, read_model
@@ -47,13 +48,18 @@ def load_with_adapters(
     base = path
     if is_adapter(path):
         base = _base(path)
+        if base != path and (path / MODULES).is_file():
+            raise WeftError(
+                f"{path}: an adapter with a {MODULES} of its own is not supported: merge it, and save the whole"
+            )
         if not any(folder.samefile(path) for folder in given):
             given = [path, *given]
-    before = stamps(file for home in (base, *given) for file in home.iterdir())
+    before = stamps(file for home in (base, *given) for file in (*home.iterdir(), *home.glob("*/*")))
     if (base / GRAPH).is_file():
         return _with_graph(str(source), base, given, before)
     folder, loaded, merged = load_folder(base, given, family)
     names = ", ".join(adapter.path.name for adapter in merged)
+    lower = folder.sentence is not None and folder.sentence.facts["do_lower_case"]
     home = _tokenizer_home(folder.path, given)
     own = folder.files if home == folder.path else [f for f in folder.files if f not in folder.tokenizer_files]
     lent = tokenizer_files(home) if home != folder.path else []
@@ -61,7 +67,7 @@ def load_with_adapters(
     return Model(
         spec=str(source),
         description=f"Hugging Face folder {base.name}" + (f" with adapter {names}" if names else ""),
-        tokenizer=partial(copy_tokenizer, home) if tokenizer_files(home) else None,
+        tokenizer=partial(copy_tokenizer, home, lower=lower) if tokenizer_files(home) else None,
         files=files,
         stamps={file: before[file] for file in files if file in before},
         notes=folder.notes,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from weft.backends.storage import PROVENANCE, seal, whole_folder
 from weft.backends.storage.safetensors import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
+from weft.backends.transformers.embedding import write_embedding, write_json
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import Array
@@ -16,7 +17,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
 from ...formats.hf.folder import Folder
-from ...formats.hf.tokens.files import check_inside, write_json
+from ...formats.hf.hub import check_inside
 from ...formats.weft.manifest import hashing, provenance
 from ...model import Model
 from ..inversion import groups, restore
@@ -59,6 +60,7 @@ def write_folder(
         config["dtype"] = CONFIG_NAMES[stored]
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_json(folder / "config.json", config)
+        write_embedding(folder, model.graph, stored)
         copy_generation(source.path, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)

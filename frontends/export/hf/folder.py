@@ -11,6 +11,7 @@ from typing import Any
 
 from weft.backends.storage import seal, whole_folder
 from weft.backends.storage.safetensors import Progress, Tensor, counted, parse_stored, write_shards
+from weft.backends.transformers.embedding import write_embedding, write_json
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Source
@@ -19,7 +20,6 @@ from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 
 from ...formats.hf import Folder, text_side
-from ...formats.hf.tokens.files import write_json
 from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, Family, describe
@@ -94,6 +94,7 @@ def write_huggingface(
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=counted(progress, tensors))
         write_json(folder / "config.json", config)
+        write_embedding(folder, model.graph, wanted)
         _write_generation(model, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)
@@ -128,7 +129,7 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
         shapes = {key: weights.shape(key) for key in list(weights.keys())}
         if config.get("model_type") in FAMILIES:
             idle = {key: Made(Source(key), shapes[key]) for key in model.idle}
-            yield replace(_candidate(config["model_type"], config, shapes), besides=idle)
+            yield replace(_candidate(config["model_type"], config, shapes, source), besides=idle)
         elif (side := text_side(source)) is not None:
             with contextlib.suppress(WeftError):
                 text = {key: value for key, value in side[1].items() if key not in gone}
@@ -153,8 +154,13 @@ def _text_alone(table: Family, text: Mapping[str, Any], shapes: Mapping[str, Sha
     return _candidate(name, {**text, "model_type": name}, own)
 
 
-def _candidate(name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Candidate:
-    loaded = describe(FAMILIES[name], config, frozenset(shapes), f"the config of a {name} model")
+def _candidate(
+    name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape], source: Folder | None = None
+) -> Candidate:
+    table = FAMILIES[name]
+    if source is not None and source.sentence is not None:
+        table = source.sentence.table(table, config)
+    loaded = describe(table, config, frozenset(shapes), f"the config of a {name} model")
     return Candidate(name, config, loaded, shapes)
 
 

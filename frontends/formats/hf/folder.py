@@ -12,36 +12,34 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import TensorReader
 from weft.passes.library.positions.multimodal_rope import INTERLEAVED, SECTIONS
 
-from ...dsl import SentencePooling
 from ...models.closest import closest
 from ...models.families import FAMILIES, Family, Loaded, load
-from ...models.tables.family import SENTENCE
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, REFUSED, SAME
 from .adapter import Adapter
 from .contents import unread_files, unread_generation
 from .merging import load_merged
 from .quantized import dequantized
 from .safetensors import SafetensorsReader, weight_files
+from .sentence import Sentence, read_sentence, transformer_home
 from .tokens.added import named_token
-from .tokens.files import check_inside, tokenizer_files
+from .tokens.files import tokenizer_files
 
 SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 NAMED = ("bos_token_id", "eos_token_id", "pad_token_id")  # where no config has an id, the tokenizer's name counts
 QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # in place of a part of config.json, once
-POOLING = {  # of sentence-transformers: ours
-    **{"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"},
-    **{"lasttoken": "last", "weightedmean_tokens": "weighted"},
-    **{"cls": "cls", "mean": "mean", "max": "max", "weightedmean": "weighted"},  # the values of pooling_mode
-}
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder and its configs; `generation` is empty if it has no generation_config.json."""
+    """A folder and its configs; `generation` is empty if it has no generation_config.json.
+
+    `sentence` is what sentence-transformers reads; `path` then is the folder of the transformer, which may be inside.
+    """
 
     path: Path
     config: Mapping[str, Any]
     generation: Mapping[str, Any]
+    sentence: Sentence | None = None
 
     @classmethod
     def open(cls, path: Path) -> Folder:
@@ -52,6 +50,7 @@ class Folder:
         """
         if not path.is_dir():
             raise WeftError(f"{path} is no folder")
+        root, path = path, transformer_home(path)
         if not (path / "config.json").is_file():
             raise WeftError(f"{path} has no config.json, so it is not a Hugging Face model folder")
         generation = path / "generation_config.json"
@@ -59,7 +58,8 @@ class Folder:
         for name, method in QUANTIZED_BY.items():
             if "quantization_config" not in config and (path / name).is_file():
                 config["quantization_config"] = {"quant_method": method, **read_json(path / name)}
-        return cls(path, config, read_json(generation) if generation.is_file() else {})
+        said = read_json(generation) if generation.is_file() else {}
+        return cls(path, config, said, read_sentence(root, config))
 
     @property
     def tokenizer_files(self) -> list[Path]:
@@ -70,7 +70,8 @@ class Folder:
     def files(self) -> tuple[Path, ...]:
         """Everything that is read: config, generation config, tokenizer, weights."""
         configs = [self.path / name for name in ("config.json", "generation_config.json", *QUANTIZED_BY)]
-        return (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weight_files(self.path))
+        own = (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weight_files(self.path))
+        return own if self.sentence is None else (*own, *self.sentence.files)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -130,25 +131,6 @@ class Folder:
         last = said.tokens("no_timestamps_token_id")
         return [place for place in [*begin, *([] if begin[-1:] == [last] else [last])] if place]
 
-    def embedding_facts(self) -> dict[str, Any]:
-        """Pooling and normalization of an encoder from sentence-transformers, as in graph.meta: pooling (a mode of
-        `SentencePooling`) and normalize; empty if the folder has none, or more than that."""
-        if not (self.path / "modules.json").is_file():
-            return {}
-        modules = read_json(self.path / "modules.json", list)
-        kinds = {str(m.get("type")).rpartition(".")[2]: str(m.get("path")) for m in modules if isinstance(m, Mapping)}
-        if not {"Transformer", "Pooling"} <= kinds.keys() <= {"Transformer", "Pooling", "Normalize"}:
-            return {}
-        pooling = self.path / kinds["Pooling"] / "config.json"
-        check_inside(self.path, pooling)
-        config = read_json(pooling)
-        modes = [name.removeprefix("pooling_mode_") for name, on in config.items() if "pooling_mode_" in name and on]
-        if isinstance(config.get("pooling_mode"), str):
-            modes = [config["pooling_mode"]]
-        if len(modes) != 1 or modes[0] not in POOLING:
-            return {}
-        return {"pooling": POOLING[modes[0]], "normalize": "Normalize" in kinds}
-
 
 def load_folder(
     path: Path, adapters: Sequence[Path] = (), family: str | None = None
@@ -162,7 +144,7 @@ def load_folder(
         WeftError: naming the file, key or tensor that is missing, unsound or not supported.
     """
     folder = Folder.open(path)
-    source = str(path / "config.json")
+    source, sentence = str(folder.path / "config.json"), folder.sentence
     model_type = folder.config.get("model_type") if family is None else family
     config = dict(folder.config)
     if family is not None:
@@ -173,9 +155,10 @@ def load_folder(
         table, config = side
     else:
         raise _unknown(folder, source)
-    weights, merged, facts = folder.weights(), list[Adapter](), folder.embedding_facts()
-    if facts:
-        config[SENTENCE] = SentencePooling(facts["pooling"], facts["normalize"])
+    weights, merged = folder.weights(), list[Adapter]()
+    if sentence is not None:
+        config = sentence.config(config)
+        table, weights = sentence.table(table, config), sentence.joined(weights)
     if adapters:
         loaded, merged = load_merged(table, config, weights, source, adapters)
     else:
@@ -184,7 +167,9 @@ def load_folder(
     if merged:
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
     loaded.left_out.extend((*unread_files(path, folder.files), *unread_generation(folder.generation)))
-    loaded.graph.meta.update(folder.token_facts(), **facts, **_rope_facts(config), source=origin)
+    loaded.graph.meta.update(folder.token_facts(), **_rope_facts(config), source=origin)
+    if sentence is not None:
+        sentence.describe(loaded.graph)
     return folder, loaded, merged
 
 

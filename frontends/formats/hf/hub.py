@@ -25,3 +25,15 @@ def hub_snapshot(spec: str) -> Path | None:
     ref = repository / "refs" / "main"
     snapshot = repository / "snapshots" / (read_text(ref).strip() if ref.is_file() else "")
     return snapshot if ref.is_file() and snapshot.is_dir() else None
+
+
+def check_inside(folder: Path, file: Path) -> None:
+    """Check that `file` lies in `folder`, links followed; the hub's snapshots and their folders link to blobs.
+
+    Raises:
+        WeftError: if it does not.
+    """
+    home, real = folder.resolve(), file.resolve()
+    root = next((at.parent for at in home.parents if at.name == "snapshots"), home)
+    if not real.is_relative_to(root):
+        raise WeftError(f"{file} is a link to {real}, outside of the model's folder: copy the file if it belongs there")

@@ -42,7 +42,7 @@ def record(
         "bos_token_id": meta.get("bos_token_id"),
         "pad_token_id": meta.get("pad_token_id"),
         **(_of_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
-        **{name: meta[name] for name in ("pooling", "normalize") if name in meta},
+        **{name: meta[name] for name in ("pooling", "normalize", "sentence") if name in meta},
         **manifest_records(graph, taken_states(graph)),
         "compares_tokens": any(Trait.COMPARES in node.op.traits for node in graph.nodes),
         "pipeline": pipeline,

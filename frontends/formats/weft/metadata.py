@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from weft.backends.transformers.embedding import KINDS as EMBEDDING
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 
@@ -38,6 +39,13 @@ def _source(value: Any) -> bool:
     return all(isinstance(name, str) for name in (value.get("format", ""), value.get("path", ""), *adapters))
 
 
+def _sentence(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(modules := value.get("modules"), list):
+        return False
+    sound = all(isinstance(m, dict) and m.get("type") in EMBEDDING and "config" in m for m in modules)
+    return sound and isinstance(value.get("max_seq_length"), int | None)
+
+
 _KINDS = ("decoder", "encoder", "encoder-decoder", "image-encoder", "audio-encoder")
 _COUNTS = ("vocab", "context", "max_positions", "source_context", "max_source_positions")
 _FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -46,5 +54,6 @@ _FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(SPECIAL_TOKENS, ("token", _token)),
     "eos_token_ids": ("list of tokens", _tokens),
     "residual_scale": ("positive number", lambda value: type(value) in (int, float) and value > 0),
+    "sentence": (f"record of modules: {', '.join(EMBEDDING)}", _sentence),
     "source": ("source, which has a format and a path", _source),
 }

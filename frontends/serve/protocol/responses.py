@@ -164,6 +164,12 @@ def embeddings(vectors: Sequence[Floats], model: str, tokens: int, as_base64: bo
     return {"object": "list", "data": data, "model": model, "usage": counts}
 
 
+def shortened(vector: Floats, dimensions: int) -> Floats:
+    """Return the first `dimensions` numbers of a vector, of unit length if it is, as OpenAI's are."""
+    cut, unit = vector[:dimensions], abs(np.linalg.norm(vector) - 1) < 1e-3
+    return cut / max(np.linalg.norm(cut), np.float32(1e-12)) if unit else cut
+
+
 def models(name: str, created: int, longest: int) -> dict[str, Any]:
     """Return the list of models: the one that is served."""
     return {"object": "list", "data": [model(name, created, longest)]}

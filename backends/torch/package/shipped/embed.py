@@ -23,16 +23,19 @@ except ImportError as error:
 
 
 @torch.inference_mode()
-def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str, normalize: bool) -> Tensor:
+def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str | None, normalize: bool) -> Tensor:
     """The vector [dim] of a text's tokens, float32: their mean, the largest of each number (max), the first's (cls) or
-    the last's, or their mean with weights 1, 2, … (weighted).
+    the last's, or their mean with weights 1, 2, … (weighted); None is the model's own output sentence_embedding.
 
     `outputs` are the names of what `model` returns; `normalize` scales the vector to unit length.
     """
     row = torch.tensor([ids], device=next(model.parameters()).device)
     inputs = {"input_ids": row, "attention_mask": torch.ones_like(row), "token_type_ids": torch.zeros_like(row)}
     output = model(**{name: value for name, value in inputs.items() if name in model.forward.__annotations__})
-    hidden: Tensor = (output if isinstance(output, tuple) else (output,))[outputs.index("last_hidden_state")][0].float()
+    name = "sentence_embedding" if pooling is None else "last_hidden_state"
+    hidden: Tensor = (output if isinstance(output, tuple) else (output,))[outputs.index(name)][0].float()
+    if pooling is None:
+        return hidden
     weights = torch.arange(1.0, len(hidden) + 1, device=hidden.device)[:, None]
     vector = {
         **{"mean": hidden.mean(0), "max": hidden.amax(0), "cls": hidden[0], "last": hidden[-1]},
@@ -63,13 +66,17 @@ def run(args: argparse.Namespace) -> None:
     """Read the model, and embed the texts."""
     facts = read_facts()
     tokenizer = read_tokenizer() if args.texts else None
-    rows = args.ids if tokenizer is None else [tokenizer.encode(text).ids for text in args.texts]
+    said = facts.get("sentence", {})
+    prompt = said.get("prompts", {}).get(said.get("default_prompt_name"), "")
+    rows = args.ids if tokenizer is None else [tokenizer.encode(prompt + text).ids for text in args.texts]
     for row in rows:
         check_ids("a text", row, facts["vocab"], facts["max_length"])
     model = load_model(device=args.device, dtype=args.dtype)
-    pooling, normalize = args.pooling or facts.get("pooling", "mean"), facts.get("normalize", False)
+    own = args.pooling is None and "sentence_embedding" in facts["outputs"]
+    pooling, normalize = None if own else args.pooling or facts.get("pooling", "mean"), facts.get("normalize", False)
     for row in rows:
-        print(json.dumps(embed(model, row, facts["outputs"], pooling, normalize).tolist()), flush=True)
+        vector = embed(model, row, facts["outputs"], pooling, normalize)[: said.get("truncate_dim")]
+        print(json.dumps(vector.tolist()), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.runtime.text.chat import FURTHER, read_templates
+from weft.backends.transformers.embedding import write_json
 from weft.ir.documents import read_json
 from weft.ir.errors import WeftError
 
+from ..hub import check_inside
 from .added import CONFIG, VOCABULARY, merge_tokens
 
 TEMPLATE = "chat_template.jinja"
@@ -35,22 +37,11 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return files
 
 
-def check_inside(folder: Path, file: Path) -> None:
-    """Check that `file` lies in `folder`, links followed; the hub's snapshots and their folders link to blobs.
-
-    Raises:
-        WeftError: if it does not.
-    """
-    home, real = folder.resolve(), file.resolve()
-    root = next((at.parent for at in home.parents if at.name == "snapshots"), home)
-    if not real.is_relative_to(root):
-        raise WeftError(f"{file} is a link to {real}, outside of the model's folder: copy the file if it belongs there")
-
-
-def copy_tokenizer(folder: Path, out: Path) -> None:
+def copy_tokenizer(folder: Path, out: Path, lower: bool = False) -> None:
     """Copy the tokenizer's files from `folder` to the folder `out`, where each says all.
 
-    tokenizer.json has the tokens that only other files name, and neither cuts nor pads. Chat templates of
+    tokenizer.json has the tokens that only other files name, and neither cuts nor pads; with `lower` it makes texts
+    lower-case. Chat templates of
     tokenizer_config.json that onnxruntime-genai cannot read, because there are several, become files of their own.
     Raises WeftError if a file is unsound.
     """
@@ -63,6 +54,11 @@ def copy_tokenizer(folder: Path, out: Path) -> None:
     if (out / VOCABULARY).is_file():
         # Without a config, transformers asks whether to run the code of a custom model.
         config = (config or {"tokenizer_class": "PreTrainedTokenizerFast"}) | merge_tokens(folder, out)
+        if lower:
+            tokenizer = read_json(out / VOCABULARY)
+            own = tokenizer.get("normalizer")
+            tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *filter(None, [own])]}
+            (out / VOCABULARY).write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
     elif other := next((name for name in _OLDER if (folder / name).is_file()), None):
         raise WeftError(
             f"{folder} has {other} and no {VOCABULARY}, which is what weft reads: make it with transformers, "
@@ -86,8 +82,3 @@ def _write_templates(folder: Path, config: dict[str, Any]) -> None:
             file.write_text(text, encoding="utf-8", newline="")
     if "chat_template" in config and (path.suffix != ".json" or not isinstance(config["chat_template"], str)):
         del config["chat_template"]  # genai would read it, and transformers does not
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write `value` as JSON, as transformers does."""
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

@@ -42,33 +42,6 @@ def fails(folder: Path, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "config", "wanted"),
-    [
-        (["Pooling", "Normalize"], {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, ("mean", True)),
-        (["Pooling"], {"pooling_mode_cls_token": True}, ("cls", False)),
-        (["Pooling"], {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, (None, None)),
-        (["Pooling"], {"pooling_mode_lasttoken": True}, ("last", False)),
-        (["Pooling", "Normalize"], {"pooling_mode": "weightedmean"}, ("weighted", True)),
-        (["Pooling"], {"pooling_mode_mean_sqrt_len_tokens": True}, (None, None)),
-        (["Pooling", "Dense"], {"pooling_mode_mean_tokens": True}, (None, None)),
-        ([], {}, (None, None)),
-    ],
-)
-def test_how_sentence_transformers_pools(kinds: list[str], config: Any, wanted: Any, folder: Path) -> None:
-    modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in ("Transformer", *kinds)]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "Pooling").mkdir()
-    (folder / "Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **config}))
-    meta = load_source(folder).graph.meta
-    assert (meta.get("pooling"), meta.get("normalize")) == wanted
-    if wanted[0] is not None:
-        (folder / "Pooling" / "config.json").unlink()
-        fails(folder, r"Pooling/config\.json cannot be read")
-        (folder / "modules.json").write_text("{}")
-        fails(folder, r"modules\.json: a JSON array was expected")
-
-
 # -- reading
 
 
@@ -343,7 +316,10 @@ def test_links_that_lead_out_of_the_folder(folder: Path, tmp_path: Path) -> None
         (folder / name).symlink_to(secret)
         fails(folder, f"{name} is a link to {secret}, outside of the model's folder")
         (folder / name).unlink()
-    modules = [{"type": f"sentence_transformers.models.{kind}", "path": "../x"} for kind in ("Transformer", "Pooling")]
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": path}
+        for kind, path in (("Transformer", ""), ("Pooling", "../x"))
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
     fails(folder, "outside of the model's folder")
     (folder / "modules.json").unlink()

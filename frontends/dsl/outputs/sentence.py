@@ -1,0 +1,121 @@
+"""Sentence embeddings: the modules of sentence-transformers (Reimers & Gurevych 2019)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from weft.ir import ops
+from weft.ir.graph import Value
+from weft.ir.ops.activation import activate
+from weft.ir.ops.elementwise import masked
+from weft.ir.types import dtypes
+
+from ..build import Layer, module, named
+from ..checks import need, need_activation, need_whole
+from ..layers import linear
+
+
+@module(leaf=True)
+class UnitLength:
+    """x / ‖x‖ over the last axis; lengths below 1e-12 count as that, as in torch's F.normalize."""
+
+    def __call__(self, x: Value) -> Value:
+        length = ops.clip(ops.sqrt(ops.sum(ops.square(x), axes=(-1,), keepdims=True)), low=1e-12)
+        return ops.div(x, length, name="normalized")
+
+
+@module
+class Dense:
+    """act(x Wᵀ + b) of `width`; with `residual` x is added to it, mapped by a matrix of its own to another width."""
+
+    width: int
+    activation: str = "tanh"
+    bias: bool = True
+    residual: bool = False
+
+    def __post_init__(self) -> None:
+        need_whole(self, "width")
+        need_activation(self, self.activation)
+
+    def __call__(self, x: Value) -> Value:
+        """x [..., dim] → [..., width]."""
+        y = activate(linear(x, self.width, "linear", self.bias), self.activation)
+        if not self.residual:
+            return y
+        return ops.add(y, x if x.width == self.width else linear(x, self.width, "residual"), name="residual_added")
+
+
+@module
+class SentencePooling:
+    """One vector of a text out of those of its tokens, of unit length with `normalize`.
+
+    `mode`: their mean, the first (cls), the largest of each number (max), the last, their mean weighted by position, 1
+    for the first token (weighted; Muennighoff 2022, SGPT), or their sum over the root of their number (mean_sqrt_len);
+    several are concatenated. The modules `before` change the vectors of tokens, those `after` the vector of the text,
+    which then is normalized. Without `include_prompt`, tokens whose mask is 2 are attended to, but not pooled. A field
+    `sentence` of `Encoder`.
+    """
+
+    mode: str | tuple[str, ...] = "mean"
+    normalize: bool = False
+    before: tuple[Layer, ...] = ()
+    after: tuple[Layer, ...] = ()
+    include_prompt: bool = True
+
+    def __post_init__(self) -> None:
+        modes = (self.mode,) if isinstance(self.mode, str) else self.mode
+        need(
+            self, 0 < len(modes) == sum(m in MODES for m in modes), f"mode={self.mode!r} must be of {', '.join(MODES)}"
+        )
+        need(self, all(map(callable, (*self.before, *self.after))), "before and after must be lists of modules")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The mode and the normalization for graph.meta; none if there is more to it."""
+        plain = isinstance(self.mode, str) and self.mode != "mean_sqrt_len" and not (self.before or self.after)
+        return {"pooling": self.mode, "normalize": self.normalize} if plain else {}
+
+    def __call__(self, x: Value, mask: Value) -> Value:
+        """x [batch, seq, dim] and mask [batch, seq], 0 for padding on either side → [batch, width]."""
+        for i, layer in enumerate(self.before):
+            x = named(layer, f"before_{i}")(x)
+        whole = pooled = ops.cast(mask, to=dtypes.bool_)
+        if not self.include_prompt:
+            pooled = ops.equal(mask, ops.affine(mask, by=0, plus=1))
+        vectors = [_pool(mode, x, whole, pooled) for mode in ([self.mode] if isinstance(self.mode, str) else self.mode)]
+        y = vectors[0] if len(vectors) == 1 else ops.concat(*vectors, axis=1, name="pooled_together")
+        for i, layer in enumerate(self.after):
+            y = named(layer, f"after_{i}")(y)
+        return UnitLength()(y) if self.normalize else y
+
+
+MODES = ("cls", "max", "mean", "mean_sqrt_len", "weighted", "last")
+
+
+def _pool(mode: str, x: Value, whole: Value, pooled: Value) -> Value:
+    """The vector [batch, dim] of x, of whose tokens `whole` are a text, and `pooled` count, [batch, seq]."""
+    if mode == "max":
+        return ops.max(masked(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
+    if mode in ("cls", "last"):
+        at = _first(pooled) if mode == "cls" else ops.clip(_last(pooled), low=0)
+        return ops.squeeze(ops.gather_rows(x, at), axes=(1,), name="first_token" if mode == "cls" else "last_token")
+    one = ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)  # in the dtype of x, when it is another
+    weights = masked(ops.unsqueeze(pooled, axes=(2,)), one)
+    if mode == "weighted":
+        weights = ops.mul(weights, ops.cumsum(masked(ops.unsqueeze(whole, axes=(2,)), one), axis=1))
+    total = ops.clip(ops.sum(weights, axes=(1,)), low=1e-9)
+    total = ops.sqrt(total) if mode == "mean_sqrt_len" else total
+    return ops.div(ops.sum(ops.mul(x, weights), axes=(1,)), total, name="mean_token")
+
+
+def _last(shown: Value) -> Value:
+    """The position of the last token that is `shown`, [batch, 1]; −1 where none is."""
+    places = ops.mul(ops.cast(shown, to=dtypes.i64), ops.affine(ops.iota(shown, axis=1), plus=1))
+    return ops.affine(ops.max(places, axes=(1,), keepdims=True), plus=-1)
+
+
+def _first(shown: Value) -> Value:
+    """The position of the first token that is `shown`, [batch, 1]: all that are stand together."""
+    count = ops.sum(ops.cast(shown, to=dtypes.i64), axes=(1,), keepdims=True)
+    return ops.affine(ops.sub(_last(shown), count), plus=1)
