@@ -92,11 +92,11 @@ def main(corpus: Path, seed: int) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    import onnxruntime
+    from weft.backends.runtime.ort.session import onnxruntime
 
     for name in ("gguf", "onnx", "tokenizers", "torch", "weft.frontends.cli"):
         importlib.import_module(name)  # what commands import when they run takes room once, not of an input
-    onnxruntime.set_default_logger_severity(4)
+    onnxruntime().set_default_logger_severity(4)
     home = Path.cwd()
     _limit()
     print("ready", file=answers, flush=True)
