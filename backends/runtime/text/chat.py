@@ -82,7 +82,7 @@ class Renderer:
     """
 
     def __init__(self, command: Sequence[str | Path] = (WORKER, "--serve")) -> None:
-        self._command = command
+        self._command, self._killed = command, False
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -94,12 +94,16 @@ class Renderer:
     def close(self) -> None:
         """End the process; the next prompt begins another."""
         if self._process is not None:
-            self.kill()
+            self._end()
             self._process.communicate()
         self._process = None
 
     def kill(self) -> None:
-        """Kill the process and its fork, from any thread: the request under way raises OSError."""
+        """End the process for good, from any thread: the request under way, and all others, raise OSError."""
+        self._killed = True
+        self._end()
+
+    def _end(self) -> None:
         if (process := self._process) is not None and process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -112,6 +116,8 @@ class Renderer:
             self.close()
             self._process = _begin(self._command, errors=subprocess.DEVNULL)
         try:
+            if self._killed:  # looked at when there is a process: `kill` has seen it, or is seen here
+                raise OSError("it was ended")
             assert self._process.stdin is not None
             self._process.stdin.write(len(request).to_bytes(8, "little") + request)
             self._process.stdin.flush()

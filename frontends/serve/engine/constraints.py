@@ -76,9 +76,10 @@ class Constraints:
         return self.tokenizer.decode_bytes([token])
 
     def guide(self, grammar: str) -> Guide:
-        """Return the guide of a grammar. Raises WeftError where it is wrong, or its first token cannot be chosen."""
+        """Return the guide of a grammar. Raises WeftError where it is wrong, or no first token can be chosen."""
         guide = Guide(LLMatcher(self.tokenizer, grammar, log_level=0))
-        guide.fresh().masked(np.zeros(self._vocab, np.float32))
+        trial = guide.fresh()
+        trial.accept(int(trial.masked(np.zeros(self._vocab, np.float32)).argmax()))
         return guide
 
 

@@ -174,15 +174,15 @@ class _PerThread(Renderer):
     """A renderer for several threads, with a process for each."""
 
     def __init__(self, *command: Sequence[str | Path]) -> None:
-        self._make, self._all = lambda: Renderer(*command), list[Renderer]()
-        self._own, self._killed = threading.local(), False
+        super().__init__(*command)
+        self._own, self._all = threading.local(), list[Renderer]()
 
     def ask(self, request: bytes) -> tuple[int, bytes, bytes]:
         if not hasattr(self._own, "renderer"):
-            self._own.renderer = self._make()
+            self._own.renderer = Renderer(self._command)
             self._all.append(self._own.renderer)
         if self._killed:
-            raise OSError("the server ends")
+            self._own.renderer.kill()
         found: tuple[int, bytes, bytes] = self._own.renderer.ask(request)
         return found
 
