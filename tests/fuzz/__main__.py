@@ -14,8 +14,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from .formats import FORMATS
-from .harness import CLASSES, GOOD, Tally, Worker, fuzz
+from .harness import CLASSES, FORMATS, GOOD, Tally, Worker, fuzz
 from .seeds import plant, write_configs
 
 VERSIONS = ("numpy", "onnx", "onnxruntime", "safetensors", "gguf", "tokenizers", "click", "protobuf")
