@@ -231,12 +231,14 @@ def _untangled(leaves: dict[str, list[Part]]) -> dict[str, list[Part]]:
     each other, the smallest is no box of its own.
     """
     # Every round draws operations into a group or takes a group apart; operations alone make no circle, so it ends.
-    while loop := _loop(leaves):
-        groups = sorted((key for key in loop if key[0] != " "), key=lambda key: (len(leaves[key]), key))
-        if len(groups) == 1:
-            leaves[groups[0]] += [leaf for key in sorted(loop - {*groups}) for leaf in leaves.pop(key)]
-        else:
-            leaves |= _keyed(leaves.pop(groups[0]), groups[0])
+    while loops := _loops(leaves):
+        for loop in loops:
+            groups = sorted((key for key in loop if key[0] != " "), key=lambda key: (len(leaves[key]), key))
+            if len(groups) == 1:
+                leaves[groups[0]] += [leaf for key in sorted(loop - {*groups}) for leaf in leaves.pop(key)]
+                continue
+            for key in groups[: max(1, len(groups) // 8)]:  # of hundreds one by one, the time would grow by the square
+                leaves |= _keyed(leaves.pop(key), key)
     return leaves
 
 
@@ -246,8 +248,8 @@ def _called(leaf: Part, scope: str) -> Part:
     return leaf
 
 
-def _loop(groups: Mapping[str, Sequence[Part]]) -> set[str]:
-    """Keys whose parts read each other in a circle; of several such the first; none: there is none."""
+def _loops(groups: Mapping[str, Sequence[Part]]) -> list[set[str]]:
+    """Sets of keys whose parts read each other in a circle."""
     home = {name: key for key, members in groups.items() for leaf in members for name in leaf.made}
     between = nx.DiGraph()
     for key, members in groups.items():
@@ -255,8 +257,7 @@ def _loop(groups: Mapping[str, Sequence[Part]]) -> set[str]:
             for name in leaf.read:
                 if (source := home.get(name, key)) != key:
                     between.add_edge(source, key)
-    loops = (loop for loop in nx.strongly_connected_components(between) if len(loop) > 1)
-    return min(loops, key=sorted, default=set())
+    return [loop for loop in nx.strongly_connected_components(between) if len(loop) > 1]
 
 
 def _opened(children: list[Part]) -> list[Part]:
