@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import networkx as nx
+import numpy as np
 
 from .network import Network, Vertex
 
@@ -278,19 +279,30 @@ def _folded(parts: list[Part]) -> list[Part]:
     return folded
 
 
+def _repeats(prints: Sequence[str]) -> list[tuple[int, int]]:
+    """The longest repetition that begins at each place, and its shortest period; (1, 1) where there is none.
+
+    From the end on, in all periods at once: an operation of arrays for each place.
+    """
+    numbers: dict[str, int] = {}
+    codes = np.array([numbers.setdefault(p, len(numbers)) for p in prints], np.int64)
+    spans, same = list[tuple[int, int]](), np.zeros(0, np.int64)  # places that equal those a period later, in a row
+    for i in reversed(range(len(codes))):
+        same = (np.concatenate([same, [0]]) + 1)[: len(codes) - 1 - i] * (codes[i + 1 :] == codes[i])
+        periods = np.arange(1, len(same) + 1)
+        lengths = np.where(same >= periods, same // periods * periods + periods, 1)
+        best = int(lengths.argmax()) if lengths.size else 0
+        spans.append((int(lengths[best]), best + 1) if lengths.size and lengths[best] > 1 else (1, 1))
+    return spans[::-1]
+
+
 def _compressed(parts: list[Part]) -> list[Part]:
     """The shortest way to say a sequence: at every place the period that covers most of what follows."""
-    prints = [fingerprint(p) for p in parts]
+    spans = _repeats([fingerprint(p) for p in parts])
     folded: list[Part] = []
     i = 0
     while i < len(parts):
-        length, period = 1, 1
-        for p in range(1, (len(parts) - i) // 2 + 1):
-            end = i + p
-            while end + p <= len(parts) and prints[end : end + p] == prints[i : i + p]:
-                end += p
-            if end - i > max(p, length):
-                length, period = end - i, p
+        length, period = spans[i]
         if length == 1:
             folded.append(parts[i])
         else:
