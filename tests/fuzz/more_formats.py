@@ -70,7 +70,7 @@ def tokenizers(rng: random.Random, corpus: Path, scratch: Path) -> Case:
             json.loads((corpus / "tokenizers" / f"{rng.choice(TOKENIZERS)}.json").read_text()),
         )
         for key in rng.sample(sorted(tree), 2):
-            tree[key] = mutations.json_tree(rng, other[key]) if rng.random() < 0.5 and other[key] else other[key]
+            tree[key] = mutations.near(rng, other[key]) if rng.random() < 0.5 else other[key]
         changed = json.dumps(tree).encode()
     if rng.random() < 0.2:
         file = scratch / "in.gguf"

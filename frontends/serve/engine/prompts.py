@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from weft.backends.runtime.text.chat import ChatTemplate, Renderer
 from weft.backends.runtime.text.tokenizer import Tokenizer
+from weft.ir.documents import parse_json
 from weft.ir.errors import WeftError
 
 from .constraints import Constraints, Guide
@@ -28,7 +29,7 @@ MOST_GUIDES = 32
 MOST_GRAMMAR = 1 << 18  # characters
 SOON, LATE = 0.1, 3.0  # seconds that a grammar may take among the others, and among large requests
 ENCODING = 10.0  # seconds that the tokens of a text may take
-SCRIPT = Path(__file__).with_name("text_worker.py")
+WORKER = ("-m", f"{__package__}.text_worker")
 
 
 class TooSlow(Exception):
@@ -45,7 +46,7 @@ class Prompts:
         self.tokenizer = Tokenizer(folder)
         self.constraints = Constraints(folder, vocab, stop_ids)
         self._renderer = _PerThread()
-        self._texts = _PerThread([SCRIPT, folder, json.dumps([vocab, sorted(stop_ids)])])
+        self._texts = _PerThread([*WORKER, folder, json.dumps([vocab, sorted(stop_ids)])])
         self._pools = {lane: ThreadPoolExecutor(threads, f"weft-{lane}") for lane, threads in THREADS.items()}
         self._guides: dict[str, Guide] = {}  # of the last requests: clients repeat their schemas
         self._large = 0
@@ -165,7 +166,7 @@ class Prompts:
             raise TooSlow
         if not reply:
             raise WeftError(f"the {what} fails on it: it is too large, or nested too deep")
-        if "error" in (found := json.loads(reply)):
+        if "error" in (found := parse_json(reply, f"the {what}'s reply", values=len(reply))):
             raise WeftError(found["error"])
         return found
 

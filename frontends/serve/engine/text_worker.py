@@ -1,4 +1,4 @@
-"""Tokenize long texts and try grammars; run as a script whose forks may take little time and memory (see chat_worker).
+"""Tokenize long texts and try grammars; run with -m, by forks that may take little time and memory (see chat_worker).
 
 Tokenizers hold Python's lock while they work, which takes seconds for a text of megabytes, and a grammar of a few
 kilobytes can exhaust the stack of its parser: neither may happen in the process that serves.
@@ -17,8 +17,10 @@ from typing import Any
 
 from weft.backends.runtime.text.chat_worker import limit, serve
 from weft.backends.runtime.text.tokenizer import Tokenizer
-from weft.frontends.serve.engine.constraints import Constraints
+from weft.ir.documents import parse_json
 from weft.ir.errors import WeftError
+
+from .constraints import Constraints
 
 MEMORY = 4 << 30  # bytes of addresses, the interpreter's own and the tokenizer's included
 STACK = 1 << 20  # an eighth of what the threads have that use the grammar later
@@ -31,7 +33,7 @@ def main(folder: Path, vocab: int, stop_ids: list[int]) -> None:
         _ = constraints.tokenizer
 
     def answer(raw: bytes) -> str:
-        request: dict[str, Any] = json.loads(raw)
+        request: dict[str, Any] = parse_json(raw, "a request", values=len(raw))
         limit(request["seconds"], MEMORY)
         resource.setrlimit(resource.RLIMIT_STACK, (STACK, STACK))
         os.nice(10)  # answers that are under way come first
@@ -48,4 +50,4 @@ def main(folder: Path, vocab: int, stop_ids: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *json.loads(sys.argv[2]))
+    main(Path(sys.argv[1]), *parse_json(sys.argv[2], "the arguments", list))

@@ -98,7 +98,7 @@ def test_a_full_queue_refuses_before_it_prepares(folder: Path, monkeypatch: pyte
 def test_the_end_of_the_server_does_not_wait_for_large_requests(
     folder: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """What a process works on is given up, whatever it may take."""
+    """It gives up the work of its processes, however long that may take."""
     monkeypatch.setattr(prompts, "ENCODING", 600.0)
     monkeypatch.setattr(prompts, "LATE", 600.0)
     choices = {"structured_outputs": {"choice": [f"{i}" for i in range(20_000)]}}
