@@ -51,7 +51,7 @@ def test_the_users_own_setting_is_kept(before: str | None) -> None:
 def test_only_one_place_imports_it(root: Path) -> None:
     """Everything else asks `onnxruntime()`, whose file names the module in a call of importlib."""
     folders = ("ir", "passes", "backends", "frontends", "benchmarks", "examples")
-    sources = [path for folder in folders for path in (root / folder).rglob("*.py*")]
+    sources = [path for folder in folders for path in (root / folder).rglob("*") if path.suffix in (".py", ".j2")]
     imports = re.compile(r"^ *(import|from) onnxruntime|import_module\(.onnxruntime.\)", re.MULTILINE)
     found = [path for path in sources if imports.search(path.read_text("utf-8"))]
     assert [path.relative_to(root) for path in found] == [Path("backends/runtime/ort/session.py")]
