@@ -62,9 +62,8 @@ class Service:
             raise WeftError(f"{settings.name} has no tokenizer, so it cannot be served: compile it with one")
         self.created, self.closing = int(time.time()), False
         self.fingerprint = _fingerprint(model)
-        decodes = isinstance(model, Generator)
-        vocab, stop_ids = (model.decoder.vocab, model.stop_ids) if decodes else (model.vocab, ())
-        self.prompts = Prompts(model.folder, vocab, stop_ids)
+        vocab = model.vocab if isinstance(model, Encoder) else model.decoder.vocab
+        self.prompts = Prompts(model.folder, vocab, () if isinstance(model, Encoder) else model.stop_ids)
         self.worker: Worker
         if isinstance(model, Encoder):
             self.worker = EncodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
