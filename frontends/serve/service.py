@@ -166,8 +166,7 @@ class Service:
         for ids in rows:
             if len(ids) > model.max_length:
                 raise too_long(model.max_length, len(ids), "input", "input")
-            if not ids or not all(0 <= i < model.vocab for i in ids):
-                raise invalid(f"Invalid 'input': its token ids must lie between 0 and {model.vocab - 1}.", "input")
+            _check_ids(ids, model.vocab, "input")
         channel = Channel()
         jobs = [Job(channel, index, ids=ids) for index, ids in enumerate(rows)]
         self._submit(jobs)
@@ -239,6 +238,7 @@ class Service:
             raise invalid(f"Invalid '{param}': it has no tokens.", param)
         if len(ids) > model.decoder.max_prompt:
             raise too_long(model.decoder.max_prompt, len(ids), param, noun)
+        _check_ids(ids, model.decoder.vocab, param)
 
     async def _guide(self, spec: ConstraintSpec | None, size: int) -> Guide | None:
         if spec is None:
@@ -263,6 +263,11 @@ class Service:
 
     def _envelope(self, kind: str) -> Envelope:
         return Envelope.new(kind, self.settings.name, self.fingerprint)
+
+
+def _check_ids(ids: Sequence[int], vocab: int, param: str) -> None:
+    if not ids or min(ids) < 0 or max(ids) >= vocab:
+        raise invalid(f"Invalid '{param}': its token ids must lie between 0 and {vocab - 1}.", param)
 
 
 def _refusal(error: Refused) -> ApiError:
