@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import torch
 from machine import facts, save, spread
 
 import weft
 from weft import ops
 from weft.backends.onnx.export import build, in_memory
+from weft.backends.runtime.ort.session import onnxruntime
 from weft.backends.targets import TARGETS
 from weft.ir import Graph, TensorType, dtypes, sizes
 from weft.ir.schema.visible_blocks import VisibleBlocks
@@ -62,6 +62,7 @@ def feeds(kind: str, length: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def session(kind: str) -> Any:
+    ort = onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     target, made = TARGETS.lookup("ort-cpu"), graph(kind)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from machine import facts, save, spread
 
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
+from weft.backends.runtime.ort.session import onnxruntime
 from weft.backends.targets import TARGETS
 from weft.ir import Graph, Node, TensorType, ops
 from weft.ir.recipes import Normal
@@ -47,7 +48,7 @@ def layer(experts: int, dim: int, hidden: int, k: int) -> Graph:
     return graph
 
 
-def session(graph: Graph, form: str) -> ort.InferenceSession:
+def session(graph: Graph, form: str) -> Any:
     """The layer in one of the forms."""
     target = TARGETS[FORMS[form]]
 
@@ -56,6 +57,7 @@ def session(graph: Graph, form: str) -> ort.InferenceSession:
 
     lowered = graph.clone()
     legalize(lowered, accepts)
+    ort = onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1  # ratios of work, whatever else the machine does
     return ort.InferenceSession(in_memory(build(lowered, target, max_length=1)), options, ["CPUExecutionProvider"])

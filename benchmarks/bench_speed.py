@@ -24,6 +24,8 @@ from machine import facts, save
 from smollm2 import GGUF, builder_command, hugging_face_folder
 from turns import DECODE, PROMPT, ReadBandwidth, all_sets, compared, options, serve
 
+from weft.backends.runtime.ort.session import onnxruntime
+
 LAYERS = 30
 VOCAB = 49152
 
@@ -32,8 +34,7 @@ class OnnxRun:
     """One ONNX graph in the common loop."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        import onnxruntime as ort
-
+        ort = onnxruntime()
         ort.set_global_thread_pool_sizes(threads, 1)
         options = ort.SessionOptions()
         options.use_per_session_threads = False

@@ -14,6 +14,7 @@ from typing import Any
 
 from weft.backends.cpu import instruction_set
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # of peers that run in processes of their own, too
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -1,7 +1,7 @@
 """Train any model that weft knows on any text: an architecture file, a preset, a checkpoint.
 
 python examples/train.py examples/local_global.py --text book.txt --tokenizer bpe:4096 -o runs/first
-python examples/train.py --resume runs/first --steps 2000
+python examples/train.py examples/local_global.py --resume runs/first --steps 2000
 torchrun --nproc-per-node 2 examples/train.py examples/hybrid.py --text book.txt -o runs/second
 
 The folder holds the tokenizer, a checkpoint, log.csv, and at the end the compiled model: `weft run runs/first/model`.
@@ -37,6 +37,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import weft
+from weft.frontends.api.source.sources import architecture_file
 from weft.frontends.model import Model
 
 TEXT = Path(__file__).parent / "texts" / "kings.txt"
@@ -57,9 +58,8 @@ def tokenizer_for(spec: str, text: str) -> Tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=spec != "bytes")
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        lines = text.splitlines(keepends=True)
         trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-        tokenizer.train_from_iterator(lines, trainer)
+        tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
         return tokenizer
     path = Path(spec)
     return Tokenizer.from_file(str(path / TOKENIZER if path.is_dir() else path))
@@ -80,18 +80,13 @@ class Windows:
 
     def __init__(self, tokens: Tensor, batch: int, length: int, seed: int) -> None:
         if len(tokens) <= length:
-            sys.exit(
-                f"the text has {len(tokens)} tokens, fewer than a window of {length + 1}: choose a smaller --context"
-            )
+            sys.exit(f"the text has {len(tokens)} tokens, fewer than a window of {length + 1}: lower --context")
         self.windows, self.batch = tokens.unfold(0, length + 1, 1), batch
         self.random = torch.Generator().manual_seed(seed)
 
     def __iter__(self) -> Iterator[Tensor]:
         while True:
             yield self.windows[torch.randint(len(self.windows), (self.batch,), generator=self.random)]
-
-
-# -- a step
 
 
 def losses(net: nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,7 +138,7 @@ class Log:
 
     def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
         self.path, self.board = folder / LOG, _board(folder / "tensorboard") if tensorboard else None
-        kept = [row for row in _rows(self.path) if int(row["step"]) <= step]
+        kept = [row for row in _rows(self.path) if row.keys() == set(FIELDS) and int(row["step"]) <= step]
         with self.path.open("w", newline="") as file:
             rows = csv.DictWriter(file, FIELDS)
             rows.writeheader()
@@ -169,8 +164,11 @@ def _board(folder: Path) -> Any:
 def _rows(path: Path) -> Iterable[dict[str, str]]:
     if not path.is_file():
         return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    try:
+        with path.open(newline="") as file:
+            return [row | {"step": str(int(row["step"]))} for row in csv.DictReader(file)]
+    except (ValueError, TypeError, KeyError, csv.Error) as e:
+        raise refusal(path, e) from e
 
 
 def save(folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, step: int, data: Windows) -> None:
@@ -191,15 +189,21 @@ def save(folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, step: i
 
 def restore(folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, data: Windows) -> int:
     """Continue from the checkpoint in `folder`: the steps that are done."""
-    state = torch.load(folder / CHECKPOINT, weights_only=True)
-    set_model_state_dict(net, state["model"], options=WHOLE)
-    set_optimizer_state_dict(net, optimizer, state["optimizer"], options=SOME)
-    data.random.set_state(state["data"])
-    torch.set_rng_state(state["random"])
-    return int(state["step"])
+    try:
+        state = torch.load(folder / CHECKPOINT, weights_only=True)
+        set_model_state_dict(net, state["model"], options=WHOLE)
+        set_optimizer_state_dict(net, optimizer, state["optimizer"], options=SOME)
+        data.random.set_state(state["data"])
+        torch.set_rng_state(state["random"])
+        return int(state["step"])
+    except Exception as e:  # PyTorch raises of any kind, whatever is damaged
+        raise refusal(folder / CHECKPOINT, e) from e
 
 
-# -- processes
+def refusal(file: Path, error: Exception) -> weft.WeftError:
+    """What is wrong with a file of a run, in one line."""
+    words = " ".join(str(error).split())[:200] or type(error).__name__
+    return weft.WeftError(f"{file}: damaged, or of another run ({words}): restore it, or begin a new run with MODEL -o")
 
 
 def first() -> bool:
@@ -240,10 +244,11 @@ def mean(value: Tensor) -> float:
 def train(given: argparse.Namespace) -> None:
     folder = Path(given.out)
     text = Path(given.text).read_text(encoding="utf-8")
-    if (folder / TOKENIZER).is_file():
-        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-    else:
-        tokenizer = tokenizer_for(given.tokenizer, text)
+    try:
+        known = folder / TOKENIZER
+        tokenizer = Tokenizer.from_file(str(known)) if known.is_file() else tokenizer_for(given.tokenizer, text)
+    except Exception as e:  # tokenizers raises nothing more specific
+        raise refusal(known, e) from e
     model = fitted(weft.load_source(given.model, given.seed), tokenizer.get_vocab_size())
     if given.init:
         model = weft.initialize(model, given.init, width=given.mup_width)
@@ -267,9 +272,8 @@ def train(given: argparse.Namespace) -> None:
     log = Log(folder, step, given.tensorboard) if first() else None
     if first():
         size = sum(p.numel() for p in net.parameters())
-        print(
-            f"{given.model}: {size:,} weights, {len(tokens):,} tokens of {tokenizer.get_vocab_size()}, from step {step}"
-        )
+        vocab = tokenizer.get_vocab_size()
+        print(f"{given.model}: {size:,} weights, {len(tokens):,} tokens of {vocab}, from step {step}")
 
     net.train()
     batches, autocast = iter(data), given.bf16 and not dist.is_initialized()
@@ -332,12 +336,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("-o", "--out", help="the folder of the run")
     parser.add_argument("--resume", help="go on with the run in this folder")
     parser.add_argument(
-        "--compile-as", metavar="MODEL", help="what gets the weights in the end, if another one is trained than writes"
+        "--compile-as", metavar="MODEL", help="what gets the weights, if another is trained than writes"
     )
     parser.add_argument("--text", default=str(TEXT), help="a file of UTF-8")
-    parser.add_argument(
-        "--tokenizer", default="bytes", help="bytes, bpe:4096 (trained on the text), or a tokenizer.json"
-    )
+    parser.add_argument("--tokenizer", default="bytes", help="bytes, bpe:4096 (of the text), or a tokenizer.json")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=16, help="windows a step, of all processes together")
     parser.add_argument("--accumulate", type=int, default=1, help="batches whose gradients add up to a step")
@@ -347,9 +349,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
     parser.add_argument("--decay", type=float, default=0.1, help="weight decay of matrices")
     parser.add_argument("--init", choices=["plain", "depth", "fan-in", "mup"], help="scheme of the initial weights")
-    parser.add_argument(
-        "--mup-width", type=int, default=256, help="the width of the model that the rates are tuned for"
-    )
+    parser.add_argument("--mup-width", type=int, default=256, help="the width that the rates are tuned for")
     parser.add_argument("--clip", type=float, default=1.0, help="the largest norm of a gradient")
     parser.add_argument("--dropout", type=float, default=0.0, help="share of each sublayer's output that is dropped")
     parser.add_argument("--bf16", action="store_true", help="products of matrices in bf16")
@@ -361,10 +361,20 @@ def options() -> argparse.Namespace:
     parser.add_argument("--tensorboard", action="store_true", help="also write numbers for TensorBoard")
     given = parser.parse_args()
     if given.resume:
-        known = json.loads((Path(given.resume) / SETTINGS).read_text())
-        parser.set_defaults(**known | {"out": given.resume})  # wherever the folder was when it began
-        given = parser.parse_args()
-        given.model = given.model or known["model"]
+        file, known = Path(given.resume) / SETTINGS, {}
+        try:
+            known |= {key: value for key, value in json.loads(file.read_text("utf-8")).items() if value}
+        except (OSError, ValueError, AttributeError) as e:
+            sys.exit(f"train.py: error: {refusal(file, e)}")
+        known |= {key: value for key in ("model", "compile_as") if (value := getattr(given, key))}
+        for key, option in (("model", "MODEL"), ("compile_as", "--compile-as")):
+            # The folder may be somebody else's, whose settings must not choose the code that runs here.
+            if architecture_file(spec := str(known.get(key, ""))) and not getattr(given, key):
+                parser.error(f"{file} names code, {spec}: to run it, name it yourself as {option}, beside --resume")
+        flags = {f"--{key.replace('_', '-')}": known[key] for key in known if key not in ("model", "out", "resume")}
+        read = [key + ("" if value is True else f"={value}") for key, value in flags.items()]
+        given = parser.parse_args([*read, *sys.argv[1:]])
+        given.model, given.out = known.get("model"), given.resume  # wherever the folder was when it began
     if not given.model or not given.out:
         parser.error("say what to train and where to: MODEL -o FOLDER, or --resume FOLDER")
     return given

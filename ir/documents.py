@@ -343,5 +343,5 @@ def told(error: BaseException) -> str:
     """Return what `error` says: the __str__ of foreign exceptions may fail, which must not hide what went wrong."""
     try:
         return str(error)
-    except Exception as failure:
+    except (Exception, SystemExit, GeneratorExit) as failure:
         return f"(its text cannot be made: {type(failure).__name__})"

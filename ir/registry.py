@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
+from .documents import told
 from .errors import WeftError, unknown
 
 T = TypeVar("T")
@@ -146,7 +147,7 @@ def load_plugins() -> bool:
                 plugin = point.load()
                 if callable(plugin):
                     plugin()
-            except Exception as error:  # of anybody's code
+            except BaseException as error:  # of anybody's code
                 owner = f" of {point.dist.name}" if point.dist else ""
                 _trouble = f"the plugin {point.name}{owner} ({point.value}) cannot be loaded: {_sentence(error)}"
                 raise WeftError(_trouble) from error
@@ -165,7 +166,7 @@ def import_plugin(name: str) -> None:
     sys.path.append(folder := os.getcwd())  # at the end, where it hides no installed module
     try:
         importlib.import_module(name)
-    except Exception as error:  # of anybody's code
+    except BaseException as error:  # of anybody's code
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise WeftError(f"there is no module {name} on the Python path or in the working folder") from error
         raise WeftError(f"the module {name} cannot be imported: {_sentence(error)}") from error
@@ -173,5 +174,8 @@ def import_plugin(name: str) -> None:
         sys.path.remove(folder)
 
 
-def _sentence(error: Exception) -> str:
-    return str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
+def _sentence(error: BaseException) -> str:
+    """Return what went wrong in somebody's code. Raises `error` again where it is an interrupt, or of a signal."""
+    if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and type(error) is not SystemExit):
+        raise error
+    return str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {told(error)}"

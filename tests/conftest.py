@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ROOT / ".cache" / "weights"
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # as weft sets it, for tests that import onnxruntime themselves
 # Threads of OpenMP spin while they wait for each other: on a machine that does other work too, two of them train a
 # small model 20 times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

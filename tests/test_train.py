@@ -10,7 +10,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -133,7 +133,8 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
         patched.setattr(script, "save", save_and_copy)
         patched.setattr(script, "finish", lambda *operands: None)
         run(script, monkeypatch, f"{models}:{name}", "-o", whole, *options)
-    run(script, monkeypatch, "--resume", parts)
+    again = ["--compile-as", f"{models}:signed"] if name == "ranked" else []
+    run(script, monkeypatch, f"{models}:{name}", "--resume", parts, *again)
     assert rows(parts) == rows(whole)
     one, two = (torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (whole, parts))
     assert one["step"] == two["step"] == STEPS
@@ -173,6 +174,64 @@ def test_what_can_not_be_trained(
         run(script, monkeypatch, f"{models}:states", "-o", tmp_path / "c", *SHORT, "--tensorboard")
 
 
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "bytes": lambda data: data[: len(data) // 2] + b"\xff\xfe\x00{" + data[len(data) // 2 :],
+    "text": lambda data: b"no checkpoint",
+    "list": lambda data: b"[1]",
+    "other keys": lambda data: b'{"steps": [1], "batch": {"a": 1}}',
+    "other rows": lambda data: b"step,loss\nx,1\n",
+    "pickle": lambda data: b"cos\nsystem\n(S'true'\ntR.",
+}
+
+
+@pytest.mark.parametrize("file", ["checkpoint.pt", "settings.json", "tokenizer.json", "log.csv"])
+def test_a_damaged_run_is_refused_with_the_file(
+    file: str,
+    script: ModuleType,
+    models: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(script, "finish", lambda *operands: None)
+    run(script, monkeypatch, f"{models}:states", "-o", tmp_path, "--steps", 1, *SHORT)
+    sound = (tmp_path / file).read_bytes()
+    for name, damage in DAMAGE.items():
+        if file == "log.csv" and name != "other rows":
+            continue  # lines may be missing
+        (tmp_path / file).write_bytes(damage(sound))
+        with pytest.raises(SystemExit) as ended:
+            run(script, monkeypatch, f"{models}:states", "--resume", tmp_path, "--steps", 2)
+        message = capsys.readouterr().err.splitlines()[-1] if ended.value.code == 2 else str(ended.value.code)
+        assert "train.py: error: " in message and "\n" not in message, (name, message)
+        assert file in message or "--steps" in message or "unrecognized" in message, (name, message)
+        (tmp_path / file).write_bytes(sound)
+
+
+def test_settings_do_not_choose_the_code_that_runs(
+    script: ModuleType,
+    models: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(script, "finish", lambda *operands: None)
+    run(script, monkeypatch, f"{models}:states", "-o", tmp_path, "--steps", 1, *SHORT)
+    evil = tmp_path / "evil.py"
+    evil.write_text("raise SystemExit('it ran')")
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    for key in ("model", "compile_as"):
+        for spec in (f"{evil}", f"{evil}:model"):
+            (tmp_path / "settings.json").write_text(json.dumps(settings | {key: spec}))
+            own = [] if key == "model" else [f"{models}:states"]
+            with pytest.raises(SystemExit) as ended:
+                run(script, monkeypatch, *own, "--resume", tmp_path, "--steps", 2)
+            assert ended.value.code == 2
+            assert f"names code, {spec}" in capsys.readouterr().err
+
+
 def test_several_processes_learn_the_same(
     script: ModuleType, models: Path, warm: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -184,7 +243,7 @@ def test_several_processes_learn_the_same(
         run(script, monkeypatch, *options, "-o", tmp_path / "half", "--steps", 2, "--schedule", "constant")
         run(script, monkeypatch, *options, "-o", tmp_path / "whole", "--steps", 4, "--schedule", "constant")
     launch = [str(shutil.which("torchrun", path=warm["PATH"])), "--standalone", "--nproc-per-node", "2"]
-    command = [*launch, str(EXAMPLES / "train.py"), "--resume", str(tmp_path / "half"), "--steps", "4"]
+    command = [*launch, str(EXAMPLES / "train.py"), options[0], "--resume", str(tmp_path / "half"), "--steps", "4"]
     subprocess.run(command, check=True, capture_output=True, env=warm)
     two, one = rows(tmp_path / "half"), rows(tmp_path / "whole")
     assert [row["step"] for row in two] == ["1", "2", "3", "4"]

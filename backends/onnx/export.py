@@ -22,6 +22,7 @@ from weft.ir.recipes.streams import narrow, stored_part, stream, stream_parts
 from weft.ir.types.block_layouts import pack_pairs
 from weft.ir.types.dtypes import DType
 
+from ..runtime.ort.session import onnxruntime
 from ..targets import Backend
 from ..weights import StoredTensor
 from . import cuda
@@ -135,10 +136,7 @@ def write_adapters(built: Built, folder: Path) -> None:
     """
     if (tensors := switched(built.reader)) is None:
         return
-    try:
-        import onnxruntime as ort
-    except ImportError as e:
-        raise WeftError("files of adapters are written by ONNX Runtime: pip install 'weft[cpu]'") from e
+    ort = onnxruntime()  # which writes these files
     slots = [w for w in built.weights if tensors.reads_slots(w.recipe.sources())]
     if packed := next((w for w in slots if not w.dtype.is_float or w.dtype.bits < 16), None):
         raise WeftError(f"{packed.value.name} is stored in few bits, which no adapter is: merge it by --adapter")

@@ -69,7 +69,7 @@ def _tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON, by lines."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def _modules(graph: Graph) -> Mapping[str, Any]:

@@ -40,7 +40,9 @@ class Root(click.Group):
         self.groups: dict[str, list[click.Command]] = {}
 
     def add_to(self, group: str, command: click.Command) -> None:
-        """Add `command`, which the help lists under `group`."""
+        """Add `command`, which the help lists under `group`; its options take numbers within reason."""
+        for option in command.params:
+            option.callback = option.callback or _bounded
         self.add_command(command)
         self.groups.setdefault(group, []).append(command)
 
@@ -75,6 +77,13 @@ class Root(click.Group):
         if not standalone_mode:
             return run()
         sys.exit(_status(run))
+
+
+def _bounded(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Return the value of an option. Raises BadParameter on numbers that libraries written in C have not."""
+    if isinstance(value, (int, float)) and not abs(value) < 2**63:  # nan is not, either
+        raise click.BadParameter(f"{value!r:.30} is not a finite number below 2**63.", ctx, option)
+    return value
 
 
 def complain(message: str) -> None:

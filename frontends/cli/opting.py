@@ -149,7 +149,7 @@ def _is_folder(out: str) -> bool:
     path = Path(out)
     if out == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
         return False
-    return out.endswith(os.sep) or path.is_dir() or path.resolve().suffix != ".weft"
+    return out.endswith(os.sep) or path.is_dir() or Path(os.path.realpath(path)).suffix != ".weft"
 
 
 def _piped(complete: bool, adapters: Sequence[str]) -> Model:

@@ -91,11 +91,7 @@ def serve_command(
         raise WeftError(f"weft serve needs {name}, which is not installed: install weft[serve]") from error
 
     key = api_key if api_key is not None else os.environ.get(KEY)
-    listening = listen(host, port)  # said before a model is compiled
-    with (
-        listening,
-        opened_model(source, device, threads, target, adapters, None, text=True, trust=trust, check=check) as model,
-    ):
+    with listen(host, port) as listening:  # all that can be refused is, before a model is compiled
         local = is_loopback(listening)
         settings = Settings(
             name=model_name or _name(source),
@@ -107,12 +103,15 @@ def serve_command(
             drain=drain,
             hosts=LOOPBACK | {host.lower()} if local else None,
         )
-        server = Server(model, listening, settings)
-        if not local and key is None:
-            note(f"{host} can be reached from other machines, and requests need no key: set {KEY}")
-        shown = f"[{host}]" if ":" in host else host
-        echo(f"weft: serving {settings.name} at http://{shown}:{server.port}/v1; Ctrl-C ends", err=True)
-        server.run()
+        with opened_model(
+            source, device, threads, target, adapters, None, text=True, trust=trust, check=check
+        ) as model:
+            server = Server(model, listening, settings)
+            if not local and key is None:
+                note(f"{host} can be reached from other machines, and requests need no key: set {KEY}")
+            shown = f"[{host}]" if ":" in host else host
+            echo(f"weft: serving {settings.name} at http://{shown}:{server.port}/v1; Ctrl-C ends", err=True)
+            server.run()
     note("served")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,10 +18,10 @@ from .connections import Connection, JsonReply, StreamReply, error_of, read_body
 from .engine.jobs import Gone
 from .protocol.errors import ApiError, invalid, queue_full, server_error, shutting_down, unknown_model
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest
-from .protocol.requests import read_body as parse_body
 from .protocol.responses import embeddings, model, models, shortened, to_bytes
 from .service import Answering, Service
 
+R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest)
 OPEN = ("/health",)  # for load balancers, which know no key
 SPARE = 64  # requests beyond those that run or wait: refused ones, and those for lists and metrics
 _log = logging.getLogger("weft.serve")
@@ -31,20 +31,22 @@ def application(service: Service) -> ASGIApp:
     """Return the application that serves a model."""
     settings = service.settings
 
-    async def body(request: Request) -> dict[str, Any]:
-        return parse_body(await read_body(request, settings.max_body, settings.client_timeout))
+    async def read(kind: type[R], request: Request) -> tuple[R, int]:
+        """Return the request in a body, and the size of that."""
+        raw = await read_body(request, settings.max_body, settings.client_timeout)
+        return await service.read(kind, raw), len(raw)
 
     def reply(answering: Answering) -> Any:
         return StreamReply(answering) if answering.stream else JsonReply(answering)
 
     async def chat(request: Request) -> Any:
-        return reply(await service.chat(ChatRequest.read(await body(request))))
+        return reply(await service.chat(*await read(ChatRequest, request)))
 
     async def complete(request: Request) -> Any:
-        return reply(await service.complete(CompletionRequest.read(await body(request))))
+        return reply(await service.complete(*await read(CompletionRequest, request)))
 
     async def embed(request: Request) -> Response:
-        wanted = EmbeddingRequest.read(await body(request))
+        wanted, _ = await read(EmbeddingRequest, request)
         jobs, channel, tokens = await service.embed(wanted)
         vectors: dict[int, Any] = {}
         try:

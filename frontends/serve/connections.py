@@ -10,8 +10,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from .engine.constraints import Unfollowable
 from .engine.jobs import Channel, Closing, Gone, Piece
-from .protocol.errors import ApiError, server_error, shutting_down
+from .protocol.errors import ApiError, invalid, server_error, shutting_down
 from .protocol.responses import DONE, event, to_bytes
 from .service import Answering
 
@@ -86,6 +87,8 @@ async def watching(receive: Receive, channel: Channel) -> AsyncIterator[None]:
 
 def error_of(piece: Piece) -> ApiError:
     """Return the error of a piece as a client sees it."""
+    if isinstance(piece.error, Unfollowable):
+        return invalid(f"The constraint cannot be followed: {piece.error}")
     return shutting_down() if isinstance(piece.error, Closing) else server_error()
 
 

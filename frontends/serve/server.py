@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 import socket
 import threading
@@ -20,8 +21,11 @@ from weft.ir.errors import WeftError
 from .application import application
 from .service import Service
 from .settings import Settings
+from .transport import Sparing, log_trouble, most_connections, protocol
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LOGGERS = ("asyncio", "uvicorn.error", "weft.serve")
+QUEUE = 2048  # connections that the kernel keeps until they are accepted
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -37,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(2048)
+        listening.listen(QUEUE)
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
@@ -60,9 +64,12 @@ class Server:
 
     def __init__(self, model: Generator | Encoder, listening: socket.socket, settings: Settings) -> None:
         self.service, self._listening, self._settings = Service(model, settings), listening, settings
+        most = most_connections()
+        self._protocol = protocol(settings.client_timeout, most)
         config = uvicorn.Config(
             application(self.service),
-            http="h11",
+            http=self._protocol,
+            backlog=most // 8,  # asyncio accepts so many at once, before the first of them counts as a connection
             ws="none",
             lifespan="off",
             loop="asyncio",
@@ -88,9 +95,14 @@ class Server:
 
     def run(self) -> None:
         """Serve until `stop` is called or a signal comes."""
+        sparing = Sparing()
+        for name in LOGGERS:
+            logging.getLogger(name).addFilter(sparing)
         try:
             asyncio.run(self._serve())
         finally:
+            for name in LOGGERS:
+                logging.getLogger(name).removeFilter(sparing)
             self.service.close()
             self._listening.close()
 
@@ -102,6 +114,7 @@ class Server:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(log_trouble)
         self.service.start(self._loop)
         await self._uvicorn.serve(sockets=[self._listening])
         if self._end is not None:
@@ -119,8 +132,16 @@ class Server:
             self._end = self._loop.call_later(self._settings.drain, self._end_answers)
 
     def _end_answers(self) -> None:
+        assert self._loop is not None
         # Its clients get an error, whereupon their connections close. Elsewhere, since it waits for the model.
         threading.Thread(target=self.service.worker.stop, daemon=True).start()
+        for connection in list(self._protocol.waiting):
+            connection.give_up()
+        self._loop.call_later(1, self._cut)
+
+    def _cut(self) -> None:
+        for connection in list(self._uvicorn.server_state.connections):
+            connection.transport.abort()  # its client does not read
 
 
 class _Uvicorn(uvicorn.Server):
@@ -129,6 +150,11 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, signalled: Callable[[bool], None]) -> None:
         super().__init__(config)
         self._signalled, self._count = signalled, 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(QUEUE)  # asyncio has made the kernel's queue as short as its own
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

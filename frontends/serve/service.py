@@ -6,28 +6,30 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from weft import __version__
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.ort.encoder import Encoder
 from weft.ir.errors import WeftError
 
-from .engine.constraints import Constraints, Guide
-from .engine.jobs import Channel, Closing, Full, Job
+from .engine.constraints import Guide, grammar_of
+from .engine.jobs import Channel, Full, Job, Refused
 from .engine.metrics import Metrics
-from .engine.prompts import Prompts
+from .engine.prompts import LARGE, Prompts
 from .engine.worker import DecodingWorker, EncodingWorker, Worker
-from .protocol.errors import invalid, queue_full, shutting_down, too_long, unknown_model
+from .protocol.errors import ApiError, invalid, queue_full, shutting_down, too_long, unknown_model
 from .protocol.generation import ConstraintSpec, Generation
-from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest, Prompt
+from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest, Prompt, read_body
 from .protocol.responses import Envelope, TokenBytes
 from .protocol.tools import ToolFormat, ToolParser, format_of
 from .replies import ChatReply, CompletionReply, Reply
 from .settings import Settings
 
+T = TypeVar("T")
+R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest)
 _log = logging.getLogger("weft.serve")
 
 
@@ -60,13 +62,13 @@ class Service:
             raise WeftError(f"{settings.name} has no tokenizer, so it cannot be served: compile it with one")
         self.created, self.closing = int(time.time()), False
         self.fingerprint = _fingerprint(model)
-        self.prompts = Prompts(model.folder)
+        vocab = model.vocab if isinstance(model, Encoder) else model.decoder.vocab
+        self.prompts = Prompts(model.folder, vocab, () if isinstance(model, Encoder) else model.stop_ids)
         self.worker: Worker
         if isinstance(model, Encoder):
             self.worker = EncodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
             return
         self.worker = DecodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
-        self.constraints = Constraints(model.folder, model.decoder.vocab, model.stop_ids)
         self.tools = format_of(self.prompts.template.source) if self.prompts.template else None
         if self.prompts.template is None:
             _log.warning("chats are refused: %s", self.prompts.no_template)
@@ -84,6 +86,7 @@ class Service:
         """Refuse requests from now on, and those that wait."""
         self.closing = True
         self.worker.drain()
+        self.prompts.stop()
 
     def close(self) -> None:
         """End the worker and all threads."""
@@ -93,8 +96,15 @@ class Service:
 
     # -- requests
 
-    async def chat(self, request: ChatRequest) -> Answering:
-        """Begin the answers to a conversation. Raises ApiError where they cannot be."""
+    async def read(self, kind: type[R], raw: bytes) -> R:
+        """Return the request of a `kind` in a body. Raises ApiError on a wrong one."""
+        self._check_room(1)
+        if len(raw) <= LARGE:
+            return kind.read(read_body(raw))
+        return await self._prepared(self.prompts.run("large", lambda: kind.read(read_body(raw))), "body")
+
+    async def chat(self, request: ChatRequest, size: int) -> Answering:
+        """Begin the answers to a conversation, in a request of `size` bytes. Raises ApiError where they cannot be."""
         model, generation = self._decoder(request.generation.model), request.generation
         if self.prompts.template is None:
             raise invalid("This model has no chat template: use /v1/completions.", "messages", "unsupported_model")
@@ -104,13 +114,11 @@ class Service:
                 message = "The chat template of this model takes no tools, or in a format that this server cannot read."
                 raise invalid(message, "tools", "unsupported_parameter")
             variables["tools"] = list(request.tools)
-        try:
-            ids = await self.prompts.run(self.prompts.chat, request.messages, variables)
-        except WeftError as error:
-            raise invalid(str(error).replace(f"{model.folder}/", ""), "messages") from error
-        guide = await self._guide(generation.constraint)
+        self._check_room(generation.n)
+        ids = await self._prepared(self.prompts.chat(request.messages, variables, size), "messages")
+        guide = await self._guide(generation.constraint, size)
         if form is not None and choice.forced:
-            guide = await self._tool_guide(form, request)
+            guide = await self._tool_guide(form, request, size)
         self._check_length(model, ids, "messages", "messages")
         envelope = self._envelope("chat.completion")
         reply = ChatReply(
@@ -118,20 +126,21 @@ class Service:
             generation.n,
             len(ids),
             model.stop_ids,
-            self._token_bytes(generation),
+            await self._token_bytes(generation),
             named=choice.mode == "named",
         )
         for answer in reply.choices if form is not None else ():
             answer.parser = ToolParser(form) if form is not None else None
         return self._begin(model, [ids], generation, guide, reply)
 
-    async def complete(self, request: CompletionRequest) -> Answering:
-        """Begin the continuations of prompts. Raises ApiError where they cannot be."""
+    async def complete(self, request: CompletionRequest, size: int) -> Answering:
+        """Begin the continuations of prompts, in a request of `size` bytes. Raises ApiError where they cannot be."""
         model, generation = self._decoder(request.generation.model), request.generation
+        self._check_room(len(request.prompts) * generation.n)
         prompts = [await self._ids(prompt, "prompt") for prompt in request.prompts]
         for ids in prompts:
             self._check_length(model, ids, "prompt", "prompt")
-        guide = await self._guide(generation.constraint)
+        guide = await self._guide(generation.constraint, size)
         echoes: list[str] = []
         if request.echo:
             texts = [
@@ -140,7 +149,9 @@ class Service:
             echoes = [text for text in texts for _ in range(generation.n)]
         tokens, count = sum(map(len, prompts)), len(prompts) * generation.n
         envelope = self._envelope("text_completion")
-        reply = CompletionReply(envelope, count, tokens, model.stop_ids, self._token_bytes(generation), echoes=echoes)
+        reply = CompletionReply(
+            envelope, count, tokens, model.stop_ids, await self._token_bytes(generation), echoes=echoes
+        )
         return self._begin(model, prompts, generation, guide, reply)
 
     async def embed(self, request: EmbeddingRequest) -> tuple[list[Job], Channel, int]:
@@ -150,14 +161,14 @@ class Service:
         model = self.model
         if not isinstance(model, Encoder):
             raise invalid("This model generates text and has no embeddings.", "model", "unsupported_model")
+        self._check_room(len(request.inputs))
         before = model.prompt()
         texts = [before + text if isinstance(text, str) else text for text in request.inputs]
         rows = [await self._ids(text, "input") for text in texts]
         for ids in rows:
             if len(ids) > model.max_length:
                 raise too_long(model.max_length, len(ids), "input", "input")
-            if not ids or not all(0 <= i < model.vocab for i in ids):
-                raise invalid(f"Invalid 'input': its token ids must lie between 0 and {model.vocab - 1}.", "input")
+            _check_ids(ids, model.vocab, "input")
         channel = Channel()
         jobs = [Job(channel, index, ids=ids) for index, ids in enumerate(rows)]
         self._submit(jobs)
@@ -188,10 +199,15 @@ class Service:
     def _submit(self, jobs: Sequence[Job]) -> None:
         try:
             self.worker.submit(jobs)
-        except Full as error:
-            raise queue_full(str(error)) from None
-        except Closing:
-            raise shutting_down() from None
+        except Refused as error:
+            raise _refusal(error) from None
+
+    def _check_room(self, jobs: int) -> None:
+        """Raise ApiError where so many jobs would not be taken, before they are prepared."""
+        try:
+            self.worker.check_room(jobs)
+        except Refused as error:
+            raise _refusal(error) from None
 
     # -- parts of requests
 
@@ -208,57 +224,56 @@ class Service:
         return self.model
 
     async def _ids(self, prompt: Prompt, param: str) -> list[int]:
-        if not isinstance(prompt, str):
-            return prompt
+        return await self._prepared(self.prompts.encode(prompt), param) if isinstance(prompt, str) else prompt
+
+    async def _prepared(self, preparing: Coroutine[Any, Any, T], param: str) -> T:
+        """Return what was prepared of a parameter. Raises ApiError where it cannot be."""
         try:
-            return await self.prompts.run(self.prompts.encode, prompt)
+            return await preparing
         except WeftError as error:
-            raise invalid(str(error), param) from error
+            raise invalid(f"Invalid '{param}': {error}".replace(f"{self.model.folder}/", ""), param) from error
+        except Refused as error:
+            raise _refusal(error) from None
 
     def _check_length(self, model: Generator, ids: Sequence[int], param: str, noun: str) -> None:
         if not ids:
             raise invalid(f"Invalid '{param}': it has no tokens.", param)
         if len(ids) > model.decoder.max_prompt:
             raise too_long(model.decoder.max_prompt, len(ids), param, noun)
+        _check_ids(ids, model.decoder.vocab, param)
 
-    async def _guide(self, spec: ConstraintSpec | None) -> Guide | None:
+    async def _guide(self, spec: ConstraintSpec | None, size: int) -> Guide | None:
         if spec is None:
             return None
-        known = self.constraints
-        makers: dict[str, Callable[[Any], Guide]] = {
-            "json_schema": known.json_schema,
-            "regex": known.regex,
-            "choice": known.choice,
-            "grammar": known.lark,
-        }
-        try:
-            return await self.prompts.run(makers[spec.kind], spec.value)
-        except WeftError as error:
-            raise invalid(f"Invalid '{spec.param}': {error}", spec.param) from error
+        return await self._prepared(self.prompts.guide(size, grammar_of, spec.kind, spec.value), spec.param)
 
-    async def _tool_guide(self, form: ToolFormat, request: ChatRequest) -> Guide:
-        def make() -> Guide:
-            special = self.constraints.tokenizer.tokenize_str(form.special, parse_special=True) if form.special else []
-            number = special[0] if len(special) == 1 else None
-            return self.constraints.lark(form.grammar(request.tools, request.tool_choice, number))
+    async def _tool_guide(self, form: ToolFormat, request: ChatRequest, size: int) -> Guide:
+        special = await self._prepared(self.prompts.special(form.special), "tools") if form.special else None
+        guide = self.prompts.guide(size, form.grammar, request.tools, request.tool_choice, special)
+        return await self._prepared(guide, "tools")
 
-        try:
-            return await self.prompts.run(make)
-        except WeftError as error:
-            raise invalid(f"Invalid 'tools': {error}", "tools") from error
-
-    def _token_bytes(self, generation: Generation) -> TokenBytes | None:
+    async def _token_bytes(self, generation: Generation) -> TokenBytes | None:
         """Return what tells the bytes of tokens, where log-probabilities are asked for."""
         if generation.logprobs is None:
             return None
         try:
-            _ = self.constraints.tokenizer
+            return await self.prompts.token_bytes()
         except WeftError:  # of a kind that llguidance cannot read: its own text of one token will do
             return lambda token: self.model.tokenizer.decode([token]).encode()
-        return self.constraints.token_bytes
+        except Refused as error:
+            raise _refusal(error) from None
 
     def _envelope(self, kind: str) -> Envelope:
         return Envelope.new(kind, self.settings.name, self.fingerprint)
+
+
+def _check_ids(ids: Sequence[int], vocab: int, param: str) -> None:
+    if not ids or min(ids) < 0 or max(ids) >= vocab:
+        raise invalid(f"Invalid '{param}': its token ids must lie between 0 and {vocab - 1}.", param)
+
+
+def _refusal(error: Refused) -> ApiError:
+    return queue_full(str(error)) if isinstance(error, Full) else shutting_down()
 
 
 def _fingerprint(model: Generator | Encoder) -> str:

@@ -31,5 +31,12 @@ class Settings:
     def __post_init__(self) -> None:
         for field in ("max_batch", "max_queue", "max_body"):
             check_count(field, getattr(self, field))
+        for field, least in (("client_timeout", 0.1), ("drain", 0.0)):
+            if not least <= (value := getattr(self, field)) < float("inf"):
+                raise WeftError(f"{field} is {value}, but it must be a number of seconds, of at least {least:g}")
+        if not (self.name and self.name.isprintable()):
+            raise WeftError(
+                f"the model's name is {self.name!r}, which is no line of text: choose another (--model-name)"
+            )
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise WeftError("the API key must be a text of printable ASCII characters, and not empty")

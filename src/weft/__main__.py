@@ -1,6 +1,28 @@
-"""`python -m weft` is the `weft` command."""
+"""The `weft` command, also as `python -m weft`."""
 
-from weft.frontends.cli import main
+import os
+import signal
+from types import FrameType
+
+
+def main() -> None:
+    """Run the command; Ctrl-C while it is imported ends the process as it does later, without a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+    from weft.frontends.cli import main as run
+
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        run()
+    except KeyboardInterrupt:  # before or after the command's own handler
+        _leave(signal.SIGINT, None)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"weft: interrupted\n")
+    os._exit(130)
+
 
 if __name__ == "__main__":
     main()

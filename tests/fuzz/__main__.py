@@ -14,10 +14,10 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from .formats import FORMATS
-from .harness import CLASSES, GOOD, Tally, Worker, fuzz
+from .harness import CLASSES, FORMATS, GOOD, Tally, Worker, fuzz
 from .seeds import plant, write_configs
 
+_shown: list[dict[str, object]] = []  # the bad outcomes that are printed
 VERSIONS = ("numpy", "onnx", "onnxruntime", "safetensors", "gguf", "tokenizers", "click", "protobuf")
 
 
@@ -45,8 +45,6 @@ def main() -> int:
         start = time.monotonic()
         tally = fuzz(corpus, given.seed, given.inputs, _tell, given.formats.split(","), given.jobs)
     took = time.monotonic() - start
-    for found in tally.bad:
-        print(json.dumps(found))
     print(json.dumps(tally.totals()))
     if given.out is not None:
         given.out.write_text(
@@ -56,6 +54,9 @@ def main() -> int:
 
 
 def _tell(done: int, tally: Tally) -> None:
+    for found in tally.bad[len(_shown) :]:
+        print(json.dumps(found), flush=True)
+        _shown.append(found)
     if done % 500 == 0:
         print(f"{done} inputs: {tally.totals()}", file=sys.stderr, flush=True)
 

@@ -136,7 +136,7 @@ def gguf(rng: random.Random, data: bytes) -> tuple[bytes, bool]:
     name, dims, kind, offset = parts.tensors[i]
     if what < 5:
         k = rng.randrange(len(parts.keys))
-        parts.keys[k] = (parts.keys[k][0], *_value(rng, *parts.keys[k][1:]))
+        parts.keys[k] = (parts.keys[k][0], *gguf_value(rng, *parts.keys[k][1:]))
     elif what == 5:
         k = rng.randrange(len(parts.keys))
         parts.keys += [parts.keys[k]] * rng.randrange(2)
@@ -169,7 +169,7 @@ def gguf(rng: random.Random, data: bytes) -> tuple[bytes, bool]:
 _LIMITS = {"B": 2**8 - 1, "b": -(2**7), "H": 2**16 - 1, "h": -(2**15), "I": 2**32 - 1, "i": -(2**31), "Q": 2**64 - 1}
 
 
-def _value(rng: random.Random, kind: int, value: Any) -> tuple[int, Any]:
+def gguf_value(rng: random.Random, kind: int, value: Any) -> tuple[int, Any]:
     """Another value of type `kind`, or a value of another type."""
     what = rng.randrange(5)
     if what < 3 and kind in _CODES:

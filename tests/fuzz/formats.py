@@ -29,6 +29,8 @@ class Case:
     safetensors: Path | None = None
     input: str | None = None
     env: dict[str, str | None] = field(default_factory=dict)
+    path: Path | None = None  # a folder of modules
+    request: tuple[str, dict[str, str], bytes] | None = None  # path, headers and body, to a server of the small llama
 
 
 Generator = Callable[[random.Random, Path, Path], Case]  # of corpus and scratch folder

@@ -20,8 +20,10 @@ from typing import Any
 
 import psutil
 
-from .formats import FORMATS
+from .formats import FORMATS as FIRST
+from .more_formats import MORE
 
+FORMATS = {**FIRST, **MORE}
 ROOT = Path(__file__).resolve().parents[2]
 HANG = 10.0  # seconds of CPU
 LIVES = 1000  # inputs of one process: what one leaves behind cannot pile up

@@ -22,6 +22,57 @@ def mutated_onnx(rng: random.Random, data: bytes) -> bytes:
     return bytes(model.SerializeToString())
 
 
+NAMES = (
+    "", " ", "/", "//", ".", "..", "a/../b", "\x00", "\n", "\x1b[31m", "\u202e", "💥",
+    "é" * 500, "a" * 70_000, "layers.0", "/" * 3000,
+    "layers.99999999999999999999/x", "layer." * 2000, "<script>", "%s{}", "'\"`", "{{ x }}", "None", "def",
+    "block/0/0/0", "x.weight",
+)  # fmt: skip
+
+
+def named_onnx(rng: random.Random, data: bytes) -> bytes:
+    """The model `data` with other names for nodes, values, initializers, domains, functions, sizes and files."""
+    model = onnx.ModelProto()
+    model.ParseFromString(data)
+    graph = model.graph
+    for _ in range(rng.choice((1, 2, 10))):
+        name, node = rng.choice(NAMES), _node(rng, model)
+        what = rng.randrange(10)
+        if what == 0:
+            node.name = name
+        elif what == 1 and node.output:  # everywhere, so that the model stays sound
+            old = rng.choice(node.output)
+            for other in graph.node:
+                for names in (other.input, other.output):
+                    for i in (i for i, known in enumerate(names) if known == old):
+                        names[i] = name
+        elif what == 2:
+            node.domain = name
+        elif what == 3:
+            node.op_type = name
+        elif what == 4 and graph.initializer:
+            rng.choice(graph.initializer).name = name
+        elif what == 5:
+            graph.name = model.producer_name = model.domain = name
+        elif what == 6 and graph.input:
+            rng.choice(graph.input).name = name
+        elif what == 7:
+            node.metadata_props.add(key=rng.choice(("pkg.torch.onnx.name_scopes", "namespace", name)), value=name)
+        elif what == 8 and graph.initializer:
+            tensor = rng.choice(graph.initializer)
+            tensor.external_data.add(key=rng.choice(("location", "offset", "length", name)), value=name)
+            tensor.data_location = rng.choice((TensorProto.EXTERNAL, TensorProto.DEFAULT))
+        else:
+            for value in graph.input:
+                for dim in value.type.tensor_type.shape.dim:
+                    dim.dim_param = name
+    if rng.random() < 0.3:  # the same name for many
+        for node in graph.node:
+            node.name = rng.choice(NAMES[:3])
+    changed = bytes(model.SerializeToString())
+    return changed.replace(b"layers", bytes([0xFF, 0xFE]) * 3) if rng.random() < 0.1 else changed
+
+
 def _node(rng: random.Random, model: onnx.ModelProto) -> onnx.NodeProto:
     if not model.graph.node:
         model.graph.node.append(helper.make_node("Identity", ["x"], ["y"]))

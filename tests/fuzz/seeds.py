@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ..e2e import integer_checkpoints
+from ..e2e.test_integer_folders import CASES
 from ..frontends.command import done
 
 VOCAB = 300
@@ -43,7 +45,7 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfo
 
 def plant(folder: Path) -> Path:
     """Make the sound files in `folder`: NAME.py, and hf/NAME, gguf/NAME.gguf, onnx, torch, opt, and text."""
-    for part in ("hf", "gguf", "onnx", "torch", "opt", "text"):
+    for part in ("hf", "gguf", "onnx", "torch", "opt", "text", "quantized", "tokenizers"):
         (folder / part).mkdir(parents=True)
     for name, source in ARCHITECTURES.items():
         path = folder / f"{name}.py"
@@ -59,6 +61,12 @@ def plant(folder: Path) -> Path:
         done("compile", folder / "hf" / name, "-o", folder / "onnx" / name)
     done("opt", folder / "hf" / "llama", "-p", "pack-qkv", "-o", folder / "opt" / "llama")
     done("compile", folder / "hf" / "llama", "--target", "torch", "-o", folder / "torch" / "llama")
+    done("compile", folder / "hf" / "llama", "--target", "transformers", "-o", folder / "transformers" / "llama")
+    for name in QUANTIZED:
+        how, pack, drawn = CASES[name]
+        integer_checkpoints.model(folder / "made", how, pack, **drawn)[0].rename(folder / "quantized" / name)
+    shutil.rmtree(folder / "made")
+    write_tokenizers(folder / "tokenizers")
     _shard(folder / "hf" / "llama", folder / "hf" / "sharded")
     write_adapter(folder / "adapter")
     return folder
@@ -86,6 +94,61 @@ def write_tokenizer(folder: Path) -> None:
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|end|>"}), encoding="utf-8")
+
+
+QUANTIZED = ("gptq-4", "gptq-3", "gptq-v2", "awq", "ct-4", "ct-8-symmetric", "torchao-4")
+TOKENIZERS = ("bytes", "unigram", "words", "pieces", "merges")
+
+
+def write_tokenizers(folder: Path) -> None:
+    """Write a tokenizer of each of TOKENIZERS, in the form of tokenizer.json, into `folder`."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    words = [
+        "<unk>",
+        "<|end|>",
+        "the",
+        "sky",
+        "is",
+        "blue",
+        "a",
+        "s",
+        "k",
+        "y",
+        "t",
+        "h",
+        "e",
+        "##y",
+        "##he",
+        "▁the",
+        "▁",
+    ]
+    ids = {word: i for i, word in enumerate(words)}
+    byte = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    kinds: dict[str, Any] = {
+        "bytes": models.BPE(vocab={**byte, "th": 256, "the": 257}, merges=[("t", "h"), ("th", "e")]),
+        "unigram": models.Unigram([(word, -float(i)) for word, i in ids.items()], unk_id=0, byte_fallback=False),
+        "words": models.WordLevel(ids, unk_token="<unk>"),
+        "pieces": models.WordPiece(ids, unk_token="<unk>"),
+        "merges": models.BPE(
+            vocab={**ids, "th": 17}, merges=[("t", "h"), ("th", "e")], unk_token="<unk>", fuse_unk=True
+        ),
+    }
+    for name, model in kinds.items():
+        tokenizer: Any = Tokenizer(model)
+        if name == "bytes":
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tokenizer.decoder = decoders.ByteLevel()
+        elif name == "pieces":
+            tokenizer.normalizer = normalizers.BertNormalizer()
+            tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+        else:
+            tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁"), normalizers.NFKC()])
+            tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        tokenizer.add_special_tokens(["<|end|>"])
+        tokenizer.post_processor = processors.TemplateProcessing("$A <|end|>", special_tokens=[("<|end|>", 1)])
+        tokenizer.enable_truncation(64)
+        (folder / f"{name}.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 
 def write_adapter(folder: Path) -> None:

@@ -21,6 +21,21 @@ STATEMENTS = (
     "raise MemoryError('x' * 9000)", "block = Block(None, None, RMSNorm())", "raise RecursionError",
     "print('\\x1b[31m')", "import warnings; warnings.warn('x')",
 )
+PLUGINS = (
+    "raise BaseException('x')", "raise SystemExit(3)", "raise GeneratorExit", "exit()",
+    "class B(BaseException):\n    def __str__(self): raise ValueError\nraise B",
+    "raise BaseExceptionGroup('x', [SystemExit(1)])",
+    "from weft.ir.registry import Registry\nRegistry('x', 'nothing', 'y').load()", "import weft.nothing",
+    "import sys; sys.argv = 3",
+    "@weft.op\ndef f(x): return x", "from weft.passes.core.base import Pass\nclass P(Pass): name = 3",
+    "from weft.backends.targets import TARGETS\nTARGETS.add('ort-cpu', 3)",
+    "from weft.backends.targets import TARGETS\nTARGETS.add('x', None)",
+    "from weft.passes.core.base import Pass\nclass Q(Pass):\n    name = 'dce'",
+    "1/0", "raise StopIteration",
+    "raise UnicodeDecodeError('a', b'', 0, 1, 'c')",
+    "class D(Exception):\n    def __repr__(self): raise SystemExit\n    __str__ = __repr__\nraise D",
+    "raise OSError(2, 'no', b'\\xff')", "raise ImportError", "raise ImportError(name=3)", "raise WeftError", "x = 3",
+)
 PIPELINES = (
     "default", "pack-qkv, pack-gate-up, dce", "mha-to-gqa{kv_heads=1}", "fuse: pack-qkv; cache: kv-cache",
     "default, -dce", "widen-ffn{to=32}", "prune-heads{keep=2}", "cast{to=f16}", "drop-layers{layers=[0]}",

@@ -6,6 +6,7 @@ from the seed, the format and the number alone. Whatever commands print goes els
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -16,16 +17,18 @@ import shutil
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 ROOM = 2 << 30  # bytes of address space that an input may take beside what the process has; its files are small
+SERVER: Any = None  # of the small llama, once a request was sent
 LONGEST = 1500  # characters of a message
 
 
 def case_of(seed: int, kind: str, number: int, corpus: Path, scratch: Path) -> Any:
     """The input `number` of a format, its files written into `scratch`."""
-    from .formats import FORMATS
+    from .harness import FORMATS
 
     return FORMATS[kind][0](random.Random(f"{seed} {kind} {number}"), corpus, scratch)
 
@@ -36,6 +39,12 @@ def outcome(case: Any, before: set[str], scratch: Path) -> dict[str, Any]:
 
     from weft.frontends.cli import cli
 
+    if case.request is not None:
+        return answered(*case.request)
+    if case.path is not None:
+        sys.path.insert(0, str(case.path))
+        case.path = None
+        return _forked(lambda: outcome(case, before, scratch))  # what a plugin does to this process stays with it
     environment = {"HOME": str(scratch), **case.env}
     result = CliRunner().invoke(cli, case.args, input=case.input, env=environment)
     error = result.exception
@@ -61,6 +70,39 @@ def outcome(case: Any, before: set[str], scratch: Path) -> dict[str, Any]:
     if case.overlaps or (case.safetensors is not None and (refused := _refused_by_the_library(case.safetensors))):
         return {"class": "overlap accepted", "what": refused if case.safetensors is not None else "GGUF"}
     return {"class": "fine", "what": ""}
+
+
+def _forked(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what `run` returns in a fork of this process."""
+    ours, theirs = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            with os.fdopen(theirs, "w", encoding="utf-8") as pipe:
+                pipe.write(json.dumps(run()))
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, encoding="utf-8") as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    found: dict[str, Any] = json.loads(text or "{}")
+    return found or {"class": "traceback", "what": f"the fork ended with status {status}"}
+
+
+def answered(path: str, headers: dict[str, str], body: bytes) -> dict[str, Any]:
+    """Send a request to the server of this process: its answer must be of JSON, or of events, and no failure of it."""
+    import http.client
+
+    assert SERVER is not None
+    connection = http.client.HTTPConnection("127.0.0.1", SERVER.port, timeout=50)
+    connection.request("POST", path, body, headers)
+    response = connection.getresponse()
+    text = response.read().decode("utf-8", "replace")
+    connection.close()
+    failed = response.status >= 500 or any(word in text for word in ("server_error", "Traceback", "<unknown>"))
+    if failed or not (response.status == 200 or text.startswith(('{"error"', "Invalid HTTP"))):
+        return {"class": "traceback", "what": f"{response.status} {text[:300]} for {body[:300]!r}"}
+    return {"class": "fine" if response.status == 200 else "refused", "what": text[:300]}
 
 
 def _refused_by_the_library(path: Path) -> str:
@@ -92,17 +134,31 @@ def main(corpus: Path, seed: int) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    import onnxruntime
+    from weft.backends.runtime.ort.session import onnxruntime
 
     for name in ("gguf", "onnx", "tokenizers", "torch", "weft.frontends.cli"):
         importlib.import_module(name)  # what commands import when they run takes room once, not of an input
-    onnxruntime.set_default_logger_severity(4)
+    onnxruntime().set_default_logger_severity(4)
     home = Path.cwd()
     _limit()
     print("ready", file=answers, flush=True)
+    with contextlib.ExitStack() as servers:
+        _answer(answers, home, corpus, seed, servers)
+
+
+def _answer(answers: TextIO, home: Path, corpus: Path, seed: int, servers: contextlib.ExitStack) -> None:
+    """Run the inputs that stdin names."""
+    global SERVER
     for line in sys.stdin:
         kind, number = line.rstrip("\n").rsplit(" ", 1)
-        scratch = Path(tempfile.mkdtemp(prefix="fuzz-"))
+        if kind == "serve" and SERVER is None:
+            import weft
+            from weft.frontends.serve.server import running
+            from weft.frontends.serve.settings import Settings
+
+            settings = Settings("llama", drain=0.0)
+            SERVER = servers.enter_context(running(weft.load(corpus / "onnx" / "llama"), settings))
+        scratch, path = Path(tempfile.mkdtemp(prefix="fuzz-")), list(sys.path)
         try:
             case = case_of(seed, kind, int(number), corpus, scratch)
             print(json.dumps({"args": [a[:200] for a in case.args]}), file=answers, flush=True)
@@ -111,6 +167,7 @@ def main(corpus: Path, seed: int) -> None:
                 found = {"class": "traceback", "what": f"the working folder is {Path.cwd()} now"}
         finally:
             os.chdir(home)
+            sys.path[:] = path
             shutil.rmtree(scratch, ignore_errors=True)
         print(json.dumps(found), file=answers, flush=True)
         gc.collect(0)

@@ -336,6 +336,12 @@ def test_a_broken_plugin_breaks_what_needs_it_alone(tmp_path: Path) -> None:
     [
         (None, "there is no module mine on the Python path or in the working folder"),
         ("1 / 0", "the module mine cannot be imported: ZeroDivisionError: division by zero"),
+        ("raise BaseException('x')", "the module mine cannot be imported: BaseException: x"),
+        ("raise SystemExit(3)", "the module mine cannot be imported: SystemExit: 3"),
+        (
+            "class Odd(BaseException):\n    def __str__(self): raise SystemExit\nraise Odd",
+            "the module mine cannot be imported: Odd: (its text cannot be made: SystemExit)",
+        ),
         ("import absent", "the module mine cannot be imported: ModuleNotFoundError: No module named 'absent'"),
         ("from weft.ir.op import op\n@op()\ndef linear(x): ...", "op linear is declared twice"),
     ],

@@ -33,7 +33,10 @@ _log = logging.getLogger("weft.runtime")
 
 
 def onnxruntime() -> Any:
-    """The onnxruntime module. Raises WeftError, saying what to install, when there is none."""
+    """Import onnxruntime; every import of weft goes through here. Raises WeftError, saying what to install, when there
+    is none."""
+    # Its wheels send usage data and keep a device id below ~/.cache, unless this is set when they are imported.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         return importlib.import_module("onnxruntime")
     except ImportError as error:

@@ -21,6 +21,7 @@ MEMORY = 512 << 20  # bytes of addresses, the interpreter's own included
 FURTHER = "additional_chat_templates"  # the folder of named templates
 EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the name today, and the one of transformers 4
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+WORKER = Path(__file__).with_name("chat_worker.py")
 STARTED = 60  # seconds until the process must have begun and ended, on the slowest machine
 
 
@@ -86,10 +87,12 @@ class ChatTemplate:
 class Renderer:
     """A process that renders templates, each in a fork with the limits of one: Python starts once, not for each prompt.
 
-    A context manager; not for several threads at a time.
+    A context manager; not for several threads at a time. `command`: a script with its arguments that answers other
+    requests in the same way (see `serve` of chat_worker).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str | Path] = (WORKER, "--serve")) -> None:
+        self._command, self._killed = command, False
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -101,9 +104,18 @@ class Renderer:
     def close(self) -> None:
         """End the process; the next prompt begins another."""
         if self._process is not None:
-            self._process.kill()
+            self._end()
             self._process.communicate()
         self._process = None
+
+    def kill(self) -> None:
+        """End the process for good, from any thread: the request under way, and all others, raise OSError."""
+        self._killed = True
+        self._end()
+
+    def _end(self) -> None:
+        if (process := self._process) is not None and process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
     def ask(self, request: bytes) -> tuple[int, bytes, bytes]:
         """Answer a request: the status of its fork, what it wrote, and no error messages.
@@ -112,8 +124,10 @@ class Renderer:
         """
         if self._process is None or self._process.poll() is not None:
             self.close()
-            self._process = _begin("--serve", errors=subprocess.DEVNULL)
+            self._process = _begin(self._command, errors=subprocess.DEVNULL)
         try:
+            if self._killed:  # looked at when there is a process: `kill` has seen it, or is seen here
+                raise OSError("it was ended")
             assert self._process.stdin is not None
             self._process.stdin.write(len(request).to_bytes(8, "little") + request)
             self._process.stdin.flush()
@@ -135,18 +149,19 @@ class Renderer:
         return read
 
 
-def _begin(*arguments: str, errors: int) -> subprocess.Popen[bytes]:
-    """Begin a process of the worker, with pipes for all but its `errors`."""
+def _begin(script: Sequence[str | Path], errors: int) -> subprocess.Popen[bytes]:
+    """Begin a process of a `script` with its arguments, with pipes for all but its `errors`."""
     # -P keeps the worker's folder off the module path: files in it have names that others import
-    command = [sys.executable, "-P", str(Path(__file__).with_name("chat_worker.py")), *arguments]
+    command = [sys.executable, "-P", *map(str, script)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=errors)
+    # In a group of its own, which can be killed as a whole, and which the Ctrl-C of a terminal does not reach.
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
 
 
 def _ask_once(request: bytes) -> tuple[int, bytes, bytes]:
     """Answer a request in a process of its own: its status, what it wrote, and its error messages."""
-    with _begin(errors=subprocess.PIPE) as process:
+    with _begin([WORKER], errors=subprocess.PIPE) as process:
         try:
             written, words = process.communicate(request, timeout=STARTED)
         except BaseException:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, BinaryIO
 
@@ -77,9 +79,9 @@ def _brief(error: Exception) -> str:
     return f"{kind}{error}"[:500]
 
 
-def limit(seconds: int, memory: int) -> None:
+def limit(seconds: float, memory: int) -> None:
     """Bound this process: `seconds` by the clock and of a core, bytes of `memory`, and no files to write."""
-    bounds = [(resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0)]
+    bounds = [(resource.RLIMIT_CPU, math.ceil(seconds)), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0)]
     for which, most in [*bounds, (resource.RLIMIT_CORE, 0)]:
         with contextlib.suppress(ValueError, OSError):  # macOS does not bound addresses
             resource.setrlimit(which, (most, most))
@@ -100,10 +102,9 @@ def answer(raw: bytes) -> str:
     return json.dumps(render(request["template"], request["variables"]))
 
 
-def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer requests until there are no more: replies are {"status": how the fork ended, "reply": what it wrote}."""
-    # What jinja2 and Python prepare at first, such as the lexer's patterns, the forks find ready.
-    environment().from_string("{% for a in b %}{{ a.c | trim }}{% endfor %}").render({"b": []})
+def serve(requests: BinaryIO, replies: BinaryIO, answer: Callable[[bytes], str]) -> None:
+    """Answer requests in forks until there are no more: replies are {"status": how the fork ended, "reply": what it
+    wrote}."""
     while len(head := requests.read(8)) == 8:
         raw = requests.read(int.from_bytes(head, "little"))
         ours, theirs = os.pipe()
@@ -127,7 +128,8 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--serve"]:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; our parent ends us
-        serve(sys.stdin.buffer, sys.stdout.buffer)
+        # What jinja2 and Python prepare at first, such as the lexer's patterns, the forks find ready.
+        environment().from_string("{% for a in b %}{{ a.c | trim }}{% endfor %}").render({"b": []})
+        serve(sys.stdin.buffer, sys.stdout.buffer, answer)
     else:
         main()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import networkx as nx
+import numpy as np
 
 from .network import Network, Vertex
 
@@ -231,12 +232,14 @@ def _untangled(leaves: dict[str, list[Part]]) -> dict[str, list[Part]]:
     each other, the smallest is no box of its own.
     """
     # Every round draws operations into a group or takes a group apart; operations alone make no circle, so it ends.
-    while loop := _loop(leaves):
-        groups = sorted((key for key in loop if key[0] != " "), key=lambda key: (len(leaves[key]), key))
-        if len(groups) == 1:
-            leaves[groups[0]] += [leaf for key in sorted(loop - {*groups}) for leaf in leaves.pop(key)]
-        else:
-            leaves |= _keyed(leaves.pop(groups[0]), groups[0])
+    while loops := _loops(leaves):
+        for loop in loops:
+            groups = sorted((key for key in loop if key[0] != " "), key=lambda key: (len(leaves[key]), key))
+            if len(groups) == 1:
+                leaves[groups[0]] += [leaf for key in sorted(loop - {*groups}) for leaf in leaves.pop(key)]
+                continue
+            for key in groups[: max(1, len(groups) // 8)]:  # of hundreds one by one, the time would grow by the square
+                leaves |= _keyed(leaves.pop(key), key)
     return leaves
 
 
@@ -246,8 +249,8 @@ def _called(leaf: Part, scope: str) -> Part:
     return leaf
 
 
-def _loop(groups: Mapping[str, Sequence[Part]]) -> set[str]:
-    """Keys whose parts read each other in a circle; of several such the first; none: there is none."""
+def _loops(groups: Mapping[str, Sequence[Part]]) -> list[set[str]]:
+    """Sets of keys whose parts read each other in a circle."""
     home = {name: key for key, members in groups.items() for leaf in members for name in leaf.made}
     between = nx.DiGraph()
     for key, members in groups.items():
@@ -255,8 +258,7 @@ def _loop(groups: Mapping[str, Sequence[Part]]) -> set[str]:
             for name in leaf.read:
                 if (source := home.get(name, key)) != key:
                     between.add_edge(source, key)
-    loops = (loop for loop in nx.strongly_connected_components(between) if len(loop) > 1)
-    return min(loops, key=sorted, default=set())
+    return [loop for loop in nx.strongly_connected_components(between) if len(loop) > 1]
 
 
 def _opened(children: list[Part]) -> list[Part]:
@@ -277,19 +279,30 @@ def _folded(parts: list[Part]) -> list[Part]:
     return folded
 
 
+def _repeats(prints: Sequence[str]) -> list[tuple[int, int]]:
+    """The longest repetition that begins at each place, and its shortest period; (1, 1) where there is none.
+
+    From the end on, in all periods at once: an operation of arrays for each place.
+    """
+    numbers: dict[str, int] = {}
+    codes = np.array([numbers.setdefault(p, len(numbers)) for p in prints], np.int64)
+    spans, same = list[tuple[int, int]](), np.zeros(0, np.int64)  # places that equal those a period later, in a row
+    for i in reversed(range(len(codes))):
+        same = (np.concatenate([same, [0]]) + 1)[: len(codes) - 1 - i] * (codes[i + 1 :] == codes[i])
+        periods = np.arange(1, len(same) + 1)
+        lengths = np.where(same >= periods, same // periods * periods + periods, 1)
+        best = int(lengths.argmax()) if lengths.size else 0
+        spans.append((int(lengths[best]), best + 1) if lengths.size and lengths[best] > 1 else (1, 1))
+    return spans[::-1]
+
+
 def _compressed(parts: list[Part]) -> list[Part]:
     """The shortest way to say a sequence: at every place the period that covers most of what follows."""
-    prints = [fingerprint(p) for p in parts]
+    spans = _repeats([fingerprint(p) for p in parts])
     folded: list[Part] = []
     i = 0
     while i < len(parts):
-        length, period = 1, 1
-        for p in range(1, (len(parts) - i) // 2 + 1):
-            end = i + p
-            while end + p <= len(parts) and prints[end : end + p] == prints[i : i + p]:
-                end += p
-            if end - i > max(p, length):
-                length, period = end - i, p
+        length, period = spans[i]
         if length == 1:
             folded.append(parts[i])
         else:

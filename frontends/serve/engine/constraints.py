@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -15,11 +16,11 @@ from weft.backends.runtime.arrays import Floats
 from weft.ir.documents import read_text
 from weft.ir.errors import WeftError
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
+from ..protocol.generation import json_rule
 
-# No whitespace around JSON: a model that may write any amount of it can go on for ever.
-JSON_OPTIONS: JsonCompileOptions = {"whitespace_flexible": False}
+
+class Unfollowable(WeftError):
+    """An answer cannot go on as its constraint asks for."""
 
 
 class Guide:
@@ -40,19 +41,19 @@ class Guide:
     def masked(self, logits: Floats) -> Floats:
         """Return `logits` [vocab] with minus infinity for tokens that may not follow.
 
-        Raises WeftError when llguidance gives up, as on a grammar that takes too much work.
+        Raises Unfollowable where the grammar is wrong, or llguidance gives up, as on one that takes too much work.
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise WeftError(f"the constraint cannot be followed: {_brief(self._matcher.get_error())}")
+            raise Unfollowable(_brief(self._matcher.get_error()))
         allowed = np.unpackbits(mask, bitorder="little", count=logits.size).view(np.bool_)
         masked: Floats = np.where(allowed, logits, np.float32(-np.inf))
         return masked
 
     def accept(self, token: int) -> None:
-        """Go on behind `token`. Raises WeftError where it does not belong to the language."""
+        """Go on behind `token`. Raises Unfollowable where it does not belong to the language."""
         if not self._matcher.consume_token(token):
-            raise WeftError(f"the constraint cannot be followed: {_brief(self._matcher.get_error())}")
+            raise Unfollowable(_brief(self._matcher.get_error()))
 
 
 class Constraints:
@@ -74,32 +75,24 @@ class Constraints:
         """Return the bytes that `token` stands for. Raises WeftError as `tokenizer` does."""
         return self.tokenizer.decode_bytes([token])
 
-    def json_schema(self, schema: dict[str, Any]) -> Guide:
-        """Return the guide of JSON that a schema describes. Raises WeftError where it is wrong or not supported."""
-        return self._guide(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS))
+    def guide(self, grammar: str) -> Guide:
+        """Return the guide of a grammar. Raises WeftError where it is wrong, or no first token can be chosen."""
+        guide = Guide(LLMatcher(self.tokenizer, grammar, log_level=0))
+        trial = guide.fresh()
+        trial.accept(int(trial.masked(np.zeros(self._vocab, np.float32)).argmax()))
+        return guide
 
-    def regex(self, pattern: str) -> Guide:
-        """Return the guide of texts that `pattern` matches as a whole. Raises WeftError where it is wrong."""
-        return self._guide(LLMatcher.grammar_from_regex(pattern))
 
-    def choice(self, texts: Sequence[str]) -> Guide:
-        """Return the guide of one of `texts`."""
-        return self.lark("start: " + " | ".join(json.dumps(text) for text in texts))
-
-    def lark(self, grammar: str) -> Guide:
-        """Return the guide of a grammar in llguidance's variant of Lark. Raises WeftError where it is wrong."""
-        return self._guide(LLMatcher.grammar_from_lark(grammar))
-
-    def _guide(self, grammar: str) -> Guide:
-        tokenizer = self.tokenizer
-        if (wrong := LLMatcher.validate_grammar(grammar, tokenizer)) and not wrong.startswith("WARNING"):
-            raise WeftError(_brief(wrong))
-        matcher = LLMatcher(tokenizer, grammar, log_level=0)
-        if matcher.is_error():
-            raise WeftError(_brief(matcher.get_error()))
-        return Guide(matcher)
+def grammar_of(kind: str, value: Any) -> str:
+    """Return the grammar, in llguidance's variant of Lark, of a JSON schema, a regular expression or a choice of texts;
+    a grammar itself as it is."""
+    if kind == "json_schema":
+        return f"start: {json_rule(value)}"
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(value)
+    return "start: " + " | ".join(json.dumps(text) for text in value) if kind == "choice" else str(value)
 
 
 def _brief(text: str) -> str:
-    """Return the words of llguidance in one line."""
-    return " ".join(text.split())[:500]
+    """Return the words of llguidance in one line, without the frames and the state that it adds."""
+    return " ".join(re.split("<backtrace>|<state>", text)[0].split())[:500]

@@ -3,28 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import json
+import signal
+import threading
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from weft.backends.runtime.text.chat import ChatTemplate, Renderer
 from weft.backends.runtime.text.tokenizer import Tokenizer
+from weft.ir.documents import parse_json
 from weft.ir.errors import WeftError
 
+from .constraints import Constraints, Guide
+from .jobs import Closing, Full
+
 T = TypeVar("T")
+Lane = Literal["prompts", "grammars", "large"]
+THREADS: dict[Lane, int] = {"prompts": 2, "grammars": 2, "large": 1}
+MOST_LARGE = 32  # requests that wait for the lane of large ones
+LARGE = 1 << 14  # characters or bytes, beyond which something is large; as tokens, a few hundredths of a second
+MOST_GUIDES = 32
+MOST_GRAMMAR = 1 << 18  # characters
+SOON, LATE = 0.1, 3.0  # seconds that a grammar may take among the others, and among large requests
+ENCODING = 10.0  # seconds that the tokens of a text may take
+WORKER = ("-m", f"{__package__}.text_worker")
+
+
+class TooSlow(Exception):
+    """A grammar takes more time than it may here."""
 
 
 class Prompts:
-    """The tokenizer and chat template of a compiled `folder`, in a thread of their own.
+    """The tokenizer, chat template and constraints of a compiled `folder`, in threads and processes of their own.
 
-    A tokenizer of their own too: one must not be used by two threads at a time.
+    What is large goes to a lane of its own, so that other requests do not wait for it. The logits have `vocab` tokens.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, vocab: int, stop_ids: Collection[int]) -> None:
         self.tokenizer = Tokenizer(folder)
-        self._renderer = Renderer()
-        self._threads = ThreadPoolExecutor(1, "weft-prompts")
+        self.constraints = Constraints(folder, vocab, stop_ids)
+        self._renderer = _PerThread()
+        self._texts = _PerThread([*WORKER, folder, json.dumps([vocab, sorted(stop_ids)])])
+        self._pools = {lane: ThreadPoolExecutor(threads, f"weft-{lane}") for lane, threads in THREADS.items()}
+        self._guides: dict[str, Guide] = {}  # of the last requests: clients repeat their schemas
+        self._large = 0
+        self._closed = False
         self.template: ChatTemplate | None = None
         self.no_template = ""  # the reason
         try:
@@ -33,20 +59,139 @@ class Prompts:
         except WeftError as error:  # prompts that are no chats need none
             self.no_template = str(error)
 
-    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Return what `work` returns, in that thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+    async def run(self, lane: Lane, work: Callable[..., T], *arguments: Any) -> T:
+        """Return what `work` returns, in a thread of a lane. Raises Full where too much waits there, Closing where the
+        server ends."""
+        large = lane == "large"
+        if large and self._large > MOST_LARGE:
+            raise Full(f"{self._large} large requests wait. Try again later.")
+        self._large += large
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pools[lane], work, *arguments)
+        except BaseException as error:  # one that was cancelled, or whose process was killed, is another at the end
+            if self._closed:
+                raise Closing from None
+            if type(error).__name__ == "PanicException":  # of Rust, and no Exception
+                raise WeftError(f"it cannot be read: {error}") from error
+            raise
+        finally:
+            self._large -= large
 
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, with the ones that the tokenizer puts around it. Raises as `Tokenizer` does."""
-        return self.tokenizer.encode(text)
+    async def encode(self, text: str, special: bool = True) -> list[int]:
+        """Return the tokens of a text, with the ones that the tokenizer puts around it where `special`.
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int]:
-        """Return the tokens of a conversation. Raises WeftError as `ChatTemplate` does."""
+        Raises WeftError as `Tokenizer` does, and where that takes too long; Full and Closing as `run` does.
+        """
+        if len(text) <= LARGE:
+            return await self.run("prompts", self.tokenizer.encode, text, special)
+        return await self.run("large", self._encode, text, special)
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], size: int) -> list[int]:
+        """Return the tokens of a conversation in a request of `size` bytes. Raises as `ChatTemplate` and `encode`."""
         assert self.template is not None
-        return self.tokenizer.encode(self.template.render(messages, **variables), special=False)
+        template = self.template
+        lane: Lane = "large" if size > LARGE else "prompts"
+        text = await self.run(lane, lambda: template.render(messages, **variables))
+        return await self.encode(text, special=False)
+
+    async def guide(self, size: int, write: Callable[..., str], *arguments: Any) -> Guide:
+        """Return the guide of the grammar that `write` returns for `arguments` of a request of `size` bytes, in
+        llguidance's variant of Lark.
+
+        Raises WeftError where it is wrong, too large, or takes too long; Full and Closing as `run` does.
+        """
+        grammar = await self.run("large", write, *arguments) if size > LARGE else write(*arguments)
+        if len(grammar) > MOST_GRAMMAR:
+            raise WeftError(
+                f"it is a grammar of {len(grammar)} characters, more than the {MOST_GRAMMAR} that there may be"
+            )
+        if (known := self._guides.get(grammar)) is not None:
+            return known
+        try:
+            if len(grammar) <= LARGE:
+                guide = await self.run("grammars", self._guide, grammar, SOON)
+                if len(self._guides) >= MOST_GUIDES:
+                    del self._guides[next(iter(self._guides))]
+                self._guides[grammar] = guide
+                return guide
+        except TooSlow:
+            pass
+        try:
+            return await self.run("large", self._guide, grammar, LATE)
+        except TooSlow:
+            raise WeftError(f"its grammar takes longer than {LATE:g} seconds to prepare: make it smaller") from None
+
+    async def token_bytes(self) -> Callable[[int], bytes]:
+        """Return the function from a token to its bytes. Raises WeftError where llguidance reads no such tokenizer."""
+        await self.run("grammars", lambda: self.constraints.tokenizer)  # its first reading takes a while
+        return self.constraints.token_bytes
+
+    async def special(self, text: str) -> int | None:
+        """Return the token that a text is as a special one; None: it is none, or several. Raises as `token_bytes`."""
+        tokenizer = await self.run("grammars", lambda: self.constraints.tokenizer)
+        found = tokenizer.tokenize_str(text, parse_special=True)
+        return found[0] if len(found) == 1 else None
+
+    def stop(self) -> None:
+        """Give up what waits and what processes work on."""
+        self._closed = True
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._renderer.kill()
+        self._texts.kill()
 
     def close(self) -> None:
-        """End the thread and the process that renders."""
-        self._threads.shutdown(cancel_futures=True)
+        """End all threads and processes."""
+        self.stop()
+        for pool in self._pools.values():
+            pool.shutdown()
         self._renderer.close()
+        self._texts.close()
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        try:
+            reply = self._ask(ENCODING, "tokenizer", {"text": text, "special": special})
+        except TooSlow:
+            raise WeftError(f"its tokens take longer than {ENCODING:g} seconds: make it shorter") from None
+        return array("I", bytes.fromhex(reply["ids"])).tolist()
+
+    def _guide(self, grammar: str, seconds: float) -> Guide:
+        self._ask(seconds, "grammar", {"grammar": grammar})  # which may end the process that tries it
+        return self.constraints.guide(grammar)
+
+    def _ask(self, seconds: float, what: str, request: dict[str, Any]) -> Any:
+        """Return the reply of a process to a request. Raises TooSlow, and WeftError where it cannot be answered."""
+        status, reply, _ = self._texts.ask(json.dumps({"seconds": seconds, **request}).encode())
+        if status in (-signal.SIGALRM, -signal.SIGXCPU):
+            raise TooSlow
+        if not reply:
+            raise WeftError(f"the {what} fails on it: it is too large, or nested too deep")
+        if "error" in (found := parse_json(reply, f"the {what}'s reply", values=len(reply))):
+            raise WeftError(found["error"])
+        return found
+
+
+class _PerThread(Renderer):
+    """A renderer for several threads, with a process for each."""
+
+    def __init__(self, *command: Sequence[str | Path]) -> None:
+        super().__init__(*command)
+        self._own, self._all = threading.local(), list[Renderer]()
+
+    def ask(self, request: bytes) -> tuple[int, bytes, bytes]:
+        if not hasattr(self._own, "renderer"):
+            self._own.renderer = Renderer(self._command)
+            self._all.append(self._own.renderer)
+        if self._killed:
+            self._own.renderer.kill()
+        found: tuple[int, bytes, bytes] = self._own.renderer.ask(request)
+        return found
+
+    def kill(self) -> None:
+        self._killed = True
+        for renderer in self._all:
+            renderer.kill()
+
+    def close(self) -> None:
+        for renderer in self._all:
+            renderer.close()

@@ -57,13 +57,17 @@ class Worker(ABC):
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue jobs. Raises Full where too many wait, Closing where the server ends; then none of them is queued."""
         with self._changed:
-            if self._draining:
-                raise Closing("The server is shutting down.")
-            # A request of many answers is taken where nothing waits, however many they are.
-            if self.waiting and self.waiting + len(jobs) > self.most_waiting:
-                raise Full(f"The queue of this server is full: {self.waiting} answers wait. Try again later.")
+            self.check_room(len(jobs))
             self._new += jobs
             self._changed.notify()
+
+    def check_room(self, jobs: int) -> None:
+        """Raise Full where so many jobs more would be too many, Closing where the server ends."""
+        if self._draining:
+            raise Closing("The server is shutting down.")
+        # A request of many answers is taken where nothing waits, however many they are.
+        if self.waiting and self.waiting + jobs > self.most_waiting:
+            raise Full(f"The queue of this server is full: {self.waiting} answers wait. Try again later.")
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         """Stop jobs, those that have ended too; their channels hear no more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,6 +31,12 @@ class ConstraintSpec:
     kind: ConstraintKind
     value: Any
     param: str
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """Return the part of a grammar, in llguidance's variant of Lark, that a JSON schema describes."""
+    # No whitespace around JSON: a model that may write any amount of it can go on for ever.
+    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False}})}"
 
 
 @dataclass(frozen=True)

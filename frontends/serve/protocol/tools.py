@@ -16,6 +16,7 @@ from weft.ir.errors import WeftError
 
 from .errors import invalid
 from .fields import Fields
+from .generation import json_rule
 
 MOST_TOOLS = 128
 
@@ -112,11 +113,10 @@ class ToolFormat:
         if self.array:
             more = {} if choice.parallel else {"maxItems": 1}
             schema = {"type": "array", "items": schema, "minItems": 1, **more}
-        body = f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False}})}"
         call = f"call: {json.dumps(self.begin)} body {json.dumps(self.end)}" if self.begin else "call: body"
         again = f" ({json.dumps(self.separator)} call)*" if choice.parallel and not self.array else ""
         first = f"<[{special}]> " if special is not None else ""
-        return f"start: {first}call{again}\n{call}\nbody: {body}\n"
+        return f"start: {first}call{again}\n{call}\nbody: {json_rule(schema)}\n"
 
     def _schema(self, function: dict[str, Any]) -> dict[str, Any]:
         parameters = function.get("parameters") or {"type": "object", "properties": {}}

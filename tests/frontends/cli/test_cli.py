@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -230,3 +232,21 @@ def test_an_interrupt_while_something_loads_is_one(told: bool, monkeypatch: pyte
     result = weft_command("inspect", "gpt2")
     assert (result.exit_code, result.stderr) == (130, "weft: interrupted\n")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("module", ["click", "weft.frontends.cli.guard", "weft.frontends.cli.verifying"])
+def test_an_interrupt_while_the_command_is_imported_leaves_no_traceback(module: str, root: Path) -> None:
+    code = f"""
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from weft.__main__ import main
+main()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    done = subprocess.run([sys.executable, "-c", code, "passes"], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "weft: interrupted\n")

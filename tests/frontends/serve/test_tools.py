@@ -173,7 +173,7 @@ def test_grammars_of_all_formats_force_what_they_parse(folder: Path) -> None:
         "llama": '{"name":"square","parameters":{"x":7}}',
     }
     for form in FORMATS:
-        guide = constraints.lark(form.grammar(TOOLS, ToolChoice("required", None, False), None))
+        guide = constraints.guide(form.grammar(TOOLS, ToolChoice("required", None, False), None))
         for token in constraints.tokenizer.tokenize_str(texts[form.name]):
             guide.accept(token)
         assert guide.complete

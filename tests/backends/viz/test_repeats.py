@@ -1,0 +1,37 @@
+"""Repeats of layers: the longest from each place, found as fast for thousands of layers as for a few."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from weft.backends.viz.model.outline import _repeats
+
+
+def by_trying(prints: list[str]) -> list[tuple[int, int]]:
+    found = []
+    for i in range(len(prints)):
+        length, period = 1, 1
+        for p in range(1, (len(prints) - i) // 2 + 1):
+            end = i + p
+            while end + p <= len(prints) and prints[end : end + p] == prints[i : i + p]:
+                end += p
+            if end - i > max(p, length):
+                length, period = end - i, p
+        found.append((length, period))
+    return found
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 3])
+def test_repeats_are_those_of_every_period_tried(kinds: int) -> None:
+    rng = random.Random(kinds)
+    for length in range(30):
+        prints = [str(rng.randrange(kinds)) for _ in range(length)]
+        assert _repeats(prints) == by_trying(prints)
+
+
+def test_thousands_of_different_layers_are_compared() -> None:
+    """Trying every period at every place would take hours."""
+    prints = [str(i * i % 4093 % 7) for i in range(4000)]
+    assert len(_repeats(prints)) == 4000
