@@ -79,6 +79,12 @@ def _sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any
     type=click.Choice(["mean", "cls", "max", "last", "weighted"]),
     help="Pooling of an encoder; default: the model's own.",
 )
+@click.option(
+    "--pair",
+    "pairs",
+    multiple=True,
+    help="A second text for a model with a head: the context of a question, a text to rank, a choice (several times).",
+)
 @click.option("--normalize/--no-normalize", default=None, help="Scale an encoder's vector to unit length or not.")
 @device_option
 @click.option(
@@ -106,6 +112,7 @@ def run_command(
     beams: int,
     assistant: str | None,
     pooling: str | None,
+    pairs: tuple[str, ...],
     normalize: bool | None,
     device: str,
     experts_on_device: int | None,
@@ -120,7 +127,8 @@ def run_command(
 
     The answer streams to stdout, timings go to stderr. An encoder-decoder takes the prompt as its source text, or reads
     the array of --sound (Whisper's spectrograms are made by transformers' WhisperProcessor). An encoder prints the
-    embedding of the prompt as JSON.
+    embedding of the prompt as JSON; one with a head prints scores of labels, tagged tokens, an answer's span, or tokens
+    for masks, a line each.
 
     \b
     Examples:
@@ -131,6 +139,7 @@ def run_command(
       weft run out/ --prompt "The sky is" --beams 4              beam search
       weft run out/ --chat --prompt-lookup 8                     faster where answers repeat the prompt
       weft run model.py --ids 1,15,7 --max-tokens 8              a model without a tokenizer
+      weft run reranker/ --prompt "Who wrote Faust?" --pair "Goethe did." --pair "In 1808."   scores of both texts
       weft run whisper/ --sound spectrogram.npy                  an encoder-decoder that reads sound
       weft run model.gguf --target torch --chat                  with PyTorch even if ONNX Runtime is installed
       weft run moe/ --chat --trust --experts-on-device 16        a mixture of experts that the device has no room for
@@ -163,12 +172,20 @@ def run_command(
         if isinstance(model, Encoder):
             if sound is not None:
                 raise WeftError(f"{source} is an encoder of texts: --sound is for models that read sound")
+            text = prompt if ids is None else ids
+            if model.task is not None and text is not None and (pooling, normalize) == (None, None):
+                from .answering import print_task
+
+                print_task(model, text, pairs)
+                return
+            if pairs:
+                raise WeftError(f"{source} is an encoder without a head: it embeds one text, and has no use for --pair")
             _embed(
                 model, prompt if ids is None else ids, chat or beams > 1, source, pooling=pooling, normalize=normalize
             )
             return
-        if (pooling, normalize) != (None, None):
-            raise WeftError(f"{source} is not an encoder: --pooling and --normalize apply to encoders only")
+        if (pooling, normalize, pairs) != (None, None, ()):
+            raise WeftError(f"{source} is not an encoder: --pooling, --normalize and --pair apply to encoders only")
         if assistant is not None:
             options["assistant"] = _assistant(assistant, device, threads, trust)
         before = [] if system is None else [{"role": "system", "content": system}]

@@ -31,6 +31,7 @@ from .delta import GatedDeltaNet
 from .differential import DifferentialAttention, MixtureOfAttention, ScoredKeysAttention
 from .experts import MoE
 from .ffn import MLP, XIELU, GatedMLP
+from .heads import HeadTransform, TaskHead
 from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import MLSTM, RGLRU, SLSTM, RWKV6TimeMix, RWKV7TimeMix, RWKVChannelMix, RWKVTimeMix
@@ -44,7 +45,7 @@ from .mixers import (
     TransformerXLAttention,
     TransientGlobalAttention,
 )
-from .models import Decoder, Encoder, HeadTransform, MaskScaling, SentencePooling
+from .models import Decoder, Encoder, MaskScaling, SentencePooling
 from .position_bias import ALiBi, RelativeTable, SinusoidalDistances, T5Bias, TransientGlobals
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
@@ -140,6 +141,7 @@ __all__ = [
     "SpreadStreams",
     "State",
     "T5Bias",
+    "TaskHead",
     "Temperature",
     "TransformerXLAttention",
     "TransientGlobalAttention",

@@ -83,6 +83,7 @@ _PUBLIC = {
         "SpreadStreams",
         "State",
         "T5Bias",
+        "TaskHead",
         "Temperature",
         "TransformerXLAttention",
         "TransientGlobalAttention",

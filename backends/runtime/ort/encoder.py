@@ -15,7 +15,8 @@ from weft.ir.errors import WeftError
 from ...facts import Facts
 from ..arrays import Floats
 from ..core.sampling import check_count
-from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, padded, prompts_of
+from ..tasks import Tasks
+from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, prompts_of
 from .session import Session, failures
 
 Pooling = Literal["mean", "cls", "max", "last", "weighted", "none"]
@@ -24,15 +25,15 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
-class Encoder(ABC):
-    """A model that gives every token a vector; `hidden` computes them.
+class Encoder(Tasks, ABC):
+    """A model that gives every token a vector; `hidden` computes them. One with a head has answers for its `task`.
 
     `pooling` and `normalize` are how it was trained to make one vector of a text; `compares` says that the tokens of a
     call compete, as for places at experts. `outputs` are the names of what the model computes.
     """
 
     def __init__(self, facts: Facts, outputs: Collection[str]) -> None:
-        self.outputs = outputs
+        self.outputs, self.task = outputs, facts.task
         self.vocab, self.max_length, self.folder = facts.vocab, facts.max_length, facts.folder
         self.pooling, self.normalize, self.compares = facts.pooling, facts.normalize, facts.compares
 
@@ -93,12 +94,12 @@ class Encoder(ABC):
 
     def _made(self, rows: Sequence[Sequence[int]], output: str) -> Floats:
         """The `output` of token ids, padded on the right together."""
-        ids, mask = padded(rows)
-        return self._run({"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}, output)
+        (made,) = self.run(rows, [[0] * len(row) for row in rows], [output])
+        return made
 
     @abstractmethod
-    def _run(self, values: Mapping[str, NDArray[Any]], output: str) -> Floats:
-        """The `output` of the model for those inputs [rows, longest] that it takes, float32."""
+    def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
+        """The outputs `names` of the model for those inputs [rows, longest] that it takes, float32."""
 
     def _tokens(self, text: object, truncate: bool) -> list[int]:
         if is_ids(text):
@@ -130,12 +131,11 @@ class OrtEncoder(Encoder):
         if outputs.get("last_hidden_state") not in ("tensor(float)", "tensor(float16)"):
             raise WeftError(f"{name}: it has no output last_hidden_state in f32 or f16, so it is not an encoder")
 
-    def _run(self, values: Mapping[str, NDArray[Any]], output: str) -> Floats:
+    def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
         feed = {name: values[name].astype(_DTYPES[kind]) for name, kind in self._inputs.items()}
         with failures(str(self.folder)):
-            (states,) = self.session.ort.run([output], feed)
-        made: Floats = states.astype(np.float32, copy=False)
-        return made
+            made = self.session.ort.run([*names], feed)
+        return [np.asarray(value, np.float32) for value in made]
 
 
 def _pool(states: Floats, pooling: str) -> Floats:

@@ -17,10 +17,12 @@ from ...dsl import SentencePooling
 from ...models.closest import closest
 from ...models.families import FAMILIES, Family, Loaded, load
 from ...models.tables.family import SENTENCE
+from ...models.tables.heads import check_head, with_head, with_tokens
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, REFUSED, SAME
 from .adapter import Adapter
 from .merging import load_merged
 from .quantized import dequantized
+from .ranking import check_tokens, modules, rank_facts, score_tokens
 from .safetensors import SafetensorsReader, weight_files
 
 TOKENIZER_FILES = (
@@ -161,10 +163,7 @@ class Folder:
     def embedding_facts(self) -> dict[str, Any]:
         """Pooling and normalization of an encoder from sentence-transformers, as in graph.meta: pooling (a mode of
         `SentencePooling`) and normalize; empty if the folder has none, or more than that."""
-        if not (self.path / "modules.json").is_file():
-            return {}
-        modules = read_json(self.path / "modules.json", list)
-        kinds = {str(m.get("type")).rpartition(".")[2]: str(m.get("path")) for m in modules if isinstance(m, Mapping)}
+        kinds = modules(self.path)
         if not {"Transformer", "Pooling"} <= kinds.keys() <= {"Transformer", "Pooling", "Normalize"}:
             return {}
         pooling = self.path / kinds["Pooling"] / "config.json"
@@ -204,10 +203,21 @@ def load_folder(
     weights, merged, facts = folder.weights(), list[Adapter](), folder.embedding_facts()
     if facts:
         config[SENTENCE] = SentencePooling(facts["pooling"], facts["normalize"])
+        config.pop("architectures", None)  # the base model is what such a folder uses
+    keys, tokens = frozenset(weights.keys()), score_tokens(path)
+    if tokens:
+        check_tokens(tokens, config.get("vocab_size"), source)
+        table = with_tokens(table, config, keys, source, tokens)
+    else:
+        table = with_head(table, config, keys, source)
     if adapters:
         loaded, merged = load_merged(table, config, weights, source, adapters)
     else:
         loaded = load(table, config, weights, source)
+    if not tokens:
+        check_head(table, config, loaded, source)
+    if loaded.graph.meta.get("task") == "text-classification":
+        loaded.graph.meta["rank"] = rank_facts(path, config)
     origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
     if merged:
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]

@@ -203,11 +203,13 @@ class Family(Table):
     """All that weft knows of a model family: the table of its Hugging Face folders and what it is elsewhere.
 
     `transformers` is the class that loads an exported folder (without one nothing is exported to the family), `gguf`
-    the architecture of its GGUF files.
+    the architecture of its GGUF files. `tasks` are the `Head` of each class that has one, by what its name adds to that
+    of the base model (ForSequenceClassification).
     """
 
     transformers: str = ""
     gguf: Architecture | None = None
+    tasks: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Families(Registry[Family]):

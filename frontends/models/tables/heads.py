@@ -1,0 +1,217 @@
+"""Heads of a family's classes in transformers, chosen by the class that a config names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes import Add, Recipe, Scale, Slice
+
+from ...dsl import HeadTransform, TaskHead
+from ...dsl.heads import FIXED, PROBLEMS
+from .family import Config, Family, Fetch, Loaded, Names, Rule, key
+from .settings import ACTIVATIONS, Settings, norm_of
+
+_CLASS = re.compile(r"(?:For[A-Z]\w*|(?:With)?LMHeadModel|DoubleHeadsModel)$")
+_GENERATES = ("ForCausalLM", "LMHeadModel", "WithLMHeadModel", "ForConditionalGeneration")
+_BUFFERS = re.compile(r"(position_ids|inv_freq|masked_bias|attn\.bias|attention\.bias|version)$")
+
+
+@dataclass(frozen=True)
+class Head:
+    """A `TaskHead` of `task`, and the checkpoint names of its parameters: `out` of the last linear map (`out_bias` of its
+    bias, where that is called otherwise), `dense` and `norm` of its transform, where it has them.
+
+    The other fields are those of `TaskHead` and `HeadTransform`, as constants or as rules of the config. The norm is as
+    those of the base model. `prefix` is that of the base model's tensors, where it is another than the family's.
+    `refuse` is as in tables.
+    """
+
+    task: str
+    out: str
+    pool: str | Rule | None = None
+    dense: str = ""
+    norm: str = ""
+    activation: str | Rule | None = "tanh"
+    dense_bias: bool | Rule = True
+    width: int | Rule | None = None
+    bias: bool | Rule = True
+    out_bias: str = ""
+    tied: bool | Rule = False
+    token: int | Rule | None = None
+    labels: int | None = None
+    prefix: str | None = None
+    refuse: Mapping[str, tuple[Any, ...]] | None = None
+
+    def made(self, config: Config, s: Settings) -> TaskHead:
+        """The head on the base model of settings `s`."""
+
+        def said(rule: Any) -> Any:
+            return rule(config) if callable(rule) else rule
+
+        transform, tied = None, bool(said(self.tied))
+        if self.dense:
+            activation, norm = said(self.activation), norm_of(s) if self.norm else None
+            width = s.embed_dim if tied else said(self.width)
+            bias = bool(said(self.dense_bias))
+            transform = HeadTransform(norm, ACTIVATIONS.get(activation, activation), bias, width)
+        labels: Any = None if self.task in (*FIXED, "fill-mask") else self.labels or labels_of(config)
+        problem = config.get("problem_type") if self.task.endswith("classification") else None
+        pool, bias = said(self.pool), bool(said(self.bias))
+        problem = problem if problem in PROBLEMS else None
+        return TaskHead(self.task, labels, pool, transform, bias, tied, said(self.token), problem)
+
+    @property
+    def names(self) -> Names:
+        """The checkpoint names of its parameters."""
+        names: Names = {"head.out": self.out}
+        if self.out_bias:
+            names["head.out.bias"] = self._bias
+        if self.dense:
+            names["head.transform.dense"] = self.dense
+        if self.norm:
+            names["head.transform.norm"] = self.norm
+        return names
+
+    def _bias(self, fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        own = f"{self.out}.bias"  # of checkpoints where the two are one tensor, either may be there
+        return fetch(own if fetch.has(own) and not fetch.has(self.out_bias) else self.out_bias)
+
+
+def labels_of(config: Config) -> int | tuple[str, ...]:
+    """The names of a config's labels in order, or how many there are: 2 by default, as in transformers."""
+    names = config.get("id2label")
+    if isinstance(names, Mapping) and names:
+        try:
+            return tuple(str(name) for _, name in sorted((int(i), name) for i, name in names.items()))
+        except (TypeError, ValueError):
+            raise WeftError(f"id2label={names!r:.60} does not map numbers to names") from None
+    return int(config.get("num_labels") or 2)
+
+
+def suffix_of(config: Config) -> str:
+    """What the class of a config adds to the name of its base model (ForSequenceClassification); "" if nothing."""
+    classes = config.get("architectures")
+    found = _CLASS.search(str(classes[0])) if isinstance(classes, list) and classes else None
+    return found[0] if found else ""
+
+
+def with_head(table: Family, config: Config, keys: frozenset[str], source: str) -> Family:
+    """`table` with the head that the class of `config` has, if it has one that the table knows; `keys` are those of the
+    checkpoint, if there is one.
+
+    Raises:
+        WeftError: if the table refuses a key of the config, or the checkpoint lacks a tensor of the head.
+    """
+    head = table.tasks.get(suffix_of(config))
+    if head is None:
+        return table
+    table = replace(
+        table,
+        refuse={**table.refuse, **(head.refuse or {})},
+        prefix=table.prefix if head.prefix is None else head.prefix,
+    )
+    settings = table.read(config, keys, source)
+    made = head.made(config, settings)
+    fetch = Fetch(keys, table.prefix, table.aliases, "")
+    needed = [*([] if made.tied else [head.out]), *filter(None, (head.dense, head.norm))]
+    lacking = [f"{name}.weight" for name in needed if keys and not fetch.has(f"{name}.weight")]
+    if lacking:
+        raise _unsupported(source, config, f"which needs {', '.join(lacking)}; the checkpoint has no such tensors")
+    rule: Any = lambda c: head.made(c, settings)  # noqa: E731 - a module is callable itself, and would be called
+    return replace(table, names={**table.names, **head.names}, settings={**table.settings, "head": rule})
+
+
+def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str, tokens: Sequence[int]) -> Family:
+    """`table` with a head that scores a text by the logit of the first of `tokens`, less that of the second if there is
+    one: what a reranker makes of a language model.
+
+    Raises:
+        WeftError: if its logits are not a linear map of the hidden states.
+    """
+    s = table.read(config, keys, source)
+    if s.kind != "decoder" or s.logit_softcap is not None or s.head_transform is not None:
+        raise WeftError(f"{source}: scores of tokens need a decoder whose logits are a linear map of its hidden states")
+
+    def rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        name = table.names["embed" if s.tie and part == "weight" else "lm_head"]
+        whole = fetch(f"{name}.{part}") if isinstance(name, str) else name(fetch, part, settings)
+        first, *second = (Slice(whole, 0, token, token + 1) for token in tokens)
+        made = Add((first, Scale(second[0], -1.0))) if second else first
+        return made if s.logit_scale == 1 else Scale(made, s.logit_scale)
+
+    rule: Any = lambda c: TaskHead("text-classification", 1, "last", bias=s.head_bias)  # noqa: E731 - as above
+    return replace(table, names={**table.names, "head.out": rows}, settings={**table.settings, "head": rule})
+
+
+def check_head(table: Family, config: Config, loaded: Loaded, source: str) -> None:
+    """Raise WeftError if the class of `config` has a head that `loaded`, read by `table`, leaves out."""
+    suffix = suffix_of(config)
+    if not suffix or suffix in table.tasks or (suffix in _GENERATES and "logits" in loaded.graph.outputs):
+        return
+    keys = [k for k in (*loaded.ignored, *loaded.unread) if not _BUFFERS.search(k)]
+    left = [k for k in keys if not table.prefix or not k.startswith(table.prefix)]
+    if left:
+        known = ", ".join(table.tasks) or "none"
+        shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+        told = f"whose tensors {shown} weft cannot use in {table.model_types[0]} models (classes with a head: {known})"
+        raise _unsupported(source, config, told)
+
+
+def _unsupported(source: str, config: Config, reason: str) -> WeftError:
+    """The error for a class whose head is left out; without its name in the config the base model is read."""
+    name = config["architectures"][0]
+    return WeftError(f"{source}: architectures={name!r}, {reason}; for the base model alone, take the class out of it")
+
+
+# -- heads that many families share
+
+_hidden_act = key("hidden_act", default="gelu")
+_tied = key("tie_word_embeddings", default=True)
+
+
+def language_model(
+    home: str,
+    dense: str,
+    norm: str,
+    out: str = "decoder",
+    *,
+    out_bias: str = "bias",
+    activation: Any = "gelu",
+    **more: Any,
+) -> Head:
+    """A masked language model whose tensors are called so under `home`; `out_bias` "" is that of `out`."""
+    bias = f"{home}.{out_bias}" if out_bias else ""
+    names = (f"{home}.{name}" for name in (out, dense, norm))
+    out, dense, norm = names
+    return Head(
+        "fill-mask", out, dense=dense, norm=norm, out_bias=bias, **{"activation": activation, "tied": _tied, **more}
+    )
+
+
+TOKENS = Head("token-classification", "classifier")
+SPANS = Head("question-answering", "qa_outputs")
+BERT_HEADS: dict[str, Head | None] = {
+    "ForSequenceClassification": Head("text-classification", "classifier", "pooler"),
+    "ForTokenClassification": TOKENS,
+    "ForQuestionAnswering": SPANS,
+    "ForMultipleChoice": Head("multiple-choice", "classifier", "pooler"),
+    "ForNextSentencePrediction": Head("next-sentence-prediction", "cls.seq_relationship", "pooler", labels=2),
+    "ForMaskedLM": language_model("cls.predictions", "transform.dense", "transform.LayerNorm", activation=_hidden_act),
+}
+ROBERTA_HEADS: dict[str, Head | None] = {
+    "ForSequenceClassification": Head("text-classification", "classifier.out_proj", "first", "classifier.dense"),
+    "ForMaskedLM": language_model("lm_head", "dense", "layer_norm"),
+}
+# Of decoders: GenericForSequenceClassification and its like.
+GENERIC_HEADS: dict[str, Head | None] = {
+    "ForSequenceClassification": Head("text-classification", "score", "last", bias=False),
+    "ForTokenClassification": Head(
+        "token-classification", "score", bias=key("token_classification_bias", default=True)
+    ),
+    "ForQuestionAnswering": Head("question-answering", "qa_outputs", prefix="transformer."),
+}
+CLASSIFIER_HEADS: dict[str, Head | None] = {"ForTokenClassification": TOKENS, "ForQuestionAnswering": SPANS}
