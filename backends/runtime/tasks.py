@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,6 +43,7 @@ class Tasks:
     """The methods of an encoder that has a head; each refuses a head of another task."""
 
     task: Task | None
+    outputs: Collection[str]
     vocab: int
     max_length: int
     compares: bool
@@ -134,7 +135,8 @@ class Tasks:
         places = [i for i, token in enumerate(encoded.ids) if mask is not None and token == self.tokenizer.find(mask)]
         if not places:
             raise WeftError(f"the text has no mask token: put {mask or 'one'} where a token is to be found")
-        (logits,) = self.run([encoded.ids], [encoded.types], ["logits"])
+        name = "logits" if "logits" in self.outputs else "prediction_logits"  # of a model that has two heads
+        (logits,) = self.run([encoded.ids], [encoded.types], [name])
         probabilities = _softmax(logits[0, places])
         order = [np.argsort(-row, kind="stable")[:top] for row in probabilities]
         return [

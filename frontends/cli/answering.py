@@ -25,7 +25,7 @@ def print_task(model: Encoder, text: str | list[int], pairs: Sequence[str]) -> N
         raise WeftError(f"{model.folder} holds a model for {task}: --ids are for labels of one text; give it --prompt")
     given: Any = text  # ids were refused above where a method takes none
     if task == "question-answering":
-        _print(((span.score, span.text) for span in model.answer(given, _only(pairs, "the context of the question"))))
+        _print((span.score, span.text) for span in model.answer(given, _only(pairs, "the context of the question")))
     elif task == "multiple-choice":
         if not pairs:
             raise WeftError("give each choice by --pair")

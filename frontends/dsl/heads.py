@@ -58,7 +58,8 @@ class TaskHead:
     says which vector of a text is scored: that of the first token, of the last, their mean, the `pooler`'s, that of the
     last token with the id `token`, the first beside the mean of the others (first+mean), or the mean of the scores of
     all (late); None scores each token. `transform` comes before the linear map, which has a bias with `bias` and the
-    embedding's weight with `tied`. `problem_type` is one of `PROBLEMS`, as in configs of transformers.
+    embedding's weight with `tied`. `problem_type` is one of `PROBLEMS`, as in configs of transformers. `output` is the
+    name of the scores, `also` a further head (BERT's pretraining has two).
     """
 
     task: str
@@ -69,6 +70,8 @@ class TaskHead:
     tied: bool = False
     token: int | None = None
     problem_type: str | None = None
+    output: str = "logits"
+    also: Any = None
 
     def __post_init__(self) -> None:
         need_one_of(self, "task", TASKS)
@@ -76,6 +79,7 @@ class TaskHead:
             if getattr(self, name) is not None:
                 need_one_of(self, name, known)
         need_kind(self, "transform", HeadTransform)
+        need_kind(self, "also", TaskHead)
         need_whole(self, "token", least=0)
         if isinstance(self.labels, list):
             object.__setattr__(self, "labels", tuple(self.labels))
@@ -112,7 +116,8 @@ class TaskHead:
             }
         if self.task == "replaced-token-detection":
             scores = ops.squeeze(scores, axes=(2,), name="logits")
-        return {"logits": scores}
+        more = {} if self.also is None else self.also(x, ids, mask, pooled, table)
+        return {self.output: scores, **more}
 
     def _pooled(self, x: Value, ids: Value | None, mask: Value | None, pooled: Value | None) -> Value:
         if self.pool == "pooler":

@@ -12,7 +12,34 @@ from transformers import PreTrainedTokenizerFast
 
 from .families import randomized
 
-WORDS = "the a cat dog sat on mat ran far away who what where good bad very not is was it yes no , . ? !".split()
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "sat",
+    "on",
+    "mat",
+    "ran",
+    "far",
+    "away",
+    "who",
+    "what",
+    "where",
+    "good",
+    "bad",
+    "very",
+    "not",
+    "is",
+    "was",
+    "it",
+    "yes",
+    "no",
+    ",",
+    ".",
+    "?",
+    "!",
+]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BERT = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 BERT |= {"max_position_embeddings": 32, "pad_token_id": 0}

@@ -17,6 +17,7 @@ from .settings import ACTIVATIONS, Settings, norm_of
 
 _CLASS = re.compile(r"(?:For[A-Z]\w*|(?:With)?LMHeadModel|DoubleHeadsModel)$")
 _GENERATES = ("ForCausalLM", "LMHeadModel", "WithLMHeadModel", "ForConditionalGeneration")
+BASE = "that of the base model"  # for an activation
 _BUFFERS = re.compile(r"(position_ids|inv_freq|masked_bias|attn\.bias|attention\.bias|version)$")
 
 
@@ -45,6 +46,8 @@ class Head:
     labels: int | None = None
     prefix: str | None = None
     refuse: Mapping[str, tuple[Any, ...]] | None = None
+    output: str = "logits"
+    also: Head | None = None
 
     def made(self, config: Config, s: Settings) -> TaskHead:
         """The head on the base model of settings `s`."""
@@ -55,6 +58,7 @@ class Head:
         transform, tied = None, bool(said(self.tied))
         if self.dense:
             activation, norm = said(self.activation), norm_of(s) if self.norm else None
+            activation = s.activation if activation == BASE else activation
             width = s.embed_dim if tied else said(self.width)
             bias = bool(said(self.dense_bias))
             transform = HeadTransform(norm, ACTIVATIONS.get(activation, activation), bias, width)
@@ -62,19 +66,20 @@ class Head:
         problem = config.get("problem_type") if self.task.endswith("classification") else None
         pool, bias = said(self.pool), bool(said(self.bias))
         problem = problem if problem in PROBLEMS else None
-        return TaskHead(self.task, labels, pool, transform, bias, tied, said(self.token), problem)
+        also = None if self.also is None else self.also.made(config, s)
+        token, output = said(self.token), self.output
+        return TaskHead(self.task, labels, pool, transform, bias, tied, token, problem, output, also)
 
-    @property
-    def names(self) -> Names:
-        """The checkpoint names of its parameters."""
-        names: Names = {"head.out": self.out}
+    def names(self, home: str = "head") -> Names:
+        """The checkpoint names of its parameters, which are called so under `home`."""
+        names: Names = {f"{home}.out": self.out}
         if self.out_bias:
-            names["head.out.bias"] = self._bias
+            names[f"{home}.out.bias"] = self._bias
         if self.dense:
-            names["head.transform.dense"] = self.dense
+            names[f"{home}.transform.dense"] = self.dense
         if self.norm:
-            names["head.transform.norm"] = self.norm
-        return names
+            names[f"{home}.transform.norm"] = self.norm
+        return names if self.also is None else names | self.also.names(f"{home}.also")
 
     def _bias(self, fetch: Fetch, part: str, settings: Settings) -> Recipe:
         own = f"{self.out}.bias"  # of checkpoints where the two are one tensor, either may be there
@@ -109,11 +114,9 @@ def with_head(table: Family, config: Config, keys: frozenset[str], source: str) 
     head = table.tasks.get(suffix_of(config))
     if head is None:
         return table
-    table = replace(
-        table,
-        refuse={**table.refuse, **(head.refuse or {})},
-        prefix=table.prefix if head.prefix is None else head.prefix,
-    )
+    other = head.prefix is not None and (not keys or any(k.startswith(head.prefix) for k in keys))
+    prefix = (head.prefix if other else None) or table.prefix
+    table = replace(table, refuse={**table.refuse, **(head.refuse or {})}, prefix=prefix)
     settings = table.read(config, keys, source)
     made = head.made(config, settings)
     fetch = Fetch(keys, table.prefix, table.aliases, "")
@@ -122,7 +125,7 @@ def with_head(table: Family, config: Config, keys: frozenset[str], source: str) 
     if lacking:
         raise _unsupported(source, config, f"which needs {', '.join(lacking)}; the checkpoint has no such tensors")
     rule: Any = lambda c: head.made(c, settings)  # noqa: E731 - a module is callable itself, and would be called
-    return replace(table, names={**table.names, **head.names}, settings={**table.settings, "head": rule})
+    return replace(table, names={**table.names, **head.names()}, settings={**table.settings, "head": rule})
 
 
 def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str, tokens: Sequence[int]) -> Family:
@@ -169,42 +172,42 @@ def _unsupported(source: str, config: Config, reason: str) -> WeftError:
 
 # -- heads that many families share
 
-_hidden_act = key("hidden_act", default="gelu")
 _tied = key("tie_word_embeddings", default=True)
-
-
-def language_model(
-    home: str,
-    dense: str,
-    norm: str,
-    out: str = "decoder",
-    *,
-    out_bias: str = "bias",
-    activation: Any = "gelu",
-    **more: Any,
-) -> Head:
-    """A masked language model whose tensors are called so under `home`; `out_bias` "" is that of `out`."""
-    bias = f"{home}.{out_bias}" if out_bias else ""
-    names = (f"{home}.{name}" for name in (out, dense, norm))
-    out, dense, norm = names
-    return Head(
-        "fill-mask", out, dense=dense, norm=norm, out_bias=bias, **{"activation": activation, "tied": _tied, **more}
-    )
-
-
 TOKENS = Head("token-classification", "classifier")
 SPANS = Head("question-answering", "qa_outputs")
+
+
+def language_model(home: str, dense: str, norm: str, out: str = "decoder", **more: Any) -> Head:
+    """A masked language model whose tensors are called so under `home`, where its bias has a name of its own."""
+    names: dict[str, Any] = {"dense": f"{home}.{dense}", "norm": f"{home}.{norm}", "out_bias": f"{home}.bias"}
+    return Head("fill-mask", f"{home}.{out}", **{"activation": "gelu", "tied": _tied, **names, **more})
+
+
+def dense_first(activation: str | Rule = "tanh", home: str = "classifier") -> Head:
+    """Labels by the first token, after a map called dense under `home`."""
+    return Head("text-classification", f"{home}.out_proj", "first", f"{home}.dense", activation=activation)
+
+
+def pretrained(words: Head, sentences: Head, output: str = "seq_relationship_logits") -> Head:
+    """A masked language model with a classifier of pairs beside it."""
+    return replace(words, output="prediction_logits", also=replace(sentences, output=output))
+
+
+_words = language_model("cls.predictions", "transform.dense", "transform.LayerNorm", activation=BASE)
+_next = Head("next-sentence-prediction", "cls.seq_relationship", "pooler", labels=2)
 BERT_HEADS: dict[str, Head | None] = {
     "ForSequenceClassification": Head("text-classification", "classifier", "pooler"),
     "ForTokenClassification": TOKENS,
     "ForQuestionAnswering": SPANS,
     "ForMultipleChoice": Head("multiple-choice", "classifier", "pooler"),
-    "ForNextSentencePrediction": Head("next-sentence-prediction", "cls.seq_relationship", "pooler", labels=2),
-    "ForMaskedLM": language_model("cls.predictions", "transform.dense", "transform.LayerNorm", activation=_hidden_act),
+    "ForMaskedLM": _words,
+    "ForNextSentencePrediction": _next,
+    "ForPreTraining": pretrained(_words, _next),
 }
 ROBERTA_HEADS: dict[str, Head | None] = {
-    "ForSequenceClassification": Head("text-classification", "classifier.out_proj", "first", "classifier.dense"),
+    "ForSequenceClassification": dense_first(),
     "ForMaskedLM": language_model("lm_head", "dense", "layer_norm"),
+    **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
 }
 # Of decoders: GenericForSequenceClassification and its like.
 GENERIC_HEADS: dict[str, Head | None] = {
@@ -214,4 +217,8 @@ GENERIC_HEADS: dict[str, Head | None] = {
     ),
     "ForQuestionAnswering": Head("question-answering", "qa_outputs", prefix="transformer."),
 }
-CLASSIFIER_HEADS: dict[str, Head | None] = {"ForTokenClassification": TOKENS, "ForQuestionAnswering": SPANS}
+GPT_HEADS: dict[str, Head | None] = {
+    **GENERIC_HEADS,
+    "ForTokenClassification": TOKENS,
+    "ForQuestionAnswering": SPANS,
+}

@@ -7,6 +7,7 @@ from typing import Any
 from ....dsl import ALiBi
 from ...tables import gguf
 from ...tables.family import Config, Family, key
+from ...tables.heads import GPT_HEADS
 from ...tables.rope_config import context_of, rope_of
 from ...tables.templates import by_arrangement, packed_parts
 
@@ -44,6 +45,7 @@ BLOOM = Family(
         "lm_head": "lm_head",
     },
     prefix="transformer.",
+    tasks=GPT_HEADS,
     unused=("lm_head.weight",),
     refuse={"apply_residual_connection_post_layernorm": (False, None)},
     gguf=BLOOM_GGUF,

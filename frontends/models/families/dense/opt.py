@@ -7,6 +7,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 
 from ...tables.family import Config, Family, key
+from ...tables.heads import GPT_HEADS
 
 
 def _dim(config: Config) -> Any:
@@ -51,6 +52,7 @@ OPT = Family(
         "lm_head": "lm_head",
     },
     prefix="model.decoder.",
+    tasks=GPT_HEADS,
     unused=("lm_head.weight",),
     refuse={"_remove_final_layer_norm": (False, None)},
 )

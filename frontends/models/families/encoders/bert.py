@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...tables import gguf
 from ...tables.family import Config, Family, key
-from ...tables.heads import BERT_HEADS, ROBERTA_HEADS, language_model
+from ...tables.heads import BASE, BERT_HEADS, ROBERTA_HEADS, Head, language_model, pretrained
 
 LAYER = "encoder.layer.{i}"
 
@@ -75,7 +75,7 @@ ROBERTA = BERT.but(
     "camembert",
     prefix="roberta.",
     unused=("*embeddings.position_ids", "lm_head.*", "classifier.*", "qa_outputs.*"),
-    tasks={**ROBERTA_HEADS, "ForNextSentencePrediction": None},
+    tasks=ROBERTA_HEADS,
     context=_positions,
     learned_positions=_positions,
     position_offset=lambda c: key("pad_token_id", default=1)(c) + 1,
@@ -85,6 +85,7 @@ DATA2VEC_TEXT = ROBERTA.but("data2vec-text", prefix="data2vec_text.")
 
 SHARED = "encoder.albert_layer_groups.{i}.albert_layers.0"
 
+_words = language_model("predictions", "dense", "LayerNorm", activation=BASE)
 ALBERT = BERT.but(
     "albert",
     names={
@@ -101,8 +102,9 @@ ALBERT = BERT.but(
     found={"pooler": lambda keys: bool(keys & {"pooler.weight", "albert.pooler.weight"})},
     unused=("*embeddings.position_ids", "predictions.*", "sop_classifier.*", "classifier.*"),
     tasks={
-        "ForMaskedLM": language_model(
-            "predictions", "dense", "LayerNorm", activation=key("hidden_act", default="gelu_new")
+        "ForMaskedLM": _words,
+        "ForPreTraining": pretrained(
+            _words, Head("next-sentence-prediction", "sop_classifier.classifier", "pooler"), "sop_logits"
         ),
         "ForNextSentencePrediction": None,
     },

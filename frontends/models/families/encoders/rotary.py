@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from weft.ir.recipes import Full, Recipe
 
 from ....dsl import HeadTransform, LayerNorm, RoPE
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Rule, key
+from ...tables.heads import BASE, BERT_HEADS, ROBERTA_HEADS, TOKENS, Head, dense_first, language_model
 from ...tables.rope_config import rope_of_gguf, rope_with, ropes_by_type
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import half, packed_parts
@@ -19,6 +21,18 @@ from .relatives import narrower
 EUROBERT = LLAMA.but(
     "eurobert",
     unused=("*.rotary_emb.inv_freq", "lm_head.*", "dense.*", "classifier.*"),
+    tasks={
+        "ForSequenceClassification": Head(
+            "text-classification",
+            "classifier",
+            lambda c: {"bos": "first"}.get(pool := c.get("classifier_pooling", "late"), pool),
+            "dense",
+            activation="gelu",
+        ),
+        "ForTokenClassification": TOKENS,
+        "ForQuestionAnswering": None,
+        "ForMaskedLM": Head("fill-mask", "lm_head", bias=False, tied=key("tie_word_embeddings", default=False)),
+    },
     kind="encoder",
     eps=key("rms_norm_eps", default=1e-5),
     gguf=gguf.BASE.but("eurobert", kind="encoder", refuse={"attention.causal": None}),
@@ -68,6 +82,21 @@ def _transform(config: Config) -> HeadTransform:
     return HeadTransform(norm, act, key("classifier_bias", default=False)(config))
 
 
+def _head(task: str, out: str = "classifier", **more: Any) -> Head:
+    return Head(
+        *(task, out),
+        dense="head.dense",
+        norm="head.norm",
+        dense_bias=key("classifier_bias", default=False),
+        activation=key("classifier_activation", default="gelu"),
+        **more,
+    )
+
+
+def _pool(config: Config) -> str:
+    return "mean" if config.get("classifier_pooling") == "mean" else "first"
+
+
 MODERNBERT = LLAMA.but(
     "modernbert",
     names={
@@ -83,6 +112,18 @@ MODERNBERT = LLAMA.but(
         "final_norm": "final_norm",
     },
     unused=("head.*", "decoder.*", "classifier.*"),
+    tasks={
+        "ForSequenceClassification": _head("text-classification", pool=_pool),
+        "ForTokenClassification": _head("token-classification"),
+        "ForQuestionAnswering": _head("question-answering"),
+        "ForMultipleChoice": _head("multiple-choice", pool=_pool),
+        "ForMaskedLM": _head(
+            "fill-mask",
+            "decoder",
+            bias=key("decoder_bias", default=True),
+            tied=key("tie_word_embeddings", default=True),
+        ),
+    },
     kind="encoder",
     kv_heads=None,
     head_dim=None,
@@ -121,6 +162,12 @@ MODERNBERT_DECODER = MODERNBERT.but(
         "lm_head": "decoder",
     },
     unused=("head.*", "classifier.*", "decoder.weight"),
+    tasks={
+        "ForSequenceClassification": _head(
+            "text-classification", pool="last", bias=key("classifier_bias", default=False)
+        ),
+        **dict.fromkeys(("ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForMaskedLM")),
+    },
     kind="decoder",
     window=_decoder_windows,
     rope=_by_type(_decoder_windows),
@@ -132,6 +179,11 @@ ROFORMER = BERT.but(
     "roformer",
     names={"embed_proj": "embeddings_project"},
     prefix="roformer.",
+    tasks={
+        "ForSequenceClassification": dense_first(BASE),
+        "ForMultipleChoice": Head("multiple-choice", "classifier", "first"),
+        **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
+    },
     found={"pooler": None},
     idle=("*encoder.embed_positions.weight",),  # the sines and cosines of all rotations
     refuse={"rotary_value": (False, None)},
@@ -153,6 +205,10 @@ NOMIC_BERT = BERT.but(
         "layers.{i}.ffn_norm": f"{NOMIC}.norm2",
     },
     prefix="nomic_bert.",
+    tasks={
+        "ForMaskedLM": language_model("cls.predictions", "transform.dense", "transform.layer_norm", activation=BASE),
+        **dict.fromkeys(("ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining")),
+    },
     context=key("max_position_embeddings", default=2048),
     head_dim=key("head_dim", default=None),
     learned_positions=None,
@@ -187,6 +243,7 @@ JINA_V3 = NOMIC_BERT.but(
         "layers.{i}.ffn.down": f"{NOMIC}.mlp.fc2",
     },
     prefix="roberta.",
+    tasks={**BERT_HEADS, **ROBERTA_HEADS, "ForMultipleChoice": None},
     context=key("max_position_embeddings", default=8194),
     token_types=key("type_vocab_size", default=1),
     eps=key("layer_norm_eps", default=1e-5),
@@ -221,6 +278,7 @@ GTE = NOMIC_BERT.but(
         "layers.{i}.ffn_norm": f"{GTE_LAYER}.mlp_ln",
     },
     prefix="new.",
+    tasks={"ForMaskedLM": language_model("lm_head", "dense", "layer_norm", out_bias="")},
     context=key("max_position_embeddings", default=8192),
     token_types=key("type_vocab_size", default=1),
     rope=rope_with(rope_theta=160_000.0),
