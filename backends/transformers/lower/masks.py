@@ -74,7 +74,8 @@ def finish_masks(e: ShellEmitter) -> str:
     arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])
     if len(kinds) <= 1 and all(kind in STANDARD and kind != RECURRENT for kind in kinds):
         for kind, mask in kinds.items():
-            mask.statement.text = f"{STANDARD[kind]}({arguments})"
+            cache = ", None" if mask.causal and not e.decodes else ""
+            mask.statement.text = f"{STANDARD[kind]}({arguments}{cache})"
         return ""
     masks = Var("masks", type="dict[str, Any]")
     first = max((mask.statement for mask in kinds.values()), key=lambda s: len(s.operands))
