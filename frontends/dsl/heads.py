@@ -56,7 +56,7 @@ class TaskHead:
 
     `labels` are their names, or how many there are; None means one for each token of the vocabulary (fill-mask). `pool`
     says which vector of a text is scored: that of the first token, of the last, their mean, the `pooler`'s, that of the
-    last token with the id `token`, the first beside the mean of the others (first+mean), or the mean of the scores of
+    last token with the id `token`, the first beside the mean of those from `skip` on (first+mean), or the mean of the scores of
     all (late); None scores each token. `transform` comes before the linear map, which has a bias with `bias` and the
     embedding's weight with `tied`. `problem_type` is one of `PROBLEMS`, as in configs of transformers. `output` is the
     name of the scores, `also` a further head (BERT's pretraining has two).
@@ -70,6 +70,7 @@ class TaskHead:
     tied: bool = False
     token: int | None = None
     problem_type: str | None = None
+    skip: int = 1
     output: str = "logits"
     also: Any = None
 
@@ -100,12 +101,19 @@ class TaskHead:
         """How many scores there are for a text or token; None for those of the vocabulary."""
         return FIXED.get(self.task) or (len(self.labels) if isinstance(self.labels, tuple) else self.labels)
 
-    def __call__(self, x: Value, ids: Value | None, mask: Value | None, pooled: Value | None, table: Any) -> Any:
+    def __call__(
+        self,
+        x: Value,
+        ids: Value | None = None,
+        mask: Value | None = None,
+        pooled: Value | None = None,
+        table: Value | None = None,
+    ) -> dict[str, Value]:
         """Hidden states x [batch, seq, dim], the token ids and mask [batch, seq] where there are any, the pooler's
-        output [batch, dim] and the embedding [vocab, dim], or the size of the vocabulary → outputs by name."""
+        output [batch, dim] and the embedding [vocab, dim] → outputs by name."""
         y = x if self.pool in (None, "late") else self._pooled(x, ids, mask, pooled)
         y = y if self.transform is None else self.transform(y)
-        out = self.count or (table if self.tied else table.shape[0] if isinstance(table, Value) else table)
+        out: Any = self.count or (table if self.tied or table is None else table.shape[0])
         scores = linear(y, out, "out", self.bias)
         if self.pool == "late":
             scores = _mean(scores, mask)
@@ -116,7 +124,7 @@ class TaskHead:
             }
         if self.task == "replaced-token-detection":
             scores = ops.squeeze(scores, axes=(2,), name="logits")
-        more = {} if self.also is None else self.also(x, ids, mask, pooled, table)
+        more = {} if self.also is None else named(self.also, "also")(x, ids, mask, pooled, table)
         return {self.output: scores, **more}
 
     def _pooled(self, x: Value, ids: Value | None, mask: Value | None, pooled: Value | None) -> Value:
@@ -128,7 +136,9 @@ class TaskHead:
         if self.pool == "first":
             return first
         if self.pool == "first+mean":
-            return ops.concat(first, ops.mean(ops.slice(x, axis=1, start=1, stop=x.shape[1]), axes=(1,)), axis=1)
+            return ops.concat(
+                first, ops.mean(ops.slice(x, axis=1, start=self.skip, stop=x.shape[1]), axes=(1,)), axis=1
+            )
         if self.pool == "mean":
             return _mean(x, mask)
         marked = mask
@@ -140,14 +150,15 @@ class TaskHead:
         at = ops.max(ops.mul(marked, ops.unsqueeze(ops.iota(x, axis=1), axes=(0,))), axes=(1,), keepdims=True)
         return ops.squeeze(ops.gather_rows(x, at), axes=(1,), name="last_token")
 
-    def describe(self, graph: Graph) -> None:
-        """Add the facts that a runtime needs to graph.meta."""
+    def describe(self, graph: Graph) -> Graph:
+        """`graph`, the facts that a runtime needs added to its meta."""
         names = self.labels if isinstance(self.labels, tuple) else tuple(f"LABEL_{i}" for i in range(self.count or 0))
         graph.meta["task"] = self.task
-        if names and self.task not in FIXED:
+        if names and self.task not in (*FIXED, "ctc"):
             graph.meta["labels"] = list(names)
         if self.problem_type is not None:
             graph.meta["problem_type"] = self.problem_type
+        return graph
 
 
 def _mean(x: Value, mask: Value | None) -> Value:

@@ -22,6 +22,7 @@ from ...formats.hf import Folder, text_side
 from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, Family, describe
+from ...models.tables.heads import head_config, with_head
 from ..codes import choose, counted_layouts, shortened
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import proposals
@@ -138,7 +139,7 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
         return name != family, ("moe" in FAMILIES[name].settings) != sparse
 
     for name, settings in proposals(model, graph, family, sorted(exported(), key=unlikely)):
-        config = propose(name, settings)
+        config = propose(name, settings) | head_config(FAMILIES[name], graph.meta)
         with contextlib.suppress(WeftError):  # a family that cannot say this, whatever else it can
             yield _candidate(name, {**config, **_tokens(model)}, {})
 
@@ -153,7 +154,8 @@ def _text_alone(table: Family, text: Mapping[str, Any], shapes: Mapping[str, Sha
 
 
 def _candidate(name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Candidate:
-    loaded = describe(FAMILIES[name], config, frozenset(shapes), f"the config of a {name} model")
+    keys, source = frozenset(shapes), f"the config of a {name} model"
+    loaded = describe(with_head(FAMILIES[name], config, keys, source), config, keys, source)
     return Candidate(name, config, loaded, shapes)
 
 

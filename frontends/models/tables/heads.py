@@ -43,9 +43,10 @@ class Head:
     out_bias: str = ""
     tied: bool | Rule = False
     token: int | Rule | None = None
-    labels: int | None = None
+    labels: int | Rule | None = None
     prefix: str | None = None
     refuse: Mapping[str, tuple[Any, ...]] | None = None
+    skip: int | Rule = 1
     output: str = "logits"
     also: Head | None = None
 
@@ -62,13 +63,13 @@ class Head:
             width = s.embed_dim if tied else said(self.width)
             bias = bool(said(self.dense_bias))
             transform = HeadTransform(norm, ACTIVATIONS.get(activation, activation), bias, width)
-        labels: Any = None if self.task in (*FIXED, "fill-mask") else self.labels or labels_of(config)
+        labels: Any = None if self.task in (*FIXED, "fill-mask") else said(self.labels) or labels_of(config)
         problem = config.get("problem_type") if self.task.endswith("classification") else None
         pool, bias = said(self.pool), bool(said(self.bias))
         problem = problem if problem in PROBLEMS else None
         also = None if self.also is None else self.also.made(config, s)
         token, output = said(self.token), self.output
-        return TaskHead(self.task, labels, pool, transform, bias, tied, token, problem, output, also)
+        return TaskHead(self.task, labels, pool, transform, bias, tied, token, problem, said(self.skip), output, also)
 
     def names(self, home: str = "head") -> Names:
         """The checkpoint names of its parameters, which are called so under `home`."""
@@ -148,6 +149,19 @@ def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str
 
     rule: Any = lambda c: TaskHead("text-classification", 1, "last", bias=s.head_bias)  # noqa: E731 - as above
     return replace(table, names={**table.names, "head.out": rows}, settings={**table.settings, "head": rule})
+
+
+def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config of `table` says of the head that graph.meta `facts` tell of; nothing without one."""
+    if (task := facts.get("task")) is None:
+        return {}
+    suffix = next((name for name, head in table.tasks.items() if head.task == task), "")
+    base = re.sub(_CLASS, "", table.transformers)
+    names, problem = facts.get("labels"), facts.get("problem_type")
+    labels = (
+        {} if names is None else {"id2label": dict(enumerate(names)), "label2id": dict(map(reversed, enumerate(names)))}
+    )
+    return {"architectures": [f"{base}{suffix}"], **labels, **({"problem_type": problem} if problem else {})}
 
 
 def check_head(table: Family, config: Config, loaded: Loaded, source: str) -> None:

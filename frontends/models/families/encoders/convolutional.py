@@ -105,7 +105,7 @@ CONVBERT = BERT.but(
     prefix="convbert.",
     tasks={
         "ForSequenceClassification": dense_first(BASE),
-        "ForMultipleChoice": Head("multiple-choice", "classifier", "first"),
+        "ForMultipleChoice": Head("multiple-choice", "classifier", "last"),
         "ForMaskedLM": ELECTRA.tasks["ForMaskedLM"],
         **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
     },

@@ -181,7 +181,7 @@ ROFORMER = BERT.but(
     prefix="roformer.",
     tasks={
         "ForSequenceClassification": dense_first(BASE),
-        "ForMultipleChoice": Head("multiple-choice", "classifier", "first"),
+        "ForMultipleChoice": Head("multiple-choice", "classifier", "last"),
         **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
     },
     found={"pooler": None},
@@ -254,6 +254,7 @@ JINA_V3 = NOMIC_BERT.but(
     out_bias=True,
     ffn_bias=True,
 )
+_pooled = Head("text-classification", "classifier", "pooler")
 GTE_LAYER = "encoder.layer.{i}"
 
 
@@ -278,7 +279,11 @@ GTE = NOMIC_BERT.but(
         "layers.{i}.ffn_norm": f"{GTE_LAYER}.mlp_ln",
     },
     prefix="new.",
-    tasks={"ForMaskedLM": language_model("lm_head", "dense", "layer_norm", out_bias="")},
+    tasks={  # published checkpoints say new, transformers gte
+        "ForSequenceClassification": replace(_pooled, prefix="gte."),
+        "ForTokenClassification": replace(TOKENS, prefix="gte."),
+        "ForMaskedLM": language_model("lm_head", "dense", "norm", out_bias="", prefix="gte."),
+    },
     context=key("max_position_embeddings", default=8192),
     token_types=key("type_vocab_size", default=1),
     rope=rope_with(rope_theta=160_000.0),
