@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,7 +40,7 @@ class Ranked(NamedTuple):
     score: float
 
 
-class Tasks:
+class Tasks(ABC):
     """The methods of an encoder that has a head; each refuses a head of another task."""
 
     task: Task | None
@@ -56,8 +57,9 @@ class Tasks:
         values = {"input_ids": ids, "attention_mask": mask, "token_type_ids": padded(types)[0]}
         return self._outputs(values, names)
 
+    @abstractmethod
     def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
-        raise NotImplementedError
+        """Return the outputs `names` for those inputs [rows, longest] that the model takes, float32."""
 
     def classify(self, texts: Any, *, batch: int = BATCH, truncate: bool = False) -> list[dict[str, float]]:
         """Return for each of `texts` the scores of all labels, the highest first: probabilities (softmax, or sigmoid

@@ -179,7 +179,7 @@ class TransformersFolder:
         }
 
     def _task_facts(self) -> dict[str, Any]:
-        """What a config says of the labels of a head, as transformers' own do."""
+        """Return what a config says of the labels of a head, as transformers' own do."""
         meta, facts = self._graph.meta, dict[str, Any]()
         if (names := meta.get("labels")) is not None:
             facts = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}

@@ -1,4 +1,4 @@
-"""What `weft run` prints of models with a head: labels, spans, tokens, ranks."""
+"""Print answers of models with a head: labels, spans, tokens, ranks."""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ from .build import (
 )
 from .delta import GatedDeltaNet
 from .differential import DifferentialAttention, MixtureOfAttention, ScoredKeysAttention
-from .experts import MoE
-from .ffn import MLP, XIELU, GatedMLP
+from .ffn import MLP, XIELU, GatedMLP, MoE
 from .heads import HeadTransform, TaskHead
 from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions

@@ -56,10 +56,10 @@ class TaskHead:
 
     `labels` are their names, or how many there are; None means one for each token of the vocabulary (fill-mask). `pool`
     says which vector of a text is scored: that of the first token, of the last, their mean, the `pooler`'s, that of the
-    last token with the id `token`, the first beside the mean of those from `skip` on (first+mean), or the mean of the scores of
-    all (late); None scores each token. `transform` comes before the linear map, which has a bias with `bias` and the
-    embedding's weight with `tied`. `problem_type` is one of `PROBLEMS`, as in configs of transformers. `output` is the
-    name of the scores, `also` a further head (BERT's pretraining has two).
+    last token with the id `token`, the first with the mean of those from `skip` on (first+mean), or the mean of the
+    scores of all (late); None scores each token. `transform` comes before the linear map, which has a bias with `bias`
+    and the embedding's weight with `tied`. `problem_type` is one of `PROBLEMS`, as in configs of transformers. `output`
+    is the name of the scores, `also` a further head (BERT's pretraining has two).
     """
 
     task: str
@@ -98,7 +98,7 @@ class TaskHead:
 
     @property
     def count(self) -> int | None:
-        """How many scores there are for a text or token; None for those of the vocabulary."""
+        """Number of scores of a text or token; None for those of the vocabulary."""
         return FIXED.get(self.task) or (len(self.labels) if isinstance(self.labels, tuple) else self.labels)
 
     def __call__(

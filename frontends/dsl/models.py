@@ -141,8 +141,8 @@ class Decoder(Displayable):
     and squashed by `logit_softcap`. `context` is the longest sequence meant. `position_bias` is added to the scores
     of every self-attention that has no `bias` of its own. `per_layer` makes a further embedding for every layer,
     which its `PerLayerInput` reads. `spread` makes of x what the layers hand on, `gather` makes x of that again
-    (`SpreadStreams`, `GatherStreams`). `head_transform` stands between the final norm and the head. With a `head` it scores
-    whole texts or their tokens, in one pass without caches, and predicts no next token.
+    (`SpreadStreams`, `GatherStreams`). `head_transform` stands between the final norm and the head. With a `head` it
+    scores texts or their tokens, in one pass without caches, and predicts no next token.
     """
 
     vocab: int

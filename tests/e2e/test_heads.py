@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from transformers.models.auto import modeling_auto
 
 import weft
@@ -94,7 +95,7 @@ def inputs_of(folder: Path, model: torch.nn.Module) -> dict[str, np.ndarray]:
 
 
 def scores(model: torch.nn.Module, arguments: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What `model` makes of one text for each row."""
+    """Return the scores of `model` for one text in each row."""
     given = {name: torch.from_numpy(x) for name, x in arguments.items()}
     if type(model).__name__.endswith("ForMultipleChoice"):
         given = {name: x[:, None] for name, x in given.items()}
@@ -178,6 +179,7 @@ def test_a_rewritten_classifier_is_exported_as_its_class(tmp_path: Path) -> None
     )
     assert not any(loading.values())
     assert (type(ours).__name__, ours.config.id2label) == ("LlamaForSequenceClassification", {0: "bad", 1: "good"})
+    assert "score.weight" in load_file(tmp_path / "out" / "model.safetensors")
 
 
 def test_the_class_of_a_folder_of_sentence_transformers_does_not_matter(tmp_path: Path) -> None:
@@ -194,5 +196,5 @@ def test_a_head_whose_tensors_are_missing_is_refused(tmp_path: Path) -> None:
     model_of("BertForMaskedLM", tmp_path)
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace("BertForMaskedLM", "BertForQuestionAnswering"))
-    with pytest.raises(WeftError, match="which needs qa_outputs.weight; the checkpoint has no such tensors"):
+    with pytest.raises(WeftError, match=r"which needs qa_outputs\.weight; the checkpoint has no such tensors"):
         load_source(tmp_path)

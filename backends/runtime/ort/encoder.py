@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NoReturn, get_args
@@ -25,7 +24,7 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
-class Encoder(Tasks, ABC):
+class Encoder(Tasks):
     """A model that gives every token a vector; `hidden` computes them. One with a head has answers for its `task`.
 
     `pooling` and `normalize` are how it was trained to make one vector of a text; `compares` says that the tokens of a
@@ -96,10 +95,6 @@ class Encoder(Tasks, ABC):
         """The `output` of token ids, padded on the right together."""
         (made,) = self.run(rows, [[0] * len(row) for row in rows], [output])
         return made
-
-    @abstractmethod
-    def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
-        """The outputs `names` of the model for those inputs [rows, longest] that it takes, float32."""
 
     def _tokens(self, text: object, truncate: bool) -> list[int]:
         if is_ids(text):

@@ -226,7 +226,7 @@ TASKS = {  # task -> what its class is called, the class of its outputs, and the
 
 
 def task_class(task: str | None) -> tuple[str, str, tuple[str, ...]] | None:
-    """What the class for a `task` is called, and what it returns and is told; None for a model without one.
+    """Return what the class for a `task` is called, what it returns and is given; None for a model without one.
 
     Raises:
         WeftError: if transformers has no such class.

@@ -22,7 +22,7 @@ from ...formats.hf import Folder, text_side
 from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, Family, describe
-from ...models.tables.heads import head_config, with_head
+from ...models.heads import head_config, with_head
 from ..codes import choose, counted_layouts, shortened
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import proposals

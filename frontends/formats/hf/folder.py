@@ -16,8 +16,8 @@ from weft.passes.library.positions.multimodal_rope import INTERLEAVED, SECTIONS
 from ...dsl import SentencePooling
 from ...models.closest import closest
 from ...models.families import FAMILIES, Family, Loaded, load
+from ...models.heads import check_head, with_head, with_tokens
 from ...models.tables.family import SENTENCE
-from ...models.tables.heads import check_head, with_head, with_tokens
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, REFUSED, SAME
 from .adapter import Adapter
 from .merging import load_merged

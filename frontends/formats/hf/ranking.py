@@ -1,4 +1,4 @@
-"""What a folder says of scores for pairs of texts: files of sentence-transformers' CrossEncoder."""
+"""Scores of pairs of texts in a folder: files of sentence-transformers' CrossEncoder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def score_tokens(folder: Path) -> list[int]:
 
 
 def rank_facts(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """How the score of a pair is made of its logit, in the form of graph.meta: the activation, whether the chat template
+    """Return how the score of a pair is made of its logit, as in graph.meta: the activation, whether the chat template
     makes the prompt of a pair, and the instruction before it."""
     said = _record(folder / _CONFIG)
     own = config.get("sentence_transformers")

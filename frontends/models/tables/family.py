@@ -22,8 +22,7 @@ Rule = Callable[[Config], Any]  # of a setting
 Model = Decoder | Encoder | EncoderDecoder | ImageEncoder | AudioEncoder
 REQUIRED = object()
 SENTENCE = "pooling of sentence-transformers"  # the key of a config under which its folder's reader puts it
-# Heads, which stand without the prefix of the model below them.
-_OUTSIDE = ("lm_head", "embed_out", "decoder.weight", "decoder.bias")
+_OUTSIDE = ("lm_head", "embed_out", "decoder.weight", "decoder.bias", "score", "classifier", "qa_outputs")  # heads
 _ABSENT = object()
 UNFIT = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a wrong value raises somewhere
 _HINTS = get_type_hints(Settings)
@@ -203,8 +202,7 @@ class Family(Table):
     """All that weft knows of a model family: the table of its Hugging Face folders and what it is elsewhere.
 
     `transformers` is the class that loads an exported folder (without one nothing is exported to the family), `gguf`
-    the architecture of its GGUF files. `tasks` are the `Head` of each class that has one, by what its name adds to that
-    of the base model (ForSequenceClassification).
+    the architecture of its GGUF files, `tasks` the `Head` of each class, by what its name ends with.
     """
 
     transformers: str = ""

@@ -6,8 +6,8 @@ from weft.ir.recipes import Map, Recipe, Reshape, Scale
 from weft.ir.recipes.matrices import Norms
 
 from ....dsl import Convolution, GroupNorm, LayerNorm, PositionalConvolution, SoundStem
+from ...heads import Head
 from ...tables.family import Config, Family, Fetch, key
-from ...tables.heads import Head
 from ...tables.settings import ACTIVATIONS, Settings
 
 _CONV = "encoder.pos_conv_embed.conv"

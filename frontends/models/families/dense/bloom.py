@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ....dsl import ALiBi
+from ...heads import GPT_HEADS
 from ...tables import gguf
 from ...tables.family import Config, Family, key
-from ...tables.heads import GPT_HEADS
 from ...tables.rope_config import context_of, rope_of
 from ...tables.templates import by_arrangement, packed_parts
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...heads import GPT_HEADS
 from ...tables import gguf
 from ...tables.family import Config, Family, Loader, key
-from ...tables.heads import GPT_HEADS
 from ...tables.templates import packed_parts, transposed
 
 

@@ -6,8 +6,8 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape, Slice
 
 from ....dsl import SpanConvAttention
+from ...heads import BASE, Head, dense_first
 from ...tables.family import Config, Fetch, Template, key
-from ...tables.heads import BASE, Head, dense_first
 from ...tables.settings import Settings
 from ...tables.templates import block_diagonal
 from .bert import BERT, LAYER

@@ -9,8 +9,8 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Add, Recipe, Take
 
 from ....dsl import MLP, AdaptedBlock, Attention, Block, LayerNorm, MaskScaling, RoPE, T5Bias
+from ...heads import BASE, ROBERTA_HEADS, SPANS, Head, dense_first, labels_of, language_model
 from ...tables.family import Config, Fetch, Rule, Template, key, required
-from ...tables.heads import BASE, ROBERTA_HEADS, SPANS, Head, dense_first, labels_of, language_model
 from ...tables.settings import ACTIVATIONS, Settings
 from .bert import BERT, LAYER, ROBERTA
 

@@ -8,9 +8,9 @@ from typing import Any
 from weft.ir.recipes import Full, Recipe
 
 from ....dsl import HeadTransform, LayerNorm, RoPE
+from ...heads import BASE, BERT_HEADS, ROBERTA_HEADS, TOKENS, Head, dense_first, language_model
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Rule, key
-from ...tables.heads import BASE, BERT_HEADS, ROBERTA_HEADS, TOKENS, Head, dense_first, language_model
 from ...tables.rope_config import rope_of_gguf, rope_with, ropes_by_type
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import half, packed_parts

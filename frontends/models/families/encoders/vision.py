@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from weft.ir.recipes import Concat, Recipe, Reshape, Scale, Slice
 
+from ...heads import Head
 from ...tables.family import Config, Family, Fetch, Names, Template, key
-from ...tables.heads import Head
 from ...tables.settings import Settings
 from .bert import BERT
 

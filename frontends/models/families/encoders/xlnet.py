@@ -8,8 +8,8 @@ from dataclasses import replace
 from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ....dsl import SinusoidalDistances, TransformerXLAttention
+from ...heads import SPANS, Head
 from ...tables.family import Fetch, Template, key
-from ...tables.heads import SPANS, Head
 from ...tables.settings import Settings
 from .bert import BERT
 

@@ -10,10 +10,10 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Add, Recipe, Scale, Slice
 
-from ...dsl import HeadTransform, TaskHead
-from ...dsl.heads import FIXED, PROBLEMS
-from .family import Config, Family, Fetch, Loaded, Names, Rule, key
-from .settings import ACTIVATIONS, Settings, norm_of
+from ..dsl import HeadTransform, TaskHead
+from ..dsl.heads import FIXED, PROBLEMS
+from .tables.family import Config, Family, Fetch, Loaded, Names, Rule, key
+from .tables.settings import ACTIVATIONS, Settings, norm_of
 
 _CLASS = re.compile(r"(?:For[A-Z]\w*|(?:With)?LMHeadModel|DoubleHeadsModel)$")
 _GENERATES = ("ForCausalLM", "LMHeadModel", "WithLMHeadModel", "ForConditionalGeneration")
@@ -23,8 +23,8 @@ _BUFFERS = re.compile(r"(position_ids|inv_freq|masked_bias|attn\.bias|attention\
 
 @dataclass(frozen=True)
 class Head:
-    """A `TaskHead` of `task`, and the checkpoint names of its parameters: `out` of the last linear map (`out_bias` of its
-    bias, where that is called otherwise), `dense` and `norm` of its transform, where it has them.
+    """A `TaskHead` of `task`, and the checkpoint names of its parameters: `out` of the last linear map (`out_bias` of
+    its bias, where that is called otherwise), `dense` and `norm` of its transform, where it has them.
 
     The other fields are those of `TaskHead` and `HeadTransform`, as constants or as rules of the config. The norm is as
     those of the base model. `prefix` is that of the base model's tensors, where it is another than the family's.
@@ -99,7 +99,7 @@ def labels_of(config: Config) -> int | tuple[str, ...]:
 
 
 def suffix_of(config: Config) -> str:
-    """What the class of a config adds to the name of its base model (ForSequenceClassification); "" if nothing."""
+    """Return what the class of a config adds to the name of its base model (ForTokenClassification); "" if nothing."""
     classes = config.get("architectures")
     found = _CLASS.search(str(classes[0])) if isinstance(classes, list) and classes else None
     return found[0] if found else ""
@@ -152,7 +152,7 @@ def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str
 
 
 def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config of `table` says of the head that graph.meta `facts` tell of; nothing without one."""
+    """Return what a config of `table` says of the head in graph.meta `facts`; empty without one."""
     if (task := facts.get("task")) is None:
         return {}
     suffix = next((name for name, head in table.tasks.items() if head.task == task), "")
