@@ -10,7 +10,7 @@ from weft.ir.graph import Graph, Value
 from weft.ir.ops.activation import activate
 from weft.ir.types import dtypes
 
-from .build import module, named
+from .build import module, named, provided
 from .checks import need, need_activation, need_kind, need_modules, need_one_of, need_whole
 from .layers import Norm, linear
 
@@ -59,7 +59,8 @@ class TaskHead:
     last token with the id `token`, the first with the mean of those from `skip` on (first+mean), or the mean of the
     scores of all (late); None scores each token. `transform` comes before the linear map, which has a bias with `bias`
     and the embedding's weight with `tied`. `problem_type` is one of `PROBLEMS`, as in configs of transformers. `output`
-    is the name of the scores, `also` a further head (BERT's pretraining has two).
+    is the name of the scores, `also` a further head (BERT's pretraining has two). Of a decoder that reads what its
+    encoder does (BART), `start` is the token before the text.
     """
 
     task: str
@@ -71,6 +72,7 @@ class TaskHead:
     token: int | None = None
     problem_type: str | None = None
     skip: int = 1
+    start: int = 0
     output: str = "logits"
     also: Any = None
 
@@ -141,7 +143,7 @@ class TaskHead:
             )
         if self.pool == "mean":
             return _mean(x, mask)
-        marked = mask
+        marked, ids = mask, provided("text_ids") or ids  # a decoder behind an encoder reads them one token later
         if self.token is not None and ids is not None:
             marked = ops.cast(ops.equal(ids, ops.affine(ids, by=0, plus=self.token)), to=dtypes.i64)
         if marked is None:

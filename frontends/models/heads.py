@@ -18,6 +18,7 @@ from .tables.settings import ACTIVATIONS, Settings, norm_of
 _CLASS = re.compile(r"(?:For[A-Z]\w*|(?:With)?LMHeadModel|DoubleHeadsModel)$")
 _GENERATES = ("ForCausalLM", "LMHeadModel", "WithLMHeadModel", "ForConditionalGeneration")
 BASE = "that of the base model"  # for an activation
+_TOP = ("classifier.", "score.", "qa_outputs.", "classification_head.")  # of no base model
 _BUFFERS = re.compile(r"(position_ids|inv_freq|masked_bias|attn\.bias|attention\.bias|version)$")
 
 
@@ -47,6 +48,7 @@ class Head:
     prefix: str | None = None
     refuse: Mapping[str, tuple[Any, ...]] | None = None
     skip: int | Rule = 1
+    start: int | Rule = 0
     output: str = "logits"
     also: Head | None = None
 
@@ -68,8 +70,9 @@ class Head:
         pool, bias = said(self.pool), bool(said(self.bias))
         problem = problem if problem in PROBLEMS else None
         also = None if self.also is None else self.also.made(config, s)
-        token, output = said(self.token), self.output
-        return TaskHead(self.task, labels, pool, transform, bias, tied, token, problem, said(self.skip), output, also)
+        skip, start = said(self.skip), said(self.start)
+        head = TaskHead(self.task, labels, pool, transform, bias, tied, said(self.token), problem, skip, start)
+        return replace(head, output=self.output, also=also)
 
     def names(self, home: str = "head") -> Names:
         """The checkpoint names of its parameters, which are called so under `home`."""
@@ -114,6 +117,7 @@ def with_head(table: Family, config: Config, keys: frozenset[str], source: str) 
     """
     head = table.tasks.get(suffix_of(config))
     if head is None:
+        check_head(table, config, [k for k in sorted(keys) if k.startswith(_TOP)], source)
         return table
     other = head.prefix is not None and (not keys or any(k.startswith(head.prefix) for k in keys))
     prefix = (head.prefix if other else None) or table.prefix
@@ -126,7 +130,8 @@ def with_head(table: Family, config: Config, keys: frozenset[str], source: str) 
     if lacking:
         raise _unsupported(source, config, f"which needs {', '.join(lacking)}; the checkpoint has no such tensors")
     rule: Any = lambda c: head.made(c, settings)  # noqa: E731 - a module is callable itself, and would be called
-    return replace(table, names={**table.names, **head.names()}, settings={**table.settings, "head": rule})
+    names = head.names("decoder.head" if settings.kind == "encoder-decoder" else "head")
+    return replace(table, names={**table.names, **names}, settings={**table.settings, "head": rule})
 
 
 def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str, tokens: Sequence[int]) -> Family:
@@ -164,16 +169,16 @@ def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"architectures": [f"{base}{suffix}"], **labels, **({"problem_type": problem} if problem else {})}
 
 
-def check_head(table: Family, config: Config, loaded: Loaded, source: str) -> None:
-    """Raise WeftError if the class of `config` has a head that `loaded`, read by `table`, leaves out."""
+def check_head(table: Family, config: Config, left: Sequence[str], source: str, logits: bool = False) -> None:
+    """Raise WeftError if the class of `config` has a head that is no part of a model, whose checkpoint's tensors `left`
+    are left out; `logits` says that the model generates."""
     suffix = suffix_of(config)
-    if not suffix or suffix in table.tasks or (suffix in _GENERATES and "logits" in loaded.graph.outputs):
+    if not suffix or suffix in table.tasks or (suffix in _GENERATES and logits):
         return
-    keys = [k for k in (*loaded.ignored, *loaded.unread) if not _BUFFERS.search(k)]
-    left = [k for k in keys if not table.prefix or not k.startswith(table.prefix)]
-    if left:
+    keys = [k for k in left if not _BUFFERS.search(k) and not (table.prefix and k.startswith(table.prefix))]
+    if keys:
         known = ", ".join(table.tasks) or "none"
-        shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+        shown = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
         told = f"whose tensors {shown} weft cannot use in {table.model_types[0]} models (classes with a head: {known})"
         raise _unsupported(source, config, told)
 
@@ -230,6 +235,13 @@ GENERIC_HEADS: dict[str, Head | None] = {
         "token-classification", "score", bias=key("token_classification_bias", default=True)
     ),
     "ForQuestionAnswering": Head("question-answering", "qa_outputs", prefix="transformer."),
+}
+_start = key("decoder_start_token_id", default=0)
+_eos = key("eos_token_id", default=1)
+_HEAD = "classification_head"
+ENCODER_DECODER_HEADS: dict[str, Head | None] = {
+    "ForSequenceClassification": replace(dense_first(home=_HEAD), pool="token", token=_eos, start=_start),
+    "ForQuestionAnswering": replace(SPANS, start=_start),
 }
 GPT_HEADS: dict[str, Head | None] = {
     **GENERIC_HEADS,

@@ -215,7 +215,8 @@ def load_folder(
     else:
         loaded = load(table, config, weights, source)
     if not tokens:
-        check_head(table, config, loaded, source)
+        left = [*loaded.ignored, *loaded.unread]
+        check_head(table, config, left, source, "logits" in loaded.graph.outputs)
     if loaded.graph.meta.get("task") == "text-classification":
         loaded.graph.meta["rank"] = rank_facts(path, config)
     origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}

@@ -217,6 +217,7 @@ def build(s: Settings) -> Decoder | Encoder | EncoderDecoder | ImageEncoder | Au
             raise WeftError(f"{name}={getattr(s, name)} must be positive")
     if s.kind == "encoder-decoder":
         decoder = _decoder(replace(s, **s.decoder), cross=True)
+        s = replace(s, head=None)
         return EncoderDecoder(_encoder(s) if s.stem is None else _audio_encoder(s), decoder, s.share_embeddings)
     if s.kind == "audio-encoder":
         return _audio_encoder(s)
