@@ -12,7 +12,7 @@ from weft.ir.recipes import Add, Recipe, Scale, Slice
 
 from ..dsl import HeadTransform, TaskHead
 from ..dsl.heads import FIXED, PROBLEMS
-from .tables.family import Config, Family, Fetch, Loaded, Names, Rule, key
+from .tables.family import Config, Family, Fetch, Names, Rule, key
 from .tables.settings import ACTIVATIONS, Settings, norm_of
 
 _CLASS = re.compile(r"(?:For[A-Z]\w*|(?:With)?LMHeadModel|DoubleHeadsModel)$")
