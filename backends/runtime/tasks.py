@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,11 +16,10 @@ from weft.ir.errors import WeftError
 
 from .arrays import Floats
 from .core.sampling import check_count
-from .text.tokenizer import check_ids, is_ids, padded
+from .text.tokenizer import Encoded, Tokenizer, check_ids, is_ids, padded
 
 if TYPE_CHECKING:
     from ..facts import Task
-    from .text.tokenizer import Encoded, Tokenizer
 
 Pair = tuple[str, str]
 BATCH = 32
@@ -33,7 +35,8 @@ class Span(NamedTuple):
     score: float
 
 
-class Ranked(NamedTuple):
+@dataclass(frozen=True)
+class Ranked:
     """A text by its index, and its score for the query."""
 
     index: int
@@ -48,8 +51,12 @@ class Tasks(ABC):
     vocab: int
     max_length: int
     compares: bool
-    folder: Any
-    tokenizer: Tokenizer
+    folder: Path
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer. Raises WeftError when there is none."""
+        return Tokenizer(self.folder)
 
     def run(self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], names: Sequence[str]) -> list[Floats]:
         """Return the outputs `names` for token ids and their types, padded on the right together, as float32."""
@@ -173,8 +180,6 @@ class Tasks(ABC):
         return np.stack(found) if found else np.empty((0, 1), np.float32)
 
     def _encoded(self, text: Any, truncate: bool) -> Encoded:
-        from .text.tokenizer import Encoded
-
         limit = self.max_length if truncate else None
         if is_ids(text):
             ids = [int(i) for i in text][:limit]
@@ -182,7 +187,7 @@ class Tasks(ABC):
         elif isinstance(text, str):
             encoded = self.tokenizer.encode_parts(text, limit=limit)
         elif isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(part, str) for part in text):
-            encoded = self.tokenizer.encode_parts(*text, limit=limit)
+            encoded = self.tokenizer.encode_parts(text[0], text[1], limit=limit)
         else:
             raise WeftError(
                 f"a text is {text!r:.60}, but it must be a string, a pair of strings or a list of token ids"

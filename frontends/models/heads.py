@@ -164,7 +164,9 @@ def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
     base = re.sub(_CLASS, "", table.transformers)
     names, problem = facts.get("labels"), facts.get("problem_type")
     labels = (
-        {} if names is None else {"id2label": dict(enumerate(names)), "label2id": dict(map(reversed, enumerate(names)))}
+        {}
+        if names is None
+        else {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     )
     return {"architectures": [f"{base}{suffix}"], **labels, **({"problem_type": problem} if problem else {})}
 
@@ -238,9 +240,9 @@ GENERIC_HEADS: dict[str, Head | None] = {
 }
 _start = key("decoder_start_token_id", default=0)
 _eos = key("eos_token_id", default=1)
-_HEAD = "classification_head"
+AT_THE_END = replace(dense_first(home="classification_head"), pool="token", token=_eos, start=_start)
 ENCODER_DECODER_HEADS: dict[str, Head | None] = {
-    "ForSequenceClassification": replace(dense_first(home=_HEAD), pool="token", token=_eos, start=_start),
+    "ForSequenceClassification": AT_THE_END,
     "ForQuestionAnswering": replace(SPANS, start=_start),
 }
 GPT_HEADS: dict[str, Head | None] = {

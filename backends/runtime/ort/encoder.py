@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
@@ -15,7 +14,7 @@ from ...facts import Facts
 from ..arrays import Floats
 from ..core.sampling import check_count
 from ..tasks import Tasks
-from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, prompts_of
+from ..text.tokenizer import Prompt, check_ids, is_ids, prompts_of
 from .session import Session, failures
 
 Pooling = Literal["mean", "cls", "max", "last", "weighted", "none"]
@@ -35,11 +34,6 @@ class Encoder(Tasks):
         self.outputs, self.task = outputs, facts.task
         self.vocab, self.max_length, self.folder = facts.vocab, facts.max_length, facts.folder
         self.pooling, self.normalize, self.compares = facts.pooling, facts.normalize, facts.compares
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The folder's tokenizer. Raises WeftError when there is none."""
-        return Tokenizer(self.folder)
 
     def generate(self, *_: object, **__: object) -> NoReturn:
         """Refuse: an encoder has vectors for texts, and no next token."""

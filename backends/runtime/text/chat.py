@@ -77,7 +77,7 @@ def special_token(folder: Path, name: str) -> str | None:
     """The token that tokenizer_config.json or special_tokens_map.json calls `name` (mask_token); None if none does."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / file).is_file() and (found := Record.read(folder / file).data.get(name)) is not None:
-            return _token(found)
+            return str(_token(found))
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from weft.ir.recipes import Recipe
 
 from ....dsl import T5Bias
-from ...heads import ENCODER_DECODER_HEADS
+from ...heads import AT_THE_END, ENCODER_DECODER_HEADS
 from ...tables import gguf
 from ...tables.family import Config, Family, Fetch, Names, Template, key
 from ...tables.settings import Settings
@@ -151,7 +151,7 @@ T5 = Family(
     found={"tie": lambda keys: "lm_head.weight" not in keys},
     tasks={
         **ENCODER_DECODER_HEADS,
-        "ForSequenceClassification": replace(ENCODER_DECODER_HEADS["ForSequenceClassification"], prefix="transformer."),
+        "ForSequenceClassification": replace(AT_THE_END, prefix="transformer."),
     },
     unused=("*coder.embed_tokens.weight", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
     refuse={"is_encoder_decoder": (True, None)},
