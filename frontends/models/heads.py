@@ -163,12 +163,10 @@ def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
     suffix = next((name for name, head in table.tasks.items() if head.task == task), "")
     base = re.sub(_CLASS, "", table.transformers)
     names, problem = facts.get("labels"), facts.get("problem_type")
-    labels = (
-        {}
-        if names is None
-        else {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-    )
-    return {"architectures": [f"{base}{suffix}"], **labels, **({"problem_type": problem} if problem else {})}
+    said: dict[str, Any] = {"problem_type": problem} if problem else {}
+    if names is not None:
+        said |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    return {"architectures": [f"{base}{suffix}"], **said}
 
 
 def check_head(table: Family, config: Config, left: Sequence[str], source: str, logits: bool = False) -> None:
