@@ -49,6 +49,23 @@ class Embedding:
 
 
 @dataclass(frozen=True)
+class Task:
+    """The task `name` that a model's head was trained for.
+
+    `problem` is single_label_classification, multi_label_classification or regression. The score of a pair of texts is
+    the `activation` (sigmoid or identity) of the only label; with a `template` the folder's chat template makes the
+    prompt of a pair, after the instruction `prompt`.
+    """
+
+    name: str
+    labels: tuple[str, ...] = ()
+    problem: str = "single_label_classification"
+    activation: str = "sigmoid"
+    template: bool = False
+    prompt: str = ""
+
+
+@dataclass(frozen=True)
 class Facts:
     """Facts that the runtime needs before it opens a compiled model."""
 
@@ -71,6 +88,7 @@ class Facts:
     sound: Sound | None = None  # what it reads, if that is no text
     forced: Mapping[str, Any] = field(default_factory=dict)  # the fields of `Forced` of answers
     outputs: tuple[str, ...] = ()  # of a model of PyTorch, in order
+    task: Task | None = None  # of an encoder with a head
     keeps_blocks: bool = False  # it multiplies by the quantized blocks of its source
 
     @property

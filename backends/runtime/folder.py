@@ -8,7 +8,7 @@ from typing import Any
 from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 
-from ..facts import Embedding, Facts, Sound
+from ..facts import Embedding, Facts, Sound, Task
 from ..storage import MANIFEST as MANIFEST
 from ..storage import check_format
 from ..targets import TARGETS
@@ -61,6 +61,7 @@ def _from_manifest(folder: Path) -> Facts:
     if kind == "encoder":
         more = {name: data.get(name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data}
         more["embedding"] = _embedding(data.record("sentence", {}), plain="pooling" in data)
+        more["task"] = _task(data)
     if kind == "encoder-decoder":
         more["start"] = data.integer("decoder_start_token_id", least=0)
         more["max_source"] = data.integer("max_source_length", least=1)
@@ -95,6 +96,23 @@ def _embedding(said: Record, plain: bool) -> Embedding:
     default = said.choice("default_prompt_name", tuple(prompts), None)
     dim, include = said.integer("truncate_dim", None, least=1), said.flag("include_prompt", True)
     return Embedding(prompts, default, dim, include, bool(kinds) and not plain, kinds[-1:] == ["Normalize"])
+
+
+def _task(data: Record) -> Task | None:
+    """The task that a head was trained for, if there is a head."""
+    if "task" not in data:
+        return None
+    labels = tuple(data.get("labels", list[str], []))
+    default = "multi_label_classification" if len(labels) == 1 else "single_label_classification"
+    rank = data.record("rank", {})
+    return Task(
+        data.text("task"),
+        labels,
+        data.text("problem_type", default),
+        rank.text("activation", "sigmoid"),
+        rank.flag("template", False),
+        rank.text("prompt", ""),
+    )
 
 
 def _forced(data: Record) -> dict[str, Any]:

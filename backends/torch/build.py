@@ -42,7 +42,7 @@ class TorchFolder:
         if has_cache(graph):
             raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and what needs it")
         check_writes(graph)
-        if "logits" in graph.outputs:
+        if "logits" in graph.outputs and "task" not in graph.meta:
             _leave_out_losses(graph, notes)
         self._built = export.build(graph, processes)
         self._plan = "" if processes == 1 else write_plan(self._built.lowered, processes)

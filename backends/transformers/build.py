@@ -28,7 +28,7 @@ from .lower.lower import lower
 from .shell.base import BaseModel
 from .shell.configuration import TORCH_DTYPES, Configuration, states_each, write_configuration
 from .shell.initial import initializer_range
-from .shell.modeling import Modeling, keys_by_name, tied_weights, whole_weights, write_modeling
+from .shell.modeling import Modeling, keys_by_name, task_class, tied_weights, whole_weights, write_modeling
 
 GRAPH = "model.weft"  # as in folders of graphs
 KNOWN = (  # how names of classes begin that transformers and engines have themselves
@@ -36,6 +36,10 @@ KNOWN = (  # how names of classes begin that transformers and engines have thems
     *("granite", "jamba", "llama", "mamba", "mbart", "minimax", "mistral", "mixtral", "moe", "nemotron", "olmo", "opt"),
     *("phi", "qwen", "roberta", "rwkv", "smollm", "stablelm", "starcoder", "switch", "t5", "transformer", "zamba"),
 )
+ACTIVATION_MODULES = {  # of scores, as sentence-transformers names them
+    "sigmoid": "torch.nn.modules.activation.Sigmoid",
+    "identity": "torch.nn.modules.linear.Identity",
+}
 TAKEN = "mamba"  # to classes with this in their names `generate` hands caches as another argument
 
 
@@ -154,6 +158,9 @@ class TransformersFolder:
         writes = "ForConditionalGeneration" if len(self._sides) > 1 else "ForCausalLM"
         if head is not None and len(self._sides) > 1:
             classes |= {"AutoModelForSeq2SeqLM": f"{code}{writes}"}
+        elif (task := task_class(self._graph.meta.get("task"))) is not None:
+            writes = f"For{task[0]}"
+            classes |= {f"AutoModel{writes}": f"{code}{writes}"}
         elif head is not None:
             classes |= {
                 "AutoModelForCausalLM": f"{code}ForCausalLM",
@@ -165,7 +172,19 @@ class TransformersFolder:
             "model_type": stem,
             "dtype": TORCH_DTYPES[self._dtype],
             **{k: v for k, v in self._config.fields.items() if v is not None},
+            **self._task_facts(),
         }
+
+    def _task_facts(self) -> dict[str, Any]:
+        """Return what a config says of the labels of a head, as transformers' own do."""
+        meta, facts = self._graph.meta, dict[str, Any]()
+        if (names := meta.get("labels")) is not None:
+            facts = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+        if "problem_type" in meta:
+            facts["problem_type"] = meta["problem_type"]
+        if (activation := meta.get("rank", {}).get("activation")) in ACTIVATION_MODULES:
+            facts["sentence_transformers"] = {"activation_fn": ACTIVATION_MODULES[activation]}
+        return facts
 
     def _generation(self) -> dict[str, Any]:
         meta = self._graph.meta

@@ -79,6 +79,12 @@ def _sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any
     type=click.Choice(["mean", "cls", "max", "last", "weighted"]),
     help="Pooling of an encoder; default: the model's own.",
 )
+@click.option(
+    "--pair",
+    "pairs",
+    multiple=True,
+    help="A second text for a model with a head: the context of a question, a text to rank, a choice (several times).",
+)
 @click.option("--normalize/--no-normalize", default=None, help="Scale an encoder's vector to unit length or not.")
 @click.option("--prompt-name", help="Put an encoder's prompt of this name before the text; default: the model's own.")
 @click.option("--truncate-dim", type=click.IntRange(1), help="Keep so many numbers of an encoder's vector.")
@@ -108,6 +114,7 @@ def run_command(
     beams: int,
     assistant: str | None,
     pooling: str | None,
+    pairs: tuple[str, ...],
     normalize: bool | None,
     prompt_name: str | None,
     truncate_dim: int | None,
@@ -124,7 +131,8 @@ def run_command(
 
     The answer streams to stdout, timings go to stderr. An encoder-decoder takes the prompt as its source text, or reads
     the array of --sound (Whisper's spectrograms are made by transformers' WhisperProcessor). An encoder prints the
-    embedding of the prompt as JSON.
+    embedding of the prompt as JSON; one with a head prints scores of labels, tagged tokens, an answer's span, or tokens
+    for masks, a line each.
 
     \b
     Examples:
@@ -135,6 +143,7 @@ def run_command(
       weft run out/ --prompt "The sky is" --beams 4              beam search
       weft run out/ --chat --prompt-lookup 8                     faster where answers repeat the prompt
       weft run model.py --ids 1,15,7 --max-tokens 8              a model without a tokenizer
+      weft run reranker/ --prompt "Who wrote Faust?" --pair "Goethe did." --pair "In 1808."   scores of both texts
       weft run whisper/ --sound spectrogram.npy                  an encoder-decoder that reads sound
       weft run model.gguf --target torch --chat                  with PyTorch even if ONNX Runtime is installed
       weft run moe/ --chat --trust --experts-on-device 16        a mixture of experts that the device has no room for
@@ -169,10 +178,18 @@ def run_command(
         if isinstance(model, Encoder):
             if sound is not None:
                 raise WeftError(f"{source} is an encoder of texts: --sound is for models that read sound")
-            _embed(model, prompt if ids is None else ids, chat or beams > 1, source, **embedding)
+            text = prompt if ids is None else ids
+            if model.task is not None and text is not None and not any(v is not None for v in embedding.values()):
+                from .answering import print_task
+
+                print_task(model, text, pairs)
+                return
+            if pairs:
+                raise WeftError(f"{source} is an encoder without a head: it embeds one text, and has no use for --pair")
+            _embed(model, text, chat or beams > 1, source, **embedding)
             return
-        if any(value is not None for value in embedding.values()):
-            options_of_encoders = "--pooling, --normalize, --prompt-name and --truncate-dim"
+        if pairs or any(value is not None for value in embedding.values()):
+            options_of_encoders = "--pooling, --normalize, --prompt-name, --truncate-dim and --pair"
             raise WeftError(f"{source} is not an encoder: {options_of_encoders} apply to encoders only")
         if assistant is not None:
             options["assistant"] = _assistant(assistant, device, threads, trust)

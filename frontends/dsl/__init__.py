@@ -29,8 +29,8 @@ from .build import (
 )
 from .delta import GatedDeltaNet
 from .differential import DifferentialAttention, MixtureOfAttention, ScoredKeysAttention
-from .experts import MoE
-from .ffn import MLP, XIELU, GatedMLP
+from .ffn import MLP, XIELU, GatedMLP, MoE
+from .heads import HeadTransform, TaskHead
 from .hybrids import LightningAttention, MemoryBlock, NormedResidual, ParallelHybrid, ShortConv
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .linear_rnns import MLSTM, RGLRU, SLSTM, RWKV6TimeMix, RWKV7TimeMix, RWKVChannelMix, RWKVTimeMix
@@ -44,7 +44,7 @@ from .mixers import (
     TransformerXLAttention,
     TransientGlobalAttention,
 )
-from .models import Decoder, Encoder, HeadTransform, MaskScaling
+from .models import Decoder, Encoder, MaskScaling
 from .outputs import Dense, SentencePooling, UnitLength
 from .position_bias import ALiBi, RelativeTable, SinusoidalDistances, T5Bias, TransientGlobals
 from .recurrence import State, scan
@@ -142,6 +142,7 @@ __all__ = [
     "SpreadStreams",
     "State",
     "T5Bias",
+    "TaskHead",
     "Temperature",
     "TransformerXLAttention",
     "TransientGlobalAttention",

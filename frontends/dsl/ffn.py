@@ -1,16 +1,32 @@
-"""Feed-forward networks (Shazeer 2020)."""
+"""Feed-forward networks (Shazeer 2020) and mixtures of them."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from statistics import NormalDist
+from typing import Any
 
 from weft.ir import ops
 from weft.ir.graph import Value
 from weft.ir.ops.activation import activate
+from weft.ir.ops.experts import moe
+from weft.ir.ops.routing import hierarchical, noisy_logits, sparse_mixer
 
-from .build import Layer, fill, module, param
-from .checks import need, need_activation, need_finite, need_modules, need_positive, need_whole
+from .build import Layer, contribute, current, fill, module, named_alike, param
+from .checks import (
+    need,
+    need_activation,
+    need_divides,
+    need_few,
+    need_finite,
+    need_modules,
+    need_one_of,
+    need_positive,
+    need_whole,
+)
 from .layers import Norm, linear
+
+CHOICES = ("token", "expert", "hierarchical", "sparsemixer")
 
 
 @module
@@ -107,3 +123,179 @@ class XIELU:
         above, below = ops.mul(ops.square(x), positive), ops.mul(ops.sub(curved, x), negative)
         bent = ops.where(ops.less(ops.affine(x, by=0.0), x), above, below)
         return ops.add(bent, ops.mul(x, beta), name="xielu")
+
+
+@module
+class MoE:
+    """Σ_e g_e(x) E_e(x): every token is a weighted sum of what a few of `experts` feed-forwards make (Shazeer 2017).
+
+    The experts are gated feed-forwards of width `hidden` (`activation`, `bias`, `limit` and `shift` as in the op
+    `glu`), or plain ones if not `gated`. Parameters: ``router.weight`` [experts, dim], ``experts.gate`` and
+    ``experts.up`` [experts, hidden, dim], ``experts.down`` [experts, dim, hidden], with `bias` ``experts.gate_bias``,
+    ``experts.up_bias`` [experts, hidden] and ``experts.down_bias`` [experts, dim].
+
+    `choice` is who chooses:
+
+    - token: each its best `k` experts, by `scoring` softmax or sigmoid, as the op `route` says of `renormalize`,
+      `scale`, `groups`, `top_groups` and `group_score`. `router_bias` adds ``router.bias`` to the logits, `correction`
+      adds ``router.correction`` to the scores for the choice only (DeepSeek-V3); both [experts]. `noisy` adds noise ·
+      softplus(x W) to the logits, with ``noise.weight`` [experts, dim] and, for the i-th noisy router, the graph input
+      ``router_noise.{i}`` [batch, seq, experts] of standard normal numbers. An expert takes the first tokens of a row
+      up to `capacity`: a whole number of them, or a float for ⌈that · seq / experts⌉ (Fedus 2021).
+    - expert: each its best `capacity` tokens of a row, by default k for every token on average (Zhou 2022).
+    - hierarchical: each token `top_groups` of the `groups` by ``group_router.weight`` [groups, dim], then its best `k`
+      experts of each by ``router.weight`` (Shazeer 2017, appendix B).
+    - sparsemixer: each two experts, weighed as `sparse_mixer` says with `jitter` (Liu 2024, Phi-3.5-MoE).
+
+    If `batched`, the tokens of all rows compete for the experts together, not those of each row.
+
+    With `latent` the experts work at that width, between ``latent_in.weight`` [latent, dim] and ``latent_out.weight``
+    [dim, latent]; the router and `shared` see the full one (LatentMoE, Nemotron 3).
+
+    `shared` is a module that all tokens pass, times σ(x W) of ``shared_gate.weight`` [1, dim] with `shared_gate`.
+    `zero_experts` more experts, the last for the router, give tokens back as they are (Meituan 2025, LongCat-Flash).
+    `weigh_input` multiplies what the one expert takes, not what it makes, by its weight (Llama 4). `out_bias` adds
+    ``out_bias`` [dim] to the mixture.
+    `aux_loss` λ adds λ · experts · Σ_j f_j p_j of every such layer to the graph output ``aux_loss`` (Fedus 2021).
+    """
+
+    experts: int
+    hidden: int
+    k: int
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+    scoring: str = "softmax"
+    renormalize: bool = True
+    scale: float = 1.0
+    router_bias: bool = False
+    correction: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_score: str = "top2"
+    noisy: bool = False
+    capacity: int | float | None = None
+    choice: str = "token"
+    shared: Layer | None = None
+    shared_gate: bool = False
+    aux_loss: float = 0.0
+    limit: float | None = None
+    shift: float = 0.0
+    batched: bool = False
+    jitter: float = 0.01
+    zero_experts: int = 0
+    weigh_input: bool = False
+    out_bias: bool = False
+    latent: int | None = None
+
+    def __post_init__(self) -> None:
+        need_whole(self, "experts", "hidden", "k", "groups", "top_groups", "latent")
+        need_whole(self, "zero_experts", least=0)
+        need_few(self, "experts", "zero_experts")
+        need_activation(self, self.activation)
+        need_positive(self, "scale", "capacity", "limit")
+        need_one_of(self, "choice", CHOICES)
+        need_one_of(self, "scoring", ("softmax", "sigmoid"))
+        need_one_of(self, "group_score", ("max", "top2"))
+        need_divides(self, "groups", "experts")
+        need(self, self.top_groups <= self.groups, f"top_groups={self.top_groups} exceeds groups={self.groups}")
+        members = self.experts // self.groups
+        alone = self.choice == "token" and self.groups > 1 and self.group_score == "top2" and members < 2
+        need(self, not alone, f"group_score='top2' needs two experts in each of groups={self.groups}")
+        open_to = members * (1 if self.choice == "hierarchical" else self.top_groups)
+        among = f" in top_groups={self.top_groups} of groups={self.groups}" if self.groups > 1 else ""
+        need(self, self.k <= open_to, f"k={self.k} exceeds the {open_to} experts to choose from{among}")
+        for name in () if self.choice == "token" else ("scoring", "correction", "scale", "renormalize"):
+            default = next(f.default for f in fields(MoE) if f.name == name)
+            need(self, getattr(self, name) == default, f"{name} is not for choice={self.choice!r}")
+        need(self, self.choice != "sparsemixer" or self.k == 2, f"k={self.k} must be 2 for choice='sparsemixer'")
+        need(self, self.k == 1 or not self.weigh_input, f"weigh_input needs k=1, not k={self.k}")
+        need(self, self.choice == "token" or not self.zero_experts, "zero_experts are for choice='token'")
+        need(self, self.choice != "expert" or self.groups == 1, "groups are not for choice='expert'")
+        need(self, self.gated or (self.limit is None and self.shift == 0), "limit and shift need gated=True")
+        compares = self.choice == "expert" or self.capacity is not None
+        need(self, compares or not self.batched, "batched is for choice='expert' or a capacity")
+        need_modules(self, "shared")
+        need(self, self.shared is not None or not self.shared_gate, "shared_gate needs a shared module")
+        need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
+
+    def __call__(self, x: Value, routed_by: Value | None = None) -> Value:
+        """x [batch, seq, dim] → the same; the router reads `routed_by`, like x, if given."""
+        combine = self._combine(x if routed_by is None else routed_by)
+        if self.latent is None:
+            y = self._all_mixed(x, combine)
+        else:
+            y = linear(self._all_mixed(linear(x, self.latent, "latent_in"), combine), x.width, "latent_out")
+        if self.out_bias:
+            y = ops.add(y, param("out_bias", (x.width,), fill(0.0)), name="with_bias")
+        if self.shared is None:
+            return y
+        through = self.shared(x)
+        if self.shared_gate:
+            through = ops.mul(through, ops.sigmoid(linear(x, 1, "shared_gate")), name="shared_gated")
+        return ops.add(y, through, name="with_shared")
+
+    def _all_mixed(self, x: Value, combine: Value) -> Value:
+        """The mixture of the experts, and of x itself as what zero experts make."""
+        if self.weigh_input:
+            weight = ops.sum(combine, axes=(2,), keepdims=True, name="weight")
+            return self._mixed(ops.mul(x, weight, name="weighed"), ops.div(combine, weight, name="chosen"))
+        if not self.zero_experts:
+            return self._mixed(x, combine)
+        own, zero = ops.split.emit(combine, sizes=(self.experts, self.zero_experts), name=("combine", "combine_zero"))
+        through = ops.mul(x, ops.sum(zero, axes=(2,), keepdims=True), name="through_zero_experts")
+        return ops.add(self._mixed(x, own), through, name="with_zero_experts")
+
+    def _combine(self, x: Value) -> Value:
+        """The weight of every expert in every token, [batch, seq, experts], zero experts behind them."""
+        logits = linear(x, self.experts + self.zero_experts, "router", self.router_bias)
+        if self.noisy:
+            noise = _noise_input(logits)
+            logits = noisy_logits(logits, linear(x, logits.width, "noise", init=fill(0.0)), noise)
+        combine = self._chosen(x, logits)
+        if self.aux_loss:
+            loss = ops.load_balance_loss(logits, combine)
+            contribute("aux_loss", ops.affine(loss, by=self.aux_loss, name="weighted_loss"))
+        if self.choice != "expert" and self.capacity is not None:
+            combine = ops.limit_capacity(combine, batched=self.batched, **_limit(self.capacity))
+        return combine
+
+    def _chosen(self, x: Value, logits: Value) -> Value:
+        if self.choice == "expert":
+            capacity = float(self.k) if self.capacity is None else self.capacity
+            return ops.expert_choice(logits, batched=self.batched, **_limit(capacity))
+        if self.choice == "hierarchical":
+            by_group = linear(x, self.groups, "group_router")
+            return hierarchical(by_group, logits, top_groups=self.top_groups, k=self.k)
+        if self.choice == "sparsemixer":
+            return sparse_mixer(logits, jitter=self.jitter)
+        correction = param("router.correction", (logits.width,), fill(0.0)) if self.correction else None
+        return ops.route(logits, correction, **named_alike(self, ops.route))
+
+    def _mixed(self, x: Value, combine: Value) -> Value:
+        wide, narrow = (self.experts, self.hidden, x.width), (self.experts, x.width, self.hidden)
+        gate = param("experts.gate", wide) if self.gated else None
+        up, down = param("experts.up", wide), param("experts.down", narrow)
+        biases: list[Value | None] = [None, None, None]
+        if self.bias:
+            names = ("up", "down", *(["gate"] if self.gated else []))
+            biases = [param(f"experts.{n}_bias", (narrow if n == "down" else wide)[:2], fill(0.0)) for n in names]
+        active = {"token": self.k, "sparsemixer": 2, "hierarchical": self.k * self.top_groups}.get(self.choice)
+        return moe(
+            *(x, combine, up, down, gate, *biases),
+            activation=self.activation,
+            limit=self.limit,
+            shift=self.shift,
+            active=active,
+        )
+
+
+def _limit(capacity: int | float) -> dict[str, Any]:
+    return {"capacity": capacity} if isinstance(capacity, int) else {"factor": capacity}
+
+
+def _noise_input(logits: Value) -> Value:
+    """The next graph input for noise in the shape of `logits`."""
+    graph = current().graph
+    taken = sum(name.startswith("router_noise.") for name in graph.inputs)
+    return graph.add_input(f"router_noise.{taken}", logits.type)

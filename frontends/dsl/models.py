@@ -10,14 +10,12 @@ from weft.ir import ops
 from weft.ir.display import Displayable
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Value
-from weft.ir.ops.activation import activate
 from weft.ir.ops.elementwise import masked
 from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Layer, current, module, named, param, provided, providing, traced
 from .checks import (
     need,
-    need_activation,
     need_few,
     need_finite,
     need_kind,
@@ -25,6 +23,7 @@ from .checks import (
     need_positive,
     need_whole,
 )
+from .heads import HeadTransform, TaskHead
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 from .outputs import SentencePooling
 from .position_bias import RelativeTable, SinusoidalDistances, T5Bias, TransientGlobals
@@ -126,23 +125,8 @@ def describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
     graph.meta.update(kind=kind, model_type=graph.name, vocab=model.vocab, context=longest(model))
     if model.positions is not None:
         graph.meta["max_positions"] = model.positions.length
-
-
-@module
-class HeadTransform:
-    """norm(act(x W + b)) before the output head, as in BERT's language models; ``dense.bias`` only with `bias`."""
-
-    norm: Norm
-    activation: str = "gelu"
-    bias: bool = False
-
-    def __post_init__(self) -> None:
-        need_modules(self, "norm")
-        need_activation(self, self.activation)
-
-    def __call__(self, x: Value) -> Value:
-        """x [..., dim] → the same."""
-        return named(self.norm, "norm")(activate(linear(x, x.width, "dense", self.bias), self.activation))
+    if model.head is not None:
+        model.head.describe(graph)
 
 
 @module
@@ -156,7 +140,8 @@ class Decoder(Displayable):
     and squashed by `logit_softcap`. `context` is the longest sequence meant. `position_bias` is added to the scores
     of every self-attention that has no `bias` of its own. `per_layer` makes a further embedding for every layer,
     which its `PerLayerInput` reads. `spread` makes of x what the layers hand on, `gather` makes x of that again
-    (`SpreadStreams`, `GatherStreams`). `head_transform` stands between the final norm and the head.
+    (`SpreadStreams`, `GatherStreams`). `head_transform` stands between the final norm and the head. With a `head` it
+    scores texts or their tokens, in one pass without caches, and predicts no next token.
     """
 
     vocab: int
@@ -178,9 +163,11 @@ class Decoder(Displayable):
     spread: Layer | None = None
     gather: Layer | None = None
     head_transform: HeadTransform | None = None
+    head: TaskHead | None = None
 
     def __post_init__(self) -> None:
         _check(self)
+        need_kind(self, "head", TaskHead)
         need_kind(self, "per_layer", PerLayerEmbedding)
         need_modules(self, "spread", "gather", "head_transform")
         need_finite(self, "logit_scale")
@@ -188,9 +175,16 @@ class Decoder(Displayable):
         if not isinstance(self.final_norm, bool):
             need_modules(self, "final_norm")
 
-    def __call__(self, input_ids: Value) -> Value:
-        """input_ids [batch, seq] → logits [batch, seq, vocab]."""
-        table = _table(self)
+    def __call__(self, input_ids: Value, attention_mask: Value | None = None) -> Any:
+        """input_ids [batch, seq] → logits [batch, seq, vocab]; with a `head` also the mask [batch, seq], 0 for padding
+        on the right, → outputs by name."""
+        if self.head is None:
+            return self._logits(self._hidden(input_ids, table := _table(self)), table)
+        with in_order(input_ids):  # a causal token sees no padding behind it
+            x = self._hidden(input_ids, table := _table(self))
+        return {"last_hidden_state": x, **self.head(x, input_ids, attention_mask, None, table)}
+
+    def _hidden(self, input_ids: Value, table: Value) -> Value:
         x = _embedded(self, input_ids, table)
         more = [] if self.per_layer is None else self.per_layer(x, input_ids, len(_stack(self)))
         x = _run(self, x if self.spread is None else self.spread(x), more)
@@ -198,6 +192,9 @@ class Decoder(Displayable):
         norm = self._last_norm() if self.final_norm is True else self.final_norm
         if norm:
             x = named(norm, "final_norm")(x)
+        return x
+
+    def _logits(self, x: Value, table: Value) -> Value:
         x = x if self.head_transform is None else self.head_transform(x)
         logits = linear(x, table if self.tie_embeddings else self.vocab, "lm_head", self.head_bias)
         if self.logit_scale != 1:
@@ -215,15 +212,17 @@ class Decoder(Displayable):
         return norm if isinstance(norm, (RMSNorm, LayerNorm)) else RMSNorm()
 
     def graph(self, seed: int = 0, name: str = "decoder") -> Graph:
-        """The IR: inputs input_ids (and position_ids where positions are read), output logits [batch, seq, vocab].
+        """The IR: inputs input_ids (and position_ids where positions are read), output logits [batch, seq, vocab]; with
+        a `head` inputs input_ids and attention_mask, and the outputs last_hidden_state and those of the head.
 
         Parameters get their declared random initialization with `seed`; nothing is evaluated.
 
         Raises:
             WeftError: naming the module and the setting that do not fit.
         """
-        graph = traced(self, {"input_ids": IDS}, seed, name, "logits")
-        describe(self, graph, "decoder")
+        inputs = ["input_ids"] if self.head is None else ["input_ids", "attention_mask"]
+        graph = traced(self, dict.fromkeys(inputs, IDS), seed, name, "logits")
+        describe(self, graph, "decoder" if self.head is None else "encoder")  # which has no caches
         return graph
 
 
@@ -263,7 +262,8 @@ class Encoder(Displayable):
     narrower width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT). `relative` are the vectors
     of relative positions that the layers' `DisentangledAttention` or `TransformerXLAttention` reads, or what their
     `TransientGlobalAttention` does. `sentence` adds a vector of the whole text. `mask_scaling` makes up for masked
-    tokens. With `causal`, tokens see earlier ones only: the layers of a decoder, whose states are used.
+    tokens. With `causal`, tokens see earlier ones only: the layers of a decoder, whose states are used. `head` adds
+    scores for a task.
     """
 
     vocab: int
@@ -283,9 +283,11 @@ class Encoder(Displayable):
     sentence: SentencePooling | None = None
     mask_scaling: MaskScaling | None = None
     causal: bool | None = None
+    head: TaskHead | None = None
 
     def __post_init__(self) -> None:
         _check(self)
+        need_kind(self, "head", TaskHead)
         need_whole(self, "token_types", least=0)
         need_whole(self, "embed_dim")
         need_modules(self, "final_norm")
@@ -300,7 +302,8 @@ class Encoder(Displayable):
 
         facts = {"key_mask": attention_mask} | ({} if self.causal else {"bidirectional": attention_mask})
         with in_order(input_ids), providing(**facts):
-            x = _embedded(self, input_ids, _table(self), token_type_ids if self.token_types else None)
+            table = _table(self)
+            x = _embedded(self, input_ids, table, token_type_ids if self.token_types else None)
             if self.embed_dim is not None:
                 x = linear(x, self.dim, "embed_proj", bias=True)
             relative = {} if self.relative is None else self.relative(x)
@@ -317,13 +320,15 @@ class Encoder(Displayable):
             outputs["pooler_output"] = ops.tanh(linear(first, self.dim, "pooler", bias=True), name="pooled")
         if self.sentence is not None:
             outputs["sentence_embedding"] = self.sentence(x, attention_mask)
+        if self.head is not None:
+            outputs |= self.head(x, input_ids, attention_mask, outputs.get("pooler_output"), table)
         return outputs
 
     def graph(self, seed: int = 0, name: str = "encoder") -> Graph:
         """The IR: inputs input_ids, attention_mask and (with token types) token_type_ids, all i64[batch, seq].
 
-        Outputs: last_hidden_state [batch, seq, dim], pooler_output [batch, dim] if there is a pooler, and
-        sentence_embedding [batch, dim] if `sentence` says how.
+        Outputs: last_hidden_state [batch, seq, dim], pooler_output [batch, dim] if there is a pooler,
+        sentence_embedding [batch, dim] if `sentence` says how, and those of the head.
 
         Raises:
             WeftError: naming the module and the setting that do not fit.

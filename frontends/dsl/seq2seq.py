@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from weft.ir import ops
 from weft.ir.display import Displayable
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Value
-from weft.ir.types import TensorType
+from weft.ir.types import TensorType, dtypes
 from weft.ir.types.sizes import sym
 
 from .attention import Attention
@@ -56,13 +59,14 @@ class EncoderDecoder(Displayable):
         if self.encoder.token_types:
             raise WeftError(f"EncoderDecoder: token_types={self.encoder.token_types} of the encoder have no input")
 
-    def __call__(self, *inputs: Value) -> Value:
+    def __call__(self, *inputs: Value) -> Any:
         """Those of the encoder, then input_ids [batch, seq] → logits [batch, seq, vocab].
 
         A text encoder reads encoder_input_ids and encoder_attention_mask [batch, source] (a token is attended to where
-        the mask is not 0), one of sound what its stem says.
+        the mask is not 0), one of sound what its stem says. With a head of the decoder both read the same text, whose
+        ids and mask [batch, seq] are the inputs, → outputs by name.
         """
-        *source, input_ids = inputs
+        head, source = self.decoder.head, inputs if self.decoder.head is not None else inputs[:-1]
         shared = {}
         if self.share_embeddings and isinstance(self.encoder, Encoder):
             shared["embedding"] = param("embed.weight", (self.decoder.vocab, self.decoder.dim))
@@ -71,7 +75,11 @@ class EncoderDecoder(Displayable):
             memory = encoded["last_hidden_state"]
             mask = source[1] if isinstance(self.encoder, Encoder) else encoded.get("frame_mask")
             with providing(memory=memory, **({} if mask is None else {"memory_mask": mask})):
-                logits = self.decoder(input_ids)
+                if head is None:
+                    logits = self.decoder(inputs[-1])
+                else:
+                    with providing(text_ids=inputs[0]):
+                        logits = self.decoder(_shifted(inputs[0], head.start), mask)
         if not memory.uses:
             raise WeftError("no block of the decoder attends to the encoder: give it cross=CrossAttention(heads)")
         return logits
@@ -84,6 +92,10 @@ class EncoderDecoder(Displayable):
             WeftError: naming the module and the setting that do not fit.
         """
         mask, encoder = "encoder_attention_mask", self.encoder
+        if self.decoder.head is not None:
+            graph = traced(self, {"input_ids": IDS, "attention_mask": IDS}, seed, name, "logits")
+            describe(self.decoder, graph, "encoder")
+            return graph
         if isinstance(encoder, AudioEncoder):
             source, context = encoder.stem.input_types(mask), longest_sound(encoder)
         else:
@@ -95,3 +107,11 @@ class EncoderDecoder(Displayable):
         if self.encoder.positions is not None:
             graph.meta["max_source_positions"] = self.encoder.positions.length
         return graph
+
+
+def _shifted(ids: Value, start: int) -> Value:
+    """The token `start`, and all of `ids` [batch, seq] but the last."""
+    at = ops.iota(ids, axis=1)
+    later = ops.cast(ops.cast(at, to=dtypes.bool_), to=ids.type.dtype)  # 0 for the first, else 1
+    before = ops.gather(ids, ops.sub(at, later), axis=1)
+    return ops.add(ops.mul(before, later), ops.affine(later, by=-start, plus=start), name="shifted")

@@ -15,6 +15,7 @@ from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Layer, fill, module, named, own_name, param, provided, providing, scope, traced
 from .checks import need, need_activation, need_few, need_kind, need_modules, need_one_of, need_positive, need_whole
+from .heads import TaskHead
 from .layers import LayerNorm, LearnedPositions, Norm, linear
 from .models import in_order
 
@@ -51,6 +52,7 @@ class ImageEncoder(Displayable):
     pooler: str = "none"
     pooler_block: Layer | None = None
     pool_norm: Norm | None = None
+    head: TaskHead | None = None
 
     def __post_init__(self) -> None:
         need_whole(self, "image", "patch", "dim", "channels")
@@ -81,19 +83,13 @@ class ImageEncoder(Displayable):
         bias = param("patches.bias", (width,), fill(0.0)) if self.patch_bias else None
         x = ops.patch_embedding(pixel_values, kernel, bias, name="patches")
         if self.prefix_tokens:
-            x = ops.concat(
-                self._spread(param("prefix", (self.prefix_tokens, width)), batch), x, axis=1, name="with_prefix"
-            )
+            prefix = self._spread(param("prefix", (self.prefix_tokens, width)), batch)
+            x = ops.concat(prefix, x, axis=1, name="with_prefix")
         x = ops.add(x, param("positions.weight", (self.prefix_tokens + self.patches, width)), name="positions_added")
         if self.registers:
             before, after = ops.split.emit(x, sizes=(self.prefix_tokens, self.patches), axis=1)
-            x = ops.concat(
-                before,
-                self._spread(param("registers", (self.registers, width)), batch),
-                after,
-                axis=1,
-                name="with_registers",
-            )
+            between = self._spread(param("registers", (self.registers, width)), batch)
+            x = ops.concat(before, between, after, axis=1, name="with_registers")
         x = x if self.embed_norm is None else self.embed_norm(x)
         with providing(bidirectional=pixel_values):
             stack = [self.block] * self.layers if isinstance(self.layers, int) else list(self.layers)
@@ -104,7 +100,7 @@ class ImageEncoder(Displayable):
             outputs = {"last_hidden_state": x}
             if self.pooler != "none":
                 outputs["pooler_output"] = self._pooled(x, batch)
-        return outputs
+        return outputs if self.head is None else outputs | self.head(x, pooled=outputs.get("pooler_output"))
 
     def _spread(self, tokens: Value, batch: sizes.Size) -> Value:
         """Tokens [n, dim] for every image of the batch."""
@@ -134,7 +130,7 @@ class ImageEncoder(Displayable):
         graph.meta.update(
             kind="image-encoder", model_type=graph.name, context=self.prefix_tokens + self.registers + self.patches
         )
-        return graph
+        return graph if self.head is None else self.head.describe(graph)
 
 
 # -- sound
@@ -349,6 +345,7 @@ class AudioEncoder(Displayable):
     embed_norm: Norm | None = None
     final_norm: Norm | None = None
     context: int | None = None
+    head: TaskHead | None = None
 
     def __post_init__(self) -> None:
         need_whole(self, "dim", "context")
@@ -381,7 +378,8 @@ class AudioEncoder(Displayable):
                 assert layer is not None
                 x = named(layer, f"layers.{i}")(x)
             x = x if self.final_norm is None else self.final_norm(x)
-        return {"last_hidden_state": x, **({} if seen is None else {"frame_mask": seen})}
+        scores = {} if self.head is None else self.head(x, mask=seen)
+        return {"last_hidden_state": x, **({} if seen is None else {"frame_mask": seen}), **scores}
 
     def graph(self, seed: int = 0, name: str = "audio-encoder") -> Graph:
         """The IR: inputs input_values f32[batch, samples] or input_features f32[batch, bins, frames], with a mask
@@ -392,7 +390,7 @@ class AudioEncoder(Displayable):
         """
         graph = traced(self, self.stem.input_types("attention_mask"), seed, name, "last_hidden_state")
         graph.meta.update(kind="audio-encoder", model_type=graph.name, context=longest_sound(self))
-        return graph
+        return graph if self.head is None else self.head.describe(graph)
 
 
 def longest_sound(encoder: AudioEncoder) -> int | None:

@@ -12,8 +12,7 @@ from .attention import Attention
 from .blocks import Block
 from .build import Layer, fill, module, named, param, provided
 from .checks import need, need_activation, need_few, need_kind, need_modules, need_whole
-from .experts import MoE
-from .ffn import GatedMLP
+from .ffn import GatedMLP, MoE
 from .layers import Norm, RMSNorm, embedding, linear
 
 

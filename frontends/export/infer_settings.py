@@ -220,6 +220,8 @@ def _ends(graph: Graph) -> dict[str, Any]:
     if "logits" not in graph.outputs:
         raise WeftError("the graph has no logits, so it is not a decoder")
     value, said = graph.outputs["logits"], dict[str, Any](vocab=graph.outputs["logits"].width)
+    if "task" in graph.meta:
+        value, said = graph.outputs["last_hidden_state"], {"vocab": graph.meta["vocab"]}
     chain = list(_back(value, ops.affine, ops.tanh, ops.linear))
     if [n.op for n in chain[:3]] == [ops.affine, ops.tanh, ops.affine]:
         said["logit_softcap"] = float(chain[0].attrs["by"])

@@ -207,5 +207,5 @@ def require(graph: Graph) -> None:
     if any(name.startswith(("past", "present", "state")) for name in (*graph.inputs, *graph.outputs)):
         raise WeftError("the graph has caches, which no checkpoint has: export it before kv-cache")
     logits = graph.outputs.get("logits")
-    if logits is not None and logits.shape[1:2] == (1,):
+    if logits is not None and logits.shape[1:2] == (1,) and "task" not in graph.meta:
         raise WeftError("the graph makes the logits of the last token only: export it before last-token-logits")

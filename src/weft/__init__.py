@@ -84,6 +84,7 @@ _PUBLIC = {
         "SpreadStreams",
         "State",
         "T5Bias",
+        "TaskHead",
         "Temperature",
         "TransformerXLAttention",
         "TransientGlobalAttention",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
@@ -15,7 +13,8 @@ from weft.ir.errors import WeftError
 from ...facts import Facts
 from ..arrays import Floats
 from ..core.sampling import check_count
-from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, padded, prompts_of
+from ..tasks import Tasks
+from ..text.tokenizer import Prompt, check_ids, is_ids, prompts_of
 from .session import Session, failures
 
 Pooling = Literal["mean", "cls", "max", "last", "weighted", "none"]
@@ -24,8 +23,8 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
-class Encoder(ABC):
-    """A model that gives every token a vector; `hidden` computes them.
+class Encoder(Tasks):
+    """A model that gives every token a vector; `hidden` computes them. One with a head has answers for its `task`.
 
     `pooling` and `normalize` are how it was trained to make one vector of a text, `embedding` what more is known of
     that; `compares` says that the tokens of a
@@ -33,15 +32,10 @@ class Encoder(ABC):
     """
 
     def __init__(self, facts: Facts, outputs: Collection[str]) -> None:
-        self.outputs = outputs
+        self.outputs, self.task = outputs, facts.task
         self.vocab, self.max_length, self.folder = facts.vocab, facts.max_length, facts.folder
         self.pooling, self.normalize, self.compares = facts.pooling, facts.normalize, facts.compares
         self.embedding = facts.embedding
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The folder's tokenizer. Raises WeftError when there is none."""
-        return Tokenizer(self.folder)
 
     def generate(self, *_: object, **__: object) -> NoReturn:
         """Refuse: an encoder has vectors for texts, and no next token."""
@@ -128,13 +122,8 @@ class Encoder(ABC):
 
     def _made(self, rows: Sequence[Sequence[int]], output: str, skipped: int = 0) -> Floats:
         """The `output` of token ids, padded on the right together; the first `skipped` are not pooled."""
-        ids, mask = padded(rows)
-        mask = mask * np.where(np.arange(mask.shape[1]) < skipped, 2, 1)
-        return self._run({"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}, output)
-
-    @abstractmethod
-    def _run(self, values: Mapping[str, NDArray[Any]], output: str) -> Floats:
-        """The `output` of the model for those inputs [rows, longest] that it takes, float32."""
+        (made,) = self.run(rows, [[0] * len(row) for row in rows], [output], skipped)
+        return made
 
     def _rows(self, given: Sequence[object], prompt: str, truncate: bool) -> list[list[int]]:
         """The token ids of texts, each after `prompt`, or of token ids."""
@@ -170,12 +159,11 @@ class OrtEncoder(Encoder):
         if outputs.get("last_hidden_state") not in ("tensor(float)", "tensor(float16)"):
             raise WeftError(f"{name}: it has no output last_hidden_state in f32 or f16, so it is not an encoder")
 
-    def _run(self, values: Mapping[str, NDArray[Any]], output: str) -> Floats:
+    def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
         feed = {name: values[name].astype(_DTYPES[kind]) for name, kind in self._inputs.items()}
         with failures(str(self.folder)):
-            (states,) = self.session.ort.run([output], feed)
-        made: Floats = states.astype(np.float32, copy=False)
-        return made
+            made = self.session.ort.run([*names], feed)
+        return [np.asarray(value, np.float32) for value in made]
 
 
 def _of_unit_length(vectors: Floats) -> Floats:

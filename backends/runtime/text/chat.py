@@ -84,6 +84,14 @@ class ChatTemplate:
         return reply["text"]
 
 
+def special_token(folder: Path, name: str) -> str | None:
+    """The token that tokenizer_config.json or special_tokens_map.json calls `name` (mask_token); None if none does."""
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / file).is_file() and (found := Record.read(folder / file).data.get(name)) is not None:
+            return text_of(found)
+    return None
+
+
 class Renderer:
     """A process that renders templates, each in a fork with the limits of one: Python starts once, not for each prompt.
 

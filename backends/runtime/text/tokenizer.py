@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +99,16 @@ def parse_tokenizer(text: str, path: Path) -> Fast:
         raise WeftError(f"{path}: not a readable tokenizer: {error}") from error
 
 
+class Encoded(NamedTuple):
+    """Tokens of a text or of a pair: their ids and token types, the characters that each is of, and the part (0 or 1)
+    that it belongs to; None for the tokens around them."""
+
+    ids: list[int]
+    types: list[int]
+    offsets: list[tuple[int, int]]
+    parts: list[int | None]
+
+
 class Tokenizer:
     """The tokenizer.json of a compiled folder, without the padding and truncation it may ask for.
 
@@ -118,12 +128,29 @@ class Tokenizer:
 
         Longer text is cut, inside what is put around it, to `limit` tokens. Raises WeftError where it is no Unicode.
         """
-        check_text("a text", text)
+        return self.encode_parts(text, limit=limit, special=special).ids
+
+    def encode_parts(
+        self, text: str, pair: str | None = None, limit: int | None = None, special: bool = True
+    ) -> Encoded:
+        """The tokens of `text`, or of it and its `pair`, with their types and places; cut as by `encode`, the longer of
+        a pair first. Raises WeftError as `encode` does."""
+        for one in (text, pair or ""):
+            check_text("a text", one)
         if limit is not None:
             self._fast.enable_truncation(limit)
-        ids = list(self._fast.encode(text, add_special_tokens=special).ids)
+        made = self._fast.encode(text, pair, add_special_tokens=special)
         self._fast.no_truncation()
-        return ids
+        return Encoded(list(made.ids), list(made.type_ids), list(made.offsets), list(made.sequence_ids))
+
+    def token(self, index: int) -> str:
+        """The token with that id, as the vocabulary has it; the id itself where it has none."""
+        return str(self._fast.id_to_token(index) or index)
+
+    def find(self, token: str) -> int | None:
+        """The id of `token`; None if there is none."""
+        found: int | None = self._fast.token_to_id(token)
+        return found
 
     def encode_batch(self, texts: Sequence[str], limit: int | None = None) -> list[list[int]]:
         """The tokens of each of `texts` as of `encode`, on all cores."""

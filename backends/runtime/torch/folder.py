@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,7 @@ class TorchEncoder(Encoder):
         if HIDDEN not in self._order:
             raise WeftError(f"{self.folder}: its outputs are {', '.join(self._order)}, so it is not an encoder")
 
-    def _run(self, values: Mapping[str, NDArray[Any]], output: str) -> Floats:
+    def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
         import torch
 
         from .decoder import failures
@@ -86,8 +86,7 @@ class TorchEncoder(Encoder):
         with failures(str(self.folder)), torch.inference_mode():
             every = self.model(**inputs)
         every = every if isinstance(every, tuple) else (every,)
-        made: Floats = every[self._order.index(output)].float().cpu().numpy()
-        return made
+        return [every[self._order.index(name)].float().cpu().numpy() for name in names]
 
 
 def _opened(facts: Facts, device: str, threads: int | None, whole: bool = True) -> tuple[Any, Any]:

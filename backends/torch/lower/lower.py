@@ -142,13 +142,13 @@ def pick_last(emitter: Emitter, value: Value, scope: str) -> None:
     emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", operand, last, name="x", replaces=0)
 
 
-def needed(program: Program) -> list[Statement]:
-    """The statements that outputs depend on, in order."""
+def needed(program: Program, given: Collection[Operand] = ()) -> list[Statement]:
+    """The statements that outputs depend on, in order, but those that make what is `given`."""
     needed: set[Operand] = set(program.outputs.values())
     statements = []
     for s in reversed(program.statements):
-        if not s.results or needed.intersection(s.results):
+        if (not s.results and not given) or needed.intersection(s.results):
             statements.append(s)
-            needed.update(s.operands)
+            needed.update(o for o in s.operands if o not in given)
     statements.reverse()
     return statements

@@ -12,7 +12,7 @@ from weft.ir.op import Trait
 
 from ...torch.codegen.structure import structure
 from ...torch.lower.lower import emit, legal_form, needed, read_weights
-from ...torch.program.statements import Program, Statement, Var
+from ...torch.program.statements import Operand, Program, Statement, Var
 from ..numbers.fields import Fields
 from ..numbers.naming import named_numbers
 from . import attention, dense, experts, relative
@@ -87,6 +87,8 @@ def _lower_side(whole: Graph, side: Side, fields: Fields, functions: Mapping[str
     if not isinstance(made, Var):
         raise WeftError(f"{graph.name} makes no hidden states: its output is a weight")
     own = {name: text for name, text in e.program.functions.items() if name not in functions}
+    if "task" in graph.meta:
+        return _with_task(whole, side, e, outputs, made, fields, masks, own)
     base = Program(graph.name, e.program.inputs, outputs, e.program.statements, functions=own)
     above = None
     if head is not None:
@@ -102,6 +104,38 @@ def _lower_side(whole: Graph, side: Side, fields: Fields, functions: Mapping[str
     return Lowered(whole, graph, side.name, side.names, base, above, made, fields, e, masks)
 
 
+def _with_task(
+    whole: Graph,
+    side: Side,
+    e: ShellEmitter,
+    outputs: Mapping[str, Operand],
+    hidden: Var,
+    fields: Fields,
+    masks: str,
+    functions: dict[str, str],
+) -> Lowered:
+    """The model of a graph with a head: what makes its scores of the outputs of its base model is the head's."""
+    graph = side.graph
+    cut = {hidden: "hidden_states", e.attention_mask: "attention_mask", e.given["input_ids"]: "input_ids"}
+    pooled = outputs.get("pooler_output")
+    if isinstance(pooled, Var):
+        cut[pooled] = "pooler_output"
+    for var, name in cut.items():
+        var.name = name
+    made = {name: o for name, o in outputs.items() if name not in ("last_hidden_state", "pooler_output")}
+    above = Program(graph.name, [], made, e.program.statements)
+    above.statements = needed(above, cut)
+    read = {o for s in above.statements for o in s.operands}
+    above.inputs = [var for var in cut if var in read]
+    kept = {name: o for name, o in outputs.items() if name not in made}
+    base = Program(graph.name, e.program.inputs, kept, e.program.statements, functions=functions)
+    base.statements = needed(base)
+    for program in (base, above):
+        program.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(program)}
+        program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
+    return Lowered(whole, graph, side.name, side.names, base, above, hidden, fields, e, masks)
+
+
 def _unlike(lowered: Lowered) -> bool:
     """Return whether one class would stand for attentions that differ in what it holds of them."""
     known: dict[Hashable, tuple[str, str, bool]] = {}
@@ -115,9 +149,10 @@ def _unlike(lowered: Lowered) -> bool:
 
 def _head(graph: Graph) -> tuple[Value, Node | None]:
     """Return what a base model makes, and the linear map that makes logits of it; None for a model without logits."""
-    value = graph.outputs.get("logits")
-    if value is None:
-        return next(iter(graph.outputs.items()))[1], None
+    value, task = graph.outputs.get("logits"), graph.meta.get("task")
+    if value is None or task is not None:
+        node = value.producer if value is not None and task == "fill-mask" else None  # which may be tied
+        return graph.outputs.get("last_hidden_state") or next(iter(graph.outputs.items()))[1], node
     while value.producer is not None and value.producer.op is not ops.linear:
         if Trait.ELEMENTWISE not in value.producer.op.traits:
             break

@@ -74,8 +74,8 @@ def finish_masks(e: ShellEmitter) -> str:
     arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])
     if len(kinds) <= 1 and all(kind in STANDARD and kind != RECURRENT for kind in kinds):
         for kind, mask in kinds.items():
-            cacheless = ", past_key_values=None" if kind != BOTH and most == 2 else ""  # a causal encoder
-            mask.statement.text = f"{STANDARD[kind]}({arguments}{cacheless})"
+            cache = ", None" if mask.causal and not e.decodes else ""
+            mask.statement.text = f"{STANDARD[kind]}({arguments}{cache})"
         return ""
     masks = Var("masks", type="dict[str, Any]")
     first = max((mask.statement for mask in kinds.values()), key=lambda s: len(s.operands))

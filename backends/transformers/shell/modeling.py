@@ -11,6 +11,7 @@ from typing import Any
 
 import jinja2
 
+from weft.ir.errors import WeftError
 from weft.ir.graph import Param
 
 from ...torch.codegen.docstrings import model_doc
@@ -64,6 +65,8 @@ IMPORTS = snippets.IMPORTS | {
             "Seq2SeqLMOutput",
             "Seq2SeqModelOutput",
             "MoeCausalLMOutputWithPast",
+            *("SequenceClassifierOutput", "TokenClassifierOutput", "QuestionAnsweringModelOutput", "MaskedLMOutput"),
+            *("MultipleChoiceModelOutput", "NextSentencePredictorOutput"),
         )
     },
     "ALL_ATTENTION_FUNCTIONS": "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS",
@@ -90,13 +93,13 @@ def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
     usual = initializer_range([p for side in sides for p in side.base.weights.values()])
     for side in sides:
         bases.append(base_model(side, name, config, usual, bases))
-    head = _head(sides[0], config)
+    head = _head(sides[0], config, bases[0])
     shown = bases[::-1]  # an encoder before its decoder
     given: dict[str, Any] = {
         "stem": stem,
         "config": config,
         "name": name,
-        "classes": [c for base in shown for c in base.classes],
+        "classes": [*(c for base in shown for c in base.classes), *(head["classes"] if head else [])],
         "bases": shown,
         "blocks": {kind for base in bases for kind in base.blocks},
         "indexed": {k for b in bases for k, m in b.inner.items() if _is_indexed(b, m)},
@@ -108,6 +111,7 @@ def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
         "losses": [base for base in bases if "aux_loss" in base.lowered.base.outputs],
         "plain": {base.name: plain_output(base.lowered) for base in bases},
         "head": head,
+        "task": task_class(sides[0].graph.meta.get("task")),
         "tied": tied_weights(sides),
         "tied_base": tied_weights(sides, head=False),
         "shares_embedding": _shares_embedding(sides),
@@ -198,18 +202,47 @@ def _forgets(base: BaseModel) -> bool:
     return bool(base.lowered.emitter.crosses) and set(base.kinds) != {FULL}
 
 
-def _head(lowered: Lowered, config: str) -> dict[str, list[str]] | None:
-    """The lines that make a head's modules, and those that make logits of hidden states."""
+def _head(lowered: Lowered, config: str, base: BaseModel) -> dict[str, Any] | None:
+    """The lines that make a head's modules, and those that make logits of hidden states; the classes of its parts, and
+    the outputs of its base model that it reads."""
     if lowered.head is None:
         return None
     method = structure(lowered.head)
-    writer = ShellWriter(lowered.head, lowered.emitter, "Head", config, "", None)
-    writer.keeps_any = False
+    writer = ShellWriter(lowered.head, lowered.emitter, "TopOfHead", config, "", None)
+    writer.keeps_any, writer.known = False, base.writer.known | base.writer.written
     name = writer.write(method)
-    made = writer.classes[name]
+    made = writer.classes.pop(name)
     read_config(lines := [*made.lines], made.init, None)
-    lines[-1] = lines[-1].replace("return ", "logits = ", 1)
-    return {"init": made.init, "lines": [line for line in lines if line != "logits = logits"]}
+    names = ", ".join(lowered.head.outputs)
+    lines[-1] = lines[-1].replace("return ", f"{names} = ", 1)
+    others = [c for key, c in writer.classes.items() if key not in writer.reused]
+    for part in others:
+        read_config(
+            part.lines, part.init, {line.split(" ")[0].removeprefix("self.").split(".")[0] for line in part.init}
+        )
+    lines = [line for line in lines if line != f"{names} = {names}"]
+    return {"init": made.init, "lines": lines, "classes": others, "inputs": [v.name for v in lowered.head.inputs]}
+
+
+TASKS = {  # task -> what its class is called, the class of its outputs, and the arguments with which it has a loss
+    "text-classification": ("SequenceClassification", "SequenceClassifierOutput", ("labels",)),
+    "token-classification": ("TokenClassification", "TokenClassifierOutput", ("labels",)),
+    "question-answering": ("QuestionAnswering", "QuestionAnsweringModelOutput", ("start_positions", "end_positions")),
+    "fill-mask": ("MaskedLM", "MaskedLMOutput", ("labels",)),
+    "multiple-choice": ("MultipleChoice", "MultipleChoiceModelOutput", ("labels",)),
+    "next-sentence-prediction": ("NextSentencePrediction", "NextSentencePredictorOutput", ("labels",)),
+}
+
+
+def task_class(task: str | None) -> tuple[str, str, tuple[str, ...]] | None:
+    """Return what the class for a `task` is called, what it returns and is given; None for a model without one.
+
+    Raises:
+        WeftError: if transformers has no such class.
+    """
+    if task is not None and task not in TASKS:
+        raise WeftError(f"target transformers writes no models for {task}; it does for {', '.join(TASKS)}")
+    return None if task is None else TASKS[task]
 
 
 def _library() -> dict[str, Snippet]:

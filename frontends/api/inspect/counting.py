@@ -68,6 +68,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     return Inspection(
         source=model.description,
         kind=str(graph.meta.get("kind", "model")),
+        task=graph.meta.get("task"),
         model_type=graph.meta.get("model_type"),
         vocab=graph.meta.get("vocab"),
         context=context,

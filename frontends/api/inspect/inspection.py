@@ -45,6 +45,7 @@ class Inspection:
 
     source: str
     kind: str
+    task: str | None
     model_type: str | None
     vocab: int | None
     context: int | None
@@ -86,6 +87,8 @@ def facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
     stored = ", ".join(f"{count(n)} as {dtype}" for dtype, n in inspection.parameters_by_storage.items())
     kind, family = inspection.kind, inspection.model_type
     yield "model", f"{inspection.source}: {f'{family} ' if family and family not in inspection.source else ''}{kind}"
+    if inspection.task is not None:
+        yield "head", inspection.task
     yield "parameters", f"{inspection.parameters:,} ({stored}{'; random, no checkpoint' if inspection.random else ''})"
     if inspection.active_parameters != inspection.parameters:
         yield "active", f"{inspection.active_parameters:,} per token ({count(inspection.active_parameters)})"

@@ -302,7 +302,7 @@ def _interpreted(model: Model, texts: _Texts, progress: Progress) -> _Reference:
     """One full pass of the source's graph in float64."""
     graph, inside, done = model.graph, dict[str, Array](), 0
     kept = max(texts.watched, len(texts.source))
-    output = "logits" if "logits" in graph.outputs else "last_hidden_state"
+    output = "logits" if "logits" in graph.outputs and "task" not in graph.meta else "last_hidden_state"
     if output not in graph.outputs:
         raise WeftError(f"{model.description}: it has neither logits nor last_hidden_state to compare")
 

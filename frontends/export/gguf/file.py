@@ -66,6 +66,8 @@ def write_gguf(
     wanted = None if dtype is None else dtypes.parse(dtype, map(str, KINDS))
     if wanted is not None and wanted not in KINDS:
         raise WeftError(f"a GGUF file cannot be written in {wanted}; choose {', '.join(map(str, KINDS))}")
+    if "task" in model.graph.meta:
+        raise WeftError(f"{model.spec} has a head for {model.graph.meta['task']}, which weft writes to hf folders only")
     found = fit(model, partial(_candidates, model), "architecture of llama.cpp")
     reader = model.graph.reader
     kept = choose(found.tensors, reader, weights, refusal, note)

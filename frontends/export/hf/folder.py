@@ -23,6 +23,7 @@ from ...formats.hf import Folder, text_side
 from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, Family, describe
+from ...models.heads import head_config, with_head
 from ..codes import choose, counted_layouts, shortened
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import proposals
@@ -140,7 +141,7 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
         return name != family, ("moe" in FAMILIES[name].settings) != sparse
 
     for name, settings in proposals(model, graph, family, sorted(exported(), key=unlikely)):
-        config = propose(name, settings)
+        config = propose(name, settings) | head_config(FAMILIES[name], graph.meta)
         with contextlib.suppress(WeftError):  # a family that cannot say this, whatever else it can
             yield _candidate(name, {**config, **_tokens(model)}, {})
 
@@ -157,10 +158,11 @@ def _text_alone(table: Family, text: Mapping[str, Any], shapes: Mapping[str, Sha
 def _candidate(
     name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape], source: Folder | None = None
 ) -> Candidate:
-    table = FAMILIES[name]
+    keys, title = frozenset(shapes), f"the config of a {name} model"
+    table = with_head(FAMILIES[name], config, keys, title)
     if source is not None and source.sentence is not None:
-        table = source.sentence.table(table, config)
-    loaded = describe(table, config, frozenset(shapes), f"the config of a {name} model")
+        table = source.sentence.table(FAMILIES[name], config)
+    loaded = describe(table, config, keys, title)
     return Candidate(name, config, loaded, shapes)
 
 

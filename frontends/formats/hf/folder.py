@@ -14,11 +14,13 @@ from weft.passes.library.positions.multimodal_rope import INTERLEAVED, SECTIONS
 
 from ...models.closest import closest
 from ...models.families import FAMILIES, Family, Loaded, load
+from ...models.heads import check_head, with_head, with_tokens
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, REFUSED, SAME
 from .adapter import Adapter
 from .contents import unread_files, unread_generation
 from .merging import load_merged
 from .quantized import dequantized
+from .ranking import LOGIT_SCORE, check_tokens, modules, rank_facts, score_tokens
 from .safetensors import SafetensorsReader, weight_files
 from .sentence import Sentence, read_sentence, transformer_home
 from .tokens.added import named_token
@@ -59,7 +61,8 @@ class Folder:
             if "quantization_config" not in config and (path / name).is_file():
                 config["quantization_config"] = {"quant_method": method, **read_json(path / name)}
         said = read_json(generation) if generation.is_file() else {}
-        return cls(path, config, said, read_sentence(root, config))
+        pairs = modules(root).keys() <= {"Transformer", LOGIT_SCORE}  # a cross-encoder, whose class says the rest
+        return cls(path, config, said, None if pairs else read_sentence(root, config))
 
     @property
     def tokenizer_files(self) -> list[Path]:
@@ -155,14 +158,25 @@ def load_folder(
         table, config = side
     else:
         raise _unknown(folder, source)
-    weights, merged = folder.weights(), list[Adapter]()
+    weights, merged, tokens = folder.weights(), list[Adapter](), score_tokens(path)
     if sentence is not None:
         config = sentence.config(config)
+        config.pop("architectures", None)  # the base model is what such a folder uses
         table, weights = sentence.table(table, config), sentence.joined(weights)
+    elif tokens:
+        check_tokens(tokens, config.get("vocab_size"), source)
+        table = with_tokens(table, config, frozenset(weights.keys()), source, tokens)
+    else:
+        table = with_head(table, config, frozenset(weights.keys()), source)
     if adapters:
         loaded, merged = load_merged(table, config, weights, source, adapters)
     else:
         loaded = load(table, config, weights, source)
+    if not tokens:
+        left = [*loaded.ignored, *loaded.unread]
+        check_head(table, config, left, source, "logits" in loaded.graph.outputs)
+    if loaded.graph.meta.get("task") == "text-classification":
+        loaded.graph.meta["rank"] = rank_facts(path, config)
     origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
     if merged:
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]

@@ -19,6 +19,8 @@ from weft.passes.analysis.states import SOUND, manifest_records, max_source, tak
 
 from ...model import Model
 
+TASK_FACTS = ("task", "labels", "problem_type", "rank")  # of models with a head
+
 
 def record(
     graph: Graph, target: Backend, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
@@ -37,12 +39,12 @@ def record(
         "vocab": meta.get("vocab"),
         "parameters": parameter_count(graph),
         "max_length": length,
-        "logits": None if logits is None else "last" if logits.shape[1] == 1 else "all",
+        "logits": None if logits is None or "task" in meta else "last" if logits.shape[1] == 1 else "all",
         "eos_token_ids": meta.get("eos_token_ids", []),
         "bos_token_id": meta.get("bos_token_id"),
         "pad_token_id": meta.get("pad_token_id"),
         **(_of_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
-        **{name: meta[name] for name in ("pooling", "normalize", "sentence") if name in meta},
+        **{name: meta[name] for name in ("pooling", "normalize", "sentence", *TASK_FACTS) if name in meta},
         **manifest_records(graph, taken_states(graph)),
         "compares_tokens": any(Trait.COMPARES in node.op.traits for node in graph.nodes),
         "pipeline": pipeline,

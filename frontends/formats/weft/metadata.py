@@ -10,6 +10,7 @@ from weft.backends.transformers.embedding import KINDS as EMBEDDING
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 
+from ...dsl.heads import TASKS
 from ..hf.folder import SPECIAL_TOKENS
 
 
@@ -53,6 +54,8 @@ _FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(_COUNTS, ("positive integer", _count)),
     **dict.fromkeys(SPECIAL_TOKENS, ("token", _token)),
     "eos_token_ids": ("list of tokens", _tokens),
+    "task": (f"task: {', '.join(TASKS)}", lambda value: value in TASKS),
+    "labels": ("list of names", lambda value: isinstance(value, list) and all(isinstance(n, str) for n in value)),
     "residual_scale": ("positive number", lambda value: type(value) in (int, float) and value > 0),
     "sentence": (f"record of modules: {', '.join(EMBEDDING)}", _sentence),
     "source": ("source, which has a format and a path", _source),

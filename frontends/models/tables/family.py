@@ -23,8 +23,7 @@ Rule = Callable[[Config], Any]  # of a setting
 Model = Decoder | Encoder | EncoderDecoder | ImageEncoder | AudioEncoder
 REQUIRED = object()
 SENTENCE = "pooling of sentence-transformers"  # the key of a config under which its folder's reader puts it
-# Heads, which stand without the prefix of the model below them.
-_OUTSIDE = ("lm_head", "embed_out", "decoder.weight", "decoder.bias")
+_OUTSIDE = ("lm_head", "embed_out", "decoder.weight", "decoder.bias", "score", "classifier", "qa_outputs")  # heads
 _ABSENT = object()
 UNFIT = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a wrong value raises somewhere
 _HINTS = get_type_hints(Settings)
@@ -217,11 +216,12 @@ class Family(Table):
     """All that weft knows of a model family: the table of its Hugging Face folders and what it is elsewhere.
 
     `transformers` is the class that loads an exported folder (without one nothing is exported to the family), `gguf`
-    the architecture of its GGUF files.
+    the architecture of its GGUF files, `tasks` the `Head` of each class, by what its name ends with.
     """
 
     transformers: str = ""
     gguf: Architecture | None = None
+    tasks: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
         """The settings of a `config`; of a setting spelled twice the spelling that counts in transformers."""

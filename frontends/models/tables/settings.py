@@ -35,6 +35,7 @@ from ...dsl import (
     SinusoidalDistances,
     SoundStem,
     T5Bias,
+    TaskHead,
     Temperature,
     TransientGlobals,
 )
@@ -142,6 +143,7 @@ class Settings:
     head_transform: HeadTransform | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    head: TaskHead | None = None
     stem: SoundStem | None = None  # of encoders of sound
     image: int = 0  # pixels on a side, of encoders of images
     patch: int = 0
@@ -215,6 +217,7 @@ def build(s: Settings) -> Decoder | Encoder | EncoderDecoder | ImageEncoder | Au
             raise WeftError(f"{name}={getattr(s, name)} must be positive")
     if s.kind == "encoder-decoder":
         decoder = _decoder(replace(s, **s.decoder), cross=True)
+        s = replace(s, head=None)
         return EncoderDecoder(_encoder(s) if s.stem is None else _audio_encoder(s), decoder, s.share_embeddings)
     if s.kind == "audio-encoder":
         return _audio_encoder(s)
@@ -225,7 +228,7 @@ def build(s: Settings) -> Decoder | Encoder | EncoderDecoder | ImageEncoder | Au
 
 def _image_encoder(s: Settings) -> ImageEncoder:
     layers, block = _layers(s)
-    norm = _norm(s)
+    norm = norm_of(s)
     own = {
         "layers": layers,
         "block": block,
@@ -241,14 +244,14 @@ def _image_encoder(s: Settings) -> ImageEncoder:
 def _audio_encoder(s: Settings) -> AudioEncoder:
     layers, block = _layers(s)
     norms = {
-        "embed_norm": _norm(s) if s.embed_norm else None,
-        "final_norm": None if s.arrangement == "post" else _norm(s),
+        "embed_norm": norm_of(s) if s.embed_norm else None,
+        "final_norm": None if s.arrangement == "post" else norm_of(s),
     }
     return AudioEncoder(**_named_alike(AudioEncoder, s) | {"layers": layers, "block": block} | norms)
 
 
 def _encoder(s: Settings) -> Encoder:
-    return Encoder(**_model(Encoder, s) | {"final_norm": None if s.arrangement == "post" else _norm(s)})
+    return Encoder(**_model(Encoder, s) | {"final_norm": None if s.arrangement == "post" else norm_of(s)})
 
 
 def _decoder(s: Settings, cross: bool = False) -> Decoder:
@@ -263,14 +266,14 @@ def _named_alike(module: type, s: _Layer) -> dict[str, Any]:
 def _model(module: type[Decoder | Encoder], s: Settings, cross: bool = False) -> dict[str, Any]:
     """The arguments that a decoder and an encoder have in common."""
     layers, block = _layers(s, cross)
-    embed_norm = _norm(s) if s.embed_norm else None
+    embed_norm = norm_of(s) if s.embed_norm else None
     own = {"layers": layers, "block": block, "positions": _positions(s), "embed_norm": embed_norm}
     return _named_alike(module, s) | own
 
 
 def _layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
     """The arguments `layers` and `block` of a model."""
-    norm, own = _norm(s), s.shared_layers or s.layers
+    norm, own = norm_of(s), s.shared_layers or s.layers
     if s.layers % own:
         raise WeftError(f"shared_layers={own} does not divide layers={s.layers}")
     blocks: list[Any] = [_layer(s, i).block or _block(_layer(s, i), norm, cross) for i in range(own)]
@@ -314,7 +317,8 @@ def _feed_forward(s: _Layer, norm: Norm) -> MLP | GatedMLP | None:
     return (GatedMLP if s.gated else MLP)(s.ffn, ACTIVATIONS[s.activation], s.ffn_bias, sub_norm=sub_norm)
 
 
-def _norm(s: Settings) -> Norm:
+def norm_of(s: Settings) -> Norm:
+    """The norm that settings name."""
     if s.norm == "rms":
         return RMSNorm(s.eps, s.norm_weight)
     return LayerNorm(s.eps, s.norm_weight, s.norm_weight and s.norm_bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,9 @@ def test_gguf_equals_its_folder(arch: str, index: int, save: Any, write: Write) 
     }
     options = {"kind": kinds[arch]} if arch in kinds else {}
     _, folder = save(model_type, pad_token_id=0, **options, **config)
+    if arch in ENCODERS:  # a GGUF file has no head
+        text = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**text, "architectures": None}))
     longrope = {"rope_factors_short.weight": SHORT, "rope_factors_long.weight": LONG}
     extra = (
         {name: np.array(x, np.float32) for name, x in longrope.items()}

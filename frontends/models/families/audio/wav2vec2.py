@@ -6,6 +6,7 @@ from weft.ir.recipes import Map, Recipe, Reshape, Scale
 from weft.ir.recipes.matrices import Norms
 
 from ....dsl import Convolution, GroupNorm, LayerNorm, PositionalConvolution, SoundStem
+from ...heads import Head
 from ...tables.family import Config, Family, Fetch, key
 from ...tables.settings import ACTIVATIONS, Settings
 
@@ -90,6 +91,15 @@ WAV2VEC2 = Family(
         "layers.{i}.ffn.down": f"{_LAYER}.feed_forward.output_dense",
     },
     prefix="wav2vec2.",
+    tasks={
+        "ForCTC": Head("ctc", "lm_head", labels=key("vocab_size")),
+        "ForSequenceClassification": Head(
+            *("audio-classification", "classifier", "mean", "projector"),
+            activation=None,
+            width=key("classifier_proj_size", default=256),
+            refuse={"use_weighted_layer_sum": (False, None)},
+        ),
+    },
     unused=(
         *("*masked_spec_embed", "quantizer.*", "project_q.*", "project_hid.*"),  # of the training
         *("lm_head.*", "*classifier.*", "projector.*", "layer_weights"),  # heads

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....dsl import ALiBi
+from ...heads import GPT_HEADS
 from ...tables import gguf
 from ...tables.family import Config, Family, key
 from ...tables.rope_config import context_of, rope_of
@@ -45,6 +46,7 @@ BLOOM = Family(
         "lm_head": "lm_head",
     },
     prefix="transformer.",
+    tasks=GPT_HEADS,
     unused=("lm_head.weight",),
     refuse={"apply_residual_connection_post_layernorm": (False, None)},
     gguf=BLOOM_GGUF,

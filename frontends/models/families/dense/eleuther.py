@@ -7,6 +7,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 
 from ....dsl import RoPE
+from ...heads import GPT_HEADS
 from ...tables import gguf
 from ...tables.family import Config, Loader, key, required
 from ...tables.rope_config import rope_of, rope_with
@@ -99,6 +100,7 @@ GPT_NEOX = LLAMA.but(
         "lm_head": "embed_out",
     },
     prefix="gpt_neox.",
+    tasks=GPT_HEADS,
     unused=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq", "embed_out.weight"),
     transformers="GPTNeoXForCausalLM",
     gguf=gguf.UNGATED.but(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...heads import GPT_HEADS
 from ...tables import gguf
 from ...tables.family import Config, Family, Loader, key
 from ...tables.templates import packed_parts, transposed
@@ -53,6 +54,7 @@ GPT2 = Family(
         "lm_head": "lm_head",
     },
     prefix="transformer.",
+    tasks=GPT_HEADS,
     unused=("*.attn.bias", "*.attn.masked_bias", "lm_head.weight"),
     refuse={"add_cross_attention": (False, None)},
     transformers="GPT2LMHeadModel",

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....dsl import RoPE
+from ...heads import GENERIC_HEADS
 from ...tables import gguf
 from ...tables.family import Config, Family, Loader, Rule, key
 from ...tables.rope_config import context_of, rope_of, rope_of_gguf, rope_with
@@ -50,6 +51,7 @@ LLAMA = Family(
     names=NAMES,
     prefix="model.",
     unused=("*.rotary_emb.inv_freq", "lm_head.weight"),
+    tasks=GENERIC_HEADS,
     transformers="LlamaForCausalLM",
     gguf=LLAMA_GGUF,
 )

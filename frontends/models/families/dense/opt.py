@@ -6,6 +6,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
+from ...heads import GPT_HEADS
 from ...tables.family import Config, Family, key
 
 
@@ -52,6 +53,7 @@ OPT = Family(
         "lm_head": "lm_head",
     },
     prefix="model.decoder.",
+    tasks=GPT_HEADS,
     unused=("lm_head.weight",),
     refuse={"_remove_final_layer_norm": (False, None)},
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...heads import BASE, BERT_HEADS, ROBERTA_HEADS, Head, language_model, pretrained
 from ...tables import gguf
 from ...tables.family import Config, Family, key
 
@@ -44,6 +45,7 @@ BERT = Family(
     },
     prefix="bert.",
     found={"pooler": lambda keys: any(k.endswith("pooler.dense.weight") for k in keys)},
+    tasks=BERT_HEADS,
     unused=("*embeddings.position_ids", "cls.*", "classifier.*", "qa_outputs.*"),
     refuse={"is_decoder": (False, None), "position_embedding_type": ("absolute", None)},
     aliases={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
@@ -72,7 +74,8 @@ ROBERTA = BERT.but(
     "xlm-roberta",
     "camembert",
     prefix="roberta.",
-    unused=("*embeddings.position_ids", "lm_head.*", "classifier.*"),
+    unused=("*embeddings.position_ids", "lm_head.*", "classifier.*", "qa_outputs.*"),
+    tasks=ROBERTA_HEADS,
     context=_positions,
     learned_positions=_positions,
     position_offset=lambda c: key("pad_token_id", default=1)(c) + 1,
@@ -82,6 +85,7 @@ DATA2VEC_TEXT = ROBERTA.but("data2vec-text", prefix="data2vec_text.")
 
 SHARED = "encoder.albert_layer_groups.{i}.albert_layers.0"
 
+_words = language_model("predictions", "dense", "LayerNorm", activation=BASE)
 ALBERT = BERT.but(
     "albert",
     names={
@@ -97,6 +101,13 @@ ALBERT = BERT.but(
     prefix="albert.",
     found={"pooler": lambda keys: bool(keys & {"pooler.weight", "albert.pooler.weight"})},
     unused=("*embeddings.position_ids", "predictions.*", "sop_classifier.*", "classifier.*"),
+    tasks={
+        "ForMaskedLM": _words,
+        "ForPreTraining": pretrained(
+            _words, Head("next-sentence-prediction", "sop_classifier.classifier", "pooler"), "sop_logits"
+        ),
+        "ForNextSentencePrediction": None,
+    },
     refuse={"inner_group_num": (1, None)},
     embed_dim=key("embedding_size", default=128),
     shared_layers=key("num_hidden_groups", default=1),

@@ -6,11 +6,12 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape, Slice
 
 from ....dsl import SpanConvAttention
+from ...heads import BASE, Head, dense_first
 from ...tables.family import Config, Fetch, Template, key
 from ...tables.settings import Settings
 from ...tables.templates import block_diagonal
 from .bert import BERT, LAYER
-from .relatives import narrower
+from .relatives import ELECTRA, narrower
 
 
 def _grouped(name: str, groups: str) -> Template:
@@ -103,6 +104,12 @@ CONVBERT = BERT.but(
         "layers.{i}.ffn.down": _stacked(f"{LAYER}.output.dense", down=True),
     },
     prefix="convbert.",
+    tasks={
+        "ForSequenceClassification": dense_first(BASE),
+        "ForMultipleChoice": Head("multiple-choice", "classifier", "last"),
+        "ForMaskedLM": ELECTRA.tasks["ForMaskedLM"],
+        **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
+    },
     found={"pooler": None},
     unused=(*BERT.unused, "generator_*"),
     embed_dim=narrower("embedding_size", 768),
@@ -139,6 +146,11 @@ NYSTROMFORMER = BERT.but(
     "nystromformer",
     names={"layers.{i}.attn.conv": _kernels},
     prefix="nystromformer.",
+    tasks={
+        "ForSequenceClassification": dense_first(BASE),
+        "ForMultipleChoice": Head("multiple-choice", "classifier", "first", "pre_classifier", activation="relu"),
+        **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
+    },
     found={"pooler": None},
     eps=key("layer_norm_eps", default=1e-5),
     activation=key("hidden_act", default="gelu_new"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe
 
 from ....dsl import MLP, Block, ConvolvedBlock, DisentangledAttention, LayerNorm, RelativeTable
+from ...heads import Head
 from ...tables.family import Config, Fetch, Template, key, required
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import packed
@@ -66,6 +69,10 @@ def _width(config: Config) -> int:
     return width
 
 
+_POOLED = Head(
+    *("text-classification", "classifier", "first", "pooler.dense"),
+    activation=key("pooler_hidden_act", default="gelu"),
+)
 DEBERTA_V2 = BERT.but(
     "deberta-v2",
     inert=("pooler_hidden_size", "pooler_hidden_act"),
@@ -80,6 +87,12 @@ DEBERTA_V2 = BERT.but(
     },
     prefix="deberta.",
     found={"pooler": None},
+    tasks={
+        "ForSequenceClassification": _POOLED,
+        "ForMultipleChoice": replace(_POOLED, task="multiple-choice"),
+        "ForMaskedLM": replace(BERT.tasks["ForMaskedLM"], refuse={"legacy": (True, None)}),
+        **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
+    },
     unused=(
         *BERT.unused,
         "*embeddings.position_embeddings.weight",

@@ -12,6 +12,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe
 
 from ....dsl import BlockSparse, FourierMixing, RMSNorm, T5Bias, TransientGlobalAttention, TransientGlobals
+from ...heads import BASE, dense_first
 from ...tables.family import Config, Fetch, Rule, Template, key
 from ...tables.settings import Settings
 from ..seq2seq.bart import BART
@@ -32,6 +33,7 @@ def _windows(layers: str) -> Rule:
 LONGFORMER = ROBERTA.but(
     "longformer",
     prefix="longformer.",
+    tasks=dict.fromkeys(("ForSequenceClassification", "ForQuestionAnswering", "ForMultipleChoice")),  # global attention
     unused=(*ROBERTA.unused, "qa_outputs.*"),
     idle=("*_global.*",),
     window=_windows("num_hidden_layers"),
@@ -144,6 +146,7 @@ BIG_BIRD = BERT.but(
     "big_bird",
     names={"pooler": "pooler"},
     found={"pooler": lambda keys: not keys.isdisjoint(("pooler.weight", "bert.pooler.weight"))},
+    tasks={"ForSequenceClassification": dense_first(BASE), "ForQuestionAnswering": None},  # its code masks the question
     sparse=_blocks,
     activation=key("hidden_act", default="gelu_new"),
     embed_scale=lambda c: key("hidden_size")(c) ** 0.5 if c.get("rescale_embeddings") else 1.0,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Add, Recipe, Take
 
 from ....dsl import MLP, AdaptedBlock, Attention, Block, LayerNorm, MaskScaling, RoPE, T5Bias
+from ...heads import BASE, ROBERTA_HEADS, SPANS, Head, dense_first, labels_of, language_model
 from ...tables.family import Config, Fetch, Rule, Template, key, required
 from ...tables.settings import ACTIVATIONS, Settings
 from .bert import BERT, LAYER, ROBERTA
 
+_PRE = Head("text-classification", "classifier", "first", "pre_classifier", activation="relu")
 DISTILBERT = BERT.but(
     "distilbert",
     inert=("sinusoidal_pos_embds",),
@@ -25,6 +28,18 @@ DISTILBERT = BERT.but(
     },
     prefix="distilbert.",
     found={"pooler": None},
+    tasks={
+        "ForSequenceClassification": _PRE,
+        "ForMultipleChoice": replace(_PRE, task="multiple-choice"),
+        "ForMaskedLM": Head(
+            *("fill-mask", "vocab_projector"),
+            dense="vocab_transform",
+            norm="vocab_layer_norm",
+            activation=BASE,
+            tied=key("tie_word_embeddings", default=True),
+        ),
+        **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
+    },
     unused=("vocab_*", "*classifier.*", "qa_outputs.*", "*embeddings.position_ids"),
     dim=key("dim"),
     layers=key("n_layers"),
@@ -52,6 +67,27 @@ ELECTRA = BERT.but(
     names={"embed_proj": "embeddings_project"},
     prefix="electra.",
     found={"pooler": None},
+    tasks={
+        "ForSequenceClassification": dense_first("gelu"),
+        "ForMultipleChoice": Head(
+            *("multiple-choice", "classifier", "first", "sequence_summary.summary"),
+            activation=key("summary_activation", default="gelu"),
+            refuse={"summary_type": ("first", None)},
+        ),
+        "ForMaskedLM": Head(
+            *("fill-mask", "generator_lm_head"),
+            dense="generator_predictions.dense",
+            norm="generator_predictions.LayerNorm",
+            activation="gelu",
+            tied=key("tie_word_embeddings", default=True),
+        ),
+        "ForPreTraining": Head(
+            *("replaced-token-detection", "discriminator_predictions.dense_prediction"),
+            dense="discriminator_predictions.dense",
+            activation=BASE,
+        ),
+        "ForNextSentencePrediction": None,
+    },
     unused=("*embeddings.position_ids", "discriminator_predictions.*", "generator_*", "classifier.*"),
     embed_dim=narrower("embedding_size", 128),
 )
@@ -59,6 +95,18 @@ REMBERT = BERT.but(
     "rembert",
     names={"embed_proj": "encoder.embedding_hidden_mapping_in"},
     prefix="rembert.",
+    tasks={
+        "ForMaskedLM": language_model(
+            "cls.predictions",
+            "dense",
+            "LayerNorm",
+            out_bias="",
+            activation=BASE,
+            tied=False,
+            width=key("output_embedding_size", default=1664),
+        ),
+        **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
+    },
     embed_dim=key("input_embedding_size", default=256),
 )
 BERT_GENERATION = BERT.but("bert-generation", found={"pooler": None}, unused=("lm_head.*",), token_types=0)
@@ -119,6 +167,7 @@ MPNET = BERT.but(
         "position_bias": "encoder.relative_attention_bias",
     },
     prefix="mpnet.",
+    tasks=ROBERTA_HEADS,
     unused=("*embeddings.position_ids", "lm_head.*", "classifier.*"),
     refuse={"relative_attention_num_buckets": (32, None)},  # transformers computes 32 whatever the config says
     context=_mpnet_positions,
@@ -139,6 +188,11 @@ def _one_language(config: Config) -> int:
     return 0
 
 
+_SUMMARY = {
+    "summary_type": ("first", None),
+    "summary_activation": (None,),
+    **dict.fromkeys(("summary_use_proj", "summary_proj_to_labels"), (True, None)),
+}
 XLM = BERT.but(
     "xlm",
     names={
@@ -154,6 +208,24 @@ XLM = BERT.but(
     },
     prefix="transformer.",
     found={"pooler": None},
+    tasks={
+        "ForSequenceClassification": Head("text-classification", "sequence_summary.summary", "first", refuse=_SUMMARY),
+        "ForQuestionAnsweringSimple": SPANS,
+        "ForQuestionAnswering": None,  # by beams of starts and ends
+        "ForMultipleChoice": Head(
+            *("multiple-choice", "logits_proj", "first", "sequence_summary.summary"),
+            activation=None,
+            refuse=_SUMMARY,
+            width=lambda c: len(found) if isinstance(found := labels_of(c), tuple) else found,
+        ),
+        "WithLMHeadModel": Head(
+            *("fill-mask", "pred_layer.proj"),
+            tied=key("tie_word_embeddings", default=True),
+            refuse={"asm": (False, None)},
+        ),
+        "ForMaskedLM": None,
+        **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
+    },
     unused=("*position_ids", "pred_layer.*", "qa_outputs.*", "sequence_summary.*", "*lang_embeddings.weight"),
     refuse={"causal": (False, None), "is_encoder": (True, None)},
     dim=key("emb_dim", "hidden_size", default=2048),

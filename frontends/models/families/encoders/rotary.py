@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from weft.ir.recipes import Full, Recipe
 
 from ....dsl import HeadTransform, LayerNorm, RoPE
+from ...heads import BASE, BERT_HEADS, ROBERTA_HEADS, TOKENS, Head, dense_first, language_model
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Rule, key
 from ...tables.rope_config import rope_of_gguf, rope_with, ropes_by_type
@@ -19,6 +21,18 @@ from .relatives import narrower
 EUROBERT = LLAMA.but(
     "eurobert",
     unused=("*.rotary_emb.inv_freq", "lm_head.*", "dense.*", "classifier.*"),
+    tasks={
+        "ForSequenceClassification": Head(
+            "text-classification",
+            "classifier",
+            lambda c: {"bos": "first"}.get(pool := c.get("classifier_pooling", "late"), pool),
+            "dense",
+            activation="gelu",
+        ),
+        "ForTokenClassification": TOKENS,
+        "ForQuestionAnswering": None,
+        "ForMaskedLM": Head("fill-mask", "lm_head", bias=False, tied=key("tie_word_embeddings", default=False)),
+    },
     kind="encoder",
     eps=key("rms_norm_eps", default=1e-5),
     gguf=gguf.BASE.but("eurobert", kind="encoder", refuse={"attention.causal": None}),
@@ -68,6 +82,21 @@ def _transform(config: Config) -> HeadTransform:
     return HeadTransform(norm, act, key("classifier_bias", default=False)(config))
 
 
+def _head(task: str, out: str = "classifier", **more: Any) -> Head:
+    return Head(
+        *(task, out),
+        dense="head.dense",
+        norm="head.norm",
+        dense_bias=key("classifier_bias", default=False),
+        activation=key("classifier_activation", default="gelu"),
+        **more,
+    )
+
+
+def _pool(config: Config) -> str:
+    return "mean" if config.get("classifier_pooling") == "mean" else "first"
+
+
 MODERNBERT = LLAMA.but(
     "modernbert",
     inert=("layer_types",),
@@ -84,6 +113,18 @@ MODERNBERT = LLAMA.but(
         "final_norm": "final_norm",
     },
     unused=("head.*", "decoder.*", "classifier.*"),
+    tasks={
+        "ForSequenceClassification": _head("text-classification", pool=_pool),
+        "ForTokenClassification": _head("token-classification"),
+        "ForQuestionAnswering": _head("question-answering"),
+        "ForMultipleChoice": _head("multiple-choice", pool=_pool),
+        "ForMaskedLM": _head(
+            "fill-mask",
+            "decoder",
+            bias=key("decoder_bias", default=True),
+            tied=key("tie_word_embeddings", default=True),
+        ),
+    },
     kind="encoder",
     kv_heads=None,
     head_dim=None,
@@ -123,6 +164,12 @@ MODERNBERT_DECODER = MODERNBERT.but(
         "lm_head": "decoder",
     },
     unused=("head.*", "classifier.*", "decoder.weight"),
+    tasks={
+        "ForSequenceClassification": _head(
+            "text-classification", pool="last", bias=key("classifier_bias", default=False)
+        ),
+        **dict.fromkeys(("ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForMaskedLM")),
+    },
     kind="decoder",
     window=_decoder_windows,
     rope=_by_type(_decoder_windows),
@@ -134,6 +181,11 @@ ROFORMER = BERT.but(
     "roformer",
     names={"embed_proj": "embeddings_project"},
     prefix="roformer.",
+    tasks={
+        "ForSequenceClassification": dense_first(BASE),
+        "ForMultipleChoice": Head("multiple-choice", "classifier", "last"),
+        **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
+    },
     found={"pooler": None},
     idle=("*encoder.embed_positions.weight",),  # the sines and cosines of all rotations
     refuse={"rotary_value": (False, None)},
@@ -155,6 +207,10 @@ NOMIC_BERT = BERT.but(
         "layers.{i}.ffn_norm": f"{NOMIC}.norm2",
     },
     prefix="nomic_bert.",
+    tasks={
+        "ForMaskedLM": language_model("cls.predictions", "transform.dense", "transform.layer_norm", activation=BASE),
+        **dict.fromkeys(("ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining")),
+    },
     context=key("max_position_embeddings", default=2048),
     head_dim=key("head_dim", default=None),
     learned_positions=None,
@@ -189,6 +245,7 @@ JINA_V3 = NOMIC_BERT.but(
         "layers.{i}.ffn.down": f"{NOMIC}.mlp.fc2",
     },
     prefix="roberta.",
+    tasks={**BERT_HEADS, **ROBERTA_HEADS, "ForMultipleChoice": None},
     context=key("max_position_embeddings", default=8194),
     token_types=key("type_vocab_size", default=1),
     eps=key("layer_norm_eps", default=1e-5),
@@ -199,6 +256,7 @@ JINA_V3 = NOMIC_BERT.but(
     out_bias=True,
     ffn_bias=True,
 )
+_pooled = Head("text-classification", "classifier", "pooler")
 GTE_LAYER = "encoder.layer.{i}"
 
 
@@ -223,6 +281,11 @@ GTE = NOMIC_BERT.but(
         "layers.{i}.ffn_norm": f"{GTE_LAYER}.mlp_ln",
     },
     prefix="new.",
+    tasks={  # published checkpoints say new, transformers gte
+        "ForSequenceClassification": replace(_pooled, prefix="gte."),
+        "ForTokenClassification": replace(TOKENS, prefix="gte."),
+        "ForMaskedLM": language_model("lm_head", "dense", "norm", out_bias="", prefix="gte."),
+    },
     context=key("max_position_embeddings", default=8192),
     token_types=key("type_vocab_size", default=1),
     rope=rope_with(rope_theta=160_000.0),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.ir.recipes import Concat, Recipe, Reshape, Scale, Slice
 
+from ...heads import Head
 from ...tables.family import Config, Family, Fetch, Names, Template, key
 from ...tables.settings import Settings
 from .bert import BERT
@@ -72,6 +75,7 @@ VIT = Family(
         "pooler": "pooler.dense",
     },
     prefix="vit.",
+    tasks={"ForImageClassification": Head("image-classification", "classifier", "first")},
     found={"image_pooler": lambda keys: "dense" if any(k.endswith("pooler.dense.weight") for k in keys) else "none"},
     unused=("*classifier.*", "*mask_token", "decoder.*"),
     refuse={"pooler_act": ("tanh", None)},
@@ -86,7 +90,12 @@ VIT_MSN = VIT.but("vit_msn", eps=key("layer_norm_eps", default=1e-6))
 VIT_MAE = VIT.but(  # no patch is masked, as where its features are used
     "vit_mae", found={"image_pooler": None}, unused=("*classifier.*", "*mask_token", "decoder.*", "fc_norm.*")
 )
-IJEPA = VIT.but("ijepa", prefix_tokens=0)
+IJEPA = VIT.but(
+    "ijepa",
+    prefix="ijepa.",
+    tasks={"ForImageClassification": Head("image-classification", "classifier", "mean")},
+    prefix_tokens=0,
+)
 
 
 def _layer_scaled(name: str, scale: str) -> Template:
@@ -118,6 +127,7 @@ def _dinov2_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     return _layer_scaled(f"{_LAYER}.mlp.{name}", "layer_scale2")(fetch, part, settings)
 
 
+_PARTS = Head("image-classification", "classifier", "first+mean")
 DINOV2 = VIT.but(
     "dinov2",
     inert=("intermediate_size",),
@@ -130,6 +140,7 @@ DINOV2 = VIT.but(
         "layers.{i}.ffn.down": _dinov2_down,
     },
     prefix="dinov2.",
+    tasks={"ForImageClassification": _PARTS},
     found={"image_pooler": None},
     eps=key("layer_norm_eps", default=1e-6),
     ffn=_dinov2_ffn,
@@ -142,6 +153,7 @@ DINOV2_REGISTERS = DINOV2.but(
     inert=("intermediate_size",),
     names={"registers": _registers},
     prefix="dinov2_with_registers.",
+    tasks={"ForImageClassification": replace(_PARTS, skip=lambda c: 1 + key("num_register_tokens", default=4)(c))},
     registers=key("num_register_tokens", default=4),
 )
 

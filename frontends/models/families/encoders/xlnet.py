@@ -3,9 +3,12 @@ as in transformers where no target is given."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ....dsl import SinusoidalDistances, TransformerXLAttention
+from ...heads import SPANS, Head
 from ...tables.family import Fetch, Template, key
 from ...tables.settings import Settings
 from .bert import BERT
@@ -28,6 +31,11 @@ def _flat(name: str, shape: tuple[int, ...] = (-1,)) -> Template:
     return lambda fetch, part, settings: Reshape(fetch(f"{_ATTENTION}.{name}"), shape)
 
 
+_SUMMARY = Head(
+    *("text-classification", "logits_proj", "last", "sequence_summary.summary"),
+    activation=key("summary_activation", default="tanh"),
+    refuse={"summary_type": ("last", None), "summary_use_proj": (True, None)},
+)
 XLNET = BERT.but(
     "xlnet",
     inert=("d_head",),
@@ -46,7 +54,16 @@ XLNET = BERT.but(
     },
     prefix="transformer.",
     found={"pooler": None},
-    idle=("mask_emb",),
+    tasks={
+        "ForSequenceClassification": _SUMMARY,
+        "ForMultipleChoice": replace(_SUMMARY, task="multiple-choice"),
+        "ForQuestionAnsweringSimple": SPANS,
+        "ForQuestionAnswering": None,  # by beams of starts and ends
+        "LMHeadModel": Head("fill-mask", "lm_loss", tied=key("tie_word_embeddings", default=True)),
+        "ForMaskedLM": None,
+        **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
+    },
+    idle=("*mask_emb",),
     unused=("lm_loss.*", "sequence_summary.*", "logits_proj.*", "classifier.*", "qa_outputs.*"),
     refuse={"attn_type": ("bi", None), "bi_data": (False, None)},
     dim=key("d_model"),

@@ -10,6 +10,7 @@ from typing import Any
 from weft.ir.recipes import Recipe, Reshape
 
 from ....dsl import Sinusoidal
+from ...heads import ENCODER_DECODER_HEADS
 from ...tables.family import REQUIRED, Config, Family, Fetch, Names, Rule, key
 from ...tables.settings import Settings
 
@@ -96,6 +97,7 @@ BART = Family(
         "lm_head": "lm_head",
     },
     prefix="model.",
+    tasks=ENCODER_DECODER_HEADS,
     found={
         "tie": lambda keys: "lm_head.weight" not in keys,
         "head_bias": lambda keys: "final_logits_bias" in keys,
@@ -104,7 +106,9 @@ BART = Family(
     idle=("*.encoder_attn*",),  # of a decoder alone
     aliases={"shared.": "decoder.embed_tokens."},
 )
-MBART = BART.but("mbart", arrangement="pre")
+# Their decoder begins with the last token of the text, a language.
+_OTHER_START = dict.fromkeys(("ForSequenceClassification", "ForQuestionAnswering"))
+MBART = BART.but("mbart", tasks=_OTHER_START, arrangement="pre")
 
 
 def _sinusoids(**options: Any) -> Rule:
@@ -122,7 +126,7 @@ MARIAN = BART.but(
     sinusoids=_sinusoids(),
 )
 PEGASUS = MARIAN.but("pegasus", arrangement="pre")
-PLBART = BART.but("plbart", embed_scale=scaled(True))
+PLBART = BART.but("plbart", tasks=_OTHER_START, embed_scale=scaled(True))
 MVP = BART.but("mvp", refuse={"use_prompt": (False, None)})
 BLENDERBOT = BART.but(
     "blenderbot", layers=_size("{}_layers", 2, 24), arrangement="pre", embed_norm=False, position_offset=0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ....dsl import Sinusoidal
+from ...heads import Head
 from ...tables.family import Config, key
 from ..dense.gpt2 import GPT2
 from ..dense.opt import OPT
@@ -27,6 +28,7 @@ OPENAI_GPT = GPT2.but(
 )
 CTRL = GPT2.but(
     "ctrl",
+    tasks={"ForSequenceClassification": Head("text-classification", "classifier", "last", bias=False)},
     names={
         "embed": "w",
         "positions": None,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from weft.ir.recipes import Recipe
 
 from ....dsl import T5Bias
+from ...heads import AT_THE_END, ENCODER_DECODER_HEADS
 from ...tables import gguf
 from ...tables.family import Config, Family, Fetch, Names, Template, key
 from ...tables.settings import Settings
@@ -147,6 +149,10 @@ T5 = Family(
         "decoder.lm_head": "lm_head",
     },
     found={"tie": lambda keys: "lm_head.weight" not in keys},
+    tasks={
+        **ENCODER_DECODER_HEADS,
+        "ForSequenceClassification": replace(AT_THE_END, prefix="transformer."),
+    },
     unused=("*coder.embed_tokens.weight", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
     refuse={"is_encoder_decoder": (True, None)},
     aliases={"shared.": "decoder.embed_tokens."},

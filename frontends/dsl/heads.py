@@ -1,0 +1,171 @@
+"""Heads: what makes scores of labels, spans or tokens out of hidden states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Value
+from weft.ir.ops.activation import activate
+from weft.ir.types import dtypes
+
+from .build import module, named, provided
+from .checks import need, need_activation, need_kind, need_modules, need_one_of, need_whole
+from .layers import Norm, linear
+
+TASKS = (  # the names of pipelines of transformers, where there is one
+    *("text-classification", "token-classification", "question-answering", "fill-mask", "multiple-choice"),
+    *("next-sentence-prediction", "replaced-token-detection", "image-classification", "audio-classification", "ctc"),
+)
+PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+POOLS = ("first", "last", "mean", "late", "pooler", "token", "first+mean")
+FIXED = {"question-answering": 2, "multiple-choice": 1, "replaced-token-detection": 1}  # tasks without labels
+BY_TOKEN = ("token-classification", "question-answering", "fill-mask", "replaced-token-detection", "ctc")
+
+
+@module
+class HeadTransform:
+    """norm(act(x W + b)) before an output head, as in BERT's language models.
+
+    ``dense.bias`` only with `bias`; `norm` or `activation` None leaves that out, `width` is that of W x where it is
+    another than that of x.
+    """
+
+    norm: Norm | None = None
+    activation: str | None = "gelu"
+    bias: bool = False
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        need_modules(self, "norm")
+        need_whole(self, "width")
+        if self.activation is not None:
+            need_activation(self, self.activation)
+
+    def __call__(self, x: Value) -> Value:
+        """x [..., dim] → [..., width]."""
+        y = linear(x, self.width or x.width, "dense", self.bias)
+        y = y if self.activation is None else activate(y, self.activation)
+        return y if self.norm is None else named(self.norm, "norm")(y)
+
+
+@module
+class TaskHead:
+    """Scores for a `task` (`TASKS`) out of the last hidden states of a model.
+
+    `labels` are their names, or how many there are; None means one for each token of the vocabulary (fill-mask). `pool`
+    says which vector of a text is scored: that of the first token, of the last, their mean, the `pooler`'s, that of the
+    last token with the id `token`, the first with the mean of those from `skip` on (first+mean), or the mean of the
+    scores of all (late); None scores each token. `transform` comes before the linear map, which has a bias with `bias`
+    and the embedding's weight with `tied`. `problem_type` is one of `PROBLEMS`, as in configs of transformers. `output`
+    is the name of the scores, `also` a further head (BERT's pretraining has two). Of a decoder that reads what its
+    encoder does (BART), `start` is the token before the text.
+    """
+
+    task: str
+    labels: int | tuple[str, ...] | None = None
+    pool: str | None = None
+    transform: HeadTransform | None = None
+    bias: bool = True
+    tied: bool = False
+    token: int | None = None
+    problem_type: str | None = None
+    skip: int = 1
+    start: int = 0
+    output: str = "logits"
+    also: Any = None
+
+    def __post_init__(self) -> None:
+        need_one_of(self, "task", TASKS)
+        for name, known in (("pool", POOLS), ("problem_type", PROBLEMS)):
+            if getattr(self, name) is not None:
+                need_one_of(self, name, known)
+        need_kind(self, "transform", HeadTransform)
+        need_kind(self, "also", TaskHead)
+        need_whole(self, "token", least=0)
+        if isinstance(self.labels, list):
+            object.__setattr__(self, "labels", tuple(self.labels))
+        if isinstance(self.labels, int):
+            need_whole(self, "labels")
+        elif self.labels is not None:
+            fits = isinstance(self.labels, tuple) and self.labels and all(isinstance(n, str) for n in self.labels)
+            need(self, bool(fits), f"labels={self.labels!r} must be a positive number, or names of labels")
+        by_token = self.task in BY_TOKEN
+        need(
+            self, by_token == (self.pool is None), f"{self.task} {'scores tokens: no' if by_token else 'needs a'} pool"
+        )
+        need(self, (self.pool == "token") == (self.token is not None), "token goes with pool='token'")
+        need(self, self.labels is not None or self.task in (*FIXED, "fill-mask"), f"{self.task} needs labels")
+
+    @property
+    def count(self) -> int | None:
+        """Number of scores of a text or token; None for those of the vocabulary."""
+        return FIXED.get(self.task) or (len(self.labels) if isinstance(self.labels, tuple) else self.labels)
+
+    def __call__(
+        self,
+        x: Value,
+        ids: Value | None = None,
+        mask: Value | None = None,
+        pooled: Value | None = None,
+        table: Value | None = None,
+    ) -> dict[str, Value]:
+        """Hidden states x [batch, seq, dim], the token ids and mask [batch, seq] where there are any, the pooler's
+        output [batch, dim] and the embedding [vocab, dim] → outputs by name."""
+        y = x if self.pool in (None, "late") else self._pooled(x, ids, mask, pooled)
+        y = y if self.transform is None else self.transform(y)
+        out: Any = self.count or (table if self.tied or table is None else table.shape[0])
+        scores = linear(y, out, "out", self.bias)
+        if self.pool == "late":
+            scores = _mean(scores, mask)
+        if self.task == "question-answering":
+            return {
+                f"{name}_logits": ops.squeeze(ops.slice(scores, axis=2, start=i, stop=i + 1), axes=(2,), name=name)
+                for i, name in enumerate(("start", "end"))
+            }
+        if self.task == "replaced-token-detection":
+            scores = ops.squeeze(scores, axes=(2,), name="logits")
+        more = {} if self.also is None else named(self.also, "also")(x, ids, mask, pooled, table)
+        return {self.output: scores, **more}
+
+    def _pooled(self, x: Value, ids: Value | None, mask: Value | None, pooled: Value | None) -> Value:
+        if self.pool == "pooler":
+            if pooled is None:
+                raise WeftError("pool='pooler' needs a model with a pooler")
+            return pooled
+        first = ops.squeeze(ops.slice(x, axis=1, start=0, stop=1), axes=(1,), name="first_token")
+        if self.pool == "first":
+            return first
+        if self.pool == "first+mean":
+            return ops.concat(
+                first, ops.mean(ops.slice(x, axis=1, start=self.skip, stop=x.shape[1]), axes=(1,)), axis=1
+            )
+        if self.pool == "mean":
+            return _mean(x, mask)
+        marked, ids = mask, provided("text_ids") or ids  # a decoder behind an encoder reads them one token later
+        if self.token is not None and ids is not None:
+            marked = ops.cast(ops.equal(ids, ops.affine(ids, by=0, plus=self.token)), to=dtypes.i64)
+        if marked is None:
+            raise WeftError(f"pool={self.pool!r} needs a model of texts")
+        # The largest index of a marked token: padding may be on either side.
+        at = ops.max(ops.mul(marked, ops.unsqueeze(ops.iota(x, axis=1), axes=(0,))), axes=(1,), keepdims=True)
+        return ops.squeeze(ops.gather_rows(x, at), axes=(1,), name="last_token")
+
+    def describe(self, graph: Graph) -> Graph:
+        """`graph`, the facts that a runtime needs added to its meta."""
+        names = self.labels if isinstance(self.labels, tuple) else tuple(f"LABEL_{i}" for i in range(self.count or 0))
+        graph.meta["task"] = self.task
+        if names and self.task not in (*FIXED, "ctc"):
+            graph.meta["labels"] = list(names)
+        if self.problem_type is not None:
+            graph.meta["problem_type"] = self.problem_type
+        return graph
+
+
+def _mean(x: Value, mask: Value | None) -> Value:
+    """The mean of the rows of x [batch, seq, width] that `mask` [batch, seq] shows; of all without one."""
+    if mask is None:
+        return ops.mean(x, axes=(1,))
+    seen = ops.cast(ops.cast(ops.unsqueeze(mask, axes=(2,)), to=dtypes.bool_), to=x.type.dtype)
+    return ops.div(ops.sum(ops.mul(x, seen), axes=(1,)), ops.sum(seen, axes=(1,)), name="mean_token")
