@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft.backends.transformers.embedding import write_json
 from weft.ir.documents import Record, fits, shown, type_name
 from weft.ir.errors import WeftError
 
-from ..hf.tokens.files import write_json
 from .splits import SPLITS, WHOLE_PIECES
 
 if TYPE_CHECKING:
