@@ -111,7 +111,7 @@ def compile(
     first = "" if weights is None else weights_pipeline(model.graph, weights)
     passes = ", ".join(filter(None, (first, passes, chosen.passes())))
     check_free(Path(out), model.files)  # before long work
-    notes = [*model.notes, *(f"left out: {part}" for part in accept(model))]
+    notes = [*model.notes, *(f"left out: {part}" for part in accept(model.spec, model.left_out, model.without))]
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
     clock["load"] = time.perf_counter()

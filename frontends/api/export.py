@@ -69,7 +69,7 @@ def export(
     if weights == "codes" and format == "safetensors":
         raise WeftError("--weights codes is for hf and gguf: a file of safetensors stores the parameters as floats")
     model = load_source(source, seed, adapters, without=without)
-    for line in (*model.notes, *(f"left out: {part}" for part in accept(model))):
+    for line in (*model.notes, *(f"left out: {part}" for part in accept(model.spec, model.left_out, model.without))):
         note(line)
     if format == "hf":
         check_free(Path(out), model.files)

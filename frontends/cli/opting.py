@@ -103,7 +103,7 @@ def opt_command(
     with progress(f"reading {source}", "steps") as step:
         piped = source == "-"
         model = _piped(folder, adapters) if piped else load_source(source, adapters=adapters, without=without)
-        left_out = accept(model) if folder else model.left_out
+        left_out = accept(model.spec, model.left_out, model.without) if folder else model.left_out
         steps = drawn.Steps(model) if drawn is not None else None
         hooks = [steps.hook] if steps else []
         model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)

@@ -9,13 +9,13 @@ at which a key that no table reads means nothing.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.ir.documents import read_json
 from weft.ir.errors import WeftError
 
 FACTS = "config_keys.json"
@@ -108,7 +108,7 @@ class Recorded(dict[str, Any]):
 @cache
 def facts() -> Mapping[str, Mapping[str, Any]]:
     """Return what transformers' config class of each model type says, as the head of this file describes it."""
-    known: dict[str, dict[str, Any]] = json.loads((files(__package__) / FACTS).read_text(encoding="utf-8"))
+    known: dict[str, dict[str, Any]] = read_json(Path(__file__).with_name(FACTS))
     return known
 
 

@@ -1,4 +1,4 @@
-"""What a source holds and its graph has not: each part by a name, with the reason.
+"""Parts of a source that its graph has not, each by a name, with the reason.
 
 Whatever is in a source is used, means nothing for what the model computes, or is left out. What is left out is told
 when it happens, recorded in weft.json and shown by inspect; where the library of the source would compute other
@@ -10,14 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.ir.errors import WeftError
 
 from .config_keys import Unread
-
-if TYPE_CHECKING:
-    from ..model import Model
 
 
 @dataclass(frozen=True)
@@ -75,24 +72,24 @@ def unread_settings(unread: Iterable[Unread]) -> Iterator[LeftOut]:
         yield LeftOut("key", key.path, f"{key.value!r:.60}{why}")
 
 
-def accept(model: Model) -> list[LeftOut]:
-    """Check that all parts left out of `model` that change numbers were accepted; return the others, to be told.
+def accept(source: str, parts: Sequence[LeftOut], without: Collection[str]) -> list[LeftOut]:
+    """Check that all `parts` left out of `source` that change numbers are among `without`; return the others.
 
     Raises:
-        WeftError: naming the first that is not in `model.without`, or a name there that nothing left out has.
+        WeftError: naming the first that is not, or a name in `without` that nothing left out has.
     """
-    names = {part.name for part in model.left_out}
-    for name in model.without:
+    names = {part.name for part in parts}
+    for name in without:
         if name not in names:
             listed = ", ".join(sorted(names)) or "nothing"
-            raise WeftError(f"{model.spec} has no part {name!r} that could be left out; what is left out: {listed}")
-    for part in model.left_out:
-        if part.changes and part.name not in model.without:
+            raise WeftError(f"{source} has no part {name!r} that could be left out; what is left out: {listed}")
+    for part in parts:
+        if part.changes and part.name not in without:
             raise WeftError(
-                f"{model.spec}: {part} would be left out, which changes what the model computes; "
+                f"{source}: {part} would be left out, which changes what the model computes; "
                 f"--without {part.name} accepts that"
             )
-    return [part for part in model.left_out if part.name not in model.without]
+    return [part for part in parts if part.name not in without]
 
 
 def _dots(key: str) -> list[int]:

@@ -16,7 +16,7 @@ from ...formats.hf import load_folder
 from ...formats.hf.adapter import ADAPTER_CONFIG, is_adapter
 from ...formats.hf.hub import hub_snapshot
 from ...formats.hf.safetensors import weight_files
-from ...formats.hf.sentence import MODULES
+from ...formats.hf.sentence_transformers.sentence import MODULES
 from ...formats.hf.tokens.files import copy_tokenizer, tokenizer_files
 from ...formats.weft.merging import merge_into
 from ...formats.weft.model_folder import GRAPH, read_model

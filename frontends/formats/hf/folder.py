@@ -20,9 +20,9 @@ from .adapter import Adapter
 from .contents import unread_files, unread_generation
 from .merging import load_merged
 from .quantized import dequantized
-from .ranking import LOGIT_SCORE, check_tokens, modules, rank_facts, score_tokens
 from .safetensors import SafetensorsReader, weight_files
-from .sentence import Sentence, read_sentence, transformer_home
+from .sentence_transformers.ranking import LOGIT_SCORE, check_tokens, modules, rank_facts, score_tokens
+from .sentence_transformers.sentence import Sentence, read_sentence, transformer_home
 from .tokens.added import named_token
 from .tokens.files import tokenizer_files
 
@@ -61,7 +61,9 @@ class Folder:
             if "quantization_config" not in config and (path / name).is_file():
                 config["quantization_config"] = {"quant_method": method, **read_json(path / name)}
         said = read_json(generation) if generation.is_file() else {}
-        pairs = modules(root).keys() <= {"Transformer", LOGIT_SCORE}  # a cross-encoder, whose class says the rest
+        kinds, classes = modules(root), config.get("architectures") or []
+        scores = any(str(name).endswith("ForSequenceClassification") for name in classes)
+        pairs = LOGIT_SCORE in kinds or (scores and [*kinds] == ["Transformer"])  # a cross-encoder
         return cls(path, config, said, None if pairs else read_sentence(root, config))
 
     @property

@@ -1,4 +1,4 @@
-"""What the config classes of transformers say of keys, as frontends/models/config_keys.json records it.
+"""Facts of the config classes of transformers on keys, as frontends/models/config_keys.json records it.
 
 ``python -m tests.frontends.models.config_facts`` writes the file anew, from the installed transformers.
 """

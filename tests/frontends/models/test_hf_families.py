@@ -185,7 +185,9 @@ def test_facts_for_generation_and_tokenizer(save: Any, tmp_path: Any) -> None:
     assert found.tokenizer is not None
     (tmp_path / "out").mkdir()
     found.tokenizer(tmp_path / "out")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["merges.txt", "tokenizer.json"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        *("merges.txt", "tokenizer.json", "tokenizer_config.json")
+    ]
     hashes = found.hashes()
     assert set(hashes) == {"config.json", "generation_config.json", "tokenizer.json", "merges.txt", "model.safetensors"}
     assert all(len(h) == 64 for h in hashes.values())

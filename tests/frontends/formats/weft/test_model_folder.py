@@ -55,6 +55,7 @@ def test_a_folder_is_complete_in_itself(llama: Path, tmp_path: Path) -> None:
         "model.weft",
         "provenance.json",
         "tokenizer.json",
+        "tokenizer_config.json",
     ]
     model = load_source(moved)
     assert np.array_equal(logits(moved), expected)

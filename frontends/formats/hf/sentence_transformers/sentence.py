@@ -17,11 +17,11 @@ from weft.ir.graph import Graph
 from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.readers import TensorReader
 
-from ...dsl import Dense, LayerNorm, SentencePooling, UnitLength
-from ...models.tables.family import SENTENCE, Config, Family, Fetch
-from ...models.tables.settings import Settings
-from .hub import check_inside
-from .safetensors import Rerouted, SafetensorsReader, weight_files
+from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength
+from ....models.tables.family import SENTENCE, Config, Family, Fetch
+from ....models.tables.settings import Settings
+from ..hub import check_inside
+from ..safetensors import Rerouted, SafetensorsReader, weight_files
 
 MODULES, CONFIG = "modules.json", "config_sentence_transformers.json"
 TOKENS, TEXT = "token_embeddings", "sentence_embedding"  # what modules read and write
