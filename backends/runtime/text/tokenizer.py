@@ -165,9 +165,11 @@ class Tokenizer:
         with _refusing("encode"):
             if limit is not None:
                 self._fast.enable_truncation(limit)
-            yield
-            if limit is not None:  # where there is none, other threads may encode, too
-                self._fast.no_truncation()
+            try:
+                yield
+            finally:
+                if limit is not None:  # where there is none, other threads may encode, too
+                    self._fast.no_truncation()
 
     def prompt_length(self, prompt: str) -> int:
         """The number of tokens that `prompt` takes before a text, with the special ones at its beginning."""
