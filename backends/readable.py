@@ -9,12 +9,13 @@ def count(number: int) -> str:
     """1234567 as 1.23 M."""
     for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
-            return f"{number / size:.3g} {unit}" if number < 1000 * size else f"{number / size:,.0f} {unit}"
+            return f"{number / size:.3g} {unit}" if number < 1000 * size else f"{(number + size // 2) // size:,} {unit}"
     return str(number)
 
 
 def size(number: float) -> str:
     """Bytes, in binary units."""
+    number = min(number, 1e300)  # of a size that no machine has
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"

@@ -30,6 +30,7 @@ from .source.sources import load_source
 from .weights import weights_pipeline
 
 MAX_LENGTH = 4096  # where neither the model nor the user says
+LONGEST = 1 << 24  # tokens: tables of positions take gigabytes beyond
 
 
 @dataclass
@@ -182,10 +183,11 @@ def _max_length(graph: Graph, requested: int | None, notes: list[str]) -> int:
     if requested is None:
         if context is None and "input_ids" in graph.inputs:
             notes.append(f"the model states no context length: compiled for {MAX_LENGTH} tokens (see --max-length)")
-        return int(context or MAX_LENGTH)
-    if requested < 1:
+    elif requested < 1:
         raise WeftError(f"--max-length {requested} must be positive")
-    return requested
+    if (length := int(requested or context or MAX_LENGTH)) > LONGEST:
+        raise WeftError(f"a length of {length} tokens is more than {LONGEST:,}: choose a smaller --max-length")
+    return length
 
 
 def _note_context(graph: Graph, length: int, notes: list[str]) -> None:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .connections import Connection, JsonReply, StreamReply, error_of, read_body, send_json, watching
-from .engine.jobs import Gone
+from .engine.jobs import Closing, Full, Gone
 from .protocol.errors import ApiError, invalid, queue_full, server_error, shutting_down, unknown_model
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from .protocol.responses import embeddings, model, models, shortened, to_bytes
@@ -92,6 +92,8 @@ def application(service: Service) -> ASGIApp:
     ]
     handlers: dict[Any, Callable[[Request, Any], Any]] = {
         ApiError: _refusal,
+        Full: _queue_full,
+        Closing: _closing,
         HTTPException: _no_route,
         Exception: _defect,
     }
@@ -176,6 +178,14 @@ def _json(data: dict[str, Any]) -> Response:
 
 async def _refusal(request: Request, error: ApiError) -> Response:
     return Response(to_bytes(error.json()), error.status, error.headers, "application/json")
+
+
+async def _queue_full(request: Request, error: Full) -> Response:
+    return await _refusal(request, queue_full(str(error)))
+
+
+async def _closing(request: Request, error: Closing) -> Response:
+    return await _refusal(request, shutting_down())
 
 
 async def _defect(request: Request, error: Exception) -> Response:

@@ -16,11 +16,11 @@ from weft.backends.runtime.ort.encoder import Encoder
 from weft.ir.errors import WeftError
 
 from .engine.constraints import Guide, grammar_of
-from .engine.jobs import Channel, Full, Job, Refused
+from .engine.jobs import Channel, Job
 from .engine.metrics import Metrics
 from .engine.prompts import LARGE, Prompts
 from .engine.worker import DecodingWorker, EncodingWorker, Worker
-from .protocol.errors import ApiError, invalid, queue_full, shutting_down, too_long, unknown_model
+from .protocol.errors import invalid, too_long, unknown_model
 from .protocol.generation import ConstraintSpec, Generation
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest, Prompt, read_body
 from .protocol.responses import Envelope, TokenBytes
@@ -94,11 +94,11 @@ class Service:
         self.worker.stop()
         self.prompts.close()
 
-    # -- requests
+    # -- requests; all of them raise Refused, too, where the queue is full or the server ends
 
     async def read(self, kind: type[R], raw: bytes) -> R:
         """Return the request of a `kind` in a body. Raises ApiError on a wrong one."""
-        self._check_room(1)
+        self.worker.check_room(1)
         if len(raw) <= LARGE:
             return kind.read(read_body(raw))
         return await self._prepared(self.prompts.run("large", lambda: kind.read(read_body(raw))), "body")
@@ -114,7 +114,7 @@ class Service:
                 message = "The chat template of this model takes no tools, or in a format that this server cannot read."
                 raise invalid(message, "tools", "unsupported_parameter")
             variables["tools"] = list(request.tools)
-        self._check_room(generation.n)
+        self.worker.check_room(generation.n)
         ids = await self._prepared(self.prompts.chat(request.messages, variables, size), "messages")
         guide = await self._guide(generation.constraint, size)
         if form is not None and choice.forced:
@@ -136,7 +136,7 @@ class Service:
     async def complete(self, request: CompletionRequest, size: int) -> Answering:
         """Begin the continuations of prompts, in a request of `size` bytes. Raises ApiError where they cannot be."""
         model, generation = self._decoder(request.generation.model), request.generation
-        self._check_room(len(request.prompts) * generation.n)
+        self.worker.check_room(len(request.prompts) * generation.n)
         prompts = [await self._ids(prompt, "prompt") for prompt in request.prompts]
         for ids in prompts:
             self._check_length(model, ids, "prompt", "prompt")
@@ -161,7 +161,7 @@ class Service:
         model = self.model
         if not isinstance(model, Encoder):
             raise invalid("This model generates text and has no embeddings.", "model", "unsupported_model")
-        self._check_room(len(request.inputs))
+        self.worker.check_room(len(request.inputs))
         before = model.prompt()
         texts = [before + text if isinstance(text, str) else text for text in request.inputs]
         rows = [await self._ids(text, "input") for text in texts]
@@ -171,7 +171,7 @@ class Service:
             _check_ids(ids, model.vocab, "input")
         channel = Channel()
         jobs = [Job(channel, index, ids=ids) for index, ids in enumerate(rows)]
-        self._submit(jobs)
+        self.worker.submit(jobs)
         return jobs, channel, sum(map(len, rows))
 
     def _begin(
@@ -193,21 +193,8 @@ class Service:
                 except WeftError as error:
                     raise invalid(str(error)) from error
                 jobs.append(Job(channel, len(jobs), answer, streams=generation.stream))
-        self._submit(jobs)
+        self.worker.submit(jobs)
         return Answering(self.worker, jobs, channel, reply, generation.stream, generation.include_usage)
-
-    def _submit(self, jobs: Sequence[Job]) -> None:
-        try:
-            self.worker.submit(jobs)
-        except Refused as error:
-            raise _refusal(error) from None
-
-    def _check_room(self, jobs: int) -> None:
-        """Raise ApiError where so many jobs would not be taken, before they are prepared."""
-        try:
-            self.worker.check_room(jobs)
-        except Refused as error:
-            raise _refusal(error) from None
 
     # -- parts of requests
 
@@ -232,8 +219,6 @@ class Service:
             return await preparing
         except WeftError as error:
             raise invalid(f"Invalid '{param}': {error}".replace(f"{self.model.folder}/", ""), param) from error
-        except Refused as error:
-            raise _refusal(error) from None
 
     def _check_length(self, model: Generator, ids: Sequence[int], param: str, noun: str) -> None:
         if not ids:
@@ -260,8 +245,6 @@ class Service:
             return await self.prompts.token_bytes()
         except WeftError:  # of a kind that llguidance cannot read: its own text of one token will do
             return lambda token: self.model.tokenizer.decode([token]).encode()
-        except Refused as error:
-            raise _refusal(error) from None
 
     def _envelope(self, kind: str) -> Envelope:
         return Envelope.new(kind, self.settings.name, self.fingerprint)
@@ -270,10 +253,6 @@ class Service:
 def _check_ids(ids: Sequence[int], vocab: int, param: str) -> None:
     if not ids or min(ids) < 0 or max(ids) >= vocab:
         raise invalid(f"Invalid '{param}': its token ids must lie between 0 and {vocab - 1}.", param)
-
-
-def _refusal(error: Refused) -> ApiError:
-    return queue_full(str(error)) if isinstance(error, Full) else shutting_down()
 
 
 def _fingerprint(model: Generator | Encoder) -> str:

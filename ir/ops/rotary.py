@@ -55,7 +55,7 @@ def _(n: OpCall) -> None:
     want(x.rank == 3 and n.positions.shape == x.shape[:2], f"positions {n.positions} do not fit x {x}")
     misfit = f"the width of {x} is no multiple of heads={n.heads}"
     width, pairs = fixed(x.shape[2], misfit), n.frequencies.shape[-1]
-    want(width % n.heads == 0, misfit)
+    want(n.heads > 0 and width % n.heads == 0, misfit)
     fits = isinstance(pairs, int) and n.frequencies.rank == 1 and 2 * pairs <= width // n.heads
     want(fits, f"frequencies {n.frequencies} exceed the head size of {x} with heads={n.heads}")
 

@@ -165,6 +165,8 @@ class OpSchema(Signature, Generic[V]):
             found = self._infer(OpCall(self, operands, attrs)) if self._infer else None
         except WeftError as e:
             raise WeftError(str(e) if str(e).startswith(f"{self.name}:") else f"{self.name}: {e}") from None
+        except ArithmeticError as e:  # of sizes and attributes that are 0, or that no machine has
+            raise WeftError(f"{self.name}: its attributes do not fit: {e}") from None
         if found is None:
             assert operands[0] is not None
             return (operands[0],)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard, cast
 
@@ -126,7 +127,8 @@ class Tokenizer:
     def encode(self, text: str, special: bool = True, limit: int | None = None) -> list[int]:
         """The tokens of `text`; with the ones the tokenizer puts around it (such as BOS) where `special`.
 
-        Longer text is cut, inside what is put around it, to `limit` tokens. Raises WeftError where it is no Unicode.
+        Longer text is cut, inside what is put around it, to `limit` tokens. Raises WeftError where it is no Unicode, or
+        the tokenizer fails on it.
         """
         return self.encode_parts(text, limit=limit, special=special).ids
 
@@ -137,10 +139,8 @@ class Tokenizer:
         a pair first. Raises WeftError as `encode` does."""
         for one in (text, pair or ""):
             check_text("a text", one)
-        if limit is not None:
-            self._fast.enable_truncation(limit)
-        made = self._fast.encode(text, pair, add_special_tokens=special)
-        self._fast.no_truncation()
+        with self._cut(limit):
+            made = self._fast.encode(text, pair, add_special_tokens=special)
         return Encoded(list(made.ids), list(made.type_ids), list(made.offsets), list(made.sequence_ids))
 
     def token(self, index: int) -> str:
@@ -156,11 +156,20 @@ class Tokenizer:
         """The tokens of each of `texts` as of `encode`, on all cores."""
         for text in texts:
             check_text("a text", text)
-        if limit is not None:
-            self._fast.enable_truncation(limit)
-        rows = [list(row.ids) for row in self._fast.encode_batch_fast(list(texts))]
-        self._fast.no_truncation()
-        return rows
+        with self._cut(limit):
+            return [list(row.ids) for row in self._fast.encode_batch_fast(list(texts))]
+
+    @contextlib.contextmanager
+    def _cut(self, limit: int | None) -> Iterator[None]:
+        """Cut what is encoded inside to `limit` tokens."""
+        with _refusing("encode"):
+            if limit is not None:
+                self._fast.enable_truncation(limit)
+            try:
+                yield
+            finally:
+                if limit is not None:  # where there is none, other threads may encode, too
+                    self._fast.no_truncation()
 
     def prompt_length(self, prompt: str) -> int:
         """The number of tokens that `prompt` takes before a text, with the special ones at its beginning."""
@@ -169,7 +178,19 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, without special tokens."""
-        return str(self._fast.decode(list(ids), skip_special_tokens=True))
+        with _refusing("decode"):
+            return str(self._fast.decode(list(ids), skip_special_tokens=True))
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Convert errors of the library, whose panics are no Exception, to WeftError."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise WeftError(f"tokenizer.json cannot {what} this: {error}") from error
 
 
 class GrowingText:

@@ -18,6 +18,7 @@ from ...formats.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, US
 from ...model import Model
 
 _GPT2 = SPLITS["gpt-2"]
+MOST_TOKENS = 1 << 24  # one far beyond the others would make gigabytes of fillers
 
 
 def tokenizer_metadata(model: Model, rows: int, note: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
@@ -99,6 +100,10 @@ def _tokens(read: Mapping[str, Any], model: Model, rows: int) -> tuple[list[str]
             return UNUSED
         return BYTE if len(token) == 6 and token.startswith("<0x") and read["model"].get("byte_fallback") else NORMAL
 
+    if count > MOST_TOKENS:
+        raise WeftError(
+            f"{model.spec}: its tokenizer has a token {count - 1}, beyond the {MOST_TOKENS} that there may be"
+        )
     return [by_id.get(i, f"[PAD{i}]") for i in range(count)], [kind(i) for i in range(count)]
 
 

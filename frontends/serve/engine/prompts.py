@@ -68,11 +68,9 @@ class Prompts:
         self._large += large
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pools[lane], work, *arguments)
-        except BaseException as error:  # one that was cancelled, or whose process was killed, is another at the end
+        except BaseException:  # one that was cancelled, or whose process was killed, is another at the end
             if self._closed:
                 raise Closing from None
-            if type(error).__name__ == "PanicException":  # of Rust, and no Exception
-                raise WeftError(f"it cannot be read: {error}") from error
             raise
         finally:
             self._large -= large

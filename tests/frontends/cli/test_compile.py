@@ -141,3 +141,9 @@ def test_a_disk_full_of_weights_has_no_room_for_a_tokenizer(
     monkeypatch.setattr(Path, "write_text", full)
     assert "the disk is full" in refused("compile", smollm2_gguf, "--max-length", "16", "-o", tmp_path / "out")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("length", [2**24 + 1, 2**63, 10**400])
+def test_lengths_that_no_table_can_hold_are_refused(length: int, tmp_path: Path) -> None:
+    line = refused("compile", "gpt2", "--max-length", length, "-o", tmp_path / "out")
+    assert "--max-length" in line and list(tmp_path.iterdir()) == []
