@@ -79,9 +79,13 @@ class Tasks(ABC):
         A text is a string, token ids, or a pair (text, text). Raises WeftError on a model without such a head, and on
         a text that is longer than the model's maximum (with `truncate` it is cut).
         """
-        task = self._needs("text-classification", "next-sentence-prediction")
-        scores = _as_problem(self._scores(_several(texts), batch, truncate), task.problem)
+        task = self.needs("text-classification", "next-sentence-prediction")
+        scores = self.probabilities(self._scores(_several(texts), batch, truncate))
         return [_by_score(task.labels, row) for row in scores]
+
+    def probabilities(self, logits: Floats) -> Floats:
+        """Return what `classify` makes of logits [texts, labels]. Raises WeftError on another task."""
+        return _as_problem(logits, self.needs("text-classification", "next-sentence-prediction").problem)
 
     def rank(
         self, query: str, texts: Sequence[str], *, batch: int = BATCH, truncate: bool = False, top: int | None = None
@@ -97,7 +101,17 @@ class Tasks(ABC):
 
     def scores(self, pairs: Sequence[Pair], *, batch: int = BATCH, truncate: bool = False) -> list[float]:
         """Return the score of each pair of texts. Raises WeftError as `rank` does."""
-        task = self._needs("text-classification")
+        self.check_ranks()
+        return self.relevance(self._scores([self.rendered(*pair) for pair in pairs], batch, truncate))
+
+    def relevance(self, logits: Floats) -> list[float]:
+        """Return the scores that `rank` makes of logits [pairs, 1]. Raises WeftError where it ranks nothing."""
+        found = logits[:, 0]
+        return [float(x) for x in (_sigmoid(found) if self.check_ranks().activation == "sigmoid" else found)]
+
+    def check_ranks(self) -> Task:
+        """Return the task of a model that ranks. Raises WeftError for another."""
+        task = self.needs("text-classification")
         if len(task.labels) != 1:
             raise WeftError(
                 f"{self.folder} scores {len(task.labels)} labels, and ranks by none of them: `classify` gives them all"
@@ -106,12 +120,11 @@ class Tasks(ABC):
             raise WeftError(
                 f"{self.folder} was trained for scores by {task.activation}; weft knows sigmoid and identity"
             )
-        found = self._scores([self._rendered(*pair) for pair in pairs], batch, truncate)[:, 0]
-        return [float(x) for x in (_sigmoid(found) if task.activation == "sigmoid" else found)]
+        return task
 
     def tag(self, text: str, *, ignore: Sequence[str] = ("O",)) -> list[Span]:
         """Return the tokens of `text` with the likeliest label of each, but those whose label is to be ignored."""
-        task, encoded = self._needs("token-classification"), self._encoded(text, False)
+        task, encoded = self.needs("token-classification"), self.encoded(text, False)
         (logits,) = self.run([encoded.ids], [encoded.types], ["logits"])
         found = _softmax(logits[0])
         spans = []
@@ -123,9 +136,9 @@ class Tasks(ABC):
 
     def answer(self, question: str, context: str, *, longest: int = 15, top: int = 1) -> list[Span]:
         """Return the `top` likeliest answers to `question`: parts of `context` of at most `longest` tokens."""
-        self._needs("question-answering")
+        self.needs("question-answering")
         check_count("longest", longest)
-        encoded = self._encoded((question, context), False)
+        encoded = self.encoded((question, context), False)
         starts, ends = self.run([encoded.ids], [encoded.types], ["start_logits", "end_logits"])
         inside = np.array([part == 1 for part in encoded.parts])
         if not inside.any():
@@ -143,8 +156,8 @@ class Tasks(ABC):
         """Return for each mask token of `text` its `top` likeliest tokens with their probabilities."""
         from .text.chat import special_token
 
-        self._needs("fill-mask")
-        encoded, mask = self._encoded(text, False), special_token(self.folder, "mask_token")
+        self.needs("fill-mask")
+        encoded, mask = self.encoded(text, False), special_token(self.folder, "mask_token")
         places = [i for i, token in enumerate(encoded.ids) if mask is not None and token == self.tokenizer.find(mask)]
         if not places:
             raise WeftError(f"the text has no mask token: put {mask or 'one'} where a token is to be found")
@@ -159,10 +172,10 @@ class Tasks(ABC):
 
     def choose(self, text: str, choices: Sequence[str], *, batch: int = BATCH) -> list[float]:
         """Return the probability of each of `choices` to go on from `text`."""
-        self._needs("multiple-choice")
+        self.needs("multiple-choice")
         return [float(x) for x in _softmax(self._scores([(text, choice) for choice in choices], batch, False)[:, 0])]
 
-    def _needs(self, *tasks: str) -> Task:
+    def needs(self, *tasks: str) -> Task:
         """The task of the model. Raises WeftError if it is none of `tasks`."""
         if self.task is None or self.task.name not in tasks:
             what = "an encoder without a head" if self.task is None else f"a model for {self.task.name}"
@@ -170,10 +183,12 @@ class Tasks(ABC):
         return self.task
 
     def _scores(self, texts: Sequence[Any], batch: int, truncate: bool) -> Floats:
-        """The logits [texts, labels], those of texts of similar length together, as padding costs time."""
         check_count("batch", batch)
+        return self.logits([self.encoded(text, truncate) for text in texts], batch)
+
+    def logits(self, encoded: Sequence[Encoded], batch: int = BATCH) -> Floats:
+        """Return the logits [texts, labels], those of texts of similar length together, as padding costs time."""
         batch = 1 if self.compares else batch
-        encoded = [self._encoded(text, truncate) for text in texts]
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
         found: list[Floats] = [np.empty(0, np.float32)] * len(encoded)
         for at in range(0, len(order), batch):
@@ -183,7 +198,8 @@ class Tasks(ABC):
                 found[i] = row
         return np.stack(found) if found else np.empty((0, 1), np.float32)
 
-    def _encoded(self, text: Any, truncate: bool) -> Encoded:
+    def encoded(self, text: Any, truncate: bool = False) -> Encoded:
+        """Return the tokens of a text, a pair or token ids. Raises WeftError where the model does not take them."""
         limit = self.max_length if truncate else None
         if is_ids(text):
             ids = [int(i) for i in text][:limit]
@@ -199,9 +215,9 @@ class Tasks(ABC):
         check_ids("a text", encoded.ids, self.vocab, self.max_length, "let it be cut with truncate=True")
         return encoded
 
-    def _rendered(self, query: str, text: str) -> Pair | list[int]:
+    def rendered(self, query: str, text: str) -> Pair | list[int]:
         """A pair as the model reads it: by the chat template, where the folder says so."""
-        task = self._needs("text-classification")
+        task = self.needs("text-classification")
         if not task.template:
             return f"{task.prompt}{query}", text
         from .text.chat import ChatTemplate

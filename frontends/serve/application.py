@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,13 +18,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .connections import Connection, JsonReply, StreamReply, error_of, read_body, send_json, watching
-from .engine.jobs import Closing, Full, Gone
+from .engine.jobs import Channel, Closing, Full, Gone, Job
 from .protocol.errors import ApiError, invalid, queue_full, server_error, shutting_down, unknown_model
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from .protocol.responses import embeddings, model, models, shortened, to_bytes
+from .protocol.scoring import ClassifyRequest, RerankRequest, ScoreRequest
 from .service import Answering, Service
 
-R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest)
+R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, ScoreRequest, ClassifyRequest)
 OPEN = ("/health",)  # for load balancers, which know no key
 SPARE = 64  # requests beyond those that run or wait: refused ones, and those for lists and metrics
 _log = logging.getLogger("weft.serve")
@@ -45,21 +49,36 @@ def application(service: Service) -> ASGIApp:
     async def complete(request: Request) -> Any:
         return reply(await service.complete(*await read(CompletionRequest, request)))
 
-    async def embed(request: Request) -> Response:
-        wanted, _ = await read(EmbeddingRequest, request)
-        jobs, channel, tokens = await service.embed(wanted)
-        vectors: dict[int, Any] = {}
+    async def values(request: Request, jobs: Sequence[Job], channel: Channel) -> list[Any]:
+        """Return what `jobs` make, in their order."""
+        made: dict[int, Any] = {}
         try:
             async with watching(request.receive, channel):
-                while len(vectors) < len(jobs):
+                while len(made) < len(jobs):
                     for piece in await channel.take():
                         if piece.error is not None:
                             raise error_of(piece)
-                        vectors[piece.index] = piece.value
+                        made[piece.index] = piece.value
         finally:
-            if len(vectors) < len(jobs):
+            if len(made) < len(jobs):
                 service.worker.cancel(jobs)
-        found = [vectors[index] for index in range(len(jobs))]
+        return [made[index] for index in range(len(jobs))]
+
+    def scoring(kind: type[Any]) -> Callable[[Request], Awaitable[Response]]:
+        async def score(request: Request) -> Response:
+            wanted, _ = await read(kind, request)
+            jobs, channel, tokens = await service.score(wanted)
+            logits = np.stack(await values(request, jobs, channel))
+            counts = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
+            facts = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": settings.name, "usage": counts}
+            return _json(wanted.respond(service.model, logits, facts))
+
+        return score
+
+    async def embed(request: Request) -> Response:
+        wanted, _ = await read(EmbeddingRequest, request)
+        jobs, channel, tokens = await service.embed(wanted)
+        found = await values(request, jobs, channel)
         if wanted.dimensions is not None:
             if wanted.dimensions > found[0].size:
                 raise invalid(f"This model's embeddings have {found[0].size} dimensions, not more.", "dimensions")
@@ -85,6 +104,11 @@ def application(service: Service) -> ASGIApp:
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", complete, methods=["POST"]),
         Route("/v1/embeddings", embed, methods=["POST"]),
+        *(
+            Route(f"{version}/{name}", scoring(kind), methods=["POST"])
+            for name, kind in {"rerank": RerankRequest, "score": ScoreRequest, "classify": ClassifyRequest}.items()
+            for version in ("/v1", "")
+        ),
         Route("/v1/models", list_models),
         Route("/v1/models/{name:path}", one_model),
         Route("/health", health),

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from weft import __version__
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.ort.encoder import Encoder
+from weft.backends.runtime.text.tokenizer import Encoded
 from weft.ir.errors import WeftError
 
 from .engine.constraints import Guide, grammar_of
@@ -24,12 +25,13 @@ from .protocol.errors import invalid, too_long, unknown_model
 from .protocol.generation import ConstraintSpec, Generation
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest, Prompt, read_body
 from .protocol.responses import Envelope, TokenBytes
+from .protocol.scoring import ClassifyRequest, RerankRequest, ScoreRequest, ScoringRequest
 from .protocol.tools import ToolFormat, ToolParser, format_of
 from .replies import ChatReply, CompletionReply, Reply
 from .settings import Settings
 
 T = TypeVar("T")
-R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest)
+R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, ScoreRequest, ClassifyRequest)
 _log = logging.getLogger("weft.serve")
 
 
@@ -173,6 +175,30 @@ class Service:
         jobs = [Job(channel, index, ids=ids) for index, ids in enumerate(rows)]
         self.worker.submit(jobs)
         return jobs, channel, sum(map(len, rows))
+
+    async def score(self, request: ScoringRequest) -> tuple[list[Job], Channel, int]:
+        """Begin the scores of texts or pairs, as `embed` does. Raises ApiError where they cannot be."""
+        if request.model is not None:
+            self._check_model(request.model)
+        model = self.model
+        try:
+            if not isinstance(model, Encoder) or model.task is None:
+                raise WeftError("it has no head for labels")
+            model.check_ranks() if request.ranks else model.needs("text-classification", "next-sentence-prediction")
+        except WeftError as error:
+            told = str(error).replace(f"{model.folder} ", "it ")
+            raise invalid(f"This model scores no such texts: {told}.", "model", "unsupported_model") from error
+        self._check_room(len(request.texts))
+
+        def encoded() -> list[Encoded]:
+            texts = [model.rendered(*text) if request.ranks else text for text in request.texts]
+            return [model.encoded(text, request.cut) for text in texts]
+
+        rows = await self._prepared(self.prompts.run("large", encoded), "input")
+        channel = Channel()
+        jobs = [Job(channel, index, ids=row.ids, encoded=row) for index, row in enumerate(rows)]
+        self._submit(jobs)
+        return jobs, channel, sum(len(row.ids) for row in rows)
 
     def _begin(
         self, model: Generator, prompts: Sequence[list[int]], generation: Generation, guide: Guide | None, reply: Reply

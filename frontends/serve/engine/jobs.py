@@ -10,6 +10,7 @@ from typing import Any
 
 from weft.backends.runtime.core.answers import Answer
 from weft.backends.runtime.core.results import Finish, TokenLogprobs
+from weft.backends.runtime.text.tokenizer import Encoded
 
 
 class Refused(Exception):
@@ -89,7 +90,7 @@ class Channel:
 
 @dataclass(eq=False)
 class Job:
-    """An answer, or token ids to encode, whose pieces go to a `channel` under an `index`.
+    """An answer, or token ids to encode or score, whose pieces go to a `channel` under an `index`.
 
     `streams`: text is wanted as it comes; otherwise there is one piece at the end.
     """
@@ -98,6 +99,7 @@ class Job:
     index: int = 0
     answer: Answer | None = None
     ids: Sequence[int] = ()
+    encoded: Encoded | None = None  # a text whose labels are scored
     streams: bool = False
     began: float = field(default_factory=time.monotonic)
     sent: int = 0  # log-probabilities that went out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -229,7 +230,7 @@ class DecodingWorker(Worker):
 
 
 class EncodingWorker(Worker):
-    """Embeddings of an encoder, of what waits together: at most `most` texts a call."""
+    """Embeddings of an encoder, or scores by its head, of what waits together: at most `most` texts a call."""
 
     def __init__(self, model: Encoder, most: int, most_waiting: int, metrics: Metrics) -> None:
         super().__init__(most_waiting, metrics)
@@ -264,11 +265,13 @@ class EncodingWorker(Worker):
         self._tell([(job, Piece(job.index, error=error)) for job in jobs])
 
     def _advance(self) -> None:
-        jobs = self._queue[: self._most]
-        if not jobs:
+        if not self._queue:
             return
+        scored = self._queue[0].encoded is not None
+        jobs = [*itertools.takewhile(lambda job: (job.encoded is not None) == scored, self._queue[: self._most])]
         self._working = len(jobs)
-        vectors = self._model.encode([job.ids for job in jobs], batch=self._most)
+        texts = [job.encoded for job in jobs if job.encoded is not None]
+        made = self._model.logits(texts) if texts else self._model.encode([job.ids for job in jobs], batch=self._most)
         del self._queue[: len(jobs)]
         self._working, now = 0, time.monotonic()
         with self.metrics.lock:
@@ -277,4 +280,4 @@ class EncodingWorker(Worker):
             self.metrics.answers.add(len(jobs), "stop")
             for job in jobs:
                 self.metrics.answer_time.observe(now - job.began)
-        self._tell([(job, Piece(job.index, value=vector)) for job, vector in zip(jobs, vectors, strict=True)])
+        self._tell([(job, Piece(job.index, value=vector)) for job, vector in zip(jobs, made, strict=True)])
