@@ -77,7 +77,9 @@ def saved(name: str, folder: Path) -> Any:
 
 def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
     with torch.inference_mode():
-        return np.asarray(model(input_ids=torch.from_numpy(ids)).logits.numpy())
+        # Llama 4 as a whole answers no call without images in transformers 5.24: it looks for what it did not make.
+        net = model.language_model if type(model).__name__ == "Llama4ForConditionalGeneration" else model
+        return np.asarray(net(input_ids=torch.from_numpy(ids)).logits.numpy())
 
 
 @pytest.mark.parametrize(("name", "target"), each(3, by_turns(MULTIMODAL, ["ort-cpu", "torch"])))
