@@ -44,7 +44,7 @@ def test_linear_maps_are_shared_out() -> None:
 
 
 def test_layers_are_stages() -> None:
-    """Of five layers three, then two, as transformers 5.24 divides them; a tied table is on the first and the last."""
+    """Of five layers three, then two (from transformers 5.24 on); a tied table is on the first stage and the last."""
     alone, found = costs("tp=1", tie_embeddings=True), costs("pp=2", tie_embeddings=True)
     first, last = found.stages
     assert (first.layers, last.layers) == ((0, 3), (3, 5))
