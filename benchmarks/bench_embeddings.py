@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import torch
 from machine import facts, save, spread
 from sentence_transformers import SentenceTransformer
 from transformers.exporters import OnnxConfig, OnnxExporter
+
+from weft.backends.runtime.ort.session import onnxruntime
 
 MODEL = Path(__file__).parent.parent / ".cache" / "weights" / "all-MiniLM-L6-v2"
 TEXT = Path(__file__).parent / "texts" / "held_out.txt"
@@ -39,6 +40,7 @@ class Exported(torch.nn.Module):
         ids = torch.ones(2, 8, dtype=torch.long)  # a tensor of its own for each input: one would stand for all
         given = {"input_ids": ids, "attention_mask": ids.clone(), "token_type_ids": ids - 1}
         OnnxExporter().export(model, given, OnnxConfig(dynamic=True)).save_pretrained(folder)
+        ort = onnxruntime()
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         self.session = ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])

@@ -48,4 +48,4 @@ def test_a_token_far_beyond_the_others_makes_no_gigabytes_of_fillers() -> None:
 
     source: Any = Source
     with pytest.raises(WeftError, match=r"folder: its tokenizer has a token 2147483647, beyond the 16777216"):
-        _tokens({"model": {"type": "BPE", "vocab": {"a": 0, "b": 2**31 - 1}}}, source)
+        _tokens({"model": {"type": "BPE", "vocab": {"a": 0, "b": 2**31 - 1}}}, source, 2)
