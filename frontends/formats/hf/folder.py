@@ -61,8 +61,8 @@ class Folder:
             if "quantization_config" not in config and (path / name).is_file():
                 config["quantization_config"] = {"quant_method": method, **read_json(path / name)}
         said = read_json(generation) if generation.is_file() else {}
-        kinds, classes = modules(root), config.get("architectures") or []
-        scores = any(str(name).endswith("ForSequenceClassification") for name in classes)
+        kinds, classes = modules(root), config.get("architectures")
+        scores = isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
         pairs = LOGIT_SCORE in kinds or (scores and [*kinds] == ["Transformer"])  # a cross-encoder
         return cls(path, config, said, None if pairs else read_sentence(root, config))
 

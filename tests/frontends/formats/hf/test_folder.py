@@ -326,3 +326,10 @@ def test_links_that_lead_out_of_the_folder(folder: Path, tmp_path: Path) -> None
     (folder / "own").write_text("{}")
     (folder / "tokenizer_config.json").symlink_to(folder / "own")
     assert folder / "tokenizer_config.json" in load_source(folder).files
+
+
+@pytest.mark.parametrize("architectures", [3, True, {"a": 1}, "x", [3, None]])
+def test_architectures_of_another_type_choose_nothing(architectures: Any, folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": architectures}))
+    assert "logits" in load_source(str(folder)).graph.outputs
