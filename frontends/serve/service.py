@@ -188,7 +188,7 @@ class Service:
         except WeftError as error:
             told = str(error).replace(f"{model.folder} ", "it ")
             raise invalid(f"This model scores no such texts: {told}.", "model", "unsupported_model") from error
-        self._check_room(len(request.texts))
+        self.worker.check_room(len(request.texts))
 
         def encoded() -> list[Encoded]:
             texts = [model.rendered(*text) if request.ranks else text for text in request.texts]
@@ -197,7 +197,7 @@ class Service:
         rows = await self._prepared(self.prompts.run("large", encoded), "input")
         channel = Channel()
         jobs = [Job(channel, index, ids=row.ids, encoded=row) for index, row in enumerate(rows)]
-        self._submit(jobs)
+        self.worker.submit(jobs)
         return jobs, channel, sum(len(row.ids) for row in rows)
 
     def _begin(

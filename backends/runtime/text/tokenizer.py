@@ -140,7 +140,8 @@ class Tokenizer:
         for one in (text, pair or ""):
             check_text("a text", one)
         with self._cut(limit):
-            made = self._fast.encode(text, pair, add_special_tokens=special)
+            # As a batch: the library gives Python's lock to other threads then alone.
+            made = self._fast.encode_batch([text if pair is None else (text, pair)], add_special_tokens=special)[0]
         return Encoded(list(made.ids), list(made.type_ids), list(made.offsets), list(made.sequence_ids))
 
     def token(self, index: int) -> str:
