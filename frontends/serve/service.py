@@ -188,7 +188,7 @@ class Service:
         except WeftError as error:
             told = str(error).replace(f"{model.folder} ", "it ")
             raise invalid(f"This model scores no such texts: {told}.", "model", "unsupported_model") from error
-        self._check_room(len(request.texts))
+        self.worker.check_room(len(request.texts))
 
         def encoded() -> list[Encoded]:
             texts = [model.rendered(*text) if request.ranks else text for text in request.texts]
