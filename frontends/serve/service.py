@@ -197,7 +197,7 @@ class Service:
         rows = await self._prepared(self.prompts.run("large", encoded), "input")
         channel = Channel()
         jobs = [Job(channel, index, ids=row.ids, encoded=row) for index, row in enumerate(rows)]
-        self._submit(jobs)
+        self.worker.submit(jobs)
         return jobs, channel, sum(len(row.ids) for row in rows)
 
     def _begin(
