@@ -195,10 +195,12 @@ def test_a_rewritten_classifier_is_exported_as_its_class(tmp_path: Path) -> None
 def test_the_class_of_a_folder_of_sentence_transformers_does_not_matter(tmp_path: Path) -> None:
     model_of("BertForMaskedLM", tmp_path)
     kinds = {"Transformer": "", "Pooling": "1_Pooling"}
-    modules = [{"idx": i, "path": path, "type": f"a.{kind}"} for i, (kind, path) in enumerate(kinds.items())]
+    home = "sentence_transformers.models"
+    modules = [{"idx": i, "path": path, "type": f"{home}.{kind}"} for i, (kind, path) in enumerate(kinds.items())]
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    pooling = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     assert set(load_source(tmp_path).graph.outputs) == {"last_hidden_state", "sentence_embedding"}
 
 

@@ -52,7 +52,8 @@ class Folder:
         """
         if not path.is_dir():
             raise WeftError(f"{path} is no folder")
-        root, path = path, transformer_home(path)
+        root, kinds = path, modules(path)
+        path = root / kinds.get("Transformer", "") if LOGIT_SCORE in kinds else transformer_home(root)
         if not (path / "config.json").is_file():
             raise WeftError(f"{path} has no config.json, so it is not a Hugging Face model folder")
         generation = path / "generation_config.json"
@@ -61,7 +62,7 @@ class Folder:
             if "quantization_config" not in config and (path / name).is_file():
                 config["quantization_config"] = {"quant_method": method, **read_json(path / name)}
         said = read_json(generation) if generation.is_file() else {}
-        kinds, classes = modules(root), config.get("architectures")
+        classes = config.get("architectures")
         scores = isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
         pairs = LOGIT_SCORE in kinds or (scores and [*kinds] == ["Transformer"])  # a cross-encoder
         return cls(path, config, said, None if pairs else read_sentence(root, config))
