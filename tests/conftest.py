@@ -133,3 +133,12 @@ def smollm2_gguf() -> Path:
 def minilm_folder() -> Path:
     """all-MiniLM-L6-v2: a Hugging Face folder of the bert family, safetensors."""
     return _weights("all-MiniLM-L6-v2")
+
+
+@pytest.fixture
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Auto classes copy code into the folder of the test, and have imported none before."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    for name in [n for n in sys.modules if n.partition(".")[0] == "transformers_modules"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("sys.path", [*sys.path])

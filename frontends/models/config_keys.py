@@ -44,6 +44,7 @@ MEANINGLESS = {
     "experts_implementation gradient_checkpointing onnx_export task_specific_params finetuning_task _weft.* "
     "base_model_tp_plan base_model_pp_plan adapters",
     "is a dtype, which --dtype chooses": "dtype torch_dtype",
+    "is read with the tensors": "quantization_config compression_config",
     "is a token, which generation looks up": r"\w+_token_id image_token_index video_token_index tokens_to_ignore",
     "counts in training only": r"\w*dropout\w* \w*drop_rate \w*pdrop \w*layerdrop init_std initializer_\w+ "
     r"embed_init_std embedding_initializer_range \w+_initializer_range \w+_variance_scale router_jitter_noise "

@@ -121,7 +121,8 @@ def test_shards_config_and_tokenizer(tmp_path: Path) -> None:
     write_folder(source, tmp_path / "one")
     write_folder(source, tmp_path / "many", shard_bytes=30_000)
     assert {p.name for p in (tmp_path / "one").iterdir()} == {
-        *("config.json", "generation_config.json", "tokenizer.json", "model.safetensors", "provenance.json")
+        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+        *("model.safetensors", "provenance.json"),
     }
     shards = sorted((tmp_path / "many").glob("*.safetensors"))
     assert len(shards) > 3

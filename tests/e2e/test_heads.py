@@ -152,6 +152,7 @@ HEADED = [
 HEADED += ["Gemma2ForSequenceClassification", "ModernBertForTokenClassification", "BertForNextSentencePrediction"]
 
 
+@pytest.mark.usefixtures("own_code")
 @pytest.mark.filterwarnings("ignore:.*")
 @pytest.mark.parametrize("name", HEADED)
 def test_folders_of_target_transformers_have_the_class_and_its_loss(name: str, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ OF_LAYERS = {
     GATED: "ffn_gate",
 }
 
+OF_TENSORS = (*OF_LAYERS, "vocab_size", "token_types", FREQUENCIES, SHORT, LONG)
+
 
 def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
     """The model of the GGUF file at `path`, its parameters pointing at the weights.
@@ -55,6 +57,8 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
         loaded.ignored.extend(key for key in loaded.unread if key.startswith(further))
         loaded.unread[:] = [key for key in loaded.unread if not key.startswith(further)]
     loaded.ignored[:] = [name for name in loaded.ignored if name not in config]
+    # Other keys say what the tensors are, for the tables.
+    loaded.left_out[:] = [part for part in loaded.left_out if part.kind != "key" or part.name not in OF_TENSORS]
     ids = token_ids(reader.metadata) if has_tokenizer(reader.metadata) else TokenIds(None, [], None, False, False)
     loaded.graph.meta.update(
         eos_token_ids=list(ids.eos),

@@ -144,6 +144,7 @@ BASE = Architecture(
         "qk_norm": lambda keys: "head" if "blk.0.attn_q_norm.weight" in keys else "none",
     },
     unused=("*.attn_rot_embd", FREQUENCIES, SHORT, LONG),
+    inert=("attention.value_length", "use_parallel_residual"),  # which the tensors say
     refuse={"expert_count": (0, None), "attention.causal": (True, None)},
 )
 UNGATED = BASE.but(norm="layer", activation="gelu_new", gated=False)

@@ -286,7 +286,7 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot be read: no such file" in error(text=home / "none.txt")
     assert "encoder-decoder" in error(against=f"{home / 't5.py'}:both")
     assert "is an encoder" in error(against=f"{home / 't5.py'}:encoder")
-    assert "rate is" in error(rate="-1") and "rate is" in error(rate="nan")
+    assert "rate is" in error(rate="-1") and "--rate" in error(rate="nan")
     assert "seconds is" in error(seconds="0")
     assert "device" in error(device="cuda")
     cached = run_passes(original("tied"), f"{QUANTIZE}, kv-cache")
