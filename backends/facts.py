@@ -80,6 +80,7 @@ class Facts:
     carried: tuple[Carried, ...] = ()  # its states; none where the folder does not record them
     rolling: frozenset[int] = frozenset()  # the numbers of caches that roll
     compares: bool = False  # tokens of a call compete with each other, so that padding would too
+    compares_above: int = 0  # where texts of more tokens than these do
     pooling: str = "mean"  # how an encoder makes one vector of a text
     normalize: bool = False  # and whether it has unit length
     embedding: Embedding = field(default_factory=Embedding)

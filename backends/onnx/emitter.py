@@ -46,13 +46,14 @@ class Emitter:
         self.weights: dict[tuple[Recipe, DType, str], Weight] = {}
         self.constants: dict[tuple[str, tuple[int, ...], bytes], onnx.Value] = {}
         self.values: dict[Value, onnx.Value] = {}
+        self.final: dict[Value, onnx.Value] = {}  # what leaves the graph for a value, if it is not the value itself
         self._memo: dict[Any, Any] = {}
         self.again: dict[str, tuple[onnx.Value, Value]] = {}  # outputs that write once more what another has written
         self._names: set[str] = set(graph.outputs)  # which `model` gives to the outputs: no other value may have them
         self._scope = ""
-        for name, value in graph.inputs.items():
-            self.values[value] = self._declare(onnx.Value(name=name), stored(value.type))
-            self._names.add(name)
+        self.inputs = [self._declare(onnx.Value(name=name), stored(v.type)) for name, v in graph.inputs.items()]
+        self.values.update(zip(graph.inputs.values(), self.inputs, strict=True))
+        self._names.update(graph.inputs)
 
     # -- names and values
 
@@ -273,7 +274,7 @@ class Emitter:
         """The ONNX model; weights are initializers without data yet (see `write`)."""
         outputs = []
         for name, value in self.graph.outputs.items():
-            output = self[value]
+            output = self.final.get(value, self[value])
             # An input, an initializer or a value that is an output already cannot take another name.
             if output.producer() is None or (output.name != name and output.name in self.graph.outputs):
                 output = self.op("Identity", output)
@@ -293,7 +294,7 @@ class Emitter:
         if any(n.domain == "com.microsoft" for n in self.nodes):
             imports["com.microsoft"] = 1
         graph = onnx.Graph(
-            [*(self[v] for v in self.graph.inputs.values()), *(w.value for w in self.slots())],
+            [*self.inputs, *(w.value for w in self.slots())],
             outputs,
             nodes=self.nodes,
             initializers=initializers,

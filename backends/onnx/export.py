@@ -25,7 +25,7 @@ from weft.ir.types.dtypes import DType
 from ..runtime.ort.session import onnxruntime
 from ..targets import Backend
 from ..weights import StoredTensor
-from . import cuda
+from . import cuda, padding
 from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select
 
@@ -55,7 +55,7 @@ def build(graph: Graph, target: Backend, max_length: int) -> Built:
     """
     selection = select(graph, target)
     emitter = Emitter(graph, target, max_length)
-    emitter.lower({node: lowering.emit for node, lowering in selection.chosen.items()})
+    padding.lower(emitter, {node: lowering.emit for node, lowering in selection.chosen.items()})
     model = emitter.model()
     widened = cuda.widen(model) if target.device == "cuda" else []
     return Built(model, list(emitter.weights.values()), graph.reader, [*selection.trace, *widened])

@@ -83,6 +83,7 @@ def _from_manifest(folder: Path) -> Facts:
         max_length=data.integer("max_length", least=1),
         eos=frozenset(data.tokens("eos_token_ids")),
         compares=data.flag("compares_tokens", False),
+        compares_above=data.integer("compares_above", 0, least=0),
         keeps_blocks=bool(data.text("kept_blocks", "")),
         carried=recorded(data),
         rolling=frozenset(i for i, cache in enumerate(caches) if cache.flag("rolling", False)),

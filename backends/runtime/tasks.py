@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +51,7 @@ class Tasks(ABC):
     vocab: int
     max_length: int
     compares: bool
+    compares_above: int
     folder: Path
 
     @cached_property
@@ -188,15 +189,21 @@ class Tasks(ABC):
 
     def logits(self, encoded: Sequence[Encoded], batch: int = BATCH) -> Floats:
         """Return the logits [texts, labels], those of texts of similar length together, as padding costs time."""
-        batch = 1 if self.compares else batch
-        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
         found: list[Floats] = [np.empty(0, np.float32)] * len(encoded)
-        for at in range(0, len(order), batch):
-            some = order[at : at + batch]
+        for some in self.batches([len(text.ids) for text in encoded], batch):
             (made,) = self.run([encoded[i].ids for i in some], [encoded[i].types for i in some], ["logits"])
             for i, row in zip(some, made, strict=True):
                 found[i] = row
         return np.stack(found) if found else np.empty((0, 1), np.float32)
+
+    def batches(self, lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
+        """Yield the indices of texts of these `lengths` that run together: `batch` of similar length, each by itself
+        where padding would change its tokens."""
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        alone = [i for i in order if self.compares and lengths[i] > self.compares_above]
+        together = order[: len(order) - len(alone)]
+        yield from (together[at : at + batch] for at in range(0, len(together), batch))
+        yield from ([i] for i in alone)
 
     def encoded(self, text: Any, truncate: bool = False) -> Encoded:
         """Return the tokens of a text, a pair or token ids. Raises WeftError where the model does not take them."""

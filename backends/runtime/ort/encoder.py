@@ -34,7 +34,8 @@ class Encoder(Tasks):
     def __init__(self, facts: Facts, outputs: Collection[str]) -> None:
         self.outputs, self.task = outputs, facts.task
         self.vocab, self.max_length, self.folder = facts.vocab, facts.max_length, facts.folder
-        self.pooling, self.normalize, self.compares = facts.pooling, facts.normalize, facts.compares
+        self.pooling, self.normalize = facts.pooling, facts.normalize
+        self.compares, self.compares_above = facts.compares, facts.compares_above
         self.embedding = facts.embedding
 
     def generate(self, *_: object, **__: object) -> NoReturn:
@@ -84,15 +85,12 @@ class Encoder(Tasks):
         skipped = 0 if self.embedding.include_prompt or not before else self.tokenizer.prompt_length(before)
         rows = self._rows(given, before, truncate)
         vectors: list[Floats] = [np.empty(0, np.float32)] * len(rows)
-        batch = 1 if self.compares else batch
-        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         made = pooling is None and SENTENCE in self.outputs and (normalize is not False or self.embedding.modules)
         if made and normalize is False and self.embedding.unit:
             raise WeftError(
                 f"{self.folder}: its graph ends with vectors of unit length: choose a pooling to have others"
             )
-        for at in range(0, len(order), batch):
-            some = order[at : at + batch]
+        for some in self.batches(list(map(len, rows)), batch):
             states = self._made([rows[row] for row in some], SENTENCE if made else HIDDEN, skipped)
             for row, of_row in zip(some, states, strict=True):
                 vectors[row] = of_row if made else _pool(of_row[: len(rows[row])], pooled, skipped)
@@ -106,8 +104,19 @@ class Encoder(Tasks):
         return vectors if pooled == "none" else np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
     def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
-        """The last hidden states of token ids, padded on the right together: [rows, longest, dim], float32."""
-        return self._made(rows, HIDDEN)
+        """The last hidden states of token ids: [rows, longest, dim], float32; those after the end of a row are 0.
+
+        Raises WeftError on ids that the model does not have, and on a row longer than its maximum or empty.
+        """
+        for ids in rows:
+            check_ids("a row", ids, self.vocab, self.max_length, "cut it")
+        lengths, found = list(map(len, rows)), dict[int, Floats]()
+        for some in self.batches(lengths, max(len(rows), 1)):
+            found.update(zip(some, self._made([rows[row] for row in some], HIDDEN), strict=True))
+        longest = max(lengths, default=0)
+        if not rows:
+            return np.empty((0, 0, 0), np.float32)
+        return np.stack([np.pad(found[i][:n], ((0, longest - n), (0, 0))) for i, n in enumerate(lengths)])
 
     def prompt(self, name: str | None = None, prompt: str | None = None) -> str:
         """The text that goes before texts: `prompt`, the prompt of that `name`, or the default one.

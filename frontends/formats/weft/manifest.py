@@ -11,6 +11,7 @@ from typing import Any
 
 from weft.backends.storage import PROVENANCE as PROVENANCE
 from weft.backends.targets import Backend
+from weft.ir import ops
 from weft.ir.documents import expanded
 from weft.ir.graph import Graph
 from weft.ir.op import Trait
@@ -46,12 +47,20 @@ def record(
         **(_of_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
         **{name: meta[name] for name in ("pooling", "normalize", "sentence", *TASK_FACTS) if name in meta},
         **manifest_records(graph, taken_states(graph)),
-        "compares_tokens": any(Trait.COMPARES in node.op.traits for node in graph.nodes),
+        **_comparing(graph),
         "pipeline": pipeline,
         "left_out": [part.record() for part in model.left_out],
         "source": _origin(model, hashes),
         "versions": {name: metadata.version(name) for name in target.libraries},
     }
+
+
+def _comparing(graph: Graph) -> dict[str, Any]:
+    """Whether padding would change a text's tokens: where they compete, and where blocks are counted from both ends."""
+    compete = any(Trait.COMPARES in node.op.traits for node in graph.nodes)
+    dense = [node.attrs["dense"] for node in graph.nodes if node.op is ops.block_sparse_attention]
+    above = {"compares_above": min(dense)} if dense and not compete else {}
+    return {"compares_tokens": compete or bool(dense), **above}
 
 
 def provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
