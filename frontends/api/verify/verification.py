@@ -381,9 +381,7 @@ def _transformed(
         found = net.eval()(**arguments, output_hidden_states=True)
         base = found if task is None else net.base_model(torch.tensor([texts.ids]), output_hidden_states=True)
     halves = (
-        [found.encoder_hidden_states, found.decoder_hidden_states]
-        if texts.source
-        else [base.get("hidden_states", ())]
+        [found.encoder_hidden_states, found.decoder_hidden_states] if texts.source else [base.get("hidden_states", ())]
     )
     inside: dict[str, Array] = {}
     for graph, hidden in zip(graphs, halves, strict=bool(graphs)):
