@@ -34,7 +34,7 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
 INDEX = ROOT / "docs" / "README.md"  # its python block makes tiny-llama/
 LONG = {"compile.md", "export.md", "run.md", "scale.md", "surgery.md", "torch.md", "transformers.md"}
-QUICKEST = INDEX.with_name("verify.md")
+QUICKEST = INDEX.with_name("ir.md")
 WITH_PYTORCH = {"adapters.md", "scale.md", "surgery.md", "torch.md", "training.md", "transformers.md"}
 LINK = re.compile(r"""(?:\]\(|src(?:set)?=")([^)"#:]+)(?:#[^)]*)?[)"]""")
 
@@ -100,7 +100,7 @@ def test_tables_name_every_target(page: Path) -> None:
 
 
 def _prepared(folder: Path, gguf: Path, minilm: Path, tiny_llama: Path) -> None:
-    """What pages find in their folder."""
+    """Put into `folder` the files that pages name."""
     (folder / "model.gguf").symlink_to(gguf)
     (folder / "minilm").symlink_to(minilm)
     shutil.copytree(tiny_llama, folder / "tiny-llama")

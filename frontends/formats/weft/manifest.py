@@ -56,7 +56,7 @@ def record(
 
 
 def _comparing(graph: Graph) -> dict[str, Any]:
-    """Whether padding would change a text's tokens: where they compete, and where blocks are counted from both ends."""
+    """Return whether padding changes a text: where tokens compete, and where blocks are counted from its end."""
     compete = any(Trait.COMPARES in node.op.traits for node in graph.nodes)
     dense = [node.attrs["dense"] for node in graph.nodes if node.op is ops.block_sparse_attention]
     above = {"compares_above": min(dense)} if dense and not compete else {}
