@@ -20,6 +20,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.graph.verifier import verify as verify_graph
 from weft.passes import Report, lookup, run_passes
+from weft.passes.analysis.states import caches
 
 from ..formats.weft.manifest import hashing, record
 from ..model import Model, SourceLike
@@ -115,6 +116,8 @@ def compile(
     notes = [*model.notes, *(f"left out: {part}" for part in accept(model.spec, model.left_out, model.without))]
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
+    if (cached := getattr(chosen, CACHE_DTYPE, "")) and not any(map(caches, model.graph.nodes)):
+        raise no_effect(f"--cache-dtype {cached}", f"no attention of {model.graph.name} keeps keys and values")
     clock["load"] = time.perf_counter()
     pipeline = backend.pipeline(model.graph, dtype, passes, length)
     report = Report()
@@ -185,10 +188,10 @@ def _with_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) 
     from ..formats.hf.slots import add_slots
 
     if not backend.opset:
-        raise WeftError(f"adapters are chosen at run time by ONNX Runtime only, not in folders for {backend.name}")
+        raise WeftError(f"--switch-adapter is for folders that ONNX Runtime runs, not for those for {backend.name}")
     if model.graph.meta.get("kind") == "encoder-decoder":
         raise WeftError(
-            "adapters are chosen at run time for one model, not for the two of an encoder-decoder: merge them"
+            "--switch-adapter is for one model, not for the two of an encoder-decoder: merge them by --adapter"
         )
     graph = model.graph.clone()
     # Folders give the adapters their names, "." and ".." too.
@@ -203,6 +206,8 @@ def _max_length(graph: Graph, requested: int | None, notes: list[str]) -> int:
             notes.append(f"the model states no context length: compiled for {MAX_LENGTH} tokens (see --max-length)")
     elif requested < 1:
         raise WeftError(f"--max-length {requested} must be positive")
+    elif (kind := graph.meta.get("kind")) in ("image-encoder", "audio-encoder"):
+        raise no_effect(f"--max-length {requested}", f"it counts tokens, and {graph.name} is an {kind}")
     if (length := int(requested or context or MAX_LENGTH)) > LONGEST:
         raise WeftError(f"a length of {length} tokens is more than {LONGEST:,}: choose a smaller --max-length")
     return length

@@ -66,8 +66,10 @@ def export(
 
     format = _format(out, format)
     check_weights(weights)
-    if weights == "codes" and format == "safetensors":
-        raise WeftError("--weights codes is for hf and gguf: a file of safetensors stores the parameters as floats")
+    if weights != "auto" and format == "safetensors":
+        raise WeftError(
+            f"--weights {weights} is for hf and gguf: a file of safetensors stores the parameters as floats"
+        )
     model = load_source(source, seed, adapters, without=without)
     for line in (*model.notes, *(f"left out: {part}" for part in accept(model.spec, model.left_out, model.without))):
         note(line)

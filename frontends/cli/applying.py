@@ -56,7 +56,8 @@ def check_options(ctx: click.Context) -> None:
     given, flags, command = _given(ctx), _flags(ctx), str(ctx.command.name)
     for name, others in NEEDS.get(command, {}).items():
         if name in given and given.isdisjoint(others.split()):
-            raise click.UsageError(f"{flags[name]} goes with {' or '.join(flags[other] for other in others.split())}")
+            known = ", ".join(flags[other] for other in others.split())
+            raise click.UsageError(f"{flags[name]} goes with {' or '.join(known.rsplit(', ', 1))}")
     for name, others in EXCLUDES.get(command, {}).items():
         if name in given and (clash := next((other for other in others.split() if other in given), None)):
             raise click.UsageError(f"{flags[name]} does not go with {flags[clash]}: leave out one of them")

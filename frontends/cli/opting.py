@@ -93,7 +93,7 @@ def opt_command(
     if dtype is not None and not folder:
         raise WeftError("--dtype is how a folder stores the weights; name one with -o")
     if without and not folder:
-        raise WeftError("--without accepts what a folder leaves out, and text leaves out nothing; name one with -o")
+        raise WeftError("--without accepts what a folder lacks of its source; name one with -o")
     if folder:
         check_free(Path(out))
     drawn: Any = None
