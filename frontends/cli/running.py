@@ -258,7 +258,11 @@ def timing(result: Result) -> str:
 
 
 def _talk(conversation: Conversation, options: dict[str, Any]) -> None:
-    """A conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends."""
+    """A conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends. Raises WeftError on options that no message
+    can have."""
+    from weft.backends.runtime.core.sampling import Sampling, SamplingOptions
+
+    Sampling.chosen(**{name: options[name] for name in SamplingOptions.__annotations__ if name in options})
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() its line editing where the platform has it
     from weft.backends.runtime.text.tokenizer import check_text

@@ -279,6 +279,8 @@ def test_a_terminal_without_a_prompt_is_told_what_to_give(compiled: Path, tmp_pa
     status, screen = on_a_terminal("run", compiled, cwd=tmp_path)
     assert status == 2
     assert "--prompt" in screen and "--chat" in screen
+    status, screen = on_a_terminal("run", compiled, "--chat", "--seed", "1", cwd=tmp_path)
+    assert status == 2 and "nothing is sampled at temperature 0" in screen
 
 
 def test_progress_is_for_terminals(tiny: Path, tmp_path: Path) -> None:
