@@ -92,6 +92,8 @@ def opt_command(
     folder = _is_folder(out)
     if dtype is not None and not folder:
         raise WeftError("--dtype is how a folder stores the weights; name one with -o")
+    if without and not folder:
+        raise WeftError("--without accepts what a folder lacks of its source; name one with -o")
     if folder:
         check_free(Path(out))
     drawn: Any = None
@@ -103,7 +105,7 @@ def opt_command(
     with progress(f"reading {source}", "steps") as step:
         piped = source == "-"
         model = _piped(folder, adapters) if piped else load_source(source, adapters=adapters, without=without)
-        left_out = accept(model.spec, model.left_out, model.without) if folder else model.left_out
+        left_out = accept(model.spec, model.left_out, without) if folder else model.left_out
         steps = drawn.Steps(model) if drawn is not None else None
         hooks = [steps.hook] if steps else []
         model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)

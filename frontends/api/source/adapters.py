@@ -23,9 +23,7 @@ from ...formats.weft.model_folder import GRAPH, read_model
 from ...model import Model
 
 
-def load_with_adapters(
-    source: Any, adapters: Sequence[str | Path] = (), family: str | None = None, without: Sequence[str] = ()
-) -> Model:
+def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family: str | None = None) -> Model:
     """The model of the folder `source`, or of the base of the adapter in it, with `adapters` merged; read as one of
     `family` if given.
 
@@ -56,6 +54,8 @@ def load_with_adapters(
             given = [path, *given]
     before = stamps(file for home in (base, *given) for file in (*home.iterdir(), *home.glob("*/*")))
     if (base / GRAPH).is_file():
+        if family is not None:
+            raise WeftError(f"{source}: --as is for a folder whose config says what it is, and {GRAPH} says that here")
         return _with_graph(str(source), base, given, before)
     folder, loaded, merged = load_folder(base, given, family)
     names = ", ".join(adapter.path.name for adapter in merged)
@@ -73,7 +73,6 @@ def load_with_adapters(
         notes=folder.notes,
         adapters=tuple(adapter.path for adapter in merged),
         family=family,
-        without=tuple(without),
         **vars(loaded),
     )
 
