@@ -22,18 +22,23 @@ _FLAGS = {
 }
 _MODULES = "sentence_transformers.models."  # names of all versions
 KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize")
+_TEXT = "sentence_embedding"
 
 
 def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int | None = None) -> None:
     """Write into `folder` the modules after the transformer with weights of `kind` (None: as they are read), the
     prompts, and the most tokens of a text (at most `length`); nothing for a model that says nothing of pooling.
 
+    A model without a Pooling makes the vector of a text by itself: code of its own, which has a `length`, does.
+
     Raises:
         WeftError: if a pass has replaced weights of a module.
     """
     said, modules = graph.meta.get("sentence") or {}, _modules(graph)
-    if not modules or graph.meta.get("kind") != "encoder":
+    own = _TEXT in graph.outputs and not any(module["type"] == "Pooling" for module in modules.values())
+    if graph.meta.get("kind") != "encoder" or (length is None if own else not modules):
         return
+    modules = {} if own else modules
     kinds = {"": "Transformer", **{path: module["type"] for path, module in modules.items()}}
     listed = [
         {"idx": i, "name": str(i), "path": path, "type": f"{_MODULES}{kind}"}
@@ -45,12 +50,17 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
         write_json(folder / path / "config.json", module["config"])
         if "at" in module:
             write_shards(folder / path, _tensors(graph, module["at"], kind))
-    if said:
+    given: dict[str, Any] = {"module_output_name": _TEXT} if own else {}
+    if own:
+        given["modality_config"] = {"text": {"method": "forward", "method_output_name": _TEXT}}
+        if "padding" in graph.meta:
+            given["processing_kwargs"] = {"text": {"padding": graph.meta["padding"]}}
+    if said or own:
         most = [n for n in (said.get("max_seq_length"), length) if n is not None]
         limits = {"max_seq_length": min(most, default=None), "do_lower_case": said.get("do_lower_case", False)}
-        write_json(folder / "sentence_bert_config.json", limits)
+        write_json(folder / "sentence_bert_config.json", limits | given)
         kept = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
-        write_json(folder / "config_sentence_transformers.json", {name: said.get(name) for name in kept})
+        write_json(folder / "config_sentence_transformers.json", {name: said[name] for name in kept if name in said})
 
 
 def _tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor]:

@@ -133,7 +133,9 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
     if explain:
         echo("\n".join(backend.explain(report.graph, report.dtype)))
     echo(_summary(report, out))
-    if report.model.family is not None and TARGETS.lookup(report.target).runs:
+    if report.model.family is not None and report.graph.meta.get("kind") == "image-encoder":
+        note(f"{out} reads images, so it was not compared with transformers")
+    elif report.model.family is not None and TARGETS.lookup(report.target).runs:
         _compare(out, source, report.model.family)
 
 

@@ -319,7 +319,7 @@ class Encoder(Displayable):
             first = ops.squeeze(ops.slice(x, axis=1, start=0, stop=1), axes=(1,), name="first_token")
             outputs["pooler_output"] = ops.tanh(linear(first, self.dim, "pooler", bias=True), name="pooled")
         if self.sentence is not None:
-            outputs["sentence_embedding"] = self.sentence(x, attention_mask)
+            outputs["sentence_embedding"] = self.sentence(x, attention_mask, input_ids)
         if self.head is not None:
             outputs |= self.head(x, input_ids, attention_mask, outputs.get("pooler_output"), table)
         return outputs

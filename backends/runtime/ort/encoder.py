@@ -94,6 +94,8 @@ class Encoder(Tasks):
             raise WeftError(
                 f"{self.folder}: its graph ends with vectors of unit length: choose a pooling to have others"
             )
+        if made and (pad := self.embedding.pad) is not None:
+            rows = [row + [pad] * (self.max_length - len(row)) for row in rows]
         for some in self.batches(list(map(len, rows)), batch):
             states = self._made([rows[row] for row in some], SENTENCE if made else HIDDEN, skipped)
             for row, of_row in zip(some, states, strict=True):

@@ -337,8 +337,9 @@ def _transformed(
         raise WeftError(f"{folder}: transformers cannot load it: {error}") from error
     if task == "multiple-choice":  # one choice
         arguments = {name: ids[:, None] for name, ids in arguments.items()}
+    forward = getattr(net.eval(), "get_text_features", net)  # of a pair of encoders, that of texts
     with torch.no_grad():
-        found = net.eval()(**arguments, output_hidden_states=True)
+        found = forward(**arguments, output_hidden_states=True)
         base = found if task is None else net.base_model(torch.tensor([texts.ids]), output_hidden_states=True)
     halves = (
         [found.encoder_hidden_states, found.decoder_hidden_states] if texts.source else [base.get("hidden_states", ())]
@@ -352,6 +353,8 @@ def _transformed(
     others = (
         {name: v.numpy() for name, v in {**base, **found}.items() if isinstance(v, torch.Tensor)} if encoder else {}
     )
+    if forward is not net:
+        others["sentence_embedding"] = others["pooler_output"]
     return _Reference((base.last_hidden_state if encoder else found.logits)[0].double().numpy(), inside, others)
 
 

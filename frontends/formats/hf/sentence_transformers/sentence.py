@@ -39,6 +39,9 @@ MODES |= {"weightedmean": "weighted", "lasttoken": "last"}  # of pooling, in the
 FLAGS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")  # older
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU")  # of torch.nn; in lower case, ours
 HARMLESS = {"torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_side", "model_max_length"}
+FIRST = ("Transformer", "CLIPModel")
+HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}  # what is asked of a transformer for texts
+FEATURES = {"method": "get_text_features", "method_output_name": "pooler_output"}  # and of one that projects
 ENCODER_ALONE = ("t5", "mt5", "umt5")  # of these sentence-transformers loads the encoder
 DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # settings that an encoder does not have
 
@@ -49,7 +52,7 @@ class Sentence:
 
     `home` is the folder of the transformer, `changes` are those of its config. `modules` are the records of what
     follows it, `weights` the folders of these by the beginning of their parameters' names. `facts` are prompts and
-    limits, as in graph.meta.
+    limits, as in graph.meta. `projects`: the transformer makes the vector of a text, and `pooling` has what follows.
     """
 
     files: tuple[Path, ...]
@@ -59,10 +62,28 @@ class Sentence:
     modules: list[dict[str, Any]]
     weights: Mapping[str, Path]
     facts: Mapping[str, Any]
+    projects: bool = False
 
-    def config(self, config: Config) -> dict[str, Any]:
-        """Return `config` of the transformer with its changes and the pooling."""
-        return {**config, **self.changes, SENTENCE: self.pooling}
+    def config(self, config: Config, table: Family) -> dict[str, Any]:
+        """Return `config` of the transformer, which `table` describes, with its changes and the pooling.
+
+        Raises:
+            WeftError: if the transformer should make the vector of a text, but has none that depends on it alone.
+        """
+        changed, pooling = {**config, **self.changes}, self.pooling
+        if self.projects:
+            own = table.settings["sentence"](changed) if "sentence" in table.settings else None
+            if own is None or own.mode == "end":
+                why = "" if own is None else ", since they depend on the padding of a batch"
+                told = f"{self.files[0]}: features of a {table.model_types[0]} with modules are not supported{why}"
+                raise WeftError(f"{told}; without {MODULES}, the folder is a transformer alone")
+            pooling = replace(own, after=(*own.after, *pooling.after), normalize=pooling.normalize)
+        return {**changed, SENTENCE: pooling}
+
+    @property
+    def alone(self) -> bool:
+        """Return whether no module follows a transformer that projects."""
+        return self.projects and not self.modules
 
     def table(self, table: Family, config: Config) -> Family:
         """Return `table` for the states of its model, with the parameters of the modules.
@@ -172,29 +193,33 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
     """
     if not (root / MODULES).is_file():
         return None
-    (_, home), *others = _listed(root)
+    (first, home), *others = _listed(root)
     files, steps, needed = [root / MODULES], list[_Step](), TEXT
+    changes, limits, gives = _transformer(first, home, config, files)
     for kind, folder in reversed(others):
         said = _read(folder / "config.json", files)
         step = _Step(*_READERS[kind](said), {"type": kind, "config": dict(said.data)}, folder)
         if step.writes == needed and step.module is not None:  # else later modules put another in its place
             steps.insert(0, step)
             needed = step.reads
+    if projects := gives == needed == TEXT:
+        steps.insert(0, _Step(TOKENS, TEXT, SentencePooling(), {}, home))
+        gives = needed = TOKENS
     at = next((i for i, step in enumerate(steps) if isinstance(step.module, SentencePooling)), None)
-    if needed != TOKENS or at is None:
+    if needed != gives or at is None:
         raise WeftError(f"{root / MODULES}: no Pooling makes {TEXT} of {TOKENS}, which the Transformer gives")
     weights: dict[str, Path] = {}
     for i, step in enumerate(steps):
         if isinstance(step.module, (Dense, LayerNorm)):
-            step.record["at"] = f"sentence.before_{i}" if i < at else f"sentence.after_{i - at - 1}"
+            step.record["at"] = f"sentence.before_{i}" if i < at else f"sentence.after_{i - at - 1 + projects}"
             weights[step.record["at"]] = step.folder
     last = len(steps) - isinstance(steps[-1].module, UnitLength)
     before, after = (tuple(step.module for step in some) for some in (steps[:at], steps[at + 1 : last]))
     pooling = replace(steps[at].module, before=before, after=after, normalize=last < len(steps))
-    changes, limits = _transformer(home, config, files)
     facts = {**_facts(root, files), **limits, "include_prompt": pooling.include_prompt}
     files += [file for folder in weights.values() for file in weight_files(folder)]
-    return Sentence(tuple(files), home, changes, pooling, [step.record for step in steps], weights, facts)
+    records = [step.record for step in steps if step.record]
+    return Sentence(tuple(files), home, changes, pooling, records, weights, facts, projects)
 
 
 def _listed(root: Path) -> list[tuple[str, Path]]:
@@ -203,10 +228,11 @@ def _listed(root: Path) -> list[tuple[str, Path]]:
     for number, module in enumerate(Record(source, {"modules": read_json(source, list)}).records("modules")):
         spelled, folder = module.text("type"), root / module.text("path", "")
         home, _, kind = spelled.rpartition(".")
-        if not home.startswith("sentence_transformers.") or (kind not in _READERS if number else kind != "Transformer"):
+        if not home.startswith("sentence_transformers.") or kind not in (_READERS if number else FIRST):
             raise WeftError(
-                f"{source}: module {number}, {spelled}, is not supported: weft reads a Transformer and after it "
-                f"{', '.join(_READERS)} of sentence_transformers; without {MODULES}, the folder is a transformer alone"
+                f"{source}: module {number}, {spelled}, is not supported: weft reads a Transformer or a CLIPModel and "
+                f"after it {', '.join(_READERS)} of sentence_transformers; "
+                f"without {MODULES}, the folder is a transformer alone"
             )
         check_inside(root, folder / "config.json")
         found.append((kind, folder))
@@ -269,8 +295,10 @@ _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
 }
 
 
-def _transformer(home: Path, config: Config, files: list[Path]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the changes of the transformer's config, and the limits of texts.
+def _transformer(
+    kind: str, home: Path, config: Config, files: list[Path]
+) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Return the changes of the config of the transformer, a module of `kind`, the limits of texts, and what it gives.
 
     Raises:
         WeftError: if other outputs than the states of texts are asked for, or it is loaded in another way.
@@ -278,12 +306,12 @@ def _transformer(home: Path, config: Config, files: list[Path]) -> tuple[dict[st
     known = (_read(home / f"sentence_{name}_config.json", files) for name in OLD_NAMES)
     said = next((record for record in known if record.data), Record(home / "sentence_bert_config.json", {}))
     said.choice("transformer_task", ("feature-extraction",), "feature-extraction")
-    said.choice("module_output_name", (TOKENS,), TOKENS)
-    asked = said.get(
-        "modality_config", dict, {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
-    )
-    if "message" in asked or asked.get("text") != {"method": "forward", "method_output_name": "last_hidden_state"}:
-        raise said.misfit("modality_config", "weft reads the last_hidden_state of texts, without a chat template")
+    gives = said.choice("module_output_name", (TOKENS, TEXT), TEXT if kind == "CLIPModel" else TOKENS)
+    wanted = HIDDEN if gives == TOKENS else FEATURES
+    asked = said.get("modality_config", dict, {"text": wanted})
+    if "message" in asked or asked.get("text") != wanted:
+        told = f"weft reads the {wanted['method_output_name']} of texts by {wanted['method']}, without a chat template"
+        raise said.misfit("modality_config", told)
     options: dict[str, Any] = {}
     for name in ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs"):
         options |= said.get(name, dict, {})
@@ -298,7 +326,7 @@ def _transformer(home: Path, config: Config, files: list[Path]) -> tuple[dict[st
         limit = min((n for n in most if isinstance(n, int) and 0 < n < 1 << 31), default=None)
     changes = {**said.get("config_args", dict, {}), **said.get("config_kwargs", dict, {})}
     limits = {"max_seq_length": limit, "do_lower_case": said.flag("do_lower_case", False)}
-    return {key: value for key, value in changes.items() if key not in HARMLESS}, limits
+    return {key: value for key, value in changes.items() if key not in HARMLESS}, limits, gives
 
 
 def _facts(root: Path, files: list[Path]) -> dict[str, Any]:

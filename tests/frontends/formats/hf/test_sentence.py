@@ -15,7 +15,10 @@ import safetensors.numpy
 import weft
 from weft import WeftError
 from weft.frontends import load_source
+from weft.frontends.formats.hf.sentence_transformers.sentence import HIDDEN
 from weft.ir.interpreter import interpret
+
+from ....e2e.images import PAIRS
 
 ROWS = np.array([[5, 9, 7, 3, 4], [8, 6, 0, 0, 0], [2, 3, 4, 0, 0]])
 WIDTH = 32
@@ -254,6 +257,12 @@ def test_modules_that_are_refused(modules: list[Any], message: str, bert: Path) 
         ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "model_type is 'SparseEncoder'"),
         ("config_sentence_transformers.json", {"default_prompt_name": "x"}, "default_prompt_name is 'x'"),
         ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "without a chat template"),
+        ("sentence_bert_config.json", {"module_output_name": "sentence_embedding"}, "no Pooling makes"),
+        (
+            "sentence_bert_config.json",
+            {"module_output_name": "sentence_embedding", "modality_config": {"text": HIDDEN}},
+            "modality_config is .* weft reads the pooler_output of texts by get_text_features, without",
+        ),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task is 'fill-mask'"),
         ("sentence_bert_config.json", {"processor_kwargs": {"truncation_side": "left"}}, "know truncation_side"),
     ],
@@ -268,6 +277,22 @@ def test_transformers_that_are_refused(save: Any) -> None:
     folder = Path(save("bart", "AutoModel", d_model=WIDTH, encoder_layers=1, decoder_layers=1)[1])
     chain(folder, POOLING)
     refused(folder, "a bart model is not supported as its Transformer")
+
+
+def test_features_that_are_refused(bert: Path, tmp_path: Path) -> None:
+    """Models without features, those whose features a batch changes, and images before modules."""
+    clip, siglip = (PAIRS[name].save(tmp_path / name) and tmp_path / name for name in ("clip", "siglip"))
+    for folder in (bert, clip, siglip):
+        chain(folder, ("Normalize", {}))
+        listed = json.loads((folder / "modules.json").read_text())
+        listed[0]["type"] = "sentence_transformers.models.CLIPModel"
+        (folder / "modules.json").write_text(json.dumps(listed))
+    refused(bert, "features of a bert with modules are not supported; without modules.json, the folder")
+    refused(siglip, "features of a siglip_text_model with modules .* since they depend on the padding of a batch")
+    with pytest.raises(WeftError, match="features of a clip_vision_model with modules are not supported; without"):
+        load_source(clip, family="clip_vision_model")
+    (clip / "config.json").write_text(json.dumps({"model_type": "clip", "text_config": [3]}))
+    refused(clip, r"config\.json: text_config=\[3\] is no mapping")
 
 
 def test_adapters_with_modules_are_refused(bert: Path, tmp_path: Path) -> None:
