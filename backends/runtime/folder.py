@@ -13,6 +13,7 @@ from ..storage import MANIFEST as MANIFEST
 from ..storage import check_format
 from ..targets import TARGETS
 from .carried import recorded
+from .core.sampling import defaults_of
 
 GENAI = "genai_config.json"
 _ENCODED = {"image-encoder": "images", "audio-encoder": "sound"}
@@ -71,6 +72,10 @@ def _from_manifest(folder: Path) -> Facts:
                 sound.text("input"), *(sound.integer(name, None, least=1) for name in ("bins", "length"))
             )
         more["forced"] = _forced(data)
+    if "sampling" in data:
+        said = data.record("sampling")
+        most = said.integer("max_tokens", None, least=1)
+        more["defaults"] = defaults_of(said) | ({} if most is None else {"max_tokens": most})
     if "outputs" in data:
         more["outputs"] = tuple(data.get("outputs", list[str]))
     caches = data.records("cache", [])

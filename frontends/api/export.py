@@ -12,7 +12,6 @@ from weft.ir.errors import WeftError
 from weft.passes import Report
 
 from ..model import SourceLike
-from ..models.left_out import accept
 from .rewriting import rewrite
 from .source.sources import load_source
 
@@ -69,7 +68,7 @@ def export(
     if weights == "codes" and format == "safetensors":
         raise WeftError("--weights codes is for hf and gguf: a file of safetensors stores the parameters as floats")
     model = load_source(source, seed, adapters, without=without)
-    for line in (*model.notes, *(f"left out: {part}" for part in accept(model.spec, model.left_out, model.without))):
+    for line in model.notices():
         note(line)
     if format == "hf":
         check_free(Path(out), model.files)

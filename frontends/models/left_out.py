@@ -61,8 +61,12 @@ def unread_tensors(unread: Sequence[str], read: Collection[str]) -> Iterator[Lef
         module = next((key[:at] for at in _dots(key) if key[:at] not in parents), key)
         modules.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)", "{i}", module), []).append(key)
     for module, keys in modules.items():
-        few = ", ".join(keys[:2]) + (f" and {len(keys) - 2} more" if len(keys) > 2 else "")
-        yield LeftOut("tensors", module, "" if keys == [module] else few)
+        yield LeftOut("tensors", module, "" if keys == [module] else several(keys))
+
+
+def several(keys: Sequence[str]) -> str:
+    """Return the first two of `keys`, and how many more there are."""
+    return ", ".join(keys[:2]) + (f" and {len(keys) - 2} more" if len(keys) > 2 else "")
 
 
 def unread_settings(unread: Iterable[Unread]) -> Iterator[LeftOut]:

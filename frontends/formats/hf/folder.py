@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from weft.backends.runtime.core.sampling import defaults_of
 from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import TensorReader
@@ -14,7 +15,7 @@ from weft.passes.library.positions.multimodal_rope import INTERLEAVED, SECTIONS
 
 from ...models.closest import closest
 from ...models.families import FAMILIES, Family, Loaded, load
-from ...models.heads import check_head, with_head, with_tokens
+from ...models.heads import ENCODER_ALONE, encoder_alone, unread_head, with_head, with_tokens
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, REFUSED, SAME
 from .adapter import Adapter
 from .contents import unread_files, unread_generation
@@ -112,6 +113,16 @@ class Folder:
         known = {k: v for k, v in single.items() if v is not None} | {k: v for k, v in more.items() if v}
         return {"eos_token_ids": ids("eos_token_id"), **known}
 
+    def sampling(self) -> dict[str, Any]:
+        """Return the defaults of sampling in generation_config.json, and of the length of an answer, max_tokens.
+
+        Raises:
+            WeftError: if one is of another type or outside its range.
+        """
+        said = Record(self.path / "generation_config.json", self.generation)
+        most = said.integer("max_new_tokens", None, least=1)
+        return defaults_of(said) | ({} if most is None else {"max_tokens": most})
+
     def _begin_tokens(self) -> list[list[int]]:
         """The tokens that each of the first of an answer may be, as Whisper's prompt says: the language, one of all
         unless it is told, the task, and that there are no times."""
@@ -161,7 +172,7 @@ def load_folder(
         table, config = side
     else:
         raise _unknown(folder, source)
-    weights, merged, tokens = folder.weights(), list[Adapter](), score_tokens(path)
+    weights, merged, tokens, head = folder.weights(), list[Adapter](), score_tokens(path), None
     if sentence is not None:
         config = sentence.config(config)
         config.pop("architectures", None)  # the base model is what such a folder uses
@@ -170,20 +181,29 @@ def load_folder(
         check_tokens(tokens, config.get("vocab_size"), source)
         table = with_tokens(table, config, frozenset(weights.keys()), source, tokens)
     else:
-        table = with_head(table, config, frozenset(weights.keys()), source)
+        keys = frozenset(weights.keys())
+        if model_type in ENCODER_ALONE and not any("decoder." in key for key in keys):
+            table = encoder_alone(table)
+        table, head = with_head(table, config, keys, source)
     if adapters:
         loaded, merged = load_merged(table, config, weights, source, adapters)
     else:
         loaded = load(table, config, weights, source)
     if not tokens:
         left = [*loaded.ignored, *loaded.unread]
-        check_head(table, config, left, source, "logits" in loaded.graph.outputs)
+        head = head or unread_head(table, config, left, "logits" in loaded.graph.outputs)
+    if head:
+        loaded.left_out[:] = [head, *(part for part in loaded.left_out if part.name != head.name)]
     if loaded.graph.meta.get("task") == "text-classification":
         loaded.graph.meta["rank"] = rank_facts(path, config)
     origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
     if merged:
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
-    loaded.left_out.extend((*unread_files(path, folder.files), *unread_generation(folder.generation)))
+    loaded.left_out.extend(unread_files(path, folder.files))
+    if "logits" in loaded.graph.outputs and "task" not in loaded.graph.meta:
+        loaded.left_out.extend(unread_generation(folder.generation, loaded.settings.kind))
+        if sampling := folder.sampling():
+            loaded.graph.meta["sampling"] = sampling
     loaded.graph.meta.update(folder.token_facts(), **_rope_facts(config), source=origin)
     if sentence is not None:
         sentence.describe(loaded.graph)

@@ -45,7 +45,7 @@ def record(
         "bos_token_id": meta.get("bos_token_id"),
         "pad_token_id": meta.get("pad_token_id"),
         **(_of_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
-        **{name: meta[name] for name in ("pooling", "normalize", "sentence", *TASK_FACTS) if name in meta},
+        **{name: meta[name] for name in ("pooling", "normalize", "sentence", "sampling", *TASK_FACTS) if name in meta},
         **manifest_records(graph, taken_states(graph)),
         **_comparing(graph),
         "pipeline": pipeline,

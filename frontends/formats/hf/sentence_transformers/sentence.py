@@ -18,6 +18,7 @@ from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.readers import TensorReader
 
 from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength
+from ....models.heads import ENCODER_ALONE, encoder_alone
 from ....models.tables.family import SENTENCE, Config, Family, Fetch
 from ....models.tables.settings import Settings
 from ..hub import check_inside
@@ -39,7 +40,6 @@ MODES |= {"weightedmean": "weighted", "lasttoken": "last"}  # of pooling, in the
 FLAGS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")  # older
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU")  # of torch.nn; in lower case, ours
 HARMLESS = {"torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_side", "model_max_length"}
-ENCODER_ALONE = ("t5", "mt5", "umt5")  # of these sentence-transformers loads the encoder
 DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # settings that an encoder does not have
 
 
@@ -80,10 +80,9 @@ class Sentence:
         if kind == "encoder":
             return replace(table, names={**table.names, **names})
         changes: dict[str, Any] = {"kind": "encoder", "unused": (*table.unused, "lm_head.*", "decoder.*")}
-        passed = "is_encoder_decoder"
         if kind == "encoder-decoder" and name in ENCODER_ALONE:
-            names |= {key.removeprefix("encoder."): value for key, value in table.names.items()}
-        elif kind == "decoder" and table.settings.keys().isdisjoint(DECODERS_ONLY):
+            return encoder_alone(table).but(*table.model_types, names=names)
+        if kind == "decoder" and table.settings.keys().isdisjoint(DECODERS_ONLY):
             halved = name == "gemma3_text" and bool(config.get("use_bidirectional_attention"))
             changes["causal"] = not halved and config.get("is_causal") is not False
             if not changes["causal"] and "window" in table.settings:
