@@ -16,6 +16,7 @@ from weft.frontends.models.tables.verified import Errors
 from .families import LENGTH, VOCAB, Row, error
 from .images import IMAGES, TEXTS
 from .test_families import note
+from .unknowns import check_left_out
 
 
 def check(row: Row, folder: Path, target: str, feeds: dict[str, np.ndarray], errors: Errors) -> None:
@@ -36,6 +37,7 @@ def check(row: Row, folder: Path, target: str, feeds: dict[str, np.ndarray], err
             outputs = net(*(torch.from_numpy(feeds[name]) for name in loaded.graph.inputs))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         got = dict(zip(loaded.graph.outputs, (o.numpy() for o in outputs), strict=True))
+        check_left_out(folder / "hf")
     else:
         weft.compile(loaded, folder / "out", target=target)
         session = ort.InferenceSession(folder / "out" / "model.onnx", providers=["CPUExecutionProvider"])

@@ -39,13 +39,12 @@ _MEANINGLESS = {
     "weft's own": ("provenance.json", "model.weft"),
 }
 _PREPARES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "mel_filters.npz")
-# Keys of generation_config.json that weft reads, of all models and of encoder-decoders, those that change no token, and
-# the values at which others do nothing.
-_READ_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "max_new_tokens", *DEFAULTS)
-_OF_ANSWERS = (
-    *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens"),
-    *("begin_suppress_tokens", "no_timestamps_token_id", "lang_to_id", "task_to_id", "language"),
+# Keys of generation_config.json that weft reads, those that change no token, and the values at which others do nothing.
+_READ_KEYS = (
+    *(f"{name}_token_id" for name in ("bos", "eos", "pad", "decoder_start", "forced_bos", "forced_eos")),
+    *("suppress_tokens", "begin_suppress_tokens", "no_timestamps_token_id", "lang_to_id", "task_to_id", "language"),
     *("task", "forced_decoder_ids", "is_multilingual", "alignment_heads", "max_initial_timestamp_index"),
+    *("do_sample", "max_new_tokens", *DEFAULTS),
 )
 _IDLE = ("transformers_version", "_from_model_config", "use_cache", "return_dict_in_generate", "max_length", "output_*")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -88,11 +87,9 @@ def meaning_of_file(name: str) -> str:
     return next((why for why, names in _MEANINGLESS.items() if any(fnmatch.fnmatch(name, n) for n in names)), "")
 
 
-def unread_generation(generation: Mapping[str, Any], kind: str) -> Iterator[LeftOut]:
-    """Yield the keys of the generation_config.json of a `kind` of model that change which tokens transformers
-    generates, and not weft."""
-    read = (*_READ_KEYS, *(_OF_ANSWERS if kind == "encoder-decoder" else ()))
+def unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
+    """Yield the keys of a generation_config.json that change which tokens transformers generates, and not weft."""
     for key, value in generation.items():
         idle = any(fnmatch.fnmatch(key, name) for name in _IDLE)
-        if key not in read and not idle and value not in (None, [], *_NEUTRAL.get(key, ())):
+        if key not in _READ_KEYS and not idle and value not in (None, [], *_NEUTRAL.get(key, ())):
             yield LeftOut("key", f"generation_config.json:{key}", f"{value!r:.60}")

@@ -201,7 +201,7 @@ def load_folder(
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
     loaded.left_out.extend(unread_files(path, folder.files))
     if "logits" in loaded.graph.outputs and "task" not in loaded.graph.meta:
-        loaded.left_out.extend(unread_generation(folder.generation, loaded.settings.kind))
+        loaded.left_out.extend(unread_generation(folder.generation))
         if sampling := folder.sampling():
             loaded.graph.meta["sampling"] = sampling
     loaded.graph.meta.update(folder.token_facts(), **_rope_facts(config), source=origin)
