@@ -16,5 +16,7 @@ def unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> WeftE
     """Return an error about a `name` that is not `known`: it suggests the nearest, or says `otherwise`."""
     import difflib
 
-    near = " or ".join(difflib.get_close_matches(name, list(known), 3))
-    return WeftError(f"unknown {kind} {name!r}; {f'did you mean {near}?' if near else otherwise}")
+    names = list(known)
+    near = " or ".join(difflib.get_close_matches(name, names, 3, 0.7))
+    few = f"it is one of {', '.join(names)}: " if len(names) < 9 else ""
+    return WeftError(f"unknown {kind} {name!r}; {f'did you mean {near}?' if near else few + otherwise}")

@@ -1,4 +1,6 @@
-"""Runs the blocks of one page in the current folder: ``python pages.py PAGE``. `test_docs` says how pages are read."""
+"""Runs the blocks of one page in the current folder: ``python pages.py PAGE [without-torch]``, with the second argument
+without those that are marked ``torch``. `test_docs` says how pages are read.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,21 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(text.count("\n", 0, found.start()) + 1, found[1], {k: v for k, _, v in words}, found[3])
 
 
-def main(page: Path) -> None:
-    """Run the blocks of `page` in the current folder; exits with a report where one does something else."""
+def main(page: Path, torch: bool = True) -> None:
+    """Run the blocks of `page` in the current folder, `torch` ones too; exits with a report where one does something
+    else."""
     warnings.simplefilter("error")
     namespace = types.ModuleType("page")
     sys.modules["page"] = namespace
     sys.path.insert(0, "")
-    printed = ""
+    printed, skipped = "", False
     drawings = all(block.language == "text" for block in blocks(page))
     for block in [] if drawings else blocks(page):
         at = f"{page.name}:{block.line}"
+        if block.language in ("sh", "python"):
+            skipped = "torch" in block.options and not torch
+        if skipped:
+            continue
         if block.language in ("text", "mermaid"):
             if not matches(block.text, printed):
                 sys.exit(f"{at} expects\n\n{block.text}\nbut the block before it prints\n\n{printed}")
@@ -126,4 +133,4 @@ def _python(at: str, page: Path, block: Block, namespace: types.ModuleType) -> s
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), torch="without-torch" not in sys.argv[2:])

@@ -8,6 +8,7 @@ readers of the page do not see it, may stand:
 - ``exit=2``: the status the shell block ends with; ``raises``: the python block ends with an exception, shown by its
   last line
 - ``cold``: the shell block runs the programs themselves, where others ask a process that has imported everything
+- ``torch``: the block needs PyTorch or transformers; what is not marked runs without them, too
 - ``from=path``: an excerpt of that file of the repository, not run
 - ``setup``: installing and making, not run; its make targets and files must exist
 - ``elsewhere``: commands of other tools on machines that tests do not have, not run; the page says so
@@ -17,6 +18,7 @@ readers of the page do not see it, may stand:
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -32,6 +34,7 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
 INDEX = ROOT / "docs" / "README.md"  # its python block makes tiny-llama/
 LONG = {"compile.md", "export.md", "run.md", "scale.md", "surgery.md", "torch.md", "transformers.md"}
+QUICKEST = INDEX.with_name("verify.md")
 LINK = re.compile(r"""(?:\]\(|src(?:set)?=")([^)"#:]+)(?:#[^)]*)?[)"]""")
 
 
@@ -56,14 +59,19 @@ def test_every_block_does_what_the_page_says(
 ) -> None:
     if page == INDEX:
         return  # run by the fixture
-    (tmp_path / "model.gguf").symlink_to(smollm2_gguf)
-    (tmp_path / "minilm").symlink_to(minilm_folder)
-    shutil.copytree(tiny_llama, tmp_path / "tiny-llama")
-    for example in ("local_global.py", "tiny_translator.py", "train.py"):
-        shutil.copy(ROOT / "examples" / example, tmp_path)
-    (tmp_path / "texts").symlink_to(ROOT / "examples" / "texts")
+    _prepared(tmp_path, smollm2_gguf, minilm_folder, tiny_llama)
     _run(page, tmp_path, warm)
     shutil.rmtree(tmp_path)  # hundreds of MB; where the page fails they stay
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if ALL or p == QUICKEST], ids=lambda page: page.name)
+def test_what_is_not_marked_runs_without_pytorch(
+    page: Path, warm: dict[str, str], tmp_path: Path, smollm2_gguf: Path, minilm_folder: Path, tiny_llama: Path
+) -> None:
+    _prepared(tmp_path, smollm2_gguf, minilm_folder, tiny_llama)
+    blocked = os.pathsep.join(filter(None, (str(Path(__file__).parent / "without_torch"), warm.get("PYTHONPATH"))))
+    _run(page, tmp_path, {**warm, "PYTHONPATH": blocked}, "without-torch")
+    shutil.rmtree(tmp_path)
 
 
 def test_pages_link_to_what_is_there() -> None:
@@ -86,10 +94,20 @@ def test_tables_name_every_target(page: Path) -> None:
     assert {*TARGETS} <= {*rows}
 
 
-def _run(page: Path, folder: Path, environment: dict[str, str]) -> None:
+def _prepared(folder: Path, gguf: Path, minilm: Path, tiny_llama: Path) -> None:
+    """What pages find in their folder."""
+    (folder / "model.gguf").symlink_to(gguf)
+    (folder / "minilm").symlink_to(minilm)
+    shutil.copytree(tiny_llama, folder / "tiny-llama")
+    for example in ("local_global.py", "tiny_translator.py", "train.py"):
+        shutil.copy(ROOT / "examples" / example, folder)
+    (folder / "texts").symlink_to(ROOT / "examples" / "texts")
+
+
+def _run(page: Path, folder: Path, environment: dict[str, str], *more: str) -> None:
     """The page in a process of its own: what it registers stays there."""
     python = str(shutil.which("python", path=environment["PATH"]))
     done = subprocess.run(
-        [python, pages.__file__, str(page)], cwd=folder, env=environment, capture_output=True, text=True
+        [python, pages.__file__, str(page), *more], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, f"\n{done.stdout}{done.stderr}"

@@ -44,11 +44,17 @@ class TransformersBackend(Backend):
         return pipeline  # weights get their dtype where they are stored
 
     def lowerings(self, op: str) -> list[str]:
+        from ..runtime.torch.folder import pytorch
+
+        pytorch()
         from ..torch.program.registry import LOWERINGS
 
         return [low.name.strip("_") for low in LOWERINGS.get(op, ())]
 
     def refusals(self, node: Node) -> list[str] | None:
+        from ..runtime.torch.folder import pytorch
+
+        pytorch()
         from ..torch.lower.lower import refusals
 
         return refusals(node)

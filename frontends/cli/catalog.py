@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from weft.ir.errors import WeftError
+
 from .completion import complete_families, complete_ops, complete_presets, complete_targets
 from .shown import as_json, count, echo, note, size, table
 
@@ -77,7 +79,11 @@ def _show_op(op: Op) -> None:
         echo(f"{key}: {value}")
     echo("lowered by:")
     for name, target in TARGETS.items():
-        echo(f"  {name}: {', '.join(target.lowerings(op.name)) or ('its body' if op.has_body else 'nothing')}")
+        try:
+            lowerings = target.lowerings(op.name) or ["its body" if op.has_body else "nothing"]
+        except WeftError as e:  # a library is missing
+            lowerings = [str(e)]
+        echo(f"  {name}: {', '.join(lowerings)}")
     echo("cases:")
     for line in _cases(op):
         echo(f"  {line}")

@@ -72,7 +72,7 @@ def inspect_command(
 ) -> None:
     """Count parameters, FLOPs and cache sizes of SOURCE without compiling it.
 
-    Also print one line per distinct block, and the unused checkpoint tensors. --weights adds the bytes of the weights
+    Also print one line per distinct block, and what of the source is left out. --weights adds the bytes of the weights
     in fewer bits, in the target's first dtype unless --dtype is given. --parallel divides the model as folders of
     --target transformers are divided: tp devices share linear maps, ep experts, pp layers.
 

@@ -62,6 +62,7 @@ def _show(verification: Verification) -> None:
         ("largest error", f"{verification.max_absolute:.3g}"),
         ("relative error", f"{verification.max_relative:.3g} {tolerance}"),
     ]
+    rows += [(f"error of {name}", f"{error:.3g}") for name, error in verification.outputs.items()]
     if verification.argmax_agreement is not None:
         rows.append(("same next token", f"{verification.argmax_agreement:.2%}"))
     if verification.kl_max is not None:

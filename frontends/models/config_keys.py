@@ -2,9 +2,9 @@
 
 transformers is the authority for both. config_keys.json holds its facts for every model type, which
 ``python -m tests.frontends.models.config_facts`` writes: `overrides` maps a key to the one whose value it replaces
-where a config has both, `rope` says what rope_scaling does to rope_parameters, `original` that the
-original_max_position_embeddings of the whole config replaces that of the rotary settings, and `defaults` are the values
-at which a key that no table reads means nothing.
+where a config has both (of the `ordered` ones the later key counts), `rope` says what rope_scaling does to
+rope_parameters, `original` that the original_max_position_embeddings of the whole config replaces that of the rotary
+settings, and `defaults` are the values at which a key that no table reads means nothing.
 """
 
 from __future__ import annotations
@@ -129,7 +129,12 @@ def normalized(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
     does: `config` itself where it spells none twice."""
     known = _facts_of(config, model_type)
     # transformers assigns the second spelling after the first, so it wins whatever their order in the file.
-    overrides = {kept: config[key] for key, kept in known.get("overrides", {}).items() if key in config}
+    ordered, places = known.get("ordered", ()), {key: i for i, key in enumerate(config)}
+    overrides = {
+        kept: config[key]
+        for key, kept in known.get("overrides", {}).items()
+        if key in config and (key not in ordered or places.get(kept, -1) < places[key])
+    }
     changed = {**config, **overrides}
     if "rope" in known and (_ROPE in config or config.get(_SCALING)):
         changed[_ROPE] = _one_rope(changed, known["rope"], known.get("original", False))
@@ -173,11 +178,11 @@ def unread_keys(
     A key counts as read if `read` looks at it, or would if another key were absent or a flag the other way (such as
     the window that use_sliding_window=false switches off), or if another value of it makes other settings.
     """
-    known = _facts_of(config, model_type)
+    known, whole = _facts_of(config, model_type), normalized(config, model_type)
     for key, kept in known.get("overrides", {}).items():
         if key in config and config.get(kept, config[key]) not in (config[key], None):
-            yield Unread(kept, config[kept], f"{key}={config[key]!r}")
-    whole = normalized(config, model_type)
+            lost, won = (kept, key) if whole[kept] == config[key] else (key, kept)
+            yield Unread(lost, config[lost], f"{won}={config[won]!r}")
     recorded, defaults = Recorded(whole), known.get("defaults", {})
     made = read(recorded)
     for name in (_ROPE, _SCALING):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
@@ -15,8 +14,9 @@ from weft.ir.recipes.readers import MemoryReader
 from weft.passes import Pipeline, default_pipeline, run_passes
 
 from ...options import KEEP_BLOCKS
-from ..lower.identifiers import parameter_names
-from ..lower.lower import lower
+
+if TYPE_CHECKING:
+    import torch
 
 
 def with_weights(graph: Graph, state_dict: Mapping[str, torch.Tensor]) -> Graph:
@@ -57,6 +57,9 @@ def with_weights(graph: Graph, state_dict: Mapping[str, torch.Tensor]) -> Graph:
 
 def _keys(graph: Graph) -> dict[str, str]:
     """Return the names of the parameters that a module of `graph` holds, each with its key in the state_dict."""
+    from ..lower.identifiers import parameter_names
+    from ..lower.lower import lower
+
     own = parameter_names(graph)
     return {own[param.name]: key for key, param in lower(graph).program.weights.items()}
 
@@ -68,6 +71,8 @@ def _tie(param: Param) -> Hashable:
 
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """A copy of a tensor, on the CPU and whole."""
+    import torch
+
     whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     # numpy has no bf16; f32 holds every number of the 16-bit types.
     small = whole.is_floating_point() and whole.dtype != torch.float64

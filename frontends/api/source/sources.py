@@ -119,6 +119,8 @@ def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
         models = {n: v for n, v in namespace.items() if callable(getattr(v, "graph", None)) and not isinstance(v, type)}
     listed = ", ".join(models) or "none"
     if name is None:
+        if not models:
+            raise WeftError(f"{path} defines no model: give the model a name, such as `model = Decoder(...)`")
         if "model" not in models and len(models) != 1:
             raise WeftError(f"{path}: say which model, as {path}:NAME; it defines {listed}")
         name = "model" if "model" in models else next(iter(models))

@@ -10,8 +10,8 @@ the prompt with their encoder, and answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from weft.backends.runtime import load
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.folder import MANIFEST, read_manifest
-from weft.backends.runtime.ort.encoder import Encoder
+from weft.backends.runtime.ort.encoder import HIDDEN, Encoder
 from weft.backends.storage import check_contents
 from weft.ir import interpret, ops
 from weft.ir.documents import Record
@@ -60,10 +60,10 @@ class Divergence:
 class Verification:
     """Errors of a compiled model against its reference.
 
-    Errors are over all compared `positions`; relative ones are divided by the largest number of the reference. `layers`
-    holds the relative error of what each layer hands on, `weights` what comparing those of a quantized model found. KL
-    is Σ p ln(p/q) in nats, p the reference's. The three about tokens are None for encoders. `without` names
-    the parts of the source that the folder has not.
+    Errors are over all compared `positions`; relative ones are divided by the largest number of the reference, and the
+    largest of all outputs, whose own are `outputs`. `layers` holds the relative error of what each layer hands on,
+    `weights` what comparing those of a quantized model found. KL is Σ p ln(p/q) in nats, p the reference's. The three
+    about tokens are None for encoders. `without` names the parts of the source that the folder has not.
     """
 
     folder: Path
@@ -80,6 +80,7 @@ class Verification:
     divergence: Divergence | None
     weights: WeightCheck | None = None
     without: tuple[str, ...] = ()
+    outputs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -103,10 +104,12 @@ class _Texts:
 
 @dataclass(frozen=True)
 class _Reference:
-    """Outputs of a reference, [positions, width], and its inner values by name, [1, some positions, width]."""
+    """Outputs of a reference, [positions, width], and its inner values by name, [1, some positions, width]; of an
+    encoder also its `others`, such as the scores of a head, [1, ...]."""
 
     output: Array
     inside: Mapping[str, Array]
+    others: Mapping[str, Array] = field(default_factory=dict)
 
 
 def verify_folder(
@@ -141,11 +144,14 @@ def verify_folder(
         raise WeftError(f"{folder}: no {MANIFEST} in it, so it does not say what it was compiled from")
     dtype = manifest.choice("dtype", ("f32", "f16", "bf16"))
     model, weights = (None, None) if against is not None else _source(folder, manifest, trust, progress)
-    graphs = internals_of(runnable)
+    graphs, others = internals_of(runnable), dict[str, Array]()
+    task = runnable.task if isinstance(runnable, Encoder) else None
     ids, source = _prompt(runnable, prompt, manifest.integer("vocab", least=1)), list[int]()
     encoder = isinstance(runnable, Encoder)
     if isinstance(runnable, Encoder):
         got, at = runnable.hidden([ids])[0], list(range(len(ids)))
+        names = [name for name in runnable.outputs if name != HIDDEN]
+        others = dict(zip(names, runnable.run([ids], [[0] * len(ids)], names), strict=True))
         texts = _Texts(ids, source, len(ids))
     else:
         if runnable.decoder.start is not None:
@@ -159,7 +165,7 @@ def verify_folder(
     if model is not None:
         reference, name = _interpreted(model, texts, progress), f"the float64 reference of {model.description}"
     else:
-        reference = _transformed(Path(str(against)), texts, encoder, graphs)
+        reference = _transformed(Path(str(against)), texts, encoder, graphs, None if task is None else task.name)
         name = f"transformers on {against}"
     want = reference.output[at]
     if want.shape != got.shape:
@@ -170,6 +176,9 @@ def verify_folder(
     tolerance = tolerated(dtype, depth, reduction, rounded == "int8", min(bits, default=None))
     layers, divergence = _compare_layers(graphs, texts, reference.inside, tolerance)
     absolute = np.abs(got - want).max()
+    outputs = {name: relative_error(got, want) for name, got, want in _shared(others, reference.others)}
+    if task is not None and not outputs:
+        raise WeftError(f"{folder}: {name} gives none of its outputs {', '.join(others)} to compare")
     kl = None if encoder else divergences(want, got)
     return Verification(
         folder=folder,
@@ -177,7 +186,7 @@ def verify_folder(
         dtype=f"{dtype}, activations rounded to {rounded}" if rounded else dtype,
         positions=len(at),
         max_absolute=float(absolute),
-        max_relative=relative_error(got, want),
+        max_relative=float(np.max([relative_error(got, want), *outputs.values()])),
         tolerance=tolerance,
         argmax_agreement=float((got.argmax(-1) == want.argmax(-1)).mean()) if not encoder else None,
         kl_mean=None if kl is None else float(kl.mean()),
@@ -186,7 +195,18 @@ def verify_folder(
         divergence=divergence,
         weights=weights,
         without=tuple(part.text("name") for part in manifest.records("left_out", [])),
+        outputs=outputs,
     )
+
+
+def _shared(got: Mapping[str, Array], want: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
+    for name, array in got.items():
+        if name in want and array.shape != want[name].shape:
+            raise WeftError(
+                f"the output {name} is {list(array.shape)}, but the reference's is {list(want[name].shape)}"
+            )
+        if name in want:
+            yield name, array, want[name]
 
 
 def _compete(model: Model, tokens: int) -> bool:
@@ -315,11 +335,14 @@ def _interpreted(model: Model, texts: _Texts, progress: Progress) -> _Reference:
         progress("interpreting", done, len(graph))
 
     found = interpret(graph, texts.inputs(graph.inputs), watch=watch)
-    return _Reference(found[output][0], inside)
+    return _Reference(found[output][0], inside, found)
 
 
-def _transformed(folder: Path, texts: _Texts, encoder: bool, graphs: Sequence[Internals]) -> _Reference:
-    """The same by transformers, in float32 on the CPU; the values inside are what it calls hidden states."""
+def _transformed(
+    folder: Path, texts: _Texts, encoder: bool, graphs: Sequence[Internals], task: str | None
+) -> _Reference:
+    """The same by transformers, in float32 on the CPU; the values inside are what it calls hidden states. A model with
+    a head for `task` is of the class that its config names."""
     try:
         import torch
         import transformers
@@ -337,6 +360,8 @@ def _transformed(folder: Path, texts: _Texts, encoder: bool, graphs: Sequence[In
         arguments = {"input_ids": torch.tensor([texts.source]), "decoder_input_ids": torch.tensor([texts.ids])}
     try:
         config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if task is not None:
+            kind = getattr(transformers, config.architectures[0], kind)
         if quantized := getattr(config, "quantization_config", None):
             quantized["dequantize"] = True  # as the import does
         net = kind.from_pretrained(
@@ -350,16 +375,24 @@ def _transformed(folder: Path, texts: _Texts, encoder: bool, graphs: Sequence[In
         )
     except (ImportError, OSError, ValueError, KeyError) as error:
         raise WeftError(f"{folder}: transformers cannot load it: {error}") from error
+    if task == "multiple-choice":  # one choice
+        arguments = {name: ids[:, None] for name, ids in arguments.items()}
     with torch.no_grad():
         found = net.eval()(**arguments, output_hidden_states=True)
-    halves = [found.encoder_hidden_states, found.decoder_hidden_states] if texts.source else [found.hidden_states]
+        base = found if task is None else net.base_model(torch.tensor([texts.ids]), output_hidden_states=True)
+    halves = (
+        [found.encoder_hidden_states, found.decoder_hidden_states] if texts.source else [base.get("hidden_states", ())]
+    )
     inside: dict[str, Array] = {}
     for graph, hidden in zip(graphs, halves, strict=bool(graphs)):
         layers = list(graph.boundaries.values())[: len(hidden) - 1]  # an encoder's, before keys and values of another
         # the first hidden state is the embedding; the last has been through the final norm where there is one
         if len(hidden) == len(layers) + 1:
             inside |= dict(zip(layers, (h.numpy() for h in hidden[1:-1]), strict=False))
-    return _Reference((found.last_hidden_state if encoder else found.logits)[0].double().numpy(), inside)
+    others = (
+        {name: v.numpy() for name, v in {**base, **found}.items() if isinstance(v, torch.Tensor)} if encoder else {}
+    )
+    return _Reference((base.last_hidden_state if encoder else found.logits)[0].double().numpy(), inside, others)
 
 
 def _compare_layers(

@@ -9,7 +9,19 @@ import numpy as np
 import pytest
 
 import weft
-from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, GatedMLP, MoE, RMSNorm, RoPE
+from weft import (
+    Attention,
+    Block,
+    BlockSparse,
+    CrossAttention,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    GatedMLP,
+    MoE,
+    RMSNorm,
+    RoPE,
+)
 
 NORM, SHAPE = RMSNorm(1e-6), (61, 32, 2)
 ATTENTION = Attention(heads=4, kv_heads=2, rope=RoPE(100.0))
@@ -59,3 +71,30 @@ def test_sources(choice: str, tmp_path: Path) -> None:
         with decoder.context(1, 30) as context:
             np.testing.assert_allclose(first[i : i + 1], context.prefill([text]), **CLOSE)
             np.testing.assert_allclose(second[i : i + 1], context.step([3]), **CLOSE)
+
+
+@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
+@pytest.mark.parametrize("dense", [0, 8])
+def test_blocks_counted_from_the_end_of_a_text(dense: int, target: str, tmp_path: Path) -> None:
+    """Padding would move the last block; texts of at most `dense` tokens see all keys, and run together."""
+    block = Block(Attention(heads=4, sparse=BlockSparse(4, dense=dense)), GatedMLP(24), NORM)
+    weft.compile(Encoder(*SHAPE, block, context=64), tmp_path / "out", seed=5, target=target)
+    model, texts = weft.load(tmp_path / "out", device="cpu", trust=True), [*TEXTS, list(range(3, 22))]
+    alone = np.concatenate([model.encode([text]) for text in texts])
+    np.testing.assert_allclose(model.encode(texts), alone, **CLOSE)
+    together = model.hidden(texts)
+    for text, states in zip(texts, together, strict=True):
+        np.testing.assert_allclose(states[: len(text)], model.hidden([text])[0], **CLOSE)
+    assert sorted(map(len, model.batches(list(map(len, texts)), 32))) == ([1, 1, 4] if dense else [1] * 6)
+
+
+def test_rows_of_hidden_states_are_checked(tmp_path: Path) -> None:
+    model = compiled(Encoder(*SHAPE, Block(ATTENTION, GatedMLP(24), NORM), context=16), tmp_path / "out")
+    for rows, message in [
+        ([[1] * 17], "longer than the maximum of 16"),
+        ([[61]], "token 61"),
+        ([[1], []], "no tokens"),
+    ]:
+        with pytest.raises(weft.WeftError, match=message):
+            model.hidden(rows)
+    assert model.hidden([]).shape == (0, 0, 0)

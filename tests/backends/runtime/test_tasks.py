@@ -1,4 +1,4 @@
-"""Answers of models with a head against transformers' pipelines and sentence-transformers' CrossEncoder."""
+"""Answers of models with a head against transformers' pipelines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import CrossEncoder
 from transformers import pipeline
 
 import weft
@@ -47,30 +46,6 @@ def test_pairs_have_the_token_types_of_the_tokenizer(tmp_path: Path) -> None:
         with torch.inference_mode():
             want = model(**tokenizer()(*pair, return_tensors="pt")).logits.softmax(-1)[0]
         assert [got["LABEL_0"], got["LABEL_1"]] == pytest.approx(want.tolist(), abs=1e-5)
-
-
-@pytest.mark.parametrize("activation", ["", "torch.nn.modules.linear.Identity"])
-def test_ranks_equal_those_of_a_cross_encoder(activation: str, tmp_path: Path) -> None:
-    more = {"sentence_transformers": {"activation_fn": activation}} if activation else {}
-    save(tmp_path, "BertForSequenceClassification", num_labels=1, **more)
-    want = CrossEncoder(str(tmp_path), device="cpu").rank(TEXTS[1], TEXTS)
-    got = compiled(tmp_path).rank(TEXTS[1], TEXTS)
-    assert [r.index for r in got] == [r["corpus_id"] for r in want]
-    assert [r.score for r in got] == pytest.approx([float(r["score"]) for r in want], abs=1e-5)
-
-
-def test_a_language_model_with_a_logit_score_ranks_as_a_cross_encoder(tmp_path: Path) -> None:
-    template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} ? {% endfor %}"
-    config = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
-    config |= {"intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0, "num_key_value_heads": 2}
-    save(tmp_path / "lm", "Qwen3ForCausalLM", config, tie_word_embeddings=True)
-    tokenizer(chat_template=template, padding_side="left").save_pretrained(tmp_path / "lm")
-    theirs = CrossEncoder(str(tmp_path / "lm"), device="cpu")
-    theirs.save_pretrained(str(tmp_path / "saved"))
-    want = theirs.rank(TEXTS[1], TEXTS)
-    got = compiled(tmp_path / "saved").rank(TEXTS[1], TEXTS)
-    assert [r.index for r in got] == [r["corpus_id"] for r in want]
-    assert [r.score for r in got] == pytest.approx([float(r["score"]) for r in want], abs=1e-5)
 
 
 def test_tags_equal_the_pipeline(tmp_path: Path) -> None:

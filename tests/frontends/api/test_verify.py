@@ -11,12 +11,14 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 import weft
 from weft.frontends.api.verify.verification import divergences, relative_error, tolerated, verify_folder
 from weft.frontends.cli import cli
 from weft.ir import WeftError
 
+from ...e2e.head_models import save
 from ..formats.weft.sealing import seal_again
 
 TINY = """
@@ -221,3 +223,18 @@ def test_measures() -> None:
     p, q = (np.exp(x) / np.exp(x).sum() for x in (want[0], got[0]))
     np.testing.assert_allclose(divergences(want, got), [(p * np.log(p / q)).sum()], rtol=1e-12)
     assert tolerated("f32", 30, 576) < 1e-4 < tolerated("f16", 30, 576) < tolerated("bf16", 30, 576) < 0.3
+
+
+@pytest.mark.parametrize("name", ["BertForPreTraining", "BertForMultipleChoice", "BartForSequenceClassification"])
+def test_scores_of_a_head_are_compared(name: str, tmp_path: Path) -> None:
+    save(tmp_path / "hf", name)
+    weft.compile(tmp_path / "hf", tmp_path / "out")
+    for against in (None, tmp_path / "hf"):
+        found = verify_folder(tmp_path / "out", against=against)
+        assert found.passed and {"prediction_logits", "seq_relationship_logits", "logits"} & found.outputs.keys()
+    weights = load_file(tmp_path / "hf" / "model.safetensors")
+    last = next(n for n in weights if n.endswith(("seq_relationship.weight", "classifier.weight", "out_proj.weight")))
+    weights[last] = weights[last] * 1.1
+    save_file(weights, tmp_path / "hf" / "model.safetensors", {"format": "pt"})
+    found = verify_folder(tmp_path / "out", against=tmp_path / "hf")
+    assert not found.passed and found.divergence is None

@@ -28,6 +28,7 @@ def facts(model_type: str) -> dict[str, Any]:
     fields = {field.name for field in dataclasses.fields(kind)}
     # Fields are assigned before further keys, each under the name that attribute_map gives it.
     overrides = dict((kept, key) if key in fields else (key, kept) for key, kept in kind.attribute_map.items())
+    ordered = [key for key, kept in overrides.items() if fields.isdisjoint((key, kept))]
     defaults = json.loads(kind().to_json_string(use_diff=False))
     recorded = Recorded(defaults)
     with contextlib.suppress(WeftError):  # of a class whose defaults no table takes
@@ -37,6 +38,7 @@ def facts(model_type: str) -> dict[str, Any]:
     skipped = ("rope_parameters", *overrides)
     found = {
         "overrides": dict(sorted(overrides.items())),
+        "ordered": sorted(ordered),
         "rope": rope_form(kind),
         "original": "original_max_position_embeddings" in fields,
         "defaults": {key: unread[key] for key in sorted(unread) if key not in skipped and unread[key] is not None},

@@ -1,0 +1,6 @@
+"""Python as it is where neither PyTorch nor transformers is installed, for folders on PYTHONPATH."""
+
+import sys
+
+for name in ("torch", "transformers"):
+    sys.modules[name] = None  # type: ignore[assignment]
