@@ -53,8 +53,8 @@ MEANINGLESS = {
     r"linear_dt_\w+ linear_a_log_\w+ inv_coeff_init_option ctc_\w+ mask_\w+_prob mask_\w+_length mask_\w+_min_masks "
     r"apply_spec_augment contrastive_logits_temperature diversity_loss_weight feat_quantizer_\w+ num_negatives "
     r"\w*codevector\w* sparse_pred_ignore_index sparse_prediction lambda_std_dev mask_ratio norm_pix_loss "
-    r"ep_size layer_norm_training init_method init_device use_cutlass_fused_moe moe_loss_weight mtp_\w+ num_nextn_predict_layers "
-    "n_mtp_layers num_mtp_layers use_mtp",
+    r"ep_size layer_norm_training init_method init_device use_cutlass_fused_moe mtp_\w+ num_nextn_predict_layers "
+    "moe_loss_weight n_mtp_layers num_mtp_layers use_mtp",
     "asks for more outputs": r"output_\w+ return_dict return_dict_in_generate return_last_states num_logits_to_keep "
     "use_return_dict",
     "chooses between ways to compute the same": r"use_cache chunk_size_feed_forward pretraining_tp use_mamba_kernels "
