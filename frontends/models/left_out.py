@@ -21,8 +21,8 @@ from .config_keys import Unread
 class LeftOut:
     """A part of a source that its graph has not.
 
-    `kind` is tensors, key, file or head; `name` what messages and ``--without`` call it; `detail` its value, or what
-    belongs to it. `changes`: the source's own library computes other numbers with it.
+    `kind` is tensors, key, file, head, projector, or vision or audio tower; `name` what messages and ``--without`` call
+    it; `detail` its value, or what belongs to it. `changes`: the source's own library computes other numbers with it.
     """
 
     kind: str

@@ -10,12 +10,14 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from weft.frontends import load_source
+from weft.frontends.formats.hf.contents import OF_TOWERS
 from weft.frontends.models.config_keys import meaning
 
 KEY, TENSOR, FILE = "attention_magic", "magic.projection.weight", "magic_head.json"
 # What transformers itself writes and weft does not use: a setting of Blenderbot's beam search, and a base of DBRX that
 # version 4 rotated by.
 CLEAN = {("key", "generation_config.json:encoder_no_repeat_ngram_size"), ("key", "attn_config.rope_theta")}
+TOWERS = ("vision tower", "audio tower", "projector")
 
 
 def check_left_out(folder: Path) -> None:
@@ -47,11 +49,11 @@ def _add_key(config: dict[str, Any], prefix: str) -> list[str]:
     """Add an unknown key to `config` and to the objects in it that mean something; return where."""
     added = [prefix + KEY]
     for name, value in config.items():
-        if isinstance(value, dict) and value and not meaning(name):
+        if isinstance(value, dict) and value and not meaning(name) and not OF_TOWERS.search(name):
             added += _add_key(value, f"{prefix}{name}.")
     config[KEY] = 3
     return added
 
 
 def _names(folder: Path) -> set[tuple[str, str]]:
-    return {(part.kind, part.name) for part in load_source(folder).left_out}
+    return {(part.kind, part.name) for part in load_source(folder).left_out if part.kind not in TOWERS}

@@ -1,15 +1,18 @@
-"""The files of a Hugging Face folder and the keys of its generation_config.json, and which of them nothing reads."""
+"""The files of a Hugging Face folder, the keys of its generation_config.json, and towers for images and sound: which of
+them nothing reads."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from weft.backends.runtime.core.sampling import DEFAULTS
 
-from ...models.left_out import LeftOut
+from ...models.config_keys import meaning
+from ...models.left_out import LeftOut, several
 
 # Files that say nothing of what a model computes, by the reason.
 _MEANINGLESS = {
@@ -66,6 +69,17 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "guidance_scale": (1.0,),
 }
 
+# Modules beside a language model, by what their names have, and the keys of a config that are about them.
+_TOWERS = {
+    "projector": re.compile("project|connector|merger|aligner|neck|mlp1"),
+    "audio tower": re.compile("audio|acoustic|semantic|speech"),
+    "vision tower": re.compile("vis|image|video|vq"),
+}
+OF_TOWERS = re.compile(
+    "vision|visual|image|video|audio|acoustic|semantic|perceiver|projector|patch|spatial|merge|mm_|vq_|downsample"
+    "|scale_factor|num_channels|insert_layer_id|^(bo|eo)[ia]_|token_classification_bias"
+)
+
 
 def unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut]:
     """Yield the files and folders in `folder` that are neither among the read `files` nor known to mean nothing."""
@@ -93,3 +107,24 @@ def unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
         idle = any(fnmatch.fnmatch(key, name) for name in _IDLE)
         if key not in _READ_KEYS and not idle and value not in (None, [], *_NEUTRAL.get(key, ())):
             yield LeftOut("key", f"generation_config.json:{key}", f"{value!r:.60}")
+
+
+def unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterator[LeftOut]:
+    """Yield the `modules` beside a language model, which reads texts alike without towers; `keys` are their tensors."""
+    for module in sorted(modules):
+        kind = next((kind for kind, names in _TOWERS.items() if names.search(module)), "")
+        told = several([key for key in keys if lies_in(key, [module])]) + ("; texts do without it" if kind else "")
+        yield LeftOut(kind or "tensors", module, told)
+
+
+def lies_in(key: str, modules: Collection[str]) -> bool:
+    """Return whether the tensor `key` is one of `modules`, or in one of them."""
+    return any(key == module or key.startswith(f"{module}.") for module in modules)
+
+
+def unread_around(config: Mapping[str, Any], read: Collection[str]) -> Iterator[LeftOut]:
+    """Yield the keys of a `config` around that of a language model, whose keys `read` count, that are about neither
+    this model nor a tower."""
+    for key, value in config.items():
+        if value is not None and key not in ("text_config", *read) and not meaning(key) and not OF_TOWERS.search(key):
+            yield LeftOut("key", key, f"{value!r:.60}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ...models.families import FAMILIES, Family, Loaded, load
 from ...models.heads import ENCODER_ALONE, encoder_alone, unread_head, with_head, with_tokens
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, REFUSED, SAME
 from .adapter import Adapter
-from .contents import unread_files, unread_generation
+from .contents import OF_TOWERS, lies_in, unread_around, unread_files, unread_generation, unread_towers
 from .merging import load_merged
 from .quantized import dequantized
 from .safetensors import SafetensorsReader, weight_files
@@ -163,13 +163,13 @@ def load_folder(
     folder = Folder.open(path)
     source, sentence = str(folder.path / "config.json"), folder.sentence
     model_type = folder.config.get("model_type") if family is None else family
-    config = dict(folder.config)
+    config, towers = dict(folder.config), None
     if family is not None:
         table = FAMILIES.lookup(family)
     elif isinstance(model_type, str) and model_type in FAMILIES:
         table = FAMILIES[model_type]
     elif (side := text_side(folder)) is not None:
-        table, config = side
+        table, config, towers = side
     else:
         raise _unknown(folder, source)
     weights, merged, tokens, head = folder.weights(), list[Adapter](), score_tokens(path), None
@@ -199,6 +199,8 @@ def load_folder(
     origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
     if merged:
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
+    if towers is not None:
+        _leave_out(towers, loaded, folder.config, config)
     loaded.left_out.extend(unread_files(path, folder.files))
     if "logits" in loaded.graph.outputs and "task" not in loaded.graph.meta:
         loaded.left_out.extend(unread_generation(folder.generation))
@@ -210,9 +212,9 @@ def load_folder(
     return folder, loaded, merged
 
 
-def text_side(folder: Folder) -> tuple[Family, dict[str, Any]] | None:
-    """The table and the config of the language model in a model of texts and more (LLaVA), whose other tensors are left
-    unread; None if there is none of a known family."""
+def text_side(folder: Folder) -> tuple[Family, dict[str, Any], frozenset[str]] | None:
+    """The table and the config of the language model in a model of texts and more (LLaVA), and the other modules, whose
+    tensors are left unread; None if there is none of a known family."""
     kind = folder.config.get("model_type")
     text = folder.config.get("text_config", folder.config if f"{kind}_text" in SAME else None)  # Qwen2-VL's is around
     if kind not in MULTIMODAL or not isinstance(text, Mapping):
@@ -226,11 +228,25 @@ def text_side(folder: Folder) -> tuple[Family, dict[str, Any]] | None:
     for name in LANGUAGE_MODELS:
         found = (p for p in (f"{name}.{table.prefix}", f"model.{name}.", f"{name}.") if _has(keys, p))
         prefix, head = next(((p, f"{name}.lm_head.") for p in found), (prefix, head))
-    others = {_outside(key, prefix) for key in keys if not key.startswith((prefix, head, "lm_head."))}
+    others = frozenset(_outside(key, prefix) for key in keys if not key.startswith((prefix, head, "lm_head.")))
     unused = (*table.unused, *others, *(f"{other}.*" for other in others))
     # The config inside may not say it: what a checkpoint has no head for, it is tied.
     text["tie_word_embeddings"] = not (_has(keys, head) or _has(keys, "lm_head."))
-    return replace(table, prefix=prefix, aliases={**table.aliases, "lm_head.": head}, unused=unused), text
+    inert = (*table.inert, *filter(OF_TOWERS.search, text))
+    side = replace(table, prefix=prefix, aliases={**table.aliases, "lm_head.": head}, unused=unused, inert=inert)
+    return side, text, others
+
+
+def _leave_out(towers: Collection[str], loaded: Loaded, around: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+    """List in `loaded`, the language model of the config `text`, the `towers` beside it, and the unread keys of the
+    config `around` that."""
+    inside = loaded.left_out
+    if "text_config" in around:
+        read = text.keys() - {part.name for part in inside}
+        inside = [replace(p, name=f"text_config.{p.name}") if p.kind == "key" else p for p in inside]
+        inside.extend(unread_around(around, read))
+    loaded.left_out[:] = [*unread_towers(towers, loaded.ignored), *inside]
+    loaded.ignored[:] = [key for key in loaded.ignored if not lies_in(key, towers)]  # these are listed by tower
 
 
 def _rope_facts(config: Mapping[str, Any]) -> dict[str, Any]:
