@@ -109,6 +109,12 @@ class Recorded(dict[str, Any]):
         value = super().__getitem__(key)
         return Recorded(value, self.read, f"{path}.") if type(value) is dict else value
 
+    def values(self) -> Any:  # of which none passes unseen
+        return [self[key] for key in self]
+
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self]
+
 
 @cache
 def facts() -> Mapping[str, Mapping[str, Any]]:

@@ -14,13 +14,14 @@ from weft.ir.recipes.readers import TensorReader
 from weft.passes.library.positions.multimodal_rope import INTERLEAVED, SECTIONS
 
 from ...models.closest import closest
+from ...models.config_keys import Recorded
 from ...models.families import FAMILIES, Family, Loaded, load
 from ...models.heads import ENCODER_ALONE, encoder_alone, unread_head, with_head, with_tokens
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, REFUSED, SAME
 from .adapter import Adapter
 from .contents import OF_TOWERS, lies_in, unread_around, unread_files, unread_generation, unread_towers
 from .merging import load_merged
-from .quantized import dequantized
+from .quantized import dequantized, unread_scheme
 from .safetensors import SafetensorsReader, weight_files
 from .sentence_transformers.ranking import LOGIT_SCORE, check_tokens, modules, rank_facts, score_tokens
 from .sentence_transformers.sentence import Sentence, read_sentence, transformer_home
@@ -29,6 +30,7 @@ from .tokens.files import tokenizer_files
 
 SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 NAMED = ("bos_token_id", "eos_token_id", "pad_token_id")  # where no config has an id, the tokenizer's name counts
+QUANTIZED = "quantization_config"
 QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # in place of a part of config.json, once
 
 
@@ -60,8 +62,10 @@ class Folder:
         generation = path / "generation_config.json"
         config = read_json(path / "config.json")
         for name, method in QUANTIZED_BY.items():
-            if "quantization_config" not in config and (path / name).is_file():
-                config["quantization_config"] = {"quant_method": method, **read_json(path / name)}
+            if QUANTIZED not in config and (path / name).is_file():
+                config[QUANTIZED] = {"quant_method": method, **read_json(path / name)}
+        if isinstance(how := config.get(QUANTIZED), dict):
+            config[QUANTIZED] = Recorded(how)
         said = read_json(generation) if generation.is_file() else {}
         classes = config.get("architectures")
         scores = isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
@@ -201,6 +205,10 @@ def load_folder(
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
     if towers is not None:
         _leave_out(towers, loaded, folder.config, config)
+    if isinstance(how := folder.config.get(QUANTIZED), Recorded):
+        loaded.left_out.extend(unread_scheme(how))
+    if sentence is not None:
+        loaded.left_out.extend(sentence.left_out)
     loaded.left_out.extend(unread_files(path, folder.files))
     if "logits" in loaded.graph.outputs and "task" not in loaded.graph.meta:
         loaded.left_out.extend(unread_generation(folder.generation))

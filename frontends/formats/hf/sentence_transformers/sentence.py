@@ -5,7 +5,7 @@ Layout: https://sbert.net/docs/sentence_transformer/usage/custom_models.html
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from weft.ir.recipes.readers import TensorReader
 
 from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength
 from ....models.heads import ENCODER_ALONE, encoder_alone
+from ....models.left_out import LeftOut
 from ....models.tables.family import SENTENCE, Config, Family, Fetch
 from ....models.tables.settings import Settings
 from ..hub import check_inside
@@ -37,8 +38,10 @@ OLD_NAMES = (
 )  # in sentence_*_config.json
 MODES = {"cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 MODES |= {"weightedmean": "weighted", "lasttoken": "last"}  # of pooling, in the order of their vectors
-FLAGS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")  # older
+_FLAGS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+FLAGS = [f"pooling_mode_{flag}" for flag in _FLAGS]  # what older folders have in the place of modes
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU")  # of torch.nn; in lower case, ours
+SIZES = ("word_embedding_dimension", "embedding_dimension", "in_features", "dimension")  # which the tensors have
 HARMLESS = {"torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_side", "model_max_length"}
 DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # settings that an encoder does not have
 
@@ -49,7 +52,7 @@ class Sentence:
 
     `home` is the folder of the transformer, `changes` are those of its config. `modules` are the records of what
     follows it, `weights` the folders of these by the beginning of their parameters' names. `facts` are prompts and
-    limits, as in graph.meta.
+    limits, as in graph.meta. `left_out` are the keys of these files that nothing reads.
     """
 
     files: tuple[Path, ...]
@@ -59,6 +62,7 @@ class Sentence:
     modules: list[dict[str, Any]]
     weights: Mapping[str, Path]
     facts: Mapping[str, Any]
+    left_out: tuple[LeftOut, ...]
 
     def config(self, config: Config) -> dict[str, Any]:
         """Return `config` of the transformer with its changes and the pooling."""
@@ -172,12 +176,13 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
     if not (root / MODULES).is_file():
         return None
     (_, home), *others = _listed(root)
-    files, steps, needed = [root / MODULES], list[_Step](), TEXT
+    files, records, steps, needed = [root / MODULES], list[Record](), list[_Step](), TEXT
     for kind, folder in reversed(others):
         said = _read(folder / "config.json", files)
         step = _Step(*_READERS[kind](said), {"type": kind, "config": dict(said.data)}, folder)
         if step.writes == needed and step.module is not None:  # else later modules put another in its place
             steps.insert(0, step)
+            records.append(said)
             needed = step.reads
     at = next((i for i, step in enumerate(steps) if isinstance(step.module, SentencePooling)), None)
     if needed != TOKENS or at is None:
@@ -190,10 +195,20 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
     last = len(steps) - isinstance(steps[-1].module, UnitLength)
     before, after = (tuple(step.module for step in some) for some in (steps[:at], steps[at + 1 : last]))
     pooling = replace(steps[at].module, before=before, after=after, normalize=last < len(steps))
-    changes, limits = _transformer(home, config, files)
-    facts = {**_facts(root, files), **limits, "include_prompt": pooling.include_prompt}
+    changes, limits = _transformer(home, config, files, records)
+    facts = {**_facts(root, files, records), **limits, "include_prompt": pooling.include_prompt}
     files += [file for folder in weights.values() for file in weight_files(folder)]
-    return Sentence(tuple(files), home, changes, pooling, [step.record for step in steps], weights, facts)
+    left_out = tuple(part for said in records for part in _unread(said, root))
+    return Sentence(tuple(files), home, changes, pooling, [step.record for step in steps], weights, facts, left_out)
+
+
+def _unread(said: Record, root: Path) -> Iterator[LeftOut]:
+    """Yield the keys that nothing has asked `said` for, a file in `root`."""
+    file = Path(said.source).relative_to(root)
+    known = said.asked.union(SIZES, FLAGS, ["__version__"])
+    for key, value in said.data.items():
+        if value and key not in known:
+            yield LeftOut("key", f"{file}:{key}", f"{value!r:.60}")
 
 
 def _listed(root: Path) -> list[tuple[str, Path]]:
@@ -227,7 +242,7 @@ def _pooling(said: Record) -> tuple[str, str, SentencePooling]:
         said.integer("word_embedding_dimension")
     modes = said.get("pooling_mode", str | list[str], [])
     if "pooling_mode" not in said:
-        flags = (said.flag(f"pooling_mode_{flag}", False) for flag in FLAGS)
+        flags = (said.flag(flag, False) for flag in FLAGS)
         modes = [mode for mode, on in zip(MODES, flags, strict=True) if on] or "mean"
     modes = [modes] if isinstance(modes, str) else modes
     if not modes or not set(modes) <= MODES.keys():
@@ -268,7 +283,9 @@ _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
 }
 
 
-def _transformer(home: Path, config: Config, files: list[Path]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _transformer(
+    home: Path, config: Config, files: list[Path], records: list[Record]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the changes of the transformer's config, and the limits of texts.
 
     Raises:
@@ -276,6 +293,7 @@ def _transformer(home: Path, config: Config, files: list[Path]) -> tuple[dict[st
     """
     known = (_read(home / f"sentence_{name}_config.json", files) for name in OLD_NAMES)
     said = next((record for record in known if record.data), Record(home / "sentence_bert_config.json", {}))
+    records.append(said)
     said.choice("transformer_task", ("feature-extraction",), "feature-extraction")
     said.choice("module_output_name", (TOKENS,), TOKENS)
     asked = said.get(
@@ -288,7 +306,7 @@ def _transformer(home: Path, config: Config, files: list[Path]) -> tuple[dict[st
         options |= said.get(name, dict, {})
         if unknown := options.keys() - HARMLESS:
             raise said.misfit(name, f"weft does not know {', '.join(sorted(unknown))}")
-    if said.data.get("tokenizer_name_or_path"):
+    if said.get("tokenizer_name_or_path", Any, None):
         raise said.misfit("tokenizer_name_or_path", "the tokenizer must be that of the folder")
     limit = options.get("model_max_length", said.integer("max_seq_length", None, least=1))
     if limit is None:  # tokenizers without a limit say 10^30
@@ -300,9 +318,10 @@ def _transformer(home: Path, config: Config, files: list[Path]) -> tuple[dict[st
     return {key: value for key, value in changes.items() if key not in HARMLESS}, limits
 
 
-def _facts(root: Path, files: list[Path]) -> dict[str, Any]:
+def _facts(root: Path, files: list[Path], records: list[Record]) -> dict[str, Any]:
     """Return what config_sentence_transformers.json says of prompts, dimensions and similarity."""
     said = _read(root / CONFIG, files)
+    records.append(said)
     said.choice("model_type", ("SentenceTransformer",), "SentenceTransformer")
     prompts = {name: text or "" for name, text in said.get("prompts", dict[str, str | None], {}).items()}
     return {
