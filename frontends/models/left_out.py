@@ -8,7 +8,7 @@ numbers with it, nothing is compiled or exported until ``--without NAME`` accept
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,13 @@ def unread_settings(unread: Iterable[Unread]) -> Iterator[LeftOut]:
     for key in unread:
         why = f", overridden by {key.override}" if key.override else ""
         yield LeftOut("key", key.path, f"{key.value!r:.60}{why}")
+
+
+def unread_entries(said: Mapping[str, Any], known: Collection[str], file: str) -> Iterator[LeftOut]:
+    """Yield an entry for each key of `said` in a `file` that is not among the `known`, and has a value."""
+    for key, value in said.items():
+        if value and key not in known:
+            yield LeftOut("key", f"{file}:{key}", f"{value!r:.60}")
 
 
 def accept(source: str, parts: Sequence[LeftOut], without: Collection[str]) -> list[LeftOut]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,22 @@ from ...models.closest import closest
 from ...models.config_keys import Recorded
 from ...models.families import FAMILIES, Family, Loaded, load
 from ...models.heads import ENCODER_ALONE, encoder_alone, unread_head, with_head, with_tokens
+from ...models.left_out import LeftOut
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, REFUSED, SAME
 from .adapter import Adapter
 from .contents import OF_TOWERS, lies_in, unread_around, unread_files, unread_generation, unread_towers
 from .merging import load_merged
 from .quantized import dequantized, unread_scheme
 from .safetensors import SafetensorsReader, weight_files
-from .sentence_transformers.ranking import LOGIT_SCORE, check_tokens, modules, rank_facts, score_tokens
+from .sentence_transformers.ranking import (
+    LOGIT_SCORE,
+    check_tokens,
+    modules,
+    rank_facts,
+    rank_files,
+    score_tokens,
+    unread_ranking,
+)
 from .sentence_transformers.sentence import Sentence, read_sentence, transformer_home
 from .tokens.added import named_token
 from .tokens.files import tokenizer_files
@@ -38,13 +47,15 @@ QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # i
 class Folder:
     """A folder and its configs; `generation` is empty if it has no generation_config.json.
 
-    `sentence` is what sentence-transformers reads; `path` then is the folder of the transformer, which may be inside.
+    `sentence` is what sentence-transformers reads, `ranking` its files of a reranker; `path` then is the folder of the
+    transformer, which may be inside.
     """
 
     path: Path
     config: Mapping[str, Any]
     generation: Mapping[str, Any]
     sentence: Sentence | None = None
+    ranking: Sequence[Path] = ()
 
     @classmethod
     def open(cls, path: Path) -> Folder:
@@ -70,7 +81,8 @@ class Folder:
         classes = config.get("architectures")
         scores = isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
         pairs = LOGIT_SCORE in kinds or (scores and [*kinds] == ["Transformer"])  # a cross-encoder
-        return cls(path, config, said, None if pairs else read_sentence(root, config))
+        sentence = None if pairs else read_sentence(root, config)
+        return cls(path, config, said, sentence, rank_files(root) if pairs else ())
 
     @property
     def tokenizer_files(self) -> list[Path]:
@@ -82,7 +94,7 @@ class Folder:
         """Everything that is read: config, generation config, tokenizer, weights."""
         configs = [self.path / name for name in ("config.json", "generation_config.json", *QUANTIZED_BY)]
         own = (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weight_files(self.path))
-        return own if self.sentence is None else (*own, *self.sentence.files)
+        return (*own, *self.ranking, *(() if self.sentence is None else self.sentence.files))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -205,11 +217,7 @@ def load_folder(
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
     if towers is not None:
         _leave_out(towers, loaded, folder.config, config)
-    if isinstance(how := folder.config.get(QUANTIZED), Recorded):
-        loaded.left_out.extend(unread_scheme(how))
-    if sentence is not None:
-        loaded.left_out.extend(sentence.left_out)
-    loaded.left_out.extend(unread_files(path, folder.files))
+    loaded.left_out.extend(_unread(folder, path))
     if "logits" in loaded.graph.outputs and "task" not in loaded.graph.meta:
         loaded.left_out.extend(unread_generation(folder.generation))
         if sampling := folder.sampling():
@@ -243,6 +251,17 @@ def text_side(folder: Folder) -> tuple[Family, dict[str, Any], frozenset[str]] |
     inert = (*table.inert, *filter(OF_TOWERS.search, text))
     side = replace(table, prefix=prefix, aliases={**table.aliases, "lm_head.": head}, unused=unused, inert=inert)
     return side, text, others
+
+
+def _unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
+    """Yield what nothing reads in the files of `folder`, which are in `root`, but for its config."""
+    if isinstance(how := folder.config.get(QUANTIZED), Recorded):
+        yield from unread_scheme(how)
+    if folder.sentence is not None:
+        yield from folder.sentence.left_out
+    if folder.ranking:
+        yield from unread_ranking(root)
+    yield from unread_files(root, folder.files)
 
 
 def _leave_out(towers: Collection[str], loaded: Loaded, around: Mapping[str, Any], text: Mapping[str, Any]) -> None:

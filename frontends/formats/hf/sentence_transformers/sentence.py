@@ -5,7 +5,7 @@ Layout: https://sbert.net/docs/sentence_transformer/usage/custom_models.html
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from weft.ir.recipes.readers import TensorReader
 
 from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength
 from ....models.heads import ENCODER_ALONE, encoder_alone
-from ....models.left_out import LeftOut
+from ....models.left_out import LeftOut, unread_entries
 from ....models.tables.family import SENTENCE, Config, Family, Fetch
 from ....models.tables.settings import Settings
 from ..hub import check_inside
@@ -62,7 +62,7 @@ class Sentence:
     modules: list[dict[str, Any]]
     weights: Mapping[str, Path]
     facts: Mapping[str, Any]
-    left_out: tuple[LeftOut, ...]
+    left_out: Sequence[LeftOut]
 
     def config(self, config: Config) -> dict[str, Any]:
         """Return `config` of the transformer with its changes and the pooling."""
@@ -198,17 +198,11 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
     changes, limits = _transformer(home, config, files, records)
     facts = {**_facts(root, files, records), **limits, "include_prompt": pooling.include_prompt}
     files += [file for folder in weights.values() for file in weight_files(folder)]
-    left_out = tuple(part for said in records for part in _unread(said, root))
+    left_out = list[LeftOut]()
+    for said in records:
+        known = said.asked.union(SIZES, FLAGS, ["__version__"])
+        left_out.extend(unread_entries(said.data, known, str(Path(said.source).relative_to(root))))
     return Sentence(tuple(files), home, changes, pooling, [step.record for step in steps], weights, facts, left_out)
-
-
-def _unread(said: Record, root: Path) -> Iterator[LeftOut]:
-    """Yield the keys that nothing has asked `said` for, a file in `root`."""
-    file = Path(said.source).relative_to(root)
-    known = said.asked.union(SIZES, FLAGS, ["__version__"])
-    for key, value in said.data.items():
-        if value and key not in known:
-            yield LeftOut("key", f"{file}:{key}", f"{value!r:.60}")
 
 
 def _listed(root: Path) -> list[tuple[str, Path]]:
