@@ -89,6 +89,7 @@ class Facts:
     max_source: int = 0  # the longest source it takes
     sound: Sound | None = None  # what it reads, if that is no text
     forced: Mapping[str, Any] = field(default_factory=dict)  # the fields of `Forced` of answers
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of sampling, that the source states; and max_tokens
     outputs: tuple[str, ...] = ()  # of a model of PyTorch, in order
     task: Task | None = None  # of an encoder with a head
     keeps_blocks: bool = False  # it multiplies by the quantized blocks of its source

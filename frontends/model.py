@@ -59,6 +59,18 @@ class Model(Displayable):
         if self.tokenizer is not None:
             self.graph.tokenize = partial(_tokenize, self.tokenizer)
 
+    def notices(self, strict: bool = True) -> list[str]:
+        """Return what a user should know of how it was read and of what is left out.
+
+        Raises:
+            WeftError: if `strict`, and a part is left out without which it computes something else, unless `without`
+                accepts it.
+        """
+        from .models.left_out import accept
+
+        left_out = accept(self.spec, self.left_out, self.without) if strict else self.left_out
+        return [*self.notes, *(f"left out: {part}" for part in left_out)]
+
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
         """The SHA-256 of every file the model comes from, by name; reads them all, until `abandoned` says to stop."""
         return {self._label(path): sha256(path, abandoned) for path in self.files}

@@ -253,11 +253,12 @@ def fits(value: Any, hint: Any) -> bool:
 class Record:
     """An object of JSON, or other metadata, read by type: errors name `source`, the key, and the value that misfits.
 
-    `prefix` is put before keys in errors: that of the object inside which this one is.
+    `prefix` is put before keys in errors: that of the object inside which this one is. `asked` are the keys whose
+    values were asked for.
     """
 
     def __init__(self, source: str | Path, data: Mapping[str, Any], prefix: str = "") -> None:
-        self.source, self.data, self.prefix = str(source), data, prefix
+        self.source, self.data, self.prefix, self.asked = str(source), data, prefix, set[str]()
 
     @classmethod
     def read(cls, path: Path) -> Record:
@@ -273,6 +274,7 @@ class Record:
         Raises:
             WeftError: if it is of another type, or missing without a default.
         """
+        self.asked.add(key)
         value = self.data.get(key)
         if value is None and not fits(None, hint):
             if default is not REQUIRED:

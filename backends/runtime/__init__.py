@@ -54,4 +54,5 @@ def load(
     from .core.generate import Generator
     from .core.sampling import Forced
 
-    return Generator(model, stop_ids=facts.eos, folder=facts.folder, forced=Forced(**facts.forced))
+    forced = Forced(**facts.forced)
+    return Generator(model, stop_ids=facts.eos, folder=facts.folder, forced=forced, defaults=facts.defaults)

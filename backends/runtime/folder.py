@@ -13,6 +13,7 @@ from ..storage import MANIFEST as MANIFEST
 from ..storage import check_format
 from ..targets import TARGETS
 from .carried import recorded
+from .core.sampling import defaults_of
 
 GENAI = "genai_config.json"
 _ENCODED = {"image-encoder": "images", "audio-encoder": "sound"}
@@ -70,7 +71,12 @@ def _from_manifest(folder: Path) -> Facts:
             more["sound"] = Sound(
                 sound.text("input"), *(sound.integer(name, None, least=1) for name in ("bins", "length"))
             )
-        more["forced"] = _forced(data)
+    if kind != "encoder":
+        more["forced"] = _forced(data, begins=kind == "encoder-decoder")
+    if "sampling" in data:
+        said = data.record("sampling")
+        most = said.integer("max_tokens", None, least=1)
+        more["defaults"] = defaults_of(said) | ({} if most is None else {"max_tokens": most})
     if "outputs" in data:
         more["outputs"] = tuple(data.get("outputs", list[str]))
     caches = data.records("cache", [])
@@ -117,10 +123,12 @@ def _task(data: Record) -> Task | None:
     )
 
 
-def _forced(data: Record) -> dict[str, Any]:
-    """The fields of `Forced`: the manifest says which of some tokens each answer begins with, or the first alone."""
+def _forced(data: Record, begins: bool) -> dict[str, Any]:
+    """The fields of `Forced`: the manifest says which of some tokens each answer begins with, or the first alone, where
+    an answer `begins` by itself."""
     first, last = (data.tokens(f"forced_{name}_token_id") for name in ("bos", "eos"))
     begin = [place.tokens("any_of") for place in data.records("begin_tokens", [])] or ([[min(first)]] if first else [])
+    begin = begin if begins else []  # after a prompt transformers forces none
     vocab = data.integer("vocab")
     if max((token for place in begin for token in place), default=0) >= vocab:
         culprit = "begin_tokens" if "begin_tokens" in data else "forced_bos_token_id"

@@ -24,7 +24,6 @@ from weft.passes.analysis.states import caches
 
 from ..formats.weft.manifest import hashing, record
 from ..model import Model, SourceLike
-from ..models.left_out import accept
 from ..models.tables.rope_config import at_length
 from .rewriting import pipeline_text
 from .source.sources import load_source
@@ -113,7 +112,7 @@ def compile(
     first = "" if weights is None else weights_pipeline(model.graph, weights)
     passes = ", ".join(filter(None, (first, passes, chosen.passes())))
     check_free(Path(out), model.files)  # before long work
-    notes = [*model.notes, *(f"left out: {part}" for part in accept(model.spec, model.left_out, model.without))]
+    notes = model.notices()
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
     if (cached := getattr(chosen, CACHE_DTYPE, "")) and not any(map(caches, model.graph.nodes)):

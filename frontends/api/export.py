@@ -12,7 +12,6 @@ from weft.ir.errors import WeftError
 from weft.passes import Report
 
 from ..model import SourceLike
-from ..models.left_out import accept
 from .rewriting import rewrite
 from .source.sources import load_source
 
@@ -71,7 +70,7 @@ def export(
             f"--weights {weights} is for hf and gguf: a file of safetensors stores the parameters as floats"
         )
     model = load_source(source, seed, adapters, without=without)
-    for line in (*model.notes, *(f"left out: {part}" for part in accept(model.spec, model.left_out, model.without))):
+    for line in model.notices():
         note(line)
     if format == "hf":
         check_free(Path(out), model.files)

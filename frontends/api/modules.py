@@ -100,6 +100,7 @@ def _graph(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) 
     target = TARGETS["torch"]
     options = target.choose({"keep_blocks": keep_blocks})
     model = load_source(source, seed=seed)
+    model.notices()  # which refuse a part without which it computes something else
     verify(model.graph, recipes=True)
     graph = run_passes(model.graph, target.pipeline(model.graph, "f32", pipeline_text(passes), trains=True))
     options.mark(graph)

@@ -94,7 +94,7 @@ def eval_command(
     rewrites = _named(pipelines)
     with progress("opening", "steps") as step:
         measured = layers or plot is not None
-        evaluation = evaluate(models, rewrites=rewrites, layers=measured, progress=step, **options)
+        evaluation = evaluate(models, rewrites=rewrites, layers=measured, progress=step, note=note, **options)
     if plot is not None:
         plot_evaluation(evaluation, plot, theme == "dark")
         note(f"{plot} written")

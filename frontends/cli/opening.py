@@ -47,6 +47,7 @@ def opened_model(
     threads: int | None,
     target: str | None,
     adapters: Sequence[str],
+    without: Sequence[str],
     experts: int | None,
     *,
     text: bool,
@@ -71,8 +72,9 @@ def opened_model(
     if (folder := compiled_folder(source)) is not None:
         if target is not None:
             raise WeftError(f"{source} is already compiled: --target applies to uncompiled sources only")
-        if adapters:
-            raise WeftError(f"{source} is already compiled: --adapter applies to uncompiled sources only")
+        for option, given in (("--adapter", adapters), ("--without", without)):
+            if given:
+                raise WeftError(f"{source} is already compiled: {option} applies to uncompiled sources only")
         if check:
             check_contents(folder)
         facts = read_facts(folder)
@@ -87,15 +89,18 @@ def opened_model(
     from ..api.compile import compile
 
     target = target if experts is None else "torch"
-    place, model = place_for(device, target), load_source(source, adapters=adapters)
+    place, model = place_for(device, target), load_source(source, adapters=adapters, without=without)
     graph = model.graph
     kind = kind_of(graph.meta.get("kind", "decoder"), "task" in graph.meta, not graph.inputs.keys().isdisjoint(SOUND))
     check_applies(source, kind)
     if model.tokenizer is None and text:  # said before gigabytes are written
         raise WeftError(f"{source} has no tokenizer for a prompt; give it --ids")
+    for line in model.notices():
+        note(line)
     with scratch_folder() as scratch:
-        merged = "".join(f" --adapter {shlex.quote(adapter)}" for adapter in adapters)
-        keep = f"weft compile {shlex.quote(source)}{merged} --target {place.target} -o DIR"
+        options = (("--adapter", adapters), ("--without", without))
+        said = "".join(f" {option} {shlex.quote(value)}" for option, values in options for value in values)
+        keep = f"weft compile {shlex.quote(source)}{said} --target {place.target} -o DIR"
         note(f"compiling {source} with {place} for this run; keep the result with `{keep}`")
         folder = scratch / "model"
         with progress(f"reading {source}") as step:

@@ -87,7 +87,6 @@ def opt_command(
 
     from .. import load_source
     from ..api.rewriting import rewrite
-    from ..models.left_out import accept
 
     folder = _is_folder(out)
     if dtype is not None and not folder:
@@ -105,12 +104,12 @@ def opt_command(
     with progress(f"reading {source}", "steps") as step:
         piped = source == "-"
         model = _piped(folder, adapters) if piped else load_source(source, adapters=adapters, without=without)
-        left_out = accept(model.spec, model.left_out, without) if folder else model.left_out
+        notices = model.notices(strict=bool(folder))
         steps = drawn.Steps(model) if drawn is not None else None
         hooks = [steps.hook] if steps else []
         model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)
-    for part in left_out:
-        note(f"left out: {part}")
+    for line in notices:
+        note(line)
     tell(report, passes, trace)
     if steps and viz is not None:
         drawn.write_page(steps.page(report), viz)

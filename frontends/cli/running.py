@@ -13,7 +13,7 @@ from weft.ir.errors import WeftError
 from .completion import complete_sources, complete_targets
 from .guard import complain
 from .opening import opened_model
-from .options import TargetOption, adapter_option, device_option
+from .options import TargetOption, adapter_option, device_option, without_option
 from .shown import echo, note, printable
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def _sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any
 @click.option("--trust", is_flag=True, help="Run the Python of a folder compiled for PyTorch.")
 @click.option("--check", is_flag=True, help="First compare the files of a compiled folder with their checksums.")
 @adapter_option
+@without_option
 @click.option(
     "--target",
     cls=TargetOption,
@@ -125,6 +126,7 @@ def run_command(
     trust: bool,
     check: bool,
     adapters: tuple[str, ...],
+    without: tuple[str, ...],
     **generation: Any,
 ) -> None:
     """Run a compiled folder, or any SOURCE (which is compiled into a temporary folder first).
@@ -169,7 +171,7 @@ def run_command(
     drafts = assistant is not None or "prompt_lookup_num_tokens" in options
     how: dict[str, Any] = {"text": ids is None and sound is None, "check": check, "verifies": drafts}
     how["trusted"] = [source, *filter(None, [assistant])] if trust else []
-    with opened_model(source, device, threads, target, adapters, experts_on_device, **how) as model:
+    with opened_model(source, device, threads, target, adapters, without, experts_on_device, **how) as model:
         if isinstance(model, Encoder):
             text = ids if prompt is None else prompt
             assert text is not None  # a sound is refused
@@ -189,6 +191,8 @@ def run_command(
         if sound is not None:
             _hear(model, sound, beams, options)
             return
+        if beams == 1 and (usual := _usual(model, options)):
+            note(f"greedy, as no option asks for more; the model's own defaults, as of weft serve, are {usual}")
         if chat:
             ids = model.chat_prompt([*before, {"role": "user", "content": prompt}])
         if beams > 1 or (ids is not None and not chat):
@@ -197,6 +201,15 @@ def run_command(
             echo(timing(result), err=True)
         else:
             _say(model.stream(prompt if ids is None else ids, **options))
+
+
+def _usual(model: Generator, options: dict[str, Any]) -> str:
+    """Return the defaults of sampling that the model's source states, as options; "" if `options` has one of those."""
+    from weft.backends.runtime.core.sampling import DEFAULTS
+
+    usual = {name: value for name, value in model.defaults.items() if name in DEFAULTS}
+    given = options.keys() & DEFAULTS.keys()
+    return "" if given else " ".join(f"--{name.replace('_', '-')} {value}" for name, value in usual.items())
 
 
 def _hear(model: Generator, sound: Any, beams: int, options: dict[str, Any]) -> None:

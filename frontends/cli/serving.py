@@ -11,7 +11,7 @@ from weft.ir.errors import WeftError
 
 from .completion import complete_sources, complete_targets
 from .opening import opened_model
-from .options import TargetOption, adapter_option, device_option
+from .options import TargetOption, adapter_option, device_option, without_option
 from .shown import echo, note
 
 KEY = "WEFT_API_KEY"
@@ -47,6 +47,7 @@ KEY = "WEFT_API_KEY"
 @click.option("--trust", is_flag=True, help="Run the Python of a folder compiled for PyTorch.")
 @click.option("--check", is_flag=True, help="First compare the files of a compiled folder with their checksums.")
 @adapter_option
+@without_option
 @click.option(
     "--target",
     cls=TargetOption,
@@ -70,6 +71,7 @@ def serve_command(
     trust: bool,
     check: bool,
     adapters: tuple[str, ...],
+    without: tuple[str, ...],
 ) -> None:
     """Serve a compiled folder, or any SOURCE, with OpenAI's HTTP API: chats, completions, embeddings.
 
@@ -104,7 +106,7 @@ def serve_command(
             hosts=LOOPBACK | {host.lower()} if local else None,
         )
         with opened_model(
-            source, device, threads, target, adapters, None, text=True, trusted=[source] * trust, check=check
+            source, device, threads, target, adapters, without, None, text=True, trusted=[source] * trust, check=check
         ) as model:
             server = Server(model, listening, settings)
             if not local and key is None:

@@ -54,7 +54,7 @@ MEANINGLESS = {
     r"apply_spec_augment contrastive_logits_temperature diversity_loss_weight feat_quantizer_\w+ num_negatives "
     r"\w*codevector\w* sparse_pred_ignore_index sparse_prediction lambda_std_dev mask_ratio norm_pix_loss "
     r"ep_size layer_norm_training init_method init_device use_cutlass_fused_moe mtp_\w+ num_nextn_predict_layers "
-    "n_mtp_layers num_mtp_layers use_mtp",
+    "moe_loss_weight n_mtp_layers num_mtp_layers use_mtp",
     "asks for more outputs": r"output_\w+ return_dict return_dict_in_generate return_last_states num_logits_to_keep "
     "use_return_dict",
     "chooses between ways to compute the same": r"use_cache chunk_size_feed_forward pretraining_tp use_mamba_kernels "
@@ -91,19 +91,29 @@ class Unread(NamedTuple):
 
 
 class Recorded(dict[str, Any]):
-    """A config that notes which of its keys are read."""
+    """A config that notes the dotted paths of its keys that are read, those of mappings inside it too."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], read: set[str] | None = None, prefix: str = "") -> None:
         super().__init__(config)
-        self.read: set[str] = set()
+        self.read: set[str] = set() if read is None else read
+        self._prefix = prefix
 
     def get(self, key: str, default: Any = None) -> Any:
-        self.read.add(key)
-        return super().get(key, default)
+        try:
+            return self[key]
+        except KeyError:
+            return default
 
     def __getitem__(self, key: str) -> Any:
-        self.read.add(key)
-        return super().__getitem__(key)
+        self.read.add(path := f"{self._prefix}{key}")
+        value = super().__getitem__(key)
+        return Recorded(value, self.read, f"{path}.") if type(value) is dict else value
+
+    def values(self) -> Any:  # of which none passes unseen
+        return [self[key] for key in self]
+
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self]
 
 
 @cache
@@ -113,9 +123,11 @@ def facts() -> Mapping[str, Mapping[str, Any]]:
     return known
 
 
-def meaning(path: str) -> str:
-    """Return why the key at the dotted `path` changes nothing that a model computes; "" if it may change something."""
-    return next((reason for reason, names in _REASONS if names.fullmatch(path)), "")
+def meaning(path: str, config: Mapping[str, Any] | None = None) -> str:
+    """Return why the key at the dotted `path` of `config` changes nothing that a model computes; "" if it may change
+    something. A key of an object inside means what it does outside of it."""
+    spellings = (path,) if config is None or path in config else (path, path.rpartition(".")[2])
+    return next((reason for reason, names in _REASONS if any(map(names.fullmatch, spellings))), "")
 
 
 def normalized(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
@@ -181,26 +193,44 @@ def unread_keys(
     made = read(recorded)
     for name in (_ROPE, _SCALING):
         if isinstance(rope := whole.get(name), Mapping):
-            yield from (Unread(f"{name}.{inner}", value) for inner, value in rope.items() if _strange(inner, value))
+            inner = ((path, value) for path, value in leaves(rope, None, f"{name}.") if value is not None)
+            yield from (Unread(path, value) for path, value in inner if path.rpartition(".")[2] not in _ROPE_KEYS)
     if "rope" in known and config.get(_ROPE) and whole.get(_ROPE) != config[_ROPE]:
         yield Unread(_ROPE, config[_ROPE], _SCALING if config.get(_SCALING) else "settings by layer type")
     rotary = {_ROPE, _SCALING, *_ROPE_TOP} if known.get("rope") else set()
     skipped = recorded.read | set(inert) | known.get("overrides", {}).keys() | rotary
-    absent = object()
-    left = [
-        key
-        for key, value in whole.items()
-        if value is not None and key not in skipped and not meaning(key) and defaults.get(key, absent) != value
-    ]
-    left = [key for key in left if not _matters(whole, key, read, made)]
+
+    def strange(path: str, value: Any) -> bool:
+        return (
+            path not in skipped
+            and not meaning(path, whole)
+            and value is not None
+            and defaults.get(path, _ABSENT) != value
+        )
+
+    left = {path: value for path, value in leaves(whole, recorded.read) if strange(path, value)}
+    left = {path: value for path, value in left.items() if not _matters(whole, path, value, read, made)}
     if left:
-        for other in _varied(whole):
-            variant = Recorded(other)
-            _attempt(read, variant)
-            left = [key for key in left if key not in variant.read]
-    yield from (Unread(key, whole[key]) for key in left)
+        for path, value in leaves(whole, recorded.read):
+            for other in (_ABSENT,) if not isinstance(value, bool) else (_ABSENT, not value):
+                variant = Recorded(_changed(whole, path, other))
+                _attempt(read, variant)
+                left = {path: value for path, value in left.items() if path not in variant.read}
+    yield from (Unread(path, value) for path, value in left.items())
 
 
+def leaves(config: Mapping[str, Any], read: Collection[str] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted paths of the keys of `config` and their values; of mappings inside it, all or those that are
+    `read`, the keys inside."""
+    for key, value in config.items():
+        path = f"{prefix}{key}"  # keys of objects made in Python may be numbers
+        if isinstance(value, Mapping) and value and (read is None or (path in read and path not in (_ROPE, _SCALING))):
+            yield from leaves(value, read, f"{path}.")
+        else:
+            yield path, value
+
+
+_ABSENT = object()
 _ROPE_TOP = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 
 
@@ -209,17 +239,23 @@ def _facts_of(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
     return facts().get(said if isinstance(said, str) and said in facts() else model_type, {})
 
 
-def _strange(inner: str, value: Any) -> bool:
-    """Return whether a key among rotary settings is not one of those that transformers knows."""
-    if isinstance(value, Mapping):
-        return any(_strange(*item) for item in value.items())
-    return inner not in _ROPE_KEYS and value is not None
+def _matters(
+    config: Mapping[str, Any], path: str, value: Any, read: Callable[[Mapping[str, Any]], object], made: object
+) -> bool:
+    """Return whether another value than that at `path`, or none, makes `read` fail or return other than `made`."""
+    others = (_ABSENT, *_others(value))
+    return any(_attempt(read, _changed(config, path, other)) != made for other in others)
 
 
-def _matters(config: Mapping[str, Any], key: str, read: Callable[[Mapping[str, Any]], object], made: object) -> bool:
-    """Return whether another value under `key`, or none, makes `read` fail or return other than `made`."""
-    rest = {name: value for name, value in config.items() if name != key}
-    return any(_attempt(read, other) != made for other in (rest, *({**rest, key: v} for v in _others(config[key]))))
+def _changed(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Return `config` with another `value` at `path`, or without that key."""
+    key, _, rest = (path, "", "") if path in config else path.partition(".")
+    if rest:
+        value = _changed(config[key], rest, value)
+    changed = {**config, key: value}
+    if value is _ABSENT:
+        del changed[key]
+    return changed
 
 
 def _others(value: Any) -> tuple[Any, ...]:
@@ -228,14 +264,6 @@ def _others(value: Any) -> tuple[Any, ...]:
     if isinstance(value, int | float):
         return (value + 1, value * 2)
     return (f"{value}?",) if isinstance(value, str) else ()
-
-
-def _varied(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield `config` with one flag the other way, or without one key."""
-    for key, value in config.items():
-        yield {k: v for k, v in config.items() if k != key}
-        if isinstance(value, bool):
-            yield {**config, key: not value}
 
 
 def _attempt(read: Callable[[Mapping[str, Any]], object], config: Mapping[str, Any]) -> object:

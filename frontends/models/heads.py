@@ -12,13 +12,14 @@ from weft.ir.recipes import Add, Recipe, Scale, Slice
 
 from ..dsl import HeadTransform, TaskHead
 from ..dsl.heads import FIXED, PROBLEMS
+from .left_out import LeftOut, several
 from .tables.family import Config, Family, Fetch, Names, Rule, key
 from .tables.settings import ACTIVATIONS, Settings, norm_of
 
-_CLASS = re.compile(r"(?:For[A-Z]\w*|(?:With)?LMHeadModel|DoubleHeadsModel)$")
-_GENERATES = ("ForCausalLM", "LMHeadModel", "WithLMHeadModel", "ForConditionalGeneration")
+_CLASS = re.compile(r"(?:For[A-Z]\w*|(?:With)?LMHeadModel|DoubleHeadsModel|WithProjection)$")
+GENERATES = ("ForCausalLM", "LMHeadModel", "WithLMHeadModel", "ForConditionalGeneration")
 BASE = "that of the base model"  # for an activation
-_TOP = ("classifier.", "score.", "qa_outputs.", "classification_head.")  # of no base model
+ENCODER_ALONE = ("t5", "mt5", "umt5")  # whose checkpoints may have the encoder only
 _BUFFERS = re.compile(r"(position_ids|inv_freq|masked_bias|attn\.bias|attention\.bias|version)$")
 
 
@@ -108,30 +109,36 @@ def suffix_of(config: Config) -> str:
     return found[0] if found else ""
 
 
-def with_head(table: Family, config: Config, keys: frozenset[str], source: str) -> Family:
+def base_class(config: Config) -> list[str] | None:
+    """Return the classes of a config without what is added for their heads, as a config has them."""
+    classes = config.get("architectures")
+    return classes and [f"{_CLASS.sub('', str(name)).removesuffix('Model')}Model" for name in classes]
+
+
+def with_head(table: Family, config: Config, keys: frozenset[str], source: str) -> tuple[Family, LeftOut | None]:
     """`table` with the head that the class of `config` has, if it has one that the table knows; `keys` are those of the
-    checkpoint, if there is one.
+    checkpoint, if there is one. The head is returned as left out where the checkpoint lacks its tensors.
 
     Raises:
-        WeftError: if the table refuses a key of the config, or the checkpoint lacks a tensor of the head.
+        WeftError: if the table refuses a key of the config.
     """
     head = table.tasks.get(suffix_of(config))
     if head is None:
-        check_head(table, config, [k for k in sorted(keys) if k.startswith(_TOP)], source)
-        return table
+        return table, None
     other = head.prefix is not None and (not keys or any(k.startswith(head.prefix) for k in keys))
     prefix = (head.prefix if other else None) or table.prefix
-    table = replace(table, refuse={**table.refuse, **(head.refuse or {})}, prefix=prefix)
-    settings = table.read(config, keys, source)
+    headed = replace(table, refuse={**table.refuse, **(head.refuse or {})}, prefix=prefix)
+    settings = headed.read(config, keys, source)
     made = head.made(config, settings)
-    fetch = Fetch(keys, table.prefix, table.aliases, "")
+    fetch = Fetch(keys, headed.prefix, headed.aliases, "")
     needed = [*([] if made.tied else [head.out]), *filter(None, (head.dense, head.norm))]
     lacking = [f"{name}.weight" for name in needed if keys and not fetch.has(f"{name}.weight")]
     if lacking:
-        raise _unsupported(source, config, f"which needs {', '.join(lacking)}; the checkpoint has no such tensors")
+        told = f"{config['architectures'][0]} draws {several(lacking)} at random, which the checkpoint lacks"
+        return replace(table, prefix=prefix), LeftOut("head", lacking[0].partition(".")[0], told, changes=True)
     rule: Any = lambda c: head.made(c, settings)  # noqa: E731 - a module is callable itself, and would be called
     names = head.names("decoder.head" if settings.kind == "encoder-decoder" else "head")
-    return replace(table, names={**table.names, **names}, settings={**table.settings, "head": rule})
+    return replace(headed, names={**table.names, **names}, settings={**table.settings, "head": rule}), None
 
 
 def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str, tokens: Sequence[int]) -> Family:
@@ -156,6 +163,14 @@ def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str
     return replace(table, names={**table.names, "head.out": rows}, settings={**table.settings, "head": rule})
 
 
+def encoder_alone(table: Family) -> Family:
+    """The encoder of `table`, an encoder-decoder's, by itself: its states, or the labels of its tokens."""
+    names = {key.removeprefix("encoder."): value for key, value in table.names.items()}
+    refuse = {key: values for key, values in table.refuse.items() if key != "is_encoder_decoder"}
+    alone = table.but(*table.model_types, names=names, kind="encoder", unused=(*table.unused, "lm_head.*", "decoder.*"))
+    return replace(alone, refuse=refuse, tasks={"ForTokenClassification": replace(TOKENS, prefix="transformer.")})
+
+
 def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a config of `table` says of the head in graph.meta `facts`; empty without one."""
     if (task := facts.get("task")) is None:
@@ -169,24 +184,18 @@ def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"architectures": [f"{base}{suffix}"], **said}
 
 
-def check_head(table: Family, config: Config, left: Sequence[str], source: str, logits: bool = False) -> None:
-    """Raise WeftError if the class of `config` has a head that is no part of a model, whose checkpoint's tensors `left`
-    are left out; `logits` says that the model generates."""
+def unread_head(table: Family, config: Config, left: Sequence[str], logits: bool = False) -> LeftOut | None:
+    """Return the head of the class of `config` if it is no part of a model, whose checkpoint's tensors `left` are left
+    out; `logits` says that the model generates."""
     suffix = suffix_of(config)
-    if not suffix or suffix in table.tasks or (suffix in _GENERATES and logits):
-        return
+    if not suffix or suffix in table.tasks or (suffix in GENERATES and logits):
+        return None
     keys = [k for k in left if not _BUFFERS.search(k) and not (table.prefix and k.startswith(table.prefix))]
-    if keys:
-        known = ", ".join(table.tasks) or "none"
-        shown = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
-        told = f"whose tensors {shown} weft cannot use in {table.model_types[0]} models (classes with a head: {known})"
-        raise _unsupported(source, config, told)
-
-
-def _unsupported(source: str, config: Config, reason: str) -> WeftError:
-    """The error for a class whose head is left out; without its name in the config the base model is read."""
-    name = config["architectures"][0]
-    return WeftError(f"{source}: architectures={name!r}, {reason}; for the base model alone, take the class out of it")
+    if not keys:
+        return None
+    known = ", ".join(table.tasks) or "none"
+    told = f"{several(keys)} of {config['architectures'][0]}; heads that weft reads in {table.model_types[0]} models: "
+    return LeftOut("head", keys[0].partition(".")[0], told + known, changes=True)
 
 
 # -- heads that many families share

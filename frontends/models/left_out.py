@@ -8,7 +8,7 @@ numbers with it, nothing is compiled or exported until ``--without NAME`` accept
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ from .config_keys import Unread
 class LeftOut:
     """A part of a source that its graph has not.
 
-    `kind` is tensors, key, file or head; `name` what messages and ``--without`` call it; `detail` its value, or what
-    belongs to it. `changes`: the source's own library computes other numbers with it.
+    `kind` is tensors, key, file, head, projector, or vision or audio tower; `name` what messages and ``--without`` call
+    it; `detail` its value, or what belongs to it. `changes`: the source's own library computes other numbers with it.
     """
 
     kind: str
@@ -62,8 +62,12 @@ def unread_tensors(unread: Sequence[str], read: Collection[str]) -> Iterator[Lef
         module = next((key[:at] for at in _dots(key) if key[:at] not in parents), key)
         modules.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)", "{i}", module), []).append(key)
     for module, keys in modules.items():
-        few = ", ".join(keys[:2]) + (f" and {len(keys) - 2} more" if len(keys) > 2 else "")
-        yield LeftOut("tensors", module, "" if keys == [module] else few)
+        yield LeftOut("tensors", module, "" if keys == [module] else several(keys))
+
+
+def several(keys: Sequence[str]) -> str:
+    """Return the first two of `keys`, and how many more there are."""
+    return ", ".join(keys[:2]) + (f" and {len(keys) - 2} more" if len(keys) > 2 else "")
 
 
 def unread_settings(unread: Iterable[Unread]) -> Iterator[LeftOut]:
@@ -71,6 +75,13 @@ def unread_settings(unread: Iterable[Unread]) -> Iterator[LeftOut]:
     for key in unread:
         why = f", overridden by {key.override}" if key.override else ""
         yield LeftOut("key", key.path, f"{key.value!r:.60}{why}")
+
+
+def unread_entries(said: Mapping[str, Any], known: Collection[str], file: str) -> Iterator[LeftOut]:
+    """Yield an entry for each key of `said` in a `file` that is not among the `known`, and has a value."""
+    for key, value in said.items():
+        if value and key not in known:
+            yield LeftOut("key", f"{file}:{key}", f"{value!r:.60}")
 
 
 def accept(source: str, parts: Sequence[LeftOut], without: Collection[str]) -> list[LeftOut]:

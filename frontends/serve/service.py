@@ -102,8 +102,16 @@ class Service:
         """Return the request of a `kind` in a body. Raises ApiError on a wrong one."""
         self.worker.check_room(1)
         if len(raw) <= LARGE:
-            return kind.read(read_body(raw))
-        return await self._prepared(self.prompts.run("large", lambda: kind.read(read_body(raw))), "body")
+            return self._read(kind, raw)
+        return await self._prepared(self.prompts.run("large", lambda: self._read(kind, raw)), "body")
+
+    def _read(self, kind: type[R], raw: bytes) -> R:
+        """Return the request of a `kind` in a body, with the model's defaults of sampling."""
+        body = read_body(raw)
+        if isinstance(self.model, Generator) and kind in (ChatRequest, CompletionRequest):
+            usual = {name: v for name, v in self.model.defaults.items() if kind is ChatRequest or name != "max_tokens"}
+            body |= {name: value for name, value in usual.items() if body.get(name) is None}
+        return kind.read(body)
 
     async def chat(self, request: ChatRequest, size: int) -> Answering:
         """Begin the answers to a conversation, in a request of `size` bytes. Raises ApiError where they cannot be."""

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers.models.auto import modeling_auto
 
 import weft
 from weft.frontends import load_source
+from weft.frontends.cli import cli
 from weft.frontends.models.families import FAMILIES
 from weft.ir.errors import WeftError
 
@@ -34,8 +36,8 @@ GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 REFUSED = {
     *(f"Longformer{name}" for name in ("ForSequenceClassification", "ForQuestionAnswering", "ForMultipleChoice")),
     *("BigBirdForQuestionAnswering", "ViTMAEForPreTraining", "Wav2Vec2ForPreTraining"),
-    *(f"{name}ForTokenClassification" for name in ("T5", "MT5", "UMT5", "T5Gemma")),  # of an encoder alone
     *(
+        "T5GemmaForTokenClassification",
         "T5GemmaForSequenceClassification",
         "MBartForSequenceClassification",
         "MBartForQuestionAnswering",
@@ -130,10 +132,19 @@ def test_scores_equal_transformers(name: str, target: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED - {"PLBartForSequenceClassification"})[:: 1 if sampling.ALL else 3])
-def test_classes_that_are_not_read_are_refused_by_name(name: str, tmp_path: Path) -> None:
-    model_of(name, tmp_path)
-    with pytest.raises(WeftError, match=f"architectures='{name}'.*take the class out"):
-        load_source(tmp_path)
+def test_classes_that_are_not_read_are_refused_until_their_head_is_left_out(name: str, tmp_path: Path) -> None:
+    model_of(name, tmp_path / "hf")
+    with pytest.raises(WeftError, match=rf"{name}; heads.*--without \w+ accepts that") as refusal:
+        weft.compile(tmp_path / "hf", tmp_path / "out")
+    head = str(refusal.value).split("--without ")[1].split()[0]
+    with pytest.raises(WeftError, match=f"--without {head}"):
+        weft.torch(tmp_path / "hf")
+    weft.compile(tmp_path / "hf", tmp_path / "out", without=[head])
+    recorded, *_ = json.loads((tmp_path / "out" / "weft.json").read_text())["left_out"]
+    assert (recorded["kind"], recorded["name"], recorded["changes"]) == ("head", head, True)
+    if not name.startswith(("ViT", "Wav")):  # which read no text that verify could give them
+        result = CliRunner().invoke(cli, ["verify", str(tmp_path / "out")])
+        assert f"passed, without: {head}" in result.output
 
 
 def test_every_head_of_a_table_belongs_to_a_class_that_is_tested() -> None:
@@ -205,9 +216,13 @@ def test_the_class_of_a_folder_of_sentence_transformers_does_not_matter(tmp_path
     assert set(load_source(tmp_path).graph.outputs) == {"last_hidden_state", "sentence_embedding"}
 
 
-def test_a_head_whose_tensors_are_missing_is_refused(tmp_path: Path) -> None:
+def test_a_head_whose_tensors_are_missing_is_refused_until_it_is_left_out(tmp_path: Path) -> None:
     model_of("BertForMaskedLM", tmp_path)
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace("BertForMaskedLM", "BertForQuestionAnswering"))
-    with pytest.raises(WeftError, match=r"which needs qa_outputs\.weight; the checkpoint has no such tensors"):
-        load_source(tmp_path)
+    with pytest.raises(WeftError, match=r"draws qa_outputs\.weight at random, which .* lacks.*--without qa_outputs"):
+        weft.compile(tmp_path, tmp_path / "out")
+    base = weft.compile(tmp_path, tmp_path / "out", without=["qa_outputs"]).model
+    assert set(base.graph.outputs) == {"last_hidden_state"}
+    weft.export(tmp_path, tmp_path / "exported", without=["qa_outputs"])
+    assert json.loads((tmp_path / "exported" / "config.json").read_text())["architectures"] == ["BertModel"]

@@ -20,6 +20,7 @@ from ..backends.transformers.folders import lowered, model_of
 from .families import LENGTH, VOCAB, Row, error
 from .images import IMAGES, PAIRS, TEXT, TEXTS
 from .test_families import note
+from .unknowns import check_left_out
 
 TARGETS = ["onnx", "ort-cpu", "torch"]
 FEATURES = ("image_embeds", "sentence_embedding")  # what transformers calls pooler_output
@@ -37,6 +38,8 @@ def check(row: Row, folder: Path, target: str, feeds: dict[str, np.ndarray], err
         made = model(**given)
     got = outputs(loaded, target, feeds, folder / "out")
     note(errors, row.family, target, "full", worst(got, made))
+    if target == "torch":
+        check_left_out(folder / "hf")
 
 
 def outputs(loaded: weft.Model, target: str, feeds: dict[str, np.ndarray], out: Path) -> dict[str, np.ndarray]:

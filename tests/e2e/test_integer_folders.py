@@ -3,6 +3,7 @@ and `--keep-blocks` and the pass quantize keep the codes bit by bit."""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from functools import partial
@@ -206,3 +207,40 @@ def test_codes_of_torchao_that_need_more_bits_are_found(tmp_path: Path) -> None:
     folder, _, _ = checkpoints.model(tmp_path, TORCHAO, checkpoints.torchao, **drawn)
     with pytest.raises(WeftError, match="has codes of more than 4 bits; the checkpoint is broken"):
         weft.compile(folder, tmp_path / "out", max_length=32)
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {  # keys of folders on the hub that are of the weights, or mean nothing
+    "gptq-4": {
+        **{
+            "damp_percent": 0.01,
+            "lm_head": False,
+            "true_sequential": True,
+            "static_groups": False,
+            "pack_dtype": "int32",
+        },
+        **{"meta": {"quantizer": ["gptqmodel:1.0"], "mse": 0.0}, "use_exllama": True, "dataset": "c4", "batch_size": 1},
+    },
+    "awq": {
+        "backend": "autoawq",
+        "do_fuse": False,
+        "modules_to_not_convert": ["lm_head"],
+        "exllama_config": {"version": 2},
+    },
+    "ct-4": {"global_compression_ratio": 1.9, "kv_cache_scheme": None, "sparsity_config": {}, "version": "0.9"},
+    "torchao-4": {"include_input_output_embeddings": True, "modules_to_not_convert": ["lm_head"]},
+}
+
+
+@pytest.mark.parametrize("case", PUBLISHED)
+def test_keys_of_a_quantization_that_nothing_reads_are_named(case: str, tmp_path: Path) -> None:
+    how, pack, drawn = CASES[case]
+    how = copy.deepcopy(how) | PUBLISHED[case]
+    assert load_source(checkpoints.model(tmp_path, how, pack, **drawn)[0]).left_out == []
+    how["rotation"] = "hadamard"
+    named = ["rotation"]
+    for group in how.get("config_groups", {}).values():
+        group["weights"]["rotation"] = "hadamard"
+        group["input_activations"] = {"num_bits": 8, "dynamic": True}
+        named += ["config_groups.group_0.weights.rotation", "config_groups.group_0.input_activations"]
+    found = load_source(checkpoints.model(tmp_path / "more", how, pack, **drawn)[0]).left_out
+    assert {part.name for part in found} == {f"quantization_config.{name}" for name in named}

@@ -33,6 +33,7 @@ from ..sampling import by_turns, each
 from .families import LENGTH, error
 from .seq2seq import SEQ2SEQ, answered, pairs
 from .test_families import CHUNKS, TARGETS, note, sampled
+from .unknowns import check_left_out
 
 CAPACITY = 32  # of the caches
 STEPS = 12  # of generation
@@ -90,6 +91,7 @@ def test_answers_equal_transformers(name: str, target: str, errors: Errors, tmp_
         note(errors, row.family, target, way, error(got, want))
     answers = weft.load(tmp_path / "out").generate(_sources(inputs), max_tokens=STEPS)
     assert [answer.tokens for answer in answers] == _generated(model, inputs)
+    check_left_out(tmp_path / "hf")
 
 
 @pytest.mark.parametrize("name", each(3, SEQ2SEQ))

@@ -32,6 +32,7 @@ from .seq2seq import Seq2Seq
 from .sounds import BINS, FRAMES, SOUNDS, SPEECH, heard, said, waveforms, written
 from .test_families import CHUNKS, note, sampled
 from .test_seq2seq import STEPS, Halves
+from .unknowns import check_left_out
 
 
 def outputs(source: Path, target: str, feeds: dict[str, np.ndarray], out: Path) -> dict[str, np.ndarray]:
@@ -59,6 +60,7 @@ def test_encoders_equal_transformers(name: str, target: str, errors: Errors, tmp
     seen = got["frame_mask"].astype(bool)
     assert np.array_equal(seen, theirs) and not seen.all()
     note(errors, row.family, target, "full", error(got["last_hidden_state"][seen], want[seen]))
+    check_left_out(tmp_path / "hf")
 
 
 def test_older_checkpoints_name_the_normalized_kernel_otherwise(tmp_path: Path) -> None:
@@ -91,6 +93,7 @@ def test_answers_equal_transformers(name: str, target: str, errors: Errors, tmp_
         note(errors, row.family, target, way, error(got, written(model, inputs, chunk)))
     answers = weft.load(tmp_path / "out", trust=True).generate(sources(inputs), max_tokens=STEPS)
     assert [answer.tokens for answer in answers] == greedy(model, row, inputs)
+    check_left_out(tmp_path / "hf")
 
 
 def in_onnx(folder: Path, inputs: dict[str, np.ndarray], chunk: int) -> np.ndarray:

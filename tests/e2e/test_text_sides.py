@@ -20,6 +20,7 @@ from weft.ir import WeftError
 
 from ..sampling import by_turns, each
 from .families import GQA, LENGTH, ROWS, VOCAB, error, randomized
+from .unknowns import TOWERS, check_left_out
 
 TEXT = GQA | {
     "vocab_size": VOCAB,
@@ -93,6 +94,10 @@ def test_texts_equal_transformers(name: str, target: str, tmp_path: Path) -> Non
     ours = weft.load(tmp_path / "out", trust=True)
     for chunk in (LENGTH, 5, 1):
         assert error(ours.logits(ids[0].tolist(), chunk=chunk), want) <= 1e-4
+    kinds = {part.kind for part in load_source(tmp_path / "hf").left_out if not part.changes}
+    assert kinds & set(TOWERS) or name in ("gemma4", "janus")
+    if name != "janus":  # whose head for images is of neither kind
+        check_left_out(tmp_path / "hf")
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])

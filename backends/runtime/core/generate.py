@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, NoReturn, Unpack
 
 import numpy as np
@@ -44,6 +45,7 @@ class Generator:
     """A language model: a decoder and, where its folder has one, the tokenizer and chat template beside it.
 
     Where the decoder is the second half of an encoder-decoder, prompts are its sources and results the answers.
+    `defaults` are those of sampling (and `max_tokens`) that its source states: servers use them, its methods do not.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Generator:
         stop_ids: frozenset[int] = frozenset(),
         folder: Path | None = None,
         forced: Forced = Forced(),  # noqa: B008 - frozen
+        defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        self.defaults = defaults
         self.decoder, self.stop_ids, self.folder, self.forced = decoder, stop_ids, folder, forced
 
     @cached_property

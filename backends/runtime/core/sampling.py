@@ -11,10 +11,13 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 
 from ..arrays import Floats, Ints
 
+# Options whose defaults a model may come with, and their types.
+DEFAULTS = {"temperature": float, "top_k": int, "top_p": float, "min_p": float, "repetition_penalty": float}
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 NEAR = 80.0  # a token whose score is further below the largest does not count as one that can follow
 _FAR = 1e30  # scores whose differences might overflow
@@ -119,6 +122,20 @@ class Sampling:
         kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
         if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
             raise WeftError(f"{name} is {value!r}, but it must be a {'whole' if whole else 'finite'} number")
+
+
+def defaults_of(said: Record, names: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the `DEFAULTS` that the metadata `said` has; `names` are its own names of some.
+
+    Raises WeftError on a value of another type or outside its range.
+    """
+    found = {name: said.get((names or {}).get(name, name), kind, None) for name, kind in DEFAULTS.items()}
+    found = {name: value for name, value in found.items() if value is not None and (name, value) != ("top_k", -1)}
+    try:
+        Sampling(**found)
+    except WeftError as error:
+        raise WeftError(f"{said.source}: {error}") from error
+    return found
 
 
 @dataclass(frozen=True)

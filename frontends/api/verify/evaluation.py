@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,7 @@ def evaluate(
     device: str = "auto",
     trust: bool = False,
     progress: Progress = lambda stage, done, total: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Evaluation:
     """Score the original `against`, `models`, and what `rewrites`, `weights` and `adapters` make of it on a `text`.
 
@@ -119,6 +120,7 @@ def evaluate(
         layers: also compare what the layers hand on, over the first tokens.
         device: "auto", "cpu" or "cuda".
         trust: run the Python of compiled folders that have it (target torch).
+        note: called with what is left out of a source, a sentence each; all of it is accepted.
 
     Raises:
         WeftError: if a model or the text cannot be read, no model has a tokenizer, or they cannot be compared.
@@ -128,7 +130,7 @@ def evaluate(
             raise WeftError(f"{name} is {number}, but it must be at least 1")
     content = _read(Path(text), CHARACTERS * (tokens + 1))
     with scratch_folder() as scratch:
-        opened = _open_all(models, against, rewrites or {}, weights, adapters, scratch, device, trust, progress)
+        opened = _open_all(models, against, rewrites or {}, weights, adapters, scratch, device, trust, progress, note)
         window = _window(opened, context)
         runners = [c.model for c in opened]
         encode = _tokenizer(opened)
@@ -227,13 +229,14 @@ def _open_all(
     device: str,
     trust: bool,
     progress: Progress,
+    note: Callable[[str], None],
 ) -> list[_Candidate]:
     """All models, the original first; what is no compiled folder becomes one in `scratch`.
 
     Raises:
         WeftError: if one cannot be read, or is of another kind or vocabulary than the first, or none has a tokenizer.
     """
-    candidates = [(_name(m), m if _compiled(m) else load_source(m)) for m in (against, *models)]
+    candidates = [(_name(m), m if _compiled(m) else _loaded(m, note)) for m in (against, *models)]
     name, original = candidates[0]
     pipelines = dict(rewrites)
     if (rewrites or weights) and not isinstance(original, Model):
@@ -245,7 +248,7 @@ def _open_all(
     for label, pipeline in pipelines.items():
         candidates.append((label, rewrite(original, pipeline, progress=progress)))
     for adapter in adapters:
-        candidates.append((f"with {adapter}", load_source(against, adapters=[adapter])))
+        candidates.append((f"with {adapter}", _loaded(against, lambda line: None, [adapter])))
     if not any(_reads_text(source) for _, source in candidates):  # said before gigabytes are written
         raise _no_tokenizer(name for name, _ in candidates)
     opened: list[_Candidate] = []
@@ -267,6 +270,14 @@ def _open_all(
                 f"{first.name} and {name} cannot be compared: one has {first.vocab} tokens, the other {last.vocab}"
             )
     return opened
+
+
+def _loaded(source: Any, note: Callable[[str], None], adapters: Sequence[str | Path] = ()) -> Model:
+    """The model of `source`, without what is left out of it."""
+    model = load_source(source, adapters=adapters)
+    for line in model.notices(strict=False):
+        note(f"{model.spec}: {line}")
+    return replace(model, without=tuple(part.name for part in model.left_out))
 
 
 def _name(model: Any) -> str:

@@ -23,7 +23,7 @@ from ...formats.hf import Folder, one_side
 from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, Family, describe
-from ...models.heads import head_config, with_head
+from ...models.heads import GENERATES, base_class, head_config, suffix_of, with_head
 from ..codes import choose, counted_layouts, shortened
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import proposals
@@ -159,10 +159,12 @@ def _candidate(
     name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape], source: Folder | None = None
 ) -> Candidate:
     keys, title = frozenset(shapes), f"the config of a {name} model"
-    table = with_head(FAMILIES[name], config, keys, title)
+    table, _ = with_head(FAMILIES[name], config, keys, title)
     if source is not None and source.sentence is not None:
         table = source.sentence.table(FAMILIES[name], config)
     loaded = describe(table, config, keys, title)
+    if (suffix := suffix_of(config)) and suffix not in GENERATES and "task" not in loaded.graph.meta:
+        config = {**config, "architectures": base_class(config)}  # of a class whose head is left out
     return Candidate(name, config, loaded, shapes)
 
 

@@ -1,13 +1,18 @@
-"""The files of a Hugging Face folder and the keys of its generation_config.json, and which of them nothing reads."""
+"""The files of a Hugging Face folder, the keys of its generation_config.json, and towers for images and sound: which of
+them nothing reads."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...models.left_out import LeftOut
+from weft.backends.runtime.core.sampling import DEFAULTS
+
+from ...models.config_keys import meaning
+from ...models.left_out import LeftOut, several
 
 # Files that say nothing of what a model computes, by the reason.
 _MEANINGLESS = {
@@ -38,24 +43,18 @@ _MEANINGLESS = {
 }
 _PREPARES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "mel_filters.npz")
 # Keys of generation_config.json that weft reads, those that change no token, and the values at which others do nothing.
-_READ = ("bos", "eos", "pad", "decoder_start", "forced_bos", "forced_eos")
 _READ_KEYS = (
-    *(f"{name}_token_id" for name in _READ),
+    *(f"{name}_token_id" for name in ("bos", "eos", "pad", "decoder_start", "forced_bos", "forced_eos")),
     *("suppress_tokens", "begin_suppress_tokens", "no_timestamps_token_id", "lang_to_id", "task_to_id", "language"),
     *("task", "forced_decoder_ids", "is_multilingual", "alignment_heads", "max_initial_timestamp_index"),
+    *("do_sample", "max_new_tokens", *DEFAULTS),
 )
 _IDLE = ("transformers_version", "_from_model_config", "use_cache", "return_dict_in_generate", "max_length", "output_*")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "do_sample": (False,),
-    "temperature": (1.0,),
-    "top_k": (50, 0),
-    "top_p": (1.0,),
     "typical_p": (1.0,),
-    "min_p": (0.0,),
     "num_beams": (1,),
     "num_beam_groups": (1,),
     "early_stopping": (False,),
-    "repetition_penalty": (1.0,),
     "encoder_repetition_penalty": (1.0,),
     "length_penalty": (1.0,),
     "diversity_penalty": (0.0,),
@@ -69,6 +68,17 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "eta_cutoff": (0.0,),
     "guidance_scale": (1.0,),
 }
+
+# Modules beside a language model, by what their names have, and the keys of a config that are about them.
+_TOWERS = {
+    "projector": re.compile("project|connector|merger|aligner|neck|mlp1"),
+    "audio tower": re.compile("audio|acoustic|semantic|speech"),
+    "vision tower": re.compile("vis|image|video|vq"),
+}
+OF_TOWERS = re.compile(
+    "vision|visual|image|video|audio|acoustic|semantic|perceiver|projector|patch|spatial|merge|mm_|vq_|downsample"
+    "|scale_factor|num_channels|insert_layer_id|^(bo|eo)[ia]_|token_classification_bias"
+)
 
 
 def unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut]:
@@ -95,5 +105,26 @@ def unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
     """Yield the keys of a generation_config.json that change which tokens transformers generates, and not weft."""
     for key, value in generation.items():
         idle = any(fnmatch.fnmatch(key, name) for name in _IDLE)
-        if key not in _READ_KEYS and not idle and value is not None and value not in _NEUTRAL.get(key, ()):
+        if key not in _READ_KEYS and not idle and value not in (None, [], *_NEUTRAL.get(key, ())):
             yield LeftOut("key", f"generation_config.json:{key}", f"{value!r:.60}")
+
+
+def unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterator[LeftOut]:
+    """Yield the `modules` beside a language model, which reads texts alike without towers; `keys` are their tensors."""
+    for module in sorted(modules):
+        kind = next((kind for kind, names in _TOWERS.items() if names.search(module)), "")
+        told = several([key for key in keys if lies_in(key, [module])]) + ("; texts do without it" if kind else "")
+        yield LeftOut(kind or "tensors", module, told)
+
+
+def lies_in(key: str, modules: Collection[str]) -> bool:
+    """Return whether the tensor `key` is one of `modules`, or in one of them."""
+    return any(key == module or key.startswith(f"{module}.") for module in modules)
+
+
+def unread_around(config: Mapping[str, Any], read: Collection[str]) -> Iterator[LeftOut]:
+    """Yield the keys of a `config` around that of a language model, whose keys `read` count, that are about neither
+    this model nor a tower."""
+    for key, value in config.items():
+        if value is not None and key not in ("text_config", *read) and not meaning(key) and not OF_TOWERS.search(key):
+            yield LeftOut("key", key, f"{value!r:.60}")

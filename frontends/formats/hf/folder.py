@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from weft.backends.runtime.core.sampling import defaults_of
 from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import TensorReader
 from weft.passes.library.positions.multimodal_rope import INTERLEAVED, SECTIONS
 
 from ...models.closest import closest
+from ...models.config_keys import Recorded
 from ...models.families import FAMILIES, Family, Loaded, load
-from ...models.heads import check_head, with_head, with_tokens
+from ...models.heads import ENCODER_ALONE, encoder_alone, unread_head, with_head, with_tokens
 from ...models.left_out import LeftOut
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, PAIRS, REFUSED, SAME
 from .adapter import Adapter
-from .contents import unread_files, unread_generation
+from .contents import OF_TOWERS, lies_in, unread_around, unread_files, unread_generation, unread_towers
 from .merging import load_merged
-from .quantized import dequantized
+from .quantized import dequantized, unread_scheme
 from .safetensors import SafetensorsReader, weight_files
-from .sentence_transformers.ranking import LOGIT_SCORE, check_tokens, modules, rank_facts, score_tokens
+from .sentence_transformers.ranking import (
+    LOGIT_SCORE,
+    check_tokens,
+    modules,
+    rank_facts,
+    rank_files,
+    score_tokens,
+    unread_ranking,
+)
 from .sentence_transformers.sentence import Sentence, read_sentence, transformer_home
 from .tokens.added import named_token
 from .tokens.files import tokenizer_files
 
 SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 NAMED = ("bos_token_id", "eos_token_id", "pad_token_id")  # where no config has an id, the tokenizer's name counts
+QUANTIZED = "quantization_config"
 QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # in place of a part of config.json, once
 
 
@@ -36,13 +47,15 @@ QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # i
 class Folder:
     """A folder and its configs; `generation` is empty if it has no generation_config.json.
 
-    `sentence` is what sentence-transformers reads; `path` then is the folder of the transformer, which may be inside.
+    `sentence` is what sentence-transformers reads, `ranking` its files of a reranker; `path` then is the folder of the
+    transformer, which may be inside.
     """
 
     path: Path
     config: Mapping[str, Any]
     generation: Mapping[str, Any]
     sentence: Sentence | None = None
+    ranking: Sequence[Path] = ()
 
     @classmethod
     def open(cls, path: Path) -> Folder:
@@ -60,13 +73,16 @@ class Folder:
         generation = path / "generation_config.json"
         config = read_json(path / "config.json")
         for name, method in QUANTIZED_BY.items():
-            if "quantization_config" not in config and (path / name).is_file():
-                config["quantization_config"] = {"quant_method": method, **read_json(path / name)}
+            if QUANTIZED not in config and (path / name).is_file():
+                config[QUANTIZED] = {"quant_method": method, **read_json(path / name)}
+        if isinstance(how := config.get(QUANTIZED), dict):
+            config[QUANTIZED] = Recorded(how)
         said = read_json(generation) if generation.is_file() else {}
         classes = config.get("architectures")
         scores = isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
         pairs = LOGIT_SCORE in kinds or (scores and [*kinds] == ["Transformer"])  # a cross-encoder
-        return cls(path, config, said, None if pairs else read_sentence(root, config))
+        sentence = None if pairs else read_sentence(root, config)
+        return cls(path, config, said, sentence, rank_files(root) if pairs else ())
 
     @property
     def tokenizer_files(self) -> list[Path]:
@@ -78,7 +94,7 @@ class Folder:
         """Everything that is read: config, generation config, tokenizer, weights."""
         configs = [self.path / name for name in ("config.json", "generation_config.json", *QUANTIZED_BY)]
         own = (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weight_files(self.path))
-        return own if self.sentence is None else (*own, *self.sentence.files)
+        return (*own, *self.ranking, *(() if self.sentence is None else self.sentence.files))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -112,6 +128,16 @@ class Folder:
         more = {**never, "begin_tokens": self._begin_tokens()}
         known = {k: v for k, v in single.items() if v is not None} | {k: v for k, v in more.items() if v}
         return {"eos_token_ids": ids("eos_token_id"), **known}
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the defaults of sampling in generation_config.json, and of the length of an answer, max_tokens.
+
+        Raises:
+            WeftError: if one is of another type or outside its range.
+        """
+        said = Record(self.path / "generation_config.json", self.generation)
+        most = said.integer("max_new_tokens", None, least=1)
+        return defaults_of(said) | ({} if most is None else {"max_tokens": most})
 
     def _begin_tokens(self) -> list[list[int]]:
         """The tokens that each of the first of an answer may be, as Whisper's prompt says: the language, one of all
@@ -153,17 +179,18 @@ def load_folder(
     folder = Folder.open(path)
     source, sentence = str(folder.path / "config.json"), folder.sentence
     model_type, config, left = folder.config.get("model_type"), dict(folder.config), list[LeftOut]()
+    towers: frozenset[str] | None = None
     if family is None and isinstance(model_type, str) and model_type in FAMILIES:
         table = FAMILIES[model_type]
     elif (side := one_side(folder, family)) is not None:
-        table, config = side
+        table, config, towers = side
         for other in PAIRS.get(str(model_type), {}).keys() - {*table.model_types}:
             left.append(LeftOut("tensors", FAMILIES[other].prefix[:-1], f"--as {other} reads them"))
     elif family is not None:
         table = FAMILIES.lookup(family)
     else:
         raise _unknown(folder, source)
-    weights, merged, tokens = folder.weights(), list[Adapter](), score_tokens(path)
+    weights, merged, tokens, head = folder.weights(), list[Adapter](), score_tokens(path), None
     if sentence is not None and sentence.alone and table.settings.get("kind") == "image-encoder":
         sentence = None  # its files are those of texts
     if sentence is not None:
@@ -174,19 +201,31 @@ def load_folder(
         check_tokens(tokens, config.get("vocab_size"), source)
         table = with_tokens(table, config, frozenset(weights.keys()), source, tokens)
     else:
-        table = with_head(table, config, frozenset(weights.keys()), source)
+        keys = frozenset(weights.keys())
+        if model_type in ENCODER_ALONE and not any("decoder." in key for key in keys):
+            table = encoder_alone(table)
+        table, head = with_head(table, config, keys, source)
     if adapters:
         loaded, merged = load_merged(table, config, weights, source, adapters)
     else:
         loaded = load(table, config, weights, source)
     if not tokens:
-        check_head(table, config, [*loaded.ignored, *loaded.unread], source, "logits" in loaded.graph.outputs)
+        over = [*loaded.ignored, *loaded.unread]
+        head = head or unread_head(table, config, over, "logits" in loaded.graph.outputs)
+    if head:
+        loaded.left_out[:] = [head, *(part for part in loaded.left_out if part.name != head.name)]
     if loaded.graph.meta.get("task") == "text-classification":
         loaded.graph.meta["rank"] = rank_facts(path, config)
     origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
     if merged:
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
-    loaded.left_out.extend((*left, *unread_files(path, folder.files), *unread_generation(folder.generation)))
+    if towers is not None:
+        _leave_out(towers, loaded, folder.config, config)
+    loaded.left_out.extend((*left, *_unread(folder, path)))
+    if "logits" in loaded.graph.outputs and "task" not in loaded.graph.meta:
+        loaded.left_out.extend(unread_generation(folder.generation))
+        if sampling := folder.sampling():
+            loaded.graph.meta["sampling"] = sampling
     own = replace(folder, config=config) if left else folder  # the tokens of a pair are those of its texts
     loaded.graph.meta.update(own.token_facts(), **_rope_facts(config), source=origin)
     if sentence is not None:
@@ -194,12 +233,13 @@ def load_folder(
     return folder, loaded, merged
 
 
-def one_side(folder: Folder, family: str | None = None) -> tuple[Family, dict[str, Any]] | None:
+def one_side(folder: Folder, family: str | None = None) -> tuple[Family, dict[str, Any], frozenset[str] | None] | None:
     """The table and the config of the language model in a model of texts and more (LLaVA), or of one encoder of a pair
-    (CLIP): that of texts, or `family`. Other tensors are left unread. None if there is none of a known family."""
+    (CLIP): that of texts, or `family`; and the other modules of the first, whose tensors are left unread. None if there
+    is none of a known family."""
     kind = folder.config.get("model_type")
     if isinstance(kind, str) and (family or f"{kind}_text_model") in PAIRS.get(kind, ()):
-        return _one_of_two(folder, family or f"{kind}_text_model")
+        return *_one_of_two(folder, family or f"{kind}_text_model"), None
     text = folder.config.get("text_config", folder.config if f"{kind}_text" in SAME else None)  # Qwen2-VL's is around
     if family is not None or kind not in MULTIMODAL or not isinstance(text, Mapping):
         return None
@@ -212,11 +252,36 @@ def one_side(folder: Folder, family: str | None = None) -> tuple[Family, dict[st
     for name in LANGUAGE_MODELS:
         found = (p for p in (f"{name}.{table.prefix}", f"model.{name}.", f"{name}.") if _has(keys, p))
         prefix, head = next(((p, f"{name}.lm_head.") for p in found), (prefix, head))
-    others = {_outside(key, prefix) for key in keys if not key.startswith((prefix, head, "lm_head."))}
+    others = frozenset(_outside(key, prefix) for key in keys if not key.startswith((prefix, head, "lm_head.")))
     unused = (*table.unused, *others, *(f"{other}.*" for other in others))
     # The config inside may not say it: what a checkpoint has no head for, it is tied.
     text["tie_word_embeddings"] = not (_has(keys, head) or _has(keys, "lm_head."))
-    return replace(table, prefix=prefix, aliases={**table.aliases, "lm_head.": head}, unused=unused), text
+    inert = (*table.inert, *filter(OF_TOWERS.search, text))
+    side = replace(table, prefix=prefix, aliases={**table.aliases, "lm_head.": head}, unused=unused, inert=inert)
+    return side, text, others
+
+
+def _unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
+    """Yield what nothing reads in the files of `folder`, which are in `root`, but for its config."""
+    if isinstance(how := folder.config.get(QUANTIZED), Recorded):
+        yield from unread_scheme(how)
+    if folder.sentence is not None:
+        yield from folder.sentence.left_out
+    if folder.ranking:
+        yield from unread_ranking(root)
+    yield from unread_files(root, folder.files)
+
+
+def _leave_out(towers: Collection[str], loaded: Loaded, around: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+    """List in `loaded`, the language model of the config `text`, the `towers` beside it, and the unread keys of the
+    config `around` that."""
+    inside = loaded.left_out
+    if "text_config" in around:
+        read = text.keys() - {part.name for part in inside}
+        inside = [replace(p, name=f"text_config.{p.name}") if p.kind == "key" else p for p in inside]
+        inside.extend(unread_around(around, read))
+    loaded.left_out[:] = [*unread_towers(towers, loaded.ignored), *inside]
+    loaded.ignored[:] = [key for key in loaded.ignored if not lies_in(key, towers)]  # these are listed by tower
 
 
 def _one_of_two(folder: Folder, family: str) -> tuple[Family, dict[str, Any]]:

@@ -20,6 +20,7 @@ from weft.passes.analysis.states import SOUND, manifest_records, max_source, tak
 
 from ...model import Model
 
+ANSWER_FACTS = ("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # of models that generate
 TASK_FACTS = ("task", "labels", "problem_type", "rank")  # of models with a head
 
 
@@ -44,8 +45,13 @@ def record(
         "eos_token_ids": meta.get("eos_token_ids", []),
         "bos_token_id": meta.get("bos_token_id"),
         "pad_token_id": meta.get("pad_token_id"),
+        **{name: meta[name] for name in ANSWER_FACTS if meta.get(name) not in (None, [])},
         **(_of_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
-        **{name: meta[name] for name in ("pooling", "normalize", "padding", "sentence", *TASK_FACTS) if name in meta},
+        **{
+            name: meta[name]
+            for name in ("pooling", "normalize", "padding", "sentence", "sampling", *TASK_FACTS)
+            if name in meta
+        },
         **manifest_records(graph, taken_states(graph)),
         **_comparing(graph),
         "pipeline": pipeline,
@@ -85,8 +91,8 @@ def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
 
 
 def _of_encoder(graph: Graph, length: int) -> dict[str, Any]:
-    """Return an encoder-decoder's extra manifest entries: the length of sources, the tokens that answers begin and end
-    with, and those that they do not have.
+    """Return an encoder-decoder's extra manifest entries: the length of sources, and the tokens that answers begin and
+    end with.
 
     The first token defaults to bos, then pad, then token 0.
     """
@@ -102,7 +108,6 @@ def _of_encoder(graph: Graph, length: int) -> dict[str, Any]:
             if (begin := graph.meta.get("begin_tokens"))
             else {}
         ),
-        **{name: graph.meta[name] for name in ("suppress_tokens", "begin_suppress_tokens") if graph.meta.get(name)},
     }
 
 

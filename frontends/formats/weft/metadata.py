@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from weft.backends.runtime.core.sampling import DEFAULTS
 from weft.backends.transformers.embedding import KINDS as EMBEDDING
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
@@ -48,6 +49,7 @@ def _sentence(value: Any) -> bool:
 
 
 _KINDS = ("decoder", "encoder", "encoder-decoder", "image-encoder", "audio-encoder")
+_SAMPLED = {"max_tokens", *DEFAULTS}
 _COUNTS = ("vocab", "context", "max_positions", "source_context", "max_source_positions")
 _FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "kind": (f"kind of model: {', '.join(_KINDS)}", lambda value: value in _KINDS),
@@ -57,6 +59,7 @@ _FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "task": (f"task: {', '.join(TASKS)}", lambda value: value in TASKS),
     "labels": ("list of names", lambda value: isinstance(value, list) and all(isinstance(n, str) for n in value)),
     "residual_scale": ("positive number", lambda value: type(value) in (int, float) and value > 0),
+    "sampling": ("defaults of sampling, by option", lambda value: isinstance(value, dict) and value.keys() <= _SAMPLED),
     "sentence": (f"record of modules: {', '.join(EMBEDDING)}", _sentence),
     "source": ("source, which has a format and a path", _source),
 }

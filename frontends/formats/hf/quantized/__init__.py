@@ -7,6 +7,6 @@ which such models may ask for while they run; writing such folders (`weft.fronte
 
 from __future__ import annotations
 
-from .methods import dequantized
+from .methods import dequantized, unread_scheme
 
-__all__ = ["dequantized"]
+__all__ = ["dequantized", "unread_scheme"]

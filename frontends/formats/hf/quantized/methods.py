@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import TensorReader
 
+from ....models.config_keys import Recorded, leaves
+from ....models.left_out import LeftOut
 from . import compressed_tensors as ct
 from .bitsandbytes import bitsandbytes
 from .floats import fp8, mxfp4
@@ -25,6 +28,27 @@ METHODS: Mapping[str, _Method] = {
     "bitsandbytes": bitsandbytes,
     "torchao": torchao,
 }
+
+# Keys that change none of the weights, by the reason.
+_MEANINGLESS = {
+    "says what the tensors say": r"quant_type\w* modules_\w+ ignore\w* llm_int8_skip_modules lm_head targets meta fmt "
+    r"include_input_output_embeddings untie_embedding_weights zero_point bnb_4bit_quant_type strategy group_size "
+    r"sym\w* bnb_4bit_use_double_quant _?load_in_\dbit llm_int8_has_fp16_weight type num_bits dynamic block_structure "
+    r"scale_\w+ zp_dtype dequantize quant_method quantization_status desc_act static_groups format version",
+    "says how the codes were found": r"damp_\w+ dataset tokenizer batch_size model_seqlen block_name_to_quantize "
+    r"module_name_\w+ true_sequential mse cache_block_outputs observer\w* actorder \w*compression_ratio pad_token_id "
+    r"model_name_or_path model_file_base_name provider",
+    "chooses kernels and their dtypes": r"\w*exllama\w* use_cuda_fp16 max_input_length backend do_fuse "
+    r"fuse_max_seq_len pack_dtype bnb_4bit_compute_dtype bnb_4bit_quant_storage llm_int8_enable_fp32_cpu_offload",
+}
+_UNREAD = re.compile("|".join(" ".join(_MEANINGLESS.values()).split()))
+
+
+def unread_scheme(how: Recorded) -> Iterator[LeftOut]:
+    """Yield the keys of the quantization_config `how`, of which the weights were made, that nothing has read."""
+    for path, value in leaves(dict(how), how.read):
+        if value and path not in how.read and not _UNREAD.fullmatch(path.rpartition(".")[2]):
+            yield LeftOut("key", f"quantization_config.{path}", f"{value!r:.60}")
 
 
 def dequantized(reader: TensorReader, config: Mapping[str, Any], source: str) -> TensorReader:

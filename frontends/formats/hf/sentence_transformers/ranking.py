@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 
+from ....models.left_out import LeftOut, unread_entries
+
 LOGIT_SCORE = "LogitScore"  # the module that scores by the logits of tokens
 _CONFIG = "config_sentence_transformers.json"
 _INPUTS = "sentence_bert_config.json"
+# Keys of its files that are read, or that the kinds of its modules imply.
+_KNOWN = {
+    _CONFIG: ("__version__", "model_type", "prompts", "default_prompt_name", "activation_fn"),
+    _INPUTS: ("transformer_task", "module_output_name", "modality_config"),
+    "config.json": ("true_token_id", "false_token_id", "module_input_name"),
+}
 
 
 def score_tokens(folder: Path) -> list[int]:
@@ -23,6 +31,20 @@ def score_tokens(folder: Path) -> list[int]:
     said = Record.read(folder / place / "config.json")
     names = [name for name in ("true_token_id", "false_token_id") if said.data.get(name) is not None]
     return [said.integer(name, least=0) for name in names]
+
+
+def rank_files(folder: Path) -> list[Path]:
+    """The files of sentence-transformers in the `folder` of a reranker."""
+    scores = [folder / place / "config.json" for kind, place in modules(folder).items() if kind == LOGIT_SCORE]
+    files = [folder / "modules.json", folder / _CONFIG, folder / _INPUTS, *scores]
+    return [file for file in files if file.is_file()]
+
+
+def unread_ranking(folder: Path) -> Iterator[LeftOut]:
+    """Yield the keys of `rank_files` that nothing reads."""
+    for file in rank_files(folder):
+        if (known := _KNOWN.get(file.name)) is not None:
+            yield from unread_entries(read_json(file), known, str(file.relative_to(folder)))
 
 
 def rank_facts(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Layout: https://sbert.net/docs/sentence_transformer/usage/custom_models.html
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,8 @@ from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.readers import TensorReader
 
 from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength
+from ....models.heads import ENCODER_ALONE, encoder_alone
+from ....models.left_out import LeftOut, unread_entries
 from ....models.tables.family import SENTENCE, Config, Family, Fetch
 from ....models.tables.settings import Settings
 from ..hub import check_inside
@@ -36,13 +38,14 @@ OLD_NAMES = (
 )  # in sentence_*_config.json
 MODES = {"cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 MODES |= {"weightedmean": "weighted", "lasttoken": "last"}  # of pooling, in the order of their vectors
-FLAGS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")  # older
+_FLAGS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+FLAGS = [f"pooling_mode_{flag}" for flag in _FLAGS]  # what older folders have in the place of modes
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU")  # of torch.nn; in lower case, ours
+SIZES = ("word_embedding_dimension", "embedding_dimension", "in_features", "dimension")  # which the tensors have
 HARMLESS = {"torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_side", "model_max_length"}
 FIRST = ("Transformer", "CLIPModel")
 HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}  # what is asked of a transformer for texts
 FEATURES = {"method": "get_text_features", "method_output_name": "pooler_output"}  # and of one that projects
-ENCODER_ALONE = ("t5", "mt5", "umt5")  # of these sentence-transformers loads the encoder
 DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # settings that an encoder does not have
 
 
@@ -52,7 +55,8 @@ class Sentence:
 
     `home` is the folder of the transformer, `changes` are those of its config. `modules` are the records of what
     follows it, `weights` the folders of these by the beginning of their parameters' names. `facts` are prompts and
-    limits, as in graph.meta. `projects`: the transformer makes the vector of a text, and `pooling` has what follows.
+    limits, as in graph.meta. `left_out` are the keys of these files that nothing reads. `projects`: the transformer
+    makes the vector of a text, and `pooling` has what follows.
     """
 
     files: tuple[Path, ...]
@@ -62,6 +66,7 @@ class Sentence:
     modules: list[dict[str, Any]]
     weights: Mapping[str, Path]
     facts: Mapping[str, Any]
+    left_out: Sequence[LeftOut]
     projects: bool = False
 
     def config(self, config: Config, table: Family) -> dict[str, Any]:
@@ -101,10 +106,9 @@ class Sentence:
         if kind == "encoder":
             return replace(table, names={**table.names, **names})
         changes: dict[str, Any] = {"kind": "encoder", "unused": (*table.unused, "lm_head.*", "decoder.*")}
-        passed = "is_encoder_decoder"
         if kind == "encoder-decoder" and name in ENCODER_ALONE:
-            names |= {key.removeprefix("encoder."): value for key, value in table.names.items()}
-        elif kind == "decoder" and table.settings.keys().isdisjoint(DECODERS_ONLY):
+            return encoder_alone(table).but(*table.model_types, names=names)
+        if kind == "decoder" and table.settings.keys().isdisjoint(DECODERS_ONLY):
             halved = name == "gemma3_text" and bool(config.get("use_bidirectional_attention"))
             changes["causal"] = not halved and config.get("is_causal") is not False
             if not changes["causal"] and "window" in table.settings:
@@ -194,13 +198,14 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
     if not (root / MODULES).is_file():
         return None
     (first, home), *others = _listed(root)
-    files, steps, needed = [root / MODULES], list[_Step](), TEXT
-    changes, limits, gives = _transformer(first, home, config, files)
+    files, records, steps, needed = [root / MODULES], list[Record](), list[_Step](), TEXT
+    changes, limits, gives = _transformer(first, home, config, files, records)
     for kind, folder in reversed(others):
         said = _read(folder / "config.json", files)
         step = _Step(*_READERS[kind](said), {"type": kind, "config": dict(said.data)}, folder)
         if step.writes == needed and step.module is not None:  # else later modules put another in its place
             steps.insert(0, step)
+            records.append(said)
             needed = step.reads
     if projects := gives == needed == TEXT:
         steps.insert(0, _Step(TOKENS, TEXT, SentencePooling(), {}, home))
@@ -216,10 +221,14 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
     last = len(steps) - isinstance(steps[-1].module, UnitLength)
     before, after = (tuple(step.module for step in some) for some in (steps[:at], steps[at + 1 : last]))
     pooling = replace(steps[at].module, before=before, after=after, normalize=last < len(steps))
-    facts = {**_facts(root, files), **limits, "include_prompt": pooling.include_prompt}
+    facts = {**_facts(root, files, records), **limits, "include_prompt": pooling.include_prompt}
     files += [file for folder in weights.values() for file in weight_files(folder)]
-    records = [step.record for step in steps if step.record]
-    return Sentence(tuple(files), home, changes, pooling, records, weights, facts, projects)
+    left_out = list[LeftOut]()
+    for said in records:
+        known = said.asked.union(SIZES, FLAGS, ["__version__"])
+        left_out.extend(unread_entries(said.data, known, str(Path(said.source).relative_to(root))))
+    listed = [step.record for step in steps if step.record]
+    return Sentence(tuple(files), home, changes, pooling, listed, weights, facts, left_out, projects)
 
 
 def _listed(root: Path) -> list[tuple[str, Path]]:
@@ -254,7 +263,7 @@ def _pooling(said: Record) -> tuple[str, str, SentencePooling]:
         said.integer("word_embedding_dimension")
     modes = said.get("pooling_mode", str | list[str], [])
     if "pooling_mode" not in said:
-        flags = (said.flag(f"pooling_mode_{flag}", False) for flag in FLAGS)
+        flags = (said.flag(flag, False) for flag in FLAGS)
         modes = [mode for mode, on in zip(MODES, flags, strict=True) if on] or "mean"
     modes = [modes] if isinstance(modes, str) else modes
     if not modes or not set(modes) <= MODES.keys():
@@ -296,7 +305,7 @@ _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
 
 
 def _transformer(
-    kind: str, home: Path, config: Config, files: list[Path]
+    kind: str, home: Path, config: Config, files: list[Path], records: list[Record]
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
     """Return the changes of the config of the transformer, a module of `kind`, the limits of texts, and what it gives.
 
@@ -305,6 +314,7 @@ def _transformer(
     """
     known = (_read(home / f"sentence_{name}_config.json", files) for name in OLD_NAMES)
     said = next((record for record in known if record.data), Record(home / "sentence_bert_config.json", {}))
+    records.append(said)
     said.choice("transformer_task", ("feature-extraction",), "feature-extraction")
     gives = said.choice("module_output_name", (TOKENS, TEXT), TEXT if kind == "CLIPModel" else TOKENS)
     wanted = HIDDEN if gives == TOKENS else FEATURES
@@ -317,7 +327,7 @@ def _transformer(
         options |= said.get(name, dict, {})
         if unknown := options.keys() - HARMLESS:
             raise said.misfit(name, f"weft does not know {', '.join(sorted(unknown))}")
-    if said.data.get("tokenizer_name_or_path"):
+    if said.get("tokenizer_name_or_path", Any, None):
         raise said.misfit("tokenizer_name_or_path", "the tokenizer must be that of the folder")
     limit = options.get("model_max_length", said.integer("max_seq_length", None, least=1))
     if limit is None:  # tokenizers without a limit say 10^30
@@ -329,9 +339,10 @@ def _transformer(
     return {key: value for key, value in changes.items() if key not in HARMLESS}, limits, gives
 
 
-def _facts(root: Path, files: list[Path]) -> dict[str, Any]:
+def _facts(root: Path, files: list[Path], records: list[Record]) -> dict[str, Any]:
     """Return what config_sentence_transformers.json says of prompts, dimensions and similarity."""
     said = _read(root / CONFIG, files)
+    records.append(said)
     said.choice("model_type", ("SentenceTransformer",), "SentenceTransformer")
     prompts = {name: text or "" for name, text in said.get("prompts", dict[str, str | None], {}).items()}
     return {

@@ -176,7 +176,7 @@ def _by_expert(name: str, turned: bool = False) -> Template:
 
 DBRX = LLAMA.but(
     "dbrx",
-    inert=("num_key_value_heads",),
+    inert=("num_key_value_heads", "ffn_config.hidden_size"),
     names={
         "embed": "wte",
         "layers.{i}.attn_norm": "blocks.{i}.norm_attn_norm.norm_1",

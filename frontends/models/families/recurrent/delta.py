@@ -205,7 +205,7 @@ KIMI_LINEAR = LLAMA.but(
         "n_shared_experts",
         "norm_topk_prob",
         "n_group",
-        "linear_attn_config",
+        "linear_attn_config.full_attn_layers",
         "linear_head_dim",
         "linear_num_heads",
         "max_position_embeddings",

@@ -198,7 +198,7 @@ def _encoder_windows(config: Config) -> Any:
 
 T5GEMMA = Family(
     model_types=("t5gemma",),
-    inert=("vocab_size",),
+    inert=("vocab_size", "decoder.cross_attention_hidden_size"),
     settings={name: _of("encoder", rule) for name, rule in GEMMA2.settings.items()}
     | {
         "kind": "encoder-decoder",

@@ -318,3 +318,20 @@ def refused(folder: Path, message: str) -> None:
     with pytest.raises(WeftError, match=message) as caught:
         load_source(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_keys_that_nothing_reads_are_named_by_their_file(bert: Path) -> None:
+    pooling = {"word_embedding_dimension": WIDTH, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    dense = {"in_features": WIDTH, "out_features": 4, "bias": True}
+    chain(bert, ("Dropout", {"dropout": 0.5}), ("Pooling", pooling), ("Dense", dense))
+    files = {
+        "2_Pooling/config.json": pooling,
+        "3_Dense/config.json": dense,
+        "sentence_bert_config.json": {"max_seq_length": 32, "do_lower_case": False},
+        "config_sentence_transformers.json": {"__version__": {"pytorch": "2.0"}, "prompts": {"query": "q: "}},
+    }
+    for extra in ({}, {"magic": 3}):
+        for name, config in files.items():
+            (bert / name).write_text(json.dumps(config | extra))
+        found = {(part.kind, part.name) for part in load_source(bert).left_out}
+        assert found == {("key", f"{name}:{key}") for name in files for key in extra}
