@@ -109,11 +109,12 @@ class Recorded(dict[str, Any]):
         value = super().__getitem__(key)
         return Recorded(value, self.read, f"{path}.") if type(value) is dict else value
 
-    def values(self) -> Any:  # of which none passes unseen
-        return [self[key] for key in self]
+    def values(self) -> Any:
+        return [value for _, value in self.items()]
 
     def items(self) -> Any:
-        return [(key, self[key]) for key in self]
+        """The keys and values, as read inside a config; errors list the whole config, which reads none of it."""
+        return [(key, self[key]) for key in self] if self._prefix else super().items()
 
 
 @cache
