@@ -52,7 +52,7 @@ class TorchFolder:
         kept = blocks.summary(self._built.source.weights.values())
         self.idle = {KEEP_BLOCKS: reason} if (reason := blocks.widens_all(graph)) else {}
         untold = float8_caches.untold(graph)
-        if not any(map(float8_caches.in_float8, float8_caches.attentions(graph))):
+        if graph.meta.get(CACHE_DTYPE) and not any(map(float8_caches.in_float8, float8_caches.attentions(graph))):
             self.idle[CACHE_DTYPE] = next(iter(untold), "no attention keeps keys and values")
         notes += untold
         if graph.meta.get(ACTIVATIONS) and not any(_floats(name) == 8 for name in kept):

@@ -46,7 +46,7 @@ def load_source(
         raise WeftError(f"seed is {seed}, but it must be at least 0")
     model = _load(source, seed or 0, adapters, family)
     if seed is not None and (model is source or model.module is None or not model.random_init):
-        raise WeftError(f"seed is {seed}, but nothing is drawn with it: {model.description} has its weights already")
+        raise WeftError(f"seed is {seed}, but nothing is drawn with it: the weights of {model.description} are given")
     return replace(model, without=tuple(without)) if without else model
 
 

@@ -273,11 +273,28 @@ UNWRITTEN = ("--weights", ("transformers", "head"))  # the target does not write
 
 
 @pytest.mark.parametrize(
-    ("option", "place"), [case for case in each(29, product(tried("compile"), PLACES)) if case != UNWRITTEN]
+    ("option", "place"), [case for case in each(41, product(tried("compile"), PLACES)) if case != UNWRITTEN]
 )
 def test_compile(attempt: Tried, home: Path, option: str, place: tuple[str, str]) -> None:
     target, kind = place
     attempt("compile", option, source(home, kind), "-o", "out", "--target", target)
+
+
+WORKS = {  # places where options have an effect
+    "--seed": ("onnx", "random"),
+    "--cache-dtype": ("torch", "random"),
+    "--keep-blocks": ("torch", "quantized"),
+    "--prepack": ("ort-cpu", "encoder"),
+    "--tensor-parallel": ("torch", "decoder"),
+    "--class-name": ("transformers", "decoder"),
+    "--max-length": ("torch", "decoder"),
+}
+
+
+@pytest.mark.parametrize("option", WORKS)
+def test_options_that_apply_are_not_refused(attempt: Tried, home: Path, option: str) -> None:
+    target, kind = WORKS[option]
+    assert attempt("compile", option, source(home, kind), "-o", "out", "--target", target) == ""
 
 
 @pytest.mark.parametrize(("option", "kind"), by_turns(tried("export"), KINDS))
@@ -306,7 +323,10 @@ def test_eval(attempt: Tried, home: Path, option: str, kind: str) -> None:
 
 
 REFUSED = [  # a command line, with {kind} for the source of a kind, and words of the refusal
-    ("compile {decoder} -o out --seed 0", "seed is 0, but nothing is drawn with it: Hugging Face folder decoder has"),
+    (
+        "compile {decoder} -o out --seed 0",
+        "seed is 0, but nothing is drawn with it: the weights of Hugging Face folder",
+    ),
     ("compile {quantized} -o out --seed 3", "seed is 3, but nothing is drawn with it"),
     ("export {encoder} -o out.safetensors --seed 3", "seed is 3, but nothing is drawn with it"),
     ("compile {random} -o out --without x", "has no part 'x' that could be left out"),
