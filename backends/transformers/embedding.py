@@ -21,7 +21,7 @@ _FLAGS = {
     **{"last": "lasttoken", "weighted": "weightedmean_tokens"},
 }
 _MODULES = "sentence_transformers.models."  # names of all versions
-KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize")
+KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize", "WeightedLayerPooling")
 _TEXT = "sentence_embedding"
 
 
@@ -29,13 +29,21 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
     """Write into `folder` the modules after the transformer with weights of `kind` (None: as they are read), the
     prompts, and the most tokens of a text (at most `length`); nothing for a model that says nothing of pooling.
 
-    A model without a Pooling makes the vector of a text by itself: code of its own, which has a `length`, does.
+    Without a Pooling the transformer makes the vector of a text by itself, which code of its own (with a `length`)
+    does. Such code hands on no states of its layers, so it does that too where a module reads them.
 
     Raises:
-        WeftError: if a pass has replaced weights of a module.
+        WeftError: if a pass has replaced weights of a module, or code would have to leave prompts out of a pooling.
     """
     said, modules = graph.meta.get("sentence") or {}, _modules(graph)
-    own = _TEXT in graph.outputs and not any(module["type"] == "Pooling" for module in modules.values())
+    types = {module["type"] for module in modules.values()}
+    averages = "WeightedLayerPooling" in types
+    own = _TEXT in graph.outputs and ("Pooling" not in types or (averages and length is not None))
+    if own and said.get("include_prompt") is False:
+        raise WeftError(
+            f"{graph.name}: target transformers pools by itself after a WeightedLayerPooling, prompts included, which "
+            "include_prompt=false forbids: choose another target, or `weft export`"
+        )
     if graph.meta.get("kind") != "encoder" or (length is None if own else not modules):
         return
     modules = {} if own else modules
@@ -55,6 +63,8 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
         given["modality_config"] = {"text": {"method": "forward", "method_output_name": _TEXT}}
         if "padding" in graph.meta:
             given["processing_kwargs"] = {"text": {"padding": graph.meta["padding"]}}
+    elif averages:
+        given["config_args"] = {"output_hidden_states": True}
     if said or own:
         most = [n for n in (said.get("max_seq_length"), length) if n is not None]
         limits = {"max_seq_length": min(most, default=None), "do_lower_case": said.get("do_lower_case", False)}
@@ -66,14 +76,14 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
 def _tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor]:
     """Return the tensors of the module whose parameters' names begin with `at`."""
     own = {name.removeprefix(f"{at}."): param for name, param in graph.params.items() if name.startswith(f"{at}.")}
-    if not any(key.endswith("weight") for key in own):
+    if not any(key.endswith(("weight", "layer_weights")) for key in own):
         raise WeftError(f"{at}, a module of sentence-transformers, has no weight of its own after these passes")
     tensors: dict[str, Tensor] = {}
     for key, param in own.items():
         read = {graph.reader.dtype(source) for source in param.recipe.sources()} & set(STORED)
         stored = kind or (read.pop() if len(read) == 1 else dtypes.f32)
-        made = partial(stream, param.recipe, graph.reader)
-        tensors[key if "." in key else f"norm.{key}"] = Tensor(tuple(param.type.concrete({})), stored, made)
+        made, key = partial(stream, param.recipe, graph.reader), f"norm.{key}" if key in ("weight", "bias") else key
+        tensors[key] = Tensor(tuple(param.type.concrete({})), stored, made)
     return tensors
 
 

@@ -11,7 +11,7 @@ from weft.ir.ops.activation import activate
 from weft.ir.ops.elementwise import masked
 from weft.ir.types import dtypes
 
-from ..build import Layer, module, named
+from ..build import Layer, fill, kept, module, named, param
 from ..checks import need, need_activation, need_whole
 from ..layers import linear
 
@@ -44,6 +44,28 @@ class Dense:
         if not self.residual:
             return y
         return ops.add(y, x if x.width == self.width else linear(x, self.width, "residual"), name="residual_added")
+
+
+@module
+class WeightedLayerPooling:
+    """Σ wᵢ hᵢ / Σ wᵢ over the states of the layers of an `Encoder`, from number `start` on; 0 is the embedding, and the
+    last is what the model returns. The weights are a parameter, ``layer_weights`` [layers + 1 − start]."""
+
+    start: int = 4
+
+    def __post_init__(self) -> None:
+        need_whole(self, "start", least=0)
+
+    def __call__(self, x: Value) -> Value:
+        """x [..., dim], the last state → the same."""
+        states = [*kept("hidden_states")[:-1], x][self.start :]
+        need(self, len(states) > 0, f"start={self.start} is after the last layer")
+        weights = param("layer_weights", (len(states),), fill(1.0))
+        shares = (ops.slice(weights, axis=0, start=i, stop=i + 1) for i in range(len(states)))
+        total, *others = (ops.mul(*pair) for pair in zip(states, shares, strict=True))
+        for other in others:
+            total = ops.add(total, other)
+        return ops.div(total, ops.sum(weights, axes=(0,)), name="layers_averaged")
 
 
 @module

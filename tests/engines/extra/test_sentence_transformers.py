@@ -65,6 +65,11 @@ def pooled(*modes: str, **more: Any) -> st.Pooling:
     return st.Pooling(32, modes if len(modes) > 1 else modes[0], **more)
 
 
+def layers(*weights: float, start: int = 0) -> st.WeightedLayerPooling:
+    weight = torch.nn.Parameter(torch.tensor(weights))
+    return st.WeightedLayerPooling(32, num_hidden_layers=2, layer_start=start, layer_weights=weight)
+
+
 CHAINS: dict[str, tuple[str, dict[str, Any], Callable[[], list[Any]]]] = {
     "means": ("Bert", {}, lambda: [pooled("mean")]),
     "six poolings": ("Bert", {}, lambda: [pooled(*st.Pooling.POOLING_MODES)]),
@@ -91,6 +96,8 @@ CHAINS: dict[str, tuple[str, dict[str, Any], Callable[[], list[Any]]]] = {
         {"head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8, **GEMMA},
         lambda: [pooled("mean"), dense(32, 64, act.Identity()), dense(64, 32, act.Identity()), st.Normalize()],
     ),
+    "layers": ("ModernBert", {"output_hidden_states": True}, lambda: [layers(0.5, 2.0, 1.5), pooled("mean", "max")]),
+    "later layers": ("Bert", {"output_hidden_states": True}, lambda: [layers(-0.5, 2.0, start=1), pooled("mean")]),
     "weighted": ("Llama", {}, lambda: [pooled("weightedmean")]),
 }
 

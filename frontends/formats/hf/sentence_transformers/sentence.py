@@ -7,24 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.readers import TensorReader
 
-from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength
+from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength, WeightedLayerPooling
 from ....models.heads import ENCODER_ALONE, encoder_alone
 from ....models.left_out import LeftOut, unread_entries
-from ....models.tables.family import SENTENCE, Config, Family, Fetch
-from ....models.tables.settings import Settings
+from ....models.tables.family import SENTENCE, Config, Family
 from ..hub import check_inside
 from ..safetensors import Rerouted, SafetensorsReader, weight_files
 
+LAYERS = "all_layer_embeddings"  # that a transformer gives with output_hidden_states
 MODULES, CONFIG = "modules.json", "config_sentence_transformers.json"
 TOKENS, TEXT = "token_embeddings", "sentence_embedding"  # what modules read and write
 OLD_NAMES = (
@@ -46,6 +44,8 @@ HARMLESS = {"torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_
 FIRST = ("Transformer", "CLIPModel")
 HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}  # what is asked of a transformer for texts
 FEATURES = {"method": "get_text_features", "method_output_name": "pooler_output"}  # and of one that projects
+STORED = {"": "norm", ".linear": "linear", ".residual": "residual", ".layer_weights": "layer_weights"}  # of modules
+UNSEEN = {"shared_layers", "sentence"}  # settings of models whose layers' states are others (ALBERT, CLIP)
 DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # settings that an encoder does not have
 
 
@@ -97,11 +97,15 @@ class Sentence:
             WeftError: if it has no states of tokens, or is not known to have them here.
         """
         kind, name = table.settings.get("kind", "decoder"), str(config.get("model_type"))
+        averages = any(isinstance(module, WeightedLayerPooling) for module in self.pooling.before)
+        if averages and not UNSEEN.isdisjoint(table.settings):
+            told = f"a {name} model before a WeightedLayerPooling is not supported"
+            raise WeftError(f"{self.files[0]}: {told}: weft knows other states of its layers than transformers gives")
         kind = kind(config) if callable(kind) else kind
         names: dict[str, Any] = {
-            f"{at}{part}": partial(_stored, f"{folder.name}:{stored}")
+            f"{at}{part}": f"{folder.name}:{stored}"
             for at, folder in self.weights.items()
-            for part, stored in {"": "norm", ".linear": "linear", ".residual": "residual"}.items()
+            for part, stored in STORED.items()
         }
         if kind == "encoder":
             return replace(table, names={**table.names, **names})
@@ -147,11 +151,6 @@ class _Joined(Rerouted):
     def find(self, key: str) -> tuple[TensorReader, str]:
         name, _, rest = key.partition(":")
         return (self.modules[name], rest) if name in self.modules else (self.base, key)
-
-
-def _stored(name: str, fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the recipe of the tensor ``name.part``."""
-    return Source(f"{name}.{part}")
 
 
 def _on_both_sides(rule: Any, halved: bool) -> Callable[[Config], Any]:
@@ -207,15 +206,19 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
             steps.insert(0, step)
             records.append(said)
             needed = step.reads
+    if needed == LAYERS and gives == TOKENS and {**config, **changes}.get("output_hidden_states"):
+        needed = TOKENS
     if projects := gives == needed == TEXT:
         steps.insert(0, _Step(TOKENS, TEXT, SentencePooling(), {}, home))
         gives = needed = TOKENS
     at = next((i for i, step in enumerate(steps) if isinstance(step.module, SentencePooling)), None)
     if needed != gives or at is None:
-        raise WeftError(f"{root / MODULES}: no Pooling makes {TEXT} of {TOKENS}, which the Transformer gives")
+        told = f"no Pooling makes {TEXT} of {TOKENS}, which the Transformer gives"
+        told = f"WeightedLayerPooling reads {LAYERS}: set output_hidden_states" if needed == LAYERS else told
+        raise WeftError(f"{root / MODULES}: {told}")
     weights: dict[str, Path] = {}
     for i, step in enumerate(steps):
-        if isinstance(step.module, (Dense, LayerNorm)):
+        if isinstance(step.module, (Dense, LayerNorm, WeightedLayerPooling)):
             step.record["at"] = f"sentence.before_{i}" if i < at else f"sentence.after_{i - at - 1 + projects}"
             weights[step.record["at"]] = step.folder
     last = len(steps) - isinstance(steps[-1].module, UnitLength)
@@ -289,6 +292,10 @@ def _dense(said: Record) -> tuple[str, str, Dense]:
     return *_places(said), Dense(width, name.lower(), bias, residual)
 
 
+def _layers(said: Record) -> tuple[str, str, WeightedLayerPooling]:
+    return LAYERS, TOKENS, WeightedLayerPooling(said.integer("layer_start", 4, least=0))
+
+
 def _places(said: Record) -> tuple[str, str]:
     """Return what a module reads and what it writes."""
     reads = said.text("module_input_name", TEXT)
@@ -298,6 +305,7 @@ def _places(said: Record) -> tuple[str, str]:
 _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
     "Pooling": _pooling,
     "Dense": _dense,
+    "WeightedLayerPooling": _layers,
     "Normalize": lambda said: (*_places(said), UnitLength()),
     "LayerNorm": lambda said: (TEXT, TEXT, LayerNorm()),
     "Dropout": lambda said: (TEXT, TEXT, None),  # of training

@@ -71,6 +71,8 @@ def chain(folder: Path, *modules: tuple[str, dict[str, Any]], old: bool = False)
             shapes |= {"residual.weight": shapes["linear.weight"]} if config.get("use_residual") else {}
         if kind == "LayerNorm":
             shapes = {"norm.weight": (config["dimension"],), "norm.bias": (config["dimension"],)}
+        if kind == "WeightedLayerPooling":
+            shapes = {"layer_weights": (3,)}
         made.append({key: rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()})
         if shapes:
             safetensors.numpy.save_file(made[-1], folder / path / "model.safetensors")
@@ -225,7 +227,7 @@ DENSE = {"in_features": WIDTH, "out_features": 4}
     [
         ([("CLIPModel", {})], r"modules\.json: module 1, \S+\.CLIPModel, is not supported"),
         ([POOLING, ("LSTM", {})], r"module 2, \S+\.LSTM, is not supported"),
-        ([POOLING, ("WeightedLayerPooling", {})], r"module 2, \S+\.WeightedLayerPooling, is not supported"),
+        ([("WeightedLayerPooling", {}), POOLING], "reads all_layer_embeddings: set output_hidden_states"),
         ([], "no Pooling makes sentence_embedding of token_embeddings"),
         ([("Dense", {**DENSE, "module_output_name": "x"}), POOLING][:1], "no Pooling makes sentence_embedding"),
         ([("Pooling", {"embedding_dimension": WIDTH, "pooling_mode": "sum"})], "pooling_mode is 'sum', but it must be"),
@@ -293,6 +295,27 @@ def test_features_that_are_refused(bert: Path, tmp_path: Path) -> None:
         load_source(clip, family="clip_vision_model")
     (clip / "config.json").write_text(json.dumps({"model_type": "clip", "text_config": [3]}))
     refused(clip, r"config\.json: text_config=\[3\] is no mapping")
+
+
+@pytest.mark.parametrize(
+    ("family", "start", "message"),
+    [
+        ("albert", 0, "a albert model before a WeightedLayerPooling is not supported"),
+        ("bert", 0, r"1_WeightedLayerPooling:layer_weights \[3\] does not fit .*layer_weights, .* makes \[4\]"),
+        ("bert", 4, "start=4 is after the last layer"),
+    ],
+)
+def test_layers_that_are_refused(family: str, start: int, message: str, save: Any) -> None:
+    folder = Path(save(family, "AutoModel", output_hidden_states=True)[1])
+    chain(folder, ("WeightedLayerPooling", {"layer_start": start}), POOLING)
+    refused(folder, message)
+
+
+def test_code_pools_prompts_that_stand_before_layers(save: Any, tmp_path: Path) -> None:
+    folder = Path(save("bert", "AutoModel", output_hidden_states=True)[1])
+    chain(folder, ("WeightedLayerPooling", {"layer_start": 1}), (POOLING[0], {**POOLING[1], "include_prompt": False}))
+    with pytest.raises(WeftError, match="which include_prompt=false forbids: choose another target, or `weft export`"):
+        weft.compile(folder, tmp_path / "out", target="transformers")
 
 
 def test_adapters_with_modules_are_refused(bert: Path, tmp_path: Path) -> None:
