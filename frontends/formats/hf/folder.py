@@ -209,7 +209,7 @@ def load_folder(
         loaded, merged = load_merged(table, config, weights, source, adapters)
     else:
         loaded = load(table, config, weights, source)
-    if not tokens and not left:
+    if not tokens:
         over = [*loaded.ignored, *loaded.unread]
         head = head or unread_head(table, config, over, "logits" in loaded.graph.outputs)
     if head:
