@@ -150,7 +150,8 @@ def verify_folder(
     if isinstance(runnable, Encoder):
         got, at = runnable.hidden([ids])[0], list(range(len(ids)))
         names = [name for name in runnable.outputs if name != HIDDEN]
-        others = dict(zip(names, runnable.run([ids], [[0] * len(ids)], names), strict=True))
+        if names:  # ONNX Runtime returns all outputs if none is named
+            others = dict(zip(names, runnable.run([ids], [[0] * len(ids)], names), strict=True))
         texts = _Texts(ids, source, len(ids))
     else:
         if runnable.decoder.start is not None:
