@@ -1,4 +1,4 @@
-"""Which options apply: to a kind of model, and next to which other options. Others are refused when they are given.
+"""Options that apply to a kind of model, and next to which other options; others are refused when they are given.
 
 An option is given when it stands on the command line, with its default value too. One that is in no table here applies
 always, or what it is handed to refuses it.
