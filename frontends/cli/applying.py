@@ -1,4 +1,4 @@
-"""Options that apply to a kind of model, and next to which other options; others are refused when they are given.
+"""Tables of the options that apply to a kind of model only, or only next to others: elsewhere they are refused.
 
 An option is given when it stands on the command line, with its default value too. One that is in no table here applies
 always, or what it is handed to refuses it.

@@ -282,7 +282,8 @@ def test_the_command_draws_a_chart(llamas: tuple[Path, Path], text: Path, tmp_pa
     assert weft_command(*args, *short[:2], "--plot", tmp_path / "chart.png", "--theme", "dark").exit_code == 0
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert "not as .pdf" in refused(*args, *short, "--plot", tmp_path / "chart.pdf")
-    assert "name one, or give --weights or -p" in refused(*args, "--plot", tmp_path / "none.svg")
+    for option in (["--plot", tmp_path / "none.svg"], ["--layers"]):
+        assert f"{option[0]} goes with MODELS, --passes, --weights or --adapter" in refused(*args, *option)
     assert not (tmp_path / "none.svg").exists() and not (tmp_path / "chart.pdf").exists()
 
 

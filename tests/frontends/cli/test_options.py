@@ -154,7 +154,7 @@ def tried(command: str) -> list[str]:
 
 
 def flags(command: str) -> dict[str, str]:
-    """The options of `command` as messages call them, by name."""
+    """Return what messages call the options of `command`, by name."""
     params = cli.commands[command].get_params(click.Context(cli.commands[command], info_name=command))
     return {str(p.name): max(p.opts, key=len) for p in params if isinstance(p, click.Option)}
 
