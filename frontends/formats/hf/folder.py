@@ -23,7 +23,7 @@ from .merging import load_merged
 from .quantized import dequantized
 from .safetensors import SafetensorsReader, weight_files
 from .sentence_transformers.ranking import LOGIT_SCORE, check_tokens, modules, rank_facts, score_tokens
-from .sentence_transformers.sentence import Sentence, read_sentence, transformer_home
+from .sentence_transformers.sentence import STATIC, Sentence, read_sentence, static_config, transformer_home
 from .tokens.added import named_token
 from .tokens.files import tokenizer_files
 
@@ -55,10 +55,11 @@ class Folder:
             raise WeftError(f"{path} is no folder")
         root, kinds = path, modules(path)
         path = root / kinds.get("Transformer", "") if LOGIT_SCORE in kinds else transformer_home(root)
-        if not (path / "config.json").is_file():
+        static = static_config(root)
+        if static is None and not (path / "config.json").is_file():
             raise WeftError(f"{path} has no config.json, so it is not a Hugging Face model folder")
         generation = path / "generation_config.json"
-        config = read_json(path / "config.json")
+        config = read_json(path / "config.json") if static is None else static
         for name, method in QUANTIZED_BY.items():
             if "quantization_config" not in config and (path / name).is_file():
                 config["quantization_config"] = {"quant_method": method, **read_json(path / name)}
@@ -153,7 +154,9 @@ def load_folder(
     folder = Folder.open(path)
     source, sentence = str(folder.path / "config.json"), folder.sentence
     model_type, config, left = folder.config.get("model_type"), dict(folder.config), list[LeftOut]()
-    if family is None and isinstance(model_type, str) and model_type in FAMILIES:
+    if sentence is not None and sentence.static:
+        table = STATIC
+    elif family is None and isinstance(model_type, str) and model_type in FAMILIES:
         table = FAMILIES[model_type]
     elif (side := one_side(folder, family)) is not None:
         table, config = side
