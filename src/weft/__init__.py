@@ -89,6 +89,7 @@ _PUBLIC = {
         "TransformerXLAttention",
         "TransientGlobalAttention",
         "TransientGlobals",
+        "Unchanged",
         "UnitLength",
         "WeightedLayerPooling",
         "XIELU",

@@ -60,14 +60,16 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     folder, loaded, merged = load_folder(base, given, family)
     names = ", ".join(adapter.path.name for adapter in merged)
     lower = folder.sentence is not None and folder.sentence.facts["do_lower_case"]
-    home, reads_texts = _tokenizer_home(folder.path, given), loaded.graph.meta["kind"] != "image-encoder"
+    plain = folder.sentence is not None and folder.sentence.static
+    home = _tokenizer_home(folder.path, given)
+    words = tokenizer_files(home) if loaded.graph.meta["kind"] != "image-encoder" else []
     own = folder.files if home == folder.path else [f for f in folder.files if f not in folder.tokenizer_files]
     lent = tokenizer_files(home) if home != folder.path else []
     files = (*own, *lent, *(file for adapter in merged for file in adapter.files))
     return Model(
         spec=str(source),
         description=f"Hugging Face folder {base.name}" + (f" with adapter {names}" if names else ""),
-        tokenizer=partial(copy_tokenizer, home, lower=lower) if reads_texts and tokenizer_files(home) else None,
+        tokenizer=partial(copy_tokenizer, home, lower=lower, plain=plain) if words else None,
         files=files,
         stamps={file: before[file] for file in files if file in before},
         notes=folder.notes,

@@ -25,6 +25,14 @@ class UnitLength:
         return ops.div(x, length, name="normalized")
 
 
+@module(leaf=True)
+class Unchanged:
+    """x: the only layer of a model that is a table of vectors."""
+
+    def __call__(self, x: Value) -> Value:
+        return x
+
+
 @module
 class Dense:
     """act(x Wᵀ + b) of `width`; with `residual` x is added to it, mapped by a matrix of its own to another width."""

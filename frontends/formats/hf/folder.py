@@ -33,7 +33,7 @@ from .sentence_transformers.ranking import (
     score_tokens,
     unread_ranking,
 )
-from .sentence_transformers.sentence import Sentence, read_sentence, transformer_home
+from .sentence_transformers.sentence import STATIC, Sentence, read_sentence, static_config, transformer_home
 from .tokens.added import named_token
 from .tokens.files import tokenizer_files
 
@@ -68,10 +68,11 @@ class Folder:
             raise WeftError(f"{path} is no folder")
         root, kinds = path, modules(path)
         path = root / kinds.get("Transformer", "") if LOGIT_SCORE in kinds else transformer_home(root)
-        if not (path / "config.json").is_file():
+        static = static_config(root)
+        if static is None and not (path / "config.json").is_file():
             raise WeftError(f"{path} has no config.json, so it is not a Hugging Face model folder")
         generation = path / "generation_config.json"
-        config = read_json(path / "config.json")
+        config = read_json(path / "config.json") if static is None else static
         for name, method in QUANTIZED_BY.items():
             if QUANTIZED not in config and (path / name).is_file():
                 config[QUANTIZED] = {"quant_method": method, **read_json(path / name)}
@@ -180,7 +181,9 @@ def load_folder(
     source, sentence = str(folder.path / "config.json"), folder.sentence
     model_type, config, left = folder.config.get("model_type"), dict(folder.config), list[LeftOut]()
     towers: frozenset[str] | None = None
-    if family is None and isinstance(model_type, str) and model_type in FAMILIES:
+    if sentence is not None and sentence.static:
+        table = STATIC
+    elif family is None and isinstance(model_type, str) and model_type in FAMILIES:
         table = FAMILIES[model_type]
     elif (side := one_side(folder, family)) is not None:
         table, config, towers = side

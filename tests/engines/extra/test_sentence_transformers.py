@@ -122,19 +122,18 @@ def saved(name: str, folder: Path) -> SentenceTransformer:
     return SentenceTransformer(str(folder / "st"), device="cpu")
 
 
-def save_tokenizer(folder: Path, **more: Any) -> None:
-    """Save one of words into `folder`."""
+def tokenizer_of_words() -> Tokenizer:
     vocab = {"<unk>": 0, "<pad>": 1, "</s>": 2, ":": 3, **{chr(97 + i): 4 + i for i in range(26)}}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])  # type: ignore[assignment]
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="</s>",
-        **more,
-    )
-    fast.save_pretrained(folder)
+    return tokenizer
+
+
+def save_tokenizer(folder: Path, **more: Any) -> None:
+    """Save the tokenizer of words into `folder`."""
+    named = {"pad_token": "<pad>", "eos_token": "</s>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer_of_words(), **named, **more).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -167,19 +166,28 @@ def test_chains_of_modules(name: str, tmp_path: Path) -> None:
 
 # -- transformers that make the vectors themselves
 
-CLIP: dict[str, tuple[Any, Callable[[], list[Any]]]] = {
-    "clip": (st.CLIPModel, lambda: []),
-    "clip dense": (st.Transformer, lambda: [dense(20, 12, act.ReLU()), st.Normalize()]),
+
+def table() -> st.StaticEmbedding:
+    torch.manual_seed(0)
+    tokenizer = tokenizer_of_words()
+    tokenizer.add_special_tokens(["<pad>"])
+    return st.StaticEmbedding(tokenizer, embedding_weights=torch.randn(30, 20))
+
+
+OWN: dict[str, Callable[[str], list[Any]]] = {  # of a folder with CLIP
+    "clip": lambda clip: [st.CLIPModel(clip)],
+    "clip dense": lambda clip: [st.Transformer(clip), dense(20, 12, act.ReLU()), st.Normalize()],
+    "static": lambda clip: [table()],
+    "static dense": lambda clip: [table(), dense(20, 12), st.Normalize()],
 }
 
 
-@pytest.mark.parametrize("name", CLIP)
-def test_clip(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", OWN)
+def test_modules_that_make_vectors_of_texts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformer, "AutoProcessor", transformers.AutoTokenizer)  # that of images needs pillow
-    first, modules = CLIP[name]
     PAIRS["clip"].save(tmp_path / "base")
     save_tokenizer(tmp_path / "base", model_max_length=12)
-    made = SentenceTransformer(modules=[first(str(tmp_path / "base")), *modules()], device="cpu", prompts={"q": "z : "})
+    made = SentenceTransformer(modules=OWN[name](str(tmp_path / "base")), device="cpu", prompts={"q": "z : "})
     made.save(str(tmp_path / "st"))
     calls: list[dict[str, Any]] = [{}, {"prompt_name": "q"}, {"truncate_dim": 4}]
     wanted = [SentenceTransformer(str(tmp_path / "st"), device="cpu").encode(WORDS, **call) for call in calls]

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
+from weft.ir.recipes import Recipe, Scale
 from weft.ir.recipes.readers import TensorReader
 
-from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength, WeightedLayerPooling
+from ....dsl import Dense, LayerNorm, SentencePooling, Unchanged, UnitLength, WeightedLayerPooling
 from ....models.heads import ENCODER_ALONE, encoder_alone
 from ....models.left_out import LeftOut, unread_entries
-from ....models.tables.family import SENTENCE, Config, Family
+from ....models.tables.family import SENTENCE, Config, Family, Fetch, key
+from ....models.tables.settings import Settings
 from ..hub import check_inside
 from ..safetensors import Rerouted, SafetensorsReader, weight_files
 
@@ -41,7 +43,7 @@ FLAGS = [f"pooling_mode_{flag}" for flag in _FLAGS]  # what older folders have i
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU")  # of torch.nn; in lower case, ours
 SIZES = ("word_embedding_dimension", "embedding_dimension", "in_features", "dimension")  # which the tensors have
 HARMLESS = {"torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_side", "model_max_length"}
-FIRST = ("Transformer", "CLIPModel")
+FIRST = ("Transformer", "CLIPModel", "StaticEmbedding")
 HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}  # what is asked of a transformer for texts
 FEATURES = {"method": "get_text_features", "method_output_name": "pooler_output"}  # and of one that projects
 STORED = {"": "norm", ".linear": "linear", ".residual": "residual", ".layer_weights": "layer_weights"}  # of modules
@@ -56,7 +58,8 @@ class Sentence:
     `home` is the folder of the transformer, `changes` are those of its config. `modules` are the records of what
     follows it, `weights` the folders of these by the beginning of their parameters' names. `facts` are prompts and
     limits, as in graph.meta. `left_out` are the keys of these files that nothing reads. `projects`: the transformer
-    makes the vector of a text, and `pooling` has what follows.
+    makes the vector of a text, and `pooling` has what follows. `static`: it is a table of vectors, whose config says
+    its size.
     """
 
     files: tuple[Path, ...]
@@ -68,6 +71,7 @@ class Sentence:
     facts: Mapping[str, Any]
     left_out: Sequence[LeftOut]
     projects: bool = False
+    static: bool = False
 
     def config(self, config: Config, table: Family) -> dict[str, Any]:
         """Return `config` of the transformer, which `table` describes, with its changes and the pooling.
@@ -134,6 +138,23 @@ class Sentence:
         graph.meta["sentence"] = {"modules": self.modules, **self.facts}
 
 
+def _rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """The rows of a table, which model2vec may weigh."""
+    if fetch.has("embedding.weight"):
+        return fetch("embedding.weight")
+    return Scale(fetch("embeddings"), fetch("weights")) if fetch.has("weights") else fetch("embeddings")
+
+
+STATIC = Family(  # a table of vectors: a transformer without layers
+    model_types=("static",),
+    settings={
+        **{"kind": "encoder", "vocab": key("vocab_size"), "dim": key("hidden_size")},
+        **{"layers": 1, "block": lambda config: Unchanged(), "arrangement": "post"},
+    },
+    names={"embed": _rows},
+)
+
+
 @dataclass(frozen=True)
 class _Joined(Rerouted):
     """The tensors of `base`, and those of `modules` under ``folder:key``."""
@@ -198,7 +219,8 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
         return None
     (first, home), *others = _listed(root)
     files, records, steps, needed = [root / MODULES], list[Record](), list[_Step](), TEXT
-    changes, limits, gives = _transformer(first, home, config, files, records)
+    static = first == "StaticEmbedding"
+    changes, limits, gives = _table_alone(home) if static else _transformer(first, home, config, files, records)
     for kind, folder in reversed(others):
         said = _read(folder / "config.json", files)
         step = _Step(*_READERS[kind](said), {"type": kind, "config": dict(said.data)}, folder)
@@ -208,7 +230,8 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
             needed = step.reads
     if needed == LAYERS and gives == TOKENS and {**config, **changes}.get("output_hidden_states"):
         needed = TOKENS
-    if projects := gives == needed == TEXT:
+    projects = gives == needed == TEXT and not static  # the vector of a table is a mean, as a Pooling's
+    if gives == needed == TEXT:
         steps.insert(0, _Step(TOKENS, TEXT, SentencePooling(), {}, home))
         gives = needed = TOKENS
     at = next((i for i, step in enumerate(steps) if isinstance(step.module, SentencePooling)), None)
@@ -231,7 +254,26 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
         known = said.asked.union(SIZES, FLAGS, ["__version__"])
         left_out.extend(unread_entries(said.data, known, str(Path(said.source).relative_to(root))))
     listed = [step.record for step in steps if step.record]
-    return Sentence(tuple(files), home, changes, pooling, listed, weights, facts, left_out, projects)
+    return Sentence(tuple(files), home, changes, pooling, listed, weights, facts, left_out, projects, static)
+
+
+def static_config(root: Path) -> dict[str, Any] | None:
+    """Return the config of the table of vectors that stands for the transformer in `root`; None if there is none.
+
+    Raises:
+        WeftError: if its rows are shared by tokens, or there are none.
+    """
+    if not (root / MODULES).is_file() or (listed := _listed(root)[0])[0] != "StaticEmbedding":
+        return None
+    reader = SafetensorsReader(listed[1])
+    keys = {*reader.keys()}
+    if "mapping" in keys:
+        told = "tokens that share rows (mapping) are not supported: save it with sentence-transformers"
+        raise WeftError(f"{reader.path}: {told}, which writes a row for each")
+    name = next((key for key in ("embedding.weight", "embeddings") if key in keys), None)
+    if name is None or len(shape := reader.shape(name)) != 2:
+        raise WeftError(f"{reader.path} has no matrix embedding.weight, which a StaticEmbedding needs")
+    return {"model_type": "static", "vocab_size": shape[0], "hidden_size": shape[1]}
 
 
 def _listed(root: Path) -> list[tuple[str, Path]]:
@@ -310,6 +352,12 @@ _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
     "LayerNorm": lambda said: (TEXT, TEXT, LayerNorm()),
     "Dropout": lambda said: (TEXT, TEXT, None),  # of training
 }
+
+
+def _table_alone(home: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Return what `_transformer` does, of a table: the tokenizer may cut texts."""
+    cut = _read(home / "tokenizer.json", []).get("truncation", dict | None, None) or {}
+    return {}, {"max_seq_length": cut.get("max_length"), "do_lower_case": False}, TEXT
 
 
 def _transformer(

@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.backends.runtime.text.chat import FURTHER, read_templates
 from weft.backends.transformers.embedding import write_json
-from weft.ir.documents import read_json
+from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 
 from ..hub import check_inside
@@ -37,11 +37,11 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return files
 
 
-def copy_tokenizer(folder: Path, out: Path, lower: bool = False) -> None:
+def copy_tokenizer(folder: Path, out: Path, lower: bool = False, plain: bool = False) -> None:
     """Copy the tokenizer's files from `folder` to the folder `out`, where each says all.
 
     tokenizer.json has the tokens that only other files name, and neither cuts nor pads; with `lower` it makes texts
-    lower-case. Chat templates of
+    lower-case, with `plain` it puts no tokens around them. Chat templates of
     tokenizer_config.json that onnxruntime-genai cannot read, because there are several, become files of their own.
     Raises WeftError if a file is unsound.
     """
@@ -54,10 +54,14 @@ def copy_tokenizer(folder: Path, out: Path, lower: bool = False) -> None:
     if (out / VOCABULARY).is_file():
         # Without a config, transformers asks whether to run the code of a custom model.
         config = (config or {"tokenizer_class": "PreTrainedTokenizerFast"}) | merge_tokens(folder, out)
-        if lower:
+        if lower or plain:
             tokenizer = read_json(out / VOCABULARY)
-            own = tokenizer.get("normalizer")
-            tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *filter(None, [own])]}
+            own, case = tokenizer.get("normalizer"), [{"type": "Lowercase"}] * lower
+            tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [*case, *filter(None, [own])]}
+            if plain:
+                tokenizer["post_processor"] = None
+                for token in Record(out / VOCABULARY, tokenizer).records("added_tokens", [])[:1]:
+                    config.setdefault("pad_token", token.text("content"))  # without one transformers cannot pad
             (out / VOCABULARY).write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
     elif other := next((name for name in _OLDER if (folder / name).is_file()), None):
         raise WeftError(

@@ -254,7 +254,7 @@ def test_modules_that_are_refused(modules: list[Any], message: str, bert: Path) 
         (
             "modules.json",
             [{"type": "sentence_transformers.models.StaticEmbedding"}],
-            "StaticEmbedding, is not supported",
+            r"has no matrix embedding\.weight, which a StaticEmbedding needs",
         ),
         ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "model_type is 'SparseEncoder'"),
         ("config_sentence_transformers.json", {"default_prompt_name": "x"}, "default_prompt_name is 'x'"),
@@ -295,6 +295,25 @@ def test_features_that_are_refused(bert: Path, tmp_path: Path) -> None:
         load_source(clip, family="clip_vision_model")
     (clip / "config.json").write_text(json.dumps({"model_type": "clip", "text_config": [3]}))
     refused(clip, r"config\.json: text_config=\[3\] is no mapping")
+
+
+def test_tables_of_vectors(tmp_path: Path) -> None:
+    """Those of model2vec may have a weight for each token; the tokenizer may cut texts."""
+    rng, path = np.random.default_rng(5), tmp_path / "model.safetensors"
+    tensors = {"embeddings": rng.standard_normal((10, 6)), "weights": rng.random(10)}
+    safetensors.numpy.save_file({name: value.astype(np.float32) for name, value in tensors.items()}, path)
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in ("StaticEmbedding", "Normalize")
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"truncation": {"max_length": 5}}))
+    graph = load_source(tmp_path).graph
+    assert (graph.meta["context"], graph.meta["pooling"], graph.meta["normalize"]) == (5, "mean", True)
+    found, _ = vectors(tmp_path)
+    rows = [(tensors["embeddings"] * tensors["weights"][:, None])[row[row > 0]].mean(0) for row in ROWS]
+    assert np.abs(found - unit(np.stack(rows))).max() < 1e-6
+    safetensors.numpy.save_file({"embeddings": np.eye(3, dtype=np.float32), "mapping": np.arange(3)}, path)
+    refused(tmp_path, r"tokens that share rows \(mapping\) are not supported: save it with sentence-transformers")
 
 
 @pytest.mark.parametrize(
