@@ -46,6 +46,7 @@ class Embedding:
     include_prompt: bool = True  # tokens of prompts are pooled
     modules: bool = False  # more than a pooling makes the vector
     unit: bool = False  # of unit length then
+    pad: int | None = None  # the token that texts are padded with to the longest, which counts as one of theirs
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,11 @@ class CacheOptions(Options):
         return cache_passes(self.cache_dtype)
 
 
+def no_effect(option: str, reason: str) -> WeftError:
+    """Return the refusal of an `option`, such as ``--arithmetic f32``, that changes nothing for this `reason`."""
+    return WeftError(f"{option} has no effect here, so leave it out: {reason}")
+
+
 def cache_passes(dtype: str) -> str:
     """Return the passes that make caches of integers, ``int8`` or ``int4``; "" for those of other dtypes."""
     bits = dtype.removeprefix("int")

@@ -26,7 +26,8 @@ class Built(Protocol):
     """A model for a target that is not written yet.
 
     `trace` tells which ops were expanded and which lowerings refused and why, and may be empty. `facts` is what its
-    manifest says besides. `weight_bytes` are the bytes that `write` reports to `step`, for the progress bar.
+    manifest says besides. `weight_bytes` are the bytes that `write` reports to `step`, for the progress bar. A
+    dictionary `idle`, if it has one, names options that were asked for and change nothing of it, with the reason.
     """
 
     trace: list[str]

@@ -75,6 +75,12 @@ def fitted(model: Model, vocab: int) -> Model:
     return weft.load_source(dataclasses.replace(model.module, vocab=vocab), model.seed)
 
 
+def loaded(spec: str, seed: int) -> Model:
+    """The model of `spec`, its weights drawn with `seed` where it is an architecture."""
+    model = weft.load_source(spec)
+    return weft.load_source(spec, seed) if model.random_init and model.module is not None else model
+
+
 class Windows:
     """Random windows of a text, [batch, length + 1], for ever; `state` is where it stands."""
 
@@ -249,7 +255,7 @@ def train(given: argparse.Namespace) -> None:
         tokenizer = Tokenizer.from_file(str(known)) if known.is_file() else tokenizer_for(given.tokenizer, text)
     except Exception as e:  # tokenizers raises nothing more specific
         raise refusal(known, e) from e
-    model = fitted(weft.load_source(given.model, given.seed), tokenizer.get_vocab_size())
+    model = fitted(loaded(given.model, given.seed), tokenizer.get_vocab_size())
     if given.init:
         model = weft.initialize(model, given.init, width=given.mup_width)
     if first():
@@ -309,7 +315,7 @@ def finish(folder: Path, model: Model, net: nn.Module, held_out: Tensor, given: 
     """Print the loss on the text that was held out, and compile the model."""
     state, tokenizer = get_model_state_dict(net, options=WHOLE), Tokenizer.from_file(str(folder / TOKENIZER))
     if given.compile_as:  # the first process has the weights
-        model = fitted(weft.load_source(given.compile_as, given.seed), tokenizer.get_vocab_size())
+        model = fitted(loaded(given.compile_as, given.seed), tokenizer.get_vocab_size())
     if given.compile_as and not first():
         return
     if first():

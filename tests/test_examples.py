@@ -10,7 +10,7 @@ import pytest
 
 import weft
 from weft.frontends.api.inspect.counting import inspect
-from weft.frontends.api.verify.verification import relative_error, tolerated
+from weft.frontends.api.verify.errors import relative_error, tolerated
 from weft.ir import interpret
 
 from .sampling import ALL

@@ -81,6 +81,8 @@ def test_a_star_import_replaces_nothing(tmp_path: Path) -> None:
     checks = ("assert inspect.getsource and torch.Tensor and numpy.ndarray", "assert Decoder and load and evaluate")
     done = python("-c", "\n".join((*lines, *checks)), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    missing = "import sys; sys.modules['torch'] = None; from weft import *; assert Decoder and load and evaluate"
+    assert python("-c", missing, cwd=tmp_path).returncode == 0
     for name in ("compile", "inspect", "torch"):  # as before
         assert name in dir(weft) and getattr(weft, name) is not getattr(builtins, name, None)
 

@@ -41,8 +41,6 @@ class TorchOptions(BlockOptions):
             graph.meta[CACHE_DTYPE] = self.cache_dtype
 
     def __post_init__(self) -> None:
-        if self.activations and not self.keep_blocks:
-            raise WeftError("--activations fp8 goes with weights in FP8 blocks: add --keep-blocks all")
         if self.tensor_parallel != 1 and self.cache_dtype:
             raise WeftError("--tensor-parallel divides no caches of fewer bits: leave out --cache-dtype")
         if self.tensor_parallel != 1 and self.keep_blocks:

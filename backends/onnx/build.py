@@ -16,7 +16,7 @@ from weft.passes.analysis.states import has_cache, max_source
 from weft.passes.encoder_decoder import split_encoder
 
 from ..blocks import is_quantized
-from ..options import KEEP_BLOCKS
+from ..options import ARITHMETIC, KEEP_BLOCKS, no_effect
 from ..targets import Backend
 from ..weights import weight_facts
 from . import cuda, export, genai
@@ -46,8 +46,7 @@ class OnnxFolder:
         self.weight_bytes = export.weight_bytes(models)
         self.tensors = export.stored_tensors(models)
         asked, kept = graph.meta.get(KEEP_BLOCKS, ""), blocks.summary(graph, target)
-        if asked and not kept:
-            notes.append(f"no weights keep their blocks: {blocks.no_blocks(graph, target)}")
+        self.idle = blocks.idle(graph, target)
         notes += blocks.given_up(graph, target)
         self.facts: dict[str, Any] = {
             "prepacked": prepack,
@@ -58,7 +57,7 @@ class OnnxFolder:
             self.facts["adapters"] = {name: f"{name}{export.ADAPTER}" for name in tensors.choices}
         if kept:
             self.facts["blocks"] = kept
-            if blocks.rounds_activations(graph, target):
+            if ARITHMETIC not in graph.meta and blocks.rounds_activations(graph, target):
                 self.facts["arithmetic"] = "int8"
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
@@ -67,8 +66,8 @@ class OnnxFolder:
         if self._prepack:
             from . import packing
 
-            for name in self._models:
-                packing.prepack(folder, name)
+            if not sum(packing.prepack(folder, name) for name in self._models):
+                raise no_effect("--prepack", "ONNX Runtime packs none of these weights on this CPU")
         export.write_adapters(self._models[export.MODEL], folder)
         if self._for_genai is not None:
             file = genai.MODEL if genai.MODEL in self._models else export.MODEL

@@ -25,9 +25,10 @@ from weft.ir.types.dtypes import DType
 from ..runtime.ort.session import onnxruntime
 from ..targets import Backend
 from ..weights import StoredTensor
-from . import cuda, padding
+from . import cuda
 from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select
+from .lowerings import padding
 
 MODEL, ENCODER, DATA = "model.onnx", "encoder.onnx", "model.onnx.data"
 ADAPTER = ".onnx_adapter"

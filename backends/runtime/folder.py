@@ -61,7 +61,7 @@ def _from_manifest(folder: Path) -> Facts:
     more: dict[str, Any] = {}
     if kind == "encoder":
         more = {name: data.get(name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data}
-        more["embedding"] = _embedding(data.record("sentence", {}), plain="pooling" in data)
+        more["embedding"] = _embedding(data, data.record("sentence", {}))
         more["task"] = _task(data)
     if kind == "encoder-decoder":
         more["start"] = data.integer("decoder_start_token_id", least=0)
@@ -97,12 +97,13 @@ def _from_manifest(folder: Path) -> Facts:
     )
 
 
-def _embedding(said: Record, plain: bool) -> Embedding:
+def _embedding(data: Record, said: Record) -> Embedding:
     kinds = [module.text("type") for module in said.records("modules", [])]
     prompts = {"query": "", "document": "", **said.get("prompts", dict[str, str], {})}
     default = said.choice("default_prompt_name", tuple(prompts), None)
     dim, include = said.integer("truncate_dim", None, least=1), said.flag("include_prompt", True)
-    return Embedding(prompts, default, dim, include, bool(kinds) and not plain, kinds[-1:] == ["Normalize"])
+    pad = data.integer("pad_token_id", None, least=0) or 0 if data.choice("padding", ("max_length",), None) else None
+    return Embedding(prompts, default, dim, include, "pooling" not in data, kinds[-1:] == ["Normalize"], pad)
 
 
 def _task(data: Record) -> Task | None:

@@ -50,12 +50,13 @@ class TorchFolder:
         self.tensors = export.stored_tensors(self._built, self._weights)
         self.trace: list[str] = blocks.widened(graph)
         kept = blocks.summary(self._built.source.weights.values())
-        if graph.meta.get(KEEP_BLOCKS) and not kept:
-            reason = self.trace[0] if self.trace else "the model has no separate output head"
-            notes.append(f"no weights keep their blocks: {reason}")
-        notes += float8_caches.untold(graph)
+        self.idle = {KEEP_BLOCKS: reason} if (reason := blocks.widens_all(graph)) else {}
+        untold = float8_caches.untold(graph)
+        if graph.meta.get(CACHE_DTYPE) and not any(map(float8_caches.in_float8, float8_caches.attentions(graph))):
+            self.idle[CACHE_DTYPE] = next(iter(untold), "no attention keeps keys and values")
+        notes += untold
         if graph.meta.get(ACTIVATIONS) and not any(_floats(name) == 8 for name in kept):
-            notes.append("activations are not rounded to FP8: no weights are FP8 blocks")
+            self.idle[ACTIVATIONS] = "no weights are FP8 blocks (--keep-blocks all keeps those of a checkpoint)"
         if any(map(_floats, kept)):
             notes.append(WIDENS)
         elif kept and dtypes.parse(dtype) != dtypes.bf16:

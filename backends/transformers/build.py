@@ -47,13 +47,18 @@ class TransformersFolder:
     """The model of `graph` with weights in `dtype`, not written yet, of a class called `name`; `notes` are added to.
 
     Raises:
-        WeftError: if the graph has caches of its own or cannot write text, or an op cannot be written.
+        WeftError: if the graph has caches of its own or reads no token ids, or an op cannot be written.
     """
 
     def __init__(self, graph: Graph, dtype: str, length: int, name: str, notes: list[str]) -> None:
         if has_cache(graph):
             raise WeftError("target transformers has caches of its own: leave out the pass kv-cache, and what needs it")
         check_writes(graph)
+        if graph.meta.get("kind") in ("image-encoder", "audio-encoder"):
+            raise WeftError(
+                f"target transformers writes models of token ids, and {graph.name} reads {', '.join(graph.inputs)}: "
+                "choose target torch, or write it as a model of transformers itself with `weft export`"
+            )
         if TAKEN in name.lower():
             raise WeftError(
                 f"--class-name {name}: choose one without {TAKEN!r}, by which transformers knows other caches"
@@ -100,6 +105,8 @@ class TransformersFolder:
             **tokens,
             "eos_token_id": eos[0],
         }
+        if (vector := self._graph.outputs.get("sentence_embedding")) is not None:
+            more["projection_dim"] = vector.width  # as sentence-transformers asks for it
         if (count := states_each(self._sides[0])) > 1:
             more["number_of_conv_states"] = count
         if len(self._sides) > 1:

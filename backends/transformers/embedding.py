@@ -21,19 +21,32 @@ _FLAGS = {
     **{"last": "lasttoken", "weighted": "weightedmean_tokens"},
 }
 _MODULES = "sentence_transformers.models."  # names of all versions
-KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize")
+KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize", "WeightedLayerPooling")
+_TEXT = "sentence_embedding"
 
 
 def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int | None = None) -> None:
     """Write into `folder` the modules after the transformer with weights of `kind` (None: as they are read), the
     prompts, and the most tokens of a text (at most `length`); nothing for a model that says nothing of pooling.
 
+    Without a Pooling the transformer makes the vector of a text by itself, which code of its own (with a `length`)
+    does. Such code hands on no states of its layers, so it does that too where a module reads them.
+
     Raises:
-        WeftError: if a pass has replaced weights of a module.
+        WeftError: if a pass has replaced weights of a module, or code would have to leave prompts out of a pooling.
     """
     said, modules = graph.meta.get("sentence") or {}, _modules(graph)
-    if not modules or graph.meta.get("kind") != "encoder":
+    types = {module["type"] for module in modules.values()}
+    averages = "WeightedLayerPooling" in types
+    own = _TEXT in graph.outputs and ("Pooling" not in types or (averages and length is not None))
+    if own and said.get("include_prompt") is False:
+        raise WeftError(
+            f"{graph.name}: target transformers pools by itself after a WeightedLayerPooling, prompts included, which "
+            "include_prompt=false forbids: choose another target, or `weft export`"
+        )
+    if graph.meta.get("kind") != "encoder" or (length is None if own else not modules):
         return
+    modules = {} if own else modules
     kinds = {"": "Transformer", **{path: module["type"] for path, module in modules.items()}}
     listed = [
         {"idx": i, "name": str(i), "path": path, "type": f"{_MODULES}{kind}"}
@@ -45,25 +58,32 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
         write_json(folder / path / "config.json", module["config"])
         if "at" in module:
             write_shards(folder / path, _tensors(graph, module["at"], kind))
-    if said:
+    given: dict[str, Any] = {"module_output_name": _TEXT} if own else {}
+    if own:
+        given["modality_config"] = {"text": {"method": "forward", "method_output_name": _TEXT}}
+        if "padding" in graph.meta:
+            given["processing_kwargs"] = {"text": {"padding": graph.meta["padding"]}}
+    elif averages:
+        given["config_args"] = {"output_hidden_states": True}
+    if said or own:
         most = [n for n in (said.get("max_seq_length"), length) if n is not None]
         limits = {"max_seq_length": min(most, default=None), "do_lower_case": said.get("do_lower_case", False)}
-        write_json(folder / "sentence_bert_config.json", limits)
+        write_json(folder / "sentence_bert_config.json", limits | given)
         kept = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
-        write_json(folder / "config_sentence_transformers.json", {name: said.get(name) for name in kept})
+        write_json(folder / "config_sentence_transformers.json", {name: said[name] for name in kept if name in said})
 
 
 def _tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor]:
     """Return the tensors of the module whose parameters' names begin with `at`."""
     own = {name.removeprefix(f"{at}."): param for name, param in graph.params.items() if name.startswith(f"{at}.")}
-    if not any(key.endswith("weight") for key in own):
+    if not any(key.endswith(("weight", "layer_weights")) for key in own):
         raise WeftError(f"{at}, a module of sentence-transformers, has no weight of its own after these passes")
     tensors: dict[str, Tensor] = {}
     for key, param in own.items():
         read = {graph.reader.dtype(source) for source in param.recipe.sources()} & set(STORED)
         stored = kind or (read.pop() if len(read) == 1 else dtypes.f32)
-        made = partial(stream, param.recipe, graph.reader)
-        tensors[key if "." in key else f"norm.{key}"] = Tensor(tuple(param.type.concrete({})), stored, made)
+        made, key = partial(stream, param.recipe, graph.reader), f"norm.{key}" if key in ("weight", "bias") else key
+        tensors[key] = Tensor(tuple(param.type.concrete({})), stored, made)
     return tensors
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Unpack
 
 from weft.backends import DEFAULT_TARGET
-from weft.backends.options import OptionKeywords
+from weft.backends.options import CACHE_DTYPE, OptionKeywords, Options, no_effect
 from weft.backends.storage import MANIFEST, check_free, seal, whole_folder
 from weft.backends.storage.safetensors import Progress
 from weft.backends.targets import TARGETS, Backend
@@ -19,7 +19,8 @@ from weft.ir.documents import expanded
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.graph.verifier import verify as verify_graph
-from weft.passes import Report, run_passes
+from weft.passes import Report, lookup, run_passes
+from weft.passes.analysis.states import caches
 
 from ..formats.weft.manifest import hashing, record
 from ..model import Model, SourceLike
@@ -60,7 +61,7 @@ def compile(
     passes: str = "default",
     weights: str | None = None,
     max_length: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     dump_ir: str | Path | None = None,
     verify: bool = False,
     adapters: Sequence[str | Path] = (),
@@ -80,7 +81,7 @@ def compile(
         weights: weights in fewer bits, ``int4`` or ``int8``, in short for passes that come before the others; arguments
             of `quantize` may follow: ``int4{method=rtn}``.
         max_length: positions that tables and caches can hold; the model's context if None, or else 4096.
-        seed: of the random initialization, where there is no checkpoint.
+        seed: of the random initialization, for sources without a checkpoint; 0 if None.
         dump_ir: folder for the text form after every pass.
         verify: check every pass on small random inputs in float64.
         adapters: folders of PEFT adapters to merge into the weights, one after the other.
@@ -114,6 +115,8 @@ def compile(
     notes = model.notices()
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
+    if (cached := getattr(chosen, CACHE_DTYPE, "")) and not any(map(caches, model.graph.nodes)):
+        raise no_effect(f"--cache-dtype {cached}", f"no attention of {model.graph.name} keeps keys and values")
     clock["load"] = time.perf_counter()
     pipeline = backend.pipeline(model.graph, dtype, passes, length)
     report = Report()
@@ -131,6 +134,7 @@ def compile(
         _note_context(graph, length, notes)
     chosen.mark(graph)
     built = backend.build(graph, dtype, length, chosen, notes)
+    _check_effect(chosen, weights, report, getattr(built, "idle", {}))
     if backend.own_code:
         _note_family(model, notes)
     clock["passes"] = time.perf_counter()
@@ -153,6 +157,23 @@ def compile(
     return CompileReport(Path(out), target, dtype, model, graph, report, total, seconds, built.trace, notes)
 
 
+def _check_effect(chosen: Options, weights: str | None, report: Report, idle: Mapping[str, str]) -> None:
+    """Check that `weights`, whose passes come first, and the `chosen` options, whose passes come last, change something
+    of a model of which they do not change what is `idle`.
+
+    Raises:
+        WeftError: naming one that does not.
+    """
+    first = {record.applied.name: record.idle for record in reversed(report.records)}
+    if weights is not None and (reason := first[lookup("quantize").name]):
+        raise no_effect(f"--weights {weights}", reason)
+    if why := first.get(chosen.passes().partition("{")[0]):
+        idle = {**idle, CACHE_DTYPE: why}
+    for name, option in chosen.listed().items():
+        if name in idle and (value := getattr(chosen, name)) != option.default:
+            raise no_effect(f"{option.flag} {value}", idle[name])
+
+
 def _note_family(model: Model, notes: list[str]) -> None:
     """Note that transformers has the architecture itself."""
     from ..export.hf.folder import family_of
@@ -166,10 +187,10 @@ def _with_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) 
     from ..formats.hf.slots import add_slots
 
     if not backend.opset:
-        raise WeftError(f"adapters are chosen at run time by ONNX Runtime only, not in folders for {backend.name}")
+        raise WeftError(f"--switch-adapter is for folders that ONNX Runtime runs, not for those for {backend.name}")
     if model.graph.meta.get("kind") == "encoder-decoder":
         raise WeftError(
-            "adapters are chosen at run time for one model, not for the two of an encoder-decoder: merge them"
+            "--switch-adapter is for one model, not for the two of an encoder-decoder: merge them by --adapter"
         )
     graph = model.graph.clone()
     # Folders give the adapters their names, "." and ".." too.
@@ -184,6 +205,8 @@ def _max_length(graph: Graph, requested: int | None, notes: list[str]) -> int:
             notes.append(f"the model states no context length: compiled for {MAX_LENGTH} tokens (see --max-length)")
     elif requested < 1:
         raise WeftError(f"--max-length {requested} must be positive")
+    elif (kind := graph.meta.get("kind")) in ("image-encoder", "audio-encoder"):
+        raise no_effect(f"--max-length {requested}", f"it counts tokens, and {graph.name} is an {kind}")
     if (length := int(requested or context or MAX_LENGTH)) > LONGEST:
         raise WeftError(f"a length of {length} tokens is more than {LONGEST:,}: choose a smaller --max-length")
     return length

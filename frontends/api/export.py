@@ -28,7 +28,7 @@ def export(
     passes: str = "",
     dtype: str | None = None,
     weights: str = "auto",
-    seed: int = 0,
+    seed: int | None = None,
     adapters: Sequence[str | Path] = (),
     without: Sequence[str] = (),
     report: Report | None = None,
@@ -47,7 +47,7 @@ def export(
         weights: how quantized weights are stored: ``codes``, as far as the format takes them, those of the source's
             checkpoint too; ``float``, the numbers that they stand for; ``auto``, the codes if the format takes those
             of all weights that a pass quantized.
-        seed: of the random initialization, where there is no checkpoint.
+        seed: of the random initialization, for sources without a checkpoint; 0 if None.
         adapters: folders of PEFT adapters to merge into the weights, one after the other.
         without: names of parts that may be left out although the model then computes something else.
         report: filled in with what the passes did.
@@ -65,8 +65,10 @@ def export(
 
     format = _format(out, format)
     check_weights(weights)
-    if weights == "codes" and format == "safetensors":
-        raise WeftError("--weights codes is for hf and gguf: a file of safetensors stores the parameters as floats")
+    if weights != "auto" and format == "safetensors":
+        raise WeftError(
+            f"--weights {weights} is for hf and gguf: a file of safetensors stores the parameters as floats"
+        )
     model = load_source(source, seed, adapters, without=without)
     for line in model.notices():
         note(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weft.backends.options import no_effect
 from weft.backends.runtime.torch.folder import pytorch
 from weft.backends.targets import TARGETS
 from weft.ir.errors import WeftError
@@ -30,7 +31,7 @@ def torch(
     *,
     dtype: str | Dtype | None = None,
     device: str | Device | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     passes: str = "default",
     keep_blocks: str = "",
 ) -> nn.Module:
@@ -43,7 +44,7 @@ def torch(
     Args:
         dtype: of the weights: "f32" (where None), "bf16" or "f16", or a dtype of torch.
         device: where they lie; the CPU if None.
-        seed: of the random initialization, where there is no checkpoint.
+        seed: of the random initialization, for sources without a checkpoint; 0 if None.
         passes: pipeline text, or ``@path`` of a file that holds it; the default only simplifies.
         keep_blocks: ``head`` or ``all``: weights of the output head, or of every linear map, stay in the 4- or 8-bit
             blocks of the source, where it has them. Such weights are buffers, which training leaves as they are.
@@ -62,7 +63,7 @@ def state_dict(
     source: SourceLike,
     *,
     dtype: str | Dtype | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     passes: str = "default",
     keep_blocks: str = "",
 ) -> dict[str, Tensor]:
@@ -92,8 +93,10 @@ def _dtype(dtype: str | Dtype | None) -> Dtype:
     return torch_dtype
 
 
-def _graph(source: SourceLike, seed: int, passes: str, keep_blocks: str) -> Graph:
+def _graph(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) -> Graph:
     """The graph of `source` after the pipeline of the target, with the parameters that `source` declares."""
+    from weft.backends.torch.program.quantized import widens_all
+
     target = TARGETS["torch"]
     options = target.choose({"keep_blocks": keep_blocks})
     model = load_source(source, seed=seed)
@@ -101,4 +104,6 @@ def _graph(source: SourceLike, seed: int, passes: str, keep_blocks: str) -> Grap
     verify(model.graph, recipes=True)
     graph = run_passes(model.graph, target.pipeline(model.graph, "f32", pipeline_text(passes), trains=True))
     options.mark(graph)
+    if reason := widens_all(graph):
+        raise no_effect(f"keep_blocks={keep_blocks!r}", reason)
     return graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,10 +39,19 @@ def _target_options() -> list[click.Option]:
     for option, targets in all_options().values():
         text = f"{option.help} (target{'s' * (len(targets) > 1)} {', '.join(targets)})."
         kind = click.Choice(option.choices) if option.choices else option.type
-        options.append(click.Option([option.flag], type=kind, is_flag=option.type is bool, default=None, help=text))
+        flag = click.Option([option.flag], type=kind, is_flag=option.type is bool, default=None, help=text)
+        flag.callback = partial(_changed, option.default)
+        options.append(flag)
     explaining = ", ".join(target.name for target in TARGETS.values() if target.explains)
     text = "List the kernel of each part of a decode step on a GPU and on this CPU, and the reasons for fallbacks"
     return [*options, click.Option(["--explain"], is_flag=True, help=f"{text} (target {explaining}).")]
+
+
+def _changed(default: Any, ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Return the value of an option of a target. Raises BadParameter on its `default`, which asks for nothing."""
+    if value is not None and value == default and not ctx.resilient_parsing:
+        raise click.BadParameter(f"{value!r} is how it is without the option: leave it out", ctx, option)
+    return value
 
 
 @click.command("compile", cls=TargetCommand, short_help="Compile a model to a folder for ONNX Runtime or PyTorch.")
@@ -88,7 +98,7 @@ def _target_options() -> list[click.Option]:
 )
 @without_option
 @seed_option
-def compile_command(source: str, out: str, target: str, trace: bool, explain: bool, seed: int, **options: Any) -> None:
+def compile_command(source: str, out: str, target: str, trace: bool, explain: bool, **options: Any) -> None:
     """Compile SOURCE into a folder: the model, its configuration and tokenizer, and a manifest.
 
     An older folder is replaced only when the new one is complete. Architectures without a checkpoint (presets,
@@ -114,8 +124,8 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
         raise WeftError(f"--explain supports {explaining} only, not {target}; --trace shows how ops are lowered")
     with progress(f"reading {source}") as step:
         options = {name: value for name, value in options.items() if value is not None}
-        report = compile(source, out, target=target, seed=seed, progress=step, **options)
-    tell_random(report, seed)
+        report = compile(source, out, target=target, progress=step, **options)
+    tell_random(report)
     for line in report.notes:
         note(line)
     if trace:
@@ -123,7 +133,9 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
     if explain:
         echo("\n".join(backend.explain(report.graph, report.dtype)))
     echo(_summary(report, out))
-    if report.model.family is not None and TARGETS.lookup(report.target).runs:
+    if report.model.family is not None and report.graph.meta.get("kind") == "image-encoder":
+        note(f"{out} reads images, so it was not compared with transformers")
+    elif report.model.family is not None and TARGETS.lookup(report.target).runs:
         _compare(out, source, report.model.family)
 
 
@@ -150,10 +162,10 @@ def _compare(out: str, source: str, family: str) -> None:
     echo(f"equal to transformers on {source} within {found.max_relative:.1e}")
 
 
-def tell_random(report: CompileReport, seed: int = 0) -> None:
+def tell_random(report: CompileReport) -> None:
     """Say so where weights were drawn rather than read."""
     if report.model.random_init:
-        note(f"{report.model.description} has no checkpoint: its weights are random (seed {seed})")
+        note(f"{report.model.description} has no checkpoint: its weights are random (seed {report.model.seed})")
 
 
 def _summary(report: CompileReport, out: str) -> str:

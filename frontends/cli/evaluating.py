@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .completion import complete_sources
+from .opening import check_trust
 from .options import device_option, passes_option
 from .shown import as_json, count, echo, note, progress, size, table
 
@@ -88,8 +89,8 @@ def eval_command(
 
     if plot is not None:
         check_plot(plot)
-        if not (models or pipelines or options["weights"] or options["adapters"]):
-            raise click.UsageError("a chart compares models with the original: name one, or give --weights or -p")
+    if options["trust"]:
+        check_trust([options["against"], *models])
     rewrites = _named(pipelines)
     with progress("opening", "steps") as step:
         measured = layers or plot is not None

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, wraps
 from types import FrameType
 from typing import Any
 
@@ -21,6 +21,7 @@ import click
 
 from weft.ir.errors import WeftError
 
+from .applying import check_options
 from .shown import echo, note
 
 BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
@@ -40,9 +41,12 @@ class Root(click.Group):
         self.groups: dict[str, list[click.Command]] = {}
 
     def add_to(self, group: str, command: click.Command) -> None:
-        """Add `command`, which the help lists under `group`; its options take numbers within reason."""
+        """Add `command`, which the help lists under `group`; its options take numbers within reason, and are checked
+        against each other."""
         for option in command.params:
             option.callback = option.callback or _bounded
+        if command.callback is not None:
+            command.callback = _checked(command.callback)
         self.add_command(command)
         self.groups.setdefault(group, []).append(command)
 
@@ -77,6 +81,17 @@ class Root(click.Group):
         if not standalone_mode:
             return run()
         sys.exit(_status(run))
+
+
+def _checked(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run`, the function of a command, behind a check of the options that are given to it."""
+
+    @wraps(run)
+    def checked(*args: Any, **options: Any) -> Any:
+        check_options(click.get_current_context())
+        return run(*args, **options)
+
+    return checked
 
 
 def _bounded(ctx: click.Context, option: click.Parameter, value: Any) -> Any:

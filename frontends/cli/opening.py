@@ -10,8 +10,34 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
+from .applying import check_applies, kind_of
 from .compiling import tell_random
 from .shown import note, progress
+
+
+def compiled_folder(source: str) -> Path | None:
+    """Return the compiled folder that `source` names, here or in the hub's cache; None if it names none."""
+    from weft.backends.runtime.folder import GENAI, MANIFEST
+
+    from ..formats.hf.hub import hub_snapshot
+
+    folder = Path(source) if Path(source).exists() else hub_snapshot(source) or Path(source)
+    return folder if any((folder / name).is_file() for name in (MANIFEST, GENAI)) else None
+
+
+def check_trust(trusted: Sequence[str]) -> None:
+    """Check that a folder among those that are `trusted` has Python to run.
+
+    Raises:
+        WeftError: if none has.
+    """
+    from weft.backends.runtime.folder import read_facts
+    from weft.backends.targets import TARGETS
+
+    folders = filter(None, map(compiled_folder, trusted))
+    if trusted and not any(TARGETS[read_facts(folder).target].is_code for folder in folders):
+        named = ", ".join(trusted)
+        raise WeftError(f"--trust is for a folder compiled for PyTorch, whose Python it runs, not for {named}")
 
 
 @contextlib.contextmanager
@@ -25,21 +51,25 @@ def opened_model(
     experts: int | None,
     *,
     text: bool,
-    trust: bool,
+    trusted: Sequence[str],
     check: bool,
     verifies: bool = False,
 ) -> Iterator[Any]:
     """The model in a compiled folder, or of a source compiled while the block runs; `text` needs a tokenizer, what
-    `verifies` drafts the logits of all tokens, and a number of `experts` on the device PyTorch."""
+    `verifies` drafts the logits of all tokens, and a number of `experts` on the device PyTorch. Folders that are
+    `trusted` may run their Python.
+
+    Raises:
+        WeftError: also on options of the command that do not apply to the model.
+    """
     from weft.backends.runtime import load
     from weft.backends.runtime.device import place_for
-    from weft.backends.runtime.folder import GENAI, MANIFEST
+    from weft.backends.runtime.folder import read_facts
     from weft.backends.storage import check_contents, scratch_folder
+    from weft.passes.analysis.states import SOUND
 
-    from ..formats.hf.hub import hub_snapshot
-
-    folder = Path(source) if Path(source).exists() else hub_snapshot(source) or Path(source)
-    if any((folder / name).is_file() for name in (MANIFEST, GENAI)):
+    check_trust(trusted)
+    if (folder := compiled_folder(source)) is not None:
         if target is not None:
             raise WeftError(f"{source} is already compiled: --target applies to uncompiled sources only")
         for option, given in (("--adapter", adapters), ("--without", without)):
@@ -47,10 +77,12 @@ def opened_model(
                 raise WeftError(f"{source} is already compiled: {option} applies to uncompiled sources only")
         if check:
             check_contents(folder)
-        yield load(folder, device, threads, trust=trust, experts_on_device=experts)
+        facts = read_facts(folder)
+        check_applies(source, kind_of(facts.kind, facts.task is not None, facts.sound is not None))
+        yield load(folder, device, threads, trust=source in trusted, experts_on_device=experts)
         return
-    if check or trust:
-        raise WeftError(f"{source} is not compiled: --{'check' if check else 'trust'} goes with a compiled folder")
+    if check:
+        raise WeftError(f"{source} is not compiled: --check goes with a compiled folder")
     if experts is not None and target not in (None, "torch"):
         raise WeftError(f"--experts-on-device goes with --target torch, not with {target}")
     from .. import load_source
@@ -58,6 +90,9 @@ def opened_model(
 
     target = target if experts is None else "torch"
     place, model = place_for(device, target), load_source(source, adapters=adapters, without=without)
+    graph = model.graph
+    kind = kind_of(graph.meta.get("kind", "decoder"), "task" in graph.meta, not graph.inputs.keys().isdisjoint(SOUND))
+    check_applies(source, kind)
     if model.tokenizer is None and text:  # said before gigabytes are written
         raise WeftError(f"{source} has no tokenizer for a prompt; give it --ids")
     for line in model.notices():

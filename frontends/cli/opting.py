@@ -91,6 +91,8 @@ def opt_command(
     folder = _is_folder(out)
     if dtype is not None and not folder:
         raise WeftError("--dtype is how a folder stores the weights; name one with -o")
+    if without and not folder:
+        raise WeftError("--without accepts what a folder lacks of its source; name one with -o")
     if folder:
         check_free(Path(out))
     drawn: Any = None
@@ -102,7 +104,7 @@ def opt_command(
     with progress(f"reading {source}", "steps") as step:
         piped = source == "-"
         model = _piped(folder, adapters) if piped else load_source(source, adapters=adapters, without=without)
-        notices = model.notices(strict=folder)
+        notices = model.notices(strict=bool(folder))
         steps = drawn.Steps(model) if drawn is not None else None
         hooks = [steps.hook] if steps else []
         model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)

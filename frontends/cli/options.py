@@ -26,7 +26,7 @@ device_option = click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
 )
 seed_option = click.option(
-    "--seed", default=0, show_default=True, help="Seed of the random weights of a model without a checkpoint."
+    "--seed", type=int, help="Seed of the random weights of a model without a checkpoint; default: 0."
 )
 adapter_option = click.option(
     "--adapter",

@@ -150,12 +150,6 @@ def run_command(
       weft run model.gguf --target torch --chat                  with PyTorch even if ONNX Runtime is installed
       weft run moe/ --chat --trust --experts-on-device 16        a mixture of experts that the device has no room for
     """
-    if ids is not None and (chat or prompt is not None):
-        raise click.UsageError("--ids goes with neither --prompt nor --chat")
-    if sound is not None and (chat or prompt is not None or ids is not None):
-        raise click.UsageError("--sound goes with neither --prompt, --ids nor --chat")
-    if system is not None and not chat:
-        raise click.UsageError("--system goes with --chat")
     from weft.backends.runtime.ort.encoder import Encoder
     from weft.backends.runtime.text.tokenizer import check_text
 
@@ -175,24 +169,19 @@ def run_command(
     embedding: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
     embedding |= {"prompt_name": prompt_name, "truncate_dim": truncate_dim}
     drafts = assistant is not None or "prompt_lookup_num_tokens" in options
-    how = {"text": ids is None and sound is None, "trust": trust, "check": check, "verifies": drafts}
+    how: dict[str, Any] = {"text": ids is None and sound is None, "check": check, "verifies": drafts}
+    how["trusted"] = [source, *filter(None, [assistant])] if trust else []
     with opened_model(source, device, threads, target, adapters, without, experts_on_device, **how) as model:
         if isinstance(model, Encoder):
-            if sound is not None:
-                raise WeftError(f"{source} is an encoder of texts: --sound is for models that read sound")
-            text = prompt if ids is None else ids
-            if model.task is not None and text is not None and not any(v is not None for v in embedding.values()):
+            text = ids if prompt is None else prompt
+            assert text is not None  # a sound is refused
+            if model.task is not None and not any(v is not None for v in embedding.values()):
                 from .answering import print_task
 
                 print_task(model, text, pairs)
                 return
-            if pairs:
-                raise WeftError(f"{source} is an encoder without a head: it embeds one text, and has no use for --pair")
-            _embed(model, text, chat or beams > 1, source, **embedding)
+            _embed(model, text, source, **embedding)
             return
-        if pairs or any(value is not None for value in embedding.values()):
-            options_of_encoders = "--pooling, --normalize, --prompt-name, --truncate-dim and --pair"
-            raise WeftError(f"{source} is not an encoder: {options_of_encoders} apply to encoders only")
         if assistant is not None:
             options["assistant"] = _assistant(assistant, device, threads, trust)
         before = [] if system is None else [{"role": "system", "content": system}]
@@ -245,11 +234,12 @@ def _assistant(folder: str, device: str, threads: int | None, trust: bool) -> Ge
     return model
 
 
-def _embed(model: Encoder, prompt: str | list[int] | None, answer: bool, source: str, **options: Any) -> None:
+def _embed(model: Encoder, prompt: str | list[int], source: str, **options: Any) -> None:
     import json
 
-    if answer or prompt is None:
-        raise WeftError(f"{source} is an encoder: it embeds a --prompt, and has no answer for --chat or --beams")
+    name = options["prompt_name"]
+    if name is not None and not model.prompt(name) and not model.prompt():
+        raise WeftError(f"{source} has no prompt called {name} that goes before a text: leave out --prompt-name")
     echo(json.dumps([float(x) for x in model.encode([prompt], **options)[0]]))
 
 
@@ -281,7 +271,11 @@ def timing(result: Result) -> str:
 
 
 def _talk(conversation: Conversation, options: dict[str, Any]) -> None:
-    """A conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends."""
+    """A conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends. Raises WeftError on options that no message
+    can have."""
+    from weft.backends.runtime.core.sampling import Sampling, SamplingOptions
+
+    Sampling.chosen(**{name: options[name] for name in SamplingOptions.__annotations__ if name in options})
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() its line editing where the platform has it
     from weft.backends.runtime.text.tokenizer import check_text

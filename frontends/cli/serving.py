@@ -106,7 +106,7 @@ def serve_command(
             hosts=LOOPBACK | {host.lower()} if local else None,
         )
         with opened_model(
-            source, device, threads, target, adapters, without, None, text=True, trust=trust, check=check
+            source, device, threads, target, adapters, without, None, text=True, trusted=[source] * trust, check=check
         ) as model:
             server = Server(model, listening, settings)
             if not local and key is None:

@@ -45,7 +45,7 @@ from .mixers import (
     TransientGlobalAttention,
 )
 from .models import Decoder, Encoder, MaskScaling
-from .outputs import Dense, SentencePooling, UnitLength
+from .outputs import Dense, SentencePooling, UnitLength, WeightedLayerPooling
 from .position_bias import ALiBi, RelativeTable, SinusoidalDistances, T5Bias, TransientGlobals
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
@@ -148,6 +148,7 @@ __all__ = [
     "TransientGlobalAttention",
     "TransientGlobals",
     "UnitLength",
+    "WeightedLayerPooling",
     "building",
     "contribute",
     "embedding",

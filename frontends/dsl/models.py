@@ -13,7 +13,7 @@ from weft.ir.graph import Graph, Value
 from weft.ir.ops.elementwise import masked
 from weft.ir.types import TensorType, dtypes, sizes
 
-from .build import Layer, current, module, named, param, provided, providing, traced
+from .build import Layer, current, keep, module, named, param, provided, providing, traced
 from .checks import (
     need,
     need_few,
@@ -95,7 +95,8 @@ def in_order(x: Value) -> Iterator[None]:
 
 def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
     """The layers, to which the model provides its `position_bias`, x as ``embedded``, and to each its part of
-    `per_layer`."""
+    `per_layer`; x and what each makes of it are kept as ``hidden_states``."""
+    states = [x]
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
     with providing(embedded=x, **facts):
         for i, layer in enumerate(_stack(model)):
@@ -103,7 +104,8 @@ def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) ->
                 y = named(layer, f"layers.{i}")(x)
             if y.type != x.type:
                 raise WeftError(f"layers.{i} makes {y.type} of {x.type}; the layers of a model are equally wide")
-            x = y
+            states.append(x := y)
+    keep("hidden_states", *states)
     return x
 
 
@@ -319,7 +321,7 @@ class Encoder(Displayable):
             first = ops.squeeze(ops.slice(x, axis=1, start=0, stop=1), axes=(1,), name="first_token")
             outputs["pooler_output"] = ops.tanh(linear(first, self.dim, "pooler", bias=True), name="pooled")
         if self.sentence is not None:
-            outputs["sentence_embedding"] = self.sentence(x, attention_mask)
+            outputs["sentence_embedding"] = self.sentence(x, attention_mask, input_ids)
         if self.head is not None:
             outputs |= self.head(x, input_ids, attention_mask, outputs.get("pooler_output"), table)
         return outputs

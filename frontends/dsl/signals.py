@@ -33,9 +33,9 @@ class ImageEncoder(Displayable):
 
     `pooler` makes a second output: dense, tanh(W x₀ + b) of the first token; first, that token, through `pool_norm` if
     given (CLIP); attention, a learned query that attends to all by the attention of `pooler_block`, whose norm and
-    feed-forward follow (SigLIP); none. Parameters: ``patches.weight`` [dim, channels, patch, patch], with `patch_bias`
-    ``patches.bias``, ``prefix`` [prefix_tokens, dim], ``registers`` [registers, dim], ``positions.weight``
-    [prefix_tokens + patches, dim].
+    feed-forward follow (SigLIP); none. `projection` adds image_embeds, that output mapped to this width; 0 leaves it as
+    it is. Parameters: ``patches.weight`` [dim, channels, patch, patch], with `patch_bias` ``patches.bias``, ``prefix``
+    [prefix_tokens, dim], ``registers`` [registers, dim], ``positions.weight`` [prefix_tokens + patches, dim].
     """
 
     image: int
@@ -52,23 +52,22 @@ class ImageEncoder(Displayable):
     pooler: str = "none"
     pooler_block: Layer | None = None
     pool_norm: Norm | None = None
+    projection: int | None = None
     head: TaskHead | None = None
 
     def __post_init__(self) -> None:
         need_whole(self, "image", "patch", "dim", "channels")
-        need_whole(self, "prefix_tokens", "registers", least=0)
+        need_whole(self, "prefix_tokens", "registers", "projection", least=0)
         need(self, self.image % self.patch == 0, f"patch={self.patch} does not divide image={self.image}")
         if isinstance(self.layers, int):
             need_few(self, "layers")
             need(self, self.block is not None, f"layers={self.layers} needs a block to repeat")
         need_modules(self, "embed_norm", "final_norm", "pool_norm", "pooler_block")
         need_one_of(self, "pooler", POOLERS)
-        needs = {
-            "attention": self.pooler_block is not None,
-            "dense": self.prefix_tokens > 0,
-            "first": self.prefix_tokens > 0,
-        }
-        need(self, needs.get(self.pooler, True), f"pooler={self.pooler!r} needs a prefix token or a pooler_block")
+        needs = {"attention": self.pooler_block is not None, "none": self.projection is None}
+        needs |= dict.fromkeys(("dense", "first"), self.prefix_tokens > 0)
+        told = "needs a prefix token or a pooler_block, and a projection one of both"
+        need(self, needs[self.pooler], f"pooler={self.pooler!r} {told}")
 
     @property
     def patches(self) -> int:
@@ -77,7 +76,7 @@ class ImageEncoder(Displayable):
 
     def __call__(self, pixel_values: Value) -> dict[str, Value]:
         """pixel_values [batch, channels, image, image] → last_hidden_state [batch, tokens, dim], and with a pooler
-        pooler_output [batch, dim]."""
+        pooler_output [batch, dim], with `projection` image_embeds."""
         batch, width = pixel_values.shape[0], self.dim
         kernel = param("patches.weight", (width, self.channels, self.patch, self.patch))
         bias = param("patches.bias", (width,), fill(0.0)) if self.patch_bias else None
@@ -99,7 +98,9 @@ class ImageEncoder(Displayable):
             x = x if self.final_norm is None else self.final_norm(x)
             outputs = {"last_hidden_state": x}
             if self.pooler != "none":
-                outputs["pooler_output"] = self._pooled(x, batch)
+                outputs["pooler_output"] = pooled = self._pooled(x, batch)
+                if (to := self.projection) is not None:
+                    outputs["image_embeds"] = linear(pooled, to, "projection") if to else pooled
         return outputs if self.head is None else outputs | self.head(x, pooled=outputs.get("pooler_output"))
 
     def _spread(self, tokens: Value, batch: sizes.Size) -> Value:

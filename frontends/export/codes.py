@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.backends.options import no_effect
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Reshape
 from weft.ir.recipes.blocks import BlockRecipe, Stored, block_layout, in_file
@@ -85,16 +86,20 @@ def choose(
     never keep codes, which is no reason against the others.
 
     Raises:
-        WeftError: if "codes" finds none to keep.
+        WeftError: if "codes" finds none to keep, or "float" none to leave.
     """
     kept: dict[str, Codes] = {}
+    if weights == "float":
+        matrices = (made.recipe for made in tensors.values() if len(made.shape) > 1)
+        if not any(isinstance(_layout(recipe, reader)[1], BlockLayout) for recipe in matrices):
+            raise no_effect("--weights float", "no weights are quantized")
+        return kept
     refused: list[Refused] = []
     for key, made in tensors.items():
         quantized = made.recipe.has(BlockRecipe)
-        if weights == "float" or len(made.shape) < 2 or key in aside or not (quantized or weights == "codes"):
+        if len(made.shape) < 2 or key in aside or not (quantized or weights == "codes"):
             continue
-        recipe = _by_rows(in_file(made.recipe), reader)
-        layout = block_layout(recipe, reader)
+        recipe, layout = _layout(made.recipe, reader)
         if isinstance(layout, BlockLayout):
             found = Codes(recipe, layout, made.shape)
             reason = refusal(key, found)
@@ -114,6 +119,12 @@ def choose(
     if refused:
         note(f"written as floats: {_listed(refused)}")
     return kept
+
+
+def _layout(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, BlockLayout | str]:
+    """Return `recipe` in whole rows of what the file has, and the layout of its codes, or why it has none."""
+    rows = _by_rows(in_file(recipe), reader)
+    return rows, block_layout(rows, reader)
 
 
 def counted_layouts(kept: Mapping[str, Codes]) -> str:

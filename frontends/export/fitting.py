@@ -85,8 +85,9 @@ def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: 
 
 
 def _without_pooling(graph: Graph) -> Graph:
-    """`graph` without a sentence embedding: files beside the config say how states are pooled."""
-    if "sentence_embedding" not in graph.outputs or len(graph.outputs) == 1:
+    """`graph` without a sentence embedding that files beside the config describe."""
+    modules = (graph.meta.get("sentence") or {}).get("modules", [{"type": "Pooling"}] * ("pooling" in graph.meta))
+    if "sentence_embedding" not in graph.outputs or all(module["type"] != "Pooling" for module in modules):
         return graph
     plain = graph.clone()
     del plain.outputs["sentence_embedding"]

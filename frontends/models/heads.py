@@ -16,7 +16,7 @@ from .left_out import LeftOut, several
 from .tables.family import Config, Family, Fetch, Names, Rule, key
 from .tables.settings import ACTIVATIONS, Settings, norm_of
 
-_CLASS = re.compile(r"(?:For[A-Z]\w*|(?:With)?LMHeadModel|DoubleHeadsModel|WithProjection)$")
+_CLASS = re.compile(r"(?:For[A-Z]\w*|(?:With)?LMHeadModel|DoubleHeadsModel)$")
 GENERATES = ("ForCausalLM", "LMHeadModel", "WithLMHeadModel", "ForConditionalGeneration")
 BASE = "that of the base model"  # for an activation
 ENCODER_ALONE = ("t5", "mt5", "umt5")  # whose checkpoints may have the encoder only

@@ -40,6 +40,7 @@ class LeftOut:
 
 # Checkpoint tensors that a table knows and no graph reads, by the reason.
 _REASONS = {
+    "of the other encoder of a pair": r"(vision|text)_model\..*|(visual|text)_projection\..*|logit_(scale|bias)",
     "a buffer that the graph computes": r".*(inv_freq|position_ids|masked_bias|attn\.bias|attention\.bias|rot_embd"
     r"|rope_f\w+\.weight|\.version)",
     "of further layers, which predict several tokens ahead": r".*(mtp|nextn|layers\.\d+)\..*|blk\..*",

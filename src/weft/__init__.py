@@ -90,6 +90,7 @@ _PUBLIC = {
         "TransientGlobalAttention",
         "TransientGlobals",
         "UnitLength",
+        "WeightedLayerPooling",
         "XIELU",
         "building",
         "contribute",

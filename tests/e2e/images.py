@@ -1,4 +1,4 @@
-"""The tiny encoders of images of the table test, and the texts beside them."""
+"""The tiny encoders of images of the table test, those of texts beside them, and pairs of both."""
 
 from __future__ import annotations
 
@@ -43,3 +43,14 @@ TEXTS: dict[str, Row] = {
     "siglip-text": Row("SiglipTextModel", TEXT),
 }
 TOWERS = IMAGES | TEXTS
+
+
+def pair(model: str, **text: int) -> Row:
+    return Row(model, {"text_config": TEXT | text, "vision_config": IMAGE, "projection_dim": 20})
+
+
+PAIRS: dict[str, Row] = {  # CLIP's vector is that of the first end of a text, or of the largest id where that is 2
+    "clip": pair("CLIPModel", eos_token_id=7),
+    "clip-largest": pair("CLIPModel"),
+    "siglip": pair("SiglipModel", projection_size=20),
+}

@@ -139,8 +139,8 @@ def test_tiles_of_fp8_stay_so(tmp_path: Path) -> None:
     assert report.weight_bytes < 0.4 * wide.weight_bytes
     found = weft.load(tmp_path / "kept", trust=True).logits(IDS[0].tolist())[None]
     assert error(found, by_transformers(plain)) < TOLERANCE
-    (note,) = weft.compile(folder, tmp_path / "out", keep_blocks="all").notes
-    assert "f8e4m3_128: its codes are floats" in note
+    with pytest.raises(WeftError, match=r"--keep-blocks all has no effect.* f8e4m3_128: its codes are floats"):
+        weft.compile(folder, tmp_path / "out", keep_blocks="all")
 
 
 def test_rows_that_are_no_whole_tiles_are_widened(tmp_path: Path) -> None:

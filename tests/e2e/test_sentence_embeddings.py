@@ -94,7 +94,7 @@ def test_half_precision(tmp_path: Path) -> None:
     assert error(vectors[1], vectors[0]) < 1e-2
 
 
-@pytest.mark.parametrize("mode", ["cls", "max", "mean", "mean_sqrt_len", "weighted", "last"])
+@pytest.mark.parametrize("mode", ["cls", "max", "mean", "mean_sqrt_len", "weighted", "last", "token", "end"])
 def test_vectors_have_the_dtype_of_the_weights(mode: str) -> None:
     """In bf16 too, so that layers after the pooling take them."""
     model = Encoder(9, 8, 1, Block(FourierMixing()), sentence=SentencePooling(mode, after=(Dense(4),)))
@@ -112,6 +112,8 @@ def test_written_folders_keep_their_model(tmp_path: Path) -> None:
 def test_unknown_modes_are_refused() -> None:
     with pytest.raises(WeftError, match="mode='sum'"):
         SentencePooling("sum")
+    with pytest.raises(WeftError, match=r"must be of cls, max, mean, weighted, last, mean_sqrt_len$"):
+        SentencePooling(("cls", "token"))
     wrong: Any = 3
     with pytest.raises(WeftError, match="sentence="):
         Encoder(9, 4, 1, Block(FourierMixing()), sentence=wrong)

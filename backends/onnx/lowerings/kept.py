@@ -7,7 +7,7 @@ from weft.ir.graph import Graph, Node, Param
 from weft.ir.types.block_layouts import BlockLayout
 
 from ...blocks import candidates, counted, is_quantized, kept_layout
-from ...options import ARITHMETIC
+from ...options import ARITHMETIC, KEEP_BLOCKS
 from ...targets import Backend
 from . import dequantized, quantized, quantized_experts
 
@@ -56,12 +56,21 @@ def given_up(graph: Graph, target: Backend) -> list[str]:
 
 
 def rounds_activations(graph: Graph, target: Backend) -> bool:
-    """Return whether products by quantized weights round activations to 8 bits: on CPUs, unless f32 is asked for."""
-    fast = target.device == "cpu" and graph.meta.get(ARITHMETIC) != "f32"
-    return fast and any(is_quantized(weight) for weight in keeps(graph, target))
+    """Return whether products by quantized weights round activations to 8 bits: on CPUs, if not in f32."""
+    return target.device == "cpu" and any(is_quantized(weight) for weight in keeps(graph, target))
 
 
-def no_blocks(graph: Graph, target: Backend) -> str:
-    """Return why --keep-blocks keeps none."""
-    reasons = (quantized.product_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
-    return next((reason for reason in reasons if reason), "there is no such linear map")
+def idle(graph: Graph, target: Backend) -> dict[str, str]:
+    """Return which of KEEP_BLOCKS and ARITHMETIC are asked of `graph` and change nothing, with the reason."""
+    reasons = dict[str, str]()
+    if graph.meta.get(KEEP_BLOCKS) and all(map(is_quantized, keeps(graph, target))):
+        refusals = (quantized.product_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
+        why = next((reason for reason in refusals if reason), "no linear map has blocks of a checkpoint")
+        reasons[KEEP_BLOCKS] = f"no weights keep their blocks: {why}"
+    if asked := graph.meta.pop(ARITHMETIC, ""):
+        if not rounds_activations(graph, target):
+            reasons[ARITHMETIC] = (
+                "activations are rounded for codes that --weights or a pass made, and the model keeps none"
+            )
+        graph.meta[ARITHMETIC] = asked
+    return reasons

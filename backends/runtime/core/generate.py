@@ -118,7 +118,7 @@ class Generator:
         and the tokens are those that come without drafts (see `speculation`).
 
         Raises WeftError on an empty prompt, one longer than the model's maximum, tokens outside the vocabulary,
-        arguments outside their range, and text where there is no tokenizer.
+        arguments outside their range or without effect beside the others, and text where there is no tokenizer.
         """
         batch = prompts_of(prompt)
         if not batch:
@@ -127,11 +127,14 @@ class Generator:
         if beams > 1:
             if sampling or stop:
                 raise WeftError(f"beams is {beams}: a beam search takes neither stop strings nor sampling options")
-            if prompt_lookup_num_tokens or assistant is not None:
+            known = Speculation.num_assistant_tokens
+            if prompt_lookup_num_tokens or assistant is not None or num_assistant_tokens != known:
                 raise WeftError(f"beams is {beams}: a beam search drafts no tokens")
             return self._search(batch, max_tokens, self._chunk(chunk), how)
+        if how != Beams():
+            raise WeftError("length_penalty and early_stopping are rules of a beam search: give beams above 1")
         drafts = self._speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
-        rows, run = self._start(batch, max_tokens, stop, self._chunk(chunk), Sampling(**sampling), drafts)
+        rows, run = self._start(batch, max_tokens, stop, self._chunk(chunk), Sampling.chosen(**sampling), drafts)
         for _ in run:
             pass
         return [row.result for row in rows]
@@ -157,7 +160,7 @@ class Generator:
             raise WeftError("stream takes one prompt, a text or a list of token ids; use generate for a batch")
         _ = self.tokenizer  # without one there is no text to stream: say so now
         drafts = self._speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
-        (row,), run = self._start([prompt], max_tokens, stop, self._chunk(chunk), Sampling(**sampling), drafts)
+        (row,), run = self._start([prompt], max_tokens, stop, self._chunk(chunk), Sampling.chosen(**sampling), drafts)
         return Stream(row.result, (piece for _ in run if (piece := row.take())))
 
     def logits(self, ids: Sequence[int], chunk: int | None = None) -> Floats:

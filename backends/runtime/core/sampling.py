@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,22 @@ class Sampling:
         for name, (good, expected) in in_range.items():
             if not good:
                 raise WeftError(f"{name} is {getattr(self, name)}, but it must be {expected}")
+
+    @classmethod
+    def chosen(cls, **options: Unpack[SamplingOptions]) -> Sampling:
+        """Return the sampling that a caller's `options` ask for.
+
+        Raises WeftError on a value outside its range, and on one without effect: a filter or a seed at temperature 0.
+        """
+        sampling = cls(**options)
+        for name in ("top_k", "top_p", "min_p", "seed"):
+            value = getattr(sampling, name)
+            if sampling.temperature == 0 and value != getattr(cls, name):
+                raise WeftError(
+                    f"{name} is {value}, but nothing is sampled at temperature 0: give a temperature above 0, or leave "
+                    f"out {name}"
+                )
+        return sampling
 
     @property
     def adjusts(self) -> bool:

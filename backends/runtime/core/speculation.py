@@ -88,7 +88,7 @@ class Speculation:
     """The source of drafts: the text itself, up to `prompt_lookup_num_tokens` at a time, or the model `assistant`, up
     to `num_assistant_tokens`.
 
-    Raises WeftError on a number outside its range.
+    Raises WeftError on a number outside its range, and on one of tokens of an assistant that is not there.
     """
 
     prompt_lookup_num_tokens: int = 0
@@ -99,6 +99,8 @@ class Speculation:
         if self.prompt_lookup_num_tokens != 0:
             check_count("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens)
         check_count("num_assistant_tokens", self.num_assistant_tokens)
+        if self.assistant is None and self.num_assistant_tokens != Speculation.num_assistant_tokens:
+            raise WeftError(f"num_assistant_tokens is {self.num_assistant_tokens}, but there is no assistant: give one")
         if self.prompt_lookup_num_tokens and self.assistant is not None:
             raise WeftError("tokens are drafted by prompt look-up or by an assistant: give one of them")
 

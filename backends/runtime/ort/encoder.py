@@ -78,6 +78,10 @@ class Encoder(Tasks):
         check_count("batch", batch)
         if truncate_dim is not None:
             check_count("truncate_dim", truncate_dim)
+        if pooled == "none" and truncate_dim is not None:
+            raise WeftError('truncate_dim shortens vectors of texts, and with pooling "none" there are none')
+        if prompt is not None and prompt_name is not None:
+            raise WeftError("prompt is a text, and prompt_name a prompt of the model: give one of them")
         given = prompts_of(texts)
         before = self.prompt(prompt_name, prompt)
         if (prompt or prompt_name) and before and any(map(is_ids, given)):
@@ -90,6 +94,8 @@ class Encoder(Tasks):
             raise WeftError(
                 f"{self.folder}: its graph ends with vectors of unit length: choose a pooling to have others"
             )
+        if made and (pad := self.embedding.pad) is not None:
+            rows = [row + [pad] * (self.max_length - len(row)) for row in rows]
         for some in self.batches(list(map(len, rows)), batch):
             states = self._made([rows[row] for row in some], SENTENCE if made else HIDDEN, skipped)
             for row, of_row in zip(some, states, strict=True):

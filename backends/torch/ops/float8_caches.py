@@ -59,9 +59,8 @@ def untold(graph: Graph) -> list[str]:
     """Describe the caches that are not in FP8 though that is asked for, and those whose scales are 1."""
     if graph.meta.get(CACHE_DTYPE) != "fp8":
         return []
-    attentions = [n for n in graph.nodes if n in cached_nodes(graph) and "v" in {o.name for o in n.op.operands}]
     found = []
-    for node in attentions:
+    for node in attentions(graph):
         where = f"%{node.output.name}"
         if not in_float8(node):
             found.append(f"{where} keeps its latents as they are: their scales would be those of no head")
@@ -69,6 +68,11 @@ def untold(graph: Graph) -> list[str]:
         reasons = {role: recipe(node, role)[1] for role in "kv"}
         found += [f"{where} keeps {role} with a scale of 1: {why}" for role, why in reasons.items() if why]
     return found
+
+
+def attentions(graph: Graph) -> list[Node]:
+    """List the attentions that keep keys and values."""
+    return [n for n in graph.nodes if n in cached_nodes(graph) and "v" in {o.name for o in n.op.operands}]
 
 
 def _own(branch: Branch, whole: Param) -> Recipe:

@@ -17,7 +17,8 @@ from weft.ir.recipes.blocks.parts import wide
 from weft.ir.types import TensorType, dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
-from ...blocks import NOT_ASKED, kept_layout
+from ...blocks import NOT_ASKED, is_quantized, kept_layout
+from ...options import KEEP_BLOCKS
 from ..kernels.shared.codes import TILE, words
 
 
@@ -99,6 +100,15 @@ def widened(graph: Graph) -> list[str]:
     weights = {v: None for n in graph.nodes if n.op is ops.linear and (v := n.operand("weight")) is not None}
     reasons = ((w.name, kept(w)) for w in weights)
     return [f"{name} is widened: {reason}" for name, reason in reasons if isinstance(reason, str) and reason]
+
+
+def widens_all(graph: Graph) -> str:
+    """Return why none of the blocks that --keep-blocks asks for stay; "" if some do, or none are asked for."""
+    if not graph.meta.get(KEEP_BLOCKS) or any(
+        isinstance(kept(param), BlockLayout) and not is_quantized(param) for param in graph.params.values()
+    ):
+        return ""
+    return f"no weights keep their blocks: {next(iter(widened(graph)), 'no linear map has blocks of a checkpoint')}"
 
 
 def _reads(node: Node, weight: Param, home: str) -> bool:

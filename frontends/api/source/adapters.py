@@ -23,9 +23,7 @@ from ...formats.weft.model_folder import GRAPH, read_model
 from ...model import Model
 
 
-def load_with_adapters(
-    source: Any, adapters: Sequence[str | Path] = (), family: str | None = None, without: Sequence[str] = ()
-) -> Model:
+def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family: str | None = None) -> Model:
     """The model of the folder `source`, or of the base of the adapter in it, with `adapters` merged; read as one of
     `family` if given.
 
@@ -56,24 +54,25 @@ def load_with_adapters(
             given = [path, *given]
     before = stamps(file for home in (base, *given) for file in (*home.iterdir(), *home.glob("*/*")))
     if (base / GRAPH).is_file():
+        if family is not None:
+            raise WeftError(f"{source}: --as is for a folder whose config says what it is, and {GRAPH} says that here")
         return _with_graph(str(source), base, given, before)
     folder, loaded, merged = load_folder(base, given, family)
     names = ", ".join(adapter.path.name for adapter in merged)
     lower = folder.sentence is not None and folder.sentence.facts["do_lower_case"]
-    home = _tokenizer_home(folder.path, given)
+    home, reads_texts = _tokenizer_home(folder.path, given), loaded.graph.meta["kind"] != "image-encoder"
     own = folder.files if home == folder.path else [f for f in folder.files if f not in folder.tokenizer_files]
     lent = tokenizer_files(home) if home != folder.path else []
     files = (*own, *lent, *(file for adapter in merged for file in adapter.files))
     return Model(
         spec=str(source),
         description=f"Hugging Face folder {base.name}" + (f" with adapter {names}" if names else ""),
-        tokenizer=partial(copy_tokenizer, home, lower=lower) if tokenizer_files(home) else None,
+        tokenizer=partial(copy_tokenizer, home, lower=lower) if reads_texts and tokenizer_files(home) else None,
         files=files,
         stamps={file: before[file] for file in files if file in before},
         notes=folder.notes,
         adapters=tuple(adapter.path for adapter in merged),
         family=family,
-        without=tuple(without),
         **vars(loaded),
     )
 

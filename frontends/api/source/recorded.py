@@ -33,7 +33,7 @@ def recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Mode
         if code.is_file() and hashes.get(code.name) != sha256(code):
             raise _changed(folder, spec, [code.name])
     try:
-        model = load_source(spec, seed, adapters, family, without)
+        model = load_source(spec, seed or None, adapters, family, without)
     except WeftError as error:
         raise WeftError(f"{folder} was compiled from {spec}, which cannot be read again: {error}") from error
     now = model.hashes()

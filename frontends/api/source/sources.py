@@ -23,7 +23,7 @@ from ...model import Model, SourceLike
 
 def load_source(
     source: SourceLike,
-    seed: int = 0,
+    seed: int | None = None,
     adapters: Sequence[str | Path] = (),
     family: str | None = None,
     without: Sequence[str] = (),
@@ -33,25 +33,32 @@ def load_source(
     A preset ("gpt2"), an architecture file ("model.py" or "model.py:Mistral"), a Hugging Face folder (or the id of a
     repository in the local hub cache), a model folder of ``weft opt``, a .gguf file, or a file of IR text; in Python
     also a `Decoder`, an `Encoder` or any object with such a ``graph`` method, a `Graph`, or a `Model`. Without a
-    checkpoint, parameters get their declared random initialization with `seed`. The PEFT adapters in the folders
-    `adapters` are merged into the weights of a Hugging Face folder, or of one that target transformers wrote, one after
-    the other; the folder of an adapter whose base is here is a source itself. A Hugging Face folder is read as a model
-    of `family`, whatever type its config says, if given. `without` names parts that may be left out although the model
-    then computes something else (see `weft.frontends.models.left_out`).
+    checkpoint, parameters get their declared random initialization with `seed`, 0 if None. The PEFT adapters in the
+    folders `adapters` are merged into the weights of a Hugging Face folder, or of one that target transformers wrote,
+    one after the other; the folder of an adapter whose base is here is a source itself. A Hugging Face folder is
+    read as a model of `family`, whatever type its config says, if given. `without` names parts that may be left out
+    although the model then computes something else (see `weft.frontends.models.left_out`).
 
     Raises:
-        WeftError: saying what is wrong with the source, or what can be one.
+        WeftError: saying what is wrong with the source, or what can be one, or if nothing is drawn with `seed`.
     """
-    if seed < 0:
+    if seed is not None and seed < 0:
         raise WeftError(f"seed is {seed}, but it must be at least 0")
+    model = _load(source, seed or 0, adapters, family)
+    if seed is not None and (model is source or model.module is None or not model.random_init):
+        raise WeftError(f"seed is {seed}, but nothing is drawn with it: the weights of {model.description} are given")
+    return replace(model, without=tuple(without)) if without else model
+
+
+def _load(source: SourceLike, seed: int, adapters: Sequence[str | Path], family: str | None) -> Model:
     if adapters or family is not None:
         from .adapters import load_with_adapters
 
-        return load_with_adapters(source, adapters, family, without)
+        return load_with_adapters(source, adapters, family)
     if isinstance(source, Model):
-        return replace(source, without=tuple(without)) if without else source
+        return source
     if isinstance(source, Graph):
-        return Model(source, source.name, f"graph {source.name}", seed, random_init=_is_random(source))
+        return Model(source, source.name, f"graph {source.name}", random_init=_is_random(source))
     if not isinstance(source, (str, Path)):
         kind = type(source).__name__
         if not callable(getattr(source, "graph", None)) or isinstance(source, type):
@@ -67,10 +74,10 @@ def load_source(
     if path.suffix == ".gguf":
         return _from_gguf(spec, path)
     if path.is_dir():
-        return _from_folder(spec, path, without)
+        return _from_folder(spec, path)
     if path.is_file():
         return _from_text(spec, path)
-    return _from_name(spec, seed, without)
+    return _from_name(spec, seed)
 
 
 def architecture_file(spec: str) -> Path | None:
@@ -96,7 +103,7 @@ def _from_gguf(spec: str, path: Path) -> Model:
     )
 
 
-def _from_folder(spec: str, path: Path, without: Sequence[str]) -> Model:
+def _from_folder(spec: str, path: Path) -> Model:
     from ...formats.hf.adapter import is_adapter
     from ...formats.weft.model_folder import GRAPH, read_model
     from .adapters import load_with_adapters
@@ -107,7 +114,7 @@ def _from_folder(spec: str, path: Path, without: Sequence[str]) -> Model:
         raise WeftError(
             f"{path} is compiled already: `weft run {path}` runs it; to compile anew, name what it came from"
         )
-    return load_with_adapters(spec, without=without)
+    return load_with_adapters(spec)
 
 
 def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
@@ -199,13 +206,13 @@ def _reader(path: Path, adapters: Sequence[Path]) -> TensorReader:
     return join_adapters(base, adapters) if adapters else base
 
 
-def _from_name(spec: str, seed: int, without: Sequence[str]) -> Model:
+def _from_name(spec: str, seed: int) -> Model:
     from ...models.presets import PRESETS
 
     if spec in PRESETS:
         return _initialized(PRESETS[spec].model(), spec, spec, f"preset {spec}", seed)
     if (snapshot := hub_snapshot(spec)) is not None:
-        return _from_folder(spec, snapshot, without)
+        return _from_folder(spec, snapshot)
     if HUB_ID.fullmatch(spec) and not Path(spec).parent.is_dir():
         raise WeftError(
             f"{spec!r} is neither a preset nor an existing file or folder; as a Hugging Face repository id, it is "

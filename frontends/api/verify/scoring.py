@@ -19,8 +19,8 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
 from weft.passes.runner import Progress
 
+from .errors import log_softmax
 from .internals import internals_of, stock_inputs
-from .verification import log_softmax
 
 _NUMBERS = 1 << 22  # logits of a chunk: tokens × vocabulary
 _LINES = 32  # that an encoder reads together

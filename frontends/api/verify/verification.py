@@ -9,7 +9,6 @@ the prompt with their encoder, and answer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +26,6 @@ from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
 from weft.ir.recipes.readers import Array
-from weft.ir.types import dtypes
 from weft.passes import parse_pipeline, run_passes
 from weft.passes.library.cleanup.quiet_routers import noises
 from weft.passes.runner import Progress
@@ -36,6 +34,7 @@ from ...model import Model
 from ...models.tables.rope_config import at_length
 from ..rewriting import rewrite
 from ..source.recorded import recorded_source
+from .errors import divergences, relative_error, tolerated
 from .internals import Internals, internals_of, layer_of, size_of, stock_inputs
 from .stored import WeightCheck, check_weights, quantizes
 
@@ -151,7 +150,8 @@ def verify_folder(
     if isinstance(runnable, Encoder):
         got, at = runnable.hidden([ids])[0], list(range(len(ids)))
         names = [name for name in runnable.outputs if name != HIDDEN]
-        others = dict(zip(names, runnable.run([ids], [[0] * len(ids)], names), strict=True))
+        if names:  # ONNX Runtime returns all outputs if none is named
+            others = dict(zip(names, runnable.run([ids], [[0] * len(ids)], names), strict=True))
         texts = _Texts(ids, source, len(ids))
     else:
         if runnable.decoder.start is not None:
@@ -213,45 +213,6 @@ def _compete(model: Model, tokens: int) -> bool:
     """Return whether experts choose among the `tokens` tokens of a call, or have a capacity."""
     routers = (node for node in model.graph.nodes if node.op in COMPARING)
     return any(n.op is ops.expert_choice or (n.attrs["capacity"] or 0) < tokens for n in routers)
-
-
-def tolerated(dtype: str, layers: int, reduction: int, rounded: bool = False, bits: int | None = None) -> float:
-    """The largest relative error that rounding explains: 4 √(2·layers) · (ε(f32) √reduction + ε(dtype)).
-
-    Where activations are `rounded` to 8 bits for products by quantized weights, ε is 1/127: each is off by half of that
-    part of the largest of its group.
-
-    Sums of `reduction` products are kept in f32 and err like a random walk; what is stored in `dtype` between them, and
-    the weights, are rounded once; each of the two sublayers of a layer adds its error to the residual independently.
-
-    With a cache of codes of `bits` bits a number that lies between two codes falls to either. An error η of numbers up
-    to n = 2^{bits−1} − 1 steps moves a share 2ηn of them by a step, 1/n: √(2η/n) in the root mean square. That is an
-    error of the numbers of later layers, of which it moves some in turn.
-    """
-    stored = 1 / 127 if rounded else 0.0 if dtype == "f32" else dtypes.parse(dtype).eps
-    error = dtypes.f32.eps * math.sqrt(reduction) + stored
-    if bits is not None:
-        steps = (1 << bits - 1) - 1
-        error += math.sqrt(2 * math.sqrt(2 * error / steps) / steps)
-    return 4 * math.sqrt(2 * max(layers, 1)) * error
-
-
-def relative_error(got: Array, want: Array) -> float:
-    """The largest difference over the largest number of `want`."""
-    return float(np.abs(got - want).max() / max(np.abs(want).max(), np.finfo(np.float64).tiny))
-
-
-def divergences(want: Array, got: Array) -> Array:
-    """KL divergence of softmax(got) from softmax(want), per row, in nats."""
-    p, q = log_softmax(want), log_softmax(got)
-    return np.asarray((np.exp(p) * (p - q)).sum(-1))
-
-
-def log_softmax(x: Array) -> Array:
-    """In float64, along the last axis."""
-    x = x.astype(np.float64)
-    x = x - x.max(-1, keepdims=True)
-    return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
 
 
 def _source(folder: Path, manifest: Record, trust: bool, progress: Progress) -> tuple[Model, WeightCheck | None]:
@@ -377,8 +338,9 @@ def _transformed(
         raise WeftError(f"{folder}: transformers cannot load it: {error}") from error
     if task == "multiple-choice":  # one choice
         arguments = {name: ids[:, None] for name, ids in arguments.items()}
+    forward = getattr(net.eval(), "get_text_features", net)  # of a pair of encoders, that of texts
     with torch.no_grad():
-        found = net.eval()(**arguments, output_hidden_states=True)
+        found = forward(**arguments, output_hidden_states=True)
         base = found if task is None else net.base_model(torch.tensor([texts.ids]), output_hidden_states=True)
     halves = (
         [found.encoder_hidden_states, found.decoder_hidden_states] if texts.source else [base.get("hidden_states", ())]
@@ -392,6 +354,8 @@ def _transformed(
     others = (
         {name: v.numpy() for name, v in {**base, **found}.items() if isinstance(v, torch.Tensor)} if encoder else {}
     )
+    if forward is not net:
+        others["sentence_embedding"] = others["pooler_output"]
     return _Reference((base.last_hidden_state if encoder else found.logits)[0].double().numpy(), inside, others)
 
 

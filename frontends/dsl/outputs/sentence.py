@@ -11,7 +11,7 @@ from weft.ir.ops.activation import activate
 from weft.ir.ops.elementwise import masked
 from weft.ir.types import dtypes
 
-from ..build import Layer, module, named
+from ..build import Layer, fill, kept, module, named, param
 from ..checks import need, need_activation, need_whole
 from ..layers import linear
 
@@ -47,14 +47,37 @@ class Dense:
 
 
 @module
+class WeightedLayerPooling:
+    """Σ wᵢ hᵢ / Σ wᵢ over the states of the layers of an `Encoder`, from number `start` on; 0 is the embedding, and the
+    last is what the model returns. The weights are a parameter, ``layer_weights`` [layers + 1 − start]."""
+
+    start: int = 4
+
+    def __post_init__(self) -> None:
+        need_whole(self, "start", least=0)
+
+    def __call__(self, x: Value) -> Value:
+        """x [..., dim], the last state → the same."""
+        states = [*kept("hidden_states")[:-1], x][self.start :]
+        need(self, len(states) > 0, f"start={self.start} is after the last layer")
+        weights = param("layer_weights", (len(states),), fill(1.0))
+        shares = (ops.slice(weights, axis=0, start=i, stop=i + 1) for i in range(len(states)))
+        total, *others = (ops.mul(*pair) for pair in zip(states, shares, strict=True))
+        for other in others:
+            total = ops.add(total, other)
+        return ops.div(total, ops.sum(weights, axes=(0,)), name="layers_averaged")
+
+
+@module
 class SentencePooling:
     """One vector of a text out of those of its tokens, of unit length with `normalize`.
 
     `mode`: their mean, the first (cls), the largest of each number (max), the last, their mean weighted by position, 1
     for the first token (weighted; Muennighoff 2022, SGPT), or their sum over the root of their number (mean_sqrt_len);
-    several are concatenated. The modules `before` change the vectors of tokens, those `after` the vector of the text,
-    which then is normalized. Without `include_prompt`, tokens whose mask is 2 are attended to, but not pooled. A field
-    `sentence` of `Encoder`.
+    several are concatenated. Alone: the first with the id `token`, None for the largest id of a text (token; CLIP), or
+    the last of the batch, padding or not (end; SigLIP). The modules `before` change the vectors of tokens, those
+    `after` the vector of the text, which then is normalized. Without `include_prompt`, tokens whose mask is 2 are
+    attended to, but not pooled. A field `sentence` of `Encoder`.
     """
 
     mode: str | tuple[str, ...] = "mean"
@@ -62,27 +85,36 @@ class SentencePooling:
     before: tuple[Layer, ...] = ()
     after: tuple[Layer, ...] = ()
     include_prompt: bool = True
+    token: int | None = None
 
     def __post_init__(self) -> None:
-        modes = (self.mode,) if isinstance(self.mode, str) else self.mode
+        modes, known = ((self.mode,), ALONE) if isinstance(self.mode, str) else (self.mode, MODES)
         need(
-            self, 0 < len(modes) == sum(m in MODES for m in modes), f"mode={self.mode!r} must be of {', '.join(MODES)}"
+            self, 0 < len(modes) == sum(m in known for m in modes), f"mode={self.mode!r} must be of {', '.join(known)}"
         )
+        need_whole(self, "token", least=0)
         need(self, all(map(callable, (*self.before, *self.after))), "before and after must be lists of modules")
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The mode and the normalization for graph.meta; none if there is more to it."""
-        plain = isinstance(self.mode, str) and self.mode != "mean_sqrt_len" and not (self.before or self.after)
-        return {"pooling": self.mode, "normalize": self.normalize} if plain else {}
+        """The mode and the normalization for graph.meta, if there is no more to it; that all texts are padded to the
+        longest that the model takes."""
+        plain = self.mode in PLAIN and not (self.before or self.after)
+        facts: dict[str, Any] = {"pooling": self.mode, "normalize": self.normalize} if plain else {}
+        return facts | ({"padding": "max_length"} if self.mode == "end" else {})
 
-    def __call__(self, x: Value, mask: Value) -> Value:
-        """x [batch, seq, dim] and mask [batch, seq], 0 for padding on either side → [batch, width]."""
+    def __call__(self, x: Value, mask: Value, ids: Value) -> Value:
+        """x [batch, seq, dim], mask [batch, seq], 0 for padding on either side, ids [batch, seq] → [batch, width]."""
         for i, layer in enumerate(self.before):
             x = named(layer, f"before_{i}")(x)
         whole = pooled = ops.cast(mask, to=dtypes.bool_)
         if not self.include_prompt:
             pooled = ops.equal(mask, ops.affine(mask, by=0, plus=1))
+        if self.mode == "token":
+            largest = ops.max(ids, axes=(1,), keepdims=True)
+            pooled = ops.equal(ids, largest if self.token is None else ops.affine(ids, by=0, plus=self.token))
+        elif self.mode == "end":
+            pooled = ops.equal(ids, ids)
         vectors = [_pool(mode, x, whole, pooled) for mode in ([self.mode] if isinstance(self.mode, str) else self.mode)]
         y = vectors[0] if len(vectors) == 1 else ops.concat(*vectors, axis=1, name="pooled_together")
         for i, layer in enumerate(self.after):
@@ -90,16 +122,19 @@ class SentencePooling:
         return UnitLength()(y) if self.normalize else y
 
 
-MODES = ("cls", "max", "mean", "mean_sqrt_len", "weighted", "last")
+PLAIN = ("cls", "max", "mean", "weighted", "last")  # that `encode` can do by itself
+MODES = (*PLAIN, "mean_sqrt_len")
+ALONE = (*MODES, "token", "end")
 
 
 def _pool(mode: str, x: Value, whole: Value, pooled: Value) -> Value:
     """The vector [batch, dim] of x, of whose tokens `whole` are a text, and `pooled` count, [batch, seq]."""
     if mode == "max":
         return ops.max(masked(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
-    if mode in ("cls", "last"):
-        at = _first(pooled) if mode == "cls" else ops.clip(_last(pooled), low=0)
-        return ops.squeeze(ops.gather_rows(x, at), axes=(1,), name="first_token" if mode == "cls" else "last_token")
+    if mode in ("cls", "last", "token", "end"):
+        first = mode in ("cls", "token")
+        at = ops.clip(_last(_first(pooled) if first else pooled), low=0)
+        return ops.squeeze(ops.gather_rows(x, at), axes=(1,), name="first_token" if first else "last_token")
     one = ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)  # in the dtype of x, when it is another
     weights = masked(ops.unsqueeze(pooled, axes=(2,)), one)
     if mode == "weighted":
@@ -116,6 +151,6 @@ def _last(shown: Value) -> Value:
 
 
 def _first(shown: Value) -> Value:
-    """The position of the first token that is `shown`, [batch, 1]: all that are stand together."""
-    count = ops.sum(ops.cast(shown, to=dtypes.i64), axes=(1,), keepdims=True)
-    return ops.affine(ops.sub(_last(shown), count), plus=1)
+    """Return where the first token that is `shown` is, [batch, seq]."""
+    count = ops.cumsum(ops.cast(shown, to=dtypes.i64), axis=1)
+    return ops.logical_and(shown, ops.equal(count, ops.affine(count, by=0, plus=1)))

@@ -19,7 +19,7 @@ from weft.ir.recipes.blocks import BlockRecipe
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 
-from ...formats.hf import Folder, text_side
+from ...formats.hf import Folder, one_side
 from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, Family, describe
@@ -131,7 +131,7 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
         if config.get("model_type") in FAMILIES:
             idle = {key: Made(Source(key), shapes[key]) for key in model.idle}
             yield replace(_candidate(config["model_type"], config, shapes, source), besides=idle)
-        elif (side := text_side(source)) is not None:
+        elif (side := one_side(source, model.family)) is not None:
             with contextlib.suppress(WeftError):
                 text = {key: value for key, value in side[1].items() if key not in gone}
                 yield _text_alone(side[0], {**text, **_tokens(model)}, shapes)

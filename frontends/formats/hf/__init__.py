@@ -5,8 +5,8 @@ What belongs here knows the folder's layout. Never here: which key means what; t
 
 from __future__ import annotations
 
-from .folder import Folder, load_folder, text_side
+from .folder import Folder, load_folder, one_side
 from .merging import join_adapters
 from .safetensors import SafetensorsReader
 
-__all__ = ["Folder", "SafetensorsReader", "join_adapters", "load_folder", "text_side"]
+__all__ = ["Folder", "SafetensorsReader", "join_adapters", "load_folder", "one_side"]

@@ -18,7 +18,7 @@ from ...models.config_keys import Recorded
 from ...models.families import FAMILIES, Family, Loaded, load
 from ...models.heads import ENCODER_ALONE, encoder_alone, unread_head, with_head, with_tokens
 from ...models.left_out import LeftOut
-from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, REFUSED, SAME
+from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, PAIRS, REFUSED, SAME
 from .adapter import Adapter
 from .contents import OF_TOWERS, lies_in, unread_around, unread_files, unread_generation, unread_towers
 from .merging import load_merged
@@ -178,19 +178,23 @@ def load_folder(
     """
     folder = Folder.open(path)
     source, sentence = str(folder.path / "config.json"), folder.sentence
-    model_type = folder.config.get("model_type") if family is None else family
-    config, towers = dict(folder.config), None
-    if family is not None:
-        table = FAMILIES.lookup(family)
-    elif isinstance(model_type, str) and model_type in FAMILIES:
+    model_type, config, left = folder.config.get("model_type"), dict(folder.config), list[LeftOut]()
+    towers: frozenset[str] | None = None
+    if family is None and isinstance(model_type, str) and model_type in FAMILIES:
         table = FAMILIES[model_type]
-    elif (side := text_side(folder)) is not None:
+    elif (side := one_side(folder, family)) is not None:
         table, config, towers = side
+        for other in PAIRS.get(str(model_type), {}).keys() - {*table.model_types}:
+            left.append(LeftOut("tensors", FAMILIES[other].prefix[:-1], f"--as {other} reads them"))
+    elif family is not None:
+        table = FAMILIES.lookup(family)
     else:
         raise _unknown(folder, source)
     weights, merged, tokens, head = folder.weights(), list[Adapter](), score_tokens(path), None
+    if sentence is not None and sentence.alone and table.settings.get("kind") == "image-encoder":
+        sentence = None  # its files are those of texts
     if sentence is not None:
-        config = sentence.config(config)
+        config = sentence.config(config, table)
         config.pop("architectures", None)  # the base model is what such a folder uses
         table, weights = sentence.table(table, config), sentence.joined(weights)
     elif tokens:
@@ -206,8 +210,8 @@ def load_folder(
     else:
         loaded = load(table, config, weights, source)
     if not tokens:
-        left = [*loaded.ignored, *loaded.unread]
-        head = head or unread_head(table, config, left, "logits" in loaded.graph.outputs)
+        over = [*loaded.ignored, *loaded.unread]
+        head = head or unread_head(table, config, over, "logits" in loaded.graph.outputs)
     if head:
         loaded.left_out[:] = [head, *(part for part in loaded.left_out if part.name != head.name)]
     if loaded.graph.meta.get("task") == "text-classification":
@@ -217,23 +221,27 @@ def load_folder(
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
     if towers is not None:
         _leave_out(towers, loaded, folder.config, config)
-    loaded.left_out.extend(_unread(folder, path))
+    loaded.left_out.extend((*left, *_unread(folder, path)))
     if "logits" in loaded.graph.outputs and "task" not in loaded.graph.meta:
         loaded.left_out.extend(unread_generation(folder.generation))
         if sampling := folder.sampling():
             loaded.graph.meta["sampling"] = sampling
-    loaded.graph.meta.update(folder.token_facts(), **_rope_facts(config), source=origin)
+    own = replace(folder, config=config) if left else folder  # the tokens of a pair are those of its texts
+    loaded.graph.meta.update(own.token_facts(), **_rope_facts(config), source=origin)
     if sentence is not None:
         sentence.describe(loaded.graph)
     return folder, loaded, merged
 
 
-def text_side(folder: Folder) -> tuple[Family, dict[str, Any], frozenset[str]] | None:
-    """The table and the config of the language model in a model of texts and more (LLaVA), and the other modules, whose
-    tensors are left unread; None if there is none of a known family."""
+def one_side(folder: Folder, family: str | None = None) -> tuple[Family, dict[str, Any], frozenset[str] | None] | None:
+    """The table and the config of the language model in a model of texts and more (LLaVA), or of one encoder of a pair
+    (CLIP): that of texts, or `family`; and the other modules of the first, whose tensors are left unread. None if there
+    is none of a known family."""
     kind = folder.config.get("model_type")
+    if isinstance(kind, str) and (family or f"{kind}_text_model") in PAIRS.get(kind, ()):
+        return *_one_of_two(folder, family or f"{kind}_text_model"), None
     text = folder.config.get("text_config", folder.config if f"{kind}_text" in SAME else None)  # Qwen2-VL's is around
-    if kind not in MULTIMODAL or not isinstance(text, Mapping):
+    if family is not None or kind not in MULTIMODAL or not isinstance(text, Mapping):
         return None
     said = f"{kind}_text" if text is folder.config else text.get("model_type")
     family, defaults, fixed = SAME.get(str(said), (str(said), {}, {}))
@@ -274,6 +282,19 @@ def _leave_out(towers: Collection[str], loaded: Loaded, around: Mapping[str, Any
         inside.extend(unread_around(around, read))
     loaded.left_out[:] = [*unread_towers(towers, loaded.ignored), *inside]
     loaded.ignored[:] = [key for key in loaded.ignored if not lies_in(key, towers)]  # these are listed by tower
+
+
+def _one_of_two(folder: Folder, family: str) -> tuple[Family, dict[str, Any]]:
+    """The table and the config of `family`, one encoder of the pair in `folder`."""
+    table, whole = FAMILIES[family], folder.config
+    ours, theirs = ("vision", "text") if "vision" in family else ("text", "vision")
+    unused = (*table.unused, f"{theirs}_model.*", "*_projection.*", "logit_scale", "logit_bias")
+    said: Any = whole.get(f"{ours}_config_dict") or whole.get(f"{ours}_config") or {}  # the older replaces the newer
+    if not isinstance(said, Mapping):
+        raise WeftError(f"{folder.path / 'config.json'}: {ours}_config={said!r:.60} is no mapping")
+    defaults, kind = PAIRS[str(whole["model_type"])][family]
+    own = {"projection_dim": whole.get("projection_dim", 512), "architectures": [kind]}
+    return replace(table, unused=unused), {**defaults, **said, **own}
 
 
 def _rope_facts(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,11 @@ def record(
         "pad_token_id": meta.get("pad_token_id"),
         **{name: meta[name] for name in ANSWER_FACTS if meta.get(name) not in (None, [])},
         **(_of_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
-        **{name: meta[name] for name in ("pooling", "normalize", "sentence", "sampling", *TASK_FACTS) if name in meta},
+        **{
+            name: meta[name]
+            for name in ("pooling", "normalize", "padding", "sentence", "sampling", *TASK_FACTS)
+            if name in meta
+        },
         **manifest_records(graph, taken_states(graph)),
         **_comparing(graph),
         "pipeline": pipeline,
@@ -58,7 +62,7 @@ def record(
 
 
 def _comparing(graph: Graph) -> dict[str, Any]:
-    """Whether padding would change a text's tokens: where they compete, and where blocks are counted from both ends."""
+    """Return whether padding changes a text: where tokens compete, and where blocks are counted from its end."""
     compete = any(Trait.COMPARES in node.op.traits for node in graph.nodes)
     dense = [node.attrs["dense"] for node in graph.nodes if node.op is ops.block_sparse_attention]
     above = {"compares_above": min(dense)} if dense and not compete else {}

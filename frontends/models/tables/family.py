@@ -23,7 +23,10 @@ Rule = Callable[[Config], Any]  # of a setting
 Model = Decoder | Encoder | EncoderDecoder | ImageEncoder | AudioEncoder
 REQUIRED = object()
 SENTENCE = "pooling of sentence-transformers"  # the key of a config under which its folder's reader puts it
-_OUTSIDE = ("lm_head", "embed_out", "decoder.weight", "decoder.bias", "score", "classifier", "qa_outputs")  # heads
+_OUTSIDE = (  # of base models
+    *("lm_head", "embed_out", "decoder.weight", "decoder.bias", "score", "classifier", "qa_outputs"),
+    *("text_projection", "visual_projection"),
+)
 _ABSENT = object()
 UNFIT = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a wrong value raises somewhere
 _HINTS = get_type_hints(Settings)
@@ -161,7 +164,7 @@ class Table:
                 except (WeftError, *UNFIT) as e:
                     told = blaming(e, rule, config)
                     raise WeftError(f"{source}: {told} (needed for {f.name} of a {self.model_types[0]} model)") from e
-        return Settings(**values, sentence=config.get(SENTENCE))
+        return Settings(**values | ({"sentence": config[SENTENCE]} if SENTENCE in config else {}))
 
     def recipe(self, parameter: str, settings: Settings, keys: frozenset[str]) -> Recipe | None:
         """The recipe of `parameter` from a checkpoint that has `keys`; None if the table has no name for it."""

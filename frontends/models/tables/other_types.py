@@ -22,6 +22,24 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl_text": ("qwen3", {"rope_theta": 5e5}, {}),
     "qwen3_vl_moe_text": ("qwen3_moe", {"rope_theta": 5e5}, {"norm_topk_prob": True}),
 }
+# Types of an encoder of texts and one of images: the families of the two, what their configs leave out, and the class
+# that each is of alone.
+_DEPTH = {"num_hidden_layers": 12, "num_attention_heads": 12}
+_BASE: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, **_DEPTH}
+_SMALL: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, **_DEPTH, "num_attention_heads": 8}
+PAIRS: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
+    "clip": {
+        "clip_text_model": (
+            {**_SMALL, "vocab_size": 49408, "max_position_embeddings": 77},
+            "CLIPTextModelWithProjection",
+        ),
+        "clip_vision_model": (_BASE, "CLIPVisionModelWithProjection"),
+    },
+    "siglip": {
+        "siglip_text_model": ({**_BASE, "vocab_size": 32000, "max_position_embeddings": 64}, "SiglipTextModel"),
+        "siglip_vision_model": (_BASE, "SiglipVisionModel"),
+    },
+}
 
 REFUSED = {
     "deepseek_v4": "its attention reads keys that are made of several tokens each, which no module does",

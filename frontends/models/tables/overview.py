@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from .family import Family
-from .other_types import MULTIMODAL, REFUSED
+from .other_types import MULTIMODAL, PAIRS, REFUSED
 from .verified import read_genai, read_verified
 
 WAYS = ("full", "chunked", "decode")
@@ -28,6 +28,9 @@ Of models of texts and images or sound the language model is read, and what read
 [take-embeddings](passes/take-embeddings.md) makes room for what stands in the places of an image, and
 [multimodal-rope](passes/multimodal-rope.md) for rows and columns (Qwen2-VL and those after it). Where such a model
 lets the tokens of an image see each other (Gemma 3), ours sees only those before. The types are {multimodal}.
+
+Of a pair of encoders ({pairs}) the one of texts is read, and with `--as clip_vision_model` or
+`--as siglip_vision_model` the one of images ([run.md](run.md#encoders)).
 
 A folder of another type is compared with all families; the error of `weft compile` says which it resembles, and `--as`
 reads it as one of them ([compile.md](compile.md)). [families.md](families.md) shows how to add one.
@@ -57,7 +60,7 @@ def page(families: Mapping[str, Family]) -> str:
     """The table as a page of Markdown, with the types that are refused."""
     head, *rows = overview(families)
     lines = [head, tuple("---" for _ in head), *rows]
-    text = _PAGE.replace("{multimodal}", ", ".join(MULTIMODAL))
+    text = _PAGE.replace("{multimodal}", ", ".join(MULTIMODAL)).replace("{pairs}", ", ".join(PAIRS))
     return text + _rows(lines) + _REFUSED + _rows(REFUSED.items())
 
 

@@ -153,6 +153,7 @@ class Settings:
     patch_bias: bool = True
     final_norm: bool = True
     image_pooler: str = "none"
+    projection: int | None = None
     decoder: Mapping[str, Any] = field(default_factory=dict)
     share_embeddings: bool = True
     multipliers: Mapping[str, Any] = field(default_factory=dict)
@@ -235,6 +236,7 @@ def _image_encoder(s: Settings) -> ImageEncoder:
         "embed_norm": norm if s.embed_norm else None,
         "final_norm": norm if s.final_norm else None,
         "pooler": s.image_pooler,
+        "projection": None if s.image_pooler == "none" else s.projection,
         "pool_norm": None if s.final_norm else norm,
         "pooler_block": _block(_layer(s, 0), norm) if s.image_pooler == "attention" else None,
     }

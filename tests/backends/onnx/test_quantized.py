@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -97,14 +96,13 @@ def test_what_no_kernel_takes_is_widened_and_told(tmp_path: Path) -> None:
     assert products(tmp_path / "kept") == Counter({"MatMulNBits": 3 * LAYERS + 1, "FusedMatMul": 2 * LAYERS})
 
 
-def test_a_source_without_blocks_is_told(tmp_path: Path) -> None:
+def test_a_source_without_blocks_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.F16})
-    report = weft.compile(source, tmp_path / "out", keep_blocks="all")
-    assert report.notes == [f"no weights keep their blocks: {STORED}"]
-    assert json.loads((tmp_path / "out" / "weft.json").read_text())["kept_blocks"] == ""
+    with pytest.raises(WeftError, match=f"--keep-blocks all has no effect.*: no weights keep their blocks: {STORED}"):
+        weft.compile(source, tmp_path / "out", keep_blocks="all")
     drawn = weft.Decoder(50, 16, 1, weft.Block(weft.Attention(2), weft.MLP(8), weft.RMSNorm()), context=8)
-    (note,) = weft.compile(drawn, tmp_path / "random", keep_blocks="head").notes
-    assert note == "no weights keep their blocks: it is not read from a file"
+    with pytest.raises(WeftError, match=r"--keep-blocks head has no effect.*: it is not read from a file"):
+        weft.compile(drawn, tmp_path / "random", keep_blocks="head")
 
 
 def test_other_targets_keep_no_blocks(tmp_path: Path) -> None:

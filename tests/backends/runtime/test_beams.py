@@ -134,6 +134,13 @@ def test_a_vocabulary_smaller_than_the_beams() -> None:
         ({"beams": 2, "temperature": 0.5}, "takes neither stop strings nor sampling"),
         ({"beams": 2, "stop": "x"}, "takes neither stop strings nor sampling"),
         ({"beams": 2, "max_tokens": 0}, "max_tokens is 0"),
+        ({"length_penalty": 2.0}, "are rules of a beam search: give beams above 1"),
+        ({"early_stopping": True}, "are rules of a beam search: give beams above 1"),
+        (
+            {"seed": 1},
+            "seed is 1, but nothing is sampled at temperature 0: give a temperature above 0, or leave out seed",
+        ),
+        ({"top_p": 0.5, "temperature": 0}, "top_p is 0.5, but nothing is sampled at temperature 0"),
     ],
 )
 def test_bad_searches_are_refused(pair: tuple[Any, Any], options: dict[str, Any], words: str) -> None:

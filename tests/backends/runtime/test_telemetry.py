@@ -16,8 +16,8 @@ import sys
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 
-block = Block(Attention(heads=2, rope=RoPE()), GatedMLP(16), RMSNorm())
-weft.compile(Decoder(vocab=32, dim=8, layers=1, block=block), target="ort-cpu", out=sys.argv[1], prepack=True)
+block = Block(Attention(heads=2, rope=RoPE()), GatedMLP(64), RMSNorm())
+weft.compile(Decoder(vocab=32, dim=64, layers=1, block=block), target="ort-cpu", out=sys.argv[1], prepack=True)
 weft.load(sys.argv[1]).generate([1, 2], max_tokens=2)
 """
 

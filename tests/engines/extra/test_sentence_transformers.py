@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import transformer
 from sentence_transformers.sentence_transformer import modules as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import weft
 
+from ...e2e.images import PAIRS
 from ..compiled import loaded
 
 TEXTS = [
@@ -62,6 +65,11 @@ def pooled(*modes: str, **more: Any) -> st.Pooling:
     return st.Pooling(32, modes if len(modes) > 1 else modes[0], **more)
 
 
+def layers(*weights: float, start: int = 0) -> st.WeightedLayerPooling:
+    weight = torch.nn.Parameter(torch.tensor(weights))
+    return st.WeightedLayerPooling(32, num_hidden_layers=2, layer_start=start, layer_weights=weight)
+
+
 CHAINS: dict[str, tuple[str, dict[str, Any], Callable[[], list[Any]]]] = {
     "means": ("Bert", {}, lambda: [pooled("mean")]),
     "six poolings": ("Bert", {}, lambda: [pooled(*st.Pooling.POOLING_MODES)]),
@@ -88,6 +96,8 @@ CHAINS: dict[str, tuple[str, dict[str, Any], Callable[[], list[Any]]]] = {
         {"head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8, **GEMMA},
         lambda: [pooled("mean"), dense(32, 64, act.Identity()), dense(64, 32, act.Identity()), st.Normalize()],
     ),
+    "layers": ("ModernBert", {"output_hidden_states": True}, lambda: [layers(0.5, 2.0, 1.5), pooled("mean", "max")]),
+    "later layers": ("Bert", {"output_hidden_states": True}, lambda: [layers(-0.5, 2.0, start=1), pooled("mean")]),
     "weighted": ("Llama", {}, lambda: [pooled("weightedmean")]),
 }
 
@@ -103,6 +113,17 @@ def saved(name: str, folder: Path) -> SentenceTransformer:
         for key, p in model.named_parameters():
             p.copy_(torch.randn_like(p) * 0.3 + float(p.ndim == 1 and key.endswith("weight")))
     model.save_pretrained(folder / "base")
+    save_tokenizer(folder / "base", padding_side="left" if name == "last token" else "right")
+    lower = name in ("means", "last token")
+    first = st.Transformer(str(folder / "base"), max_seq_length=12, do_lower_case=lower)
+    prompts = {"query": "z : ", "none": ""}
+    made = SentenceTransformer(modules=[first, *modules()], device="cpu", prompts=prompts, default_prompt_name="none")
+    made.save(str(folder / "st"))
+    return SentenceTransformer(str(folder / "st"), device="cpu")
+
+
+def save_tokenizer(folder: Path, **more: Any) -> None:
+    """Save one of words into `folder`."""
     vocab = {"<unk>": 0, "<pad>": 1, "</s>": 2, ":": 3, **{chr(97 + i): 4 + i for i in range(26)}}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
@@ -111,15 +132,9 @@ def saved(name: str, folder: Path) -> SentenceTransformer:
         tokenizer_object=tokenizer,
         pad_token="<pad>",
         eos_token="</s>",
-        padding_side="left" if name == "last token" else "right",
+        **more,
     )
-    fast.save_pretrained(folder / "base")
-    lower = name in ("means", "last token")
-    first = st.Transformer(str(folder / "base"), max_seq_length=12, do_lower_case=lower)
-    prompts = {"query": "z : ", "none": ""}
-    made = SentenceTransformer(modules=[first, *modules()], device="cpu", prompts=prompts, default_prompt_name="none")
-    made.save(str(folder / "st"))
-    return SentenceTransformer(str(folder / "st"), device="cpu")
+    fast.save_pretrained(folder)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -148,3 +163,33 @@ def test_chains_of_modules(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         vectors = code(**given).sentence_embedding.numpy()
     assert np.abs(vectors - wanted[0]).max() <= 1e-5
+
+
+# -- transformers that make the vectors themselves
+
+CLIP: dict[str, tuple[Any, Callable[[], list[Any]]]] = {
+    "clip": (st.CLIPModel, lambda: []),
+    "clip dense": (st.Transformer, lambda: [dense(20, 12, act.ReLU()), st.Normalize()]),
+}
+
+
+@pytest.mark.parametrize("name", CLIP)
+def test_clip(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformer, "AutoProcessor", transformers.AutoTokenizer)  # that of images needs pillow
+    first, modules = CLIP[name]
+    PAIRS["clip"].save(tmp_path / "base")
+    save_tokenizer(tmp_path / "base", model_max_length=12)
+    made = SentenceTransformer(modules=[first(str(tmp_path / "base")), *modules()], device="cpu", prompts={"q": "z : "})
+    made.save(str(tmp_path / "st"))
+    calls: list[dict[str, Any]] = [{}, {"prompt_name": "q"}, {"truncate_dim": 4}]
+    wanted = [SentenceTransformer(str(tmp_path / "st"), device="cpu").encode(WORDS, **call) for call in calls]
+    for target in ("onnx", "ort-cpu", "torch", "transformers"):
+        weft.compile(tmp_path / "st", tmp_path / target, target=target, dtype="f32")
+        if target == "transformers":
+            model: Any = SentenceTransformer(str(tmp_path / target), device="cpu", trust_remote_code=True)
+            assert model.get_embedding_dimension() == wanted[0].shape[1]
+        else:
+            model = partial(weft.load(tmp_path / target, trust=True).encode, truncate=True)
+        encode = getattr(model, "encode", model)
+        for call, want in zip(calls, wanted, strict=True):
+            assert np.abs(encode(WORDS, **call) - want).max() <= 1e-5, (target, call)

@@ -153,7 +153,7 @@ def test_without_a_home(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_encoder_has_no_answer(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(ARCHITECTURES["bert"])
     done("compile", tmp_path / "x.py", "-o", tmp_path / "out")
-    assert "it embeds a --prompt" in refused("run", tmp_path / "out", "--prompt", "x", "--chat")
+    assert "--chat asks for an answer to a message, and " in refused("run", tmp_path / "out", "--prompt", "x", "--chat")
 
 
 def test_a_number_that_gguf_cannot_hold(exported: Path, tmp_path: Path) -> None:

@@ -144,11 +144,13 @@ def test_what_is_not_stored_in_blocks_is_widened_and_told(tmp_path: Path) -> Non
     assert {"layers.0.attn.q.weight", "layers.0.attn.o.codes"} <= folded
 
 
-def test_a_source_without_blocks_is_told(tmp_path: Path) -> None:
+def test_a_source_without_blocks_is_refused(tmp_path: Path) -> None:
     source = write_llama(tmp_path / "model.gguf", {"": Type.F16})
-    report = weft.compile(source, tmp_path / "out", target="torch", keep_blocks="all")
-    assert any(n.startswith("no weights keep their blocks: ") and "it is stored as f16" in n for n in report.notes)
-    assert "kept_blocks" not in json.loads((tmp_path / "out" / "weft.json").read_text())
+    words = "has no effect here, so leave it out: no weights keep their blocks: .* it is stored as f16"
+    with pytest.raises(WeftError, match=f"--keep-blocks all {words}"):
+        weft.compile(source, tmp_path / "out", target="torch", keep_blocks="all")
+    with pytest.raises(WeftError, match=f"keep_blocks='head' {words}"):
+        weft.torch(source, keep_blocks="head")
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is published for Linux alone")

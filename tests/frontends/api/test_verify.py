@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 import weft
-from weft.frontends.api.verify.verification import divergences, relative_error, tolerated, verify_folder
+from weft.frontends.api.verify.errors import divergences, relative_error, tolerated
+from weft.frontends.api.verify.verification import verify_folder
 from weft.frontends.cli import cli
 from weft.ir import WeftError
 
@@ -129,7 +130,7 @@ def test_a_wrong_weight_is_found(tmp_path: Path) -> None:
 
 def test_a_wrong_weight_behind_the_layers_is_found(tmp_path: Path) -> None:
     folder = compiled(tmp_path)
-    offset, length = weight_of(folder, "logits")
+    offset, length = weight_of(folder, "lm_head")
     data = np.memmap(folder / "model.onnx.data", np.float32, "r+", offset, (length // 4,))
     data[:] *= 1.5
     data.flush()

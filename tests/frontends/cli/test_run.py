@@ -138,8 +138,11 @@ def test_run_compiles_a_source_first(smollm2_gguf: Path, monkeypatch: pytest.Mon
         (("--threads", "0", "--prompt", "sky"), ("--threads",)),
         (("--prompt", "sky", "--beams", "0"), ("--beams",)),
         (("--prompt", "sky", "--beams", "2", "--seed", "1"), ("beam search", "sampling")),
-        (("--prompt", "sky", "--normalize"), ("not an encoder", "--normalize")),
-        (("--prompt", "sky", "--truncate-dim", "3"), ("not an encoder", "--truncate-dim")),
+        (("--prompt", "sky", "--normalize"), ("is a decoder", "--normalize")),
+        (("--prompt", "sky", "--truncate-dim", "3"), ("is a decoder", "--truncate-dim")),
+        (("--prompt", "sky", "--seed", "1"), ("seed is 1, but nothing is sampled at temperature 0",)),
+        (("--prompt", "sky", "--temperature", "0", "--top-k", "2"), ("top_k is 2, but nothing is sampled",)),
+        (("--prompt", "sky", "--trust"), ("--trust is for a folder compiled for PyTorch",)),
         (("--prompt", "sky", "--target", "torch"), ("is already compiled", "--target")),
     ],
 )
@@ -181,8 +184,9 @@ def test_an_encoder_embeds_and_does_not_chat(minilm_folder: Path, tmp_path: Path
     )
     assert mean.shape == first.shape == (384,) and np.abs(mean - first).max() > 0.01
     np.testing.assert_allclose(unit, mean / np.linalg.norm(mean), atol=1e-6)
-    cut = done("run", tmp_path / "out", "--prompt", "hello", "--prompt-name", "query", "--truncate-dim", "5")
+    cut = done("run", tmp_path / "out", "--prompt", "hello", "--truncate-dim", "5")
     np.testing.assert_allclose(json.loads(cut.stdout), unit[:5], atol=1e-6)
+    assert "leave out --prompt-name" in refused("run", tmp_path / "out", "--prompt", "hello", "--prompt-name", "query")
     assert "query, document" in refused("run", tmp_path / "out", "--prompt", "hello", "--prompt-name", "no")
     for option in (["--chat"], ["--beams", "2"]):
         assert "encoder" in refused("run", tmp_path / "out", "--prompt", "hello", *option)
@@ -275,6 +279,8 @@ def test_a_terminal_without_a_prompt_is_told_what_to_give(compiled: Path, tmp_pa
     status, screen = on_a_terminal("run", compiled, cwd=tmp_path)
     assert status == 2
     assert "--prompt" in screen and "--chat" in screen
+    status, screen = on_a_terminal("run", compiled, "--chat", "--seed", "1", cwd=tmp_path)
+    assert status == 2 and "nothing is sampled at temperature 0" in screen
 
 
 def test_progress_is_for_terminals(tiny: Path, tmp_path: Path) -> None:

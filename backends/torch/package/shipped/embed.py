@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> None:
         check_ids("a text", row, facts["vocab"], facts["max_length"])
     model = load_model(device=args.device, dtype=args.dtype)
     own = args.pooling is None and "sentence_embedding" in facts["outputs"]
+    if own and facts.get("padding") == "max_length":
+        rows = [[*row, *[facts["pad_token_id"] or 0] * (facts["max_length"] - len(row))] for row in rows]
     pooling, normalize = None if own else args.pooling or facts.get("pooling", "mean"), facts.get("normalize", False)
     for row in rows:
         vector = embed(model, row, facts["outputs"], pooling, normalize)[: said.get("truncate_dim")]

@@ -7,24 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.readers import TensorReader
 
-from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength
+from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength, WeightedLayerPooling
 from ....models.heads import ENCODER_ALONE, encoder_alone
 from ....models.left_out import LeftOut, unread_entries
-from ....models.tables.family import SENTENCE, Config, Family, Fetch
-from ....models.tables.settings import Settings
+from ....models.tables.family import SENTENCE, Config, Family
 from ..hub import check_inside
 from ..safetensors import Rerouted, SafetensorsReader, weight_files
 
+LAYERS = "all_layer_embeddings"  # that a transformer gives with output_hidden_states
 MODULES, CONFIG = "modules.json", "config_sentence_transformers.json"
 TOKENS, TEXT = "token_embeddings", "sentence_embedding"  # what modules read and write
 OLD_NAMES = (
@@ -43,6 +41,11 @@ FLAGS = [f"pooling_mode_{flag}" for flag in _FLAGS]  # what older folders have i
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU")  # of torch.nn; in lower case, ours
 SIZES = ("word_embedding_dimension", "embedding_dimension", "in_features", "dimension")  # which the tensors have
 HARMLESS = {"torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_side", "model_max_length"}
+FIRST = ("Transformer", "CLIPModel")
+HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}  # what is asked of a transformer for texts
+FEATURES = {"method": "get_text_features", "method_output_name": "pooler_output"}  # and of one that projects
+STORED = {"": "norm", ".linear": "linear", ".residual": "residual", ".layer_weights": "layer_weights"}  # of modules
+UNSEEN = {"shared_layers", "sentence"}  # settings of models whose layers' states are others (ALBERT, CLIP)
 DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # settings that an encoder does not have
 
 
@@ -52,7 +55,8 @@ class Sentence:
 
     `home` is the folder of the transformer, `changes` are those of its config. `modules` are the records of what
     follows it, `weights` the folders of these by the beginning of their parameters' names. `facts` are prompts and
-    limits, as in graph.meta. `left_out` are the keys of these files that nothing reads.
+    limits, as in graph.meta. `left_out` are the keys of these files that nothing reads. `projects`: the transformer
+    makes the vector of a text, and `pooling` has what follows.
     """
 
     files: tuple[Path, ...]
@@ -63,10 +67,28 @@ class Sentence:
     weights: Mapping[str, Path]
     facts: Mapping[str, Any]
     left_out: Sequence[LeftOut]
+    projects: bool = False
 
-    def config(self, config: Config) -> dict[str, Any]:
-        """Return `config` of the transformer with its changes and the pooling."""
-        return {**config, **self.changes, SENTENCE: self.pooling}
+    def config(self, config: Config, table: Family) -> dict[str, Any]:
+        """Return `config` of the transformer, which `table` describes, with its changes and the pooling.
+
+        Raises:
+            WeftError: if the transformer should make the vector of a text, but has none that depends on it alone.
+        """
+        changed, pooling = {**config, **self.changes}, self.pooling
+        if self.projects:
+            own = table.settings["sentence"](changed) if "sentence" in table.settings else None
+            if own is None or own.mode == "end":
+                why = "" if own is None else ", since they depend on the padding of a batch"
+                told = f"{self.files[0]}: features of a {table.model_types[0]} with modules are not supported{why}"
+                raise WeftError(f"{told}; without {MODULES}, the folder is a transformer alone")
+            pooling = replace(own, after=(*own.after, *pooling.after), normalize=pooling.normalize)
+        return {**changed, SENTENCE: pooling}
+
+    @property
+    def alone(self) -> bool:
+        """Return whether no module follows a transformer that projects."""
+        return self.projects and not self.modules
 
     def table(self, table: Family, config: Config) -> Family:
         """Return `table` for the states of its model, with the parameters of the modules.
@@ -75,11 +97,15 @@ class Sentence:
             WeftError: if it has no states of tokens, or is not known to have them here.
         """
         kind, name = table.settings.get("kind", "decoder"), str(config.get("model_type"))
+        averages = any(isinstance(module, WeightedLayerPooling) for module in self.pooling.before)
+        if averages and not UNSEEN.isdisjoint(table.settings):
+            told = f"a {name} model before a WeightedLayerPooling is not supported"
+            raise WeftError(f"{self.files[0]}: {told}: weft knows other states of its layers than transformers gives")
         kind = kind(config) if callable(kind) else kind
         names: dict[str, Any] = {
-            f"{at}{part}": partial(_stored, f"{folder.name}:{stored}")
+            f"{at}{part}": f"{folder.name}:{stored}"
             for at, folder in self.weights.items()
-            for part, stored in {"": "norm", ".linear": "linear", ".residual": "residual"}.items()
+            for part, stored in STORED.items()
         }
         if kind == "encoder":
             return replace(table, names={**table.names, **names})
@@ -127,11 +153,6 @@ class _Joined(Rerouted):
         return (self.modules[name], rest) if name in self.modules else (self.base, key)
 
 
-def _stored(name: str, fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the recipe of the tensor ``name.part``."""
-    return Source(f"{name}.{part}")
-
-
 def _on_both_sides(rule: Any, halved: bool) -> Callable[[Config], Any]:
     """Return the rule for windows that hold a token and w others on each side, or (`halved`) on both together."""
 
@@ -175,8 +196,9 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
     """
     if not (root / MODULES).is_file():
         return None
-    (_, home), *others = _listed(root)
+    (first, home), *others = _listed(root)
     files, records, steps, needed = [root / MODULES], list[Record](), list[_Step](), TEXT
+    changes, limits, gives = _transformer(first, home, config, files, records)
     for kind, folder in reversed(others):
         said = _read(folder / "config.json", files)
         step = _Step(*_READERS[kind](said), {"type": kind, "config": dict(said.data)}, folder)
@@ -184,25 +206,32 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
             steps.insert(0, step)
             records.append(said)
             needed = step.reads
+    if needed == LAYERS and gives == TOKENS and {**config, **changes}.get("output_hidden_states"):
+        needed = TOKENS
+    if projects := gives == needed == TEXT:
+        steps.insert(0, _Step(TOKENS, TEXT, SentencePooling(), {}, home))
+        gives = needed = TOKENS
     at = next((i for i, step in enumerate(steps) if isinstance(step.module, SentencePooling)), None)
-    if needed != TOKENS or at is None:
-        raise WeftError(f"{root / MODULES}: no Pooling makes {TEXT} of {TOKENS}, which the Transformer gives")
+    if needed != gives or at is None:
+        told = f"no Pooling makes {TEXT} of {TOKENS}, which the Transformer gives"
+        told = f"WeightedLayerPooling reads {LAYERS}: set output_hidden_states" if needed == LAYERS else told
+        raise WeftError(f"{root / MODULES}: {told}")
     weights: dict[str, Path] = {}
     for i, step in enumerate(steps):
-        if isinstance(step.module, (Dense, LayerNorm)):
-            step.record["at"] = f"sentence.before_{i}" if i < at else f"sentence.after_{i - at - 1}"
+        if isinstance(step.module, (Dense, LayerNorm, WeightedLayerPooling)):
+            step.record["at"] = f"sentence.before_{i}" if i < at else f"sentence.after_{i - at - 1 + projects}"
             weights[step.record["at"]] = step.folder
     last = len(steps) - isinstance(steps[-1].module, UnitLength)
     before, after = (tuple(step.module for step in some) for some in (steps[:at], steps[at + 1 : last]))
     pooling = replace(steps[at].module, before=before, after=after, normalize=last < len(steps))
-    changes, limits = _transformer(home, config, files, records)
     facts = {**_facts(root, files, records), **limits, "include_prompt": pooling.include_prompt}
     files += [file for folder in weights.values() for file in weight_files(folder)]
     left_out = list[LeftOut]()
     for said in records:
         known = said.asked.union(SIZES, FLAGS, ["__version__"])
         left_out.extend(unread_entries(said.data, known, str(Path(said.source).relative_to(root))))
-    return Sentence(tuple(files), home, changes, pooling, [step.record for step in steps], weights, facts, left_out)
+    listed = [step.record for step in steps if step.record]
+    return Sentence(tuple(files), home, changes, pooling, listed, weights, facts, left_out, projects)
 
 
 def _listed(root: Path) -> list[tuple[str, Path]]:
@@ -211,10 +240,11 @@ def _listed(root: Path) -> list[tuple[str, Path]]:
     for number, module in enumerate(Record(source, {"modules": read_json(source, list)}).records("modules")):
         spelled, folder = module.text("type"), root / module.text("path", "")
         home, _, kind = spelled.rpartition(".")
-        if not home.startswith("sentence_transformers.") or (kind not in _READERS if number else kind != "Transformer"):
+        if not home.startswith("sentence_transformers.") or kind not in (_READERS if number else FIRST):
             raise WeftError(
-                f"{source}: module {number}, {spelled}, is not supported: weft reads a Transformer and after it "
-                f"{', '.join(_READERS)} of sentence_transformers; without {MODULES}, the folder is a transformer alone"
+                f"{source}: module {number}, {spelled}, is not supported: weft reads a Transformer or a CLIPModel and "
+                f"after it {', '.join(_READERS)} of sentence_transformers; "
+                f"without {MODULES}, the folder is a transformer alone"
             )
         check_inside(root, folder / "config.json")
         found.append((kind, folder))
@@ -262,6 +292,10 @@ def _dense(said: Record) -> tuple[str, str, Dense]:
     return *_places(said), Dense(width, name.lower(), bias, residual)
 
 
+def _layers(said: Record) -> tuple[str, str, WeightedLayerPooling]:
+    return LAYERS, TOKENS, WeightedLayerPooling(said.integer("layer_start", 4, least=0))
+
+
 def _places(said: Record) -> tuple[str, str]:
     """Return what a module reads and what it writes."""
     reads = said.text("module_input_name", TEXT)
@@ -271,6 +305,7 @@ def _places(said: Record) -> tuple[str, str]:
 _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
     "Pooling": _pooling,
     "Dense": _dense,
+    "WeightedLayerPooling": _layers,
     "Normalize": lambda said: (*_places(said), UnitLength()),
     "LayerNorm": lambda said: (TEXT, TEXT, LayerNorm()),
     "Dropout": lambda said: (TEXT, TEXT, None),  # of training
@@ -278,9 +313,9 @@ _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
 
 
 def _transformer(
-    home: Path, config: Config, files: list[Path], records: list[Record]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the changes of the transformer's config, and the limits of texts.
+    kind: str, home: Path, config: Config, files: list[Path], records: list[Record]
+) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Return the changes of the config of the transformer, a module of `kind`, the limits of texts, and what it gives.
 
     Raises:
         WeftError: if other outputs than the states of texts are asked for, or it is loaded in another way.
@@ -289,12 +324,12 @@ def _transformer(
     said = next((record for record in known if record.data), Record(home / "sentence_bert_config.json", {}))
     records.append(said)
     said.choice("transformer_task", ("feature-extraction",), "feature-extraction")
-    said.choice("module_output_name", (TOKENS,), TOKENS)
-    asked = said.get(
-        "modality_config", dict, {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
-    )
-    if "message" in asked or asked.get("text") != {"method": "forward", "method_output_name": "last_hidden_state"}:
-        raise said.misfit("modality_config", "weft reads the last_hidden_state of texts, without a chat template")
+    gives = said.choice("module_output_name", (TOKENS, TEXT), TEXT if kind == "CLIPModel" else TOKENS)
+    wanted = HIDDEN if gives == TOKENS else FEATURES
+    asked = said.get("modality_config", dict, {"text": wanted})
+    if "message" in asked or asked.get("text") != wanted:
+        told = f"weft reads the {wanted['method_output_name']} of texts by {wanted['method']}, without a chat template"
+        raise said.misfit("modality_config", told)
     options: dict[str, Any] = {}
     for name in ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs"):
         options |= said.get(name, dict, {})
@@ -309,7 +344,7 @@ def _transformer(
         limit = min((n for n in most if isinstance(n, int) and 0 < n < 1 << 31), default=None)
     changes = {**said.get("config_args", dict, {}), **said.get("config_kwargs", dict, {})}
     limits = {"max_seq_length": limit, "do_lower_case": said.flag("do_lower_case", False)}
-    return {key: value for key, value in changes.items() if key not in HARMLESS}, limits
+    return {key: value for key, value in changes.items() if key not in HARMLESS}, limits, gives
 
 
 def _facts(root: Path, files: list[Path], records: list[Record]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Encoders of images (ViT, DeiT, I-JEPA, MSN, MAE, DINOv2, CLIP, SigLIP), and the texts beside them."""
+"""Encoders of images (ViT, DeiT, I-JEPA, MSN, MAE, DINOv2, CLIP, SigLIP), and of texts in the same space."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from weft.ir.recipes import Concat, Recipe, Reshape, Scale, Slice
 
+from ....dsl import Dense, SentencePooling
 from ...heads import Head
 from ...tables.family import Config, Family, Fetch, Names, Template, key
 from ...tables.settings import Settings
@@ -157,6 +158,7 @@ DINOV2_REGISTERS = DINOV2.but(
     registers=key("num_register_tokens", default=4),
 )
 
+_OLDER = ("add_cross_attention", "tie_encoder_decoder")  # that transformers 4 wrote into all configs
 _CLIP_LAYER = "encoder.layers.{i}"
 _CLIP: Names = {
     "layers.{i}.attn_norm": f"{_CLIP_LAYER}.layer_norm1",
@@ -166,6 +168,26 @@ _CLIP: Names = {
     "layers.{i}.ffn.up": f"{_CLIP_LAYER}.mlp.fc1",
     "layers.{i}.ffn.down": f"{_CLIP_LAYER}.mlp.fc2",
 }
+
+
+def _projected(config: Config) -> bool:
+    """Return whether the class of `config` has a projection into the space of texts and images."""
+    return "WithProjection" in str(config.get("architectures"))
+
+
+def _at_the_end(config: Config) -> SentencePooling | None:
+    """Return the pooling of CLIP: the first end of a text; before its id was in configs (2 is another), the largest."""
+    if not _projected(config):
+        return None
+    eos, width = key("eos_token_id", default=49407)(config), key("projection_dim", default=512)(config)
+    return SentencePooling("token", after=(Dense(width, "identity", bias=False),), token=None if eos == 2 else eos)
+
+
+def _at_the_last_place(config: Config) -> SentencePooling:
+    width = key("projection_size", "hidden_size")(config)
+    return SentencePooling("end", after=(Dense(width, "identity"),))
+
+
 CLIP_VISION = VIT.but(
     "clip_vision_model",
     names={
@@ -176,10 +198,12 @@ CLIP_VISION = VIT.but(
         "positions.weight": None,
         "embed_norm": "pre_layrnorm",
         "pool_norm": "post_layernorm",
+        "projection": "visual_projection",
     },
     prefix="vision_model.",
     found={"image_pooler": None},
     unused=("*position_ids", "visual_projection.*"),
+    inert=_OLDER,
     patch=key("patch_size", default=32),
     eps=key("layer_norm_eps", default=1e-5),
     activation=key("hidden_act", default="quick_gelu"),
@@ -188,6 +212,7 @@ CLIP_VISION = VIT.but(
     embed_norm=True,
     final_norm=False,
     image_pooler="first",
+    projection=lambda c: key("projection_dim", default=512)(c) if _projected(c) else None,
 )
 
 
@@ -221,9 +246,10 @@ SIGLIP_VISION = CLIP_VISION.but(
     patch_bias=True,
     embed_norm=False,
     final_norm=True,
+    projection=0,
 )
 
-# -- the texts beside them; what they make of the last token is not in the graph
+# -- the texts in the same space
 
 CLIP_TEXT = BERT.but(
     "clip_text_model",
@@ -232,23 +258,28 @@ CLIP_TEXT = BERT.but(
         "embed": "embeddings.token_embedding",
         "positions": "embeddings.position_embedding",
         "final_norm": "final_layer_norm",
+        "sentence.after_0.linear": "text_projection",
     },
     prefix="text_model.",
     found={"pooler": None},
     refuse={"is_decoder": None, "position_embedding_type": None},
     unused=("*position_ids", "text_projection.*"),
+    inert=_OLDER,
     aliases={"LayerNorm.weight": None, "LayerNorm.bias": None},
     token_types=0,
     arrangement="pre",
     embed_norm=False,
     causal=True,
+    sentence=_at_the_end,
     eps=key("layer_norm_eps", default=1e-5),
     activation=key("hidden_act", default="quick_gelu"),
 )
 SIGLIP_TEXT = CLIP_TEXT.but(
     "siglip_text_model",
-    unused=("*position_ids", "*head.*"),
+    names={"sentence.after_0.linear": "head"},
+    unused=("*position_ids",),
     causal=None,
+    sentence=_at_the_last_place,
     eps=key("layer_norm_eps", default=1e-6),
     activation=key("hidden_act", default="gelu_pytorch_tanh"),
 )

@@ -43,7 +43,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def compiled(model: Decoder, out: Path) -> Path:
-    weft.compile(model.graph(), out, target="torch", seed=7)
+    weft.compile(model, out, target="torch", seed=7)
     return out
 
 
@@ -196,7 +196,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         opened(folder, 2)
     with pytest.raises(weft.WeftError, match="experts_on_device is 0, but it must be a whole number of at least 1"):
         opened(folder, 0)
-    weft.compile(mixed.graph(), tmp_path / "onnx", target="ort-cpu", seed=7)
+    weft.compile(mixed, tmp_path / "onnx", target="ort-cpu", seed=7)
     with pytest.raises(weft.WeftError, match="compiled for ort-cpu, which holds all experts on the device: to hold so"):
         opened(tmp_path / "onnx", 2)
     mapped = opened(compiled(mixed, tmp_path / "mixed")).decoder

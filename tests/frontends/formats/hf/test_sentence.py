@@ -15,7 +15,10 @@ import safetensors.numpy
 import weft
 from weft import WeftError
 from weft.frontends import load_source
+from weft.frontends.formats.hf.sentence_transformers.sentence import HIDDEN
 from weft.ir.interpreter import interpret
+
+from ....e2e.images import PAIRS
 
 ROWS = np.array([[5, 9, 7, 3, 4], [8, 6, 0, 0, 0], [2, 3, 4, 0, 0]])
 WIDTH = 32
@@ -68,6 +71,8 @@ def chain(folder: Path, *modules: tuple[str, dict[str, Any]], old: bool = False)
             shapes |= {"residual.weight": shapes["linear.weight"]} if config.get("use_residual") else {}
         if kind == "LayerNorm":
             shapes = {"norm.weight": (config["dimension"],), "norm.bias": (config["dimension"],)}
+        if kind == "WeightedLayerPooling":
+            shapes = {"layer_weights": (3,)}
         made.append({key: rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()})
         if shapes:
             safetensors.numpy.save_file(made[-1], folder / path / "model.safetensors")
@@ -222,7 +227,7 @@ DENSE = {"in_features": WIDTH, "out_features": 4}
     [
         ([("CLIPModel", {})], r"modules\.json: module 1, \S+\.CLIPModel, is not supported"),
         ([POOLING, ("LSTM", {})], r"module 2, \S+\.LSTM, is not supported"),
-        ([POOLING, ("WeightedLayerPooling", {})], r"module 2, \S+\.WeightedLayerPooling, is not supported"),
+        ([("WeightedLayerPooling", {}), POOLING], "reads all_layer_embeddings: set output_hidden_states"),
         ([], "no Pooling makes sentence_embedding of token_embeddings"),
         ([("Dense", {**DENSE, "module_output_name": "x"}), POOLING][:1], "no Pooling makes sentence_embedding"),
         ([("Pooling", {"embedding_dimension": WIDTH, "pooling_mode": "sum"})], "pooling_mode is 'sum', but it must be"),
@@ -254,6 +259,12 @@ def test_modules_that_are_refused(modules: list[Any], message: str, bert: Path) 
         ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "model_type is 'SparseEncoder'"),
         ("config_sentence_transformers.json", {"default_prompt_name": "x"}, "default_prompt_name is 'x'"),
         ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "without a chat template"),
+        ("sentence_bert_config.json", {"module_output_name": "sentence_embedding"}, "no Pooling makes"),
+        (
+            "sentence_bert_config.json",
+            {"module_output_name": "sentence_embedding", "modality_config": {"text": HIDDEN}},
+            "modality_config is .* weft reads the pooler_output of texts by get_text_features, without",
+        ),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task is 'fill-mask'"),
         ("sentence_bert_config.json", {"processor_kwargs": {"truncation_side": "left"}}, "know truncation_side"),
     ],
@@ -268,6 +279,43 @@ def test_transformers_that_are_refused(save: Any) -> None:
     folder = Path(save("bart", "AutoModel", d_model=WIDTH, encoder_layers=1, decoder_layers=1)[1])
     chain(folder, POOLING)
     refused(folder, "a bart model is not supported as its Transformer")
+
+
+def test_features_that_are_refused(bert: Path, tmp_path: Path) -> None:
+    """Models without features, those whose features a batch changes, and images before modules."""
+    clip, siglip = (PAIRS[name].save(tmp_path / name) and tmp_path / name for name in ("clip", "siglip"))
+    for folder in (bert, clip, siglip):
+        chain(folder, ("Normalize", {}))
+        listed = json.loads((folder / "modules.json").read_text())
+        listed[0]["type"] = "sentence_transformers.models.CLIPModel"
+        (folder / "modules.json").write_text(json.dumps(listed))
+    refused(bert, "features of a bert with modules are not supported; without modules.json, the folder")
+    refused(siglip, "features of a siglip_text_model with modules .* since they depend on the padding of a batch")
+    with pytest.raises(WeftError, match="features of a clip_vision_model with modules are not supported; without"):
+        load_source(clip, family="clip_vision_model")
+    (clip / "config.json").write_text(json.dumps({"model_type": "clip", "text_config": [3]}))
+    refused(clip, r"config\.json: text_config=\[3\] is no mapping")
+
+
+@pytest.mark.parametrize(
+    ("family", "start", "message"),
+    [
+        ("albert", 0, "a albert model before a WeightedLayerPooling is not supported"),
+        ("bert", 0, r"1_WeightedLayerPooling:layer_weights \[3\] does not fit .*layer_weights, .* makes \[4\]"),
+        ("bert", 4, "start=4 is after the last layer"),
+    ],
+)
+def test_layers_that_are_refused(family: str, start: int, message: str, save: Any) -> None:
+    folder = Path(save(family, "AutoModel", output_hidden_states=True)[1])
+    chain(folder, ("WeightedLayerPooling", {"layer_start": start}), POOLING)
+    refused(folder, message)
+
+
+def test_code_pools_prompts_that_stand_before_layers(save: Any, tmp_path: Path) -> None:
+    folder = Path(save("bert", "AutoModel", output_hidden_states=True)[1])
+    chain(folder, ("WeightedLayerPooling", {"layer_start": 1}), (POOLING[0], {**POOLING[1], "include_prompt": False}))
+    with pytest.raises(WeftError, match="which include_prompt=false forbids: choose another target, or `weft export`"):
+        weft.compile(folder, tmp_path / "out", target="transformers")
 
 
 def test_adapters_with_modules_are_refused(bert: Path, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from weft.ir.types import sizes
 from weft.passes.analysis.states import has_cache, taken_states
 from weft.passes.library.cache.tokens import Tokens, carries, token_axes, tokenwise
 
-from .emitter import ONNX_DTYPES, Emitted, Emitter
-from .lowerings.masks import first_position
+from ..emitter import ONNX_DTYPES, Emitted, Emitter
+from .masks import first_position
 
 Emit = Callable[[Emitter, Node], Emitted]
 
