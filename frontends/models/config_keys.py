@@ -192,10 +192,10 @@ def unread_keys(
             yield Unread(lost, config[lost], f"{won}={config[won]!r}")
     recorded, defaults = Recorded(whole), known.get("defaults", {})
     made = read(recorded)
-    for name in (_ROPE, _SCALING):
-        if isinstance(rope := whole.get(name), Mapping):
-            inner = ((path, value) for path, value in leaves(rope, None, f"{name}.") if value is not None)
-            yield from (Unread(path, value) for path, value in inner if path.rpartition(".")[2] not in _ROPE_KEYS)
+    for path, value in leaves(whole, None):
+        *outer, last = path.split(".")
+        if value is not None and last not in _ROPE_KEYS and not {_ROPE, _SCALING}.isdisjoint(outer):
+            yield Unread(path, value)
     if "rope" in known and config.get(_ROPE) and whole.get(_ROPE) != config[_ROPE]:
         yield Unread(_ROPE, config[_ROPE], _SCALING if config.get(_SCALING) else "settings by layer type")
     rotary = {_ROPE, _SCALING, *_ROPE_TOP} if known.get("rope") else set()
@@ -222,10 +222,10 @@ def unread_keys(
 
 def leaves(config: Mapping[str, Any], read: Collection[str] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted paths of the keys of `config` and their values; of mappings inside it, all or those that are
-    `read`, the keys inside."""
+    `read` and not about RoPE, the keys inside."""
     for key, value in config.items():
         path = f"{prefix}{key}"  # keys of objects made in Python may be numbers
-        if isinstance(value, Mapping) and value and (read is None or (path in read and path not in (_ROPE, _SCALING))):
+        if isinstance(value, Mapping) and value and (read is None or (path in read and key not in (_ROPE, _SCALING))):
             yield from leaves(value, read, f"{path}.")
         else:
             yield path, value

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from weft.ir.documents import shown
+from weft.backends.runtime.core.sampling import defaults_of
+from weft.ir.documents import Record, shown
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
 
 from ...models.families import Loaded, architectures, load
+from ...models.left_out import LeftOut, unread_tensors
 from ...models.tables.gguf import BIASED, GATED, INDEXED, NORMED, RECURRENT, SPARSE, VALUED
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT
 from .reader import GGUFTensors
@@ -28,6 +32,28 @@ OF_LAYERS = {
     BIASED: "attn_rel_b",
     GATED: "ffn_gate",
 }
+
+# Keys of metadata outside of the architecture's, by what becomes of them.
+_KNOWN = {
+    "is read": r"general\.(architecture|alignment|sampling\.(temp|top_k|top_p|min_p|penalty_repeat)) split\..+ "
+    r"tokenizer\.ggml\.(model|pre|tokens|token_type|scores|merges|precompiled_charsmap|remove_extra_whitespaces) "
+    r"xielu\..+ tokenizer\.ggml\.(bos|eos|eot|eom|unknown|seperator|padding|cls|mask)_token_id "
+    r"tokenizer\.ggml\.add_(bos_token|eos_token|space_prefix) tokenizer\.chat_template",
+    "describes the file": r"general\.(type|name|author|version|organization|finetune|basename|description|quantized_by"
+    r"|size_label|license|url|doi|uuid|repo_url|source|base_model|datasets?|tags|languages|file_type"
+    r"|quantization_version)(\..+)? (quantize\.)?imatrix\..+ mradermacher\..+",
+    "is in the tensors": r"tokenizer\.ggml\.token_type_count",
+    "is the same tokenizer for other engines": r"tokenizer\.huggingface\.json tokenizer\.rwkv\.world",
+    "is about pairs of texts, which no head here reads": r"tokenizer\.ggml\.add_sep_token",
+}
+_KNOWN_KEYS = re.compile("|".join(" ".join(_KNOWN.values()).split()))
+_SAMPLING = {
+    "temperature": "temp",
+    "repetition_penalty": "penalty_repeat",
+    **{k: k for k in ("top_k", "top_p", "min_p")},
+}
+
+POOLINGS = ("none", "mean", "cls", "last")  # of llama.cpp, by number
 
 OF_TENSORS = (*OF_LAYERS, "vocab_size", "token_types", FREQUENCIES, SHORT, LONG)
 
@@ -57,8 +83,10 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
         loaded.ignored.extend(key for key in loaded.unread if key.startswith(further))
         loaded.unread[:] = [key for key in loaded.unread if not key.startswith(further)]
     loaded.ignored[:] = [name for name in loaded.ignored if name not in config]
-    # Other keys say what the tensors are, for the tables.
-    loaded.left_out[:] = [part for part in loaded.left_out if part.kind != "key" or part.name not in OF_TENSORS]
+    if loaded.settings.kind == "encoder" and (pooling := config.get("pooling_type")) in (1, 2, 3):
+        loaded.graph.meta["pooling"] = POOLINGS[pooling]
+        del config["pooling_type"]
+    loaded.left_out[:] = [*_named(loaded, name, config), *_unread(reader.metadata, name)]
     ids = token_ids(reader.metadata) if has_tokenizer(reader.metadata) else TokenIds(None, [], None, False, False)
     loaded.graph.meta.update(
         eos_token_ids=list(ids.eos),
@@ -66,9 +94,32 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
         pad_token_id=ids.pad,
         source={"format": "gguf", "path": str(path)},
     )
+    metadata = {key: _decimal(value) for key, value in reader.metadata.items() if key.startswith("general.sampling.")}
+    if sampling := defaults_of(
+        Record(path, metadata), {ours: f"general.sampling.{k}" for ours, k in _SAMPLING.items()}
+    ):
+        loaded.graph.meta["sampling"] = sampling
     if (start := config.get("decoder_start_token_id")) is not None:
         loaded.graph.meta["decoder_start_token_id"] = start
     return reader, loaded
+
+
+def _named(loaded: Loaded, architecture: str, left: Collection[str]) -> Iterator[LeftOut]:
+    """Yield the tensors that nothing reads, and the keys that are `left`, by their names in the file. Others than the
+    file's keys say what the tensors are, for the tables; those of RoPE mean nothing where nothing rotates."""
+    yield from unread_tensors(loaded.unread, [k for p in loaded.graph.params.values() for k in p.recipe.sources()])
+    rotates = any(node.op.name == "rope" for node in loaded.graph.nodes)
+    for part in loaded.left_out:
+        known = part.name in OF_TENSORS or part.name not in left or (part.name.startswith("rope.") and not rotates)
+        if part.kind == "key" and not known:
+            yield replace(part, name=f"{architecture}.{part.name}")
+
+
+def _unread(metadata: Mapping[str, Any], architecture: str) -> Iterator[LeftOut]:
+    """Yield the keys of `metadata` outside of those of its `architecture` that nothing reads."""
+    for key, value in metadata.items():
+        if not key.startswith(f"{architecture}.") and not _KNOWN_KEYS.fullmatch(key):
+            yield LeftOut("key", key, shown(value))
 
 
 def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
@@ -76,6 +127,8 @@ def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
     tensors say: the vocabulary, the number of token types, which layers are of a kind, LongRoPE's factors."""
     own = (prefix, "xielu.")  # the numbers of this activation stand without the architecture before them
     config = {k.removeprefix(prefix): _decimal(v) for k, v in reader.metadata.items() if k.startswith(own)}
+    if config.get("rope.scaling.type") == "none":
+        del config["rope.scaling.type"]
     # Layers that are trained to predict further tokens come last.
     if isinstance(further := config.get("nextn_predict_layers"), int) and isinstance(config.get("block_count"), int):
         config["block_count"] -= further

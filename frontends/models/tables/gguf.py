@@ -144,7 +144,11 @@ BASE = Architecture(
         "qk_norm": lambda keys: "head" if "blk.0.attn_q_norm.weight" in keys else "none",
     },
     unused=("*.attn_rot_embd", FREQUENCIES, SHORT, LONG),
-    inert=("attention.value_length", "use_parallel_residual"),  # which the tensors say
+    inert=(
+        *("attention.value_length", "use_parallel_residual", "leading_dense_block_count", "interleave_moe_layer_step"),
+        *("expert_shared_count", "nextn_predict_layers"),  # which the tensors say
+        "rope.dimension_sections",  # of images; the three positions of texts are equal
+    ),
     refuse={"expert_count": (0, None), "attention.causal": (True, None)},
 )
 UNGATED = BASE.but(norm="layer", activation="gelu_new", gated=False)

@@ -72,6 +72,7 @@ def test_gguf_equals_its_folder(arch: str, index: int, save: Any, write: Write) 
     assert bodies[0] == bodies[1]
     assert [n.attrs for n in ours.graph.nodes] == [n.attrs for n in theirs.graph.nodes]
     assert set(ours.graph.params) == set(theirs.graph.params)
+    assert ours.left_out == []
     for length in (0, 24):  # below and above the original context of LongRoPE
         for model in (ours, theirs):
             at_length(model.graph, length)
@@ -80,6 +81,13 @@ def test_gguf_equals_its_folder(arch: str, index: int, save: Any, write: Write) 
             if name.endswith("a_log"):  # a GGUF file holds what it is the logarithm of
                 pair = [np.exp(log) for log in pair]
             np.testing.assert_allclose(*pair, rtol=4 * EPS if name.endswith("a_log") else 2 * EPS, err_msg=name)
+    others = {f"{arch}.attention.magic", "general.magic", "tokenizer.ggml.magic", "magic.scale"}
+    magic = {"magic.weight": np.ones(2, np.float32)}
+    path = write(folder, arch, extra | magic, **metadata, **dict.fromkeys(others, 3))
+    assert {(part.kind, part.name) for part in load_source(path).left_out} == {
+        ("tensors", "magic"),
+        *(("key", key) for key in others),
+    }
 
 
 def test_frequency_factors_are_llama3_scaling(save: Any, write: Write) -> None:
@@ -131,7 +139,7 @@ def test_a_file_without_a_tokenizer_compiles_without_one(save: Any, write: Write
 
 def test_smollm2(smollm2_gguf: Path, tmp_path: Path) -> None:
     found = load_source(smollm2_gguf)
-    assert (found.unread, found.ignored, found.random_init) == ([], [], False)
+    assert (found.left_out, found.unread, found.ignored, found.random_init) == ([], [], [], False)
     verify(found.graph, recipes=True)
     assert found.module.tie_embeddings
     assert found.graph.meta["context"] == 8192

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import weft
+from weft.backends.runtime.core.generate import Generator
 from weft.frontends import load_source
 from weft.frontends.models.tables.rope_config import rope_of_gguf
 from weft.ir import WeftError
@@ -191,3 +192,22 @@ def test_t5_writes_what_its_folder_writes(save: Save, tmp_path: Path) -> None:
         weft.compile(source, out)
         answers.append(weft.load(out).generate([[7, 8, 9, 10, 5]], max_tokens=9)[0].tokens)
     assert answers[0] == answers[1] and len(answers[0]) > 0
+
+
+def test_an_encoder_pools_as_its_file_says(written: Written) -> None:
+    for number, pooling in ((2, "cls"), (4, None)):  # 4: of rerankers, whose head is not read
+        model = load_source(written("bert", pooling_type=number)[1])
+        assert model.graph.meta.get("pooling") == pooling
+        assert [part.name for part in model.left_out] == ([] if pooling else ["bert.pooling_type"])
+
+
+def test_defaults_of_sampling_are_recorded(written: Written, tmp_path: Path) -> None:
+    said = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.mirostat": 2}
+    model = load_source(written("llama", **said)[1])
+    assert model.graph.meta["sampling"] == {"temperature": 0.6, "top_k": 20}
+    assert [part.name for part in model.left_out] == ["general.sampling.mirostat"]
+    assert weft.compile(model, tmp_path / "out").model is model
+    loaded = weft.load(tmp_path / "out")
+    assert isinstance(loaded, Generator) and dict(loaded.defaults) == {"temperature": 0.6, "top_k": 20}
+    with pytest.raises(WeftError, match=r"temperature is -1\.0, but it must be at least 0"):
+        load_source(written("llama", **{"general.sampling.temp": -1.0})[1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -11,7 +13,8 @@ from tokenizers import pre_tokenizers
 
 from weft.backends.runtime.core.generate import Generator
 
-from .serving import CONTEXT, NAME
+from .serving import CONTEXT, NAME, compiled, served
+from .serving import client as official
 
 MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Héllo, 世界!"}]
 
@@ -166,3 +169,18 @@ def test_an_answer_ends_where_the_context_does(client: openai.OpenAI, model: Gen
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == CONTEXT + 1 - prompt
     assert ask(client, max_completion_tokens=3).usage.completion_tokens == 3
+
+
+def test_what_a_request_leaves_open_is_as_the_model_says(model: Generator, tmp_path: Path) -> None:
+    """The defaults of sampling in weft.json, as vLLM uses those of generation_config.json."""
+    folder = compiled(tmp_path / "tiny")
+    facts = json.loads((folder / "weft.json").read_text())
+    said = {"temperature": 0.0, "repetition_penalty": 1.4, "max_tokens": 9}
+    (folder / "weft.json").write_text(json.dumps({**facts, "sampling": said}))
+    with served(folder) as server, official(server) as client:
+        usual = client.chat.completions.create(model=NAME, messages=MESSAGES)
+        own = ask(client, extra_body={"repetition_penalty": 1.0})
+        (continued,) = client.completions.create(model=NAME, prompt="the sky").choices
+    assert usual.choices[0].message.content == alone(model, max_tokens=9, repetition_penalty=1.4).text
+    assert own.choices[0].message.content == alone(model).text
+    assert continued.text == model.generate("the sky", max_tokens=16, repetition_penalty=1.4)[0].text

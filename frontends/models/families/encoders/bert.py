@@ -51,7 +51,7 @@ BERT = Family(
     aliases={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     gguf=gguf.UNGATED.but(
         "bert",
-        refuse={"attention.causal": None},
+        refuse={"attention.causal": (False, None)},
         names={"layers.{i}.attn_norm": "blk.{i}.attn_output_norm", "layers.{i}.ffn_norm": "blk.{i}.layer_output_norm"},
         kind="encoder",
         arrangement="post",

@@ -35,7 +35,7 @@ EUROBERT = LLAMA.but(
     },
     kind="encoder",
     eps=key("rms_norm_eps", default=1e-5),
-    gguf=gguf.BASE.but("eurobert", kind="encoder", refuse={"attention.causal": None}),
+    gguf=gguf.BASE.but("eurobert", kind="encoder", refuse={"attention.causal": (False, None)}),
 )
 
 
@@ -144,7 +144,7 @@ MODERNBERT = LLAMA.but(
             "layers.{i}.ffn.gate": half("blk.{i}.ffn_up", 0),
             "layers.{i}.ffn.up": half("blk.{i}.ffn_up", 1),
         },
-        refuse={"attention.causal": None},
+        refuse={"attention.causal": (False, None)},
         kind="encoder",
         norm="layer",
         arrangement=lambda c: ("pre_ffn", *["pre"] * (c["block_count"] - 1)),
@@ -227,7 +227,7 @@ NOMIC_BERT = BERT.but(
             "layers.{i}.attn_norm": "blk.{i}.attn_output_norm",
             "layers.{i}.ffn_norm": "blk.{i}.layer_output_norm",
         },
-        refuse={"attention.causal": None},
+        refuse={"attention.causal": (False, None)},
         found={"qkv_bias": lambda keys: False},
         kind="encoder",
         norm="layer",

@@ -373,6 +373,7 @@ MINICPM3 = DEEPSEEK_V2.but(
     tie=key("tie_word_embeddings", default=True),
     gguf=gguf.BASE.but(  # files do not say the scales
         "minicpm3",
+        inert=(*gguf.BASE.inert, "attention.head_count_kv"),
         names={
             **GGUF_LATENT,
             "layers.{i}.attn.k_up.weight": rows_of_heads("blk.{i}.attn_kv_b.weight", "k"),

@@ -238,6 +238,7 @@ GGUF_SETTINGS: dict[str, Any] = {  # what the blocks of these files are made of,
 }
 GEMMA4_GGUF = gguf.MIXED.but(
     "gemma4",
+    inert=(*gguf.BASE.inert, "rope.dimension_count", "rope.dimension_count_swa"),
     names={
         **inside({name: found for name, found in gguf.BASE.names.items() if name.startswith("layers.")}),
         **GGUF_PER_LAYER,

@@ -250,6 +250,7 @@ KIMI_LINEAR = LLAMA.but(
     moe=_kimi_experts,
     gguf=DEEPSEEK_GGUF.but(
         "kimi-linear",
+        inert=(*DEEPSEEK_GGUF.inert, "attention.key_length"),  # that of latent attention has a key of its own
         names={
             "layers.{i}.attn.qkv": _joined("blk.{i}.attn_{x}"),
             "layers.{i}.attn.conv": _joined_taps("blk.{i}.ssm_conv1d_{x}"),

@@ -132,6 +132,7 @@ def gguf_mamba2(config: Config) -> Mamba2:
 
 MAMBA_GGUF = gguf.BASE.but(
     "mamba",
+    inert=("feed_forward_length", "attention.head_count", "attention.head_count_kv", "context_length"),
     names=_STATES,
     heads=None,
     kv_heads=None,

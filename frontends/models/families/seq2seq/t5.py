@@ -105,6 +105,7 @@ def _gguf_scaled(config: Config) -> Any:
 
 T5_GGUF = gguf.BASE.but(
     "t5",
+    inert=(*gguf.BASE.inert, "attention.head_count_kv"),
     names={
         **{name: None for name in gguf.BASE.names if "layers" in name or name == "final_norm"},
         **_gguf_names("encoder", "enc"),

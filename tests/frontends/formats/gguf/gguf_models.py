@@ -93,7 +93,8 @@ def write_gguf(
     }
     for key, value in facts.items():
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, bool: writer.add_bool}
-        add.get(type(value), writer.add_array)(f"{arch}.{key}", value)
+        whole = key.startswith((f"{arch}.", "general.", "tokenizer.", "magic."))
+        add.get(type(value), writer.add_array)(key if whole else f"{arch}.{key}", value)
     if tokenizer:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("smollm")
