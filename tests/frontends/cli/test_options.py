@@ -116,6 +116,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--trust": [],
         "--check": "A check that passes is silent.",
         "--adapter": ["nowhere"],
+        "--without": ["nothing"],
         "--target": ["torch"],
     },
     "eval": {
@@ -142,6 +143,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--trust": [],
         "--check": "A check that passes is silent.",
         "--adapter": ["nowhere"],
+        "--without": ["nothing"],
         "--target": ["torch"],
     },
 }
@@ -344,6 +346,7 @@ REFUSED = [  # a command line, with {kind} for the source of a kind, and words o
     ("opt {random} -p dce --without x", "--without accepts what a folder lacks of its source"),
     ("inspect {random} --dtype f32", "--dtype goes with --parts, --weights, --parallel or --json"),
     ("run {encoder} --prompt sky --top-k 3", "--top-k chooses the tokens of an answer, and "),
+    ("run {random} --ids 1 --without x", "has no part 'x' that could be left out"),
     ("run {random} --ids 1 --pair sky", "--pair is a second text for a head, and "),
     ("run {random} --ids 1 --system sky", "--system goes with --chat"),
     ("run {random} --ids 1 --prompt sky", "--ids does not go with --prompt"),
