@@ -1,4 +1,4 @@
-"""What commands say of the parts of a source that they leave out, and of the defaults of sampling that it states."""
+"""Commands name the parts of a source that they leave out, and the defaults of sampling that it states."""
 
 from __future__ import annotations
 
