@@ -33,7 +33,8 @@ from .sentence_transformers.ranking import (
     score_tokens,
     unread_ranking,
 )
-from .sentence_transformers.sentence import STATIC, Sentence, read_sentence, static_config, transformer_home
+from .sentence_transformers.sentence import Sentence, read_sentence, static_config, transformer_home
+from .sentence_transformers.static import STATIC
 from .tokens.added import named_token
 from .tokens.files import tokenizer_files
 

@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.recipes import Recipe, Scale
 from weft.ir.recipes.readers import TensorReader
 
-from ....dsl import Dense, LayerNorm, SentencePooling, Unchanged, UnitLength, WeightedLayerPooling
+from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength, WeightedLayerPooling
 from ....models.heads import ENCODER_ALONE, encoder_alone
 from ....models.left_out import LeftOut, unread_entries
-from ....models.tables.family import SENTENCE, Config, Family, Fetch, key
-from ....models.tables.settings import Settings
+from ....models.tables.family import SENTENCE, Config, Family
 from ..hub import check_inside
 from ..safetensors import Rerouted, SafetensorsReader, weight_files
+from .static import table_config
 
 LAYERS = "all_layer_embeddings"  # that a transformer gives with output_hidden_states
 MODULES, CONFIG = "modules.json", "config_sentence_transformers.json"
@@ -138,23 +137,6 @@ class Sentence:
         graph.meta["sentence"] = {"modules": self.modules, **self.facts}
 
 
-def _rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """The rows of a table, which model2vec may weigh."""
-    if fetch.has("embedding.weight"):
-        return fetch("embedding.weight")
-    return Scale(fetch("embeddings"), fetch("weights")) if fetch.has("weights") else fetch("embeddings")
-
-
-STATIC = Family(  # a table of vectors: a transformer without layers
-    model_types=("static",),
-    settings={
-        **{"kind": "encoder", "vocab": key("vocab_size"), "dim": key("hidden_size")},
-        **{"layers": 1, "block": lambda config: Unchanged(), "arrangement": "post"},
-    },
-    names={"embed": _rows},
-)
-
-
 @dataclass(frozen=True)
 class _Joined(Rerouted):
     """The tensors of `base`, and those of `modules` under ``folder:key``."""
@@ -265,15 +247,7 @@ def static_config(root: Path) -> dict[str, Any] | None:
     """
     if not (root / MODULES).is_file() or (listed := _listed(root)[0])[0] != "StaticEmbedding":
         return None
-    reader = SafetensorsReader(listed[1])
-    keys = {*reader.keys()}
-    if "mapping" in keys:
-        told = "tokens that share rows (mapping) are not supported: save it with sentence-transformers"
-        raise WeftError(f"{reader.path}: {told}, which writes a row for each")
-    name = next((key for key in ("embedding.weight", "embeddings") if key in keys), None)
-    if name is None or len(shape := reader.shape(name)) != 2:
-        raise WeftError(f"{reader.path} has no matrix embedding.weight, which a StaticEmbedding needs")
-    return {"model_type": "static", "vocab_size": shape[0], "hidden_size": shape[1]}
+    return table_config(listed[1])
 
 
 def _listed(root: Path) -> list[tuple[str, Path]]:

@@ -1,0 +1,48 @@
+"""StaticEmbedding of sentence-transformers, and of model2vec: a table of vectors in the place of a transformer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes import Recipe, Scale
+
+from ....dsl import Unchanged
+from ....models.tables.family import Family, Fetch, key
+from ....models.tables.settings import Settings
+from ..safetensors import SafetensorsReader
+
+
+def _rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+    """The rows of a table, which model2vec may weigh."""
+    if fetch.has("embedding.weight"):
+        return fetch("embedding.weight")
+    return Scale(fetch("embeddings"), fetch("weights")) if fetch.has("weights") else fetch("embeddings")
+
+
+STATIC = Family(  # a table of vectors: a transformer without layers
+    model_types=("static",),
+    settings={
+        **{"kind": "encoder", "vocab": key("vocab_size"), "dim": key("hidden_size")},
+        **{"layers": 1, "block": lambda config: Unchanged(), "arrangement": "post"},
+    },
+    names={"embed": _rows},
+)
+
+
+def table_config(folder: Path) -> dict[str, Any]:
+    """Return the config of the table in `folder`, which has the size of its matrix.
+
+    Raises:
+        WeftError: if its rows are shared by tokens, or there are none.
+    """
+    reader = SafetensorsReader(folder)
+    keys = {*reader.keys()}
+    if "mapping" in keys:
+        told = "tokens that share rows (mapping) are not supported: save it with sentence-transformers"
+        raise WeftError(f"{reader.path}: {told}, which writes a row for each")
+    name = next((key for key in ("embedding.weight", "embeddings") if key in keys), None)
+    if name is None or len(shape := reader.shape(name)) != 2:
+        raise WeftError(f"{reader.path} has no matrix embedding.weight, which a StaticEmbedding needs")
+    return {"model_type": "static", "vocab_size": shape[0], "hidden_size": shape[1]}
