@@ -69,7 +69,8 @@ MEANINGLESS = {
     r"summary_\w+ qa_\w+ seq_classif_\w+ start_n_top end_n_top pooler_output_size projection_dim projection_size "
     r"esmfold_config out_features out_indices stage_names reshape_hidden_states encoder_stride decoder_bias "
     r"tdnn_\w+ xvector_output_dim num_adapter_layers adapter_kernel_size adapter_stride output_hidden_size "
-    "use_weighted_layer_sum vision_use_head use_mask_token add_pooling_layer",
+    "use_weighted_layer_sum vision_use_head use_mask_token add_pooling_layer sbert_ce_default_activation_function "
+    "sentence_transformers",
     "is a default of generation, which generation_config.json has": "max_length min_length do_sample early_stopping "
     "num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty "
     "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values "

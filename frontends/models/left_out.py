@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 
 from .config_keys import Unread
@@ -32,6 +33,11 @@ class LeftOut:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" + (f" ({self.detail})" if self.detail else "")
+
+    @classmethod
+    def read(cls, entry: Record) -> LeftOut:
+        """The part that an entry of a manifest describes."""
+        return cls(entry.text("kind"), entry.text("name"), entry.text("detail", ""), entry.flag("changes", False))
 
     def record(self) -> dict[str, Any]:
         """The entry of a manifest."""

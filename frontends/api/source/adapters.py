@@ -59,6 +59,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
         return _with_graph(str(source), base, given, before)
     folder, loaded, merged = load_folder(base, given, family)
     names = ", ".join(adapter.path.name for adapter in merged)
+    types = "token_type_ids" in loaded.graph.inputs
     lower = folder.sentence is not None and folder.sentence.facts["do_lower_case"]
     plain = folder.sentence is not None and folder.sentence.static
     home = _tokenizer_home(folder.path, given)
@@ -69,7 +70,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     return Model(
         spec=str(source),
         description=f"Hugging Face folder {base.name}" + (f" with adapter {names}" if names else ""),
-        tokenizer=partial(copy_tokenizer, home, lower=lower, plain=plain) if words else None,
+        tokenizer=partial(copy_tokenizer, home, types=types, lower=lower, plain=plain) if words else None,
         files=files,
         stamps={file: before[file] for file in files if file in before},
         notes=folder.notes,
@@ -94,7 +95,7 @@ def _with_graph(spec: str, base: Path, given: Sequence[Path], before: Mapping[Pa
     return replace(
         model,
         description=f"{model.description} with adapter {', '.join(adapter.path.name for adapter in merged)}",
-        tokenizer=partial(copy_tokenizer, home) if tokenizer else None,
+        tokenizer=partial(copy_tokenizer, home, types="token_type_ids" in model.graph.inputs) if tokenizer else None,
         files=files,
         stamps={file: before[file] for file in files if file in before},
         adapters=tuple(adapter.path for adapter in merged),

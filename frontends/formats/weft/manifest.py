@@ -73,7 +73,8 @@ def provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
     """The record beside a model that is written as such: what it was made from, and by which passes."""
     from weft import __version__
 
-    return {"weft": __version__, "pipeline": model.pipeline, "source": _origin(model, hashes)}
+    left_out = [part.record() for part in model.left_out]
+    return {"weft": __version__, "pipeline": model.pipeline, "left_out": left_out, "source": _origin(model, hashes)}
 
 
 def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from weft.backends.storage import check_format, seal, stamps, whole_folder
 from weft.backends.storage.contents import SEALED
 from weft.backends.storage.safetensors import STORED, Progress, Tensor, counted, parse_stored, write_shards
-from weft.ir.documents import read_json, read_text
+from weft.ir.documents import Record, read_json, read_text
 from weft.ir.graph import Graph, Param
 from weft.ir.graph.verifier import verify
 from weft.ir.recipes import RANDOM, Concat, Full, Permute, Reshape, Slice, Source, Take
@@ -31,6 +31,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
 from ...model import Model
+from ...models.left_out import LeftOut
 from ..hf.safetensors import SafetensorsReader
 from ..hf.tokens.files import copy_tokenizer, tokenizer_files
 from .manifest import PROVENANCE, hashing, provenance
@@ -85,16 +86,20 @@ def read_model(spec: str, path: Path) -> Model:
     verify(graph, recipes=True)
     read = {key for p in graph.params.values() for key in p.recipe.sources()}
     tokenizer = tokenizer_files(path)
+    record = _provenance(path / PROVENANCE) if (path / PROVENANCE).is_file() else {}
+    left_out = [LeftOut.read(entry) for entry in Record(path / PROVENANCE, record).records("left_out", [])]
     files = (path / GRAPH, *tokenizer, *sorted(path.glob("*.safetensors")))
     return Model(
         graph,
         spec,
         f"model folder {path.name}",
-        tokenizer=partial(copy_tokenizer, path) if tokenizer else None,
+        tokenizer=partial(copy_tokenizer, path, types="token_type_ids" in graph.inputs) if tokenizer else None,
         unread=sorted(set(graph.reader.keys()) - read),
         files=files,
         stamps={file: before[file] for file in files if file in before},
-        provenance=_provenance(path / PROVENANCE) if (path / PROVENANCE).is_file() else {},
+        provenance=record,
+        left_out=left_out,
+        without=tuple(part.name for part in left_out if part.changes),  # accepted as the folder was written
     )
 
 

@@ -37,11 +37,12 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return files
 
 
-def copy_tokenizer(folder: Path, out: Path, lower: bool = False, plain: bool = False) -> None:
+def copy_tokenizer(folder: Path, out: Path, types: bool, lower: bool = False, plain: bool = False) -> None:
     """Copy the tokenizer's files from `folder` to the folder `out`, where each says all.
 
     tokenizer.json has the tokens that only other files name, and neither cuts nor pads; with `lower` it makes texts
-    lower-case, with `plain` it puts no tokens around them. Chat templates of
+    lower-case, with `plain` it puts no tokens around them. A config without a class gets the general one, for a model
+    that reads token `types` or none. Chat templates of
     tokenizer_config.json that onnxruntime-genai cannot read, because there are several, become files of their own.
     Raises WeftError if a file is unsound.
     """
@@ -52,8 +53,10 @@ def copy_tokenizer(folder: Path, out: Path, lower: bool = False, plain: bool = F
     before = read_json(out / CONFIG) if (out / CONFIG).is_file() else {}
     config = dict(before)
     if (out / VOCABULARY).is_file():
-        # Without a config, transformers asks whether to run the code of a custom model.
-        config = (config or {"tokenizer_class": "PreTrainedTokenizerFast"}) | merge_tokens(folder, out)
+        if "tokenizer_class" not in config:  # transformers asks whether to run the code of a custom model for one
+            inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+            config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs} | config
+        config |= merge_tokens(folder, out)
         if lower or plain:
             tokenizer = read_json(out / VOCABULARY)
             own, case = tokenizer.get("normalizer"), [{"type": "Lowercase"}] * lower
