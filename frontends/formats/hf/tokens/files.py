@@ -37,7 +37,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return files
 
 
-def copy_tokenizer(folder: Path, out: Path, types: bool, lower: bool = False, plain: bool = False) -> None:
+def copy_tokenizer(folder: Path, out: Path, types: bool = True, lower: bool = False, plain: bool = False) -> None:
     """Copy the tokenizer's files from `folder` to the folder `out`, where each says all.
 
     tokenizer.json has the tokens that only other files name, and neither cuts nor pads; with `lower` it makes texts
@@ -53,7 +53,7 @@ def copy_tokenizer(folder: Path, out: Path, types: bool, lower: bool = False, pl
     before = read_json(out / CONFIG) if (out / CONFIG).is_file() else {}
     config = dict(before)
     if (out / VOCABULARY).is_file():
-        if "tokenizer_class" not in config:  # transformers asks whether to run the code of a custom model for one
+        if "tokenizer_class" not in config:  # else transformers takes that of the model's type, which may be weft's own
             inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
             config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs} | config
         config |= merge_tokens(folder, out)
