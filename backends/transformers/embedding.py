@@ -21,7 +21,7 @@ _FLAGS = {
     **{"last": "lasttoken", "weighted": "weightedmean_tokens"},
 }
 _MODULES = "sentence_transformers.models."  # names of all versions
-KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize", "WeightedLayerPooling")
+KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize", "WeightedLayerPooling", "WordWeights")
 _TEXT = "sentence_embedding"
 
 

@@ -45,7 +45,7 @@ from .mixers import (
     TransientGlobalAttention,
 )
 from .models import Decoder, Encoder, MaskScaling
-from .outputs import Dense, SentencePooling, Unchanged, UnitLength, WeightedLayerPooling
+from .outputs import Dense, SentencePooling, Unchanged, UnitLength, WeightedLayerPooling, WordWeights
 from .position_bias import ALiBi, RelativeTable, SinusoidalDistances, T5Bias, TransientGlobals
 from .recurrence import State, scan
 from .rotary import RoPE, Temperature
@@ -150,6 +150,7 @@ __all__ = [
     "Unchanged",
     "UnitLength",
     "WeightedLayerPooling",
+    "WordWeights",
     "building",
     "contribute",
     "embedding",

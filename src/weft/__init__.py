@@ -92,6 +92,7 @@ _PUBLIC = {
         "Unchanged",
         "UnitLength",
         "WeightedLayerPooling",
+        "WordWeights",
         "XIELU",
         "building",
         "contribute",

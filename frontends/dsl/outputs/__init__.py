@@ -5,6 +5,6 @@ What belongs here reads what the layers made. Never here: layers, embeddings, he
 
 from __future__ import annotations
 
-from .sentence import Dense, SentencePooling, Unchanged, UnitLength, WeightedLayerPooling
+from .sentence import Dense, SentencePooling, Unchanged, UnitLength, WeightedLayerPooling, WordWeights
 
-__all__ = ["Dense", "SentencePooling", "Unchanged", "UnitLength", "WeightedLayerPooling"]
+__all__ = ["Dense", "SentencePooling", "Unchanged", "UnitLength", "WeightedLayerPooling", "WordWeights"]

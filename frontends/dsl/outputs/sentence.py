@@ -9,9 +9,10 @@ from weft.ir import ops
 from weft.ir.graph import Value
 from weft.ir.ops.activation import activate
 from weft.ir.ops.elementwise import masked
+from weft.ir.recipes import Literal
 from weft.ir.types import dtypes
 
-from ..build import Layer, fill, kept, module, named, param
+from ..build import Layer, computed, fill, keep, kept, module, named, param
 from ..checks import need, need_activation, need_whole
 from ..layers import linear
 
@@ -77,6 +78,21 @@ class WeightedLayerPooling:
 
 
 @module
+class WordWeights:
+    """x times the weight of its token, of `weights` by id; sums that become means are divided by the sum of these."""
+
+    weights: tuple[float, ...]
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] of the tokens that a `SentencePooling` keeps as ``text`` → the same."""
+        ids, whole = kept("text")
+        table = computed("weights", (len(self.weights), 1), Literal(self.weights, (len(self.weights), 1)))
+        weights = masked(ops.unsqueeze(whole, axes=(2,)), ops.embedding(ids, table))
+        keep("token_weights", weights)
+        return ops.mul(x, weights, name="words_weighted")
+
+
+@module
 class SentencePooling:
     """One vector of a text out of those of its tokens, of unit length with `normalize`.
 
@@ -113,9 +129,10 @@ class SentencePooling:
 
     def __call__(self, x: Value, mask: Value, ids: Value) -> Value:
         """x [batch, seq, dim], mask [batch, seq], 0 for padding on either side, ids [batch, seq] → [batch, width]."""
+        whole = pooled = ops.cast(mask, to=dtypes.bool_)
+        keep("text", ids, whole)
         for i, layer in enumerate(self.before):
             x = named(layer, f"before_{i}")(x)
-        whole = pooled = ops.cast(mask, to=dtypes.bool_)
         if not self.include_prompt:
             pooled = ops.equal(mask, ops.affine(mask, by=0, plus=1))
         if self.mode == "token":
@@ -123,7 +140,10 @@ class SentencePooling:
             pooled = ops.equal(ids, largest if self.token is None else ops.affine(ids, by=0, plus=self.token))
         elif self.mode == "end":
             pooled = ops.equal(ids, ids)
-        vectors = [_pool(mode, x, whole, pooled) for mode in ([self.mode] if isinstance(self.mode, str) else self.mode)]
+        given = kept("token_weights")[0] if any(isinstance(layer, WordWeights) for layer in self.before) else None
+        vectors = [
+            _pool(mode, x, whole, pooled, given) for mode in ([self.mode] if isinstance(self.mode, str) else self.mode)
+        ]
         y = vectors[0] if len(vectors) == 1 else ops.concat(*vectors, axis=1, name="pooled_together")
         for i, layer in enumerate(self.after):
             y = named(layer, f"after_{i}")(y)
@@ -135,8 +155,9 @@ MODES = (*PLAIN, "mean_sqrt_len")
 ALONE = (*MODES, "token", "end")
 
 
-def _pool(mode: str, x: Value, whole: Value, pooled: Value) -> Value:
-    """The vector [batch, dim] of x, of whose tokens `whole` are a text, and `pooled` count, [batch, seq]."""
+def _pool(mode: str, x: Value, whole: Value, pooled: Value, given: Value | None) -> Value:
+    """The vector [batch, dim] of x, of whose tokens `whole` are a text, and `pooled` count, [batch, seq]; means are
+    over the weights `given` [batch, seq, 1], if there are any."""
     if mode == "max":
         return ops.max(masked(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
     if mode in ("cls", "last", "token", "end"):
@@ -147,7 +168,7 @@ def _pool(mode: str, x: Value, whole: Value, pooled: Value) -> Value:
     weights = masked(ops.unsqueeze(pooled, axes=(2,)), one)
     if mode == "weighted":
         weights = ops.mul(weights, ops.cumsum(masked(ops.unsqueeze(whole, axes=(2,)), one), axis=1))
-    total = ops.clip(ops.sum(weights, axes=(1,)), low=1e-9)
+    total = ops.clip(ops.sum(weights if given is None else given, axes=(1,)), low=1e-9)
     total = ops.sqrt(total) if mode == "mean_sqrt_len" else total
     return ops.div(ops.sum(ops.mul(x, weights), axes=(1,)), total, name="mean_token")
 

@@ -70,6 +70,11 @@ def layers(*weights: float, start: int = 0) -> st.WeightedLayerPooling:
     return st.WeightedLayerPooling(32, num_hidden_layers=2, layer_start=start, layer_weights=weight)
 
 
+def words() -> st.WordWeights:
+    vocab = [f"<{i}>" for i in range(4)] + [chr(65 + i) for i in range(36)]
+    return st.WordWeights(vocab, {"a": 2.0, "B": 0.5, "b": 3.0, "c": 0.0, "d": 0.25}, unknown_word_weight=0.3)
+
+
 CHAINS: dict[str, tuple[str, dict[str, Any], Callable[[], list[Any]]]] = {
     "means": ("Bert", {}, lambda: [pooled("mean")]),
     "six poolings": ("Bert", {}, lambda: [pooled(*st.Pooling.POOLING_MODES)]),
@@ -98,6 +103,8 @@ CHAINS: dict[str, tuple[str, dict[str, Any], Callable[[], list[Any]]]] = {
     ),
     "layers": ("ModernBert", {"output_hidden_states": True}, lambda: [layers(0.5, 2.0, 1.5), pooled("mean", "max")]),
     "later layers": ("Bert", {"output_hidden_states": True}, lambda: [layers(-0.5, 2.0, start=1), pooled("mean")]),
+    "words": ("Bert", {}, lambda: [words(), pooled("mean", "max", "mean_sqrt_len_tokens"), st.Normalize()]),
+    "words by place": ("MPNet", {}, lambda: [words(), pooled("weightedmean"), st.Normalize()]),
     "weighted": ("Llama", {}, lambda: [pooled("weightedmean")]),
 }
 

@@ -15,7 +15,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import TensorReader
 
-from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength, WeightedLayerPooling
+from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength, WeightedLayerPooling, WordWeights
 from ....models.heads import ENCODER_ALONE, encoder_alone
 from ....models.left_out import LeftOut, unread_entries
 from ....models.tables.family import SENTENCE, Config, Family
@@ -76,9 +76,16 @@ class Sentence:
         """Return `config` of the transformer, which `table` describes, with its changes and the pooling.
 
         Raises:
-            WeftError: if the transformer should make the vector of a text, but has none that depends on it alone.
+            WeftError: if the transformer should make the vector of a text, but has none that depends on it alone, or
+                tokens have no weight.
         """
         changed, pooling = {**config, **self.changes}, self.pooling
+        rule = table.settings["vocab"]
+        vocab = rule(changed) if callable(rule) else rule
+        for count in (len(module.weights) for module in pooling.before if isinstance(module, WordWeights)):
+            if count < vocab:
+                told = f"its WordWeights has {count} words, and the model {vocab} tokens, each of which needs a weight"
+                raise WeftError(f"{self.files[0]}: {told}")
         if self.projects:
             own = table.settings["sentence"](changed) if "sentence" in table.settings else None
             if own is None or own.mode == "end":
@@ -312,6 +319,12 @@ def _layers(said: Record) -> tuple[str, str, WeightedLayerPooling]:
     return LAYERS, TOKENS, WeightedLayerPooling(said.integer("layer_start", 4, least=0))
 
 
+def _words(said: Record) -> tuple[str, str, WordWeights]:
+    known, other = said.get("word_weights", dict[str, float]), said.get("unknown_word_weight", float, 1.0)
+    words = said.get("vocab", list[str])
+    return TOKENS, TOKENS, WordWeights(tuple(known.get(w, known.get(w.lower(), other)) for w in words))
+
+
 def _places(said: Record) -> tuple[str, str]:
     """Return what a module reads and what it writes."""
     reads = said.text("module_input_name", TEXT)
@@ -322,6 +335,7 @@ _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
     "Pooling": _pooling,
     "Dense": _dense,
     "WeightedLayerPooling": _layers,
+    "WordWeights": _words,
     "Normalize": lambda said: (*_places(said), UnitLength()),
     "LayerNorm": lambda said: (TEXT, TEXT, LayerNorm()),
     "Dropout": lambda said: (TEXT, TEXT, None),  # of training

@@ -229,6 +229,14 @@ DENSE = {"in_features": WIDTH, "out_features": 4}
         ([POOLING, ("LSTM", {})], r"module 2, \S+\.LSTM, is not supported"),
         ([("WeightedLayerPooling", {}), POOLING], "reads all_layer_embeddings: set output_hidden_states"),
         ([], "no Pooling makes sentence_embedding of token_embeddings"),
+        (
+            [("WordWeights", {"vocab": ["a", "b"], "word_weights": {}}), POOLING],
+            r"modules\.json: its WordWeights has 2 words, and the model \d+ tokens, each of which needs a weight",
+        ),
+        (
+            [("WordWeights", {"vocab": ["a"], "word_weights": {"a": "much"}}), POOLING],
+            r"1_WordWeights/config\.json: word_weights",
+        ),
         ([("Dense", {**DENSE, "module_output_name": "x"}), POOLING][:1], "no Pooling makes sentence_embedding"),
         ([("Pooling", {"embedding_dimension": WIDTH, "pooling_mode": "sum"})], "pooling_mode is 'sum', but it must be"),
         ([("Pooling", {})], r"1_Pooling/config\.json: the key 'word_embedding_dimension' is missing"),
