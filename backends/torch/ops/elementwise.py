@@ -67,8 +67,9 @@ def _with_numbers(text: str, values: list[Value], node: Node) -> tuple[str, list
 
 
 def in_model_dtype(text: str, values: list[Value]) -> str:
-    """`text`, the second of two `values` cast to the dtype of the first if it is rows of a table."""
-    cast = len(values) == 2 and _of_table(values[1]) and not _of_table(values[0])
+    """`text`, the second of two `values` cast to the dtype of the first, which holds floats, if it is rows of a
+    table."""
+    cast = len(values) == 2 and _of_table(values[1]) and not _of_table(values[0]) and values[0].type.dtype.is_float
     return text.replace("{1}", "{1}.to({0}.dtype)") if cast else text
 
 

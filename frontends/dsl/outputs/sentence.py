@@ -87,7 +87,7 @@ class WordWeights:
         """x [batch, seq, dim] of the tokens that a `SentencePooling` keeps as ``text`` → the same."""
         ids, whole = kept("text")
         table = computed("weights", (len(self.weights), 1), Literal(self.weights, (len(self.weights), 1)))
-        weights = masked(ops.unsqueeze(whole, axes=(2,)), ops.embedding(ids, table))
+        weights = ops.mul(masked(ops.unsqueeze(whole, axes=(2,)), _one(x)), ops.embedding(ids, table))
         keep("token_weights", weights)
         return ops.mul(x, weights, name="words_weighted")
 
@@ -164,13 +164,18 @@ def _pool(mode: str, x: Value, whole: Value, pooled: Value, given: Value | None)
         first = mode in ("cls", "token")
         at = ops.clip(_last(_first(pooled) if first else pooled), low=0)
         return ops.squeeze(ops.gather_rows(x, at), axes=(1,), name="first_token" if first else "last_token")
-    one = ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)  # in the dtype of x, when it is another
+    one = _one(x)
     weights = masked(ops.unsqueeze(pooled, axes=(2,)), one)
     if mode == "weighted":
         weights = ops.mul(weights, ops.cumsum(masked(ops.unsqueeze(whole, axes=(2,)), one), axis=1))
     total = ops.clip(ops.sum(weights if given is None else given, axes=(1,)), low=1e-9)
     total = ops.sqrt(total) if mode == "mean_sqrt_len" else total
     return ops.div(ops.sum(ops.mul(x, weights), axes=(1,)), total, name="mean_token")
+
+
+def _one(x: Value) -> Value:
+    """Return 1 for each token of x [batch, seq, dim], [batch, seq, 1], in the dtype of x."""
+    return ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)
 
 
 def _last(shown: Value) -> Value:

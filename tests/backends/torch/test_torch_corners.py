@@ -16,6 +16,7 @@ from weft.backends.torch.package.module import build_module
 from weft.backends.torch.program.statements import Var
 from weft.ir import interpret, ops
 from weft.ir.graph import Graph, Value
+from weft.ir.ops.elementwise import masked
 from weft.ir.recipes import Literal, Normal
 from weft.ir.types import TensorType, dtypes
 from weft.ir.types.sizes import sym
@@ -49,6 +50,13 @@ def repeated_reshape(x: Value) -> Value:
     return ops.add(whole, ops.exp(x))
 
 
+def chosen_rows(x: Value) -> Value:
+    """Which have a dtype of their own, but not that of the condition."""
+    table = x.graph.add_param("t", TensorType(F32, (5, 1)), Literal((0.5, 1.5, 2.5, 3.5, 4.5), (5, 1)))
+    rows = ops.embedding(ops.cast(ops.clip(x, low=0.0), to=dtypes.i64), table)
+    return ops.squeeze(masked(ops.unsqueeze(ops.less(x, 3.0), axes=(2,)), rows), axes=(2,))
+
+
 CORNERS = {
     "a power of a number": lambda x: ops.pow(ops.affine(x, by=0.0, plus=24**-0.5), x),
     "a power of a negative number": lambda x: ops.pow(ops.affine(x, by=0.0, plus=-2.0), ops.floor(x)),
@@ -63,6 +71,7 @@ CORNERS = {
     "one of many": lambda x: ops.squeeze(ops.slice_(x, axis=1, start=2, stop=3), axes=(1,)),
     "the last of many": lambda x: ops.squeeze(ops.slice_(x, axis=-1, start=3, stop=4), axes=(-1,)),
     "there and back": repeated_reshape,
+    "rows of a table under a condition": chosen_rows,
 }
 
 
