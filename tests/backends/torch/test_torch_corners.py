@@ -51,7 +51,7 @@ def repeated_reshape(x: Value) -> Value:
 
 
 def chosen_rows(x: Value) -> Value:
-    """Which have a dtype of their own, but not that of the condition."""
+    """Rows of a table, which keep its dtype, where a condition holds."""
     table = x.graph.add_param("t", TensorType(F32, (5, 1)), Literal((0.5, 1.5, 2.5, 3.5, 4.5), (5, 1)))
     rows = ops.embedding(ops.cast(ops.clip(x, low=0.0), to=dtypes.i64), table)
     return ops.squeeze(masked(ops.unsqueeze(ops.less(x, 3.0), axes=(2,)), rows), axes=(2,))
