@@ -18,5 +18,5 @@ def unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> WeftE
 
     names = list(known)
     near = " or ".join(difflib.get_close_matches(name, names, 3, 0.7))
-    few = f"it is one of {', '.join(names)}: " if len(names) < 9 else ""
+    few = f"it is one of {', '.join(names)}: " if len(names) < 9 and otherwise.startswith("see") else ""
     return WeftError(f"unknown {kind} {name!r}; {f'did you mean {near}?' if near else few + otherwise}")

@@ -36,8 +36,9 @@ def lower(e: Emitter, chosen: Mapping[Node, Emit]) -> None:
         return
     seq, mask = e.size(tokens[1]), e[graph.inputs["attention_mask"]]
     called = e.op("Slice", mask, e.op("Neg", seq), e.constant([np.iinfo(np.int64).max]), e.constant([1]))
-    # Keys that differ, seq − i for valid tokens and −i for padding, keep both in the order of the call.
-    keys = e.op("Sub", e.op("Mul", called, seq), e.range(seq))
+    # Keys that differ, 2^40 − i for valid tokens and −i for padding, keep both in the order of the call.
+    places = e.range(seq)
+    keys = e.op("Sub", e.op("Mul", called, e.constant(1 << 40)), places)
     order = e.many("TopK", keys, seq, axis=1, outputs=2)[1]
     for value in graph.inputs.values():
         if carries(value, tokens):
@@ -52,7 +53,8 @@ def lower(e: Emitter, chosen: Mapping[Node, Emit]) -> None:
     if (logits := graph.outputs.get("logits")) is not None and (limit := _limit(e)) is not None:
         first = first_position(e, graph.inputs["position_ids"])
         valid = e.op("Sub", e.op("ReduceSum", mask, e.constant([1])), first)
-        lost = e.op("And", e.op("Less", valid, seq), e.op("Greater", e.op("Add", first, seq), limit))
+        last = e.op("Gather", places, e.constant([-1]))  # seq − 1, where the graph runs: seq itself is on the host
+        lost = e.op("And", e.op("LessOrEqual", valid, last), e.op("GreaterOrEqual", e.op("Add", first, last), limit))
         nan = e.op("Cast", e.constant(np.nan, np.float32), to=int(ONNX_DTYPES[logits.type.dtype.name]))
         e.final[logits] = e.op("Where", e.op("Unsqueeze", lost, e.constant([2])), nan, e.final.get(logits, e[logits]))
 

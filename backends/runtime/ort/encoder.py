@@ -114,6 +114,7 @@ class Encoder(Tasks):
 
         Raises WeftError on ids that the model does not have, and on a row longer than its maximum or empty.
         """
+        rows = [[int(i) for i in ids] for ids in rows]
         for ids in rows:
             check_ids("a row", ids, self.vocab, self.max_length, "cut it")
         lengths, found = list(map(len, rows)), dict[int, Floats]()

@@ -87,7 +87,7 @@ def test_unequal_prompts_and_short_texts_run(layers: str, target: str, tmp_path:
     """Shorter than the window, too."""
     model: Any = Decoder(vocab=64, dim=64, layers=LAYERS[layers]) if layers in LAYERS else gemma3(tmp_path / "hf")
     out = tmp_path / "out"
-    weft.compile(model, out, target=target, max_length=64, seed=4)
+    weft.compile(model, out, target=target, max_length=64, seed=4 if layers in LAYERS else None)
     answers = weft.load(out).generate(UNEQUAL, max_tokens=12)
     assert in_a_batch(out, UNEQUAL, 12) == [list(answer.tokens) for answer in answers]
     (short,) = weft.load(out).generate([PROMPT[:2].tolist()], max_tokens=3)

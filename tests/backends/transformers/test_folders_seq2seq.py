@@ -48,7 +48,7 @@ def both_sides() -> list[str]:
 
 
 def test_the_example(tmp_path: Path) -> None:
-    graph = load_source(Path(__file__).parents[3] / "examples/tiny_translator.py", 0, ()).graph
+    graph = load_source(Path(__file__).parents[3] / "examples/tiny_translator.py").graph
     feeds = feeds_of(graph, 9)
     model, ids = model_of(lowered(graph), tmp_path), torch.from_numpy(feeds["input_ids"]).long()
     with torch.no_grad():
@@ -177,14 +177,14 @@ def test_weft_reads_the_folder_back(name: str, tmp_path: Path) -> None:
     model = model_of(graph, tmp_path)
     feeds = feeds_of(graph)
     want = wanted(graph, feeds)["logits"]
-    assert error(torch.from_numpy(wanted(load_source(tmp_path, 0, ()).graph, feeds)["logits"]), want) < 1e-6
+    assert error(torch.from_numpy(wanted(load_source(tmp_path).graph, feeds)["logits"]), want) < 1e-6
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.0 + 0.1 * torch.rand(p.shape))
         model.save_pretrained(tmp_path)
         ids = torch.from_numpy(feeds["input_ids"]).long()
         made = model(**source_of(feeds), decoder_input_ids=ids, use_cache=False).logits
-        assert error(made, wanted(load_source(tmp_path, 0, ()).graph, feeds)["logits"]) < 1e-4
+        assert error(made, wanted(load_source(tmp_path).graph, feeds)["logits"]) < 1e-4
 
 
 def test_records_hidden_states_and_attentions(tmp_path: Path) -> None:
@@ -230,6 +230,6 @@ def test_an_adapter_comes_back(tmp_path: Path) -> None:
     feeds, merged = feeds_of(graph), tuned.merge_and_unload().eval()
     with torch.no_grad():
         made = merged(**source_of(feeds), decoder_input_ids=torch.from_numpy(feeds["input_ids"]).long()).logits
-    again = load_source(tmp_path / "folder", 0, (tmp_path / "adapter",)).graph
+    again = load_source(tmp_path / "folder", adapters=(tmp_path / "adapter",)).graph
     assert error(made, wanted(again, feeds)["logits"]) <= 1e-5
     assert error(made, wanted(graph, feeds)["logits"]) > 1e-3

@@ -112,7 +112,7 @@ def in_calls(model: Any, ids: Tensor, first: tuple[int, ...], **more: Tensor) ->
 
 @pytest.mark.parametrize("name", each(2, SMALL))
 def test_examples(name: str, tmp_path: Path) -> None:
-    source = load_source(EXAMPLES / f"{name}.py", 0, ()).graph
+    source = load_source(EXAMPLES / f"{name}.py").graph
     feeds = feeds_of(source, 9)
     graph = lowered(source)
     model = model_of(graph, tmp_path)
