@@ -16,6 +16,7 @@ from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.passes.analysis.states import has_cache
 
+from ..blocks import is_quantized
 from ..storage.safetensors import Tensor, write_shards
 from ..torch.program.constants import stored_dtype
 from ..torch.program.states import check_writes
@@ -53,6 +54,11 @@ class TransformersFolder:
     def __init__(self, graph: Graph, dtype: str, length: int, name: str, notes: list[str]) -> None:
         if has_cache(graph):
             raise WeftError("target transformers has caches of its own: leave out the pass kv-cache, and what needs it")
+        if any(map(is_quantized, graph.params.values())):
+            raise WeftError(
+                "target transformers stores weights as floats: leave out --weights and the pass quantize, or write "
+                "codes that transformers reads with `weft export --weights codes`"
+            )
         check_writes(graph)
         if graph.meta.get("kind") in ("image-encoder", "audio-encoder"):
             raise WeftError(

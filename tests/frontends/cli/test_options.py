@@ -271,12 +271,9 @@ def attempt(home: Path) -> Tried:
 
 
 PLACES = [(target, kind) for target in TARGETS for kind in KINDS if ALL or (target, kind) not in SLOW]
-UNWRITTEN = ("--weights", ("transformers", "head"))  # the target does not write a head whose weights are codes
 
 
-@pytest.mark.parametrize(
-    ("option", "place"), [case for case in each(41, product(tried("compile"), PLACES)) if case != UNWRITTEN]
-)
+@pytest.mark.parametrize(("option", "place"), each(41, product(tried("compile"), PLACES)))
 def test_compile(attempt: Tried, home: Path, option: str, place: tuple[str, str]) -> None:
     target, kind = place
     attempt("compile", option, source(home, kind), "-o", "out", "--target", target)
