@@ -34,7 +34,7 @@ from .sentence_transformers.ranking import (
     unread_ranking,
 )
 from .sentence_transformers.sentence import Sentence, read_sentence, static_config, transformer_home
-from .sentence_transformers.static import STATIC
+from .sentence_transformers.static import STATIC, STATIC_EMBEDDING
 from .tokens.added import named_token
 from .tokens.files import tokenizer_files
 
@@ -69,7 +69,7 @@ class Folder:
             raise WeftError(f"{path} is no folder")
         root, kinds = path, modules(path)
         path = root / kinds.get("Transformer", "") if LOGIT_SCORE in kinds else transformer_home(root)
-        static = static_config(root)
+        static = static_config(root) if STATIC_EMBEDDING in kinds else None
         if static is None and not (path / "config.json").is_file():
             raise WeftError(f"{path} has no config.json, so it is not a Hugging Face model folder")
         generation = path / "generation_config.json"

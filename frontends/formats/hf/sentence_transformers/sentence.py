@@ -21,7 +21,7 @@ from ....models.left_out import LeftOut, unread_entries
 from ....models.tables.family import SENTENCE, Config, Family
 from ..hub import check_inside
 from ..safetensors import Rerouted, SafetensorsReader, weight_files
-from .static import table_config
+from .static import STATIC_EMBEDDING, table_config
 
 LAYERS = "all_layer_embeddings"  # that a transformer gives with output_hidden_states
 MODULES, CONFIG = "modules.json", "config_sentence_transformers.json"
@@ -42,7 +42,7 @@ FLAGS = [f"pooling_mode_{flag}" for flag in _FLAGS]  # what older folders have i
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU")  # of torch.nn; in lower case, ours
 SIZES = ("word_embedding_dimension", "embedding_dimension", "in_features", "dimension")  # which the tensors have
 HARMLESS = {"torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_side", "model_max_length"}
-FIRST = ("Transformer", "CLIPModel", "StaticEmbedding")
+FIRST = ("Transformer", "CLIPModel", STATIC_EMBEDDING)
 HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}  # what is asked of a transformer for texts
 FEATURES = {"method": "get_text_features", "method_output_name": "pooler_output"}  # and of one that projects
 STORED = {"": "norm", ".linear": "linear", ".residual": "residual", ".layer_weights": "layer_weights"}  # of modules
@@ -208,7 +208,7 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
         return None
     (first, home), *others = _listed(root)
     files, records, steps, needed = [root / MODULES], list[Record](), list[_Step](), TEXT
-    static = first == "StaticEmbedding"
+    static = first == STATIC_EMBEDDING
     changes, limits, gives = _table_alone(home) if static else _transformer(first, home, config, files, records)
     for kind, folder in reversed(others):
         said = _read(folder / "config.json", files)
@@ -247,14 +247,13 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
 
 
 def static_config(root: Path) -> dict[str, Any] | None:
-    """Return the config of the table of vectors that stands for the transformer in `root`; None if there is none.
+    """Return the config of the table of vectors that stands for the transformer in `root`; None if another does.
 
     Raises:
         WeftError: if its rows are shared by tokens, or there are none.
     """
-    if not (root / MODULES).is_file() or (listed := _listed(root)[0])[0] != "StaticEmbedding":
-        return None
-    return table_config(listed[1])
+    kind, folder = _listed(root)[0]
+    return table_config(folder) if kind == STATIC_EMBEDDING else None
 
 
 def _listed(root: Path) -> list[tuple[str, Path]]:

@@ -13,6 +13,8 @@ from ....models.tables.family import Family, Fetch, key
 from ....models.tables.settings import Settings
 from ..safetensors import SafetensorsReader
 
+STATIC_EMBEDDING = "StaticEmbedding"  # the kind of the module
+
 
 def _rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """The rows of a table, which model2vec may weigh."""
