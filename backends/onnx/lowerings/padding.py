@@ -42,7 +42,9 @@ def lower(e: Emitter, chosen: Mapping[Node, Emit]) -> None:
     order = e.many("TopK", keys, seq, axis=1, outputs=2)[1]
     for value in graph.inputs.values():
         if carries(value, tokens):
-            e.values[value] = _rows(e, e[value], order)
+            x = e[value]
+            ids = value.type.rank == 2
+            e.values[value] = e.op("GatherElements", x, order, axis=1) if ids else _rows(e, x, order)
     outputs = [value for value in graph.outputs.values() if carries(value, tokens)]
     place = e.many("TopK", order, seq, axis=1, largest=0, outputs=2)[1] if outputs else order
     heads = dict(head for value in outputs if (head := _head(value, tokens, chosen)))
