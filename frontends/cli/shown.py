@@ -15,6 +15,7 @@ import click
 from weft.backends.readable import count as count
 from weft.backends.readable import printable as printable
 from weft.backends.readable import size as size
+from weft.ir.errors import WeftError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -64,7 +65,11 @@ def render(renderable: RenderableType) -> None:
 
 
 def as_json(data: Any) -> str:
-    """`data` as JSON, which knows no infinity and no NaN: null stands for them."""
+    """`data` as JSON, which knows no infinity and no NaN: null stands for them.
+
+    Raises:
+        WeftError: if a number is longer than Python writes.
+    """
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -73,7 +78,10 @@ def as_json(data: Any) -> str:
             return [plain(item) for item in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(plain(data), indent=2)
+    try:
+        return json.dumps(plain(data), indent=2)
+    except ValueError:
+        raise WeftError("a number has more than 4,300 digits, which sizes of a model that exists do not give") from None
 
 
 def note(message: str) -> None:

@@ -290,6 +290,8 @@ def test_the_command_draws_a_chart(llamas: tuple[Path, Path], text: Path, tmp_pa
 def test_json_has_no_infinity() -> None:
     found = {"scores": ({"perplexity": math.inf, "nll": 701.5}, {"kl": math.nan}), "tokens": 3}
     assert json.loads(as_json(found)) == {"scores": [{"perplexity": None, "nll": 701.5}, {"kl": None}], "tokens": 3}
+    with pytest.raises(WeftError, match="more than 4,300 digits"):
+        as_json({"parameters": 10**5000})
 
 
 def refused(*args: str | Path) -> str:
