@@ -84,7 +84,7 @@ class Root(click.Group):
 
 
 def _checked(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `run`, the function of a command, behind a check of the options that are given to it."""
+    """Return the callback `run` wrapped such that the options of its command are checked before it is called."""
 
     @wraps(run)
     def checked(*args: Any, **options: Any) -> Any:

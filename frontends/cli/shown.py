@@ -65,7 +65,7 @@ def render(renderable: RenderableType) -> None:
 
 
 def as_json(data: Any) -> str:
-    """`data` as JSON, which knows no infinity and no NaN: null stands for them.
+    """Return `data` as JSON; infinity and NaN, which JSON does not have, become null.
 
     Raises:
         WeftError: if a number is longer than Python writes.

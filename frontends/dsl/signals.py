@@ -66,8 +66,8 @@ class ImageEncoder(Displayable):
         need_one_of(self, "pooler", POOLERS)
         needs = {"attention": self.pooler_block is not None, "none": self.projection is None}
         needs |= dict.fromkeys(("dense", "first"), self.prefix_tokens > 0)
-        told = "needs a prefix token or a pooler_block, and a projection one of both"
-        need(self, needs[self.pooler], f"pooler={self.pooler!r} {told}")
+        reason = "needs a prefix token or a pooler_block, and a projection needs one of the two"
+        need(self, needs[self.pooler], f"pooler={self.pooler!r} {reason}")
 
     @property
     def patches(self) -> int:

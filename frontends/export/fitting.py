@@ -85,7 +85,7 @@ def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: 
 
 
 def _without_pooling(graph: Graph) -> Graph:
-    """`graph` without a sentence embedding that files beside the config describe."""
+    """Return `graph` without the output sentence_embedding if modules.json, not config.json, describes its pooling."""
     modules = (graph.meta.get("sentence") or {}).get("modules", [{"type": "Pooling"}] * ("pooling" in graph.meta))
     if "sentence_embedding" not in graph.outputs or all(module["type"] != "Pooling" for module in modules):
         return graph

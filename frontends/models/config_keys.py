@@ -222,8 +222,10 @@ def unread_keys(
 
 
 def leaves(config: Mapping[str, Any], read: Collection[str] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted paths of the keys of `config` and their values; of mappings inside it, all or those that are
-    `read` and not about RoPE, the keys inside."""
+    """Yield the dotted path and the value of each key of `config`.
+
+    Nested mappings yield their own keys: all of them, or with `read` those in it that are not about RoPE.
+    """
     for key, value in config.items():
         path = f"{prefix}{key}"  # keys of objects made in Python may be numbers
         if isinstance(value, Mapping) and value and (read is None or (path in read and key not in (_ROPE, _SCALING))):

@@ -110,7 +110,7 @@ def suffix_of(config: Config) -> str:
 
 
 def base_class(config: Config) -> list[str] | None:
-    """Return the classes of a config without what is added for their heads, as a config has them."""
+    """Return `architectures` with each class replaced by its base model (["BertModel"] for ["BertForMaskedLM"])."""
     classes = config.get("architectures")
     return classes and [f"{_CLASS.sub('', str(name)).removesuffix('Model')}Model" for name in classes]
 

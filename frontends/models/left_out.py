@@ -84,9 +84,9 @@ def unread_settings(unread: Iterable[Unread]) -> Iterator[LeftOut]:
 
 
 def unread_entries(said: Mapping[str, Any], known: Collection[str], file: str) -> Iterator[LeftOut]:
-    """Yield an entry for each key of `said` in a `file` that is not among the `known`, and has a value."""
+    """Yield an entry for each key of `said`, the contents of `file`, that is not in `known` and not null."""
     for key, value in said.items():
-        if value and key not in known:
+        if value is not None and key not in known:
             yield LeftOut("key", f"{file}:{key}", f"{value!r:.60}")
 
 

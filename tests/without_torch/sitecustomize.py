@@ -3,4 +3,5 @@
 import sys
 
 for name in ("torch", "transformers"):
+    # None makes Python's import fail, which typeshed does not describe.
     sys.modules[name] = None  # type: ignore[assignment]

@@ -105,8 +105,10 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
 
 
 def _named(loaded: Loaded, architecture: str, left: Collection[str]) -> Iterator[LeftOut]:
-    """Yield the tensors that nothing reads, and the keys that are `left`, by their names in the file. Others than the
-    file's keys say what the tensors are, for the tables; those of RoPE mean nothing where nothing rotates."""
+    """Yield the unread tensors of `loaded`, and its unread keys among `left`, with the prefix of the `architecture`.
+
+    Keys that are not in the file were derived from the tensors. Those of RoPE mean nothing in a model without RoPE.
+    """
     yield from unread_tensors(loaded.unread, [k for p in loaded.graph.params.values() for k in p.recipe.sources()])
     rotates = any(node.op.name == "rope" for node in loaded.graph.nodes)
     for part in loaded.left_out:

@@ -69,7 +69,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "guidance_scale": (1.0,),
 }
 
-# Modules beside a language model, by what their names have, and the keys of a config that are about them.
+# Patterns of the module names of encoders next to a language model, and of the config keys that configure them.
 _TOWERS = {
     "projector": re.compile("project|connector|merger|aligner|neck|mlp1"),
     "audio tower": re.compile("audio|acoustic|semantic|speech"),
@@ -110,11 +110,14 @@ def unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
 
 
 def unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterator[LeftOut]:
-    """Yield the `modules` beside a language model, which reads texts alike without towers; `keys` are their tensors."""
+    """Yield an entry for each of the `modules` next to a language model; `keys` are the names of their tensors.
+
+    Vision and audio towers and projectors do not change the logits of text-only input.
+    """
     for module in sorted(modules):
         kind = next((kind for kind, names in _TOWERS.items() if names.search(module)), "")
-        told = several([key for key in keys if lies_in(key, [module])]) + ("; texts do without it" if kind else "")
-        yield LeftOut(kind or "tensors", module, told)
+        detail = several([key for key in keys if lies_in(key, [module])]) + ("; texts do without it" if kind else "")
+        yield LeftOut(kind or "tensors", module, detail)
 
 
 def lies_in(key: str, modules: Collection[str]) -> bool:
@@ -123,8 +126,10 @@ def lies_in(key: str, modules: Collection[str]) -> bool:
 
 
 def unread_around(config: Mapping[str, Any], read: Collection[str]) -> Iterator[LeftOut]:
-    """Yield the keys of a `config` around that of a language model, whose keys `read` count, that are about neither
-    this model nor a tower."""
+    """Yield an entry for each unread key of a composite `config`, such as LLaVA's.
+
+    Keys in `read`, which the language model uses, and keys of vision and audio towers are skipped.
+    """
     for key, value in config.items():
         if value is not None and key not in ("text_config", *read) and not meaning(key) and not OF_TOWERS.search(key):
             yield LeftOut("key", key, f"{value!r:.60}")

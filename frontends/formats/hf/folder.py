@@ -266,7 +266,7 @@ def one_side(folder: Folder, family: str | None = None) -> tuple[Family, dict[st
 
 
 def _unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
-    """Yield what nothing reads in the files of `folder`, which are in `root`, but for its config."""
+    """Yield the unread keys and files of `folder`, stored in `root`, except the keys of config.json."""
     if isinstance(how := folder.config.get(QUANTIZED), Recorded):
         yield from unread_scheme(how)
     if folder.sentence is not None:
@@ -277,8 +277,10 @@ def _unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
 
 
 def _leave_out(towers: Collection[str], loaded: Loaded, around: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-    """List in `loaded`, the language model of the config `text`, the `towers` beside it, and the unread keys of the
-    config `around` that."""
+    """Add to `loaded.left_out` the modules in `towers`, and the unread keys of the composite config `around`.
+
+    `text` is the config of the language model, whose unread keys get the prefix text_config.
+    """
     inside = loaded.left_out
     if "text_config" in around:
         read = text.keys() - {part.name for part in inside}

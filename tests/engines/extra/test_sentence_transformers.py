@@ -132,8 +132,8 @@ def saved(name: str, folder: Path) -> SentenceTransformer:
 def tokenizer_of_words() -> Tokenizer:
     vocab = {"<unk>": 0, "<pad>": 1, "</s>": 2, ":": 3, **{chr(97 + i): 4 + i for i in range(26)}}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     return tokenizer
 
 

@@ -45,6 +45,13 @@ SOURCE = {  # options of all commands that read a source: what is given, or in a
     "--without": ["nothing"],
     "--seed": ["3"],
 }
+OPENING: dict[str, list[str] | str] = {  # likewise, of the commands that open a model to run it
+    "--trust": [],
+    "--check": "A check that passes is silent.",
+    "--adapter": ["nowhere"],
+    "--without": ["nothing"],
+    "--target": ["torch"],
+}
 OPTIONS: dict[str, dict[str, list[str] | str]] = {
     "compile": {
         **SOURCE,
@@ -113,11 +120,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--device": "Each device computes the same.",
         "--experts-on-device": ["2"],
         "--threads": "Threads change the time alone.",
-        "--trust": [],
-        "--check": "A check that passes is silent.",
-        "--adapter": ["nowhere"],
-        "--without": ["nothing"],
-        "--target": ["torch"],
+        **OPENING,
     },
     "eval": {
         "--against": "Every case gives it.",
@@ -140,11 +143,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         **dict.fromkeys(("--client-timeout", "--drain"), "Servers of all kinds of models have it."),
         "--device": "Each device computes the same.",
         "--threads": "Threads change the time alone.",
-        "--trust": [],
-        "--check": "A check that passes is silent.",
-        "--adapter": ["nowhere"],
-        "--without": ["nothing"],
-        "--target": ["torch"],
+        **OPENING,
     },
 }
 ECHOES = ("checksum", "files", "pipeline", "source", "kept_blocks", "prepacked", "cache_dtype", "tensor_parallel")
@@ -298,7 +297,7 @@ def test_options_that_apply_are_not_refused(attempt: Tried, home: Path, option: 
 
 @pytest.mark.parametrize(("option", "kind"), by_turns(tried("export"), KINDS))
 def test_export(attempt: Tried, home: Path, option: str, kind: str) -> None:
-    """As a folder where a family of Hugging Face has the architecture."""
+    """Check each option of export: to a Hugging Face folder if a family has the architecture, else to safetensors."""
     out = "out" if kind in ("decoder", "random", "quantized") else "out.safetensors"
     attempt("export", option, source(home, kind), "-o", out)
 

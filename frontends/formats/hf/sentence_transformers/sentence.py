@@ -84,8 +84,8 @@ class Sentence:
         vocab = rule(changed) if callable(rule) else rule
         for count in (len(module.weights) for module in pooling.before if isinstance(module, WordWeights)):
             if count < vocab:
-                told = f"its WordWeights has {count} words, and the model {vocab} tokens, each of which needs a weight"
-                raise WeftError(f"{self.files[0]}: {told}")
+                reason = f"its WordWeights has {count} words, but each of the model's {vocab} tokens needs a weight"
+                raise WeftError(f"{self.files[0]}: {reason}")
         if self.projects:
             own = table.settings["sentence"](changed) if "sentence" in table.settings else None
             if own is None or own.mode == "end":

@@ -171,12 +171,13 @@ _CLIP: Names = {
 
 
 def _projected(config: Config) -> bool:
-    """Return whether the class of `config` has a projection into the space of texts and images."""
+    """Return whether `architectures` names a class WithProjection, which projects into the shared embedding space."""
     return "WithProjection" in str(config.get("architectures"))
 
 
 def _at_the_end(config: Config) -> SentencePooling | None:
-    """Return the pooling of CLIP: the first end of a text; before its id was in configs (2 is another), the largest."""
+    """Return the pooling of CLIP with its projection: the state of the first end-of-text token, or of the largest id
+    where eos_token_id is 2, the wrong id of the first configs; None for a class without projection."""
     if not _projected(config):
         return None
     eos, width = key("eos_token_id", default=49407)(config), key("projection_dim", default=512)(config)

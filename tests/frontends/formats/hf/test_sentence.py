@@ -231,7 +231,7 @@ DENSE = {"in_features": WIDTH, "out_features": 4}
         ([], "no Pooling makes sentence_embedding of token_embeddings"),
         (
             [("WordWeights", {"vocab": ["a", "b"], "word_weights": {}}), POOLING],
-            r"modules\.json: its WordWeights has 2 words, and the model \d+ tokens, each of which needs a weight",
+            r"modules\.json: its WordWeights has 2 words, but each of the model's \d+ tokens needs a weight",
         ),
         (
             [("WordWeights", {"vocab": ["a"], "word_weights": {"a": "much"}}), POOLING],
@@ -380,7 +380,7 @@ def test_keys_that_nothing_reads_are_named_by_their_file(bert: Path) -> None:
         "sentence_bert_config.json": {"max_seq_length": 32, "do_lower_case": False},
         "config_sentence_transformers.json": {"__version__": {"pytorch": "2.0"}, "prompts": {"query": "q: "}},
     }
-    for extra in ({}, {"magic": 3}):
+    for extra in ({}, {"magic": 3}, {"magic": False}):
         for name, config in files.items():
             (bert / name).write_text(json.dumps(config | extra))
         found = {(part.kind, part.name) for part in load_source(bert).left_out}
