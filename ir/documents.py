@@ -230,10 +230,11 @@ def shown(value: Any) -> str:
 
 def fits(value: Any, hint: Any) -> bool:
     """Return whether `value` is of the annotated type `hint`: an int is a float, a bool is neither."""
-    if hint is Any:
-        return True
-    if hint is None or hint is type(None):
-        return value is None
+    if hint is Any or hint is None:
+        return hint is Any or value is None
+    if isinstance(hint, type):  # most are
+        number = hint is int or hint is float
+        return isinstance(value, (int, float) if hint is float else hint) and not (number and isinstance(value, bool))
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(hint, UnionType) or origin is Union:
         return any(fits(value, option) for option in arguments)
@@ -245,9 +246,7 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and all(fits(item, arguments[0]) for item in value)
     if origin is not None and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(fits(item, arguments[1]) for item in value.values())
-    if hint in (int, float) and isinstance(value, bool):
-        return False
-    return isinstance(value, (int, float) if hint is float else hint)
+    return isinstance(value, hint)
 
 
 class Record:

@@ -82,7 +82,7 @@ def test_decoder_equals_transformers(
         assert genai[row.family] == (row.family in read_genai()) or WRITING
     for way, chunk in CHUNKS.items():
         note(errors, row.family, target, way, error(ours.logits(ids[0].tolist(), chunk=chunk), want))
-    check_left_out(tmp_path / "hf")
+    check_left_out(tmp_path / "hf", report.model)
 
 
 def encoded(source: Path, target: str, arguments: dict[str, np.ndarray], out: Path) -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from weft.frontends import load_source
 from weft.frontends.formats.hf.contents import OF_TOWERS
+from weft.frontends.model import Model
 from weft.frontends.models.config_keys import meaning
 
 KEY, TENSOR, FILE = "attention_magic", "magic.projection.weight", "magic_head.json"
@@ -20,10 +21,10 @@ CLEAN = {("key", "generation_config.json:encoder_no_repeat_ngram_size"), ("key",
 TOWERS = ("vision tower", "audio tower", "projector")
 
 
-def check_left_out(folder: Path) -> None:
-    """Check that nothing of `folder` is left out, and that an unknown key in each object of its config, an unknown key
-    of generation, an unknown tensor and an unknown file that are added to it are."""
-    assert _names(folder) <= CLEAN
+def check_left_out(folder: Path, model: Model | None = None) -> None:
+    """Check that nothing of `folder`, read as `model`, is left out, and that an unknown key in each object of its
+    config, an unknown key of generation, an unknown tensor and an unknown file that are added to it are."""
+    assert _names(model or load_source(folder)) <= CLEAN
     config = json.loads((folder / "config.json").read_text())
     keys = set(_add_key(config, ""))
     (folder / "config.json").write_text(json.dumps(config))
@@ -42,7 +43,8 @@ def check_left_out(folder: Path) -> None:
     listed = json.loads(index.read_text())
     save_file({TENSOR: np.ones(2, np.float32)}, folder / "magic.safetensors")
     index.write_text(json.dumps({**listed, "weight_map": {**listed["weight_map"], TENSOR: "magic.safetensors"}}))
-    assert _names(folder) - CLEAN == {*(("key", key) for key in keys), ("tensors", "magic"), ("file", FILE)}
+    added = {*(("key", key) for key in keys), ("tensors", "magic"), ("file", FILE)}
+    assert _names(load_source(folder)) - CLEAN == added
 
 
 def _add_key(config: dict[str, Any], prefix: str) -> list[str]:
@@ -55,5 +57,5 @@ def _add_key(config: dict[str, Any], prefix: str) -> list[str]:
     return added
 
 
-def _names(folder: Path) -> set[tuple[str, str]]:
-    return {(part.kind, part.name) for part in load_source(folder).left_out if part.kind not in TOWERS}
+def _names(model: Model) -> set[tuple[str, str]]:
+    return {(part.kind, part.name) for part in model.left_out if part.kind not in TOWERS}

@@ -1,6 +1,6 @@
 """Tools that take folders of target transformers.
 
-`make test-engines` also runs extra/, which needs more packages, and extra_scale/, which takes long.
+`make test-engines` also runs extra/, which needs more packages, and long/, which takes longer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 # An argument would not do: pytest drops the folder that lies in another one that it is given.
-collect_ignore = [] if os.environ.get("WEFT_ENGINES") == "all" else ["extra", "extra_scale"]
+collect_ignore = [] if os.environ.get("WEFT_ENGINES") == "all" else ["extra", "long"]
 
 
 @pytest.fixture(autouse=True)

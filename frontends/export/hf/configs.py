@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
+from ...models.config_keys import Recorded, normalized
 from ...models.families import FAMILIES, Family, Settings
 from ...models.tables.rope_config import rope_parameters
 from ...models.tables.settings import ACTIVATIONS
@@ -63,8 +64,11 @@ def _asked(family: Family, config: Mapping[str, Any], key: str) -> bool:
     Without the key, or with nonsense as its value, the settings then differ.
     """
     rest = {k: v for k, v in config.items() if k not in _SYNONYMS.get(key, (key,))}
-    usual = _outcome(family, {**rest, key: config[key]})
-    return any(_outcome(family, other) != usual for other in (rest, {**rest, key: object()}, {**rest, key: None}))
+    recorded = Recorded(normalized({**rest, key: config[key]}, family.model_types[0]))
+    usual = _outcome(family, recorded)
+    others = (rest, {**rest, key: object()}, {**rest, key: None})
+    asked = key in recorded.read or key not in recorded
+    return asked and any(_outcome(family, other) != usual for other in others)
 
 
 def _outcome(family: Family, config: Mapping[str, Any]) -> Settings | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -123,7 +124,7 @@ def _sites(graph: Graph) -> Iterator[tuple[Node, Gate | tuple[str, Value, tuple[
             yield node, found
 
 
-def _formula(name: str, x: Array) -> Array:
+def _formula(name: str, x: Any) -> Array:
     """The activation called `name`, by its definition."""
     if name.startswith("swish("):
         return np.asarray(x / (1 + np.exp(-float(name[6:-1]) * x)))
@@ -131,7 +132,7 @@ def _formula(name: str, x: Array) -> Array:
 
 
 # Independent of the ops' references, so that `check` does not compare an op with itself.
-_FORMULAS: dict[str, Callable[[Array], Array]] = {
+_FORMULAS: dict[str, Callable[[Any], Any]] = {  # of arrays, whose operators cost a type checker seconds
     "identity": lambda x: x,
     "relu": lambda x: np.where(x > 0, x, 0),
     "relu2": lambda x: np.where(x > 0, x * x, 0),

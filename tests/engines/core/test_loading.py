@@ -1,16 +1,14 @@
-"""A folder saved elsewhere with its code, and compiled by PyTorch."""
+"""A folder saved elsewhere with its code, or begun anew."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ...sampling import each
 from ..compiled import compiled, error, loaded, reference, texts
 
 
@@ -30,21 +28,6 @@ def test_saved_elsewhere_with_its_code(auto: str, tmp_path: Path) -> None:
     assert torch.equal(made[0], before[0])
     if auto == "AutoModelForCausalLM":
         assert error(made[0], reference(tmp_path / "other", ids)) <= 1e-5
-
-
-@pytest.mark.parametrize("name", each(2, ["preset/smollm2-135m", "preset/mixtral-8x7b"]))
-def test_compiles_as_one_graph(name: str, tmp_path: Path) -> None:
-    """Without breaks, at lengths that differ, and backward."""
-    model = loaded(compiled(name, tmp_path / "folder")).train()
-    fast: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
-    for seq in (8, 8, 11):
-        ids, gradients = texts(2, seq, 37), []
-        for net in (model, fast):
-            model.zero_grad()
-            net(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-        assert error(gradients[1], gradients[0]) <= 1e-5
-    torch.compiler.reset()
 
 
 def test_starts_anew_from_the_config(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from weft.backends.transformers.scale.split import Split
 
 from ...sampling import each
-from .checks import pipeline_and_check, run_and_check, train_and_check
-from .models import MODELS
+from ..scale.checks import pipeline_and_check, run_and_check, train_and_check
+from ..scale.models import MODELS
 
 RUNS = [
     (Split(tp=2), each(2, MODELS)),
