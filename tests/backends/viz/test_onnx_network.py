@@ -242,6 +242,6 @@ def test_operations_without_results_are_drawn(tmp_path: Path) -> None:
 
 def test_operations_that_read_each_other_are_drawn(tmp_path: Path) -> None:
     """In a broken file, which makes a value twice."""
-    nodes = [helper.make_node("Add", ["a", x], [y]) for x, y in (("a", "b"), ("b", "c"), ("c", "b"))]
+    nodes = [helper.make_node("Mul", ["a", x], [y]) for x, y in (("a", "b"), ("b", "c"), ("c", "b"))]
     root = outline(read(wrapped(nodes, [("a", FLOAT, [2])], [("c", FLOAT, [2])]), tmp_path))
-    assert [v.op for v in root.all_vertices()] == ["Add", "Add", "Add"]
+    assert [v.op for v in root.all_vertices()].count("Mul") == 3
