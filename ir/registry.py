@@ -5,6 +5,7 @@ Plugins are what other packages add, by entry points of the group `weft.plugins`
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -171,7 +172,8 @@ def import_plugin(name: str) -> None:
             raise WeftError(f"there is no module {name} on the Python path or in the working folder") from error
         raise WeftError(f"the module {name} cannot be imported: {_sentence(error)}") from error
     finally:
-        sys.path.remove(folder)
+        with contextlib.suppress(ValueError):  # where the module has taken it out itself
+            sys.path.remove(folder)
 
 
 def _sentence(error: BaseException) -> str:

@@ -18,12 +18,13 @@ def need(module: object, condition: bool, message: str) -> None:
 
 
 def need_whole(module: object, *names: str, least: int = 1) -> None:
-    """The fields `names` of `module` must be whole numbers from `least` on, or None."""
+    """The fields `names` of `module` must be whole numbers from `least` on that 64 bits hold, or None."""
 
     def fits(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
     _need_each(module, names, fits, f"a whole number of at least {least}")
+    _need_each(module, names, lambda value: value < 1 << 63, "a number that 64 bits hold")
 
 
 MOST_MADE = 1 << 12  # layers, states and the like; those of published models are hundreds
@@ -50,7 +51,7 @@ def need_finite(module: object, *names: str) -> None:
 def _need_each(module: object, names: Iterable[str], fits: Callable[[Any], bool], expected: str) -> None:
     for name in names:
         value = getattr(module, name)
-        need(module, value is None or fits(value), f"{name}={value!r} must be {expected}")
+        need(module, value is None or fits(value), f"{name}={shown(value)} must be {expected}")
 
 
 def _finite(value: Any) -> bool:

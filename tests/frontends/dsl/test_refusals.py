@@ -65,6 +65,7 @@ INF, NAN = float("inf"), float("nan")
         (lambda: Attention(0), "Attention: heads=0 must be"),
         (lambda: Attention(8.0), "Attention: heads=8.0 must be a whole number"),
         (lambda: Attention(8, head_dim=0), "Attention: head_dim=0 must be"),
+        (lambda: GatedMLP(1 << 63), "GatedMLP: hidden=9223372036854775808 must be a number that 64 bits hold"),
         (lambda: Attention(8, window=0), "Attention: window=0 must be a whole number of at least 1"),
         (lambda: Attention(8, pattern="zigzag"), "Attention: unknown pattern='zigzag'; known are dense"),
         (lambda: Attention(8, pattern="dilated", stride=0), "Attention: stride=0 must be"),
