@@ -231,7 +231,7 @@ def _untangled(leaves: dict[str, list[Part]]) -> dict[str, list[Part]]:
     Operations that a group reads and that read the group are drawn in it, wherever they belong. Of groups that read
     each other, the smallest is no box of its own.
     """
-    # Every round draws operations into a group or takes a group apart, so it ends.
+    # Every round draws operations into a group or takes a group apart; operations alone make no circle, so it ends.
     while loops := _loops(leaves):
         for loop in loops:
             groups = sorted((key for key in loop if key[0] != " "), key=lambda key: (len(leaves[key]), key))
@@ -250,8 +250,7 @@ def _called(leaf: Part, scope: str) -> Part:
 
 
 def _loops(groups: Mapping[str, Sequence[Part]]) -> list[set[str]]:
-    """Sets of keys, of groups and operations, whose parts read each other in a circle; in broken files operations alone
-    do, too."""
+    """Sets of keys whose parts read each other in a circle."""
     home = {name: key for key, members in groups.items() for leaf in members for name in leaf.made}
     between = nx.DiGraph()
     for key, members in groups.items():
@@ -259,8 +258,7 @@ def _loops(groups: Mapping[str, Sequence[Part]]) -> list[set[str]]:
             for name in leaf.read:
                 if (source := home.get(name, key)) != key:
                     between.add_edge(source, key)
-    loops = (loop for loop in nx.strongly_connected_components(between) if len(loop) > 1)
-    return [loop for loop in loops if any(key[0] != " " for key in loop)]
+    return [loop for loop in nx.strongly_connected_components(between) if len(loop) > 1]
 
 
 def _opened(children: list[Part]) -> list[Part]:

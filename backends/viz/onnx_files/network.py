@@ -214,13 +214,15 @@ def _captured(node: onnx.NodeProto) -> tuple[str, ...]:
 
 
 def _check(path: Path, ops: list[Op], known: set[str], outputs: Mapping[str, tuple[str, str]]) -> None:
-    """Raise WeftError if something reads what nothing before it makes."""
+    """Raise WeftError if something reads what nothing before it makes, or a value is made twice."""
     for op in ops:
         for name in (*op.inputs, *op.captured):
             if name and name not in known:
                 raise WeftError(
                     f"{path}: {'/'.join(op.names)} ({op.kind}) reads {name!r}, which nothing before it makes"
                 )
+        if twice := known.intersection(filter(None, op.outputs)):
+            raise WeftError(f"{path}: {'/'.join(op.names)} ({op.kind}) makes {min(twice)!r}, which is there already")
         known.update(op.outputs)
     if missing := next((name for name in outputs if name not in known), ""):
         raise WeftError(f"{path}: nothing makes the output {missing!r}")

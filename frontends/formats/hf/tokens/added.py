@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from weft.backends.runtime.text.chat import EXTRA, special_tokens, text_of
 from weft.backends.runtime.text.tokenizer import parse_tokenizer
-from weft.ir.documents import Record, read_json
+from weft.ir.documents import Record, read_json, shown
 from weft.ir.errors import WeftError
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
 
 Described = dict[str, "AddedToken | None"]  # by text; without flags where it is only named
+_MOST = 1 << 24  # where the largest id is far beyond, tokenizers takes gigabytes to write its file
 VOCABULARY, CONFIG = "tokenizer.json", "tokenizer_config.json"
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
@@ -37,6 +38,8 @@ def merge_tokens(folder: Path, out: Path) -> dict[str, str]:
     stored, config = Record.read(path), Record(folder / CONFIG, special_tokens(folder))
     if config.flag("split_special_tokens", False):
         raise WeftError(f"{config.source}: split_special_tokens is not supported; remove it to keep such tokens whole")
+    if wrong := next((text for text, i in _vocabulary(stored).items() if isinstance(i, int) and i >= _MOST), None):
+        raise WeftError(f"{path}: the id of token {shown(wrong)} is {_MOST:,} or more, which no model's table reaches")
     added, normalizer = _missing(folder, stored, config), stored.get("normalizer", dict, {})
     changes: dict[str, Any] = {key: None for key in ("truncation", "padding") if stored.data.get(key)}
     if normalizer.get("type") == "BertNormalizer":
@@ -56,10 +59,16 @@ def named_token(folder: Path, name: str) -> int | None:
     if text is None or not (folder / VOCABULARY).is_file():
         return None
     stored = Record.read(folder / VOCABULARY)
-    vocab = stored.get("model", dict, {}).get("vocab")
-    ids = dict(vocab) if isinstance(vocab, dict) else {}
-    ids |= {token.text("content"): token.integer("id") for token in stored.records("added_tokens", [])}
+    ids = _vocabulary(stored) | {
+        token.text("content"): token.integer("id") for token in stored.records("added_tokens", [])
+    }
     return ids[text] if type(ids.get(text)) is int else None
+
+
+def _vocabulary(stored: Record) -> dict[str, Any]:
+    """The ids of tokens in `stored`, a tokenizer.json; empty for Unigram, which lists them."""
+    vocab = stored.get("model", dict, {}).get("vocab")
+    return vocab if isinstance(vocab, dict) else {}
 
 
 def _missing(folder: Path, stored: Record, config: Record) -> list[AddedToken]:
