@@ -168,7 +168,9 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
             raise WeftError(f"{path}: the function {calls[-1]!r} calls itself")
         stem = "/".join(calls)
         for i, node in enumerate(nodes):
-            if not all(isinstance(x, str) for x in (node.op_type, node.domain, node.name, *node.input, *node.output)):
+            told = [x for p in node.metadata_props for x in (p.key, p.value)]
+            texts = (node.op_type, node.domain, node.name, *node.input, *node.output, *told)
+            if not all(isinstance(x, str) for x in texts):
                 raise WeftError(f"{path}: operation {i} has a name that is not UTF-8")  # protobuf hands out bytes then
             attrs = _bound(node, outer)
             names = (*calls, node.name or f"{node.op_type}_{i}")

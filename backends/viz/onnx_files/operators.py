@@ -106,10 +106,10 @@ def _lookup(v: Vertex) -> Vertex | None:
 
 
 def _attention(v: Vertex) -> Vertex | None:
-    heads = v.attrs.get("num_heads") or v.attrs.get("q_num_heads")
-    if heads is None:
-        return None
+    heads = v.attrs.get("num_heads") or v.attrs.get("q_num_heads", "")
     attrs = {"heads": heads, "kv_heads": v.attrs.get("kv_num_heads", heads)}
+    if not all(map(str.isdecimal, attrs.values())):
+        return None
     for ours, theirs in (("window", "local_window_size"), ("softcap", "softcap")):
         attrs |= {ours: v.attrs[theirs]} if _number(v, theirs, 0) > 0 else {}
     sinks = replace(v, roles=tuple("sinks" if role == "head_sink" else role for role in v.roles))
