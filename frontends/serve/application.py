@@ -22,10 +22,10 @@ from .engine.jobs import Channel, Closing, Full, Gone, Job
 from .protocol.errors import ApiError, invalid, queue_full, server_error, shutting_down, unknown_model
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from .protocol.responses import embeddings, model, models, shortened, to_bytes
-from .protocol.scoring import ClassifyRequest, RerankRequest, ScoreRequest
+from .protocol.scoring import ClassifyRequest, PredictRequest, RerankRequest, ScoreRequest, ScoringRequest
 from .service import Answering, Service
 
-R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, ScoreRequest, ClassifyRequest)
+R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest, ScoringRequest)
 OPEN = ("/health",)  # for load balancers, which know no key
 SPARE = 64  # requests beyond those that run or wait: refused ones, and those for lists and metrics
 _log = logging.getLogger("weft.serve")
@@ -109,6 +109,7 @@ def application(service: Service) -> ASGIApp:
             for name, kind in {"rerank": RerankRequest, "score": ScoreRequest, "classify": ClassifyRequest}.items()
             for version in ("/v1", "")
         ),
+        Route("/predict", scoring(PredictRequest), methods=["POST"]),
         Route("/v1/models", list_models),
         Route("/v1/models/{name:path}", one_model),
         Route("/health", health),

@@ -25,13 +25,13 @@ from .protocol.errors import invalid, too_long, unknown_model
 from .protocol.generation import ConstraintSpec, Generation
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest, Prompt, read_body
 from .protocol.responses import Envelope, TokenBytes
-from .protocol.scoring import ClassifyRequest, RerankRequest, ScoreRequest, ScoringRequest
+from .protocol.scoring import ScoringRequest
 from .protocol.tools import ToolFormat, ToolParser, format_of
 from .replies import ChatReply, CompletionReply, Reply
 from .settings import Settings
 
 T = TypeVar("T")
-R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, ScoreRequest, ClassifyRequest)
+R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest, ScoringRequest)
 _log = logging.getLogger("weft.serve")
 
 

@@ -1,7 +1,9 @@
-"""Requests for scores: of labels as vLLM's /classify has them, of pairs as /score and /rerank, its own or TEI's."""
+"""Requests for scores as vLLM and text-embeddings-inference (TEI) have them: of labels /classify and /predict, of pairs
+/score and /rerank."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,7 +16,7 @@ _OWN = ("model", "user", "priority", "truncate_prompt_tokens", "truncate")
 
 
 @dataclass(frozen=True)
-class ScoringRequest:
+class ScoringRequest(ABC):
     """A request for the scores of `texts`: strings, or pairs if `ranks`; null for `model` means the one that is served.
 
     `cut`: texts that are too long are cut. The other fields are about the response.
@@ -26,6 +28,15 @@ class ScoringRequest:
     top: int | None = None
     documents: bool = False  # with the texts
     ranks: ClassVar[bool] = True
+
+    @classmethod
+    @abstractmethod
+    def read(cls, data: dict[str, Any]) -> ScoringRequest:
+        """Read a body. Raises ApiError on wrong fields."""
+
+    @abstractmethod
+    def respond(self, served: Any, made: Any, usage: dict[str, Any]) -> Any:
+        """Return the response for the logits `made` by the model `served`; `usage` has its name and tokens."""
 
     @staticmethod
     def _common(fields: Fields) -> tuple[str | None, bool]:
@@ -51,7 +62,7 @@ class RerankRequest(ScoringRequest):
         return (TeiRerankRequest if tei else cls)(model, [(query, text) for text in texts], cut, top, shown)
 
     def respond(self, served: Any, made: Any, usage: dict[str, Any]) -> Any:
-        """Return the response for the logits `made` by the model `served`; `usage` has its name and tokens."""
+        """Return the texts by their scores."""
         scores = served.relevance(made)
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top]
         results = [
@@ -104,7 +115,6 @@ class ClassifyRequest(ScoringRequest):
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> ClassifyRequest:
-        """Read a body. Raises ApiError on wrong fields."""
         fields = Fields(data)
         fields.check_known((*_OWN, "input"))
         model, cut = cls._common(fields)
@@ -117,6 +127,38 @@ class ClassifyRequest(ScoringRequest):
             label = labels[int(row.argmax())]
             data.append({"index": i, "label": label, "probs": row.tolist(), "num_classes": len(labels)})
         return {**usage, "id": f"classify-{usage['id']}", "object": "list", "data": data}
+
+
+@dataclass(frozen=True)
+class PredictRequest(ScoringRequest):
+    """The labels of texts and pairs as TEI has them: of one, if `alone`, and as logits, if `raw`."""
+
+    ranks = False
+    alone: bool = False
+    raw: bool = False
+
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> PredictRequest:
+        """Read a body, whose `inputs` are a text, a pair, or an array of arrays of one or two texts. Raises ApiError on
+        wrong fields."""
+        fields = Fields(data)
+        inputs: Any = fields.raw("inputs")
+        fields.check_known((*_OWN, "inputs", "raw_scores"))
+        alone = not (isinstance(inputs, list) and all(isinstance(entry, list) for entry in inputs))
+        rows = [[inputs] if isinstance(inputs, str) else inputs] if alone else inputs
+        found = [Fields({"inputs": row}).texts("inputs", 2) for row in rows]
+        if not all(found) or not found or len(found) > MOST_INPUTS:
+            raise invalid(f"Invalid 'inputs': give 1 to {MOST_INPUTS} texts or pairs.", "inputs")
+        model, cut = cls._common(fields)
+        texts = [tuple(row) if len(row) == 2 else row[0] for row in found]
+        return cls(model, texts, cut, alone=alone, raw=fields.get("raw_scores", bool, False))
+
+    def respond(self, served: Any, made: Any, usage: dict[str, Any]) -> Any:
+        """Return an array of labels and scores, the highest first; for several texts an array of these."""
+        labels, scores = served.task.labels, made if self.raw else served.probabilities(made)
+        rows = [[{"score": float(x), "label": name} for x, name in zip(row, labels, strict=True)] for row in scores]
+        found = [sorted(row, key=lambda entry: -entry["score"]) for row in rows]
+        return found[0] if self.alone else found
 
 
 def _texts(fields: Fields, key: str) -> list[str]:

@@ -52,6 +52,27 @@ def test_rerank_with_texts_has_the_shape_of_tei(server: Server, ranker: Path) ->
     assert [r["score"] for r in got] == pytest.approx([r.score for r in want], abs=1e-6)
 
 
+def test_predict_has_the_shape_of_tei(tmp_path: Path) -> None:
+    save(tmp_path, "BertForSequenceClassification", num_labels=3)
+    weft.compile(tmp_path, tmp_path / "out")
+    model, pair = weft.load(tmp_path / "out"), ["a dog", "who was it ?"]
+    wanted = [model.classify(text)[0] for text in (DOCUMENTS[0], tuple(pair))]
+
+    def scores(entries: list[dict[str, Any]]) -> dict[str, float]:
+        assert [e["score"] for e in entries] == sorted((e["score"] for e in entries), reverse=True)
+        return {entry["label"]: entry["score"] for entry in entries}
+
+    with served(tmp_path / "out") as server:
+        for inputs, alone in ((DOCUMENTS[0], 0), (pair, 1)):
+            assert scores(post(server, "/predict", inputs=inputs).json()) == pytest.approx(wanted[alone], abs=1e-6)
+        several = post(server, "/predict", inputs=[[DOCUMENTS[0]], pair], truncate=True).json()
+        assert [scores(entries) for entries in several] == [pytest.approx(want, abs=1e-6) for want in wanted]
+        raw = scores(post(server, "/predict", inputs=DOCUMENTS[0], raw_scores=True).json())
+        assert max(raw.values()) - min(raw.values()) > 0 and sum(raw.values()) != pytest.approx(1)
+        for inputs in ([], [[]], ["a", "b", "c"], [["a"], "b"], 3, None):
+            assert post(server, "/predict", inputs=inputs).status_code == 400
+
+
 def test_scores_and_labels(server: Server, ranker: Path) -> None:
     model = weft.load(ranker)
     got = post(server, "/v1/score", text_1="a dog", text_2=DOCUMENTS).json()
