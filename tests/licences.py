@@ -58,11 +58,14 @@ def members(name: str) -> set[str]:
     return found | {"torch"} if name == "test" else found
 
 
-def licence(name: str) -> str | None:
-    """Return the licence of an installed package, as an SPDX expression if recognized; None if not installed."""
+def licence(name: str, version: str = "") -> str | None:
+    """Return the licence of an installed package, as an SPDX expression if recognized; None if not installed, or in
+    another `version`."""
     try:
         facts = metadata.metadata(name)
     except metadata.PackageNotFoundError:
+        return None
+    if version and facts["Version"].partition("+")[0] != version:
         return None
     classified = [c.rpartition(" :: ")[2] for c in facts.get_all("Classifier") or () if c.startswith("License :: ")]
     classified = [c for c in classified if c != "OSI Approved"]
@@ -88,11 +91,11 @@ def rows(text: str) -> dict[str, tuple[str, str]]:
 
 
 def page(old: str = "") -> str:
-    """The page; a package that is not installed keeps its row of `old`, if that is of the same version."""
+    """The page; a package that is not installed so keeps its row of `old`, if that is of the same version."""
     known, sets = rows(old), {column: members(name) for column, name in SETS.items()}
     lines = [f"| package | version | licence | {' | '.join(sets)} |", f"|---|---|---|{'---|' * len(sets)}"]
     for name, version in sorted(pins().items()):
-        said = licence(name)
+        said = licence(name, version)
         if said is None and known.get(name, ("", ""))[0] == version:
             said = known[name][1]
         marks = " | ".join("×" if name in members else "" for members in sets.values())

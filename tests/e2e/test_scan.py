@@ -69,6 +69,7 @@ def test_compiled(kind: str, target: str, tmp_path: Path) -> None:
         assert answer == text[len(prompt) :]
 
 
+@pytest.mark.usefixtures("own_code")
 @pytest.mark.parametrize("kind", RECURRENCES)
 def test_in_transformers(kind: str, tmp_path: Path) -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
