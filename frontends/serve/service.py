@@ -62,6 +62,7 @@ class Service:
         self.model, self.settings, self.metrics = model, settings, Metrics()
         if model.folder is None or not (model.folder / "tokenizer.json").is_file():
             raise WeftError(f"{settings.name} has no tokenizer, so it cannot be served: compile it with one")
+        _ = model.tokenizer  # read now, and not while the first request waits
         self.created, self.closing = int(time.time()), False
         self.fingerprint = _fingerprint(model)
         vocab = model.vocab if isinstance(model, Encoder) else model.decoder.vocab
