@@ -139,11 +139,12 @@ def main(corpus: Path, seed: int) -> None:
     for name in ("gguf", "onnx", "tokenizers", "torch", "weft.frontends.cli"):
         importlib.import_module(name)  # what commands import when they run takes room once, not of an input
     onnxruntime().set_default_logger_severity(4)
-    home = Path.cwd()
     _limit()
     print("ready", file=answers, flush=True)
-    with contextlib.ExitStack() as servers:
-        _answer(answers, home, corpus, seed, servers)
+    corpus = corpus.resolve()
+    with tempfile.TemporaryDirectory(prefix="fuzz-home-") as home, contextlib.ExitStack() as servers:
+        os.chdir(home)  # where commands write that are told no place
+        _answer(answers, Path.cwd(), corpus, seed, servers)
 
 
 def _answer(answers: TextIO, home: Path, corpus: Path, seed: int, servers: contextlib.ExitStack) -> None:
