@@ -91,7 +91,7 @@ def rows(text: str) -> dict[str, tuple[str, str]]:
 
 
 def page(old: str = "") -> str:
-    """The page; a package that is not installed so keeps its row of `old`, if that is of the same version."""
+    """The page; a package that is not installed in its pinned version keeps its row of `old`, if that has it."""
     known, sets = rows(old), {column: members(name) for column, name in SETS.items()}
     lines = [f"| package | version | licence | {' | '.join(sets)} |", f"|---|---|---|{'---|' * len(sets)}"]
     for name, version in sorted(pins().items()):

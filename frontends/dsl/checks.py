@@ -18,7 +18,7 @@ def need(module: object, condition: bool, message: str) -> None:
 
 
 def need_whole(module: object, *names: str, least: int = 1) -> None:
-    """The fields `names` of `module` must be whole numbers from `least` on that 64 bits hold, or None."""
+    """Raise WeftError unless each field of `names` in `module` is None or an integer from `least` to 2^63 − 1."""
 
     def fits(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,6 +1,6 @@
 """Tools that take folders of target transformers.
 
-`make test-engines` also runs extra/, which needs more packages, and long/, which takes longer.
+`make test-engines` also runs extra/, which needs more packages, and long/, which takes minutes.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def main(corpus: Path, seed: int) -> None:
     print("ready", file=answers, flush=True)
     corpus = corpus.resolve()
     with tempfile.TemporaryDirectory(prefix="fuzz-home-") as home, contextlib.ExitStack() as servers:
-        os.chdir(home)  # where commands write that are told no place
+        os.chdir(home)  # where commands without -o write
         _answer(answers, Path.cwd(), corpus, seed, servers)
 
 

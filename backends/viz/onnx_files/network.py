@@ -168,8 +168,8 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
             raise WeftError(f"{path}: the function {calls[-1]!r} calls itself")
         stem = "/".join(calls)
         for i, node in enumerate(nodes):
-            told = [x for p in node.metadata_props for x in (p.key, p.value)]
-            texts = (node.op_type, node.domain, node.name, *node.input, *node.output, *told)
+            metadata = [x for p in node.metadata_props for x in (p.key, p.value)]
+            texts = (node.op_type, node.domain, node.name, *node.input, *node.output, *metadata)
             if not all(isinstance(x, str) for x in texts):
                 raise WeftError(f"{path}: operation {i} has a name that is not UTF-8")  # protobuf hands out bytes then
             attrs = _bound(node, outer)

@@ -17,7 +17,7 @@ _OWN = ("model", "user", "priority", "truncate_prompt_tokens", "truncate")
 
 @dataclass(frozen=True)
 class ScoringRequest(ABC):
-    """A request for the scores of `texts`: strings, or pairs if `ranks`; null for `model` means the one that is served.
+    """A request for the scores of `texts`: strings, or pairs if `ranks`; null for `model` means the one that is model.
 
     `cut`: texts that are too long are cut. The other fields are about the response.
     """
@@ -32,11 +32,12 @@ class ScoringRequest(ABC):
     @classmethod
     @abstractmethod
     def read(cls, data: dict[str, Any]) -> ScoringRequest:
-        """Read a body. Raises ApiError on wrong fields."""
+        """Return the request in the JSON object `data`. Raises ApiError on unknown, missing or wrong fields."""
 
     @abstractmethod
-    def respond(self, served: Any, made: Any, usage: dict[str, Any]) -> Any:
-        """Return the response for the logits `made` by the model `served`; `usage` has its name and tokens."""
+    def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
+        """Return the body of the response: `logits` [texts, labels] are those of `model`, and `usage` has the id, the
+        creation time, the model's name and the token counts."""
 
     @staticmethod
     def _common(fields: Fields) -> tuple[str | None, bool]:
@@ -61,9 +62,9 @@ class RerankRequest(ScoringRequest):
         model, cut = cls._common(fields)
         return (TeiRerankRequest if tei else cls)(model, [(query, text) for text in texts], cut, top, shown)
 
-    def respond(self, served: Any, made: Any, usage: dict[str, Any]) -> Any:
-        """Return the texts by their scores."""
-        scores = served.relevance(made)
+    def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
+        """Return an object whose `results` are the documents, the highest score first."""
+        scores = model.relevance(logits)
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top]
         results = [
             {
@@ -79,9 +80,9 @@ class RerankRequest(ScoringRequest):
 class TeiRerankRequest(RerankRequest):
     """The same as text-embeddings-inference has it."""
 
-    def respond(self, served: Any, made: Any, usage: dict[str, Any]) -> Any:
+    def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return an array of indices and scores."""
-        scores = served.relevance(made)
+        scores = model.relevance(logits)
         texts = [{"text": text} if self.documents else {} for _, text in self.texts]
         return [
             {"index": i, "score": scores[i], **texts[i]} for i in sorted(range(len(scores)), key=lambda i: -scores[i])
@@ -102,9 +103,9 @@ class ScoreRequest(ScoringRequest):
         model, cut = cls._common(fields)
         return cls(model, list(zip(first * (len(second) if len(first) == 1 else 1), second, strict=True)), cut)
 
-    def respond(self, served: Any, made: Any, usage: dict[str, Any]) -> Any:
+    def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return a list of scores in the order of the pairs."""
-        data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(served.relevance(made))]
+        data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(model.relevance(logits))]
         return {**usage, "id": f"score-{usage['id']}", "object": "list", "data": data}
 
 
@@ -120,10 +121,10 @@ class ClassifyRequest(ScoringRequest):
         model, cut = cls._common(fields)
         return cls(model, _texts(fields, "input"), cut)
 
-    def respond(self, served: Any, made: Any, usage: dict[str, Any]) -> Any:
+    def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return the likeliest label of each text, and the probabilities of all in the order of the model's labels."""
-        labels, data = served.task.labels, []
-        for i, row in enumerate(served.probabilities(made)):
+        labels, data = model.task.labels, []
+        for i, row in enumerate(model.probabilities(logits)):
             label = labels[int(row.argmax())]
             data.append({"index": i, "label": label, "probs": row.tolist(), "num_classes": len(labels)})
         return {**usage, "id": f"classify-{usage['id']}", "object": "list", "data": data}
@@ -139,8 +140,8 @@ class PredictRequest(ScoringRequest):
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> PredictRequest:
-        """Read a body, whose `inputs` are a text, a pair, or an array of arrays of one or two texts. Raises ApiError on
-        wrong fields."""
+        """Return the request in `data`, whose `inputs` are a text, a pair [text, text], or an array of such arrays of
+        one or two texts. Raises ApiError as the base class does."""
         fields = Fields(data)
         inputs: Any = fields.raw("inputs")
         fields.check_known((*_OWN, "inputs", "raw_scores"))
@@ -153,9 +154,9 @@ class PredictRequest(ScoringRequest):
         texts = [tuple(row) if len(row) == 2 else row[0] for row in found]
         return cls(model, texts, cut, alone=alone, raw=fields.get("raw_scores", bool, False))
 
-    def respond(self, served: Any, made: Any, usage: dict[str, Any]) -> Any:
+    def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return an array of labels and scores, the highest first; for several texts an array of these."""
-        labels, scores = served.task.labels, made if self.raw else served.probabilities(made)
+        labels, scores = model.task.labels, logits if self.raw else model.probabilities(logits)
         rows = [[{"score": float(x), "label": name} for x, name in zip(row, labels, strict=True)] for row in scores]
         found = [sorted(row, key=lambda entry: -entry["score"]) for row in rows]
         return found[0] if self.alone else found

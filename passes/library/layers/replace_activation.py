@@ -124,7 +124,7 @@ def _sites(graph: Graph) -> Iterator[tuple[Node, Gate | tuple[str, Value, tuple[
             yield node, found
 
 
-def _formula(name: str, x: Any) -> Array:
+def _formula(name: str, x: Array) -> Array:
     """The activation called `name`, by its definition."""
     if name.startswith("swish("):
         return np.asarray(x / (1 + np.exp(-float(name[6:-1]) * x)))

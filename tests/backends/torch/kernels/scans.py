@@ -74,14 +74,12 @@ def steps() -> dict[str, Step]:
     return {**found, "every op": step_of(graph)}
 
 
-def main(*names: str) -> None:
-    """Print the facts of the kernel of each step by its name: of those of `names`, if there are any."""
+def main() -> None:
+    """Print the facts of the kernel of each step by its name."""
     from offline import facts  # beside this script
 
     made = {}
     for name, step in steps().items():
-        if names and name not in names:
-            continue
         kernel, found = written(step)
         states = dict.fromkeys((f"{state}_ptr" for state in step.states), "*fp32")
         rows = " ".join(f"{token}_row" for token in step.tokens)
@@ -90,4 +88,4 @@ def main(*names: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
