@@ -47,7 +47,7 @@ class Registry(Mapping[str, T]):
             WeftError: if it is no text.
         """
         if not isinstance(name, str):
-            raise WeftError(f"the name of a {self.kind} must be a text, not {name!r}")
+            raise WeftError(f"{self.kind} {name!r}: a name must be a text")
         known = self._items.setdefault(name, item)
         if known is not item and getattr(known, "__qualname__", known) != getattr(item, "__qualname__", item):
             raise DeclaredTwice(f"{self.kind} {name} is declared twice: {known!r} and {item!r}")

@@ -245,3 +245,9 @@ def test_values_that_are_made_twice_are_refused(tmp_path: Path) -> None:
     nodes = [helper.make_node("Mul", ["a", x], [y]) for x, y in (("a", "b"), ("b", "c"), ("c", "b"))]
     with pytest.raises(WeftError, match="makes 'b', which is there already"):
         read(wrapped(nodes, [("a", FLOAT, [2])], [("c", FLOAT, [2])]), tmp_path)
+
+
+def test_attention_without_a_number_of_heads_keeps_its_operator(tmp_path: Path) -> None:
+    node = helper.make_node("GroupQueryAttention", ["a", "a", "a"], ["b"], domain="com.microsoft", num_heads="None")
+    found = read(wrapped([node], [("a", FLOAT, [1, 2, 8])], [("b", FLOAT, [1, 2, 8])]), tmp_path)
+    assert [v.meant.op for v in found.vertices] == ["GroupQueryAttention"]

@@ -229,3 +229,13 @@ def test_bert_lowers_case_as_its_config_says(tmp_path: Path) -> None:
     copy_tokenizer(tmp_path / "source", tmp_path)
     wanted = AutoTokenizer.from_pretrained(tmp_path / "source")("a A", add_special_tokens=False)["input_ids"]
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a A").ids == wanted == [5, 6]
+
+
+def test_ids_beyond_any_table_are_refused(plain: Path, tmp_path: Path) -> None:
+    """The library takes gigabytes to write them."""
+    stored = json.loads((plain / "tokenizer.json").read_text())
+    stored["model"]["vocab"]["h"] = 1 << 31
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(WeftError, match=r"tokenizer\.json: the id of token 'h' is 16,777,216 or more"):
+        copy_tokenizer(tmp_path, tmp_path / "out")
