@@ -25,16 +25,8 @@ _ORIGINAL, _ORIGINAL_KINDS = "original_max_position_embeddings", ("llama3", "yar
 _ROPE_KEYS = (
     *("rope_type", "type", "rope_theta", "factor", "partial_rotary_factor", _ORIGINAL, "attention_factor", "mscale"),
     *("mscale_all_dim", "beta_fast", "beta_slow", "truncate", "short_factor", "long_factor", "short_mscale"),
-    *(
-        "llama_4_scaling_beta",
-        "alpha",
-        "long_mscale",
-        "low_freq_factor",
-        "high_freq_factor",
-        "mrope_section",
-        "mrope_interleaved",
-        "finetuned",
-    ),
+    *("llama_4_scaling_beta", "alpha", "long_mscale", "low_freq_factor", "high_freq_factor", "mrope_section"),
+    *("mrope_interleaved", "finetuned"),
 )
 # Keys that change nothing of what a model computes, by the reason.
 MEANINGLESS = {

@@ -17,16 +17,7 @@ from ...models.left_out import LeftOut, several
 # Files that say nothing of what a model computes, by the reason.
 _MEANINGLESS = {
     "for people": (
-        "*.md",
-        "LICEN[CS]E*",
-        "NOTICE*",
-        "USE_POLICY*",
-        "*.png",
-        "*.jpg",
-        "*.jpeg",
-        "*.gif",
-        "*.svg",
-        "*.pdf",
+        *("*.md", "LICEN[CS]E*", "NOTICE*", "USE_POLICY*", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.pdf"),
     ),
     "lists of the weights": ("model.safetensors.index.json",),
     "of git and the hub": (".git*", ".cache", ".locks", "*.lock", ".DS_Store", "*.metadata"),

@@ -26,15 +26,7 @@ from .static import STATIC_EMBEDDING, table_config
 LAYERS = "all_layer_embeddings"  # that a transformer gives with output_hidden_states
 MODULES, CONFIG = "modules.json", "config_sentence_transformers.json"
 TOKENS, TEXT = "token_embeddings", "sentence_embedding"  # what modules read and write
-OLD_NAMES = (
-    "bert",
-    "roberta",
-    "distilbert",
-    "camembert",
-    "albert",
-    "xlm-roberta",
-    "xlnet",
-)  # in sentence_*_config.json
+OLD_NAMES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")  # sentence_*_config.json
 MODES = {"cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 MODES |= {"weightedmean": "weighted", "lasttoken": "last"}  # of pooling, in the order of their vectors
 _FLAGS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
