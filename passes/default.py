@@ -1,4 +1,5 @@
-"""The default pipeline: what a graph is compiled through before a target adds its own phase."""
+"""Pipelines by name: the default one, which a graph is compiled through before a target adds its own phase, and that of
+a decode step."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from weft.ir import Graph, ops
 
 from .analysis.states import has_cache
 from .core.base import Pass
-from .core.pipeline import Phase, Pipeline
+from .core.pipeline import PIPELINES, Phase, Pipeline
 from .library.cache.kv_cache import KvCache
 from .library.cache.last_token_logits import LastTokenLogits
 from .library.cache.rolling_buffer import RollingBuffer
@@ -15,8 +16,27 @@ from .library.cleanup.dce import Dce
 from .library.cleanup.drop_dropout import DropDropout, drops
 from .library.cleanup.fold_constants import FoldConstants
 from .library.cleanup.quiet_routers import QuietRouters, noises
+from .library.decode.embedding import FuseEmbedding
+from .library.decode.experts import FuseMixture, FuseRoute
+from .library.decode.heads import FuseLatent, FuseQkv
+from .library.decode.products import FuseActivation, FuseLinearResidual, PackLinears
+from .library.decode.recurrences import FuseRecurrence
+from .library.fuse.fuse_norm_linear import FuseNormLinear
 from .library.fuse.fuse_residual_norm import FuseResidualNorm
 from .library.fuse.pack import PackGateUp, PackQkv
+from .library.fuse.unfuse_residual_norm import UnfuseResidualNorm
+
+# A node for each kernel of a decode step. The order matters: recurrences and mixtures take up norms that would
+# otherwise be fused with products; what is left of these is packed last.
+FUSE_DECODE = Phase(
+    "fuse-decode",
+    (
+        *(FuseRecurrence(), FuseMixture(), FuseNormLinear(fold=False), FuseRoute(), FuseActivation()),
+        *(FuseQkv(), FuseLatent(), FuseLinearResidual(), PackLinears(), FuseEmbedding()),
+    ),
+)
+SIMPLIFY = (UnfuseResidualNorm(), Dce(), Cse(), FoldConstants())
+PIPELINES.add("decode-torch", Pipeline((Phase("simplify", SIMPLIFY), FUSE_DECODE)))
 
 
 def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: bool = False) -> Pipeline:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from weft.ir import Graph, WeftError, print_graph
+from weft.ir import Graph, WeftError, ops, print_graph
 from weft.ir import verify as verify_graph
+from weft.ir.op import Trait
 
 from .core.base import Pass
 from .core.equivalence import EquivalenceCheck
@@ -82,6 +83,8 @@ def run_passes(
             before, count = current.clone() if verify else None, len(current)
             trace = Trace(progress=partial(progress, applied.name))
             start = time.perf_counter()
+            if not applied.on_fused:
+                refuse_fused(current, applied)
             applied.run(current, trace)
             seconds = time.perf_counter() - start
             step = Step(index, phase.name, applied, seconds, trace, (count, len(current)), current, before)
@@ -97,6 +100,21 @@ def run_passes(
             for hook in hooks:
                 hook(step)
     return current
+
+
+def refuse_fused(graph: Graph, applied: Pass) -> None:
+    """Refuse a graph whose nodes hide what `applied` looks for: norm_linear, of which all passes know, with a norm's
+    weight of its own, and other fused ops.
+
+    Raises:
+        WeftError: naming the first.
+    """
+    for node in graph.nodes:
+        if Trait.FUSED in node.op.traits and (node.op is not ops.norm_linear or len(node.inputs) > 3):
+            raise WeftError(
+                f"pass {applied.name} does not look into fused ops, such as {node.op.name} (%{node.output.name}): run "
+                "it before those are made"
+            )
 
 
 def _well_formed(step: Step) -> None:

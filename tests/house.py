@@ -21,6 +21,7 @@ CATALOGUES = {  # rooms of things of one kind
     "passes/library/cache": "a pass",
     "passes/library/fold": "a pass",
     "passes/library/fuse": "a pass",
+    "passes/library/decode": "a pass",
     "passes/library/heads": "a pass",
     "passes/library/attention": "a pass",
     "passes/library/positions": "a pass",

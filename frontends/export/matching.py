@@ -33,18 +33,11 @@ def canonical(graph: Graph) -> Graph:
     for node in plain.nodes:
         if node.op in _FUSED:
             with plain.inserting(before=node):
-                made = _norm_and_linear(node) if node.op is ops.norm_linear else node.op.expand(node)
+                made = node.op.expand(node)
             for old, new in zip(node.outputs, made, strict=True):
                 replace_uses(old, new)
             plain.erase(node)
     return run_passes(plain, "unpack, cse, dce")
-
-
-def _norm_and_linear(node: Node) -> tuple[Value]:
-    """As two ops: where a layer norm is meant the weight is centred, so that subtracting the mean changes nothing."""
-    x, *weights = node.inputs
-    norm = ops.layer_norm if node.attrs["kind"] == "layer" else ops.rms_norm
-    return (ops.linear(norm(x, eps=node.attrs["eps"]), *weights),)
 
 
 @dataclass(frozen=True)

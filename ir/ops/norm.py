@@ -6,7 +6,6 @@ import numpy as np
 
 from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, normal, op, want
 from .elementwise import add, affine, mul, rsqrt, square, sub
-from .products import linear
 from .reduce import mean
 
 
@@ -110,47 +109,3 @@ def _(n: OpCall) -> tuple[Value, Value]:
     if n.kind == "rms":
         return rms_norm(total, n.weight, eps=n.eps), total
     return layer_norm(total, n.weight, n.bias, eps=n.eps), total
-
-
-@op(
-    traits=[Trait.ROWWISE],
-    cases=[
-        case(normal(2, 3, 8), normal(5, 8), eps=1e-2),
-        case(normal(4, 7), normal(6, 7), normal(6), eps=1e-5),
-        case(normal(2, 3, 8), normal(5, 8), normal(5), kind="layer", eps=1e-2),
-        case(normal(4, 7), normal(6, 7), kind="layer", eps=1e-5),
-    ],
-)
-def norm_linear(x: Array, weight: Array, bias: Array | None = None, *, kind: str = "rms", eps: float = 1e-6) -> Array:
-    """x Wᵀ / √(m + ε) + b, m the mean of x² (`kind` rms) or the variance of x (layer): norm and linear in one sweep
-    over x (FlashNorm, Graef 2024).
-
-    x [..., in], weight [out, in], bias [out] → [..., out]. The mean of x is not subtracted: a LayerNorm is meant where
-    every row of W sums to zero, for then (x − μ) Wᵀ = x Wᵀ.
-    """
-    centred = x - x.mean(-1, keepdims=True) if kind == "layer" else x
-    y: Array = x @ weight.T / np.sqrt(np.mean(np.square(centred), -1, keepdims=True) + eps)
-    return y if bias is None else y + bias
-
-
-@norm_linear.infer
-def _product(n: OpCall) -> TensorType:
-    want(n.kind in ("rms", "layer"), f"kind={n.kind!r} is not rms or layer")
-    return linear.types([n.x, n.weight, n.bias], {})[0]
-
-
-@norm_linear.cost
-def _(n: OpCall) -> Size:
-    x: TensorType = n.x
-    outputs: Size = n.weight.shape[0]
-    return x.elements * (outputs * 2 + (2 if n.kind == "rms" else 4)) + _product(n).elements
-
-
-@norm_linear.body
-def _(n: OpCall) -> Value:
-    if n.kind == "rms":
-        return linear(rms_norm(n.x, eps=n.eps), n.weight, n.bias)
-    centred = sub(n.x, mean(n.x, axes=(-1,), keepdims=True))
-    variance = mean(square(centred), axes=(-1,), keepdims=True)
-    y = mul(linear(n.x, n.weight), rsqrt(affine(variance, plus=n.eps)))
-    return y if n.bias is None else add(y, n.bias)

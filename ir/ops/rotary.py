@@ -68,25 +68,31 @@ def _(n: OpCall) -> Size:
 
 @rope.body
 def _(n: OpCall) -> Value:
-    x: Value = n.x
-    (batch, seq, width), pairs = x.shape, n.frequencies.width
-    d = width // n.heads
     at = unsqueeze(cast(n.positions, to=n.frequencies.type.dtype), axes=(2, 3))
     angles = mul(at, n.frequencies)  # [batch, seq, 1, pairs]
-    c, s = (cast(affine(f(angles), by=n.amplitude), to=x.type.dtype) for f in (cos, sin))
-    xh = reshape(x, shape=(batch, seq, n.heads, d))
+    c, s = (affine(f(angles), by=n.amplitude) for f in (cos, sin))
+    return turned(n.x, c, s, heads=n.heads, interleaved=n.interleaved)
+
+
+def turned(x: Value, cosines: Value, sines: Value, *, heads: int, interleaved: bool) -> Value:
+    """Emit the rotation of the pairs of every head of `x` [batch, seq, heads·d] by angles with these `cosines` and
+    `sines` [batch, seq, 1, pairs]."""
+    (batch, seq, width), pairs = x.shape, cosines.width
+    d = width // heads
+    c, s = (cast(v, to=x.type.dtype) for v in (cosines, sines))
+    xh = reshape(x, shape=(batch, seq, heads, d))
     rest: list[Value] = []
     if 2 * pairs < d:
         xh, *rest = split.emit(xh, sizes=(2 * pairs, d - 2 * pairs))
-    if n.interleaved:
-        two = reshape(xh, shape=(batch, seq, n.heads, pairs, 2))
-        a, b = (reshape(slice_(two, axis=4, start=i, stop=i + 1), shape=(batch, seq, n.heads, pairs)) for i in (0, 1))
+    if interleaved:
+        two = reshape(xh, shape=(batch, seq, heads, pairs, 2))
+        a, b = (reshape(slice_(two, axis=4, start=i, stop=i + 1), shape=(batch, seq, heads, pairs)) for i in (0, 1))
     else:
         a, b = split.emit(xh, sizes=(pairs, pairs))
     first, second = sub(mul(a, c), mul(b, s)), add(mul(b, c), mul(a, s))
-    if n.interleaved:
+    if interleaved:
         halves = [unsqueeze(h, axes=(4,)) for h in (first, second)]
-        mixed = reshape(concat(*halves, axis=4), shape=(batch, seq, n.heads, 2 * pairs))
+        mixed = reshape(concat(*halves, axis=4), shape=(batch, seq, heads, 2 * pairs))
     else:
         mixed = concat(first, second, axis=3)
     return reshape(concat(mixed, *rest, axis=3) if rest else mixed, shape=(batch, seq, width))

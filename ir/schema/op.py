@@ -63,6 +63,7 @@ class Trait(enum.Enum):
     ATTENTION = "attention"  # a softmax over keys: operands q, k and v, attribute heads
     RECURRENT = "recurrent"  # its result depends on earlier tokens by sums over all of them, of constant size
     NORM = "norm"  # the first output is the first operand, or the sum of two, normed and times `weight`
+    FUSED = "fused"  # what one kernel of a decode step computes, and its body with simpler ops
     COMPARES = "compares tokens"  # what it makes of a token depends on the other tokens of the call
 
 

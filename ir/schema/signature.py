@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import WeftError
-from ..recipes.readers import Array
 from .attributes import Attr
 
 
@@ -31,7 +30,9 @@ class Signature:
         self.name = reference.__name__.rstrip("_")
         self.output_names = output_names
         hints = typing.get_type_hints(reference)
-        self.several = hints.get("return") == tuple[Array, ...]  # as many results as an attribute says
+        made = hints.get("return")
+        several = typing.get_origin(made) is tuple and typing.get_args(made)[1:] == (Ellipsis,)
+        self.several = several and not output_names  # as many results as an attribute says
         operands, attrs = [], []
         for p in inspect.signature(reference).parameters.values():
             if p.kind is p.KEYWORD_ONLY:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.ir.registry import Registry
+
 from .base import Pass
 
 
@@ -32,3 +34,6 @@ class Pipeline:
     def then(self, name: str, *passes: Pass) -> Pipeline:
         """This pipeline with one more phase."""
         return Pipeline((*self.phases, Phase(name, passes)))
+
+
+PIPELINES: Registry[Pipeline] = Registry("pipeline", "weft.passes.default", "see docs/passes.md")

@@ -1,7 +1,8 @@
 """Pipelines as text: ``"mha-to-gqa{kv_heads=4, method=svd}, default, -last-token-logits"``.
 
-Passes are separated by commas, with arguments in braces. ``default`` stands for the default pipeline of the graph;
-``-name`` takes out every pass of that name before it. ``fuse: a, b; cache: c`` groups passes into named phases.
+Passes are separated by commas, with arguments in braces. ``default`` stands for the default pipeline of the graph,
+``decode-torch`` for that of a decode step of target torch; ``-name`` takes out every pass of that name before it.
+``fuse: a, b; cache: c`` groups passes into named phases.
 Values are numbers, ``true``, ``false``, ``none``, plain words, "quoted text", and lists in brackets.
 """
 
@@ -16,7 +17,7 @@ from weft.ir.documents import json_at
 from weft.ir.lexer import Lexer, language
 
 from .base import Pass, lookup
-from .pipeline import Phase, Pipeline
+from .pipeline import PIPELINES, Phase, Pipeline
 
 _LANGUAGE = language(
     r"""(?P<string>"(?:[^"\\\n]|\\.)*")
@@ -61,6 +62,10 @@ class _Parser(Lexer):
             elif self.default is not None and self.accept("default"):
                 close()
                 phases += self.default.phases
+                name, passes = "", []
+            elif self.token.text in PIPELINES:
+                close()
+                phases += PIPELINES[self.next().text].phases
                 name, passes = "", []
             else:
                 passes.append(self.one())

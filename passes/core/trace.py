@@ -34,12 +34,14 @@ class Refused:
 @dataclass
 class Trace:
     """`lines` in order of writing; `rewrites` by rule; `refusals` and the nearest `misses` of rules that never fired,
-    which are among the lines too. A pass that takes long says how far it is by `progress(done, in all)`."""
+    which are among the lines too; `near` has the nearest miss by the value at which it was. A pass that takes long says
+    how far it is by `progress(done, in all)`."""
 
     lines: list[str] = field(default_factory=list)
     rewrites: Counter[str] = field(default_factory=Counter)
     refusals: list[Refused] = field(default_factory=list)
     misses: list[Miss] = field(default_factory=list)
+    near: dict[str, Miss] = field(default_factory=dict)
     progress: Callable[[int, int], None] = field(default=lambda done, total: None, repr=False, compare=False)
 
     def fired(self, rule: str, at: str) -> None:

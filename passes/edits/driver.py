@@ -23,7 +23,10 @@ class Refusal:
 @dataclass(frozen=True)
 class Rule:
     """`rewrite` is a pure function of the match: it takes the variables and captured attributes of `pattern` by name,
-    emits nodes, and returns the values that replace what the pattern returns, or a `Refusal` before emitting any."""
+    emits nodes, and returns the values that replace what the pattern returns, or a `Refusal` before emitting any.
+
+    What an `either` did not bind is not given, but for parameters of the pattern's function, which are then None.
+    """
 
     name: str
     pattern: Pattern
@@ -54,6 +57,8 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], trace: Trace) -> int:
                 if miss is not None:
                     best = nearest[rule.name]
                     nearest[rule.name] = miss if best is None or miss.depth > best.depth else best
+                    if name not in trace.near or miss.depth > trace.near[name].depth:
+                        trace.near[name] = miss
                     continue
                 trace.fired(rule.name, name)
                 fired[rule.name] += 1
@@ -76,7 +81,8 @@ def _rewrite(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
         return Miss(depth, at, anchor)
     size, scope = len(graph), root.scope
     with graph.inserting(before=anchor):
-        replacement = rule.rewrite(**match.bindings)
+        absent = {v.name: None for v in rule.pattern.variables}
+        replacement = rule.rewrite(**absent | match.bindings)
     if isinstance(replacement, Refusal):
         if len(graph) != size:
             raise RuntimeError(f"rule {rule.name} emitted nodes before it refused")

@@ -10,7 +10,8 @@ The parameters of the function are variables: ``Param`` matches parameters only,
 and a variable used twice must be the same value. What the function returns may be read by nodes outside; values
 inside that it does not return may not (a match would tear them out). The first value returned is made by the root,
 where matching starts. Attributes not mentioned must have their default; `ANY` captures one. Operands of commutative
-ops match in any order.
+ops match in any order. `either` lists ways to make a value; what only some of them bind is absent in the others.
+`value`, `maybe` and `param` are variables without a parameter, for patterns that functions share.
 """
 
 from __future__ import annotations
@@ -32,11 +33,17 @@ from ..core.trace import Miss
 
 @dataclass(frozen=True)
 class ANY:
-    """Any value of an attribute, captured as `name`; `where` limits it. `length` is the number of pieces of a split."""
+    """Any value of an attribute, captured as `name` unless that is empty; `where` limits it. `length` is the number of
+    pieces of a split."""
 
-    name: str
+    name: str = ""
     where: Callable[[Any], bool] | None = None
     length: int = 0
+
+
+def captured(*names: str) -> dict[str, Any]:
+    """Return attributes of a pattern that have any value, each captured as it is called."""
+    return {name: ANY(name) for name in names}
 
 
 class Term(Operators["Term"]):
@@ -85,6 +92,46 @@ class Result(Term):
     index: int
 
 
+@dataclass(frozen=True, eq=False)
+class Either(Term):
+    """A value that one of several terms matches, tried in order."""
+
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Called(Term):
+    """A value that `term` matches, bound to `name`."""
+
+    name: str
+    term: Term
+
+
+def called(name: str, term: Value) -> Value:
+    """Return a value of a pattern that `term` matches, which a rule gets as `name`."""
+    return typing.cast(Value, Called(name, typing.cast(Term, term)))  # patterns are written as if of values
+
+
+def value(name: str) -> Value:
+    """Return a variable, as a parameter of the pattern's function called `name` would be."""
+    return typing.cast(Value, Variable(name, param=False, optional=False))
+
+
+def maybe(name: str) -> Value:
+    """Return a variable that may be absent."""
+    return typing.cast(Value, Variable(name, param=False, optional=True))
+
+
+def param(name: str) -> Value:
+    """Return a variable that is a parameter."""
+    return typing.cast(Value, Variable(name, param=True, optional=False))
+
+
+def either(*terms: Value) -> Value:
+    """Return a value of a pattern that one of `terms` matches, tried in order."""
+    return typing.cast(Value, Either(typing.cast(tuple[Term, ...], terms)))
+
+
 def _checked(op: Op, attrs: Mapping[str, Any]) -> dict[str, Any]:
     for name in attrs:
         if name not in op.attrs:
@@ -116,12 +163,13 @@ class Pattern:
     """A traced pattern; see the module docstring."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        hints = typing.get_type_hints(fn)
+        hints = typing.get_type_hints(fn) if hasattr(fn, "__annotations__") else {}
         self.variables = [_variable(name, hints.get(name, Value)) for name in inspect.signature(fn).parameters]
         traced = fn(*self.variables)
         results = traced if isinstance(traced, tuple) else (traced,)
+        results = tuple(r.term if isinstance(r, Called) else r for r in results)
         if not all(isinstance(r, Result) for r in results):
-            raise ValueError(f"pattern {fn.__name__} must return what ops made, not its own parameters")
+            raise ValueError(f"pattern {fn} must return what ops made, not its own parameters")
         self.results: tuple[Result, ...] = results
         self.root = self.results[0].apply
 
@@ -177,6 +225,15 @@ class _Attempt:
             return
         # `rest` is passed down and solved last, so that its failure backtracks into the choices made for `term`.
         (term, value, reader, role), rest = goals[0], goals[1:]
+        if isinstance(term, Called):
+            bound = state.copy()
+            bound.bindings[term.name] = value
+            yield from self.solve(((term.term, value, reader, role), *rest), bound)
+            return
+        if isinstance(term, Either):
+            for way in term.terms:
+                yield from self.solve(((way, value, reader, role), *rest), state)
+            return
         if isinstance(term, Result):
             yield from self.result(term, value, reader, role, rest, state)
             return
@@ -250,7 +307,7 @@ class _Attempt:
                 if (expected.where and not expected.where(value)) or pieces != expected.length:
                     self.miss(state, node, f"{name}={spell(value)} is not as wanted")
                     return
-                bound = state.bindings.setdefault(expected.name, value)
+                bound = state.bindings.setdefault(expected.name, value) if expected.name else value
                 if bound != value:
                     self.miss(state, node, f"{name}={spell(value)} differs from {spell(bound)} elsewhere")
                     return

@@ -288,6 +288,28 @@ def causal_conv(
 def ceil(x: Value, *, name: str | None = None) -> Value:
     """⌈x⌉"""
 
+class ChooseExpertsResults(NamedTuple):
+    chosen: Value
+    weights: Value
+
+def choose_experts(
+    logits: Value,
+    bias: Value | None = None,
+    *,
+    k: int,
+    scoring: str = "softmax",
+    renormalize: bool = True,
+    scale: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
+    group_score: str = "top2",
+    name: str | Sequence[str] | None = None,
+) -> ChooseExpertsResults:
+    """The k experts that `route` of `logits` [batch, seq, experts] chooses, and their weights: i64 and float [.., k].
+
+    Those with the largest weights come first. `bias` [experts] and attributes are those of `route`.
+    """
+
 def clip(x: Value, *, low: float | None = None, high: float | None = None, name: str | None = None) -> Value:
     """x limited to low … high (whole numbers for integers)."""
 
@@ -327,6 +349,23 @@ def dropout(x: Value, *, share: float, name: str | None = None) -> Value:
 
 def elu(x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
     """x for x > 0, else α(e^x − 1) (Clevert 2015)."""
+
+def embed_tokens(
+    ids: Value,
+    weight: Value,
+    positions: Value | None = None,
+    table: Value | None = None,
+    *frequencies: Value,
+    scale: float = 1.0,
+    offset: int = 0,
+    amplitudes: Sequence[float] = (),
+    name: str | Sequence[str] | None = None,
+) -> tuple[Value, ...]:
+    """x = scale · weight[ids] + table[positions + offset], then the `rotary_angles` of each of `frequencies`.
+
+    ids and positions [batch, seq], weight [vocab, dim], table [length, dim] → x [batch, seq, dim], and cos and sin
+    [batch, seq, pairs] of each.
+    """
 
 def embedding(ids: Value, table: Value, *, name: str | None = None) -> Value:
     """Rows of `table` [vocab, dim] picked by integer `ids` [...] → [..., dim]."""
@@ -470,6 +509,175 @@ def gated_linear_attention(
     groups: int = 1,
     name: str | Sequence[str] | None = None,
 ) -> GatedLinearAttentionResults: ...
+
+class GatedSelectiveScanResults(NamedTuple):
+    gated_selective_scan: Value
+    present: Value
+
+@overload
+def gated_selective_scan(
+    x: Value,
+    delta: Value,
+    a: Value,
+    b: Value,
+    c: Value,
+    d: Value | None = None,
+    past: None = None,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    gate: Value | None = None,
+    norm_weight: Value | None = None,
+    b_weight: Value | None = None,
+    c_weight: Value | None = None,
+    *,
+    softplus: bool = False,
+    log_a: bool = False,
+    kind: str = "none",
+    eps: float = 1e-06,
+    b_norm: bool = False,
+    b_eps: float = 1e-06,
+    c_norm: bool = False,
+    c_eps: float = 1e-06,
+    name: str | Sequence[str] | None = None,
+) -> Value:
+    """`selective_scan` ⊙ silu(gate) of x, Δ, A, b and c (Gu & Dao 2023, Mamba; norms: Jamba, Lieber 2024).
+
+    x and gate [batch, seq, channels]. Δ is `delta` like x, plus `bias` [channels], or with `weight` [channels, rank]
+    norm(delta) Wᵀ + bias of delta [batch, seq, rank], by a norm of this `kind`, none or rms; `softplus` is taken of it.
+    With `log_a` A is −exp(a). With `b_norm` and `c_norm` b and c [batch, seq, states] are RMS-normed. State and the
+    other operands as in `selective_scan`.
+    """
+
+@overload
+def gated_selective_scan(
+    x: Value,
+    delta: Value,
+    a: Value,
+    b: Value,
+    c: Value,
+    d: Value | None,
+    past: Value,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    gate: Value | None = None,
+    norm_weight: Value | None = None,
+    b_weight: Value | None = None,
+    c_weight: Value | None = None,
+    *,
+    softplus: bool = False,
+    log_a: bool = False,
+    kind: str = "none",
+    eps: float = 1e-06,
+    b_norm: bool = False,
+    b_eps: float = 1e-06,
+    c_norm: bool = False,
+    c_eps: float = 1e-06,
+    name: str | Sequence[str] | None = None,
+) -> GatedSelectiveScanResults: ...
+@overload
+def gated_selective_scan(
+    x: Value,
+    delta: Value,
+    a: Value,
+    b: Value,
+    c: Value,
+    d: Value | None = None,
+    *,
+    past: Value,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    gate: Value | None = None,
+    norm_weight: Value | None = None,
+    b_weight: Value | None = None,
+    c_weight: Value | None = None,
+    softplus: bool = False,
+    log_a: bool = False,
+    kind: str = "none",
+    eps: float = 1e-06,
+    b_norm: bool = False,
+    b_eps: float = 1e-06,
+    c_norm: bool = False,
+    c_eps: float = 1e-06,
+    name: str | Sequence[str] | None = None,
+) -> GatedSelectiveScanResults: ...
+
+class GatedSsdResults(NamedTuple):
+    gated_ssd: Value
+    present: Value
+
+@overload
+def gated_ssd(
+    x: Value,
+    delta: Value,
+    a: Value,
+    b: Value,
+    c: Value,
+    d: Value | None = None,
+    past: None = None,
+    bias: Value | None = None,
+    gate: Value | None = None,
+    norm_weight: Value | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+    softplus: bool = False,
+    log_a: bool = False,
+    norm: bool = False,
+    eps: float = 1e-06,
+    norm_groups: int = 1,
+    name: str | Sequence[str] | None = None,
+) -> Value:
+    """norm(`ssd` ⊙ silu(gate)) of x, Δ, A, b and c (Dao & Gu 2024, Mamba-2).
+
+    x and gate [batch, seq, heads·p]; Δ is delta [batch, seq, heads] plus `bias` [heads], or the softplus of that; with
+    `log_a` A is −exp(a). The RMS norm is one of each of `norm_groups` parts, norm_weight [heads·p]. State and the other
+    operands as in `ssd`.
+    """
+
+@overload
+def gated_ssd(
+    x: Value,
+    delta: Value,
+    a: Value,
+    b: Value,
+    c: Value,
+    d: Value | None,
+    past: Value,
+    bias: Value | None = None,
+    gate: Value | None = None,
+    norm_weight: Value | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+    softplus: bool = False,
+    log_a: bool = False,
+    norm: bool = False,
+    eps: float = 1e-06,
+    norm_groups: int = 1,
+    name: str | Sequence[str] | None = None,
+) -> GatedSsdResults: ...
+@overload
+def gated_ssd(
+    x: Value,
+    delta: Value,
+    a: Value,
+    b: Value,
+    c: Value,
+    d: Value | None = None,
+    *,
+    past: Value,
+    bias: Value | None = None,
+    gate: Value | None = None,
+    norm_weight: Value | None = None,
+    heads: int,
+    groups: int = 1,
+    softplus: bool = False,
+    log_a: bool = False,
+    norm: bool = False,
+    eps: float = 1e-06,
+    norm_groups: int = 1,
+    name: str | Sequence[str] | None = None,
+) -> GatedSsdResults: ...
 def gather(x: Value, indices: Value, *, axis: int = 0, name: str | None = None) -> Value:
     """x at integer `indices` along `axis`: the axis is replaced by the shape of indices."""
 
@@ -502,6 +710,31 @@ def head_linear(x: Value, weight: Value, *, heads: int, inverse: bool = False, n
 
 def iota(x: Value, *, axis: int, name: str | None = None) -> Value:
     """0, 1, … along one axis of x, as i64 [size of the axis]; x lends only its shape."""
+
+class LatentQkResults(NamedTuple):
+    q: Value
+    k: Value
+
+def latent_qk(
+    q: Value,
+    latent: Value,
+    weight: Value,
+    cosines: Value,
+    sines: Value,
+    norm_weight: Value | None = None,
+    *,
+    heads: int,
+    kind: str = "rms",
+    eps: float = 1e-06,
+    interleaved: bool = False,
+    name: str | Sequence[str] | None = None,
+) -> LatentQkResults:
+    """[W_hᵀ q_plain, RoPE(q_rope)] of every head h, and the key [norm(c), RoPE(k_rope)] (DeepSeek-V2, 2024).
+
+    q [batch, seq, heads·(plain + rope)], latent [c, k_rope] [batch, seq, rank + rope], weight [heads·plain, rank],
+    which makes keys of latents; the norm is of c, norm_weight [rank]. cosines and sines [batch, seq, rope/2] turn pairs
+    as in `rope` → q [batch, seq, heads·(rank + rope)] and k [batch, seq, rank + rope].
+    """
 
 def layer_norm(
     x: Value,
@@ -655,6 +888,24 @@ def linear_attention(
     interleaved: bool = False,
     name: str | Sequence[str] | None = None,
 ) -> LinearAttentionResults: ...
+def linear_residual(
+    x: Value,
+    weight: Value,
+    residual: Value,
+    bias: Value | None = None,
+    norm_weight: Value | None = None,
+    norm_bias: Value | None = None,
+    *,
+    kind: str = "none",
+    eps: float = 1e-06,
+    scale: float = 1.0,
+    name: str | None = None,
+) -> Value:
+    """residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], residual [..., out] → [..., out].
+
+    `kind`, `eps`, norm_weight and norm_bias [out] are of the norm after the product, as in `norm_linear`.
+    """
+
 def load_balance_loss(logits: Value, combine: Value, *, name: str | None = None) -> Value:
     """experts · Σ_j f_j p_j over all tokens (Fedus 2021), a scalar: f_j the fraction of tokens that `combine` sends to
     expert j, p_j the mean softmax probability. Multiply by λ ≈ 0.01.
@@ -675,6 +926,93 @@ def logical_or(x: Value, y: Value, *, name: str | None = None) -> Value:
 def matmul(x: Value, y: Value, *, name: str | None = None) -> Value:
     """x y: [..., m, k] by [..., k, n] → [..., m, n]; leading axes broadcast."""
 
+class MatrixRecurrenceResults(NamedTuple):
+    matrix_recurrence: Value
+    present: Value
+
+@overload
+def matrix_recurrence(
+    q: Value,
+    k: Value,
+    v: Value,
+    decay: Value | None = None,
+    beta: Value | None = None,
+    past: None = None,
+    a_log: Value | None = None,
+    bias: Value | None = None,
+    gate: Value | None = None,
+    norm_weight: Value | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+    unit: bool = False,
+    unit_eps: float = 1e-06,
+    q_scale: float = 1.0,
+    k_scale: float = 1.0,
+    beta_scale: float = 1.0,
+    norm: bool = False,
+    eps: float = 1e-06,
+    norm_groups: int = 1,
+    name: str | Sequence[str] | None = None,
+) -> Value:
+    """norm(y) ⊙ gate of the y of `gated_delta_rule`, or without `beta` of `gated_linear_attention` (Yang 2024).
+
+    q, k and β are multiplied by their scales, q and k first RMS-normed on each of `groups` heads with `unit`. With
+    a_log [heads] the decay is −e^a_log · softplus(decay + bias), decay [batch, seq, width] and bias [width]. The RMS
+    norm is one of each of `norm_groups` parts of y, norm_weight that of a part; gate is like v. State and the other
+    operands as in `gated_delta_rule`.
+    """
+
+@overload
+def matrix_recurrence(
+    q: Value,
+    k: Value,
+    v: Value,
+    decay: Value | None,
+    beta: Value | None,
+    past: Value,
+    a_log: Value | None = None,
+    bias: Value | None = None,
+    gate: Value | None = None,
+    norm_weight: Value | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+    unit: bool = False,
+    unit_eps: float = 1e-06,
+    q_scale: float = 1.0,
+    k_scale: float = 1.0,
+    beta_scale: float = 1.0,
+    norm: bool = False,
+    eps: float = 1e-06,
+    norm_groups: int = 1,
+    name: str | Sequence[str] | None = None,
+) -> MatrixRecurrenceResults: ...
+@overload
+def matrix_recurrence(
+    q: Value,
+    k: Value,
+    v: Value,
+    decay: Value | None = None,
+    beta: Value | None = None,
+    *,
+    past: Value,
+    a_log: Value | None = None,
+    bias: Value | None = None,
+    gate: Value | None = None,
+    norm_weight: Value | None = None,
+    heads: int,
+    groups: int = 1,
+    unit: bool = False,
+    unit_eps: float = 1e-06,
+    q_scale: float = 1.0,
+    k_scale: float = 1.0,
+    beta_scale: float = 1.0,
+    norm: bool = False,
+    eps: float = 1e-06,
+    norm_groups: int = 1,
+    name: str | Sequence[str] | None = None,
+) -> MatrixRecurrenceResults: ...
 def max(x: Value, *, axes: Sequence[int], keepdims: bool = False, name: str | None = None) -> Value:
     """Largest element over `axes`."""
 
@@ -689,6 +1027,33 @@ def min(x: Value, *, axes: Sequence[int], keepdims: bool = False, name: str | No
 
 def minimum(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
     """The smaller of x and y"""
+
+def mixture(
+    x: Value,
+    chosen: Value,
+    weights: Value,
+    up: Value,
+    down: Value,
+    gate: Value | None = None,
+    up_bias: Value | None = None,
+    down_bias: Value | None = None,
+    gate_bias: Value | None = None,
+    residual: Value | None = None,
+    norm_weight: Value | None = None,
+    norm_bias: Value | None = None,
+    *,
+    kind: str = "none",
+    eps: float = 1e-06,
+    activation: str = "silu",
+    limit: float | None = None,
+    shift: float = 0.0,
+    name: str | None = None,
+) -> Value:
+    """residual + Σ_j weights_j · E_e(norm(x)) with e = chosen_j (Shazeer 2017).
+
+    x and residual [batch, seq, in], chosen and weights [batch, seq, k], the k of a token different; experts E,
+    `activation`, `limit` and `shift` as in `moe`, the norm as in `norm_linear`.
+    """
 
 def mod(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
     """x − y·⌊x / y⌋ of integers"""
@@ -723,24 +1088,110 @@ def mul(x: Value | float, y: Value | float, *, name: str | None = None) -> Value
 def neg(x: Value, *, name: str | None = None) -> Value:
     """−x"""
 
+def norm_glu(
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    norm_weight: Value | None = None,
+    norm_bias: Value | None = None,
+    *,
+    kind: str = "rms",
+    eps: float = 1e-06,
+    activation: str = "silu",
+    limit: float | None = None,
+    shift: float = 0.0,
+    name: str | None = None,
+) -> Value:
+    """act(gate) ⊙ (up + shift) with [gate, up] = norm(x) Wᵀ + b (GLU: Shazeer 2020).
+
+    x [..., in], weight [2·hidden, in] and bias [2·hidden] with the gates first → [..., hidden]; the norm as in
+    `norm_linear`, `limit` and `shift` as in `glu`.
+    """
+
 def norm_linear(
     x: Value,
     weight: Value,
     bias: Value | None = None,
+    norm_weight: Value | None = None,
+    norm_bias: Value | None = None,
     *,
     kind: str = "rms",
     eps: float = 1e-06,
+    activation: str = "identity",
     name: str | None = None,
 ) -> Value:
-    """x Wᵀ / √(m + ε) + b, m the mean of x² (`kind` rms) or the variance of x (layer): norm and linear in one sweep
-    over x (FlashNorm, Graef 2024).
+    """act(norm(x) Wᵀ + b): norm and linear in one sweep over x (FlashNorm, Graef 2024).
 
-    x [..., in], weight [out, in], bias [out] → [..., out]. The mean of x is not subtracted: a LayerNorm is meant where
-    every row of W sums to zero, for then (x − μ) Wᵀ = x Wᵀ.
+    x [..., in], weight [out, in], bias [out], norm_weight and norm_bias [in] → [..., out]; `kind` is none, rms or
+    layer.
+    """
+
+class NormQkvResults(NamedTuple):
+    q: Value
+    k: Value
+    v: Value
+
+def norm_qkv(
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    norm_weight: Value | None = None,
+    norm_bias: Value | None = None,
+    q_norm: Value | None = None,
+    k_norm: Value | None = None,
+    cosines: Value | None = None,
+    sines: Value | None = None,
+    *,
+    heads: int,
+    kv_heads: int,
+    kind: str = "rms",
+    eps: float = 1e-06,
+    head_norm: bool = False,
+    head_eps: float = 1e-06,
+    interleaved: bool = False,
+    name: str | Sequence[str] | None = None,
+) -> NormQkvResults:
+    """RoPE(q_norm(q)), RoPE(k_norm(k)) and v, with [q, k, v] = norm(x) Wᵀ + b (Vaswani 2017; RoPE: Su 2021).
+
+    x [batch, seq, in]; weight [(heads + 2·kv_heads)·d, in] and bias with the heads of queries first, then of keys, then
+    of values → q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d], which go to the cache of the attention that
+    reads them. The norm of x as in `norm_linear`; with `head_norm` q and k are RMS-normed on every head, q_norm and
+    k_norm [d] are the weights. cosines and sines [batch, seq, pairs] turn pairs as in `rope`; absent, nothing turns.
+    """
+
+class NormRouteResults(NamedTuple):
+    chosen: Value
+    weights: Value
+
+def norm_route(
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    correction: Value | None = None,
+    norm_weight: Value | None = None,
+    norm_bias: Value | None = None,
+    *,
+    k: int,
+    kind: str = "rms",
+    eps: float = 1e-06,
+    scoring: str = "softmax",
+    renormalize: bool = True,
+    scale: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
+    group_score: str = "top2",
+    name: str | Sequence[str] | None = None,
+) -> NormRouteResults:
+    """`choose_experts` of the logits norm(x) Wᵀ + b, with the norm as in `norm_linear`.
+
+    x [batch, seq, in], weight [experts, in], bias [experts]; `correction` [experts] is added to scores to choose by.
     """
 
 def one_hot(ids: Value, *, depth: int, name: str | None = None) -> Value:
     """1 at ids, else 0, along a new last axis of size `depth`; f32."""
+
+def pack(*weights: Value, name: str | None = None) -> Value:
+    """The rows of all `weights` [rows, …], one after the other: what is packed lies in memory like that."""
 
 def pad(x: Value, *, axis: int, before: int = 0, after: int = 0, value: float = 0.0, name: str | None = None) -> Value:
     """x with `before` and `after` elements of `value` put around `axis`."""
@@ -867,6 +1318,19 @@ def rope(
     through). Pair k is elements (k, k + pairs), or (2k, 2k + 1) if `interleaved`. `amplitude` multiplies the rotated
     part (YaRN's attention temperature).
     """
+
+class RotaryAnglesResults(NamedTuple):
+    cos: Value
+    sin: Value
+
+def rotary_angles(
+    positions: Value,
+    frequencies: Value,
+    *,
+    amplitude: float = 1.0,
+    name: str | Sequence[str] | None = None,
+) -> RotaryAnglesResults:
+    """amplitude · cos and sin of positions [batch, seq] · frequencies [pairs] → [batch, seq, pairs] each."""
 
 def round(x: Value, *, name: str | None = None) -> Value:
     """The nearest whole number, of two the even one"""

@@ -35,7 +35,7 @@ from ...targets import Backend
 from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import lowering, standard
 from .experts import taken
-from .layers import biased, normed
+from .layers import biased, norm_key, norm_refusal, normed
 from .quantized import levels, with_sums
 
 Out = onnx.Value
@@ -60,6 +60,10 @@ def _product_refusal(node: Node, target: Backend) -> str | None:
     return layout if isinstance(layout, str) else None
 
 
+def _norm_refusal(node: Node, target: Backend) -> str | None:
+    return norm_refusal(node, target) or _product_refusal(node, target)
+
+
 def _lookup_refusal(node: Node, target: Backend) -> str | None:
     layout = layout_of(node.operand("table"))
     if isinstance(layout, BlockLayout) and layout.sums:
@@ -72,9 +76,9 @@ def DequantizeMatMul(e: Emitter, node: Node) -> Out:
     return biased(e, _product(e, node.required("x"), e[node.required("x")], node), node)
 
 
-@lowering(ops.norm_linear, targets=standard, when=_product_refusal, first=True, opset=23)
+@lowering(ops.norm_linear, targets=standard, when=_norm_refusal, first=True, opset=23)
 def NormDequantizeMatMul(e: Emitter, node: Node) -> Out:
-    return biased(e, _product(e, ("normed", node.required("x")), normed(e, node), node), node)
+    return biased(e, _product(e, norm_key(node), normed(e, node), node), node)
 
 
 @lowering(ops.embedding, targets=standard, when=_lookup_refusal, first=True, opset=SINCE)

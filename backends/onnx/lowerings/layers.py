@@ -9,7 +9,6 @@ from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes import Permute
 from weft.ir.recipes.frequencies import RopeTable
-from weft.ir.recipes.matrices import Centre
 from weft.ir.types.dtypes import DType
 from weft.passes.analysis.feed_forward import activation_name
 
@@ -67,25 +66,32 @@ def LayerNormalization(e: Emitter, node: Node) -> Out:
     return e.op("LayerNormalization", e[node.inputs[0]], scale, bias, axis=-1, epsilon=node.attrs["eps"])
 
 
-def _uncentred(node: Node, target: Backend) -> str | None:
-    """A LayerNorm subtracts the mean, which leaves the product as it is where the rows of the weight have none."""
-    weight = node.operand("weight")
-    centred = isinstance(weight, Param) and isinstance(weight.recipe, Centre) and weight.recipe.axis == 1
-    return None if node.attrs["kind"] == "rms" or centred else "nothing tells that the rows of its weight sum to zero"
+def norm_refusal(node: Node, target: Backend) -> str | None:
+    """Say why a norm_linear `node` is more or less than a norm and a product."""
+    activation = node.attrs["activation"]
+    return "it has no norm" if node.attrs["kind"] == "none" else activation if activation != "identity" else None
 
 
-@lowering(ops.norm_linear, when=_uncentred, opset=23)
+def norm_key(node: Node) -> tuple[object, ...]:
+    """Return what norm_linear nodes share that multiply the same norm."""
+    return "normed", *(node.operand(name) for name in ("x", "norm_weight", "norm_bias")), *node.attrs.values()
+
+
+@lowering(ops.norm_linear, when=norm_refusal, opset=23)
 def NormMatMul(e: Emitter, node: Node) -> Out:
     return biased(e, product(e, normed(e, node), node.required("weight")), node)
 
 
 def normed(e: Emitter, node: Node) -> Out:
     """The norm of x that a norm_linear `node` multiplies."""
-    x, kind, eps = node.required("x"), node.attrs["kind"], node.attrs["eps"]
-    name = "LayerNormalization" if kind == "layer" else _rms(e)
-    ones = e.constant(np.ones(x.width), x.type.dtype.numpy)
-    # The gain of the norm is in the weight of the product, so all products of x share one norm.
-    return e.memo(("normed", x, kind, eps), lambda: e.op(name, e[x], ones, axis=-1, epsilon=eps))
+    layer, bias = node.attrs["kind"] == "layer", node.operand("norm_bias")
+
+    def made() -> Out:
+        operands = [e[node.required("x")], _vector(e, node, "norm_weight", 1.0), *([e[bias]] if bias else [])]
+        name = "LayerNormalization" if layer else _rms(e)
+        return e.op(name, *operands, axis=-1, epsilon=node.attrs["eps"])
+
+    return e.memo(norm_key(node), made)
 
 
 # ONNX Runtime fuses an addition with a LayerNorm by itself, but never with an RMS norm.

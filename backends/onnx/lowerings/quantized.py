@@ -30,7 +30,7 @@ from ...options import ARITHMETIC
 from ...targets import Backend
 from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import contrib, lowering
-from .layers import MS, biased, normed
+from .layers import MS, biased, norm_key, norm_refusal, normed
 
 GROUPS = (16, 32, 64, 128, 256)  # that MatMulNBits takes
 NATIVE = (2, 4, 8)  # bits of its codes
@@ -58,6 +58,10 @@ def product_refusal(node: Node, target: Backend) -> str | None:
     return layout if isinstance(layout, str) else None
 
 
+def _norm_refusal(node: Node, target: Backend) -> str | None:
+    return norm_refusal(node, target) or product_refusal(node, target)
+
+
 def _lookup_refusal(node: Node, target: Backend) -> str | None:
     table = node.operand("table")
     layout = layout_of(table, target)
@@ -80,9 +84,9 @@ def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
     return biased(e, product(e, node.required("x"), e[node.required("x")], node), node)
 
 
-@lowering(ops.norm_linear, targets=contrib, when=product_refusal, first=True)
+@lowering(ops.norm_linear, targets=contrib, when=_norm_refusal, first=True)
 def NormMatMulNBits(e: Emitter, node: Node) -> onnx.Value:
-    return biased(e, product(e, ("normed", node.required("x")), normed(e, node), node), node)
+    return biased(e, product(e, norm_key(node), normed(e, node), node), node)
 
 
 @lowering(ops.embedding, targets=contrib, when=_lookup_refusal, first=True)

@@ -8,9 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
+from weft.ir.graph import Node
+
 from ..program.snippets import IMPORTS, library
 from ..program.statements import TOP, ParamRef, Program, Var
-from .class_names import class_names
+from .class_names import class_names, own_nodes
 from .docstrings import class_doc
 from .method_writer import Writer
 from .naming import Named
@@ -76,6 +78,10 @@ class ClassWriter(ABC):
         """The text that makes what calls of the class keep, and its type."""
         return "", ""
 
+    def own(self, method: Method) -> list[Node]:
+        """The nodes that the class of `method` is to be described by: those that it computes itself."""
+        return own_nodes(method)
+
     # -- writing
 
     def write(self, method: Method) -> str:
@@ -96,7 +102,8 @@ class ClassWriter(ABC):
         types = [o.type if isinstance(o, Var) else "Tensor" for o in method.outputs]
         returns = types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
         constants = top and any(isinstance(h, ParamRef) and h.constant for m in method.walk() for h in m.holds.values())
-        doc, init, cache = class_doc(method, inner), self.init(method, inner), self.keeps(method)
+        doc = class_doc(method, inner, self.own(method))
+        init, cache = self.init(method, inner), self.keeps(method)
         self.classes[name] = Class(name, doc, init, parameters, lines, returns, *cache, constants)
         return name
 

@@ -10,7 +10,7 @@ from weft.ir.graph import Graph, Node
 
 from ..program.quantized import numbers
 from ..program.statements import TOP, Program
-from .class_names import calls, own_nodes
+from .class_names import calls
 from .structure import Call, Method, reads
 
 GATES = {"silu": "SwiGLU", "gelu": "GEGLU", "gelu_tanh": "GEGLU", "relu": "ReGLU", "identity": "bilinear unit"}
@@ -61,9 +61,9 @@ def _shape(shape: tuple[object, ...] | None) -> str:
     return f"[{', '.join(map(str, shape or ()))}]"
 
 
-def class_doc(method: Method, inner: Mapping[str, str]) -> str:
-    """One sentence about a class; `inner` are the classes of inner methods by path."""
-    nodes, parts = own_nodes(method), calls(method)
+def class_doc(method: Method, inner: Mapping[str, str], nodes: list[Node]) -> str:
+    """One sentence about a class, which computes `nodes`; `inner` are the classes of inner methods by path."""
+    parts = calls(method)
     if method.path != TOP or not parts:
         found = [text for node in nodes if (text := _about(node))]
         if found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.ir import ops
 from weft.ir.graph import Param, Value
 
 from ..program.statements import Submodule, Var
@@ -16,6 +17,8 @@ GROUP = Submodule("group", "Group(module)")
 
 def style(e: StepEmitter, weight: Value | None) -> str:
     """Return how the module that holds `weight` is divided; nothing, if every process has all of it."""
+    if weight is not None and weight.producer is not None and weight.producer.op is ops.pack:
+        return style(e, weight.producer.inputs[0])
     return e.styles.get(weight.name.rpartition(".")[0], "") if isinstance(weight, Param) else ""
 
 
@@ -26,7 +29,7 @@ def group(e: StepEmitter) -> Var:
     return made
 
 
-def whole(e: StepEmitter, made: Var, weight: Param) -> Var:
+def whole(e: StepEmitter, made: Var, weight: Value) -> Var:
     """The product `made` of what this process holds of `weight`, as all make it; a bias comes after this."""
     match style(e, weight):
         case kind if kind == ROWS:

@@ -12,13 +12,12 @@ from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.types.block_layouts import BlockLayout
 
-from ..program.emitter import Emitter
+from ..program.emitter import Emitter, local_name
 from ..program.positions import query_positions
 from ..program.quantized import kept
 from ..program.statements import TOP, Operand, ParamRef, Statement, Submodule, Var
 from ..program.states import cached_nodes, counts_keys
 from .members import member
-from .patterns import Projection
 from .tables import TICKETS
 
 Refusal = Callable[[torch.dtype], "str | None"]  # why there is no kernel for weights of this dtype, if there is none
@@ -26,18 +25,18 @@ Refusal = Callable[[torch.dtype], "str | None"]  # why there is no kernel for we
 
 @dataclass
 class Choice:
-    """The choice of what computes `node`, or a part of it, in a decode step: `kernel`, unless one of `refusals` gives a
-    reason; or torch, and `reason` says why. `parts` is what else of the model the kernel computes."""
+    """The choice of what computes `node` in a decode step: `kernel`, unless one of `refusals` gives a reason; or torch,
+    and `reason` says why."""
 
     node: Node
     kernel: str = ""
-    parts: str = ""
     reason: str = ""
     refusals: tuple[Refusal, ...] = ()
 
 
 class StepEmitter(Emitter):
-    """An emitter whose modules are those of the model; `choices` tells what it chose for which node.
+    """An emitter of the fused `graph` of a model, whose modules are those of the model; `choices` tells what it chose
+    for which node. `model` is the graph that the modules were made of.
 
     The `init` of its `Submodule`s is an expression in which ``{0}`` stands for the model's module around their path.
 
@@ -49,6 +48,7 @@ class StepEmitter(Emitter):
     def __init__(
         self,
         graph: Graph,
+        model: Graph,
         functions: dict[str, str],
         moves: bool,
         styles: Mapping[str, str],
@@ -56,11 +56,10 @@ class StepEmitter(Emitter):
     ) -> None:
         cached = cached_nodes(graph)
         super().__init__(graph, cached, counts_keys(graph, cached))
-        self.program.functions = dict(functions)
+        self.program.functions, self.program.nodes, self.model = dict(functions), list(model.nodes), model
         self.moves, self.styles, self.reads_prompts = moves, styles, reads_prompts
         self.choices: list[Choice] = []
         self.kernels: dict[str, str] = {}  # that are generated for this model: text by name
-        self.linears: dict[Var, Projection] = {}  # what is a linear map and nothing more
         self.kept: dict[Node, Var] = {}  # caches that other attentions read, too
         self.most_tickets = 0
         self._norms: dict[tuple[str, str], list[float]] = {}  # ε of those without weights, by scope and kind
@@ -107,31 +106,43 @@ class StepEmitter(Emitter):
         tokens = self.give("input_ids", "", "Tensor")
         return self.hoist("tickets", "{0}({1})", TICKETS, tokens, name="tickets")
 
-    def chose(self, kernel: str, *refusals: Refusal, parts: str = "") -> None:
-        """Note that `kernel` computes the node at hand, and `parts` of the model with it."""
+    def chose(self, kernel: str, *refusals: Refusal) -> None:
+        """Note that `kernel` computes the node at hand."""
         assert self.node is not None
-        self.choices.append(Choice(self.node, kernel, parts, refusals=refusals))
+        self.chose_for(self.node, kernel, *refusals)
+
+    def chose_for(self, node: Node, kernel: str, *refusals: Refusal) -> None:
+        """Note that `kernel` computes `node`, within the statement of the node at hand."""
+        self.choices.append(Choice(node, kernel, refusals=refusals))
 
     def declined(self, reason: str) -> None:
         """Note why no kernel computes the node at hand."""
         assert self.node is not None
         self.choices.append(Choice(self.node, reason=reason))
 
-    def reconsider(self) -> None:
-        """Forget what was chosen for the node at hand."""
-        self.choices = [choice for choice in self.choices if choice.node is not self.node]
+    def pending(self, node: Node) -> tuple[Var, ...]:
+        """Stand for the outputs of `node`, which what reads them calls for within its own statement."""
+        return tuple(Var(local_name(value)) for value in node.outputs)
 
     # -- what kernels read
 
-    def weight(self, param: Param | None) -> Operand | None:
-        """A weight as it is, if there is one; or the codes of one that stays in blocks."""
-        if param is None:
+    def model_param(self, value: Value | None) -> Param | None:
+        """The parameter of the model that `value` is."""
+        return self.model.params.get(value.name) if isinstance(value, Param) else None
+
+    def weight(self, value: Value | None) -> Operand | None:
+        """A weight as it is, if there is one, or packed ones; or the codes of one that stays in blocks."""
+        if value is None:
             return None
-        if isinstance(kept(param), BlockLayout):
-            stem = param.name.removesuffix(".weight")
+        if not isinstance(value, Param):
+            made = value.producer
+            assert made is not None and made.op is ops.pack
+            return self.packed([w for w in made.inputs if isinstance(w, Param)])
+        if isinstance(kept(self.model_param(value)), BlockLayout):
+            stem = value.name.removesuffix(".weight")
             return Submodule(f"{stem}_blocks", f"{{0}}{member(stem.rpartition('.')[2])}.blocks()")
-        self.program.weights[param.name] = param
-        return ParamRef(param.name, tuple(param.type.concrete({})))
+        self.program.weights[value.name] = value
+        return ParamRef(value.name, tuple(value.type.concrete({})))
 
     def packed(self, params: Sequence[Param]) -> Operand | None:
         """Weights one under the other, held beside their modules; None if those do not stand side by side."""
@@ -146,7 +157,7 @@ class StepEmitter(Emitter):
             return None
         joined = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
         name = f"{joined}_" if keyword.iskeyword(joined) else joined  # i and f of an LSTM
-        layouts = {kept(p) for p in params}
+        layouts = {kept(self.model_param(p)) for p in params}
         blocks = any(isinstance(layout, BlockLayout) for layout in layouts)
         if blocks and len(layouts) > 1:
             return None
@@ -154,32 +165,45 @@ class StepEmitter(Emitter):
         init = f"{function}({', '.join('{0}' + member(m) for m in modules)})"
         return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
 
-    def norm(self, node: Node | None, gain: Param | None = None) -> Submodule | None:
-        """The norm `node`, if it is one, as kernels take it; `gain` is its weight, where another node multiplies by
-        that."""
-        if node is None:
-            return None
-        kind = "rms" if node.op is ops.rms_norm else "layer"
-        weights = node.operand("weight") if gain is None else gain, node.operand("bias") if kind == "layer" else None
-        given = [w.name if isinstance(w, Param) else "" for w in weights]
-        path = next((g.rpartition(".")[0] for g in given if g), None) or self._without_weights(node, kind)
+    def norm(self, kind: str, eps: float, gain: Value | None = None, shift: Value | None = None) -> Submodule:
+        """A norm as kernels take it."""
+        given = [w.name if isinstance(w, Param) else "" for w in (gain, shift)]
+        path = next((g.rpartition(".")[0] for g in given if g), None) or self._without_weights(kind, eps)
         named = ((prefix, g.rpartition(".")[2]) for prefix, g in zip(("", "shift="), given, strict=True) if g)
         arguments = [f'"{kind}"', *(f"{prefix}{{0}}{member(last)}" for prefix, last in named)]
-        return Submodule(f"{path}.norm", f"Norm({', '.join(arguments)}, eps={node.attrs['eps']!r})")
+        return Submodule(f"{path}.norm", f"Norm({', '.join(arguments)}, eps={eps!r})")
 
-    def _without_weights(self, node: Node, kind: str) -> str:
+    def norm_of(self, node: Node) -> Submodule | None:
+        """The norm that a fused `node` has, if it has one."""
+        a, names = node.attrs, {o.name for o in node.op.operands}
+        shift = node.operand("norm_bias") if "norm_bias" in names else None
+        return None if a["kind"] == "none" else self.norm(a["kind"], a["eps"], node.operand("norm_weight"), shift)
+
+    def _without_weights(self, kind: str, eps: float) -> str:
         """Return where a norm without weights stands: one for all that are alike in a scope, which may be run again."""
-        alike = self._norms.setdefault((node.scope, kind), [])
-        if (eps := node.attrs["eps"]) not in alike:
+        assert self.node is not None
+        alike = self._norms.setdefault((self.node.scope, kind), [])
+        if eps not in alike:
             alike.append(eps)
         number = alike.index(eps) + 1
-        return f"{node.scope}.norm_{kind}{f'_{number}' if number > 1 else ''}".lstrip(".")
+        return f"{self.node.scope}.norm_{kind}{f'_{number}' if number > 1 else ''}".lstrip(".")
 
     # -- where statements stand
 
     def within(self, *operands: Operand | None) -> None:
         """Let what follows stand in the innermost scope that has all weights among `operands`."""
         self.scope = self.around(*operands)
+
+    def around_all(self, node: Node, *names: str) -> str:
+        """The innermost scope around that of `node` that has its operands of these `names`, and the weights of its
+        norm."""
+        known = {o.name for o in node.op.operands}
+        values = (node.operand(name) for name in (*names, "norm_weight", "norm_bias") if name in known)
+        outer, self.scope = self.scope, node.scope
+        try:
+            return self.around(*map(self.weight, values))
+        finally:
+            self.scope = outer
 
     def around(self, *operands: Operand | None) -> str:
         """The innermost scope around the present one that has all weights among `operands`."""

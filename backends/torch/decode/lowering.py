@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from weft.ir import ops
-from weft.ir.graph import Graph, Node, Value
-from weft.ir.op import Op
-from weft.passes import run_passes
+from weft.ir.graph import Graph, Node
+from weft.passes import Pipeline, Report, Trace, legalize, run_passes
+from weft.passes.analysis.states import specs
+from weft.passes.default import FUSE_DECODE
 from weft.passes.library.cleanup.drop_dropout import drops
 
 from ..codegen.structure import Call, Loop, Method, structure
-from ..lower.lower import Lowered, emit, last_mixed, needed, pick_last
+from ..lower.lower import Lowered, emit, last_mixed, needed, pick_last, refusals
 from ..program.positions import rolled
-from ..program.statements import TOP, Program, Var
+from ..program.statements import TOP, Program
 from ..program.states import cached_nodes
-from . import patterns, tables
+from . import tables
 from .emitter import Choice, StepEmitter
-from .gates import single
-from .kernels import attention, beginning, mixtures, products, recurrences
-
-Fused = Callable[[StepEmitter, Node], "Var | tuple[Var, ...] | None"]
+from .ops import attention, beginning, mixtures, products, recurrences  # noqa: F401  they register lowerings
+from .registry import STEPS
 
 
 @dataclass
 class Step:
-    """The program of a decode step, as classes in `method`; `choices` tells of nodes with a kernel or a reason, and
-    `kernels` has the text of those that are generated for the model, by name.
+    """The program of a decode step, as classes in `method`, of the fused `graph`; `choices` tells of nodes with a
+    kernel or a reason, `trace` what was fused and what was not, and `kernels` has the text of those that are generated
+    for the model, by name.
 
     `any_length`: nothing depends on how many tokens there were, other than the positions that it is given, in a step of
     one token. `reads_prompts`: it takes several tokens of each row that follow one another.
     """
 
+    graph: Graph
+    trace: Trace
     program: Program
     method: Method
     choices: list[Choice]
@@ -70,7 +72,7 @@ def lower_step(model: Lowered, styles: Mapping[str, str] = MappingProxyType({}))
 
 
 def nesting(method: Method) -> object:
-    """Return what `new_cache` of a method makes, with the scopes and ops of what keeps states in the place of these."""
+    """Return what `new_cache` of a method makes, with the scopes and names of states in the place of these."""
     found: list[object] = []
     for item in method.stateful:
         if isinstance(item, Loop):
@@ -79,35 +81,64 @@ def nesting(method: Method) -> object:
             found.append(nesting(item.callee))
         else:
             assert item.node is not None
-            found.append((item.node.scope, item.node.op.name))
+            found.append((item.node.scope, *(spec.part for spec in specs(item.node))))
     alone = len(found) == 1 and (method.path != TOP or isinstance(method.stateful[0], Loop))
     return found[0] if alone else tuple(found)
 
 
 def _step(model: Lowered, moves: bool, styles: Mapping[str, str], prompts: bool = True) -> Step:
     several = prompts and reads_prompts(model.legal) and not styles
-    emitter = StepEmitter(model.legal, model.program.functions, moves, styles, several)
-    head = last_mixed(model.legal) if several else None
+    graph, trace = fused(model.legal, shared=bool(styles))
+
+    def emitter_of(graph: Graph) -> StepEmitter:
+        return StepEmitter(graph, model.legal, model.program.functions, moves, styles, several)
+
+    probe = emitter_of(graph)
+    legalize(graph, lambda node: _refusals(probe, node), trace)
+    emitter = emitter_of(graph)
+    head = last_mixed(graph) if several else None
 
     def pick(node: Node) -> None:
         if head is not None and head[0] in node.outputs:
             pick_last(emitter, *head)
 
-    emit(emitter, model.legal, FUSED, pick)
+    emit(emitter, graph, {op: lowering for op, (lowering, _) in STEPS.items()}, pick)
     last = emitter.give("last", "None", "Tensor | None") if several else None
     program = emitter.program
-    program.outputs = {"logits": emitter[model.legal.outputs["logits"]]}
-    statements = beginning.with_angles(products.side_by_side(emitter, needed(program)))
-    program.statements = emitter.ended(statements)
+    program.outputs = {"logits": emitter[graph.outputs["logits"]]}
+    program.statements = emitter.ended(needed(program))
     tables.made_once(program, emitter.most_tickets)
     if several and not any(o is last for s in program.statements for o in s.operands):
         return _step(model, moves, styles, prompts=False)  # the head cannot be asked for one token
-    made_by = {s.node for s in program.statements}
-    # Choices for statements that nothing needed in the end are dropped with them.
-    choices = [choice for choice in emitter.choices if choice.node in made_by]
     asking = (s for s in program.statements if emitter.start in s.operands)
     any_length = all(s.text.startswith("decode_attention(") for s in asking)  # which asks for several tokens alone
-    return Step(program, structure(program, borrows=True), choices, any_length, several, emitter.kernels)
+    method = structure(program, borrows=True)
+    return Step(graph, trace, program, method, emitter.choices, any_length, several, emitter.kernels)
+
+
+def fused(graph: Graph, shared: bool = False) -> tuple[Graph, Trace]:
+    """The graph of a decode step of `graph`, which processes may share, and what was fused."""
+    report, phase = Report(), FUSE_DECODE
+    if shared:  # which divide weights, each by itself
+        phase = replace(phase, passes=tuple(p for p in phase.passes if p.name != "pack-linears"))
+    made = run_passes(graph, Pipeline((phase,)), report=report)
+    trace = Trace()
+    for record in report.records:
+        trace.lines += record.trace.lines
+        trace.refusals += record.trace.refusals
+        for at, miss in record.trace.near.items():
+            if at not in trace.near or miss.depth > trace.near[at].depth:
+                trace.near[at] = miss
+    return made, trace
+
+
+def _refusals(e: StepEmitter, node: Node) -> list[str] | None:
+    """List why no lowering of a decode step takes `node`; None if one does."""
+    if node.op in STEPS:
+        e.enter(node)
+        reason = STEPS[node.op][1](e, node)
+        return None if reason is None else [reason]
+    return refusals(node)
 
 
 def reads_prompts(graph: Graph) -> bool:
@@ -116,61 +147,3 @@ def reads_prompts(graph: Graph) -> bool:
     kept = cached_nodes(graph)
     plain = all(n.op is ops.attention and n.operand("v") is not None and rolled(n) is None for n in kept)
     return plain and not any(n.op in (ops.moe, ops.route) for n in graph.nodes)
-
-
-def _norm(e: StepEmitter, node: Node) -> Var | None:
-    """A norm that not only kernels read; or that of a recurrence, with it."""
-    if (made := recurrences.ended(e, node)) is not None:
-        return made
-    e.enter(node)
-    if not patterns.is_norm(node) or node.inputs[0] is None:
-        return None
-    norm = e.norm(node)
-    assert norm is not None
-    e.within(norm)
-    return e.emit("{1}({0})", node.inputs[0], norm)
-
-
-def _sum(e: StepEmitter, node: Node) -> Var | None:
-    """A sum of what projections and experts add to a residual stream; or of embeddings."""
-    if (made := beginning.begins(e, node)) is not None:
-        return made
-    values = patterns.terms(node) or []
-    added = {v: a for v in values if (a := patterns.added(v)) is not None}
-    mixed = {v: m for v in values if isinstance(m := patterns.mixture(v), patterns.Mixture) and single(v)}
-    plain = [v for v in values if v not in added and v not in mixed]
-    # A value that is added twice would count once below, where values are keys.
-    if len(plain) == len(values) or len({*values}) != len(values):
-        return None
-    if not plain and not mixed:  # one of the projections is the stream
-        plain.append(next(iter(added)))
-        del added[plain[0]]
-    total: Value | Var | None = plain[0] if plain else None
-    for value in plain[1:]:
-        assert total is not None
-        total = e.emit("{0} + {1}", total, value, replaces=0)
-    for mixture in mixed.values():
-        total = mixtures.mixed(e, mixture, total)
-    for projection in added.values():
-        assert total is not None
-        total = products.added(e, total, projection)
-    assert isinstance(total, Var)
-    return total
-
-
-FUSED: dict[Op, Fused] = {
-    **dict.fromkeys((ops.attention, ops.relative_attention), attention.attention),
-    ops.lightning_index: attention.index,
-    ops.add: _sum,
-    **dict.fromkeys((ops.embedding, ops.affine), beginning.begins),
-    ops.moe: mixtures.mixture,
-    ops.mul: recurrences.ended,
-    ops.glu: products.gated,
-    ops.head_linear: products.by_head,
-    ops.linear: products.linear,
-    ops.rms_norm: _norm,
-    ops.layer_norm: _norm,
-    **dict.fromkeys((ops.relu, ops.relu2, ops.tanh, ops.sigmoid, ops.gelu, ops.swish), products.activated),
-    **dict.fromkeys(recurrences.KERNELS, recurrences.recurrence),
-    ops.scan: recurrences.scan,
-}

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from weft.ir.graph import Node
+
+from ..codegen.class_names import calls
 from ..codegen.classes import ClassWriter
 from ..codegen.method_writer import Writer
 from ..codegen.naming import Named
@@ -14,7 +17,7 @@ from ..codegen.source import formatted, template
 from ..codegen.structure import Method
 from ..lower.lower import Lowered
 from ..program.snippets import bound, imports, library, names, used_snippets
-from ..program.statements import TOP, ParamRef, Var
+from ..program.statements import TOP, ParamRef, Var, inside
 from .divided import GROUP
 from .lowering import lower_step
 from .members import attributes, constructor
@@ -113,6 +116,13 @@ class _StepWriter(ClassWriter):
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
         lines = constructor(method, inner)
         return ["module = held(module)", *lines] if method.path == TOP and GROUP.path in method.holds else lines
+
+    def own(self, method: Method) -> list[Node]:
+        """Those of the model that stand in the scope of the class, and in none of its parts."""
+        parts = [call.path for call in calls(method)]
+        scopes = {n.scope for n in self.nodes if inside(f"{n.scope}.", method.path)}
+        scopes -= {s for s in scopes for part in parts if inside(f"{s}.", part)}
+        return [n for n in self.nodes if n.scope in scopes]
 
     def given(self, method: Method) -> list[Named]:
         known = {v.name: v for v in self.inputs}

@@ -19,15 +19,18 @@ NORMS = (ops.rms_norm, ops.layer_norm)
 
 def scales(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
     """The scales f32 [kv_heads] of the keys and of the values that attention `node` caches; None if not in FP8."""
+    refs = held_scales(node)
+    for role, ref in zip("kv", refs or (), strict=False):
+        e.program.weights[ref.path] = Param(e.graph, ref.path, TensorType(dtypes.f32, ref.shape), recipe(node, role)[0])
+    return refs
+
+
+def held_scales(node: Node) -> tuple[ParamRef, ParamRef] | None:
+    """The scales of attention `node` as its module holds them; None if its caches are not in FP8."""
     if not in_float8(node):
         return None
-    refs = []
-    for role in "kv":
-        heads = _heads(node)
-        param = Param(e.graph, _name(node, role), TensorType(dtypes.f32, (heads,)), recipe(node, role)[0])
-        e.program.weights[param.name] = param
-        refs.append(ParamRef(param.name, (heads,), constant=True, dtype="torch.float32"))
-    return refs[0], refs[1]
+    k, v = (ParamRef(_name(node, role), (_heads(node),), constant=True, dtype="torch.float32") for role in "kv")
+    return k, v
 
 
 def in_float8(node: Node) -> bool:

@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from weft.ir import ops
 from weft.ir.graph import Graph, Node
+from weft.ir.op import Trait
+from weft.passes import Trace
 
 from ..decode.emitter import Choice
 from ..decode.lowering import lower_step
@@ -20,44 +23,49 @@ HOPPER = (9, 0)  # the compute capability that is asked about by default
 
 @dataclass(frozen=True)
 class Explained:
-    """Computation of `node`, or a part of it, in a decode step, and of its like in `count` layers: by `kernel`,
-    together with `parts`; or by PyTorch, with the `reason` if a kernel exists."""
+    """Computation of `node` of a fused graph, and of its like in `count` layers, in a decode step: by `kernel`, or by
+    PyTorch; with the `reason` if a kernel exists, or one that would compute more."""
 
     node: str
     op: str
     count: int
     kernel: str = ""
-    parts: str = ""
     reason: str = ""
 
     def __str__(self) -> str:
         times = f" × {self.count}" if self.count > 1 else ""
-        more = f" with {self.parts}" if self.parts else f", {self.reason}" if self.reason else ""
-        return f"{self.node} ({self.op}{times}): {self.kernel or 'torch'}{more}"
+        why = f", {self.reason}" if self.reason else ""
+        return f"{self.node} ({self.op}{times}): {self.kernel or 'torch'}{why}"
 
 
 def explain(
     graph: Graph, dtype: torch.dtype = torch.bfloat16, capability: tuple[int, int] | None = HOPPER
 ) -> list[Explained]:
-    """List how a decode step computes each node; equal nodes of several layers appear once.
+    """List how a decode step computes each node of its fused graph; equal nodes of several layers appear once.
 
     `capability` is that of a CUDA device, or None for a CPU, where torch computes what a kernel would.
     """
     step = lower_step(lower(graph))
     if isinstance(step, str):
         return [Explained(graph.name, "graph", 1, reason=f"no decode step, the model itself runs: {step}")]
-    chosen: dict[Node, list[Choice]] = {}
-    for choice in step.choices:
-        chosen.setdefault(choice.node, []).append(choice)
-    counts: dict[tuple[str, Explained], int] = {}
-    first: dict[tuple[str, Explained], str] = {}
-    for node in dict.fromkeys(s.node for s in step.program.statements if s.node is not None):
-        for choice in chosen.get(node, [Choice(node)]):
-            explained = _told(choice, dtype, capability)
-            key = re.sub(r"\d+", "*", node.output.name), explained
-            counts[key] = counts.get(key, 0) + 1
-            first.setdefault(key, node.output.name)
-    return [replace(explained, node=first[name, explained], count=count) for (name, explained), count in counts.items()]
+    chosen, stated = {choice.node: choice for choice in step.choices}, {s.node for s in step.program.statements}
+    found: dict[str, Explained] = {}
+    for node in (n for n in step.graph.nodes if n in stated or n in chosen):
+        choice = chosen.get(node, Choice(node))
+        explained = _told(choice, _unfused(node, step.trace) if not choice.reason else "", dtype, capability)
+        like = re.sub(r"\d+", "*", f"{node.output.name} {explained}")
+        found.setdefault(like, replace(explained, node=node.output.name, count=0))
+        found[like] = replace(found[like], count=found[like].count + 1)
+    return list(found.values())
+
+
+def _unfused(node: Node, trace: Trace) -> str:
+    """Return why `node` is not fused with more; nothing where there is no more."""
+    name, made = node.output.name, node.required("q").producer if node.op is ops.attention else None
+    if reason := next((refused.reason for refused in trace.refusals if refused.at == name), ""):
+        return reason
+    apart = node.op is ops.moe or (made is not None and Trait.FUSED not in made.op.traits)
+    return f"not fused with what makes its operands: {trace.near[name]}" if apart and name in trace.near else ""
 
 
 def explain_cpu(dtype: torch.dtype) -> str:
@@ -66,13 +74,14 @@ def explain_cpu(dtype: torch.dtype) -> str:
     return "on this CPU: torch, weights packed by oneDNN" if reason is None else f"on this CPU: F.linear, {reason}"
 
 
-def _told(choice: Choice, dtype: torch.dtype, capability: tuple[int, int] | None) -> Explained:
-    """Explain one choice, without its node."""
-    reasons = ["Triton does not run on a CPU"]
+def _told(choice: Choice, unfused: str, dtype: torch.dtype, capability: tuple[int, int] | None) -> Explained:
+    """Explain one choice, without its node, of a node that is `unfused` for a reason."""
+    op, reasons = choice.node.op.name, ["Triton does not run on a CPU"]
     if capability is not None:
         with assumed(capability):
             reasons = [reason for refused in choice.refusals if (reason := refused(dtype))]
     if choice.kernel and not reasons:
-        return Explained("", choice.node.op.name, 1, choice.kernel, choice.parts)
-    reason = f"as {choice.kernel}: {reasons[0]}" if choice.kernel else choice.reason
-    return Explained("", choice.node.op.name, 1, reason=reason)
+        return Explained("", op, 1, choice.kernel, unfused)
+    return Explained(
+        "", op, 1, reason=f"as {choice.kernel}: {reasons[0]}" if choice.kernel else choice.reason or unfused
+    )

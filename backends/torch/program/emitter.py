@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.op import OPS, Trait
 from weft.ir.types import Shape
 from weft.ir.types.sizes import Call, Size, sym
 from weft.passes.analysis.states import keeper
@@ -319,7 +320,8 @@ def local_name(value: Value) -> str:
     """The last part of the name of a value; if that is only what made it, what it is for who reads it."""
     own, made = re.sub(r"(?<=.)_\d+$", "", value.name.rpartition(".")[2]), value.producer
     own = f"v_{own}" if own.isdigit() else own  # of a list of modules
-    if made is None or not value.uses or own != made.op.name.removesuffix("_"):
+    fused = made is not None and Trait.FUSED in made.op.traits and own in OPS  # which keeps the name of what it was
+    if made is None or not value.uses or (own != made.op.name.removesuffix("_") and not fused):
         return own
     reader, index = value.uses[0]
     if reader.op in MOVES:

@@ -68,6 +68,7 @@ class KvCache(Pass):
     name = "kv-cache"
     effect = "conditional"
     purpose = "Decode"
+    on_fused = True
     see = ("rolling-buffer", "last-token-logits")
     tradeoff = "a call also moves keys, values and states in and out; the calls after it compute less for that"
 

@@ -51,6 +51,7 @@ class LastTokenLogits(Pass):
     name = "last-token-logits"
     effect = "conditional"
     purpose = "Decode"
+    on_fused = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
         tokens = token_axes(graph)

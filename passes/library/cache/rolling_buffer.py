@@ -53,6 +53,7 @@ class RollingBuffer(Pass):
     name = "rolling-buffer"
     effect = "conditional"
     purpose = "Decode"
+    on_fused = True
     see = ("kv-cache", "sliding-window")
     length: int | None = None
     slack: int = 0

@@ -50,7 +50,7 @@ def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
         return rows if 0 in rows and x is not None and len(x.shape) > 2 else None
     if Trait.VIEW in op.traits:  # of [batch, seq, ...] that leaves [batch, seq, ...], even no more than that
         return rows if 0 in rows else None
-    if op in (ops.embedding, ops.one_hot):
+    if op in (ops.embedding, ops.one_hot, ops.embed_tokens, ops.rotary_angles):
         return rows if 0 in rows and len(node.output.shape) > 2 else None
     if op in _ALONG_AXES:
         return rows if x is not None and len(rows) == len(node.inputs) and _beyond_tokens(node, len(x.shape)) else None

@@ -40,6 +40,7 @@ class Cast(Pass):
     name = "cast"
     effect = "lossy"
     purpose = "Numbers"
+    on_fused = True
     tradeoff = "casts between the model and what stays in f32"
     dtype: DType
 

@@ -46,6 +46,7 @@ class Cse(Pass):
     name = "cse"
     effect = "exact"
     purpose = "Simplify"
+    on_fused = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
         params: dict[Hashable, Param] = {}

@@ -36,6 +36,7 @@ class Dce(Pass):
     name = "dce"
     effect = "exact"
     purpose = "Simplify"
+    on_fused = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
         # Backwards: when a node is met, its dead readers are gone already.

@@ -49,6 +49,7 @@ class FoldConstants(Pass):
     name = "fold-constants"
     effect = "exact"
     purpose = "Simplify"
+    on_fused = True
     limit: int = 4096
     weights: bool = True
 

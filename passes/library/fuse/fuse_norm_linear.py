@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from weft.ir import Graph, Node, Param, Value, ops
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.absorb import centred, is_layer, read_through
-from ...edits.edit import drop, replace_uses
+from ...edits.absorb import is_layer
+from ...edits.edit import changed, drop, only_params, replace_uses
 from ..fold.fold_norm_scale import Site, fold, site, sites
 
 
@@ -26,15 +27,36 @@ def _fusible(norm: Node) -> Site | str | None:
     return found if found.readers else None
 
 
+def _as_declared(norm: Node) -> Site | str | None:
+    """The linears that alone read `norm`, which keeps its weight, or what else does; None if it is no norm of tokens
+    by weights of its own."""
+    readers = norm.output.users
+    if norm.op is ops.add_norm or len(norm.output.shape) != 3 or not only_params(norm.inputs[1:]):
+        return None
+    for reader in readers:
+        if not is_projection(reader) and not (reader.op is ops.mixture and reader.attrs["kind"] == "none"):
+            return f"it is read by {reader.op.name} (%{reader.output.name})"
+    return "it is an output" if norm.output.is_output else Site(norm, readers) if readers else None
+
+
+def is_projection(node: Node) -> bool:
+    """Return whether `node` is a linear map of tokens [batch, seq, width] by weights of its own."""
+    return node.op is ops.linear and len(node.output.shape) == 3 and only_params(node.inputs[1:])
+
+
 def _changes_weights(s: Site) -> bool:
-    return any(v is not None for v in s.key) or is_layer(s.norm)
+    return any(v is not None for v in s.key)
 
 
 def _fuse(norm: Node, linear: Node, x: Value) -> Value:
-    """One norm_linear for `norm` of `x` and the `linear` that reads it; the rows of its weight are centred already."""
+    """One norm_linear for `norm` of `x` and the `linear` that reads it."""
     kind = "layer" if is_layer(norm) else "rms"
+    kept: dict[str, Any] = {"norm_weight": norm.operand("weight")}
+    kept |= {"norm_bias": norm.operand("bias")} if kind == "layer" else {}
+    if linear.op is ops.mixture:
+        return changed(linear, {"x": x, **kept}, kind=kind, eps=norm.attrs["eps"]).output
     with norm.graph.inserting(before=linear):
-        y = ops.norm_linear(x, *linear.inputs[1:], kind=kind, eps=norm.attrs["eps"])
+        y = ops.norm_linear(x, *linear.inputs[1:], **kept, kind=kind, eps=norm.attrs["eps"])
     norm.graph.replace(linear, y)
     return y
 
@@ -44,13 +66,16 @@ class FuseNormLinear(Pass):
     """Fuse a norm with every linear that reads it: linear(norm(x), W, b) → norm_linear(x, W′, b′).
 
     RMSNorm divides a row by one number, which commutes with the product: ((x/r) ⊙ g) Wᵀ + b = (x W′ᵀ)/r + b with
-    W′ = W diag(g), so that the product need not wait for the sum of squares. LayerNorm subtracts the mean besides,
-    which is taken out of the weight: W′ is W diag(g) with every row centred, and b′ = b + W β. A norm fused with the
-    residual addition (add_norm) leaves the addition. Packed linears are fused as one.
+    W′ = W diag(g), so that the product need not wait for the sum of squares; b′ = b + W β where the norm has a bias β.
+    A norm fused with the residual addition (add_norm) leaves the addition. Packed linears are fused as one.
+
+    Without `fold` weights stay as they are declared, and g and β become operands of norm_linear: so the kernels of a
+    decode step take them, whose weights are those of the module beside it. Linears of tokens without a norm, which the
+    same kernels compute, become norm_linear, too, of the kind none.
 
     Condition: linears alone read the norm; experts, slices or sums that do need it in its own right. Where others read
-    the weights too, the norm stays as it is, unless `untie` copies them or nothing in them has to change (RMSNorm
-    without a weight).
+    the weights too, the norm stays as it is, unless `untie` copies them or nothing in them has to change (a norm
+    without a weight, or `fold` is false).
 
     Source: FlashNorm (Graef 2024, 2407.09577).
 
@@ -70,15 +95,16 @@ class FuseNormLinear(Pass):
     name = "fuse-norm-linear"
     effect = "exact"
     purpose = "Fuse and take apart"
+    on_fused = True
     tradeoff = "results are divided instead of x, by every linear of a norm: a few FLOPs more for a trip to memory less"
     untie: bool = False
+    fold: bool = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        for one in sites(graph, self.name, trace, _fusible, self.untie, _changes_weights):
-            found = fold(one)
+        find, untie = (_fusible, self.untie) if self.fold else (_as_declared, True)
+        for one in sites(graph, self.name, trace, find, untie, _changes_weights):
+            found = fold(one) if self.fold else one
             norm, linears = found.norm, found.readers
-            if is_layer(norm):
-                linears = tuple(read_through(reader, centred) for reader in linears)
             x = norm.inputs[0]
             if norm.op is ops.add_norm:
                 with graph.inserting(before=norm):
@@ -88,3 +114,7 @@ class FuseNormLinear(Pass):
             for linear in linears:
                 trace.fired(self.name, _fuse(norm, linear, x).name)
             drop(graph, [norm])
+        for linear in () if self.fold else [node for node in graph.nodes if is_projection(node)]:
+            trace.fired(self.name, linear.output.name)
+            with graph.inserting(before=linear):
+                graph.replace(linear, ops.norm_linear(*linear.inputs, kind="none"))

@@ -37,6 +37,7 @@ class UnfuseResidualNorm(Pass):
     name = "unfuse-residual-norm"
     effect = "exact"
     purpose = "Fuse and take apart"
+    on_fused = True
     see = ("fuse-residual-norm",)
     tradeoff = "the sum is written to memory and read again before it is normalized"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from weft import MLA, Attention, LayerNorm, MoE, RMSNorm, RoPE
+from weft.backends.torch.decode.lowering import Step, lower_step
 from weft.backends.torch.decode.source import write_step
 from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.lower.lower import lower
@@ -27,85 +29,77 @@ def told(graph: Graph, op: str, *device: Any) -> str:
 
 def test_layers_that_are_alike_are_told_once() -> None:
     assert explain(graph_of("variant/grouped"))[1:] == [
-        Explained("layers.0.attn.attention", "attention", 2, "norm_qkv", "norm, projections, rotation, cache"),
+        Explained("layers.0.attn.q_2", "norm_qkv", 2, "norm_qkv"),
         Explained("layers.0.attn.attention", "attention", 2, "decode_attention"),
-        Explained("layers.0.attn_residual", "add", 2, "linear_residual", "projection"),
-        Explained("layers.0.ffn.glu", "glu", 2, "norm_glu", "norm, gate and up"),
-        Explained("layers.0.ffn_residual", "add", 2, "linear_residual", "projection"),
-        Explained("lm_head", "linear", 1, "norm_linear", "norm"),
+        Explained("layers.0.attn_residual", "linear_residual", 2, "linear_residual"),
+        Explained("layers.0.ffn.glu", "norm_glu", 2, "norm_glu"),
+        Explained("layers.0.ffn_residual", "linear_residual", 2, "linear_residual"),
+        Explained("lm_head", "norm_linear", 1, "norm_linear"),
     ]
 
 
 def test_kernels_say_themselves_what_they_do_not_take() -> None:
     many = feeds(MoE(20, 7, 17)).graph()
-    assert told(many, "add").splitlines()[1:] == [
-        "layers.0.ffn_residual (add × 2): torch, as norm_route: more than 512 experts or 16 choices",
-        "layers.0.ffn_residual (add × 2): moe_decode with norm, addition",
-    ]
+    assert told(many, "norm_route").endswith("torch, as norm_route: more than 512 experts or 16 choices")
+    assert told(many, "mixture") == "layers.0.ffn_residual (mixture × 2): moe_decode"
     odd = decoder(Attention(3, 1, 7)).graph()
-    assert "torch, as norm_qkv: an odd number of elements per head" in told(odd, "attention")
+    assert "torch, as norm_qkv: an odd number of elements per head" in told(odd, "norm_qkv")
     wide = decoder(Attention(2, 1, 600)).graph()
     assert "torch, as decode_attention: a key and its value are 2048 numbers" in told(wide, "attention")
-    assert "torch.float64 is none of bf16, fp16, fp32" in told(odd, "glu", torch.float64)
+    assert "torch.float64 is none of bf16, fp16, fp32" in told(odd, "norm_glu", torch.float64)
 
 
 @pytest.mark.parametrize(
-    ("name", "op", "what"),
+    ("name", "op", "has"),
     [
-        ("variant/Mamba", "selective_scan", "selective_step with projection of its step, softplus, state, gate"),
-        (
-            "variant/Mamba, norms",
-            "selective_scan",
-            "selective_step with norms, projection of its step, softplus, state, gate",
-        ),
-        ("variant/Mamba-2", "ssd", "ssd_step with softplus, state, gate, norm"),
+        ("Mamba", "gated_selective_scan", {"softplus": True, "log_a": True, "kind": "none", "b_norm": False}),
+        ("Mamba, norms", "gated_selective_scan", {"softplus": True, "kind": "rms", "b_norm": True, "c_norm": True}),
+        ("Mamba-2", "gated_ssd", {"softplus": True, "log_a": True, "norm": True}),
+        ("delta rule", "matrix_recurrence", {"unit": True, "norm": True}),
+        ("delta rule, a gate per key", "matrix_recurrence", {"unit": True, "norm": True}),
+        ("lightning attention", "matrix_recurrence", {"unit": False, "norm": True}),
+        ("RWKV-6", "matrix_recurrence", {"unit": False, "norm": False}),
     ],
 )
-def test_recurrences_say_what_is_computed_with_them(name: str, op: str, what: str) -> None:
+def test_recurrences_are_computed_with_what_stands_around_them(name: str, op: str, has: dict[str, Any]) -> None:
     """They are told of once, and what they compute is not told again."""
-    graph = graph_of(name)
-    assert told(graph, op) == f"layers.0.attn.{op} ({op} × {sum(n.op.name == op for n in graph.nodes)}): {what}"
-    assert not any(told(graph, other) for other in ("mul", "swish", "softplus"))
+    graph = graph_of(f"variant/{name}")
+    kernel = {"gated_selective_scan": "selective_step", "gated_ssd": "ssd_step"}.get(op, "matrix_step")
+    (line,) = told(graph, op).splitlines()
+    assert re.fullmatch(rf"layers\.0\.attn\.\w+ \({op} × 2\): {kernel}", line)
+    assert name == "RWKV-6" or not any(told(graph, other) for other in ("softplus", "exp", "neg"))
+    step = lower_step(lower(graph))
+    assert isinstance(step, Step)
+    made = next(n for n in step.graph.nodes if n.op.name == op)
+    assert {k: made.attrs[k] for k in has} == has
+    assert (name == "RWKV-6") == (made.operand("gate") is None)
 
 
-@pytest.mark.parametrize(
-    ("name", "op", "parts"),
-    [
-        ("delta rule", "gated_delta_rule", "norms, decay, state, norm, gate"),
-        ("delta rule, a gate per key", "gated_delta_rule", "norms, decay, state, norm, gate"),
-        ("lightning attention", "gated_linear_attention", "state, norm, gate"),
-        ("RWKV-6", "gated_linear_attention", "state"),
-        ("linear attention", "linear_attention", "state"),
-    ],
-)
-def test_states_that_are_matrices_have_a_kernel(name: str, op: str, parts: str) -> None:
-    assert told(graph_of(f"variant/{name}"), op) == f"layers.0.attn.{op} ({op} × 2): matrix_step with {parts}"
+def test_a_sum_of_keys_is_a_state_that_is_a_matrix() -> None:
+    line = told(graph_of("variant/linear attention"), "linear_attention")
+    assert line == "layers.0.attn.linear_attention (linear_attention × 2): matrix_step"
 
 
 @pytest.mark.parametrize("name", ["RG-LRU", "RWKV", "RWKV-7", "mLSTM"])
 def test_recurrences_of_ones_own_have_generated_kernels(name: str) -> None:
-    assert told(graph_of(f"variant/{name}"), "scan") == "layers.0.attn.y (scan × 2): step_kernel with state"
+    assert told(graph_of(f"variant/{name}"), "scan") == "layers.0.attn.y (scan × 2): step_kernel"
 
 
 def test_latent_attention_says_what_is_computed_with_it() -> None:
     graph = graph_of("variant/latent queries")
-    assert told(graph, "linear").splitlines()[:2] == [
-        "layers.0.attn.q_down (linear × 2): norm_linear with norm, kv_down",
-        "layers.0.attn.q_up (linear × 2): norm_linear with norm",
+    assert told(graph, "norm_linear").splitlines()[:2] == [
+        "layers.0.attn.norm_linear_5 (norm_linear × 2): norm_linear",
+        "layers.0.attn.q_up (norm_linear × 2): norm_linear",
     ]
-    assert told(graph, "attention").splitlines() == [
-        "layers.0.attn.attention (attention × 2): latent_qk with absorption, norm, rotation, cache",
-        "layers.0.attn.attention (attention × 2): latent_decode",
-    ]
+    assert told(graph, "latent_qk") == "layers.0.attn.q (latent_qk × 2): latent_qk"
+    assert told(graph, "attention") == "layers.0.attn.attention (attention × 2): latent_decode"
     assert told(graph, "head_linear") == "layers.0.attn.head_linear_2 (head_linear × 2): linear_by_head"
     assert not any(told(graph, other) for other in ("rope", "concat", "rms_norm"))
     for norm, rope, why in (
-        (LayerNorm(), RoPE(), "its latent, or the RMS norm of that, is not split from what is turned"),
-        (RMSNorm(), RoPE(fraction=0.5), "queries and keys are not turned alike, and whole"),
+        (LayerNorm(), RoPE(), "operand xs, %layers.0.attn.kv_norm, is made by layer_norm, not by split"),
+        (RMSNorm(), RoPE(fraction=0.5), "queries and keys are not rotated alike, and whole"),
     ):
-        assert f"latent_qk does not make its operands: {why}" in told(
-            decoder(MLA(3, 9, 5, 8, 7, rope, norm=norm)).graph(), "attention"
-        )
+        assert why in told(decoder(MLA(3, 9, 5, 8, 7, rope, norm=norm)).graph(), "attention")
 
 
 @pytest.mark.parametrize(
@@ -113,8 +107,12 @@ def test_latent_attention_says_what_is_computed_with_it() -> None:
     [
         ("variant/strided", "attention", "torch, its pattern is strided"),
         ("variant/T5 bias, per layer", "attention", "torch, it has a bias that is not ALiBi's"),
-        ("variant/norms of q and k, full", "attention", "norm_qkv does not make its operands"),
-        ("variant/experts that choose", "moe", "torch, what weighs the experts is no router's choice alone"),
+        ("variant/norms of q and k, full", "attention", "operand x, %layers.0.attn.q_norm, is made by rms_norm"),
+        (
+            "variant/experts that choose",
+            "moe",
+            "operand combine, %layers.0.ffn.expert_choice, is made by expert_choice, not by route",
+        ),
         ("variant/relative", "relative_attention", "torch, its keys and values depend on distances"),
         ("variant/latent, keys chosen", "attention", "torch, its queries choose keys"),
         ("variant/latent, keys chosen", "lightning_index", "torch, no kernel chooses keys"),
@@ -125,7 +123,7 @@ def test_forms_that_have_no_kernel_say_why(name: str, op: str, why: str) -> None
 
 
 def test_products_in_a_recurrence_come_before_its_kernel() -> None:
-    assert told(graph_of("variant/sLSTM"), "scan").endswith("(scan × 2): step2_kernel with state")
+    assert told(graph_of("variant/sLSTM"), "scan").endswith("(scan × 2): step2_kernel")
     text, _ = write_step(lower(graph_of("variant/sLSTM")))
     assert "*products_of(" in text and "def products(" in text and "head_linear" in text
 
@@ -133,19 +131,16 @@ def test_products_in_a_recurrence_come_before_its_kernel() -> None:
 def test_limited_gates_groups_of_experts_and_patterns_have_kernels() -> None:
     for name in ("variant/chunked", "variant/dilated"):
         assert "layers.0.attn.attention (attention × 2): decode_attention" in told(graph_of(name), "attention")
-    assert (
-        told(graph_of("variant/clamped gate"), "glu") == "layers.0.ffn.glu (glu × 2): norm_glu with norm, gate and up"
-    )
-    assert told(graph_of("variant/experts in groups"), "add").splitlines()[1:] == [
-        "layers.0.ffn_residual (add × 2): norm_route with norm and router",
-        "layers.0.ffn_residual (add × 2): moe_decode with norm, addition",
-    ]
+    assert told(graph_of("variant/clamped gate"), "norm_glu") == "layers.0.ffn.glu (norm_glu × 2): norm_glu"
+    groups = graph_of("variant/experts in groups")
+    assert told(groups, "norm_route") == "layers.0.ffn.chosen (norm_route × 2): norm_route"
+    assert told(groups, "mixture") == "layers.0.ffn_residual (mixture × 2): moe_decode"
 
 
 def test_devices_without_kernels() -> None:
     graph = graph_of("variant/grouped")
-    assert "as norm_glu: Triton does not run on a CPU" in told(graph, "glu", torch.float32, None)
-    assert "as norm_glu: compute capability 7.5 is older than 8.0" in told(graph, "glu", torch.float16, (7, 5))
+    assert "as norm_glu: Triton does not run on a CPU" in told(graph, "norm_glu", torch.float32, None)
+    assert "as norm_glu: compute capability 7.5 is older than 8.0" in told(graph, "norm_glu", torch.float16, (7, 5))
     (whole,) = explain(graph_of("family/bert"))
     assert str(whole) == "bert (graph): torch, no decode step, the model itself runs: the model is not a decoder"
 
@@ -166,7 +161,7 @@ def test_compile_explains(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(TINY)
     source, out = f"{tmp_path / 'tiny.py'}:model", tmp_path / "out"
     lines = done("compile", source, "-o", out, "--target", "torch", "--explain").stdout.splitlines()
-    assert "layers.0.ffn.glu (glu × 3): norm_glu with norm, gate and up" in lines
+    assert "layers.0.ffn.glu (norm_glu × 3): norm_glu" in lines
     assert "on this CPU: torch, weights packed by oneDNN" in lines
     assert "--explain supports the targets torch and transformers only, not ort-cpu" in refused(
         "compile", source, "-o", out, "--explain"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.random_steps import RandomStep
 from tests.recurrences import RECURRENCES
-from weft.backends.torch.decode.kernels.scan_kernel import TEXTS, NoKernel, scan_kernel
+from weft.backends.torch.decode.ops.scan_kernel import TEXTS, NoKernel, scan_kernel
 from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.kernels.shared.recurrence import step_in_place
 from weft.frontends.dsl import building, scan

@@ -132,6 +132,10 @@ def test_bodies_bake_no_size_in(op: Op) -> None:
 
 
 WEIGHTS = {
+    "gate",
+    "a_log",
+    "b_weight",
+    "c_weight",
     "weight",
     "frequencies",
     "table",
@@ -139,7 +143,6 @@ WEIGHTS = {
     "sinks",
     "up",
     "down",
-    "gate",
     "a",
     "d",
     "key_table",
@@ -156,18 +159,21 @@ def with_named_axes(op: Op, case: Case) -> Graph:
     assert first is not None
     graph = Graph(op.name)
     operands: list[Value | None] = []
-    for operand, array in zip(op.operands, arrays, strict=False):
+    fed = [*one_node(op, case)[0].inputs]
+    for name, array in zip(op.operand_names(arrays), arrays, strict=True):
         if array is None:
+            fed.insert(len(operands), "")
             operands.append(None)
             continue
         shape: list[sizes.Size] = list(array.shape)
-        if operand.name not in WEIGHTS and not operand.name.endswith("bias") and first.ndim == 3:
+        weight = name in WEIGHTS and array.shape[:2] != first.shape[:2]  # experts have a gate, and recurrences
+        if array.ndim > 1 and not weight and not name.endswith("bias") and first.ndim == 3:
             shape[:2] = ["batch" if shape[0] == 2 else shape[0], "seq" if shape[1] == first.shape[1] else shape[1]]
-        elif op.name == "attention" and operand.name == "bias":
+        elif op.name == "attention" and name == "bias":
             shape[2:] = ["seq" if n == first.shape[1] else n for n in array.shape[2:]]
         named = tuple(sizes.sym(n) if isinstance(n, str) else n for n in shape)
         kind = {"f": dtypes.f32, "b": dtypes.bool_}.get(array.dtype.kind, dtypes.i64)
-        operands.append(graph.add_input(operand.name, TensorType(kind, named)))
+        operands.append(graph.add_input(fed[len(operands)], TensorType(kind, named)))
     for i, value in enumerate(op.emit(*operands, **case.attrs)):
         graph.add_output(f"y{i}", value)
     return graph

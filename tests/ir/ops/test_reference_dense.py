@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from weft.ir import ops
-from weft.ir.op import OPS
+from weft.ir.op import OPS, Trait
 from weft.ir.ops.activation import ACTIVATIONS, apply_activation
 
 RNG = np.random.default_rng(11)
@@ -24,8 +24,8 @@ G, H = RNG.standard_normal(6), RNG.standard_normal(6)
 BITS = X > 0
 
 
-def t(x: Any) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(x))
+def t(x: Any) -> Any:
+    return None if x is None else torch.from_numpy(np.asarray(x))
 
 
 ORACLES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any]]]] = {
@@ -79,9 +79,9 @@ ORACLES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any
             lambda x, w, b: F.linear(F.layer_norm(x, (6,), eps=1e-3), w, b),
         ),
         (
-            (X, W),
-            {"kind": "layer", "eps": 1e-3},
-            lambda x, w: (x @ w.T) / (x.var(-1, correction=0, keepdim=True) + 1e-3).sqrt(),
+            (X, W, None, G, H),
+            {"kind": "layer", "eps": 1e-3, "activation": "gelu"},
+            lambda x, w, _, g, h: F.gelu(F.linear(F.layer_norm(x, (6,), g, h, 1e-3), w)),
         ),
     ],
     "layer_norm": [
@@ -144,7 +144,7 @@ ORACLES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any
 }  # fmt: skip
 # Their oracles are in the test_reference_* files beside this one.
 ELSEWHERE = {
-    *("glu", "add_norm", "attention", "rope", "relative_position_bias", "alibi", "relative_attention", "route"),
+    *("glu", "pack", "add_norm", "attention", "rope", "relative_position_bias", "alibi", "relative_attention", "route"),
     *("block_sparse_attention", "lightning_index"),
     *("limit_capacity", "expert_choice", "load_balance_loss", "moe", "linear_attention", "causal_conv"),
     *("selective_scan", "ssd", "gated_linear_attention", "gated_delta_rule", "scan"),
@@ -152,7 +152,9 @@ ELSEWHERE = {
 
 
 def test_every_op_has_an_independent_oracle() -> None:
-    assert set(ORACLES) | ELSEWHERE == set(OPS)
+    """Fused ops are their bodies; tests of kernels hold them against what is written for these."""
+    fused = {name for name, op in OPS.items() if Trait.FUSED in op.traits}
+    assert (set(ORACLES) | ELSEWHERE) - fused == set(OPS) - fused
 
 
 @pytest.mark.parametrize("name", ORACLES)

@@ -10,8 +10,9 @@ import pytest
 from weft.ir import Graph, Node, Param, TensorType, Value, ops
 from weft.ir.types import dtypes
 from weft.passes import ANY, Pattern
-from weft.passes.core.trace import Miss
-from weft.passes.edits.pattern import Match
+from weft.passes.core.trace import Miss, Trace
+from weft.passes.edits.driver import Rule, apply_rules
+from weft.passes.edits.pattern import Match, called, captured, either, maybe, param, value
 
 from ..models import weight
 
@@ -142,6 +143,70 @@ def test_a_capture_may_be_limited_and_must_agree() -> None:
     assert matched(pattern, ops.affine(ops.affine(x, by=2.0), by=2.0)).bindings["k"] == 2.0
     assert "by=2.0 differs from 3.0" in missed(pattern, ops.affine(ops.affine(x, by=2.0), by=3.0)).reason
     assert "by=-1.0 is not as wanted" in missed(pattern, ops.affine(ops.affine(x, by=-1.0), by=-1.0)).reason
+
+
+def test_a_capture_without_a_name_is_not_bound() -> None:
+    _, x, _ = graph()
+
+    def pattern(x: Value) -> Value:
+        return ops.affine(ops.affine(x, by=ANY(where=lambda k: k > 0)), by=ANY())
+
+    assert matched(pattern, ops.affine(ops.affine(x, by=2.0), by=-3.0)).bindings == {"x": x}
+    assert "by=-2.0 is not as wanted" in missed(pattern, ops.affine(ops.affine(x, by=-2.0), by=1.0)).reason
+
+
+def scaled_or_not() -> Value:
+    inner = ops.exp(value("x"))
+    return ops.neg(either(ops.affine(inner, by=ANY("scale")), inner))
+
+
+def test_ways_to_make_a_value_are_tried_in_order() -> None:
+    """What the way that matches does not bind is absent; after a way whose values others read the next is tried."""
+    g, x, _ = graph()
+    plain, scaled = ops.neg(ops.exp(x)), ops.neg(ops.affine(ops.exp(x), by=3.0))
+    assert matched(scaled_or_not, plain).bindings == {"x": x}
+    assert matched(scaled_or_not, scaled).bindings == {"x": x, "scale": 3.0}
+
+    def deepest() -> Value:
+        return ops.neg(either(ops.affine(value("inner"), by=ANY("scale")), value("y")))
+
+    shared = ops.affine(x, by=2.0)
+    g.add_output("shared", shared)
+    assert matched(deepest, ops.neg(shared)).bindings == {"y": shared}
+    assert "is made by abs, not by" in missed(scaled_or_not, ops.neg(ops.abs_(x))).reason
+
+
+def test_variables_that_functions_share() -> None:
+    """They are those of a pattern's own parameters; captured attributes go by their names, a matched value by one."""
+    g, x, y = graph()
+    w = weight(g, "w", 8)
+
+    def pattern() -> Value:
+        return called("sum", ops.add(value("x"), value("x")))
+
+    assert matched(lambda: ops.neg(pattern()), ops.neg(doubled := ops.add(x, x))).bindings == {"sum": doubled, "x": x}
+    assert "x is both" in missed(lambda: ops.neg(pattern()), ops.neg(ops.add(x, y))).reason
+    norm = Pattern(lambda: ops.rms_norm(value("x"), maybe("w"), **captured("eps")))
+    for given in (w, None):
+        found = norm.match(made(ops.rms_norm(x, given, eps=0.5)))
+        assert isinstance(found, Match) and found.bindings == {"x": x, "w": given, "eps": 0.5}
+    strict = Pattern(lambda: ops.rms_norm(value("x"), param("w")))
+    assert isinstance(strict.match(made(ops.rms_norm(x, w))), Match)
+    assert isinstance(strict.match(made(ops.rms_norm(x, ops.neg(w)))), Miss)
+
+
+def test_a_rule_is_not_given_what_no_way_bound() -> None:
+    g, x, _ = graph()
+    g.add_output("a", ops.neg(ops.exp(x)))
+    g.add_output("b", ops.neg(ops.affine(ops.exp(x), by=3.0)))
+    seen: list[dict[str, Any]] = []
+
+    def rewrite(**match: Any) -> Value:
+        seen.append(match)
+        return ops.affine(match["x"], by=match.get("scale", 1.0))
+
+    assert apply_rules(g, [Rule("fold", Pattern(scaled_or_not), rewrite)], trace := Trace()) == 2
+    assert [sorted(match) for match in seen] == [["x"], ["scale", "x"]] and not trace.near
 
 
 def test_values_inside_may_not_be_read_outside_unless_returned() -> None:

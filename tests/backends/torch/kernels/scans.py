@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from weft import MLSTM, RGLRU, Block, Decoder, RWKV7TimeMix, RWKVTimeMix
-from weft.backends.torch.decode.kernels.scan_kernel import TEXTS, ScanKernel, scan_kernel
+from weft.backends.torch.decode.ops.scan_kernel import TEXTS, ScanKernel, scan_kernel
 from weft.backends.torch.kernels.shared.launch import BF16, variant
 from weft.backends.torch.package.module import run_source
 from weft.frontends.dsl import building, scan

@@ -14,9 +14,7 @@ from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
 from weft.frontends.formats.hf.folder import load_folder
-from weft.ir import Graph, Param, TensorType, interpret, ops
-from weft.ir.recipes import Scale
-from weft.ir.recipes.matrices import Centre
+from weft.ir import Graph, Param, TensorType, WeftError, interpret, ops
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, legalize, run_passes
 from weft.passes.core.equivalence import EXACT
@@ -75,25 +73,27 @@ def test_no_family_has_a_linear_left_that_could_be_fused(name: str) -> None:
     assert count(after, "norm_linear") + count(after, "linear") == count(graph, "linear")
 
 
-def test_rows_of_weights_behind_a_layer_norm_sum_to_zero() -> None:
-    after = applied("fuse-norm-linear", Tiny(norm="layer", bias="q").graph())
-    for node in after.nodes:
-        if node.op is ops.norm_linear:
-            assert node.attrs["kind"] == "layer" and node.operand("bias") is not None
-            w = node.operand("weight")
-            assert isinstance(w, Param) and isinstance(w.recipe, Centre)
-            assert np.abs(w.recipe.evaluate(after.reader).sum(1)).max() < 1e-6
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_weight_and_bias_of_a_norm_go_into_the_linear_or_come_along(norm: str) -> None:
+    """With `fold` into its weight and bias; without, both are operands, weights stay, and every linear of tokens is
+    fused, after a norm or not."""
+    before = Tiny(norm=norm, bias="q").graph()
+    for fold in (True, False):
+        after = applied(f"fuse-norm-linear{{fold={str(fold).lower()}}}", before)
+        fused = [n for n in after.nodes if n.op is ops.norm_linear]
+        assert worst(before, after) <= EXACT
+        assert all((n.operand("norm_weight") is None) == (fold or n.attrs["kind"] == "none") for n in fused)
+        if fold:
+            assert {n.attrs["kind"] for n in fused} == {norm} and before.params.keys() != after.params.keys()
+            assert norm == "rms" or all(n.operand("bias") is not None for n in fused)
+        else:
+            assert {n.attrs["kind"] for n in fused} == {norm, "none"} and count(after, "linear") == 0
+            assert before.params.keys() == after.params.keys()
 
 
-def test_a_layer_norm_needs_centred_weights() -> None:
-    """Keeping the mean would change the result."""
-    before = Tiny(norm="layer").graph()
-    wrong = applied("fuse-norm-linear", before)
-    for node in wrong.nodes:
-        w = node.operand("weight") if node.op is ops.norm_linear else None
-        if isinstance(w, Param) and isinstance(w.recipe, Centre):
-            w.recipe = w.recipe.item
-    assert worst(before, wrong) > 1e-2
+def test_other_passes_do_not_look_into_fused_ops() -> None:
+    with pytest.raises(WeftError, match=r"pass pack-qkv does not look into fused ops, such as norm_linear \(%layers"):
+        applied("fuse-norm-linear{fold=false}, pack-qkv", Tiny().graph())
 
 
 @pytest.mark.parametrize(
@@ -122,20 +122,18 @@ def test_a_slice_before_the_linear_is_in_the_way() -> None:
     assert [refused.reason for refused in trace.refusals] == ["it is read by slice (%first)"]
 
 
-def test_a_tied_head_is_fused_where_its_weight_stays() -> None:
-    """RMSNorm without a weight changes nothing in the matrix; LayerNorm centres it, and needs a copy."""
-    for norm, fused in (("rms", True), ("layer", False)):
-        graph = applied("fold-norm-scale", Tiny(norm=norm, tied=True).graph())
-        final = next(n for n in graph.nodes if n.output.name == "final_norm")
-        with graph.inserting(before=final):
-            plain = (ops.rms_norm if norm == "rms" else ops.layer_norm)(final.inputs[0], eps=1e-5)
-        graph.replace(final, plain)
-        after = applied("fuse-norm-linear", graph)
-        head = next(n for n in after.nodes if n.output.name == "lm_head")
-        assert (head.op is ops.norm_linear) == fused and worst(graph, after) <= EXACT
-        assert head.inputs[1] is after.params["embed.weight"]
-        untied = applied("fuse-norm-linear{untie=true}", graph)
-        assert count(untied, "linear") == 2 * 2 and worst(graph, untied) <= EXACT  # o and down
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_a_tied_head_is_fused_where_its_weight_stays(norm: str) -> None:
+    """A norm without a weight changes nothing in the matrix."""
+    graph = applied("fold-norm-scale", Tiny(norm=norm, tied=True).graph())
+    final = next(n for n in graph.nodes if n.output.name == "final_norm")
+    with graph.inserting(before=final):
+        plain = (ops.rms_norm if norm == "rms" else ops.layer_norm)(final.inputs[0], eps=1e-5)
+    graph.replace(final, plain)
+    after = applied("fuse-norm-linear", graph)
+    head = next(n for n in after.nodes if n.output.name == "lm_head")
+    assert head.op is ops.norm_linear and worst(graph, after) <= EXACT
+    assert head.inputs[1] is after.params["embed.weight"]
 
 
 @pytest.mark.parametrize("tiny", [Tiny(), Tiny(norm="layer", bias="q k v up", window=3, kv_heads=6)], ids=str)
@@ -151,27 +149,20 @@ def test_caches_and_last_tokens_work_around_it(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
 @pytest.mark.parametrize("kind", ["rms", "layer"])
-def test_both_forms_of_a_layer_run(kind: str, target: str) -> None:
-    """As a norm and a product where the weight is known to be centred, spelled out where it is not."""
+def test_fused_norms_are_norms_in_onnx(kind: str, target: str) -> None:
+    """One for all linears of a norm, whether its weight is folded or not."""
     graph = Tiny(norm=kind, layers=1, rope=False).graph()
-    after = applied("fuse-norm-linear", graph)
     feeds = {"input_ids": np.random.default_rng(0).integers(0, 37, (2, 5))}
-    want = interpret(after, feeds)["logits"]
-    place, domains = TARGETS[target], dict[bool, list[str]]()
-    for spelled in (False, True):
-        for p in after.params.values():
-            if spelled and isinstance(p.recipe, Centre):  # the same numbers, but nothing says that they are centred
-                p.recipe = Scale(p.recipe, 1.0)
-        copy = after.clone()
-        legalize(copy, lambda node: refusals(node, place))
-        built = build(copy, place, max_length=16)
-        domains[spelled] = [n.op_type for n in built.model.graph]
+    want, place = interpret(graph, feeds)["logits"], TARGETS[target]
+    norms = {"rms": ("RMSNormalization", "SimplifiedLayerNormalization"), "layer": ("LayerNormalization",)}[kind]
+    for fold in ("true", "false"):
+        after = applied(f"fuse-norm-linear{{fold={fold}}}", graph)
+        legalize(after, lambda node: refusals(node, place))
+        built = build(after, place, max_length=16)
+        assert sum(n.op_type in norms for n in built.model.graph) == 3
         session = ort.InferenceSession(in_memory(built), providers=["CPUExecutionProvider"])
         (got,) = session.run(None, feeds)
         assert error(got, want) < 1e-5
-    norms = {"rms": ("RMSNormalization", "SimplifiedLayerNormalization"), "layer": ("LayerNormalization",)}[kind]
-    assert sum(domains[False].count(n) for n in norms) == 3  # one for all linears of a norm
-    assert kind == "rms" or "LayerNormalization" not in domains[True]
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])

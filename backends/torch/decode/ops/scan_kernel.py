@@ -19,7 +19,7 @@ from weft.ir.op import Op
 from weft.passes.analysis.feed_forward import activation_name
 
 from ...kernels.shared.operands import power_of_2
-from ..patterns import kernel_activation
+from .products import kernel_activation
 from .scan_parts import Axes, Axis, reduced, regroups
 
 MOST = 4096  # numbers of a state that a block has

@@ -1,0 +1,56 @@
+"""The beginning of a decode step: embeddings of tokens and positions, and the angles of rotations."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.ir import ops
+from weft.ir.graph import Node, Value
+from weft.ir.types.block_layouts import BlockLayout
+
+from ...kernels import embed_tokens
+from ...ops.calls import Call
+from ...ops.elementwise import number
+from ...program.quantized import kept
+from ...program.statements import TOP, Var
+from .. import divided
+from ..emitter import StepEmitter
+from ..registry import lowers
+
+
+def _blocks(e: StepEmitter, node: Node) -> str | None:
+    tables = e.model_param(node.operand("weight")), e.model_param(node.operand("table"))
+    return "its table stays in blocks" if any(isinstance(kept(t), BlockLayout) for t in tables) else None
+
+
+@lowers(ops.embed_tokens, when=_blocks)
+def embedded(e: StepEmitter, node: Node) -> tuple[Var, ...]:
+    """The embeddings, and cosines and sines of angles."""
+    ids: Value | Var = node.required("ids")
+    weight, a = node.required("weight"), node.attrs
+    if shared := divided.style(e, weight) == divided.TOKENS:
+        rows = f"{{0}}.rows({{1}}, {weight.shape[0]})"
+        ids, mine = e.hoist_many("rows", rows, divided.group(e), ids, names=("own_ids", "mine"))
+    call = Call("embed_tokens").give(ids, weight, e.positions)
+    for frequencies, amplitude in zip(node.inputs[4:], a["amplitudes"], strict=True):
+        assert frequencies is not None
+        call.give(f"({call.place(frequencies)}, {amplitude})")
+    call.set("scale", float(a["scale"]), default=1.0).named(table=node.operand("table"))
+    call.set("offset", a["offset"], default=0)
+    e.scope = TOP
+    e.chose("embed_tokens", lambda dtype: embed_tokens.refusal(torch.empty(1, 1, dtype=dtype, device="meta")))
+    names = ("x", *("cos" if i % 2 == 0 else "sin" for i in range(2 * len(a["amplitudes"]))))
+    made = e.many(f"{call}{'' if a['amplitudes'] else '[0]'}", *call.operands, names=names)
+    if not shared:
+        return made
+    return e.emit("{0}.embedded({1}, {2})", divided.group(e), made[0], mine, name="x"), *made[1:]
+
+
+@lowers(ops.rotary_angles)
+def angles(e: StepEmitter, node: Node) -> tuple[Var, ...]:
+    """cos and sin [batch·seq, pairs] of the angles of the tokens."""
+    amplitude = node.attrs["amplitude"]
+    text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
+    text = f"(table.flatten(0, 2) for table in {text})"
+    given = e[node.required("positions")], e[node.required("frequencies")]
+    return e.hoist_many((text, *given), text, *given, names=("cos", "sin"))

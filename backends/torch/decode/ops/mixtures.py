@@ -1,0 +1,81 @@
+"""Mixtures of experts of a decode step: norm, router and choice, the chosen experts, and what they are added to."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.ir import ops
+from weft.ir.graph import Node
+
+from ...kernels import route as routing
+from ...kernels.moe_grouped import LEAST_ROWS
+from ...ops.calls import Call
+from ...program.statements import Operand, Var
+from .. import divided
+from ..emitter import StepEmitter
+from ..registry import lowers
+from .products import few_rows, opening, unknown
+
+
+@lowers(ops.norm_route, ops.choose_experts)
+def choice(e: StepEmitter, node: Node) -> tuple[Var, ...]:
+    """The choice of experts, which the mixture that reads it calls for."""
+    return e.pending(node)
+
+
+@lowers(ops.mixture, when=unknown)
+def mixture(e: StepEmitter, node: Node) -> Var:
+    """The sum of the chosen experts, added to the stream if there is one: the choice, then two kernels of products."""
+    x, norm, stream = node.required("x"), e.norm_of(node), node.operand("residual")
+    up, down = (node.required(name) for name in ("up", "down"))
+    route = node.required("chosen").producer
+    assert route is not None
+    chosen = Call("route" if route.op is ops.choose_experts else "norm_route")
+    call = Call("moe_decode", chosen.operands)
+    weights = _choose(e, chosen, route)
+    group = divided.group(e) if divided.style(e, up) == divided.EXPERTS else None
+    chosen_by = str(chosen) if group is None else f"{call.place(group)}.chosen(*{chosen}, {up.shape[0]})"
+    call.give(f"{call.place(x)}.flatten(0, 1)", f"*{chosen_by}", up, down)
+    call.named(**{name: node.operand(name) for name in ("gate", "up_bias", "down_bias", "gate_bias")})
+    if stream is not None and group is None:
+        call.give(f"residual={call.place(stream)}.flatten(0, 1)")
+    call.named(norm=norm)
+    opening(call, node)
+    call.named(tickets=e.tickets(-(-x.width // LEAST_ROWS)))
+    e.within(norm, *weights, *(e[v] for v in (up, down)))
+    e.chose("moe_decode", few_rows)
+    if group is None:
+        return call.emit(e, f".view_as({call.place(x)})", name="x", replaces=stream)
+    made = call.emit(e, f".view_as({call.place(x)})")
+    if stream is None:
+        return e.emit("{0}.sum({1})", group, made, replaces=1)
+    return e.emit("add_parts({0}, {1}, group={2})", made, stream, group, name="x", replaces=1)
+
+
+def _choose(e: StepEmitter, call: Call, route: Node) -> list[Operand | None]:
+    """Give `call` the arguments of the router's choice; the weights among them."""
+    a, weights = route.attrs, list[Operand | None]()
+    alone = route.op is ops.choose_experts
+    experts = (route.required("logits") if alone else route.required("weight")).shape[-1 if alone else 0]
+    k = a["k"]
+
+    def refused(dtype: torch.dtype) -> str | None:
+        return routing.refusal(torch.empty(1, experts, dtype=dtype, device="meta"), k)
+
+    if alone:
+        call.give(f"{call.place(route.required('logits'))}.flatten(0, 1)").named(bias=route.operand("bias"))
+        e.chose_for(route, "route", refused)
+    else:
+        norm = e.norm_of(route)
+        weights = [e.weight(route.operand("weight")), e.weight(route.operand("bias")), norm]
+        call.give(f"{call.place(route.required('x'))}.flatten(0, 1)", weights[0])
+        call.named(bias=weights[1], correction=route.operand("correction"), norm=norm)
+        e.chose_for(route, "norm_route", few_rows, refused)
+    call.set("k", k).set("scoring", a["scoring"], default="softmax")
+    call.set("renormalize", a["renormalize"], default=True).set("scale", a["scale"], default=1)
+    if a["groups"] > 1:
+        for name in ("groups", "top_groups", "group_score"):
+            call.set(name, a[name])
+    if not alone:
+        call.named(tickets=e.tickets(1))
+    return weights

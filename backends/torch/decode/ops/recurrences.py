@@ -1,0 +1,192 @@
+"""Recurrences of a decode step: one token of a convolution, a state space, linear attention or the delta rule, the
+state changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from weft.ir import ops
+from weft.ir.graph import Graph, Node
+from weft.ir.graph.step import Step
+from weft.passes.analysis.states import has_state, states
+
+from ...kernels import matrix_step, selective_scan, ssd
+from ...kernels.shared import operands
+from ...ops.calls import Call
+from ...ops.elementwise import activation
+from ...ops.recurrent import features
+from ...ops.scan import function_text, step_function, tuple_text
+from ...program.emitter import local_name
+from ...program.statements import CacheSlot, Var
+from ..emitter import StepEmitter
+from ..registry import lowers
+from .products import kernel_activation
+from .scan_kernel import NoKernel, scan_kernel
+from .scan_parts import products_apart
+
+BY_TOKEN = ("x", "delta", "b", "c")  # operands of a state space with a row for each token
+
+
+def _refused(e: StepEmitter, node: Node) -> bool:
+    """Return whether the state of `node` is not in the cache."""
+    if node in e.cached and has_state(node):
+        e.declined("its state is an operand")
+    return node not in e.cached or has_state(node)
+
+
+def _apart(e: StepEmitter, node: Node) -> str | None:
+    """Say why what stands around a recurrence is not computed with it."""
+    weights = "weight", "bias", "b_weight", "c_weight", "a_log"
+    return None if e.around_all(node, *weights) == node.scope else "its weights stand apart"
+
+
+@lowers(ops.scan)
+def scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
+    """The outputs of a recurrence of one's own whose state is in the cache, of a kernel that is generated for it."""
+    if _refused(e, node):
+        return None
+    whole: Step = node.attrs["step"]
+    apart = products_apart(whole)
+    step = whole if apart is None else apart[1]
+    try:
+        found = scan_kernel(step)
+    except NoKernel as reason:
+        e.declined(str(reason))
+        return None
+    function = step_function(e, step)
+    name = f"{function}_kernel"
+    e.kernels[name] = found.text.replace("{name}", name)
+    call = Call("step_in_place").give(name, function)
+    state = f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values"
+    values = [call.place(v) for v in node.inputs if v is not None]
+    given = dict(zip((*whole.tokens, *whole.constants), values, strict=True))
+    given |= {own: f"{state}[{i}]" for i, own in enumerate(whole.states)}
+    tokens, constants = ([given[n] for n in part if n in given] for part in (step.tokens, step.constants))
+    if apart is not None:
+        tokens.append(f"*{_products(e, whole, apart[0], given)}")
+    call.give(state)
+    call.arguments += [tuple_text(part) for part in (tokens, constants) if part]
+    outputs = tuple_text([tuple_text([*map(str, shape)]) for shape in found.outputs])
+    call.arguments += [f"outputs={outputs}", f"count={found.count}", f"block={found.block}"]
+    e.chose(name, lambda dtype: operands.refusal(torch.empty(1, dtype=dtype, device="meta")))
+    return e.many(str(call), *call.operands, names=tuple(v.name.rpartition(".")[2] for v in node.outputs))
+
+
+def _products(e: StepEmitter, step: Step, products: Graph, given: Mapping[str, str]) -> str:
+    """The call of a function that computes the `products` in a step of what is `given` for its inputs by name."""
+    doc = "What a recurrence multiplies by weights before the rest of its step, of"
+    function = e.function("products", function_text(products, [*products.outputs], doc))
+    kinds = (step.states, step.tokens, step.constants)
+    parts = [tuple_text([given[n] for n in kind if n in products.inputs]) for kind in kinds]
+    return f"products_of({', '.join([function, *parts])})"
+
+
+@lowers(ops.causal_conv)
+def convolved(e: StepEmitter, node: Node) -> Var | None:
+    """A convolution over the last inputs."""
+    if _refused(e, node):
+        return None
+    call, known = Call("conv_step"), kernel_activation(node.attrs["activation"])
+    call.give(f"{call.place(node.required('x'))}[:, 0]", node.required("weight"), node.operand("bias"))
+    _in_place(call, node).set("activation", known or "identity", default="silu")
+    e.chose("conv_step", lambda dtype: operands.refusal(_like(node, "x", dtype)))
+    made = call.emit(e, "[0][:, None]")
+    return made if known else e.emit(activation(node.attrs["activation"]), made, replaces=0)
+
+
+@lowers(ops.matrix_recurrence, when=_apart)
+def matrix(e: StepEmitter, node: Node) -> Var | None:
+    """One token of linear attention or of the delta rule, with what is before and behind it."""
+    if _refused(e, node):
+        return None
+    call, a = Call("matrix_step"), node.attrs
+
+    def row(name: str) -> str:
+        return f"{call.place(node.required(name))}[:, 0]"
+
+    _in_place(call.give(row("q"), row("k"), row("v")), node)
+    call.set("heads", a["heads"]).set("groups", a["groups"], default=1)
+    call.arguments += [f"{name}={row(name)}" for name in ("decay", "beta", "gate") if node.operand(name) is not None]
+    unit = e.norm("rms", a["unit_eps"]) if a["unit"] else None
+    call.named(a_log=e.weight(node.operand("a_log")), bias=e.weight(node.operand("bias")), unit=unit)
+    for name in ("q_scale", "k_scale", "beta_scale"):
+        call.set(name, a[name], default=1.0)
+    _norm_after(e, call, node)
+    e.chose("matrix_step", lambda dtype: _no_matrix(node, dtype))
+    return call.emit(e, "[0][:, None]", name=local_name(node.output))
+
+
+@lowers(ops.linear_attention)
+def linear(e: StepEmitter, node: Node) -> Var | None:
+    """One token of linear attention whose sum of keys is a second state."""
+    if _refused(e, node):
+        return None
+    call = Call("linear_step").give(CacheSlot(states(node)[0].part, "", ""), *features(e, node), node.required("v"))
+    e.chose("matrix_step", lambda dtype: _no_matrix(node, dtype))
+    return call.give(str(node.attrs["heads"])).emit(e)
+
+
+def _no_matrix(node: Node, dtype: torch.dtype) -> str | None:
+    """Say why no kernel computes one token of a state that is a matrix."""
+    state = [n for n in states(node)[0].row if isinstance(n, int)]
+    return matrix_step.refusal(torch.empty(1, dtype=dtype, device="meta"), torch.empty(state, device="meta"))
+
+
+@lowers(ops.gated_selective_scan, ops.gated_ssd, when=_apart)
+def state_space(e: StepEmitter, node: Node) -> Var | None:
+    """One token of a state space, with what is before and behind it."""
+    if _refused(e, node):
+        return None
+    a, mamba2 = node.attrs, node.op is ops.gated_ssd
+    call = Call("ssd_step" if mamba2 else "selective_step")
+    for name in ("x", "delta", "a", "b", "c", "d"):
+        if name in BY_TOKEN:
+            call.give(f"{call.place(node.required(name))}[:, 0]")
+        else:
+            call.give(node.operand(name))
+    _in_place(call, node)
+    call.named(weight=None if mamba2 else e.weight(node.operand("weight")), bias=e.weight(node.operand("bias")))
+    call.set("softplus", a["softplus"], default=False)
+    if not mamba2:
+        call.named(norm=e.norm_of(node))
+        for name in "bc":
+            norm = e.norm("rms", a[f"{name}_eps"], node.operand(f"{name}_weight")) if a[f"{name}_norm"] else None
+            call.named(**{f"{name}_norm": norm})
+    call.set("log_a", a["log_a"], default=False)
+    if mamba2:
+        call.set("heads", a["heads"]).set("groups", a["groups"])
+    if (gate := node.operand("gate")) is not None:
+        call.give(f"gate={call.place(gate)}[:, 0]")
+    if mamba2:
+        _norm_after(e, call, node)
+
+    def refusal(dtype: torch.dtype) -> str | None:
+        x, other = _like(node, "x", dtype), _like(node, "b" if mamba2 else "a", dtype)
+        if mamba2:
+            return ssd.refusal(x, other, heads=a["heads"], groups=a["groups"])
+        return selective_scan.refusal(x, other)
+
+    e.chose(call.function, refusal)
+    return call.emit(e, "[0][:, None]", name=local_name(node.output))
+
+
+def _norm_after(e: StepEmitter, call: Call, node: Node) -> None:
+    """Add the keywords of the norm of parts of the result, if there is one."""
+    a = node.attrs
+    if a["norm"]:
+        norm = e.norm("rms", a["eps"], node.operand("norm_weight"))
+        call.named(norm=norm, tickets=e.tickets(a["norm_groups"])).set("norm_groups", a["norm_groups"], default=1)
+
+
+def _in_place(call: Call, node: Node) -> Call:
+    """`call` with the state before the token and where that after it goes, the same place in the cache."""
+    place = f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values[0]"
+    return call.give(place, place)
+
+
+def _like(node: Node, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of the shape that the operand `name` of `node` has for one token."""
+    sizes = [s if isinstance(s, int) else 1 for s in node.required(name).shape]
+    return torch.empty(sizes if name not in BY_TOKEN else sizes[::2], dtype=dtype, device="meta")

@@ -1,0 +1,136 @@
+"""Products with what stands beside them: the norm before, the activation, gate or residual addition after."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...op import Array, OpCall, TensorType, Trait, Value, case, normal, op, total, want
+from ..activation import activate, glu
+from ..elementwise import add, affine
+from ..norm import layer_norm, rms_norm
+from ..products import linear
+from ..tensor import concat, split
+from .declaration import fused
+
+_X, _W, _B = normal(2, 3, 8), normal(6, 8), normal(6)
+
+
+def normed(x: Value, weight: Value | None, bias: Value | None, kind: str, eps: float) -> Value:
+    """Emit the norm of `x` of this `kind`: none, rms or layer."""
+    want(kind in ("none", "rms", "layer"), f"kind={kind!r} is not none, rms or layer")
+    want(kind != "none" or weight is None, "without a norm there is no norm_weight")
+    want(kind == "layer" or bias is None, "only a layer norm has a norm_bias")
+    if kind == "none":
+        return x
+    return rms_norm(x, weight, eps=eps) if kind == "rms" else layer_norm(x, weight, bias, eps=eps)
+
+
+@op(traits=[Trait.VIEW], cases=[case(normal(3, 8), normal(2, 8), normal(4, 8)), case(normal(3), normal(5))])
+def pack(*weights: Array) -> Array:
+    """The rows of all `weights` [rows, …], one after the other: what is packed lies in memory like that."""
+    return np.concatenate(weights)
+
+
+@pack.infer
+def _(n: OpCall) -> TensorType:
+    first, *others = n.weights
+    alike = all(w.dtype == first.dtype and w.shape[1:] == first.shape[1:] for w in others)
+    want(alike, f"rows of {', '.join(map(str, n.weights))} differ")
+    packed: TensorType = first.with_shape(total([w.shape[0] for w in n.weights]), *first.shape[1:])
+    return packed
+
+
+@pack.body
+def _(n: OpCall) -> Value:
+    return concat(*n.weights, axis=0)
+
+
+@fused(
+    traits=[Trait.ROWWISE],
+    cases=[
+        case(_X, _W, _B, normal(8), eps=1e-2),
+        case(_X, _W, None, normal(8), normal(8), kind="layer", eps=1e-2, activation="gelu"),
+        case(normal(4, 7), normal(6, 7), kind="none", activation="silu"),
+        case(normal(4, 7), normal(6, 7), normal(6), eps=1e-5),
+        case(normal(4, 7), normal(6, 7), kind="layer", eps=1e-5),
+    ],
+)
+def norm_linear(
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    norm_weight: Value | None = None,
+    norm_bias: Value | None = None,
+    *,
+    kind: str = "rms",
+    eps: float = 1e-6,
+    activation: str = "identity",
+) -> Value:
+    """act(norm(x) Wᵀ + b): norm and linear in one sweep over x (FlashNorm, Graef 2024).
+
+    x [..., in], weight [out, in], bias [out], norm_weight and norm_bias [in] → [..., out]; `kind` is none, rms or
+    layer.
+    """
+    if activation != "identity":
+        return activate(norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps), activation)
+    return linear(normed(x, norm_weight, norm_bias, kind, eps), weight, bias)
+
+
+@fused(
+    traits=[Trait.ROWWISE],
+    cases=[
+        case(_X, normal(10, 8), None, normal(8), eps=1e-2),
+        case(_X, normal(10, 8), normal(10), normal(8), normal(8), kind="layer", activation="gelu"),
+        case(_X, normal(10, 8), kind="none", activation="swish(1.702)", limit=0.7, shift=1.0),
+    ],
+)
+def norm_glu(
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    norm_weight: Value | None = None,
+    norm_bias: Value | None = None,
+    *,
+    kind: str = "rms",
+    eps: float = 1e-6,
+    activation: str = "silu",
+    limit: float | None = None,
+    shift: float = 0.0,
+) -> Value:
+    """act(gate) ⊙ (up + shift) with [gate, up] = norm(x) Wᵀ + b (GLU: Shazeer 2020).
+
+    x [..., in], weight [2·hidden, in] and bias [2·hidden] with the gates first → [..., hidden]; the norm as in
+    `norm_linear`, `limit` and `shift` as in `glu`.
+    """
+    both = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
+    want(isinstance(both.width, int) and both.width % 2 == 0, f"weight {weight.type} must have an even number of rows")
+    gate, up = split.emit(both, sizes=(both.width // 2,) * 2)
+    return glu(gate, up, activation=activation, limit=limit, shift=shift)
+
+
+@fused(
+    traits=[Trait.ROWWISE],
+    cases=[
+        case(_X, _W, normal(2, 3, 6)),
+        case(_X, _W, normal(2, 3, 6), _B, normal(6), kind="rms", eps=1e-2, scale=0.5),
+        case(_X, _W, normal(2, 3, 6), None, normal(6), normal(6), kind="layer"),
+    ],
+)
+def linear_residual(
+    x: Value,
+    weight: Value,
+    residual: Value,
+    bias: Value | None = None,
+    norm_weight: Value | None = None,
+    norm_bias: Value | None = None,
+    *,
+    kind: str = "none",
+    eps: float = 1e-6,
+    scale: float = 1.0,
+) -> Value:
+    """residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], residual [..., out] → [..., out].
+
+    `kind`, `eps`, norm_weight and norm_bias [out] are of the norm after the product, as in `norm_linear`.
+    """
+    y = normed(linear(x, weight, bias), norm_weight, norm_bias, kind, eps)
+    return add(residual, y if scale == 1 else affine(y, by=scale))

@@ -1,0 +1,114 @@
+"""The beginning of a decode step: embeddings, and the angles of rotations that all layers share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from weft.ir import Graph, Node, Param, Value, ops
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.driver import Refusal, Rule, apply_rules
+from ...edits.pattern import ANY, Pattern, either, param, value
+from .products import given
+
+
+def _scaled() -> Value:
+    row = ops.embedding(value("ids"), param("weight"))
+    return either(ops.affine(row, by=ANY("scale")), row)
+
+
+def _at() -> Value:
+    at = either(ops.affine(value("positions"), plus=ANY("offset")), value("positions"))
+    return ops.embedding(at, param("table"))
+
+
+FORMS = {
+    "with positions": lambda: ops.add(_scaled(), _at()),
+    "scaled": lambda: ops.affine(ops.embedding(value("ids"), param("weight")), by=ANY("scale")),
+    "alone": lambda: ops.embedding(value("ids"), param("weight")),
+}
+
+
+def _embedded(offset: float = 0, **match: Any) -> Value | Refusal:
+    ids, positions, table = match["ids"], match.get("positions"), match.get("table")
+    known = ids.graph.inputs
+    if ids is not known.get("input_ids") or positions not in (None, known.get("position_ids")):
+        return Refusal(f"%{ids.name} or its positions are not those of the tokens")
+    if offset != int(offset) or (table is not None and len(table.shape) != 2):
+        return Refusal("its positions are no whole numbers")
+    (x,) = ops.embed_tokens.emit(*(ids, match["weight"], positions, table), offset=int(offset), **given(match, "scale"))
+    return x
+
+
+@dataclass(frozen=True)
+class FuseEmbedding(Pass):
+    """Embed tokens with their positions and a factor by one: embed_tokens, which also makes the angles of rotations.
+
+    The rotary_angles of all layers become one for each of their frequencies, and `tables` of them results of the first
+    embedding. Run fuse-qkv and fuse-latent before.
+
+    Condition: ids are the input input_ids, positions the input position_ids, and weights and frequencies parameters.
+
+    Source: the kernels of a decode step.
+
+    Example fuse-embedding::
+
+        graph example {
+          input %input_ids: i64[batch, seq]
+          input %position_ids: i64[batch, seq]
+          param %embed: f32[11, 4] = normal([11, 4], std=1.0, stream="embed")
+          param %frequencies: f64[2] = rope_frequencies(4, 10000.0)
+          %row: f32[batch, seq, 4] = embedding(%input_ids, %embed)
+          %x: f32[batch, seq, 4] = affine(%row, by=2.0)
+          %cos: f64[batch, seq, 2], %sin: f64[batch, seq, 2] = rotary_angles(%position_ids, %frequencies)
+          output x = %x
+          output cos = %cos
+          output sin = %sin
+        }
+    """
+
+    name = "fuse-embedding"
+    effect = "exact"
+    purpose = "Fuse and take apart"
+    see = ("fuse-qkv", "fuse-latent")
+    on_fused = True
+    tables: int = 2
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for name, form in FORMS.items():
+            if any(node.op is ops.embedding for node in graph.nodes):
+                apply_rules(graph, [Rule(f"embedding {name}", Pattern(form), _embedded)], trace)
+        angles = _shared(graph)
+        first = next((node for node in graph.nodes if node.op is ops.embed_tokens), None)
+        at = graph.inputs.get("position_ids")
+        fit = [n for n in angles if n.inputs[0] is at and isinstance(n.inputs[1], Param)][: self.tables]
+        if first is not None and fit and first.operand("positions") in (None, at):
+            _with_angles(first, fit)
+            trace.fired("angles", fit[0].output.name)
+
+
+def _shared(graph: Graph) -> list[Node]:
+    """Let one node, at the top, stand for all rotary_angles that are equal; return what is left."""
+    kept: dict[object, Node] = {}
+    for node in [n for n in graph.nodes if n.op is ops.rotary_angles]:
+        first = kept.setdefault((*node.inputs, node.attrs["amplitude"]), node)
+        if first is not node:
+            graph.replace(node, *first.outputs)
+    for node in kept.values():
+        node.scope = ""
+    return list(kept.values())
+
+
+def _with_angles(embedding: Node, angles: list[Node]) -> None:
+    """Let `embedding` make the cosines and sines of `angles`, too."""
+    graph, at = embedding.graph, angles[0].inputs[0]
+    given = [*embedding.inputs, None, None][:4]
+    given[2] = at
+    attrs = {**embedding.attrs, "amplitudes": tuple(n.attrs["amplitude"] for n in angles)}
+    with graph.inserting(before=embedding):
+        x, *made = ops.embed_tokens.emit(*given, *(n.inputs[1] for n in angles), **attrs)
+    graph.replace(embedding, x)
+    for node, pair in zip(angles, zip(made[::2], made[1::2], strict=True), strict=True):
+        graph.replace(node, *pair)

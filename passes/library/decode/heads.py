@@ -1,0 +1,232 @@
+"""Queries, keys and values of a decode step with all that makes them: norm, products, norms of heads, rotation."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from weft.ir import Graph, Param, Value, ops
+
+from ...analysis.states import sharing
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.driver import Refusal, Rule, apply_rules
+from ...edits.pattern import ANY, Pattern, called, captured, either, maybe, value
+from .products import LAST, NORM, given, packed, product
+
+SKIPPING = ("chunked", "dilated")  # patterns of keys that kernels know beside the dense one
+SCORES = "heads", "kv_heads", "window", "keep_first", "scale", "softcap", "pattern", "stride"
+
+
+def refusal(bias: Value | None, pattern: str, keep_first: int, latent: bool) -> str | None:
+    """Say why no kernel computes the scores of a causal attention without a mask; None if one does."""
+    if pattern != "dense" and (pattern not in SKIPPING or keep_first or latent):
+        return f"its pattern is {pattern}"
+    made = None if bias is None else bias.producer
+    if bias is None:
+        return None
+    if made is None or made.op is not ops.alibi:
+        chooses = made is not None and made.op is ops.lightning_index
+        return "its queries choose keys" if chooses else "it has a bias that is not ALiBi's"
+    slopes, queries, keys = made.inputs
+    counted = isinstance(slopes, Param) and queries is keys and queries is not None and queries.producer is None
+    return None if counted else "its ALiBi does not count positions"
+
+
+def _attention(q: Value, k: Value, v: Value | None, **attrs: Any) -> Value:
+    """A pattern: causal attention of a text to itself."""
+    named = captured(*SCORES) | attrs
+    return ops.attention(q, k, v, maybe("scores"), None, maybe("sinks"), causal=True, **named)
+
+
+def _again(match: dict[str, Any], q: Value, k: Value, v: Value | None, **attrs: Any) -> Value:
+    """The attention that `match` has, of other queries, keys and values."""
+    named = given(match, *SCORES) | attrs
+    return ops.attention(q, k, v, match.get("scores"), None, match.get("sinks"), causal=True, **named)
+
+
+def _rotated(y: Value, name: str) -> Value:
+    turn = captured("interleaved", "amplitude")
+    return ops.rope(y, value("positions"), value("frequencies"), heads=ANY(f"{name}heads"), **turn)
+
+
+def _normed(y: Value, name: str) -> Value:
+    apart = ops.reshape(y, shape=ANY(f"{name}apart"))
+    return ops.reshape(ops.rms_norm(apart, maybe(f"{name}norm"), eps=ANY("head_eps")), shape=ANY())
+
+
+def _projected(apart: bool, normed: bool, rotated: bool) -> Pattern:
+    def pattern() -> tuple[Value, ...]:
+        if apart:
+            q, k, v = (product(role) for role in ("q_", "k_", "v_"))
+        else:
+            q, k, v = ops.split.emit(product(), sizes=ANY("sizes", length=3), axis=LAST)
+        for wanted, step in ((normed, _normed), (rotated, _rotated)):
+            q, k = (step(q, "q_"), step(k, "k_")) if wanted else (q, k)
+        return _attention(q, called("k", k), called("v", v)), k, v
+
+    return Pattern(pattern)
+
+
+def _fused(**match: Any) -> tuple[Value, ...] | Refusal:
+    heads, kv_heads = match["heads"], match["kv_heads"]
+    if why := refusal(match.get("scores"), match["pattern"], match["keep_first"], latent=False):
+        return Refusal(why)
+    readers = {*match["k"].users, *match["v"].users}
+    if any(readers != {*sharing(reader)} for reader in readers if reader.op is ops.attention):
+        return Refusal("its keys or values are also read beside its cache")
+    if (match.get("q_heads", heads), match.get("k_heads", kv_heads)) != (heads, kv_heads):
+        return Refusal("it has other heads than the rotations")
+    one, sizes = (match.get("weight"), match.get("bias")), match.get("sizes")
+    if sizes is None:
+        weights, biases = ([match.get(f"{role}_{part}") for role in "qkv"] for part in ("weight", "bias"))
+        sizes = tuple(w.shape[0] for w in weights if w is not None)
+    d = sizes[0] // heads
+    if sizes != (heads * d, kv_heads * d, kv_heads * d):
+        return Refusal("heads of queries, keys and values are not equally wide")
+    if "head_eps" in match:
+        apart = (match[f"{role}apart"][2:] for role in ("q_", "k_"))
+        if tuple(apart) != ((heads, d), (kv_heads, d)) or (match["q_norm"] is None) != (match["k_norm"] is None):
+            return Refusal("queries and keys are not normed head by head alike")
+    if match.get("weight") is None:
+        found = packed(weights, biases)
+        if isinstance(found, Refusal):
+            return found
+        one = found
+    angles: tuple[Value | None, ...] = (None, None)
+    if "positions" in match and match["positions"] is not None:
+        angles = ops.rotary_angles.emit(match["positions"], match["frequencies"], amplitude=match["amplitude"])
+    norms = given(match, *NORM, "q_norm", "k_norm", "heads", "kv_heads", "interleaved")
+    eps = {"head_norm": True, "head_eps": match["head_eps"]} if "head_eps" in match else {}
+    q, k, v = ops.norm_qkv.emit(match["x"], *one, cosines=angles[0], sines=angles[1], **norms, **eps)
+    return _again(match, q, k, v), k, v
+
+
+@dataclass(frozen=True)
+class FuseQkv(Pass):
+    """Compute queries, keys and values of an attention with all that makes them: norm_qkv.
+
+    That is the norm of x, one product by the packed weights, the RMS norms of heads of queries and keys, and their
+    rotation, by the angles that rotary_angles makes once for all layers. Keys and values go from there to the cache.
+    Run fuse-norm-linear{fold=false} before.
+
+    Condition: q, k and v are products of the same value after the same norm, by weights of modules side by side or one
+    weight, all with a bias or none; their heads are equally wide; queries and keys are normed and rotated alike. The
+    attention is causal, to its own text, with no mask, and no bias but ALiBi's of positions.
+
+    Source: the kernels of a decode step; RoPE: Su 2021 (2104.09864).
+
+    Example fuse-qkv::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          input %positions: i64[batch, seq]
+          param %frequencies: f64[1] = rope_frequencies(2, 10000.0)
+          param %g: f32[4] = normal([4], std=0.5, stream="g", mean=1.0)
+          param %attn.q.weight: f32[4, 4] = normal([4, 4], std=0.5, stream="q")
+          param %attn.k.weight: f32[2, 4] = normal([2, 4], std=0.5, stream="k")
+          param %attn.v.weight: f32[2, 4] = normal([2, 4], std=0.5, stream="v")
+          %q: f32[batch, seq, 4] = norm_linear(%x, %attn.q.weight, _, %g)
+          %k: f32[batch, seq, 2] = norm_linear(%x, %attn.k.weight, _, %g)
+          %v: f32[batch, seq, 2] = norm_linear(%x, %attn.v.weight, _, %g)
+          %q_turned: f32[batch, seq, 4] = rope(%q, %positions, %frequencies, heads=2)
+          %k_turned: f32[batch, seq, 2] = rope(%k, %positions, %frequencies, heads=1)
+          %y: f32[batch, seq, 4] = attention(%q_turned, %k_turned, %v, heads=2, kv_heads=1, causal=true)
+          output y = %y
+        }
+    """
+
+    name = "fuse-qkv"
+    needs = "fuse-norm-linear{fold=false}"
+    effect = "exact"
+    purpose = "Fuse and take apart"
+    see = ("fuse-norm-linear", "fuse-latent", "fuse-embedding")
+    on_fused = True
+    tradeoff = "angles become values of their own, which fuse-embedding then makes once for all layers"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        ways = itertools.product(("apart", "packed"), ("normed heads", "heads"), ("rotated", "as they are"))
+        rules = [
+            Rule(", ".join(way), _projected(*(word in way for word in ("apart", "normed heads", "rotated"))), _fused)
+            for way in ways
+        ]
+        apply_rules(graph, rules, trace)
+
+
+def _flat(y: Value) -> Value:
+    """A value, or what it is another shape of."""
+    return either(ops.reshape(y, shape=ANY()), y)
+
+
+def _absorbed() -> tuple[Value, Value]:
+    """A pattern: attention to latents, with the weights that make keys of latents absorbed into queries."""
+    plain, turns = ops.split.emit(_flat(value("q")), sizes=ANY("q_sizes", length=2), axis=ANY())
+    up = ops.head_linear(_flat(plain), value("weight"), heads=ANY("heads"), inverse=True)
+    q = ops.concat(_flat(up), _flat(_rotated(_flat(turns), "q_")), axis=ANY())
+    latent, turns = ops.split.emit(value("latent"), sizes=ANY("sizes", length=2), axis=LAST)
+    latent = either(ops.rms_norm(latent, maybe("norm_weight"), eps=ANY("eps")), latent)
+    k = ops.concat(latent, _rotated(turns, "k_"), axis=LAST)
+    return _attention(_flat(q), k, None, value_dim=ANY("value_dim")), k
+
+
+def _latent(**match: Any) -> tuple[Value, ...] | Refusal:
+    if why := refusal(match.get("scores"), match["pattern"], match["keep_first"], latent=True):
+        return Refusal(why)
+    frequencies, rope = match["frequencies"], match["sizes"][1]
+    if rope != 2 * frequencies.shape[-1] or match["q_sizes"][1] != rope or not isinstance(match["weight"], Param):
+        return Refusal("queries and keys are not rotated alike, and whole")
+    angles = ops.rotary_angles.emit(match["positions"], frequencies, amplitude=match["amplitude"])
+    norm = {"kind": "rms", **given(match, "norm_weight", "eps")} if "eps" in match else {"kind": "none"}
+    named = given(match, "heads", "interleaved")
+    q, k = ops.latent_qk.emit(match["q"], match["latent"], match["weight"], *angles, **named, **norm)
+    return _again(match, q, k, None, value_dim=match["value_dim"]), k
+
+
+@dataclass(frozen=True)
+class FuseLatent(Pass):
+    """Compute queries against latents, and the key that goes to the cache, by one: latent_qk.
+
+    That is the norm of the latent, the rotation of both, and the product by the weights that make keys of latents,
+    which mla-absorb takes into the queries.
+
+    Condition: the latent is split off what is rotated for all heads; the attention is causal, to its own text, with
+    neither mask nor bias.
+
+    Source: DeepSeek-V2 (2405.04434), section 2.1.
+
+    Example fuse-latent::
+
+        graph example {
+          input %q: f32[batch, seq, 8]
+          input %kv: f32[batch, seq, 5]
+          input %positions: i64[batch, seq]
+          param %frequencies: f64[1] = rope_frequencies(2, 10000.0)
+          param %k_up.weight: f32[4, 3] = normal([4, 3], std=0.5, stream="k_up")
+          %heads: f32[batch, seq, 2, 4] = reshape(%q, shape=[batch, seq, 2, 4])
+          %plain: f32[batch, seq, 2, 2], %turns: f32[batch, seq, 2, 2] = split(%heads, sizes=[2, 2])
+          %plain_flat: f32[batch, seq, 4] = reshape(%plain, shape=[batch, seq, 4])
+          %turns_flat: f32[batch, seq, 4] = reshape(%turns, shape=[batch, seq, 4])
+          %up: f32[batch, seq, 6] = head_linear(%plain_flat, %k_up.weight, heads=2, inverse=true)
+          %turned: f32[batch, seq, 4] = rope(%turns_flat, %positions, %frequencies, heads=2)
+          %up_heads: f32[batch, seq, 2, 3] = reshape(%up, shape=[batch, seq, 2, 3])
+          %turned_heads: f32[batch, seq, 2, 2] = reshape(%turned, shape=[batch, seq, 2, 2])
+          %both: f32[batch, seq, 2, 5] = concat(%up_heads, %turned_heads, axis=3)
+          %queries: f32[batch, seq, 10] = reshape(%both, shape=[batch, seq, 10])
+          %c: f32[batch, seq, 3], %k_turns: f32[batch, seq, 2] = split(%kv, sizes=[3, 2])
+          %k_turned: f32[batch, seq, 2] = rope(%k_turns, %positions, %frequencies, heads=1)
+          %key: f32[batch, seq, 5] = concat(%c, %k_turned, axis=2)
+          %y: f32[batch, seq, 6] = attention(%queries, %key, heads=2, kv_heads=1, causal=true, value_dim=3, scale=0.5)
+          output y = %y
+        }
+    """
+
+    name = "fuse-latent"
+    effect = "exact"
+    purpose = "Fuse and take apart"
+    see = ("mla-absorb", "fuse-qkv")
+    on_fused = True
+    tradeoff = "angles become values of their own, which fuse-embedding then makes once for all layers"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        apply_rules(graph, [Rule(self.name, Pattern(_absorbed), _latent)], trace)
