@@ -22,15 +22,15 @@ def legalize(graph: Graph, accepts: Accepts, trace: Trace | None = None) -> None
         _legalize(graph, node, accepts, trace or Trace(), ())
 
 
-def _legalize(graph: Graph, node: Node, accepts: Accepts, trace: Trace, within: tuple[str, ...]) -> None:
+def _legalize(graph: Graph, node: Node, accepts: Accepts, trace: Trace, within: tuple[Node, ...]) -> None:
     refusals = accepts(node)
     if refusals is None:
         return
     name, at = node.op.name, node.output.name
     why = "; ".join(refusals) or "no lowering"
-    # An op whose body contains the op itself would expand forever.
-    if not node.op.has_body or name in within:
-        origin = f", in the body of {' in '.join(reversed(within))}," if within else ""
+    # A node whose body contains its like would expand forever.
+    if not node.op.has_body or any(n.op is node.op and n.attrs == node.attrs for n in within):
+        origin = f", in the body of {' in '.join(n.op.name for n in reversed(within))}," if within else ""
         raise WeftError(f"op {name}{origin} at %{at} cannot be lowered and has no simpler form: {why}")
     with graph.inserting(before=node):
         expansion = node.op.expand(node)
@@ -42,4 +42,4 @@ def _legalize(graph: Graph, node: Node, accepts: Accepts, trace: Trace, within: 
     trace.fired(f"expand {name}", at)
     trace.note(f"expanded {name} at %{at}: {why}")
     for child in new_nodes:
-        _legalize(graph, child, accepts, trace, (*within, name))
+        _legalize(graph, child, accepts, trace, (*within, node))

@@ -67,14 +67,15 @@ def LayerNormalization(e: Emitter, node: Node) -> Out:
 
 
 def norm_refusal(node: Node, target: Backend) -> str | None:
-    """Say why a norm_linear `node` is more or less than a norm and a product."""
+    """Say why a norm_linear `node` is more than a norm and a product."""
     activation = node.attrs["activation"]
-    return "it has no norm" if node.attrs["kind"] == "none" else activation if activation != "identity" else None
+    return None if activation == "identity" else f"it ends in {activation}"
 
 
-def norm_key(node: Node) -> tuple[object, ...]:
+def norm_key(node: Node) -> object:
     """Return what norm_linear nodes share that multiply the same norm."""
-    return "normed", *(node.operand(name) for name in ("x", "norm_weight", "norm_bias")), *node.attrs.values()
+    x, kind = node.required("x"), node.attrs["kind"]
+    return x if kind == "none" else (x, node.operand("norm_weight"), node.operand("norm_bias"), kind, node.attrs["eps"])
 
 
 @lowering(ops.norm_linear, when=norm_refusal, opset=23)
@@ -83,15 +84,17 @@ def NormMatMul(e: Emitter, node: Node) -> Out:
 
 
 def normed(e: Emitter, node: Node) -> Out:
-    """The norm of x that a norm_linear `node` multiplies."""
-    layer, bias = node.attrs["kind"] == "layer", node.operand("norm_bias")
+    """The norm of x that a norm_linear `node` multiplies; x itself where it has none."""
+    x, kind, bias = e[node.required("x")], node.attrs["kind"], node.operand("norm_bias")
+    if kind == "none":
+        return x
 
     def made() -> Out:
-        operands = [e[node.required("x")], _vector(e, node, "norm_weight", 1.0), *([e[bias]] if bias else [])]
-        name = "LayerNormalization" if layer else _rms(e)
+        operands = [x, _vector(e, node, "norm_weight", 1.0), *([e[bias]] if bias else [])]
+        name = "LayerNormalization" if kind == "layer" else _rms(e)
         return e.op(name, *operands, axis=-1, epsilon=node.attrs["eps"])
 
-    return e.memo(norm_key(node), made)
+    return e.memo(("normed", norm_key(node)), made)
 
 
 # ONNX Runtime fuses an addition with a LayerNorm by itself, but never with an RMS norm.

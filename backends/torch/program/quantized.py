@@ -21,19 +21,22 @@ from ...blocks import NOT_ASKED, is_quantized, kept_layout
 from ...options import KEEP_BLOCKS
 from ..kernels.shared.codes import TILE, words
 
+# Ops that multiply by a weight, those of a decode step among them.
+MULTIPLIED = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.linear_residual, ops.pack)
+
 
 def kept(weight: Value | None) -> BlockLayout | str:
     """The layout that `weight`, of a linear map, is kept in; or why it is widened, nothing if it is not to be kept."""
     layout = kept_layout(weight)
     if layout == NOT_ASKED or not isinstance(weight, Param):
         return NOT_ASKED
-    linears = [node for node in weight.users if node.op is ops.linear]
+    linears = [node for node in weight.users if node.op in MULTIPLIED]
     if not linears:
         return NOT_ASKED
     home = weight.name.removesuffix(".weight")
     if home == weight.name or not all(_reads(node, weight, home) for node in weight.users):
         return "it is not the weight of linear maps alone, in a module of theirs"
-    if len({node.operand("bias") for node in linears}) > 1:
+    if len({node.operand("bias") for node in linears if node.op is not ops.pack}) > 1:
         return "linear maps with different biases share it"
     if isinstance(layout, str):
         return layout
@@ -113,11 +116,12 @@ def widens_all(graph: Graph) -> str:
 
 def _reads(node: Node, weight: Param, home: str) -> bool:
     """Return whether `node` can use a module at `home`, to multiply by `weight` or look up its rows."""
-    scope = node.scope
-    operand = {ops.linear: "weight", ops.embedding: "table"}.get(node.op)
-    return operand is not None and node.operand(operand) is weight and (not scope or home.startswith(f"{scope}."))
+    within = not node.scope or home.startswith(f"{node.scope}.")
+    if node.op in (ops.pack, ops.embedding):  # whose operands with a weight are all alike
+        return within and weight in node.inputs
+    return within and node.op in (*MULTIPLIED, ops.embed_tokens) and node.operand("weight") is weight
 
 
 def embeds(weight: Param) -> bool:
     """Return whether `weight` is also an embedding table."""
-    return any(node.op is ops.embedding for node in weight.users)
+    return any(node.op in (ops.embedding, ops.embed_tokens) for node in weight.users)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...op import Cost, OpCall, Trait, Value, case, ints, normal, want
+from ...op import Cost, OpCall, Trait, Value, case, ints, normal, positive, want
 from ..elementwise import add, cast, mul
 from ..experts import moe
 from ..reduce import sum as add_up
@@ -92,9 +92,9 @@ def norm_route(
 @fused(
     traits=[Trait.ROWWISE],
     cases=[
-        case(normal(2, 4, 6), ints(2, 4, 1, high=3), normal(2, 4, 1), *_EXPERTS, normal(3, 8, 6)),
+        case(normal(2, 4, 6), ints(2, 4, 1, high=3), positive(2, 4, 1), *_EXPERTS, normal(3, 8, 6)),
         case(
-            *(normal(2, 4, 6), ints(2, 4, 1, high=3), normal(2, 4, 1), *_EXPERTS, None, normal(3, 8), normal(3, 6)),
+            *(normal(2, 4, 6), ints(2, 4, 1, high=3), positive(2, 4, 1), *_EXPERTS, None, normal(3, 8), normal(3, 6)),
             *(None, normal(2, 4, 6), normal(6)),
             **{"kind": "rms", "activation": "relu2"},
         ),
@@ -122,8 +122,8 @@ def mixture(
 ) -> Value:
     """residual + Σ_j weights_j · E_e(norm(x)) with e = chosen_j (Shazeer 2017).
 
-    x and residual [batch, seq, in], chosen and weights [batch, seq, k], the k of a token different; experts E,
-    `activation`, `limit` and `shift` as in `moe`, the norm as in `norm_linear`.
+    x and residual [batch, seq, in], chosen and weights [batch, seq, k], the k of a token different and no weight
+    negative; experts E, `activation`, `limit` and `shift` as in `moe`, the norm as in `norm_linear`.
     """
     experts, k = up.shape[0], chosen.shape[-1]
     want(isinstance(experts, int) and isinstance(k, int), f"up {up.type} must have a fixed number of experts")

@@ -16,7 +16,7 @@ _ANGLES = normal(2, 3, 2), normal(2, 3, 2)
 
 @fused(
     outputs="cos sin",
-    cases=[case(ints(2, 3, high=900), normal(4)), case(ints(2, 3, high=900), normal(2), amplitude=1.3)],
+    cases=[case(ints(2, 3, high=9), normal(4)), case(ints(2, 3, high=9), normal(2), amplitude=1.3)],
 )
 def rotary_angles(positions: Value, frequencies: Value, *, amplitude: float = 1.0) -> tuple[Value, Value]:
     """amplitude · cos and sin of positions [batch, seq] · frequencies [pairs] → [batch, seq, pairs] each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from weft.ir import Graph, Node, Param, Value, ops
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
+from ...edits.edit import replace_uses
 from ...edits.pattern import ANY, Pattern, either, param, value
 from .products import given
 
@@ -95,7 +97,7 @@ def _shared(graph: Graph) -> list[Node]:
     for node in [n for n in graph.nodes if n.op is ops.rotary_angles]:
         first = kept.setdefault((*node.inputs, node.attrs["amplitude"]), node)
         if first is not node:
-            graph.replace(node, *first.outputs)
+            _stand_for(node, first.outputs)
     for node in kept.values():
         node.scope = ""
     return list(kept.values())
@@ -107,8 +109,16 @@ def _with_angles(embedding: Node, angles: list[Node]) -> None:
     given = [*embedding.inputs, None, None][:4]
     given[2] = at
     attrs = {**embedding.attrs, "amplitudes": tuple(n.attrs["amplitude"] for n in angles)}
+    names = "x", *("cos", "sin") * len(angles)
     with graph.inserting(before=embedding):
-        x, *made = ops.embed_tokens.emit(*given, *(n.inputs[1] for n in angles), **attrs)
+        x, *made = ops.embed_tokens.emit(*given, *(n.inputs[1] for n in angles), **attrs, name=names)
     graph.replace(embedding, x)
     for node, pair in zip(angles, zip(made[::2], made[1::2], strict=True), strict=True):
-        graph.replace(node, *pair)
+        _stand_for(node, pair)
+
+
+def _stand_for(node: Node, values: Iterable[Value]) -> None:
+    """Let `values`, whose names stay, take the place of the outputs of `node`."""
+    for old, new in zip(node.outputs, values, strict=True):
+        replace_uses(old, new, rename=False)
+    node.graph.erase(node)

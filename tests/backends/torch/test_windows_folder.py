@@ -21,10 +21,10 @@ def test_a_folder_has_the_kernels_that_its_model_imports(tmp_path: Path) -> None
     assert {"shared.attend", "shared.launch", "prompt.window_attention"} <= set(built.kernels)
     assert write_source(lower(graph_of("family/llama-gqa-tied"))).kernels == []
     write_code(built, tmp_path)
-    ids = tensors(feeds_of("family/gpt-oss"))["input_ids"]
+    ids, weights = tensors(feeds_of("family/gpt-oss"))["input_ids"], module_of("family/gpt-oss").state_dict()
     with alone(tmp_path), torch.inference_mode():
         model = importlib.import_module("model").Model()
-        model.load_state_dict(module_of("family/gpt-oss").state_dict())
+        model.load_state_dict(weights)
         made = model(ids)
     (want,) = call(module_of("family/gpt-oss"), {"input_ids": ids})
     assert torch.equal(made, want)

@@ -161,7 +161,7 @@ def scaled_or_not() -> Value:
 
 
 def test_ways_to_make_a_value_are_tried_in_order() -> None:
-    """What the way that matches does not bind is absent; after a way whose values others read the next is tried."""
+    """Of those that do not match variables are absent; a way is passed over whose values others read."""
     g, x, _ = graph()
     plain, scaled = ops.neg(ops.exp(x)), ops.neg(ops.affine(ops.exp(x), by=3.0))
     assert matched(scaled_or_not, plain).bindings == {"x": x}

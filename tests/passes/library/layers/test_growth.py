@@ -53,7 +53,7 @@ MODELS: dict[str, Callable[[int], Graph]] = {
     "llama": lambda layers: replace(LLAMA, layers=layers).graph(),
     "llama, packed": lambda layers: run_passes(MODELS["llama"](layers), "pack-qkv, fuse-residual-norm"),
     "products": lambda layers: run_passes(MODELS["llama"](layers), "fuse-norm-linear{fold=false}"),
-    "experts": lambda layers: run_passes(variant("experts", layers), "fuse-mixture, fuse-norm-linear{fold=false}"),
+    "routed": lambda layers: run_passes(variant("experts", layers), "fuse-mixture, fuse-norm-linear{fold=false}"),
     "with caches": lambda layers: run_passes(variant("window", layers), "kv-cache"),
     "no positions": lambda layers: Decoder(97, 20, layers, PLAIN, context=64).graph(),
     "no weights in norms": lambda layers: run_passes(MODELS["llama"](layers), "fold-norm-scale"),
