@@ -52,11 +52,13 @@ def fused(
             read, written = ([v.type.bytes for _, v in part.items()] for part in (graph.inputs, graph.outputs))
             return Cost(flops_of(graph), total(read), total(written))
 
-        @new.states
-        def _(n: OpCall) -> tuple[StateSpec, ...]:
+        def kept(n: OpCall) -> tuple[StateSpec, ...]:
             nodes = typed(n).nodes
             given = [(node, [None if v is None else v.type for v in node.inputs]) for node in nodes]
             return tuple(spec for node, types in given for spec in node.op.states_of(types, node.attrs))
+
+        if Trait.RECURRENT in traits:
+            new.states(kept)
 
         @new.body
         def _(n: OpCall) -> Any:

@@ -69,7 +69,7 @@ LAYERS = (16, 32, 64) if ALL else (8, 16, 32)
 # Of the calls for the second half of the most layers, over those for the quarter before it: more where 0.05 % of a
 # layer's are squared.
 GROWTH = 2.05 if ALL else 2.025
-HUGE = ("llama", "llama, packed", "no weights in norms")
+HUGE = ("llama", "llama, packed", "no weights in norms", "products")
 COMPUTING = ("quantize-cache", "scale-channels")  # passes that compute activations without being given a text
 
 
