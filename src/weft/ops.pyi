@@ -1051,8 +1051,8 @@ def mixture(
 ) -> Value:
     """residual + Σ_j weights_j · E_e(norm(x)) with e = chosen_j (Shazeer 2017).
 
-    x and residual [batch, seq, in], chosen and weights [batch, seq, k], the k of a token different; experts E,
-    `activation`, `limit` and `shift` as in `moe`, the norm as in `norm_linear`.
+    x and residual [batch, seq, in], chosen and weights [batch, seq, k], the k of a token different and no weight
+    negative; experts E, `activation`, `limit` and `shift` as in `moe`, the norm as in `norm_linear`.
     """
 
 def mod(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
