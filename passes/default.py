@@ -8,6 +8,7 @@ from weft.ir import Graph, ops
 from .analysis.states import has_cache
 from .core.base import Pass
 from .core.pipeline import PIPELINES, Phase, Pipeline
+from .edits.legalization import is_fused
 from .library.cache.kv_cache import KvCache
 from .library.cache.last_token_logits import LastTokenLogits
 from .library.cache.rolling_buffer import RollingBuffer
@@ -24,6 +25,7 @@ from .library.decode.recurrences import FuseRecurrence
 from .library.fuse.fuse_norm_linear import FuseNormLinear
 from .library.fuse.fuse_residual_norm import FuseResidualNorm
 from .library.fuse.pack import PackGateUp, PackQkv
+from .library.fuse.unfuse import Unfuse
 from .library.fuse.unfuse_residual_norm import UnfuseResidualNorm
 
 # A node for each kernel of a decode step. The order matters: recurrences and mixtures take up norms that would
@@ -43,12 +45,13 @@ def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: boo
     """Return the default pipeline for `graph`; ``meta["kind"]`` decides about caches.
 
     A graph that has caches, or the logits of one token only, needs no pass to get them. Caches of attentions whose
-    window is below `max_length`, the longest text (None: the model's context), roll. Noise of routers and
-    dropout are left out. What `trains` keeps dropout, and the parameters that the architecture declares: no expression
-    of them is folded into one.
+    window is below `max_length`, the longest text (None: the model's context), roll. Fused ops are taken apart, noise
+    of routers and dropout left out. What `trains` keeps dropout, and the parameters that the architecture declares: no
+    expression of them is folded into one.
     """
-    training = {QuietRouters(): bool(noises(graph)), DropDropout(): drops(graph) and not trains}
-    first = tuple(p for p, needed in training.items() if needed)
+    given = {Unfuse(): any(map(is_fused, graph.nodes)), QuietRouters(): bool(noises(graph))}
+    given |= {DropDropout(): drops(graph) and not trains}
+    first = tuple(p for p, needed in given.items() if needed)
     simplify = Phase("simplify", (*first, Dce(), Cse(), FoldConstants(weights=not trains)))
     fuse = Phase("fuse", (PackQkv(), PackGateUp(), FuseResidualNorm()))
     if graph.meta.get("kind") not in ("decoder", "encoder-decoder"):

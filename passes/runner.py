@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from weft.ir import Graph, WeftError, ops, print_graph
+from weft.ir import Graph, WeftError, print_graph
 from weft.ir import verify as verify_graph
-from weft.ir.op import Trait
 
 from .core.base import Pass
 from .core.equivalence import EquivalenceCheck
@@ -18,6 +17,7 @@ from .core.pipeline import Pipeline
 from .core.text import parse_pipeline
 from .core.trace import Trace
 from .default import default_pipeline
+from .edits.legalization import is_fused
 from .report import Price, Record, Report
 
 
@@ -103,18 +103,16 @@ def run_passes(
 
 
 def refuse_fused(graph: Graph, applied: Pass) -> None:
-    """Refuse a graph whose nodes hide what `applied` looks for: norm_linear, of which all passes know, with a norm's
-    weight of its own, and other fused ops.
+    """Refuse a graph with fused ops, into which `applied` does not look.
 
     Raises:
-        WeftError: naming the first.
+        WeftError: naming the first fused op.
     """
-    for node in graph.nodes:
-        if Trait.FUSED in node.op.traits and (node.op is not ops.norm_linear or len(node.inputs) > 3):
-            raise WeftError(
-                f"pass {applied.name} does not look into fused ops, such as {node.op.name} (%{node.output.name}): run "
-                "it before those are made"
-            )
+    if (node := next(filter(is_fused, graph.nodes), None)) is not None:
+        raise WeftError(
+            f"pass {applied.name} does not look into fused ops, such as {node.op.name} (%{node.output.name}): run it "
+            "before they are made, or after unfuse"
+        )
 
 
 def _well_formed(step: Step) -> None:

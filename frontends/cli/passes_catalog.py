@@ -45,6 +45,7 @@ def list_passes() -> None:
     """Print every pass: effect, arguments, what it does, on what condition, and what it may cost."""
     from weft.ir import Graph
     from weft.passes import all_passes, default_pipeline
+    from weft.passes.core.pipeline import PIPELINES
 
     from ..api.pass_pages import by_purpose, signature
 
@@ -65,6 +66,8 @@ def list_passes() -> None:
         graph = Graph()
         graph.meta["kind"] = kind
         echo(f"\ndefault, of {kind}s: {default_pipeline(graph)}")
+    for name, pipeline in PIPELINES.items():
+        echo(f"\n{name}: {pipeline}")
 
 
 def _show(pass_type: type[Pass]) -> None:

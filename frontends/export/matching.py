@@ -16,6 +16,7 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.spelling import spell
 from weft.passes import run_passes
 from weft.passes.edits.edit import replace_uses
+from weft.passes.edits.legalization import is_fused
 
 _FUSED = (ops.add_norm, ops.norm_linear)
 # What a parameter that is not there would hold, by op and operand.
@@ -29,7 +30,8 @@ _CLOSE = 1e-6  # relative, of computed numbers: they are float32 somewhere
 
 def canonical(graph: Graph) -> Graph:
     """A copy of `graph` with nothing fused, packed, repeated or unused."""
-    plain = graph.clone()
+    fused = any(map(is_fused, graph.nodes))
+    plain = run_passes(graph, "unfuse, fold-constants") if fused else graph.clone()
     for node in plain.nodes:
         if node.op in _FUSED:
             with plain.inserting(before=node):

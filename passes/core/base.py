@@ -93,7 +93,7 @@ class Pass:
     see: ClassVar[tuple[str, ...]] = ()  # names of related passes, such as its inverse
     tradeoff: ClassVar[str] = ""  # what may cost more afterwards, and why that can be worth it
     needs: ClassVar[str] = ""  # the passes without which it finds nothing, as a pipeline
-    on_fused: ClassVar[bool] = False  # it takes graphs with fused ops; other passes would not see what is in them
+    on_fused: ClassVar[bool] = False  # it takes graphs with fused ops, into which other passes do not look
     idempotent: ClassVar[bool] = True  # whether a second run changes nothing
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

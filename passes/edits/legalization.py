@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.ir import Graph, Node, WeftError
+from weft.ir import Graph, Node, WeftError, ops
+from weft.ir.op import Trait
 
 from ..core.trace import Trace
 from .edit import backward_slice, replace_uses
 
 Accepts = Callable[[Node], list[str] | None]
+
+
+def is_fused(node: Node) -> bool:
+    """Return whether passes for simple ops do not look into `node`; all know a norm without a weight and a product."""
+    plain = node.op is ops.norm_linear and len(node.inputs) <= 3 and node.attrs["activation"] == "identity"
+    return node.op is ops.pack or (Trait.FUSED in node.op.traits and not (plain and node.attrs["kind"] != "none"))
 
 
 def legalize(graph: Graph, accepts: Accepts, trace: Trace | None = None) -> None:

@@ -122,9 +122,9 @@ def maybe(name: str) -> Value:
     return typing.cast(Value, Variable(name, param=False, optional=True))
 
 
-def param(name: str) -> Value:
-    """Return a variable that is a parameter."""
-    return typing.cast(Value, Variable(name, param=True, optional=False))
+def param(name: str, *, optional: bool = False) -> Value:
+    """Return a variable that is a parameter, or may be absent where it is `optional`."""
+    return typing.cast(Value, Variable(name, param=True, optional=optional))
 
 
 def either(*terms: Value) -> Value:

@@ -1191,7 +1191,7 @@ def one_hot(ids: Value, *, depth: int, name: str | None = None) -> Value:
     """1 at ids, else 0, along a new last axis of size `depth`; f32."""
 
 def pack(*weights: Value, name: str | None = None) -> Value:
-    """The rows of all `weights` [rows, …], one after the other: what is packed lies in memory like that."""
+    """The rows of all `weights` [rows, …], one after the other, without a copy: packed weights share memory."""
 
 def pad(x: Value, *, axis: int, before: int = 0, after: int = 0, value: float = 0.0, name: str | None = None) -> Value:
     """x with `before` and `after` elements of `value` put around `axis`."""

@@ -121,7 +121,7 @@ class StepEmitter(Emitter):
         self.choices.append(Choice(self.node, reason=reason))
 
     def pending(self, node: Node) -> tuple[Var, ...]:
-        """Stand for the outputs of `node`, which what reads them calls for within its own statement."""
+        """Return placeholders for the outputs of `node`, whose call is an argument in the statement of their reader."""
         return tuple(Var(local_name(value)) for value in node.outputs)
 
     # -- what kernels read
@@ -166,15 +166,16 @@ class StepEmitter(Emitter):
         return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
 
     def norm(self, kind: str, eps: float, gain: Value | None = None, shift: Value | None = None) -> Submodule:
-        """A norm as kernels take it."""
-        given = [w.name if isinstance(w, Param) else "" for w in (gain, shift)]
+        """Return a norm as kernels take it, with its weight `gain` and its bias `shift`, parameters both."""
+        assert all(w is None or isinstance(w, Param) for w in (gain, shift))
+        given = ["" if w is None else w.name for w in (gain, shift)]
         path = next((g.rpartition(".")[0] for g in given if g), None) or self._without_weights(kind, eps)
         named = ((prefix, g.rpartition(".")[2]) for prefix, g in zip(("", "shift="), given, strict=True) if g)
         arguments = [f'"{kind}"', *(f"{prefix}{{0}}{member(last)}" for prefix, last in named)]
         return Submodule(f"{path}.norm", f"Norm({', '.join(arguments)}, eps={eps!r})")
 
     def norm_of(self, node: Node) -> Submodule | None:
-        """The norm that a fused `node` has, if it has one."""
+        """Return the norm that a fused `node` applies to its first operand, or None."""
         a, names = node.attrs, {o.name for o in node.op.operands}
         shift = node.operand("norm_bias") if "norm_bias" in names else None
         return None if a["kind"] == "none" else self.norm(a["kind"], a["eps"], node.operand("norm_weight"), shift)
@@ -195,8 +196,7 @@ class StepEmitter(Emitter):
         self.scope = self.around(*operands)
 
     def around_all(self, node: Node, *names: str) -> str:
-        """The innermost scope around that of `node` that has its operands of these `names`, and the weights of its
-        norm."""
+        """Return the innermost scope that contains `node`, its operands called `names` and the weights of its norm."""
         known = {o.name for o in node.op.operands}
         values = (node.operand(name) for name in (*names, "norm_weight", "norm_bias") if name in known)
         outer, self.scope = self.scope, node.scope

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node
+from weft.ir.op import OPS
 from weft.passes import Pipeline, Report, Trace, legalize, run_passes
 from weft.passes.analysis.states import specs
 from weft.passes.default import FUSE_DECODE
@@ -20,7 +21,6 @@ from ..program.statements import TOP, Program
 from ..program.states import cached_nodes
 from . import tables
 from .emitter import Choice, StepEmitter
-from .ops import attention, beginning, mixtures, products, recurrences  # noqa: F401  they register lowerings
 from .registry import STEPS
 
 
@@ -102,7 +102,7 @@ def _step(model: Lowered, moves: bool, styles: Mapping[str, str], prompts: bool 
         if head is not None and head[0] in node.outputs:
             pick_last(emitter, *head)
 
-    emit(emitter, graph, {op: lowering for op, (lowering, _) in STEPS.items()}, pick)
+    emit(emitter, graph, {OPS[name]: lowering.emit for name, lowering in STEPS.items()}, pick)
     last = emitter.give("last", "None", "Tensor | None") if several else None
     program = emitter.program
     program.outputs = {"logits": emitter[graph.outputs["logits"]]}
@@ -134,9 +134,9 @@ def fused(graph: Graph, shared: bool = False) -> tuple[Graph, Trace]:
 
 def _refusals(e: StepEmitter, node: Node) -> list[str] | None:
     """List why no lowering of a decode step takes `node`; None if one does."""
-    if node.op in STEPS:
+    if node.op.name in STEPS:
         e.enter(node)
-        reason = STEPS[node.op][1](e, node)
+        reason = STEPS[node.op.name].when(e, node)
         return None if reason is None else [reason]
     return refusals(node)
 

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from weft.ir.graph import Node
 from weft.ir.op import Op
+from weft.ir.registry import Registry
 
 from ..program.statements import Operand
 from .emitter import StepEmitter
 
 Emit = Callable[[StepEmitter, Node], "Operand | tuple[Operand, ...] | None"]
 When = Callable[[StepEmitter, Node], "str | None"]
-STEPS: dict[Op, tuple[Emit, When]] = {}
+
+
+@dataclass(frozen=True)
+class StepLowering:
+    """The calls of kernels for an op; `when` says why it refuses a node, None if it takes it."""
+
+    emit: Emit
+    when: When
+
+
+STEPS: Registry[StepLowering] = Registry("op of a decode step", "weft.backends.torch.decode.ops", "see `weft ops`")
 
 
 def lowers(*ops: Op, when: When = lambda e, node: None) -> Callable[[Emit], Emit]:
-    """Register the decorated function as the lowering of `ops` in a decode step, unless `when` says why not.
+    """Register the decorated function as the lowering of `ops` in a decode step.
 
-    It returns what the outputs of a node became; or None, after which the model's own lowering takes it.
+    It returns the operands that the outputs of a node became, or None where the lowering of the model is to be used.
     """
 
     def register(emit: Emit) -> Emit:
-        STEPS.update(dict.fromkeys(ops, (emit, when)))
+        for op in ops:
+            STEPS.add(op.name, StepLowering(emit, when))
         return emit
 
     return register

@@ -118,7 +118,7 @@ class _StepWriter(ClassWriter):
         return ["module = held(module)", *lines] if method.path == TOP and GROUP.path in method.holds else lines
 
     def own(self, method: Method) -> list[Node]:
-        """Those of the model that stand in the scope of the class, and in none of its parts."""
+        """Return the model's nodes within the scope of the class, except those of its submodules."""
         parts = [call.path for call in calls(method)]
         scopes = {n.scope for n in self.nodes if inside(f"{n.scope}.", method.path)}
         scopes -= {s for s in scopes for part in parts if inside(f"{s}.", part)}

@@ -38,6 +38,10 @@ _KIND = {
     "scan": "recurrence",
     "gated_linear_attention": "recurrence", "gated_delta_rule": "recurrence", "linear_attention": "recurrence",
     "linear": "linear", "head_linear": "linear", "matmul": "linear", "conv1d": "linear",
+    "embed_tokens": "embedding", "norm_qkv": "attention", "latent_qk": "attention", "rotary_angles": "position",
+    "norm_glu": "feed-forward", "linear_residual": "linear", "mixture": "experts", "norm_route": "experts",
+    "choose_experts": "experts", "gated_selective_scan": "recurrence", "gated_ssd": "recurrence",
+    "matrix_recurrence": "recurrence",
     "input": "input", "output": "input",
     "add": "stream",
 }  # fmt: skip
@@ -53,6 +57,10 @@ _TITLE = {
     "gated_linear_attention": "Gated linear attention", "linear_attention": "Linear attention",
     "gated_delta_rule": "Gated delta rule",
     "lightning_index": "Choice of keys",
+    "embed_tokens": "Embedding & angles", "norm_qkv": "Norm, Q, K, V", "latent_qk": "Latent Q, K",
+    "rotary_angles": "Angles of RoPE", "linear_residual": "Linear & residual", "norm_route": "Norm & router",
+    "choose_experts": "Router's choice", "mixture": "Chosen experts", "gated_selective_scan": "Gated selective scan",
+    "gated_ssd": "Gated state space dual", "matrix_recurrence": "Gated linear attention", "pack": "Packed weights",
     "relative_attention": "Relative attention", "split": "Split", "concat": "Concat", "affine": "Scale",
     "add": "Sum", "mul": "Product", "sub": "Difference", "div": "Quotient",
 }  # fmt: skip
@@ -73,6 +81,9 @@ RECURRENT = {
     "gated_delta_rule": "Gated DeltaNet",
     "linear_attention": "Linear attention",
     "scan": "Recurrence",
+    "gated_selective_scan": "Mamba",
+    "gated_ssd": "Mamba-2",
+    "matrix_recurrence": "Gated linear attention",
 }
 NUMBERED = re.compile(r"\d+(-\d+)?")  # the name of a layer, of a repeat, of one time of a repeat
 
@@ -130,7 +141,7 @@ def titled(v: Vertex) -> str:
     """Name an operation."""
     if v.attends:
         return attention_name(v)
-    if v.op == "glu":
+    if v.op in ("glu", "norm_glu"):
         return _GATED.get(v.text("activation", "silu"), "Gated unit")
     return _TITLE.get(v.op, v.op)
 
@@ -216,10 +227,10 @@ def _group(part: Part) -> Label:
     if "Attention" in ops or ("Softmax" in ops and [v.op for v in vertices].count("matmul") > 1):
         return Label("Attention", (part.name,), "attention")
     units = [v for v in vertices if _KIND.get(v.op) == "feed-forward"]
-    unit = next((v for op in ("glu", "swish") for v in units if v.op == op), units[0] if units else None)
-    if unit is not None and {"linear", "norm_linear"} & ops.keys():
+    unit = next((v for op in ("glu", "norm_glu", "swish") for v in units if v.op == op), units[0] if units else None)
+    if unit is not None and {"linear", "norm_linear", "norm_glu"} & ops.keys():
         name, hidden = titled(unit), unit.types[0].rstrip("]").rpartition(", ")[2]
-        title = f"{name} feed-forward" if unit.op == "glu" else f"Feed-forward, {name}"
+        title = f"{name} feed-forward" if unit.op.endswith("glu") else f"Feed-forward, {name}"
         return Label(title, (part.name, *([f"hidden {_number(hidden)}"] if hidden.isdigit() else [])), "feed-forward")
     return Label(part.name, (_contents(part),), "group")
 

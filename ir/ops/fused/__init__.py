@@ -1,4 +1,4 @@
-"""Fused ops: what one kernel of a decode step computes, defined by the simpler ops that it stands for.
+"""Fused ops: the computation of one kernel of a decode step as an op, defined by its body in simpler ops.
 
 Passes that fuse emit them; a backend lowers them to kernels, or takes their bodies.
 Never here: an op with a meaning of its own.

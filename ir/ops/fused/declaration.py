@@ -10,7 +10,7 @@ import numpy as np
 
 from ...graph import Graph, Op, Value
 from ...interpreter import interpret
-from ...op import Array, Case, Cost, OpCall, Size, StateSpec, TensorType, Trait, op, total
+from ...op import Array, Case, Cost, OpCall, StateSpec, TensorType, Trait, op, total
 from ...types import dtypes
 
 
@@ -19,7 +19,8 @@ def fused(
 ) -> Callable[[Callable[..., Any]], Op]:
     """Declare a fused op; the decorated function emits its body. Its parameters are read as those of a reference.
 
-    An op reads its operands and writes its results once, whatever its body moves in between. It keeps the states that
+    An op reads its operands and writes its results once, whatever its body moves in between, but for rows and experts
+    that its body does not read. It keeps the states that
     its body does, under the same names: a recurrence takes its `past` and returns its `present`.
     """
 
@@ -27,19 +28,21 @@ def fused(
         @functools.wraps(body)
         def reference(*operands: Array | None, **attrs: Any) -> Any:
             arrays = [None if a is None else np.asarray(a) for a in operands]
-            graph = bodied(body, [None if a is None else _type_of(a) for a in arrays], attrs)
+            graph = _bodied(body, [None if a is None else _type_of(a) for a in arrays], attrs)
             found = interpret(graph, {str(i): a for i, a in enumerate(arrays) if a is not None})
             return tuple(found.values()) if len(found) > 1 else found["0"]
 
         new = op(outputs=outputs, traits=[*traits, Trait.FUSED], cases=cases)(reference)
         graph_of = functools.lru_cache(maxsize=1024)(
-            lambda types, attrs: bodied(body, types, dict(attrs))  # layers have nodes of the same types
+            lambda types, attrs: _bodied(body, types, dict(attrs))  # layers have nodes of the same types
         )
 
+        def operands_of(n: OpCall) -> tuple[Any, ...]:
+            *first, last = (vars(n)[o.name] for o in new.operands)
+            return (*first, *last) if new.operands[-1].variadic else (*first, last)
+
         def typed(n: OpCall) -> Graph:
-            operands = [vars(n)[o.name] for o in new.operands]
-            flat = (*operands[:-1], *operands[-1]) if new.operands[-1].variadic else tuple(operands)
-            found: Graph = graph_of(flat, tuple((name, vars(n)[name]) for name in new.attrs))
+            found: Graph = graph_of(operands_of(n), tuple((name, vars(n)[name]) for name in new.attrs))
             return found
 
         @new.infer
@@ -49,8 +52,12 @@ def fused(
         @new.cost
         def _(n: OpCall) -> Cost:
             graph = typed(n)
-            read, written = ([v.type.bytes for _, v in part.items()] for part in (graph.inputs, graph.outputs))
-            return Cost(flops_of(graph), total(read), total(written))
+            read, written = (total([v.type.bytes for _, v in part.items()]) for part in (graph.inputs, graph.outputs))
+            costs = {node: node.op.node_cost(node) for node in graph.nodes if Trait.VIEW not in node.op.traits}
+            unread = [  # rows of a table, and experts, that nobody asks for
+                total([v.type.bytes for v in node.inputs if v is not None]) - cost.read for node, cost in costs.items()
+            ]
+            return Cost(total([cost.flops for cost in costs.values()]), read - total(unread), written)
 
         def kept(n: OpCall) -> tuple[StateSpec, ...]:
             nodes = typed(n).nodes
@@ -62,18 +69,11 @@ def fused(
 
         @new.body
         def _(n: OpCall) -> Any:
-            operands = [vars(n)[o.name] for o in new.operands]
-            flat = (*operands[:-1], *operands[-1]) if new.operands[-1].variadic else operands
-            return body(*flat, **{name: vars(n)[name] for name in new.attrs})
+            return body(*operands_of(n), **{name: vars(n)[name] for name in new.attrs})
 
         return new
 
     return declare
-
-
-def flops_of(graph: Graph) -> Size:
-    """Return the floating-point operations of all nodes of `graph`."""
-    return total([node.op.node_cost(node).flops for node in graph.nodes])
 
 
 def _type_of(array: Array) -> TensorType:
@@ -81,7 +81,7 @@ def _type_of(array: Array) -> TensorType:
     return TensorType(kind, array.shape)
 
 
-def bodied(body: Callable[..., Any], types: Sequence[TensorType | None], attrs: dict[str, Any]) -> Graph:
+def _bodied(body: Callable[..., Any], types: Sequence[TensorType | None], attrs: dict[str, Any]) -> Graph:
     """Return the graph of a body whose inputs, of these types, and whose outputs are called by their numbers."""
     graph = Graph("body")
     given = [None if t is None else graph.add_input(str(i), t) for i, t in enumerate(types)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...op import Cost, OpCall, Trait, Value, case, ints, normal, positive, want
+from ...op import Trait, Value, case, ints, normal, positive, want
 from ..elementwise import add, cast, mul
 from ..experts import moe
 from ..reduce import sum as add_up
@@ -135,13 +135,3 @@ def mixture(
         **{"activation": activation, "limit": limit, "shift": shift, "active": k},
     )
     return y if residual is None else add(residual, y)
-
-
-@mixture.cost
-def _(n: OpCall) -> Cost:
-    """Only the chosen experts are read."""
-    combine = n.weights.with_shape(*n.x.shape[:-1], n.up.shape[0])
-    operands = [n.x, combine, n.up, n.down, n.gate, n.up_bias, n.down_bias, n.gate_bias]
-    attrs = {"activation": n.activation, "limit": n.limit, "shift": n.shift, "active": n.chosen.shape[-1]}
-    made = moe.cost_of(operands, [n.x], moe.check_attrs(attrs))
-    return made if n.residual is None else made + Cost(n.x.elements, n.residual.bytes, 0)

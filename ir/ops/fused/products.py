@@ -1,4 +1,4 @@
-"""Products with what stands beside them: the norm before, the activation, gate or residual addition after."""
+"""Products with the norm before them, and the activation, gate or residual addition after them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def normed(x: Value, weight: Value | None, bias: Value | None, kind: str, eps: f
 
 @op(traits=[Trait.VIEW], cases=[case(normal(3, 8), normal(2, 8), normal(4, 8)), case(normal(3), normal(5))])
 def pack(*weights: Array) -> Array:
-    """The rows of all `weights` [rows, …], one after the other: what is packed lies in memory like that."""
+    """The rows of all `weights` [rows, …], one after the other, without a copy: packed weights share memory."""
     return np.concatenate(weights)
 
 

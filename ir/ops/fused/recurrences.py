@@ -1,4 +1,4 @@
-"""Recurrences with what stands around them: step sizes, norms and decays before, gates and norms after."""
+"""Recurrences with the step sizes, norms and decays before them, and the gates and norms after them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _rate(a: Value, log_a: bool) -> Value:
 
 
 def _by_parts(y: Value, weight: Value | None, parts: int, eps: float) -> Value:
-    """Emit RMS norms of so many `parts` of y [batch, seq, width], with one weight [width / parts] for all."""
+    """Emit an RMS norm of each of `parts` equal slices of y [batch, seq, width], weight [width / parts]."""
     if parts == 1:
         return rms_norm(y, weight, eps=eps)
     apart = reshape(y, shape=(*y.shape[:2], parts, y.width // parts))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-
-from ...op import Cost, OpCall, Value, case, ints, normal, total, want
+from ...op import Value, case, ints, normal, want
 from ..elementwise import add, affine
 from ..products import embedding
-from .declaration import bodied, flops_of, fused
+from .declaration import fused
 from .heads import rotary_angles
 
 _IDS, _AT = ints(2, 3, high=11), ints(2, 3, high=7)
@@ -45,14 +43,3 @@ def embed_tokens(
         assert positions is not None
         made += rotary_angles.emit(positions, one, amplitude=amplitude)
     return tuple(made)
-
-
-@embed_tokens.cost
-def _(n: OpCall) -> Cost:
-    """Only the rows of the tokens are read."""
-    operands = [n.ids, n.weight, n.positions, n.table, *n.frequencies]
-    graph = bodied(
-        inspect.unwrap(embed_tokens.reference), operands, {name: vars(n)[name] for name in embed_tokens.attrs}
-    )
-    made = [v.type.bytes for _, v in graph.outputs.items()]
-    return Cost(flops_of(graph), n.ids.bytes + made[0] * (1 if n.table is None else 2), total(made))

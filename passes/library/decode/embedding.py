@@ -82,7 +82,7 @@ class FuseEmbedding(Pass):
         for name, form in FORMS.items():
             if any(node.op is ops.embedding for node in graph.nodes):
                 apply_rules(graph, [Rule(f"embedding {name}", Pattern(form), _embedded)], trace)
-        angles = _shared(graph)
+        angles = _shared(graph, trace)
         first = next((node for node in graph.nodes if node.op is ops.embed_tokens), None)
         at = graph.inputs.get("position_ids")
         fit = [n for n in angles if n.inputs[0] is at and isinstance(n.inputs[1], Param)][: self.tables]
@@ -91,15 +91,18 @@ class FuseEmbedding(Pass):
             trace.fired("angles", fit[0].output.name)
 
 
-def _shared(graph: Graph) -> list[Node]:
-    """Let one node, at the top, stand for all rotary_angles that are equal; return what is left."""
+def _shared(graph: Graph, trace: Trace) -> list[Node]:
+    """Merge equal rotary_angles into one node outside of all layers, and return those nodes."""
     kept: dict[object, Node] = {}
     for node in [n for n in graph.nodes if n.op is ops.rotary_angles]:
         first = kept.setdefault((*node.inputs, node.attrs["amplitude"]), node)
         if first is not node:
-            _stand_for(node, first.outputs)
+            trace.fired("equal angles", node.output.name)
+            _replace(node, first.outputs)
     for node in kept.values():
-        node.scope = ""
+        if node.scope:
+            trace.fired("angles of all layers", node.output.name)
+            node.scope = ""
     return list(kept.values())
 
 
@@ -114,11 +117,11 @@ def _with_angles(embedding: Node, angles: list[Node]) -> None:
         x, *made = ops.embed_tokens.emit(*given, *(n.inputs[1] for n in angles), **attrs, name=names)
     graph.replace(embedding, x)
     for node, pair in zip(angles, zip(made[::2], made[1::2], strict=True), strict=True):
-        _stand_for(node, pair)
+        _replace(node, pair)
 
 
-def _stand_for(node: Node, values: Iterable[Value]) -> None:
-    """Let `values`, whose names stay, take the place of the outputs of `node`."""
+def _replace(node: Node, values: Iterable[Value]) -> None:
+    """Replace the outputs of `node` by `values`, which keep their names."""
     for old, new in zip(node.outputs, values, strict=True):
         replace_uses(old, new, rename=False)
     node.graph.erase(node)

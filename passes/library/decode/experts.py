@@ -43,7 +43,7 @@ def _chosen(by: float = 1.0, **match: Any) -> Value | Refusal:
 
 @dataclass(frozen=True)
 class FuseMixture(Pass):
-    """Let a mixture of experts read the few that a router chooses: moe(x, route(logits)) → mixture(x, chosen, weights).
+    """Give a mixture of experts the k chosen ones instead of all: moe(x, route(logits)) → mixture(x, chosen, weights).
 
     A factor of the whole becomes one of the weights.
 
@@ -69,7 +69,7 @@ class FuseMixture(Pass):
     purpose = "Fuse and take apart"
     see = ("fuse-router", "fuse-route")
     on_fused = True
-    tradeoff = "the choice is a value of its own, numbers of experts and their weights"
+    tradeoff = "the choice becomes two values in memory: indices of experts, and their weights"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for name, pattern in {"scaled mixture": _scaled, "mixture": _mixed}.items():

@@ -1,4 +1,4 @@
-"""Queries, keys and values of a decode step with all that makes them: norm, products, norms of heads, rotation."""
+"""Queries, keys and values of a decode step with the norm, products, norms of heads and rotation that make them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern, called, captured, either, maybe, value
-from .products import LAST, NORM, given, packed, product
+from .products import LAST, NORM, gain, given, packed, product
 
 SKIPPING = ("chunked", "dilated")  # patterns of keys that kernels know beside the dense one
 SCORES = "heads", "kv_heads", "window", "keep_first", "scale", "softcap", "pattern", "stride"
@@ -53,7 +53,7 @@ def _rotated(y: Value, name: str) -> Value:
 
 def _normed(y: Value, name: str) -> Value:
     apart = ops.reshape(y, shape=ANY(f"{name}apart"))
-    return ops.reshape(ops.rms_norm(apart, maybe(f"{name}norm"), eps=ANY("head_eps")), shape=ANY())
+    return ops.reshape(ops.rms_norm(apart, gain(f"{name}norm"), eps=ANY("head_eps")), shape=ANY())
 
 
 def _projected(apart: bool, normed: bool, rotated: bool) -> Pattern:
@@ -105,7 +105,7 @@ def _fused(**match: Any) -> tuple[Value, ...] | Refusal:
 
 @dataclass(frozen=True)
 class FuseQkv(Pass):
-    """Compute queries, keys and values of an attention with all that makes them: norm_qkv.
+    """Compute queries, keys and values of an attention from the residual stream by one op: norm_qkv.
 
     That is the norm of x, one product by the packed weights, the RMS norms of heads of queries and keys, and their
     rotation, by the angles that rotary_angles makes once for all layers. Keys and values go from there to the cache.
@@ -165,7 +165,7 @@ def _absorbed() -> tuple[Value, Value]:
     up = ops.head_linear(_flat(plain), value("weight"), heads=ANY("heads"), inverse=True)
     q = ops.concat(_flat(up), _flat(_rotated(_flat(turns), "q_")), axis=ANY())
     latent, turns = ops.split.emit(value("latent"), sizes=ANY("sizes", length=2), axis=LAST)
-    latent = either(ops.rms_norm(latent, maybe("norm_weight"), eps=ANY("eps")), latent)
+    latent = either(ops.rms_norm(latent, gain("norm_weight"), eps=ANY("eps")), latent)
     k = ops.concat(latent, _rotated(turns, "k_"), axis=LAST)
     return _attention(_flat(q), k, None, value_dim=ANY("value_dim")), k
 

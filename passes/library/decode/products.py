@@ -1,4 +1,4 @@
-"""Products of a decode step with what stands behind them: activations, gates, additions."""
+"""Products of a decode step with the activations, gates and additions after them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from typing import Any
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.op import Op
 from weft.ir.ops.activation import ACTIVATIONS
-from weft.ir.recipes.blocks import BlockRecipe, block_layout
+from weft.ir.recipes.blocks import block_layout
 
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.edit import backward_slice, drop, replace_uses
-from ...edits.pattern import ANY, Pattern, captured, either, maybe, value
+from ...edits.pattern import ANY, Pattern, captured, either, maybe, param, value
+from ..fuse.pack import misfit
 
 Maybe = Value | None
 
 
+def gain(name: str) -> Value:
+    """Return a variable of a pattern: the weight or bias of a norm, which kernels take from a module, or none."""
+    return param(name, optional=True)
+
+
 def product(role: str = "") -> Value:
-    """A pattern: norm(x) Wᵀ + b, with a norm or without; weight and bias are called by their `role`."""
-    operands = value("x"), value(f"{role}weight"), maybe(f"{role}bias"), maybe("norm_weight"), maybe("norm_bias")
+    """Return a pattern of norm(x) Wᵀ + b, with a norm or without; `role` begins the names of weight and bias."""
+    operands = value("x"), value(f"{role}weight"), maybe(f"{role}bias"), gain("norm_weight"), gain("norm_bias")
     return ops.norm_linear(*operands, kind=ANY("kind"), eps=ANY("eps"))
 
 
@@ -39,38 +45,36 @@ NORM = "norm_weight", "norm_bias", "kind", "eps"
 
 
 def packed(weights: Sequence[Maybe], biases: Sequence[Maybe]) -> tuple[Value, Maybe] | Refusal:
-    """The rows of `weights` as one weight, and `biases` as one where they are; a Refusal if they cannot lie side by
-    side in memory, as the weights of modules that stand side by side."""
-    given = [w for w in (*weights, *biases) if isinstance(w, Param)]
-    names = " and ".join(f"%{w.name}" for w in given)
-    if len(given) != len(weights) * (2 if any(biases) else 1):
-        return Refusal("some have a bias, or a weight is computed")
-    if len({*given}) < len(given):
-        return Refusal(f"{names} are not different ones")
-    homes = {_home(w) for w in given}
-    if len(homes) != 1 or None in homes or not {w.name.rpartition(".")[2] for w in given} <= {"weight", "bias"}:
-        return Refusal(f"{names} do not stand side by side")
-    graph, stay = given[0].graph, any(w.recipe.has(BlockRecipe) for w in given)
-    stay = stay or bool(graph.meta.get("keep_blocks"))
-    if stay and len({str(block_layout(w.recipe, graph.reader)) for w in given[: len(weights)]}) > 1:
+    """Pack `weights`, and `biases` where there are any, of modules with one parent: such can share memory.
+
+    Returns:
+        The packed weight and bias, or why there are none.
+    """
+    if reason := misfit(weights, biases):
+        return Refusal(reason)
+    ours, theirs = ([w for w in some if isinstance(w, Param)] for some in (weights, biases))
+    names, graph = " and ".join(f"%{w.name}" for w in ours), ours[0].graph
+    if theirs and len(theirs) < len(ours):
+        return Refusal(f"only some of {names} have a bias")
+    if len({*ours}) < len(ours):
+        return Refusal(f"{names} are one weight")
+    places = [w.name.rpartition(".") for w in (*ours, *theirs)]
+    parents = {module.rpartition(".")[0] if module else None for module, _, _ in places}
+    if len(parents) > 1 or None in parents or any(own not in ("weight", "bias") for _, _, own in places):
+        return Refusal(f"{names} are not weights of modules with one parent")
+    layouts = {str(block_layout(w.recipe, graph.reader)) for w in ours} if graph.meta.get("keep_blocks") else {""}
+    if len(layouts) > 1:
         return Refusal(f"{names} are quantized in different ways")
-    modules = [w.name.split(".")[-2] for w in given[: len(weights)]]
+    modules = [module.rpartition(".")[2] for module, _, _ in places[: len(ours)]]
     name = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
-    together = ops.pack(*given[: len(weights)], name=name)
-    return together, ops.pack(*given[len(weights) :], name=f"{name}_bias") if any(biases) else None
-
-
-def _home(weight: Param) -> str | None:
-    """The module around that of `weight`; None if it is in no module."""
-    outer = weight.name.rpartition(".")[0]
-    return outer.rpartition(".")[0] if outer else None
+    return ops.pack(*ours, name=name), ops.pack(*theirs, name=f"{name}_bias") if theirs else None
 
 
 def _unit(gate: Value, up: Value) -> Value:
     return ops.glu(gate, up, activation=ANY("activation"), limit=ANY("limit"), shift=ANY("shift"))
 
 
-UNITS = {  # what a glu reads
+UNITS = {  # the operands of a glu
     "two products": lambda: _unit(product("gate_"), product("up_")),
     "halves of one": lambda: _unit(*ops.split.emit(product(), sizes=ANY("sizes", length=2), axis=LAST)),
 }
@@ -128,9 +132,11 @@ class FuseActivation(Pass):
     on_fused = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
+        there = {node.op for node in graph.nodes}
         rules = [Rule(f"glu of {name}", Pattern(pattern), _gated) for name, pattern in UNITS.items()]
         for name, (op, attrs) in {**ACTIVATIONS, "": (ops.swish, {"beta": ANY("beta")})}.items():
-            rules.append(Rule(name or "swish", _activation(op, attrs), partial(_activated, activation=name)))
+            if op in there:
+                rules.append(Rule(name or "swish", _activation(op, attrs), partial(_activated, activation=name)))
         apply_rules(graph, rules, trace)
 
 
@@ -138,8 +144,8 @@ def _added(norm: Op | None) -> Pattern:
     def pattern() -> Value:
         y = ops.norm_linear(value("x"), value("weight"), maybe("bias"), kind="none", eps=ANY())
         if norm is not None:
-            more = (maybe("norm_bias"),) if norm is ops.layer_norm else ()
-            y = norm(y, maybe("norm_weight"), *more, eps=ANY("eps"))
+            more = (gain("norm_bias"),) if norm is ops.layer_norm else ()
+            y = norm(y, gain("norm_weight"), *more, eps=ANY("eps"))
         return ops.add(value("residual"), either(ops.affine(y, by=ANY("scale")), y))
 
     return Pattern(pattern)
@@ -151,7 +157,7 @@ ADDED = {"none": None, "rms": ops.rms_norm, "layer": ops.layer_norm}  # norms af
 def _onto() -> Value:
     names = "x", "chosen", "weights", "up", "down"
     stacks = *map(value, names), *map(maybe, ("gate", "up_bias", "down_bias", "gate_bias")), None
-    norm = maybe("norm_weight"), maybe("norm_bias")
+    norm = gain("norm_weight"), gain("norm_bias")
     return ops.add(value("residual"), ops.mixture(*stacks, *norm, **captured(*ops.mixture.attrs)))
 
 
@@ -175,7 +181,7 @@ def _residual(**match: Any) -> Value | Refusal:
 
 
 def terms(total: Value) -> list[Value]:
-    """The values [batch, seq, width] that additions sum up to `total`, through those that nothing else reads."""
+    """Return the terms [batch, seq, width] of the sum `total`, also those of inner sums that nothing else reads."""
     node = total.producer
     if node is None or node.op is not ops.add or any(v is None or v.shape != total.shape for v in node.inputs):
         return [total]
@@ -184,8 +190,7 @@ def terms(total: Value) -> list[Value]:
 
 
 def in_order(graph: Graph, trace: Trace) -> None:
-    """Let additions begin with what stands in memory, go on with mixtures of experts, and end with products, so that
-    each is added where it is computed."""
+    """Reorder sums: first values in memory, then mixtures of experts, then products, which add the sum before them."""
     for node in graph.nodes:
         total = node.output
         if node.op is not ops.add or len(total.shape) != 3:
@@ -220,7 +225,10 @@ def _is_chain(total: Value, ordered: list[Value]) -> bool:
 
 
 def _rank(term: Value) -> int:
-    """0 of a value as it is, 1 of a mixture of experts, 2 of a product, whatever norm and factor come after it."""
+    """Return the place of `term` in a sum: 0 for a value in memory, 1 for a mixture of experts, 2 for a product.
+
+    Norms and factors after a mixture or a product do not count.
+    """
     while (node := term.producer) is not None and len(term.uses) == 1 and not term.is_output:
         if node.op is ops.mixture:
             return 1
@@ -236,8 +244,8 @@ def _rank(term: Value) -> int:
 class FuseLinearResidual(Pass):
     """Add a product to the residual stream where it is computed: x + norm_linear(h, W) → linear_residual(h, W, x).
 
-    A norm after the product and a factor of it come along. Of longer sums the products are added one by one, after
-    what stands in memory already and what experts add. Run fuse-norm-linear{fold=false} before.
+    A norm after the product and a factor of it are included. In longer sums the products are added one by one, after
+    values in memory and mixtures of experts. Run fuse-norm-linear{fold=false} before.
 
     Condition: nothing else reads the product, and no norm is fused before it.
 

@@ -1,4 +1,4 @@
-"""Recurrences of a decode step with what stands around them: step sizes, norms, decays, gates."""
+"""Recurrences of a decode step with their step sizes, norms, decays and gates."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern, captured, either, maybe, param, value
-from .products import given
-
-
-def _flat(y: Value) -> Value:
-    """`y`, or `y` in another shape."""
-    return either(ops.reshape(y, shape=ANY()), y)
+from .products import gain, given
 
 
 def _scaled(y: Value, name: str) -> Value:
@@ -31,7 +26,7 @@ def _rate() -> Value:
 
 
 def _softened(*inner: Value) -> Value:
-    """A pattern: the softplus of what is `inner`, of a step size with a bias, or of a step size."""
+    """Return a pattern of softplus(`inner`), softplus(step size + bias) or softplus(step size), tried in this order."""
     return ops.softplus(either(*inner, ops.add(value("delta"), param("bias")), value("delta")))
 
 
@@ -40,7 +35,7 @@ def _gated(y: Value) -> Value:
 
 
 def _normed(y: Value) -> Value:
-    return ops.rms_norm(y, maybe("norm_weight"), eps=ANY("eps"))
+    return ops.rms_norm(y, gain("norm_weight"), eps=ANY("eps"))
 
 
 def _normed_by_parts(y: Value) -> Value:
@@ -49,9 +44,9 @@ def _normed_by_parts(y: Value) -> Value:
 
 
 def _selective() -> Value:
-    rank = either(ops.rms_norm(value("delta"), maybe("norm_weight"), eps=ANY("eps")), value("delta"))
-    delta = either(_softened(ops.linear(rank, param("weight"), maybe("bias"))), value("step"))
-    normed = ((value(n), ops.rms_norm(value(n), maybe(f"{n}_weight"), eps=ANY(f"{n}_eps"))) for n in "bc")
+    rank = either(ops.rms_norm(value("delta"), gain("norm_weight"), eps=ANY("eps")), value("delta"))
+    delta = either(_softened(ops.linear(rank, param("weight"), gain("bias"))), value("step"))
+    normed = ((value(n), ops.rms_norm(value(n), gain(f"{n}_weight"), eps=ANY(f"{n}_eps"))) for n in "bc")
     b, c = (either(norm, plain) for plain, norm in normed)
     return ops.selective_scan(value("x"), delta, either(_rate(), value("a")), b, c, maybe("d"))
 
@@ -64,8 +59,8 @@ def _ssd() -> Value:
 
 def _matrix(op: Op, units: bool) -> Value:
     q, k = (_unit(name) if units else _scaled(value(name), name) for name in "qk")
-    rate = either(ops.unsqueeze(_rate(), axes=ANY()), _rate())
-    decay = either(_flat(ops.mul(_flat(_softened()), rate)), maybe("decay"))
+    by_key = ops.mul(ops.reshape(_softened(), shape=ANY("by_head")), ops.unsqueeze(_rate(), axes=ANY("axes")))
+    decay = either(ops.reshape(by_key, shape=ANY()), ops.mul(_softened(), _rate()), maybe("decay"))
     beta = [_scaled(value("beta"), "beta")] if op is ops.gated_delta_rule else []
     return op(q, k, value("v"), *beta, decay, **captured(*op.attrs))
 
@@ -81,19 +76,24 @@ def _ended(op: Op, units: bool) -> Value:
     return ops.mul(either(parts, _normed(y)), value("gate"))
 
 
-def _step(match: dict[str, Any], own: str) -> tuple[Value, dict[str, Any]]:
-    """The operand of a step size, and the bias and softplus that are taken of it."""
-    if own in match:
-        return match[own], {}
-    return match["delta"], {"bias": match.get("bias"), "softplus": True}
+def _step(match: dict[str, Any]) -> tuple[Value, dict[str, Any]] | Refusal:
+    """Return the step size as a fused op takes it, with its bias and the softplus of both."""
+    if "step" in match:
+        return match["step"], {}
+    delta, bias, weight = match["delta"], match.get("bias"), match.get("weight")
+    if bias is not None and bias.shape != (delta.shape[-1:] if weight is None else weight.shape[:1]):
+        return Refusal(f"%{bias.name} is no bias for each feature of its step size")
+    return delta, {"bias": bias, "softplus": True}
 
 
 def _rates(match: dict[str, Any]) -> tuple[Value, dict[str, Any]]:
     return (match["a"], {}) if "a" in match else (match["a_log"], {"log_a": True})
 
 
-def _fused_selective(**match: Any) -> Value:
-    (delta, more), (a, log) = _step(match, "step"), _rates(match)
+def _fused_selective(**match: Any) -> Value | Refusal:
+    if isinstance(step := _step(match), Refusal):
+        return step
+    (delta, more), (a, log) = step, _rates(match)
     norms: dict[str, Any] = {f"{n}_norm": True for n in "bc" if f"{n}_eps" in match}
     norms |= given(match, "b_eps", "b_weight", "c_eps", "c_weight")
     if "weight" in match:
@@ -112,7 +112,9 @@ def _fused_ssd(**match: Any) -> Value | Refusal:
         return Refusal("its gate is not like what it opens")
     if "parts" in match and match["norm_weight"].shape != x.shape[-1:]:
         return Refusal("its norm has another weight than one number for each")
-    (delta, more), (a, log) = _step(match, "step"), _rates(match)
+    if isinstance(step := _step(match), Refusal):
+        return step
+    (delta, more), (a, log) = step, _rates(match)
     norm = {"norm": True, "norm_groups": parts[2], **given(match, "eps", "norm_weight")} if "eps" in match else {}
     operands = x, delta, a, match["b"], match["c"], match.get("d")
     return ops.gated_ssd(*operands, gate=match.get("gate"), **given(match, *ops.ssd.attrs), **more, **log, **norm)
@@ -120,11 +122,16 @@ def _fused_ssd(**match: Any) -> Value | Refusal:
 
 def _fused_matrix(units: bool, **match: Any) -> Value | Refusal:
     heads, groups, q, v, gate = match["heads"], match["groups"], match["q"], match["v"], match.get("gate")
-    decay, more = (match.get("decay"), {})
+    decay, more = match.get("decay"), {}
     if "delta" in match:
-        decay, bias, a_log = match["delta"], match.get("bias"), match["a_log"]
-        more = {"a_log": a_log, "bias": bias}
-        if len(decay.shape) != 3 or a_log.shape != (heads,) or decay.shape[2] % heads:
+        step, by_head = _step(match), match.get("by_head")
+        if isinstance(step, Refusal):
+            return step
+        decay, more = step[0], {"a_log": match["a_log"], "bias": step[1]["bias"]}
+        width = decay.shape[-1] if len(decay.shape) == 3 else 0
+        if by_head is not None and by_head[2:] == (heads, width // heads) and match["axes"] in ((1,), (-1,)):
+            width = heads
+        if width != heads or match["a_log"].shape != (heads,):
             return Refusal("its decay is not one of its heads")
     if units and any(match[f"{n}_parts"][2:] != (groups, match[n].width // groups) for n in "qk"):
         return Refusal("its queries and keys are not normed head by head")
@@ -139,35 +146,41 @@ def _fused_matrix(units: bool, **match: Any) -> Value | Refusal:
     return ops.matrix_recurrence(q, match["k"], v, decay, gate=gate, **named, **more)
 
 
-MATRICES = {ops.gated_linear_attention: "linear attention", ops.gated_delta_rule: "delta rule"}
-ROWS: dict[str, tuple[Callable[[], Value], Callable[..., Any]]] = {
-    "Mamba, gated": (lambda: _gated(_selective()), _fused_selective),
-    "Mamba": (_selective, _fused_selective),
-    "Mamba-2, gated and normed": (lambda: _normed(_gated(_ssd())), _fused_ssd),
-    "Mamba-2, gated and normed by parts": (lambda: _normed_by_parts(_gated(_ssd())), _fused_ssd),
-    "Mamba-2, gated": (lambda: _gated(_ssd()), _fused_ssd),
-    "Mamba-2": (_ssd, _fused_ssd),
+# By op, patterns with what makes them, those with most around the op first.
+ROWS: dict[Op, dict[str, tuple[Callable[[], Value], Callable[..., Any]]]] = {
+    ops.selective_scan: {
+        "Mamba, gated": (lambda: _gated(_selective()), _fused_selective),
+        "Mamba": (_selective, _fused_selective),
+    },
+    ops.ssd: {
+        "Mamba-2, gated and normed": (lambda: _normed(_gated(_ssd())), _fused_ssd),
+        "Mamba-2, gated and normed by parts": (lambda: _normed_by_parts(_gated(_ssd())), _fused_ssd),
+        "Mamba-2, gated": (lambda: _gated(_ssd()), _fused_ssd),
+        "Mamba-2": (_ssd, _fused_ssd),
+    },
     **{
-        f"{name}{', normed queries and keys' * units}{', normed and gated' * ends}": (
-            partial(_ended if ends else _matrix, op, units),
-            partial(_fused_matrix, units),
-        )
-        for op, name in MATRICES.items()
-        for ends in (True, False)
-        for units in (True, False)
+        op: {
+            f"{name}{', normed queries and keys' * units}{', normed and gated' * ends}": (
+                partial(_ended if ends else _matrix, op, units),
+                partial(_fused_matrix, units),
+            )
+            for ends in (True, False)
+            for units in (True, False)
+        }
+        for op, name in {ops.gated_linear_attention: "linear attention", ops.gated_delta_rule: "delta rule"}.items()
     },
 }
 
 
 @dataclass(frozen=True)
 class FuseRecurrence(Pass):
-    """Compute a recurrence with what makes its operands and what gates and norms its result.
+    """Compute a recurrence together with its step sizes, decays and norms, and the gate and norm of its result.
 
     selective_scan, ssd, gated_linear_attention and gated_delta_rule become gated_selective_scan, gated_ssd and
     matrix_recurrence, which take up the projection and softplus of step sizes, rates −e^a, norms and factors of queries
     and keys, gates and the norms of parts of the result.
 
-    Condition: nothing else reads what is taken up.
+    Condition: nothing else reads the values in between; norms have parameters as weights.
 
     Source: Mamba (Gu & Dao 2023), Mamba-2 (Dao & Gu 2024), Gated DeltaNet (Yang 2024).
 
@@ -197,8 +210,6 @@ class FuseRecurrence(Pass):
     on_fused = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        there = {node.op for node in graph.nodes}
-        for name, (pattern, fused) in ROWS.items():
-            traced = Pattern(pattern)
-            if {ops.selective_scan, ops.ssd, *MATRICES} & there:
-                apply_rules(graph, [Rule(name, traced, fused)], trace)
+        for op in dict.fromkeys(node.op for node in graph.nodes):
+            for name, (pattern, fused) in ROWS.get(op, {}).items():
+                apply_rules(graph, [Rule(name, Pattern(pattern), fused)], trace)

@@ -26,13 +26,13 @@ from weft.backends.torch.lower.lower import emit
 from weft.backends.torch.program.statements import CacheSlot, ParamRef, Submodule
 from weft.backends.torch.snippets import positions
 from weft.ir import Graph, TensorType, Value, interpret, ops
-from weft.ir.op import Case, Op, Trait
+from weft.ir.op import OPS, Case, Op, Trait
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes, sizes
 from weft.passes.analysis.states import states
 
-FUSED = [op for op in STEPS if Trait.FUSED in op.traits]
+FUSED = [op for name in STEPS if Trait.FUSED in (op := OPS[name]).traits]
 
 
 def begins(op: Op, case: Case) -> bool:
@@ -77,7 +77,9 @@ class Model:
                 reader.arrays[name] = array
                 operands.append(graph.add_param(path, TensorType(kind, array.shape), Source(name)))
         if op is ops.mixture:  # whose kernel takes the choice of another
-            experts, k = arrays[3].shape[0], arrays[1].shape[2]  # type: ignore[union-attr]  # up and chosen
+            _, chosen, _, up, *_ = arrays
+            assert chosen is not None and up is not None
+            experts, k = len(up), chosen.shape[2]
             logits = graph.add_input("logits", TensorType(dtypes.f32, (*SHAPE, experts)))
             self.feeds["logits"] = np.random.default_rng(1).standard_normal((*first.shape[:2], experts))
             operands[1:3] = ops.choose_experts.emit(logits, k=k)
@@ -92,7 +94,9 @@ class Model:
             heads = {name: case.attrs[name] for name in ("heads", "kv_heads")}
             return (ops.attention(*made, **heads, causal=True),)
         if op is ops.latent_qk:
-            rank = made[1].width - 2 * case.operands[3].shape[-1]  # type: ignore[union-attr]  # cosines
+            cosines = case.operands[3]
+            assert cosines is not None
+            rank = made[1].width - 2 * cosines.shape[-1]
             return (ops.attention(*made, heads=case.attrs["heads"], kv_heads=1, causal=True, value_dim=rank),)
         if op in (ops.norm_route, ops.choose_experts):
             rng, reader = np.random.default_rng(1), self.graph.reader
@@ -117,8 +121,8 @@ class Step:
         self.model, self.graph, self.functions = model, model.graph, {**functions, "torch": torch, "Norm": Norm}
         self.e = StepEmitter(self.graph, self.graph, {}, True, {})
         for node in self.graph.nodes:
-            assert node.op not in STEPS or STEPS[node.op][1](self.e, node) is None
-        emit(self.e, self.graph, {op: lowering for op, (lowering, _) in STEPS.items()})
+            assert node.op.name not in STEPS or STEPS[node.op.name].when(self.e, node) is None
+        emit(self.e, self.graph, {OPS[name]: lowering.emit for name, lowering in STEPS.items()})
         self.tickets = Tickets(4096)
         self.caches = {node: self._cache(node) for node in self.graph.nodes}
 
@@ -188,7 +192,7 @@ def test_lowerings_compute_what_their_ops_do(name: str) -> None:
     check(name, kernel=False)
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is published for Linux alone")
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is published for Linux alone")  # as of all kernels
 @pytest.mark.usefixtures("few_processors")
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_compute_what_their_ops_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +201,4 @@ def test_kernels_compute_what_their_ops_do(name: str, monkeypatch: pytest.Monkey
 
 
 def test_every_fused_op_has_a_lowering() -> None:
-    from weft.ir.op import OPS
-
     assert {op for op in OPS.values() if Trait.FUSED in op.traits} == {*FUSED}

@@ -24,7 +24,7 @@ SKIPPING = {"chunked": "chunk", "dilated": "dilation"}  # patterns that kernels 
 
 
 def _apart(e: StepEmitter, node: Node) -> str | None:
-    """Say why keys and values cannot be made where the weights of `node` stand."""
+    """Return why the kernel of `node` cannot write keys and values to the cache of its attention, or None."""
     together = sharing(next(iter(node.outputs[0].users)))
     if why := next((why for n in together if (why := _refusal(n)) is not None), None):
         return f"an attention to its keys has no kernel: {why}"
@@ -38,7 +38,7 @@ def _apart(e: StepEmitter, node: Node) -> str | None:
 
 @lowers(ops.norm_qkv, ops.latent_qk, when=_apart)
 def projected(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """Queries, keys and values, for which the attention that reads them calls."""
+    """Return placeholders for queries, keys and values: the attention that reads them emits the call."""
     return e.pending(node)
 
 
@@ -70,7 +70,7 @@ def attention(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _refusal(node: Node) -> str | None:
-    """Say why no kernel computes the scores of `node`; None if one does."""
+    """Return why no kernel computes the scores of `node`, or None."""
     a = node.attrs
     if node.op is ops.relative_attention:
         return "its keys and values depend on distances"
@@ -82,13 +82,13 @@ def _refusal(node: Node) -> str | None:
 
 
 def _slopes(node: Node) -> Value | None:
-    """ALiBi's slopes [heads], by which kernels add distance to scores, if it has them."""
+    """Return ALiBi's slopes [heads] of an attention that `_refusal` accepts, or None."""
     bias = node.operand("bias")
     return None if bias is None or bias.producer is None else bias.producer.inputs[0]
 
 
 def _projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None) -> Var:
-    """`norm_qkv`, which writes the cache, then `decode_attention`."""
+    """Emit `decode_attention` of queries by `norm_qkv`, which also writes keys and values to the cache."""
     weight, bias, norm = (e.weight(qkv.operand("weight")), e.weight(qkv.operand("bias")), e.norm_of(qkv))
     eps, normed = qkv.attrs["head_eps"], qkv.attrs["head_norm"]
     q_norm, k_norm = (e.norm("rms", eps, qkv.operand(n)) if normed else None for n in ("q_norm", "k_norm"))
@@ -145,7 +145,7 @@ def _reading(e: StepEmitter, node: Node, slopes: Value | None, writer: Node) -> 
 
 
 def _cache(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
-    """The cache of `node`, which stands in `scope`; as a value, where other attentions read it, too."""
+    """Return the cache of `node`, emitted in `scope` as a variable if other attentions read it, too."""
     if len(sharing(node)) == 1:
         return CACHE
     outer, e.scope = e.scope, e.scope if scope is None else scope
@@ -173,7 +173,7 @@ def _latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
 
 
 def _against_latents(e: StepEmitter, node: Node, absorbed: Node, outer: Call, cache: Operand) -> Call:
-    """`latent_qk`, which writes the `cache`, within the call `outer`."""
+    """Return the call of `latent_qk`, which also writes the `cache`; it is an argument of the call `outer`."""
     call, weight = Call("latent_qk", outer.operands), absorbed.required("weight")
     call.give(absorbed.required("q"), absorbed.required("latent"), e.weight(weight))
     call.give(f"{call.place(cache)}.k", e.positions, absorbed.required("cosines"), absorbed.required("sines"))

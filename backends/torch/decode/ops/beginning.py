@@ -25,7 +25,7 @@ def _blocks(e: StepEmitter, node: Node) -> str | None:
 
 @lowers(ops.embed_tokens, when=_blocks)
 def embedded(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """The embeddings, and cosines and sines of angles."""
+    """Emit the embeddings, and the cosines and sines of angles."""
     ids: Value | Var = node.required("ids")
     weight, a = node.required("weight"), node.attrs
     if shared := divided.style(e, weight) == divided.TOKENS:
@@ -48,7 +48,7 @@ def embedded(e: StepEmitter, node: Node) -> tuple[Var, ...]:
 
 @lowers(ops.rotary_angles)
 def angles(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """cos and sin [batch·seq, pairs] of the angles of the tokens."""
+    """Emit cos and sin [batch·seq, pairs] of the angles of the tokens."""
     amplitude = node.attrs["amplitude"]
     text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
     text = f"(table.flatten(0, 2) for table in {text})"

@@ -19,13 +19,13 @@ from .products import few_rows, opening, unknown
 
 @lowers(ops.norm_route, ops.choose_experts)
 def choice(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """The choice of experts, which the mixture that reads it calls for."""
+    """Return placeholders for the chosen experts and their weights: the mixture that reads them emits the call."""
     return e.pending(node)
 
 
 @lowers(ops.mixture, when=unknown)
 def mixture(e: StepEmitter, node: Node) -> Var:
-    """The sum of the chosen experts, added to the stream if there is one: the choice, then two kernels of products."""
+    """Emit the choice of experts and their weighted sum, added to the residual stream if there is one."""
     x, norm, stream = node.required("x"), e.norm_of(node), node.operand("residual")
     up, down = (node.required(name) for name in ("up", "down"))
     route = node.required("chosen").producer

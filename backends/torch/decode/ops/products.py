@@ -29,20 +29,20 @@ def kernel_activation(name: str | None) -> str | None:
 
 
 def unknown(e: StepEmitter, node: Node) -> str | None:
-    """Say that kernels do not have the activation of `node`, if they do not."""
+    """Return that kernels do not have the activation of `node`, or None."""
     name = node.attrs["activation"]
     return None if kernel_activation(name) else f"the activation is {name}"
 
 
 def opening(call: Call, node: Node) -> Call:
-    """`call` with the keywords that say how the gates of `node` open."""
+    """Add the keywords activation, limit and shift of the gated unit `node` to `call`, and return it."""
     a = node.attrs
     call.set("activation", kernel_activation(a["activation"]), default="silu")
     return call.set("limit", a["limit"]).set("shift", a["shift"], default=0)
 
 
 def weights(e: StepEmitter, node: Node) -> tuple[Operand | None, Operand | None, Operand | None]:
-    """The weight, bias and norm of `node`, which from here on stands in the innermost scope that has all of them."""
+    """Return the weight, bias and norm of `node`, and emit from here on in the innermost scope that contains them."""
     found = e.weight(node.operand("weight")), e.weight(node.operand("bias")), e.norm_of(node)
     e.within(*found)
     return found
@@ -50,7 +50,7 @@ def weights(e: StepEmitter, node: Node) -> tuple[Operand | None, Operand | None,
 
 @lowers(ops.pack)
 def pack(e: StepEmitter, node: Node) -> Operand | None:
-    """Weights one under the other, held beside their modules."""
+    """Return the packed weights, which the class next to their modules holds."""
     return e.packed([w for w in node.inputs if isinstance(w, Param)])
 
 
@@ -61,7 +61,7 @@ def _unshared(e: StepEmitter, node: Node) -> str | None:
 
 @lowers(ops.norm_linear, when=_unshared)
 def linear(e: StepEmitter, node: Node) -> Var | tuple[Var, ...]:
-    """A linear map, the norm before and the activation after it included; several are called for where they part."""
+    """Emit a linear map with the norm before and the activation after it; a packed one is emitted by its split."""
     if _pieces(node.output) is not None:
         return e.pending(node)
     weight, bias, norm = weights(e, node)
@@ -84,7 +84,7 @@ def _pieces(product: Value) -> Node | None:
 
 @lowers(ops.split)
 def side_by_side(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
-    """Linear maps of the same value as one product."""
+    """Emit linear maps with packed weights as one product and its split."""
     made = node.required("x").producer
     if made is None or _pieces(made.output) is not node:
         return None

@@ -37,7 +37,7 @@ def _refused(e: StepEmitter, node: Node) -> bool:
 
 
 def _apart(e: StepEmitter, node: Node) -> str | None:
-    """Say why what stands around a recurrence is not computed with it."""
+    """Return why the weights around a recurrence cannot be arguments of its kernel, or None."""
     weights = "weight", "bias", "b_weight", "c_weight", "a_log"
     return None if e.around_all(node, *weights) == node.scope else "its weights stand apart"
 
@@ -98,7 +98,7 @@ def convolved(e: StepEmitter, node: Node) -> Var | None:
 
 @lowers(ops.matrix_recurrence, when=_apart)
 def matrix(e: StepEmitter, node: Node) -> Var | None:
-    """One token of linear attention or of the delta rule, with what is before and behind it."""
+    """Emit one token of linear attention or of the delta rule, with the norms, decay and gate around it."""
     if _refused(e, node):
         return None
     call, a = Call("matrix_step"), node.attrs
@@ -136,7 +136,7 @@ def _no_matrix(node: Node, dtype: torch.dtype) -> str | None:
 
 @lowers(ops.gated_selective_scan, ops.gated_ssd, when=_apart)
 def state_space(e: StepEmitter, node: Node) -> Var | None:
-    """One token of a state space, with what is before and behind it."""
+    """Emit one token of a state space, with the step size, norms and gate around it."""
     if _refused(e, node):
         return None
     a, mamba2 = node.attrs, node.op is ops.gated_ssd

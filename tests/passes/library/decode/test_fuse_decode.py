@@ -7,12 +7,13 @@ from collections import Counter
 import pytest
 
 from weft.ir import Graph, TensorType, Value, WeftError, ops
-from weft.ir.op import Trait
+from weft.ir.op import OPS, Trait
 from weft.ir.types import dtypes, sizes
 from weft.passes import Report, Trace, run_passes
 from weft.passes.core.pipeline import PIPELINES
 from weft.passes.core.text import parse_pipeline
-from weft.passes.default import FUSE_DECODE
+from weft.passes.default import FUSE_DECODE, default_pipeline
+from weft.passes.edits.legalization import is_fused
 from weft.passes.library.decode.products import in_order
 
 from ....sampling import each
@@ -79,18 +80,13 @@ def test_caches_come_after_fusing() -> None:
 
 
 def test_every_fused_op_is_made_by_a_pass() -> None:
-    made = {n.op.name for name in TRIED for n in run_passes(ZOO[name](), "decode-torch").nodes if fused(n.op)}
-    assert made | {"rotary_angles", "choose_experts"} == {name for name in dir_of_ops() if fused(getattr(ops, name))}
+    graphs = [*(run_passes(ZOO[name](), "decode-torch") for name in MODELS)]
+    graphs.append(run_passes(ZOO["variant/experts"](), "fuse-mixture"))  # whose choice the router is fused with later
+    made = {n.op for graph in graphs for n in graph.nodes}
+    assert {op for op in OPS.values() if Trait.FUSED in op.traits} <= made
 
 
-def fused(op: object) -> bool:
-    return Trait.FUSED in getattr(op, "traits", ())
-
-
-def dir_of_ops() -> list[str]:
-    from weft.ir.op import OPS
-
-    return [*OPS]
+MODELS = [*LAYERS, "variant/latent", "variant/delta rule", "variant/depths by rank"]
 
 
 def stream(*shapes: str) -> tuple[Graph, list[Value]]:
@@ -127,6 +123,58 @@ def test_refusals_say_what_stands_in_the_way() -> None:
     run_passes(ZOO["variant/T5 bias, per layer"](), "decode-torch", report=report)
     (qkv,) = (r for r in report.records if r.applied.name == "fuse-qkv")
     assert any("it has a bias that is not ALiBi's" in line for line in qkv.trace.lines)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_unfuse_leaves_simple_ops(name: str) -> None:
+    """That any pass and any target takes: the default pipeline begins with it."""
+    after = run_passes(ZOO[name](), "decode-torch, unfuse, fold-constants", verify=True)
+    assert not any(map(is_fused, after.nodes)) and all(Trait.FUSED not in n.op.traits for n in after.nodes)
+    step = run_passes(ZOO[name](), "decode-torch")
+    assert str(default_pipeline(step)).startswith("simplify: unfuse, ")
+    assert not any(map(is_fused, run_passes(step, "default").nodes))
+
+
+def test_weights_of_norms_that_are_computed_stay_operands_of_norms() -> None:
+    """Kernels take them from a module, where there are none."""
+    graph, (x,) = stream("x")
+    g = ops.exp(weight(graph, "g", 6))
+    graph.add_output("y", ops.add(x, ops.rms_norm(ops.linear(x, weight(graph, "a", 6, 6)), g)))
+    after = applied("fuse-norm-linear{fold=false}, fuse-linear-residual", graph)
+    assert [n.op.name for n in after.nodes] == ["exp", "norm_linear", "rms_norm", "add"]
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,)])
+def test_a_rate_for_something_else_than_a_head_is_not_taken_for_one(axes: tuple[int, ...]) -> None:
+    graph = Graph("decay")
+    q, k, v, step = (
+        graph.add_input(n, TensorType(dtypes.f32, (*STREAM.shape[:2], 4))) for n in ("q", "k", "v", "step")
+    )
+    rate = ops.neg(ops.exp(weight(graph, "a", 2)))
+    apart = ops.reshape(ops.softplus(step), shape=(*STREAM.shape[:2], 2, 2))
+    decay = ops.reshape(ops.mul(apart, ops.unsqueeze(rate, axes=axes)), shape=step.shape)
+    graph.add_output("y", ops.gated_linear_attention(q, k, v, decay, heads=2, groups=2))
+    after = run_passes(graph, "fuse-recurrence", verify=True)
+    assert ("softplus" in [n.op.name for n in after.nodes]) == (axes == (0,))
+
+
+def test_biases_of_a_step_size_have_one_element_for_each_feature() -> None:
+    graph = Graph("step")
+    x, b = (graph.add_input(n, TensorType(dtypes.f32, (*STREAM.shape[:2], 4))) for n in ("x", "b"))
+    delta = ops.softplus(ops.add(x, weight(graph, "bias", 1)))
+    graph.add_output("y", ops.selective_scan(x, delta, weight(graph, "a", 4, 4), b, b))
+    report = Report()
+    after = run_passes(graph, "fuse-recurrence", report=report)
+    assert [n.op.name for n in after.nodes] == ["add", "softplus", "selective_scan"]
+    assert any("%bias is no bias for each feature" in line for line in report.records[0].trace.lines)
+
+
+def test_norms_without_weights_are_fused_ops_too_if_they_are_none() -> None:
+    """A linear map as norm_linear of the kind none is not taken for a norm by passes that know norm_linear."""
+    graph, (x,) = stream("x")
+    graph.add_output("y", ops.linear(x, weight(graph, "a", 6, 6)))
+    with pytest.raises(WeftError, match=r"pass rotate-residual does not look into fused ops, such as norm_linear"):
+        run_passes(graph, "fuse-norm-linear{fold=false}, rotate-residual")
 
 
 def test_passes_that_do_not_look_into_fused_ops_refuse() -> None:

@@ -1,0 +1,47 @@
+"""The inverse of the passes that fuse a decode step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.legalization import is_fused, legalize
+
+
+@dataclass(frozen=True)
+class Unfuse(Pass):
+    """Replace fused ops by their bodies, until only simple ops are left: the inverse of the pipeline decode-torch.
+
+    Packed weights become a concatenation, which fold-constants takes into one weight. The rotation in a norm_qkv
+    becomes arithmetic, not the op rope, so that backends do not fuse it with attention: keep the graph from before.
+
+    Condition: none.
+
+    Source: the definition of fused ops.
+
+    Example unfuse::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %g: f32[4] = normal([4], std=0.5, stream="g", mean=1.0)
+          param %gate.weight: f32[6, 4] = normal([6, 4], std=0.5, stream="gate")
+          param %up.weight: f32[6, 4] = normal([6, 4], std=0.5, stream="up")
+          %gate_up: f32[12, 4] = pack(%gate.weight, %up.weight)
+          %y: f32[batch, seq, 6] = norm_glu(%x, %gate_up, _, %g)
+          output y = %y
+        }
+    """
+
+    name = "unfuse"
+    needs = "fuse-mixture, fuse-norm-linear{fold=false}, fuse-activation"
+    effect = "exact"
+    purpose = "Fuse and take apart"
+    see = ("fuse-norm-linear", "fuse-activation", "fuse-qkv")
+    tradeoff = "every op writes its result to memory, and packed weights are copied"
+    on_fused = True
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        legalize(graph, lambda node: ["it is fused"] if is_fused(node) else None, trace)
