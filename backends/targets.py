@@ -16,10 +16,17 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node
 from weft.ir.registry import Registry
 from weft.ir.types import dtypes
-from weft.passes import Phase, Pipeline, Trace, default_pipeline, legalize, parse_pipeline
+from weft.passes import Pass, Phase, Pipeline, default_pipeline, parse_pipeline
+from weft.passes.edits.legalization import TAKES, Accepts
+from weft.passes.forms import Form
+from weft.passes.library.cleanup.cast import Cast
+from weft.passes.library.target.legalize import Legalize
+from weft.passes.library.target.rope_length import RopeLength, depends
 
 from .facts import Facts
 from .options import Option, Options
+
+MODEL = "model"  # the form that holds the whole model
 
 
 class Built(Protocol):
@@ -75,7 +82,7 @@ class Backend(ABC):
     options: ClassVar[type[Options]] = Options
     libraries: ClassVar[tuple[str, ...]] = ("numpy",)  # whose versions the manifest states
     is_code: ClassVar[bool] = False  # a folder is Python, which runs when it is opened
-    explains: ClassVar[bool] = False  # it has `explain`
+    explains: ClassVar[bool] = False  # what it builds has `explain`, which makes lines of the report of its passes
     own_code: ClassVar[bool] = False  # its folders bring code along that transformers runs
     runs: ClassVar[bool] = True  # weft runs what is compiled for it
     trains: ClassVar[bool] = False  # what it compiles is trained: parameters stay as the architecture declares them
@@ -127,13 +134,16 @@ class Backend(ABC):
         phases = default_pipeline(graph, max_length, trains=trains or self.trains).phases
         applying = (ph for ph in phases if not self.phases or ph.name in self.phases)
         paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in self.slower)) for ph in applying)
-        return self.finish(parse_pipeline(passes, Pipeline(paying)), dtype)
+        pipeline = parse_pipeline(passes, Pipeline(paying))
+        own = self.finish(graph, pipeline, dtype, max_length, trains=trains or self.trains)
+        return pipeline.then("target", *own) if own else pipeline
 
-    def finish(self, pipeline: Pipeline, dtype: str) -> Pipeline:
-        """Return `pipeline` with the target's own phase at its end: the cast to `dtype`."""
-        from weft.passes.library.cleanup.cast import Cast
-
-        return pipeline if dtype == "f32" else pipeline.then("target", Cast(dtypes.parse(dtype)))
+    def finish(
+        self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
+    ) -> tuple[Pass, ...]:
+        """Return the target's own passes of `graph`, after `pipeline`: the length of texts, and the cast to `dtype`."""
+        length = (RopeLength(max_length),) if max_length is not None and depends(graph) else ()
+        return (*length, *(() if dtype == "f32" else (Cast(dtypes.parse(dtype)),)))
 
     @abstractmethod
     def lowerings(self, op: str) -> list[str]:
@@ -143,25 +153,27 @@ class Backend(ABC):
     def refusals(self, node: Node) -> list[str] | None:
         """Return why no lowering takes `node`, one line each; None if one does."""
 
-    def legalize(self, graph: Graph, trace: Trace | None = None) -> None:
-        """Expand what no lowering takes, in place, until some lowering takes everything.
+    def takes(self, graph: Graph, form: str) -> Accepts:
+        """Return what tells of a node in that `form` of `graph` why no lowering takes it, as `refusals` does."""
+        return self.refusals
+
+    def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
+        """Return by name the forms of `graph`, as its pipeline leaves it, that `build` takes, and how they are made.
 
         Raises:
-            WeftError: naming an op that has no simpler form.
+            WeftError: if the target cannot run the graph.
         """
-        legalize(graph, self.refusals, trace)
+        return {MODEL: Form(Pipeline((Phase(MODEL, (Legalize(self.name),)),)))}
 
     @abstractmethod
-    def build(self, graph: Graph, dtype: str, length: int, options: Options, notes: list[str]) -> Built:
-        """Return the model of `graph`, after its passes, for texts of `length` tokens; users read what it `notes`.
+    def build(self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]) -> Built:
+        """Return the model of `forms`, the graph itself and those that `forms` lists, for texts of `length` tokens.
+
+        It changes none of them. Users read what it `notes`.
 
         Raises:
             WeftError: if the target cannot run the graph, or a library is missing.
         """
-
-    def explain(self, graph: Graph, dtype: str) -> list[str]:
-        """Return lines that tell how a decode step is computed, where the target `explains`."""
-        return []
 
     # -- running
 
@@ -212,6 +224,7 @@ def register(*backends: Backend) -> None:
     """Make targets known by their names."""
     for backend in backends:
         TARGETS.add(backend.name, backend)
+        TAKES.add(backend.name, backend.takes)
 
 
 def all_options() -> dict[str, tuple[Option, list[str]]]:

@@ -29,7 +29,7 @@ from weft.backends.runtime.ort.session import onnxruntime
 from weft.backends.targets import TARGETS
 from weft.ir import Graph, TensorType, dtypes, sizes
 from weft.ir.schema.visible_blocks import VisibleBlocks
-from weft.passes import Trace
+from weft.passes import legalize
 
 HEADS, WIDTH = 12, 768
 BLOCKS = VisibleBlocks(block=64, first_weight=4)
@@ -66,7 +66,7 @@ def session(kind: str) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     target, made = TARGETS.lookup("ort-cpu"), graph(kind)
-    target.legalize(made, Trace())
+    legalize(made, target.refusals)
     model = in_memory(build(made, target, max(LENGTHS)))
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 

@@ -55,13 +55,16 @@ class Codes:
     read_blocks = read
 
 
-def generated(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16, model: Any = None) -> tuple[Graph, Any]:
-    """The graph of this shape and the module that weft writes for it: with random weights, or with those of `model`."""
+def generated(
+    shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16, model: Any = None
+) -> tuple[dict[str, Graph], Any]:
+    """The forms of this shape and the module that weft writes for it: with random weights, or with those of `model`."""
     from weft.backends.targets import TARGETS
     from weft.backends.torch import kernels
     from weft.backends.torch.codegen.source import write_source
     from weft.backends.torch.lower.lower import lower
     from weft.backends.torch.package.module import load, run_source
+    from weft.frontends.api.modules import step_forms
     from weft.frontends.api.source.sources import load_source
     from weft.passes import run_passes
 
@@ -69,8 +72,9 @@ def generated(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16, mo
     graph = run_passes(graph, TARGETS["torch"].pipeline(graph, "f32"))
     if shape.bits < 16:
         _store_codes(graph, shape.bits)
+    forms = step_forms(graph)
     with torch.device("meta"):
-        module: nn.Module = run_source(write_source(lower(graph), kernels.__name__).text).Model()
+        module: nn.Module = run_source(write_source(lower(forms["model"]), kernels.__name__).text).Model()
     theirs = {} if model is None else model.state_dict()
     weights = {}
     for number, (key, value) in enumerate(module.state_dict().items()):
@@ -81,7 +85,7 @@ def generated(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16, mo
         else:
             weights[key] = _theirs(theirs, key)
     load(module, weights)
-    return graph, module.eval().requires_grad_(False)
+    return forms, module.eval().requires_grad_(False)
 
 
 def _store_codes(graph: Graph, bits: int) -> None:
@@ -116,7 +120,7 @@ class Module:
     """The generated module as it is, call by call with its cache of `capacity` tokens for each text of a batch."""
 
     def __init__(self, shape: Shape, device: str, batch: int, capacity: int, model: Any = None) -> None:
-        self.graph, self.module = generated(shape, device, model=model)
+        self.forms, self.module = generated(shape, device, model=model)
         self.vocab, self.device = shape.vocab, device
         self.cache = self.module.new_cache(batch, capacity)
         self.token = torch.zeros(batch, 1, dtype=torch.long, device=device)
@@ -159,7 +163,7 @@ class Step(Module):
         from weft.backends.torch.package.module import build_step
 
         super().__init__(shape, device, batch, capacity, model)
-        self.run = build_step(self.graph, self.module)
+        self.run = build_step(self.forms, self.module)
         self.position = torch.zeros_like(self.token)
         self.active = torch.ones_like(self.token, dtype=torch.bool)
         self.tickets = Tickets(TICKETS)
@@ -200,7 +204,7 @@ class Runtime(Module):
         from weft.backends.torch.package.shipped.load import Stepper
 
         super().__init__(shape, device, batch, capacity, model)
-        step = Stepper(self.module, build_step(self.graph, self.module), most=batch)  # as a folder has it
+        step = Stepper(self.module, build_step(self.forms, self.module), most=batch)  # as a folder has it
         decoder = TorchDecoder(self.module, vocab=self.vocab, max_length=capacity, step=step, draws=True)
         self.cache = None
         self.context = TorchContext(decoder, batch, capacity)
@@ -233,8 +237,8 @@ def prefill(shape: Shape, device: str, rows: int, by_step: bool = True) -> Calla
     runtime reads it, or by the module."""
     from weft.backends.torch.package.module import build_step
 
-    graph, module = generated(shape, device)
-    step = build_step(graph, module) if by_step else None
+    forms, module = generated(shape, device)
+    step = build_step(forms, module) if by_step else None
     last, positions = torch.tensor([rows - 1], device=device), torch.arange(rows, device=device)[None]
 
     def read(ids: Tensor) -> Tensor:

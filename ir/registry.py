@@ -29,13 +29,13 @@ class DeclaredTwice(WeftError, ValueError):
 class Registry(Mapping[str, T]):
     """Things of one `kind` by name.
 
-    The first look at all of them, or for a name that is not there yet, imports `catalogue`, the package whose modules
+    The first look at all of them, or for a name that is not there yet, imports the `catalogues`, packages whose modules
     add weft's own, and then the plugins. Names keep the order of addition. `hint` is what the error for an unknown name
     suggests.
     """
 
-    def __init__(self, kind: str, catalogue: str, hint: str) -> None:
-        self.kind, self.catalogue, self.hint = kind, catalogue, hint
+    def __init__(self, kind: str, catalogues: str, hint: str) -> None:
+        self.kind, self.catalogues, self.hint = kind, catalogues.split(), hint
         self._items: dict[str, T] = {}
         self._loaded = self._complete = False
 
@@ -80,7 +80,8 @@ class Registry(Mapping[str, T]):
             self._loaded, _depth = True, _depth + 1  # before the import: its modules may look names up
             early, self._items = self._items, {}
             try:
-                importlib.import_module(self.catalogue)
+                for catalogue in self.catalogues:
+                    importlib.import_module(catalogue)
                 self._append(early)  # what others have added stands behind weft's own
             except BaseException:
                 self._loaded = False
@@ -111,8 +112,8 @@ class Registry(Mapping[str, T]):
 class Alternatives(Registry[list[T]]):
     """Things of one `kind` of which several may serve one name, in the order in which they are tried."""
 
-    def __init__(self, kind: str, catalogue: str, hint: str) -> None:
-        super().__init__(kind, catalogue, hint)
+    def __init__(self, kind: str, catalogues: str, hint: str) -> None:
+        super().__init__(kind, catalogues, hint)
         self._first: dict[str, list[T]] = {}
 
     def put(self, name: str, item: T, first: bool = False) -> None:

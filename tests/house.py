@@ -27,6 +27,7 @@ CATALOGUES = {  # rooms of things of one kind
     "passes/library/positions": "a pass",
     "passes/library/layers": "a pass",
     "passes/library/quantize": "a pass",
+    "passes/library/target": "a pass",
     "backends/onnx/lowerings": "lowerings of an op family",
     "backends/torch/ops": "lowerings of an op family",
     "backends/torch/snippets": "functions that generated models contain",

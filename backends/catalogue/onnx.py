@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from weft.ir.graph import Graph, Node
+from weft.passes import Pass, Phase, Pipeline
+from weft.passes.forms import Form
+from weft.passes.library.cache.rolling_buffer import FullCaches, rolls
+from weft.passes.library.quantize.quantize import QuantizeWeights
+from weft.passes.library.target.legalize import Legalize
+from weft.passes.library.target.outputs import DropOutputs, WidenOutputs, losses
+from weft.passes.library.target.sides import DecoderSide, EncoderSide
+from weft.passes.library.target.widen_codes import WidenCodes, small_floats
 
 from .. import cpu
 from ..facts import Facts
 from ..options import ARITHMETIC, BlockOptions, CacheOptions, Options, option
-from ..targets import Backend, Place, register
+from ..targets import MODEL, Backend, Place, register
 
 if TYPE_CHECKING:
     from ..onnx.build import OnnxFolder
@@ -39,10 +48,40 @@ class OnnxBackend(Backend):
 
         return refusals(node, self)
 
-    def build(self, graph: Graph, dtype: str, length: int, options: Options, notes: list[str]) -> OnnxFolder:
+    def finish(
+        self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
+    ) -> tuple[Pass, ...]:
+        own = super().finish(graph, pipeline, dtype, max_length, trains=trains)
+        kind, types = graph.meta.get("kind"), {dtype, *(v.type.dtype.name for v in graph.outputs.values())}
+        codes = small_floats(graph) or any(isinstance(p, QuantizeWeights) for p in pipeline.passes)
+        more = {
+            WidenCodes(): codes and self.device == "cpu",  # which has no kernel for FLOAT4E2M1
+            WidenOutputs(): kind == "encoder" and "bf16" in types,
+            DropOutputs(tuple(losses(graph))): kind == "encoder-decoder"
+            and bool(losses(graph)),  # both sides would add to them
+        }
+        return *own, *(p for p, needed in more.items() if needed)
+
+    def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
+        from ..onnx.build import GENAI, suits_genai
+
+        legalized, forms = Phase(MODEL, (Legalize(self.name),)), dict[str, Form]()
+        if graph.meta.get("kind") == "encoder-decoder":
+            for side in (EncoderSide(), DecoderSide()):
+                forms[side.kind] = Form(Pipeline((Phase(side.kind, (side,)), legalized)))
+            return forms
+        forms[MODEL] = Form(Pipeline((legalized,)))
+        if suits_genai(graph) and any(map(rolls, graph.nodes)):
+            forms[GENAI] = Form(Pipeline((Phase("cache", (FullCaches(),)),)))
+            forms[f"{GENAI}-{MODEL}"] = Form(Pipeline((legalized,)), of=GENAI)
+        return forms
+
+    def build(
+        self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
+    ) -> OnnxFolder:
         from ..onnx.build import OnnxFolder
 
-        return OnnxFolder(graph, self, length, notes)
+        return OnnxFolder(forms, self, length, notes)
 
     def place(self, device: str) -> Place:
         from ..runtime.device import by_onnxruntime
@@ -91,11 +130,13 @@ class CpuBackend(OnnxBackend):
 
     options = CpuOptions
 
-    def build(self, graph: Graph, dtype: str, length: int, options: Options, notes: list[str]) -> OnnxFolder:
+    def build(
+        self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
+    ) -> OnnxFolder:
         from ..onnx.build import OnnxFolder
 
         assert isinstance(options, CpuOptions)
-        built = OnnxFolder(graph, self, length, notes, prepack=options.prepack)
+        built = OnnxFolder(forms, self, length, notes, prepack=options.prepack)
         if built.facts["kept_blocks"] and (slow := cpu.slow_blocks()):
             notes.append(slow)
         return built

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node
-from weft.passes import Pipeline
+from weft.passes import Pass, Phase, Pipeline
+from weft.passes.default import FUSE_DECODE
+from weft.passes.edits.legalization import Accepts
+from weft.passes.forms import Form
+from weft.passes.library.cleanup.drop_dropout import DropDropout, drops
+from weft.passes.library.fuse.unfuse_residual_norm import UnfuseResidualNorm
+from weft.passes.library.target.legalize import Legalize
+from weft.passes.library.target.outputs import DropOutputs, losses
 
 from ..facts import Facts
 from ..options import ACTIVATIONS, CACHE_DTYPE, BlockOptions, Options, cache_passes, option
-from ..targets import Backend, Place, register
+from ..python_names import PythonNames
+from ..targets import MODEL, Backend, Built, Place, register
 
-if TYPE_CHECKING:
-    from ..torch.build import TorchFolder
+STEP = "step"  # the form of a decode step
 
 
 @dataclass(frozen=True)
@@ -51,13 +59,17 @@ class TorchOptions(BlockOptions):
 class TorchBackend(Backend):
     """A readable model of PyTorch, and the Triton kernels that it calls."""
 
-    options = TorchOptions
+    options: ClassVar[type[Options]] = TorchOptions
     libraries = ("numpy", "torch")
     is_code = True
     explains = True
 
-    def finish(self, pipeline: Pipeline, dtype: str) -> Pipeline:
-        return pipeline  # weights get their dtype where they are stored
+    def finish(
+        self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
+    ) -> tuple[Pass, ...]:
+        # Weights get their dtype where they are stored.
+        own = super().finish(graph, pipeline, "f32", max_length, trains=trains)
+        return own if trains or not losses(graph) else (*own, DropOutputs(tuple(losses(graph))))
 
     def lowerings(self, op: str) -> list[str]:
         from ..runtime.torch.folder import pytorch
@@ -75,24 +87,37 @@ class TorchBackend(Backend):
 
         return refusals(node)
 
-    def build(self, graph: Graph, dtype: str, length: int, options: Options, notes: list[str]) -> TorchFolder:
+    def takes(self, graph: Graph, form: str) -> Accepts:
+        from ..torch.decode.lowering import takes as step_takes
+        from ..torch.lower.lower import takes
+
+        return step_takes(graph) if form == STEP else takes(graph)
+
+    def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
         from ..runtime.torch.folder import pytorch
 
         pytorch()
+        from ..torch.decode.lowering import refusal
+
+        forms = {MODEL: Form(self.model(PythonNames()))}
+        if refusal(graph) is None:
+            assert isinstance(options, TorchOptions)
+            quiet = (DropDropout(),) if drops(graph) else ()  # steps do not train
+            # What divides weights takes each by itself.
+            fusing = tuple(p for p in FUSE_DECODE.passes if options.tensor_parallel == 1 or p.name != "pack-linears")
+            phases = Phase(FUSE_DECODE.name, (*quiet, *fusing)), Phase(STEP, (Legalize(self.name, STEP),))
+            forms[STEP] = Form(Pipeline(phases), of=MODEL)
+        return forms
+
+    def model(self, names: PythonNames) -> Pipeline:
+        """Return the pipeline of what a module is written from."""
+        return Pipeline((Phase(MODEL, (UnfuseResidualNorm(), names, Legalize(self.name))),))
+
+    def build(self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]) -> Built:
         from ..torch.build import TorchFolder
 
         assert isinstance(options, TorchOptions)
-        return TorchFolder(graph, dtype, notes, options.tensor_parallel)
-
-    def explain(self, graph: Graph, dtype: str) -> list[str]:
-        """Return a line for each kind of node of a decode step on a GPU, and one on this CPU."""
-        import torch
-
-        from ..torch.package.explain import explain, explain_cpu
-        from ..torch.program.statements import TORCH_NAMES
-
-        kind = getattr(torch, TORCH_NAMES[dtype])
-        return [*map(str, explain(graph, kind)), explain_cpu(kind)]
+        return TorchFolder(forms, dtype, notes, options.tensor_parallel)
 
     def place(self, device: str) -> Place:
         from ..runtime.device import by_torch

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import keyword
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.graph import Graph, Node
-from weft.passes import Pipeline
+from weft.ir.graph import Graph
+from weft.passes import Phase, Pipeline
+from weft.passes.analysis.states import SOUND
+from weft.passes.forms import Form
+from weft.passes.library.target.sides import DecoderSide, EncoderSide
 
 from ..facts import Facts
 from ..options import Options, option
-from ..targets import Backend, register
-
-if TYPE_CHECKING:
-    from ..transformers.build import TransformersFolder
+from ..python_names import PythonNames
+from ..targets import MODEL, Backend, Built, Place, register
+from .torch import TorchBackend
 
 
 @dataclass(frozen=True)
@@ -30,49 +33,37 @@ class TransformersOptions(Options):
 
 
 @dataclass(frozen=True)
-class TransformersBackend(Backend):
+class TransformersBackend(TorchBackend):
     """A model with its own code for transformers and what builds upon it: PEFT, TRL, vLLM, SGLang."""
 
     options = TransformersOptions
-    libraries = ("numpy", "torch")
+    is_code = False
     runs = False
     trains = True
-    explains = True
     own_code = True
 
-    def finish(self, pipeline: Pipeline, dtype: str) -> Pipeline:
-        return pipeline  # weights get their dtype where they are stored
-
-    def lowerings(self, op: str) -> list[str]:
+    def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
         from ..runtime.torch.folder import pytorch
 
         pytorch()
-        from ..torch.program.registry import LOWERINGS
+        from ..transformers.lower.lower import OWN, USUAL
 
-        return [low.name.strip("_") for low in LOWERINGS.get(op, ())]
+        forms = {MODEL: Form(self.model(PythonNames(OWN, USUAL)))}
+        if graph.meta.get("kind") == "encoder-decoder":
+            if any(name in graph.inputs for name in SOUND):
+                raise WeftError(f"target {self.name} writes encoders of texts: that of {graph.name} reads sound")
+            for side in (DecoderSide("states"), EncoderSide("states")):
+                forms[side.kind] = Form(Pipeline((Phase(side.kind, (side,)),)), of=MODEL)
+        return forms
 
-    def refusals(self, node: Node) -> list[str] | None:
-        from ..runtime.torch.folder import pytorch
-
-        pytorch()
-        from ..torch.lower.lower import refusals
-
-        return refusals(node)
-
-    def build(self, graph: Graph, dtype: str, length: int, options: Options, notes: list[str]) -> TransformersFolder:
-        from ..runtime.torch.folder import pytorch
-
-        pytorch()
+    def build(self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]) -> Built:
         from ..transformers.build import TransformersFolder
 
         assert isinstance(options, TransformersOptions)
-        return TransformersFolder(graph, dtype, length, options.class_name, notes)
+        return TransformersFolder(forms, dtype, length, options.class_name, notes)
 
-    def explain(self, graph: Graph, dtype: str) -> list[str]:
-        """Return a line for each engine that reads such folders: whether it takes the model, or why not."""
-        from ..transformers.build import TransformersFolder
-
-        return TransformersFolder(graph, dtype, 1, "", []).explained
+    def place(self, device: str) -> Place:
+        return Backend.place(self, device)
 
     def files(self, kind: str) -> tuple[str, ...]:
         return ("config.json",)
@@ -82,6 +73,9 @@ class TransformersBackend(Backend):
             f"{facts.folder} is for transformers, which loads it with from_pretrained; to run it by weft, compile: "
             f"weft compile {facts.folder} -o OUT"
         )
+
+    def open_offloaded(self, facts: Facts, device: str, threads: int | None, experts: int) -> Any:
+        return Backend.open_offloaded(self, facts, device, threads, experts)
 
 
 register(

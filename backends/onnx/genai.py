@@ -8,30 +8,11 @@ from typing import Any
 
 from weft.ir.graph import Graph
 from weft.ir.op import StateKind, Trait
-from weft.ir.types import sizes
-from weft.passes.analysis.states import EMBEDDED, cache_records, caches, state_records, taken_states
-from weft.passes.edits.edit import changed
+from weft.passes.analysis.states import EMBEDDED, cache_records, state_records, taken_states
 
 from ..targets import Backend
 
 MODEL = "genai.onnx"  # beside the model whose caches roll; it shares the weights
-
-
-def with_whole_caches(graph: Graph) -> Graph:
-    """`graph` with caches that keep all keys where its own roll; the same graph where none does.
-
-    onnxruntime-genai runs rolling caches for prompts of equal length and texts of at least their size only.
-    """
-    if not any(node.attrs.get("rolling") for node in graph.nodes):
-        return graph
-    whole = graph.clone()
-    for node in [n for n in whole.nodes if n.attrs.get("rolling")]:
-        for spec in caches(node):
-            past = node.operand(spec.taken)
-            if past is not None:
-                past.type = past.type.with_axis(2, sizes.sym("capacity"))
-        changed(node, rolling=False)
-    return whole
 
 
 def refusal(graph: Graph) -> str | None:

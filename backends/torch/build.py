@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from weft.ir.graph import Graph, Node
 from weft.ir.op import Growth, StateSpec
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import LAYOUTS
+from weft.passes import Report
 from weft.passes.analysis.states import caches, has_cache, manifest_records, named_states, states
 
 from ..options import ACTIVATIONS, CACHE_DTYPE, KEEP_BLOCKS
@@ -19,9 +20,11 @@ from ..storage.safetensors import write_shards
 from ..weights import weight_facts
 from .ops import float8_caches
 from .package import export
+from .package.explain import explain, explain_cpu
 from .package.parallel import write_plan
 from .program import quantized as blocks
 from .program.positions import rolled
+from .program.statements import TORCH_NAMES
 from .program.states import cached_nodes, check_writes
 
 WIDENS = "on a CPU PyTorch widens weights of FP8 and FP4 again for every token: that saves memory and costs time"
@@ -29,22 +32,20 @@ NARROW = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
 
 
 class TorchFolder:
-    """The model of `graph` with weights in `dtype`, not written yet; `notes` are added to.
+    """The model of `forms`, those of the target torch, with weights in `dtype`, not written yet; `notes` are added to.
 
     With more than one of `processes` it also says how they share the model.
 
     Raises:
-        WeftError: if the graph has caches of its own or cannot write text, an op cannot be written, or the processes
-            cannot share it.
+        WeftError: if the graph has caches of its own or cannot write text, or the processes cannot share it.
     """
 
-    def __init__(self, graph: Graph, dtype: str, notes: list[str], processes: int = 1) -> None:
+    def __init__(self, forms: Mapping[str, Graph], dtype: str, notes: list[str], processes: int = 1) -> None:
+        graph, self._dtype = forms[""], dtype
         if has_cache(graph):
             raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and what needs it")
         check_writes(graph)
-        if "logits" in graph.outputs and "task" not in graph.meta:
-            _leave_out_losses(graph, notes)
-        self._built = export.build(graph, processes)
+        self._built = export.build(forms, processes)
         self._plan = "" if processes == 1 else write_plan(self._built.lowered, processes)
         self._weights = export.weights(self._built, dtypes.parse(dtype))
         self.tensors = export.stored_tensors(self._built, self._weights)
@@ -72,6 +73,13 @@ class TorchFolder:
             **(_kept(graph) if self._built.keeps else {}),
         }
 
+    def explain(self, report: Report) -> list[str]:
+        """Return a line for each kind of node of a decode step on a GPU, and one on this CPU."""
+        import torch
+
+        kind = getattr(torch, TORCH_NAMES[self._dtype])
+        return [*map(str, explain(self._built.lowered.graph, self._built.step, report, kind)), explain_cpu(kind)]
+
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write everything into `folder`; `step` is told the bytes just written."""
         export.write_code(self._built, folder)
@@ -97,10 +105,3 @@ def _states(node: Node) -> tuple[StateSpec, ...]:
     if room is None:
         return caches(node) or states(node)
     return tuple(replace(s, growth=Growth.WINDOW, type=s.type.with_axis(2, room[0])) for s in caches(node))
-
-
-def _leave_out_losses(graph: Graph, notes: list[str]) -> None:
-    """Drop the outputs of a language model that are not its logits, so that it returns one tensor."""
-    for name in [n for n in graph.outputs if n != "logits"]:
-        del graph.outputs[name]
-        notes.append(f"the output {name} is left out: `weft.torch` gives a module that returns it")

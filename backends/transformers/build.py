@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,15 @@ from typing import Any
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param
-from weft.ir.recipes import Source
+from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
+from weft.passes import Report
 from weft.passes.analysis.states import has_cache
 
 from ..blocks import is_quantized
 from ..storage.safetensors import Tensor, write_shards
+from ..targets import MODEL
 from ..torch.program.constants import stored_dtype
 from ..torch.program.states import check_writes
 from ..weights import StoredTensor, weight_facts
@@ -45,13 +47,15 @@ TAKEN = "mamba"  # to classes with this in their names `generate` hands caches a
 
 
 class TransformersFolder:
-    """The model of `graph` with weights in `dtype`, not written yet, of a class called `name`; `notes` are added to.
+    """The model of `forms`, those of the target transformers, with weights in `dtype`, not written yet, of a class
+    called `name`; `notes` are added to.
 
     Raises:
-        WeftError: if the graph has caches of its own or reads no token ids, or an op cannot be written.
+        WeftError: if the graph has caches of its own or reads no token ids.
     """
 
-    def __init__(self, graph: Graph, dtype: str, length: int, name: str, notes: list[str]) -> None:
+    def __init__(self, forms: Mapping[str, Graph], dtype: str, length: int, name: str, notes: list[str]) -> None:
+        graph, self._legal = forms[""], forms[MODEL]
         if has_cache(graph):
             raise WeftError("target transformers has caches of its own: leave out the pass kv-cache, and what needs it")
         if any(map(is_quantized, graph.params.values())):
@@ -71,7 +75,7 @@ class TransformersFolder:
             )
         self._graph, self._name, self._length = graph, name or class_name(graph.name), length
         self._stem = stem_of(self._name)
-        self._legal, self._sides = lower(graph)
+        self._sides = lower(forms)
         self._head = self._sides[0].head
         self.modeling: Modeling = write_modeling(self._sides, self._name, self._stem)
         self.plans = plans(self.modeling.bases)
@@ -80,7 +84,7 @@ class TransformersFolder:
             self.modeling, self._name, self._stem, divided, self._more(length)
         )
         self.refusals = refusals(self.modeling.bases)
-        self.explained = explained(self.refusals, self.base.lowered, self.plans)
+        self._explained = explained(self.refusals, self.base.lowered, self.plans)
         for engine in (e for e, reasons in self.refusals.items() if reasons):
             notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
         self.texts = {"modeling": self.modeling.text, "configuration": self._config.text}
@@ -92,6 +96,10 @@ class TransformersFolder:
             "outputs": list(graph.outputs),
             "weights": weight_facts(graph, self.tensors),
         }
+
+    def explain(self, report: Report) -> list[str]:
+        """Return a line for each engine that reads such folders: whether it takes the model, or why not."""
+        return self._explained
 
     @property
     def base(self) -> BaseModel:
@@ -148,11 +156,9 @@ class TransformersFolder:
 
     def _graph_text(self) -> str:
         """The graph as text, whose weights are the tensors of the folder: so weft reads them back, trained or not."""
-        graph, prefix = self._legal.clone(), "" if self._head is None else "model."
-        for name, key in keys_by_name(self._sides).items():
-            if name in graph.params:
-                graph.params[name].recipe = Source(key)
-        mixtures = {_stack_name(node): node for node in graph.nodes if node.op is ops.moe}
+        recipes: dict[str, Recipe] = {name: Source(key) for name, key in keys_by_name(self._sides).items()}
+        prefix = "" if self._head is None else "model."
+        mixtures = {_stack_name(node): node for node in self._legal.nodes if node.op is ops.moe}
         for side in self._sides:
             path = f"{prefix}{side.side}." if side.side else prefix
             for node in (n for n in side.graph.nodes if n.op is ops.moe):
@@ -160,7 +166,8 @@ class TransformersFolder:
                 for name, recipe in stacks(node, f"{path}{home_of(node)}").items():
                     stack = whole.operand(name)
                     assert isinstance(stack, Param)
-                    stack.recipe = recipe
+                    recipes[stack.name] = recipe
+        graph = self._legal.clone(recipes)
         graph.meta.pop("source", None)
         return str(graph)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -21,10 +22,11 @@ from weft.ir.graph import Graph
 from weft.ir.graph.verifier import verify as verify_graph
 from weft.passes import Report, lookup, run_passes
 from weft.passes.analysis.states import caches
+from weft.passes.forms import make_forms
+from weft.passes.library.target.rope_length import RopeLength
 
 from ..formats.weft.manifest import hashing, record
 from ..model import Model, SourceLike
-from ..models.tables.rope_config import at_length
 from .rewriting import pipeline_text
 from .source.sources import load_source
 from .weights import weights_pipeline
@@ -37,7 +39,8 @@ LONGEST = 1 << 24  # tokens: tables of positions take gigabytes beyond
 class CompileReport:
     """Result of `compile`: the folder, the time, the passes.
 
-    `trace` tells which ops were expanded and which lowerings refused and why; `notes` are what a user should know.
+    `trace` tells which lowerings refused and why; `notes` are what a user should know; `explain` makes the lines of a
+    target that explains what it built.
     """
 
     folder: Path
@@ -50,6 +53,7 @@ class CompileReport:
     seconds: dict[str, float]
     trace: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    explain: Callable[[], list[str]] = field(default=list, repr=False)
 
 
 def compile(
@@ -126,14 +130,14 @@ def compile(
             progress(name, done, total)
 
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report, progress=step_of)
-    notes += [line for record in report.records for line in record.warnings]
-    _check_table(graph, length, max_length is None, notes)
-    if at_length(graph, length):
-        notes.append(f"its RoPE is that of texts of {length} tokens; for shorter ones choose a lower --max-length")
-    else:
-        _note_context(graph, length, notes)
     chosen.mark(graph)
-    built = backend.build(graph, dtype, length, chosen, notes)
+    forms = make_forms(graph, backend.forms(graph, chosen), verify=verify, dump=dump_ir, report=report)
+    warnings = [line for record in report.records for line in record.warnings]
+    notes += warnings
+    _check_table(graph, length, max_length is None, notes)
+    if not any(line.startswith(f"{RopeLength.name}: ") for line in warnings):
+        _note_context(graph, length, notes)
+    built = backend.build(forms, dtype, length, chosen, notes)
     _check_effect(chosen, weights, report, getattr(built, "idle", {}))
     if backend.own_code:
         _note_family(model, notes)
@@ -154,7 +158,8 @@ def compile(
         seal(folder, MANIFEST, manifest | built.facts)
     clock["write"] = time.perf_counter()
     seconds = {name: end - start for (_, start), (name, end) in itertools.pairwise(clock.items())}
-    return CompileReport(Path(out), target, dtype, model, graph, report, total, seconds, built.trace, notes)
+    explained = partial(getattr(built, "explain", lambda report: []), report)
+    return CompileReport(Path(out), target, dtype, model, graph, report, total, seconds, built.trace, notes, explained)
 
 
 def _check_effect(chosen: Options, weights: str | None, report: Report, idle: Mapping[str, str]) -> None:

@@ -140,12 +140,14 @@ def healing(
 
     from weft.backends.torch.healing.distillation import distill
     from weft.backends.torch.healing.sampling import continued
-    from weft.backends.torch.healing.student import open_student
+    from weft.backends.torch.healing.student import dense, open_student
 
+    from .modules import module_forms, trained
     from .modules import torch as module_of
 
     teacher = module_of(original, device=place.device).requires_grad_(False)
-    student = open_student(quantized.graph, place.device)
+    numbers = dense(quantized.graph)
+    student = open_student(quantized.graph, numbers, module_forms(trained(numbers.graph)), place.device)
     if not student.trained:
         raise WeftError(f"{quantized.description} has no scales, norms or biases that can be trained")
     texts = torch.from_numpy(windows).to(place.device)

@@ -1,15 +1,23 @@
-"""`weft.torch` and `weft.state_dict`: a source as an `nn.Module` of readable PyTorch, or its weights, without files."""
+"""`weft.torch`, `weft.state_dict`, `weft.with_weights`: a source as an `nn.Module` of readable PyTorch, or its weights,
+without files; and the weights of a module, trained or not, back in the graph."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from weft.backends.options import no_effect
+import numpy as np
+
+from weft.backends.options import KEEP_BLOCKS, no_effect
 from weft.backends.runtime.torch.folder import pytorch
-from weft.backends.targets import TARGETS
+from weft.backends.targets import MODEL, TARGETS
 from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Param
 from weft.ir.graph.verifier import verify
-from weft.passes import run_passes
+from weft.ir.recipes import Recipe, Source
+from weft.ir.recipes.readers import MemoryReader
+from weft.passes import Pipeline, default_pipeline, run_passes
+from weft.passes.forms import make_forms
 
 from ..model import SourceLike
 from .rewriting import pipeline_text
@@ -19,9 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch import device as Device
     from torch import dtype as Dtype
-
-    from weft.ir.graph import Graph
-
 
 NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}  # as torch calls them
 
@@ -55,8 +60,8 @@ def torch(
     kind = _dtype(dtype)
     from weft.backends.torch.package.module import build_module
 
-    graph = _graph(source, seed, passes, keep_blocks)
-    return build_module(graph, dtype=kind, device="cpu" if device is None else device)
+    forms = _forms(source, seed, passes, keep_blocks)
+    return build_module(forms, dtype=kind, device="cpu" if device is None else device)
 
 
 def state_dict(
@@ -76,7 +81,7 @@ def state_dict(
     from weft.backends.torch.lower.lower import lower
     from weft.backends.torch.package.module import tensor
 
-    graph = _graph(source, seed, passes, keep_blocks)
+    graph = _forms(source, seed, passes, keep_blocks)[MODEL]
     return {key: tensor(param, graph.reader, kind) for key, param in lower(graph).program.weights.items()}
 
 
@@ -93,8 +98,8 @@ def _dtype(dtype: str | Dtype | None) -> Dtype:
     return torch_dtype
 
 
-def _graph(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) -> Graph:
-    """The graph of `source` after the pipeline of the target, with the parameters that `source` declares."""
+def _forms(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) -> dict[str, Graph]:
+    """The forms of `source` after the pipeline of the target, with the parameters that `source` declares."""
     from weft.backends.torch.program.quantized import widens_all
 
     target = TARGETS["torch"]
@@ -106,4 +111,82 @@ def _graph(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) 
     options.mark(graph)
     if reason := widens_all(graph):
         raise no_effect(f"keep_blocks={keep_blocks!r}", reason)
+    return module_forms(graph)
+
+
+def module_forms(graph: Graph) -> dict[str, Graph]:
+    """Return `graph` and the form of it that a module is made of."""
+    target = TARGETS["torch"]
+    return make_forms(graph, {MODEL: target.forms(graph, target.choose({}))[MODEL]})
+
+
+def step_forms(graph: Graph, processes: int = 1) -> dict[str, Graph]:
+    """Return `graph` and the forms of it that a module and its decode step are made of, which `processes` may share."""
+    target = TARGETS["torch"]
+    return make_forms(graph, target.forms(graph, target.choose({"tensor_parallel": processes})))
+
+
+def trained(graph: Graph) -> Graph:
+    """Return `graph` simplified as far as parameters stay that train."""
+    simplify, *_ = default_pipeline(graph, trains=True).phases
+    return run_passes(graph, Pipeline((simplify,)))
+
+
+def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
+    """`graph` with the tensors of the `state_dict` of its module as weights, in float32 (float64 stays).
+
+    They are copied. Tables that nobody trains stay as they are, and so does what the module leaves out: the noise of
+    routers. Sharded tensors are gathered, for which every process must call this.
+
+    Raises:
+        WeftError: if a tensor is unknown, missing, or of another shape.
+    """
+    if graph.meta.get(KEEP_BLOCKS):
+        raise WeftError("weights that stay in blocks are not trained: give the graph of a module without keep_blocks")
+    declared, read = _keys(module_forms(graph)), _keys(module_forms(trained(graph)))
+    if unknown := state_dict.keys() - {*declared.values(), *read.values()}:
+        name = sorted(unknown)[0]
+        raise WeftError(f"the state_dict holds {name}, which graph {graph.name} has not ({len(unknown)} unknown)")
+    # Equal parameters are one in the module (pass cse), so of tied names the state_dict has one only.
+    ties = {_tie(graph.params[name]): key for name, key in declared.items() if key in state_dict}
+    arrays, recipes = {key: _array(tensor) for key, tensor in state_dict.items()}, dict[str, Recipe]()
+    for name, own in declared.items():
+        param = graph.params[name]
+        if param.recipe.constant:
+            continue
+        keys = [read[name], own] if name in read else [own, ties.get(_tie(param), own)]
+        key = next((key for key in keys if key in arrays), own)
+        if key not in arrays and name in read:
+            raise WeftError(f"the state_dict has no {key}, a parameter of graph {graph.name}")
+        if key not in arrays:
+            arrays[key] = param.recipe.evaluate(graph.reader)
+        if (shape := arrays[key].shape) != (expected := tuple(param.type.concrete({}))):
+            raise WeftError(f"{key} is {list(shape)} in the state_dict, but {list(expected)} in graph {graph.name}")
+        recipes[name] = Source(key)
+    graph = graph.clone(recipes)
+    graph.reader = MemoryReader(arrays, "<state_dict>")
     return graph
+
+
+def _keys(forms: Mapping[str, Graph]) -> dict[str, str]:
+    """Return the names of the parameters that a module of `forms` holds, each with its key in the state_dict."""
+    from weft.backends.torch.lower.identifiers import parameter_names
+    from weft.backends.torch.lower.lower import lower
+
+    own = parameter_names(forms[""])
+    return {own[param.name]: key for key, param in lower(forms[MODEL]).program.weights.items()}
+
+
+def _tie(param: Param) -> Hashable:
+    """Return what parameters have in common that a module holds as one: see the pass cse."""
+    return param.type, param.recipe
+
+
+def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A copy of a tensor, on the CPU and whole."""
+    import torch
+
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    # numpy has no bf16; f32 holds every number of the 16-bit types.
+    small = whole.is_floating_point() and whole.dtype != torch.float64
+    return np.array(whole.detach().to("cpu", torch.float32 if small else None).numpy())

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from weft.backends.targets import Backend
     from weft.ir.op import Op
 
+SHOWN = "smollm2-135m"  # whose pipelines are shown
+
 
 @click.command("ops", short_help="List the ops.")
 @click.argument("name", required=False, shell_complete=complete_ops)
@@ -111,19 +113,25 @@ def _narrow(array: Any) -> Any:
 @click.command("targets", short_help="List the targets of compile.")
 @click.argument("name", required=False, shell_complete=complete_targets)
 @click.option("--json", "wants_json", is_flag=True, help="All facts and options as JSON.")
-def targets_command(name: str | None, wants_json: bool) -> None:
+@click.option(
+    "--pipeline", is_flag=True, help=f"The passes that it compiles the preset {SHOWN} by, and the forms made."
+)
+def targets_command(name: str | None, wants_json: bool, pipeline: bool) -> None:
     """List the targets of `weft compile`, or show one of them with its facts and options.
 
     \b
     Examples:
       weft targets
       weft targets ort-cpu                     its facts, and what each of its options does
+      weft targets torch --pipeline            the passes of each form of a model that it is built from
       weft targets --json | jq '.[].name'
     """
     from weft.backends.targets import TARGETS
 
     chosen = [*TARGETS.values()] if name is None else [TARGETS.lookup(name)]
-    if wants_json:
+    if pipeline:
+        echo("\n\n".join(map(_pipelines, chosen)))
+    elif wants_json:
         echo(as_json([target.describe() for target in chosen]))
     elif name is None:
         rows = []
@@ -133,6 +141,25 @@ def targets_command(name: str | None, wants_json: bool) -> None:
         table(("target", "run by", "device", "dtypes", "what it is", "options"), rows)
     else:
         _show_target(chosen[0])
+
+
+def _pipelines(target: Backend) -> str:
+    """Spell the passes of a target, phase by phase, and those that make each form."""
+    from weft.passes import Pipeline, run_passes
+
+    from .. import load_source
+
+    graph = load_source(SHOWN).graph
+    pipeline = target.pipeline(graph, target.dtypes[0], max_length=graph.meta["context"])
+    forms = target.forms(run_passes(graph, pipeline), target.options())
+
+    def phases(pipeline: Pipeline) -> list[str]:
+        return [f"  {phase}" for phase in str(pipeline).split("; ") if phase]
+
+    lines = [f"{target.name}: {target.doc}", *phases(pipeline)]
+    for name, form in forms.items():
+        lines += [f"form {name}{f', of {form.of}' * bool(form.of)}:", *phases(form.pipeline)]
+    return "\n".join(lines)
 
 
 def _show_target(target: Backend) -> None:

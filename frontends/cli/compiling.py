@@ -131,7 +131,7 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
     if trace:
         echo("\n".join([str(report.passes), *report.trace]), err=True)
     if explain:
-        echo("\n".join(backend.explain(report.graph, report.dtype)))
+        echo("\n".join(report.explain()))
     echo(_summary(report, out))
     if report.model.family is not None and report.graph.meta.get("kind") == "image-encoder":
         note(f"{out} reads images, so it was not compared with transformers")

@@ -17,12 +17,13 @@ from weft.ir.types.dtypes import DType
 from weft.passes.analysis.projections import projections
 from weft.passes.edits.edit import reweigh
 from weft.passes.fitting.matrices import Matrix, matrices
+from weft.passes.forms import canonical
 
 from ..formats.weft.model_folder import exact
 from ..model import Model
 from ..models.families import Loaded
 from .inversion import Made, Shape, inverted
-from .matching import Match, canonical, match, require
+from .matching import Match, match, require
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: 
         WeftError: naming the nearest and the first difference.
     """
     require(model.graph)
-    plain = canonical(_without_pooling(model.graph))
+    plain = canonical(model.graph, ("sentence_embedding",) if _pooled_elsewhere(model.graph) else ())
     best, told = (math.inf, math.inf), "weft knows no config that says what it is"
     for graph in (plain, *_rescaled(plain)):
         try:
@@ -84,14 +85,10 @@ def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: 
     raise WeftError(f"{model.spec}: no {kind} expresses the graph: {told}")
 
 
-def _without_pooling(graph: Graph) -> Graph:
-    """Return `graph` without the output sentence_embedding if modules.json, not config.json, describes its pooling."""
+def _pooled_elsewhere(graph: Graph) -> bool:
+    """Return whether modules.json, not config.json, describes how `graph` makes its output sentence_embedding."""
     modules = (graph.meta.get("sentence") or {}).get("modules", [{"type": "Pooling"}] * ("pooling" in graph.meta))
-    if "sentence_embedding" not in graph.outputs or all(module["type"] != "Pooling" for module in modules):
-        return graph
-    plain = graph.clone()
-    del plain.outputs["sentence_embedding"]
-    return plain
+    return "sentence_embedding" in graph.outputs and any(module["type"] == "Pooling" for module in modules)
 
 
 def _kinds(graph: Graph) -> dict[str, str]:

@@ -14,11 +14,7 @@ from weft.ir.errors import WeftError
 from weft.ir.op import Trait
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.spelling import spell
-from weft.passes import run_passes
-from weft.passes.edits.edit import replace_uses
-from weft.passes.edits.legalization import is_fused
 
-_FUSED = (ops.add_norm, ops.norm_linear)
 # What a parameter that is not there would hold, by op and operand.
 _NEUTRAL = {
     **{(norm, "weight"): 1.0 for norm in (ops.rms_norm, ops.layer_norm)},
@@ -26,20 +22,6 @@ _NEUTRAL = {
     **{(ops.moe, f"{which}_bias"): 0.0 for which in ("up", "gate", "down")},
 }
 _CLOSE = 1e-6  # relative, of computed numbers: they are float32 somewhere
-
-
-def canonical(graph: Graph) -> Graph:
-    """A copy of `graph` with nothing fused, packed, repeated or unused."""
-    fused = any(map(is_fused, graph.nodes))
-    plain = run_passes(graph, "unfuse, fold-constants") if fused else graph.clone()
-    for node in plain.nodes:
-        if node.op in _FUSED:
-            with plain.inserting(before=node):
-                made = node.op.expand(node)
-            for old, new in zip(node.outputs, made, strict=True):
-                replace_uses(old, new)
-            plain.erase(node)
-    return run_passes(plain, "unpack, cse, dce")
 
 
 @dataclass(frozen=True)

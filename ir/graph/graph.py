@@ -355,15 +355,15 @@ class Graph(Displayable):
                 old.name, value.name = value.name, old.name
         self.erase(node)
 
-    def clone(self) -> Graph:
-        """An independent copy sharing ops, recipes and the reader."""
+    def clone(self, recipes: Mapping[str, Recipe] | None = None) -> Graph:
+        """An independent copy sharing ops, the reader, and recipes other than those in `recipes`, by parameter."""
         other = Graph(self.name, self.reader)
         other.tokenize, other.meta, other.origins = self.tokenize, dict(self.meta), dict(self.origins)
         mapped: dict[Value, Value] = {}
         for name, v in self.inputs.items():
             mapped[v] = other.add_input(name, v.type, v.name)
         for p in self.params.values():
-            mapped[p] = other.add_param(p.name, p.type, p.recipe)
+            mapped[p] = other.add_param(p.name, p.type, (recipes or {}).get(p.name, p.recipe))
         for node in self.nodes:
             operands = [None if v is None else mapped[v] for v in node.inputs]
             outs = node.outputs

@@ -46,9 +46,10 @@ Purpose = Literal[
     "Exchange parts and grow",
     "Decode",
     "Numbers",
+    "Targets",
     "Other",
 ]
-PASSES: Registry[type[Pass]] = Registry("pass", "weft.passes.library", "see `weft passes`")
+PASSES: Registry[type[Pass]] = Registry("pass", "weft.passes.library weft.backends.python_names", "see `weft passes`")
 
 
 class Argument(Attr):

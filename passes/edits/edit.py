@@ -102,6 +102,30 @@ def rename(param: Param, old: Value) -> None:
     graph.params[param.name] = param
 
 
+def rename_all(
+    graph: Graph,
+    names: Mapping[str, str],
+    scopes: Mapping[str, str],
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+) -> None:
+    """Give the values of `graph` other `names`, all different, and its `scopes`, `inputs` and `outputs` theirs."""
+    values = [*graph.inputs.values(), *graph.params.values(), *(v for node in graph.nodes for v in node.outputs)]
+    for value in values:
+        graph.forget(value)
+    for value in values:
+        value.name = names[value.name]
+        graph.fresh(value.name)  # it is taken from now on
+    for node in graph.nodes:
+        node.scope = scopes.get(node.scope, "")
+    graph.inputs = {inputs[name]: value for name, value in graph.inputs.items()}
+    graph.params = {param.name: param for param in graph.params.values()}
+    made = list(graph.outputs.items())
+    graph.outputs.clear()
+    for name, value in made:
+        graph.add_output(outputs[name], value)
+
+
 def reweigh(
     linear: Node, weight: Recipe, bias: Recipe | Literal["same"] | None = "same", rows: int | None = None
 ) -> Node:

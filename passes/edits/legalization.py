@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 from weft.ir import Graph, Node, WeftError, ops
 from weft.ir.op import Trait
+from weft.ir.registry import Registry
 
 from ..core.trace import Trace
 from .edit import backward_slice, replace_uses
 
 Accepts = Callable[[Node], list[str] | None]
+# What targets take of nodes, in a form of a graph: they add themselves.
+TAKES: Registry[Callable[[Graph, str], Accepts]] = Registry("target", "weft.backends.catalogue", "see `weft targets`")
 
 
 def is_fused(node: Node) -> bool:

@@ -122,12 +122,11 @@ _PUBLIC = {
     "weft.frontends.api.healing": ("heal",),
     "weft.frontends.api.initialization": ("initialize", "learning_rates"),
     "weft.frontends.api.inspect.counting": ("inspect",),
-    "weft.frontends.api.modules": ("state_dict", "torch"),
+    "weft.frontends.api.modules": ("state_dict", "torch", "with_weights"),
     "weft.frontends.api.draw.notebook": ("show",),
     "weft.frontends.api.draw.pictures": ("draw",),
     "weft.frontends.api.verify.verification": ("verify_folder",),
     "weft.backends.runtime": ("load",),
-    "weft.backends.torch.package.trained": ("with_weights",),
     "weft.ir": ("WeftError",),
     "weft.passes": ("run_passes",),
 }

@@ -137,6 +137,7 @@ from weft.frontends.api.inspect.counting import (
 from weft.frontends.api.modules import (
     state_dict as state_dict,
     torch as torch,
+    with_weights as with_weights,
 )
 from weft.frontends.api.draw.notebook import (
     show as show,
@@ -149,9 +150,6 @@ from weft.frontends.api.verify.verification import (
 )
 from weft.backends.runtime import (
     load as load,
-)
-from weft.backends.torch.package.trained import (
-    with_weights as with_weights,
 )
 from weft.ir import (
     WeftError as WeftError,

@@ -15,10 +15,11 @@ from safetensors.numpy import load_file
 
 from weft.frontends import load_source
 from weft.frontends.export.hf.checkpoint import write_folder
-from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import WeftError, interpret
 from weft.ir.graph import Graph
 from weft.ir.recipes import Add, Map, Recipe, Scale
+from weft.passes import Trace
+from weft.passes.library.target.rope_length import RopeLength
 
 from ..sampling import each
 from .families import LENGTH, ROWS, VOCAB, error, reference
@@ -104,7 +105,7 @@ def test_transformers_computes_with_new_values(name: str, tmp_path: Path) -> Non
             value = param.recipe.evaluate(graph.reader)
             params[parameter] = (value * rng.uniform(0.8, 1.2, value.shape)).astype(np.float32)
     write_folder(source, tmp_path / "new", params=params)
-    at_length(graph, LENGTH)
+    RopeLength(LENGTH).run(graph, Trace())
     inputs = {"input_ids": IDS, "position_ids": np.broadcast_to(np.arange(LENGTH), IDS.shape)}
     ours = interpret(graph, {k: v for k, v in inputs.items() if k in graph.inputs}, params=params)["logits"]
     theirs = reference(loaded(model, tmp_path / "new"), IDS)

@@ -19,8 +19,9 @@ from weft.frontends.api.export import export
 from weft.frontends.api.rewriting import rewrite
 from weft.frontends.export.hf.configs import exported
 from weft.frontends.model import Model
-from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, WeftError, interpret, ops
+from weft.passes import Trace
+from weft.passes.library.target.rope_length import RopeLength
 
 from ..sampling import ALL, each
 from .families import LENGTH, ROWS, VOCAB, error, reference
@@ -53,7 +54,7 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
 
 def meaning(graph: Graph) -> np.ndarray:
     """The logits in float64."""
-    at_length(graph, LENGTH)
+    RopeLength(LENGTH).run(graph, Trace())
     feeds = {"input_ids": IDS, "position_ids": POSITIONS}
     return interpret(graph, {name: feeds[name] for name in graph.inputs})["logits"]
 

@@ -13,9 +13,9 @@ from weft.backends.onnx.cuda import cuda_problems
 from weft.backends.onnx.export import build
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, interpret, parse, print_graph
-from weft.passes import default_pipeline, legalize, run_passes
+from weft.passes import Trace, default_pipeline, legalize, run_passes
+from weft.passes.library.target.rope_length import RopeLength
 
 from ..sampling import by_turns
 from .random_models import LENGTH, VOCAB, Drawn, strong
@@ -27,7 +27,7 @@ CPU = ("onnx", "ort-cpu")
 
 def made(model: Any) -> Graph:
     graph = strong(model.graph())
-    at_length(graph, LENGTH)
+    RopeLength(LENGTH).run(graph, Trace())
     return graph
 
 

@@ -41,10 +41,11 @@ from weft import (
     T5Bias,
 )
 from weft.frontends.dsl.blocks import ARRANGEMENTS
-from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, interpret
 from weft.ir.recipes import Normal
 from weft.ir.schema.visible_keys import PATTERNS
+from weft.passes import Trace
+from weft.passes.library.target.rope_length import RopeLength
 
 from ..sampling import by_turns
 
@@ -154,7 +155,7 @@ def drawn(graph: Graph) -> Graph:
     for p in graph.params.values():
         if isinstance(p.recipe, Normal):
             p.recipe = replace(p.recipe, std=0.3)
-    at_length(graph, LENGTH)
+    RopeLength(LENGTH).run(graph, Trace())
     return graph
 
 

@@ -12,7 +12,6 @@ import onnxruntime as ort
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.backends.torch.package.module import build_module
 from weft.frontends.dsl import trace
 from weft.ir import Graph, MemoryReader, TensorType, interpret
 from weft.ir.recipes import Source
@@ -20,6 +19,7 @@ from weft.ir.types import dtypes, sizes
 from weft.passes import legalize
 
 from ..backends.torch.generated import call, tensors
+from ..lowered import build_module
 
 Array = np.ndarray[Any, Any]
 Weights = dict[str, Array]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from weft import load_source
 from weft.backends.torch.codegen.source import write_source
-from weft.backends.torch.lower.lower import lower
+
+from ..lowered import lower
 
 
 def test_smollm2_reads_as_reviewed() -> None:

@@ -22,10 +22,11 @@ from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.torch.decoder import TorchDecoder
 from weft.backends.runtime.torch.experts import offload
 from weft.backends.targets import TARGETS
-from weft.backends.torch.package.module import build_module, build_step
 from weft.frontends.api.source.sources import load_source
 from weft.ir import Graph
 from weft.passes import run_passes
+
+from ..lowered import build_module, build_step
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 CUDA = DEVICE == "cuda"

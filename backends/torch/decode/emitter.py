@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import keyword
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.op import Op
 from weft.ir.types.block_layouts import BlockLayout
+from weft.passes.analysis.states import caches, keeper
 
 from ..program.emitter import Emitter, local_name
 from ..program.positions import query_positions
@@ -36,28 +42,25 @@ class Choice:
 
 class StepEmitter(Emitter):
     """An emitter of the fused `graph` of a model, whose modules are those of the model; `choices` tells what it chose
-    for which node. `model` is the graph that the modules were made of.
+    for which node.
 
     The `init` of its `Submodule`s is an expression in which ``{0}`` stands for the model's module around their path.
 
-    One that `reads_prompts` writes for several tokens of each row. One that `moves` lets a statement that keeps a state
-    stand in a scope further out, with all weights it reads. `styles` says by path which modules processes divide among
-    them, and how.
+    One that `reads_prompts` writes for several tokens of each row. `styles` says by path which modules processes divide
+    among them, and how.
     """
 
     def __init__(
         self,
         graph: Graph,
-        model: Graph,
-        functions: dict[str, str],
-        moves: bool,
-        styles: Mapping[str, str],
+        functions: Mapping[str, str],
+        styles: Mapping[str, str] = MappingProxyType({}),
         reads_prompts: bool = False,
     ) -> None:
         cached = cached_nodes(graph)
         super().__init__(graph, cached, counts_keys(graph, cached))
-        self.program.functions, self.program.nodes, self.model = dict(functions), list(model.nodes), model
-        self.moves, self.styles, self.reads_prompts = moves, styles, reads_prompts
+        self.program.functions, self.styles, self.reads_prompts = dict(functions), styles, reads_prompts
+        self._keepers = [*dict.fromkeys(keeper(n) if caches(n) else n for n in graph.nodes if n in cached)]
         self.choices: list[Choice] = []
         self.kernels: dict[str, str] = {}  # that are generated for this model: text by name
         self.kept: dict[Node, Var] = {}  # caches that other attentions read, too
@@ -126,10 +129,6 @@ class StepEmitter(Emitter):
 
     # -- what kernels read
 
-    def model_param(self, value: Value | None) -> Param | None:
-        """The parameter of the model that `value` is."""
-        return self.model.params.get(value.name) if isinstance(value, Param) else None
-
     def weight(self, value: Value | None) -> Operand | None:
         """A weight as it is, if there is one, or packed ones; or the codes of one that stays in blocks."""
         if value is None:
@@ -138,7 +137,7 @@ class StepEmitter(Emitter):
             made = value.producer
             assert made is not None and made.op is ops.pack
             return self.packed([w for w in made.inputs if isinstance(w, Param)])
-        if isinstance(kept(self.model_param(value)), BlockLayout):
+        if isinstance(kept(value), BlockLayout):
             stem = value.name.removesuffix(".weight")
             return Submodule(f"{stem}_blocks", f"{{0}}{member(stem.rpartition('.')[2])}.blocks()")
         self.program.weights[value.name] = value
@@ -157,7 +156,7 @@ class StepEmitter(Emitter):
             return None
         joined = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
         name = f"{joined}_" if keyword.iskeyword(joined) else joined  # i and f of an LSTM
-        layouts = {kept(self.model_param(p)) for p in params}
+        layouts = {kept(p) for p in params}
         blocks = any(isinstance(layout, BlockLayout) for layout in layouts)
         if blocks and len(layouts) > 1:
             return None
@@ -205,10 +204,34 @@ class StepEmitter(Emitter):
         finally:
             self.scope = outer
 
+    def moves(self, node: Node, scope: str) -> bool:
+        """Return whether what keeps the state of `node` may stand in `scope`, around it: where the cache stays as it
+        is."""
+        inner = f"{scope}." if scope else ""
+        within = [n for n in self._keepers if n.scope == scope or n.scope.startswith(inner)]
+        counts = Counter((n.scope, n.op) for n in within)
+        runs = math.gcd(*counts.values())  # of a module that runs several times
+        if counts[node.scope, node.op] != runs:
+            return False
+        kept = [key for key in counts for _ in range(counts[key] // runs)]
+        places = {key: () if key[0] == scope else tuple(key[0].removeprefix(inner).split(".")) for key in counts}
+        moved: dict[tuple[str, Op], tuple[str, ...]] = {**places, (node.scope, node.op): ()}
+        return _nested([(places[key], key) for key in kept]) == _nested([(moved[key], key) for key in kept])
+
     def around(self, *operands: Operand | None) -> str:
         """The innermost scope around the present one that has all weights among `operands`."""
         paths = [o.path.rpartition(".")[0] for o in operands if isinstance(o, (ParamRef, Submodule))]
         return _module(_outer(self.scope, *paths), paths) if self.scope else self.scope
+
+
+def _nested(kept: Sequence[tuple[tuple[str, ...], Hashable]]) -> object:
+    """Nest `kept` states, each with the modules around it, as a cache does: a tuple for a module that has several."""
+    groups = itertools.groupby(enumerate(kept), lambda entry: entry[1][0][:1] or entry[0])
+    found: list[object] = []
+    for _, group in groups:
+        inner = [state for _, state in group]
+        found.append(_nested([(path[1:], key) for path, key in inner]) if inner[0][0] else inner[0][1])
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def _outer(*paths: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from weft.ir.graph import Node
@@ -19,7 +18,7 @@ from ..lower.lower import Lowered
 from ..program.snippets import bound, imports, library, names, used_snippets
 from ..program.statements import TOP, ParamRef, Var, inside
 from .divided import GROUP
-from .lowering import lower_step
+from .lowering import Step
 from .members import attributes, constructor
 
 LAUNCHERS = (  # of kernels, each in a file of its name
@@ -50,19 +49,14 @@ STEP = ("input_ids", "position_ids", "cache")  # what every step is given
 
 
 def write_step(
-    lowered: Lowered,
-    model: str = "model",
-    package: str = "kernels",
-    styles: Mapping[str, str] = MappingProxyType({}),
+    lowered: Lowered, step: Step | None, model: str = "model", package: str = "kernels"
 ) -> tuple[str, list[str]]:
     """The source of the decode step of a model, and the files of kernels that it imports from `package`; nothing, where
-    there is no step of the model, or none of its kernels would be called.
+    there is no `step` of the model, or none of its kernels would be called.
 
-    What it has in common with the module's source it imports from the Python module `model`. See `lower_step` for
-    `styles`.
+    What it has in common with the module's source it imports from the Python module `model`.
     """
-    step = lower_step(lowered, styles)
-    if isinstance(step, str):
+    if step is None:
         return "", []
     # A variable with the name of a kernel would hide the kernel.
     for var in (v for s in step.program.statements for v in s.results if v.name in LAUNCHERS):

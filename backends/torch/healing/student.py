@@ -19,9 +19,9 @@ from weft.ir.recipes.readers import Array, SpilledTensors, TensorReader
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout, unpack_codes
 from weft.ir.types.dtypes import DType
-from weft.passes import Pipeline, default_pipeline, run_passes
 
 from ...blocks import is_quantized
+from ...targets import MODEL
 from ..lower.lower import lower
 from ..package.module import build_module
 
@@ -137,19 +137,18 @@ class Student:
     def healed(self) -> Graph:
         """A copy of the graph with the scales, norms and biases as they are now, and the codes and zero points as they
         were."""
-        graph = self.graph.clone()
-        reader = graph.reader = SpilledTensors(graph.reader)
+        reader, recipes = SpilledTensors(self.graph.reader), dict[str, Recipe]()
         for name in self.scales:
-            recipe, scales = graph.params[name].recipe, _stored(self, name)
+            recipe, scales = self.graph.params[name].recipe, _stored(self, name)
             layout = block_layout(recipe, self.graph.reader)
             assert isinstance(layout, BlockLayout)
             key = reader.fresh(f"{name}.scales")
             reader.put(key, scales)
-            graph.params[name].recipe = Dequantize(
+            recipes[name] = Dequantize(
                 Stored(recipe, "packed"),
                 Source(key),
                 Stored(recipe, "points") if layout.has_zeros else None,
-                width=int(graph.params[name].shape[-1]),
+                width=int(self.graph.params[name].shape[-1]),
                 bits=layout.bits,
                 group=layout.group,
                 scale=layout.scale.name,
@@ -157,7 +156,9 @@ class Student:
         for name, vector in self.vectors.items():
             key = reader.fresh(name)
             reader.put(key, vector.detach().cpu().numpy())
-            graph.params[name].recipe = Source(key)
+            recipes[name] = Source(key)
+        graph = self.graph.clone(recipes)
+        graph.reader = reader
         return graph
 
 
@@ -198,46 +199,56 @@ def vector_params(graph: Graph) -> list[str]:
     return list(found)
 
 
-def open_student(
-    graph: Graph,
-    device: torch.device | str,
-    scaled: Iterable[str] | None = None,
-    vectors: Iterable[str] | None = None,
-) -> Student:
-    """Return the module of `graph` on `device`, of which nothing trains but the scales of the parameters `scaled`
-    (`scaled_params` if None) and the `vectors` (`vector_params`).
+@dataclass(frozen=True)
+class Dense:
+    """A `graph` that reads the weights which train, or are quantized, as tensors of numbers; `own` has their names by
+    the tensor."""
 
-    A parameter that lies in the module in another form than in the graph stays as it is.
-    """
-    scaled = set(scaled_params(graph) if scaled is None else scaled)
-    vectors = list(vector_params(graph) if vectors is None else vectors)
-    dense, recipes, own = graph.clone(), dict[str, Recipe](), dict[str, list[str]]()
+    graph: Graph
+    own: Mapping[str, list[str]]
+    scaled: set[str]
+    vectors: set[str]
+
+
+def dense(graph: Graph, scaled: Iterable[str] | None = None, vectors: Iterable[str] | None = None) -> Dense:
+    """Return `graph` over tensors of numbers, of which nothing is to train but the scales of the parameters `scaled`
+    (`scaled_params` if None) and the `vectors` (`vector_params`)."""
+    scales = set(scaled_params(graph) if scaled is None else scaled)
+    trained = set(vector_params(graph) if vectors is None else vectors)
+    recipes, own, read = dict[str, Recipe](), dict[str, list[str]](), dict[str, Recipe]()
     keys: dict[Recipe, str] = {}
-    for name, param in dense.params.items():
+    for name, param in graph.params.items():
         if is_quantized(param):
             # A weight that is read under two names is one weight.
             key = keys.setdefault(param.recipe, f"quantized {name}")
-        elif name in vectors:
+        elif name in trained:
             key = f"vector {name}"
         else:
             continue
         recipes[key] = param.recipe
         own.setdefault(key, []).append(name)
-        param.recipe = Source(key)
-    dense.reader = _Numbers(graph.reader, recipes)
-    simplify, *_ = default_pipeline(dense, trains=True).phases
-    dense = run_passes(dense, Pipeline((simplify,)))
-    module = build_module(dense, device=device).requires_grad_(False)
+        read[name] = Source(key)
+    numbers = graph.clone(read)
+    numbers.reader = _Numbers(graph.reader, recipes)
+    return Dense(numbers, own, scales, trained)
+
+
+def open_student(graph: Graph, numbers: Dense, forms: Mapping[str, Graph], device: torch.device | str) -> Student:
+    """Return the module of `graph` on `device` that `forms`, of the graph of its `numbers`, make.
+
+    A parameter that lies in the module in another form than in the graph stays as it is.
+    """
+    module = build_module(forms, device=device).requires_grad_(False)
     scales: dict[str, tuple[Dequantized, nn.Parameter]] = {}
     trained: dict[str, nn.Parameter] = {}
-    for path, param in lower(dense).program.weights.items():
-        if not isinstance(param.recipe, Source) or param.recipe.key not in own:
+    for path, param in lower(forms[MODEL]).program.weights.items():
+        if not isinstance(param.recipe, Source) or param.recipe.key not in numbers.own:
             continue
-        names, (home, _, attribute) = own[param.recipe.key], path.rpartition(".")
+        names, (home, _, attribute) = numbers.own[param.recipe.key], path.rpartition(".")
         place = module.get_submodule(home)
-        if names[0] in vectors:
+        if names[0] in numbers.vectors:
             trained[names[0]] = getattr(place, attribute).requires_grad_(True)
-        elif names[0] in scaled:
+        elif names[0] in numbers.scaled:
             pair = _parametrized(place, attribute, graph.params[names[0]])
             scales.update((name, pair) for name in names)
     return Student(graph, module, scales, trained)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from torch import nn
 
 from weft.ir.graph import Graph
+from weft.passes.edits.edit import rename_all
 
 from ..program.snippets import RESERVED, library
 
@@ -21,30 +22,17 @@ SPARSE = 1000  # of a list of modules, whose places between the numbers are fill
 OWN = {*dir(nn.Module()), "new_cache", "cache"}  # what a module has besides its parts
 
 
-def with_identifiers(graph: Graph, avoid: Collection[str] = (), usual: Mapping[str, str] | None = None) -> Graph:
-    """Return `graph`, or a copy whose scopes, values, parameters, inputs and outputs have names for Python, and none of
-    those to `avoid`; modules of the whole model that hold one weight, with its bias, are called as `usual` says."""
+def name_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[str, str] | None = None) -> list[str]:
+    """Give scopes, values, parameters, inputs and outputs of `graph` names for Python, and none of those to `avoid`;
+    modules of the whole model that hold one weight, with its bias, are called as `usual` says. Return old names."""
     paths, inputs = _paths(graph, avoid), argument_names(graph)
     for old, new in _plain_modules(graph, usual or {}).items():
         paths |= {k: new + v[len(old) :] for k, v in paths.items() if v == old or v.startswith(f"{old}.")}
     outputs = _distinct([name for name, _ in graph.outputs.items()])
-    if all(old == new for names in (paths, inputs, outputs) for old, new in names.items()):
-        return graph
-    other = Graph(graph.name, graph.reader)
-    other.tokenize, other.meta, other.origins = graph.tokenize, dict(graph.meta), dict(graph.origins)
-    mapped = {}
-    for name, value in graph.inputs.items():
-        mapped[value] = other.add_input(inputs[name], value.type, paths[value.name])
-    for param in graph.params.values():
-        mapped[param] = other.add_param(paths[param.name], param.type, param.recipe)
-    for node in graph.nodes:
-        operands = [None if value is None else mapped[value] for value in node.inputs]
-        types, names = [v.type for v in node.outputs], [paths[v.name] for v in node.outputs]
-        copy = other.add_node(node.op, operands, node.attrs, types, names, paths.get(node.scope, ""))
-        mapped.update(zip(node.outputs, copy.outputs, strict=True))
-    for name, value in graph.outputs.items():
-        other.add_output(outputs[name], mapped[value])
-    return other
+    changed = {old: None for names in (paths, inputs, outputs) for old, new in names.items() if old != new}
+    if changed:
+        rename_all(graph, paths, paths, inputs, outputs)
+    return list(changed)
 
 
 def _plain_modules(graph: Graph, usual: Mapping[str, str]) -> dict[str, str]:

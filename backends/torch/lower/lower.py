@@ -9,7 +9,7 @@ from typing import TypeVar
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Value
 from weft.ir.op import Op, Trait
-from weft.passes import Trace, legalize, lookup
+from weft.passes.edits.legalization import Accepts
 
 from ..program.emitter import Emitter
 from ..program.positions import begin, end
@@ -17,7 +17,6 @@ from ..program.registry import LOWERINGS
 from ..program.statements import Operand, ParamRef, Program, Statement, Submodule
 from ..program.states import cached_nodes, counts_keys, cross_attentions
 from .encoder import within_encoder
-from .identifiers import with_identifiers
 
 E = TypeVar("E", bound=Emitter)
 
@@ -35,51 +34,46 @@ def refusals(node: Node) -> list[str] | None:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A `graph`, a copy of it whose ops are all `legal`, and the `program` of that."""
+    """A `graph` whose ops all have lowerings, and its `program`."""
 
     graph: Graph
-    legal: Graph
     program: Program
 
 
 def lower(graph: Graph) -> Lowered:
-    """Lower `graph`: the bodies of ops take the place of those that have no lowering.
+    """Lower `graph`, the form of a model that the target torch lists.
 
     A graph of a decoder without caches also gets them: its program keeps, where it is given a cache, what tokens of
     later calls need.
-
-    Raises:
-        WeftError: naming an op that cannot be written.
     """
-    legal = legal_form(graph)
-    cached = cached_nodes(legal)
-    emitter = Emitter(legal, cached, counts_keys(legal, cached), cross_attentions(legal, cached))
+    cached = cached_nodes(graph)
+    emitter = Emitter(graph, cached, counts_keys(graph, cached), cross_attentions(graph, cached))
     begin(emitter)
-    head = last_mixed(legal) if emitter.cached else None
+    head = last_mixed(graph) if emitter.cached else None
 
     def pick(node: Node) -> None:
         if head is not None and head[0] in node.outputs:
             pick_last(emitter, *head)
 
-    emit(emitter, legal, {}, pick)
+    emit(emitter, graph, {}, pick)
     program = emitter.program
-    program.outputs = {name: emitter[value] for name, value in legal.outputs.items()}
+    program.outputs = {name: emitter[value] for name, value in graph.outputs.items()}
     program.statements = within_encoder(program, end(emitter, needed(program)))
     read = read_weights(program)
     # Some statements that took a weight turned out to be needed by nothing.
     program.weights = {key: p for key, p in program.weights.items() if key in read}
-    return Lowered(graph, legal, program)
+    return Lowered(graph, program)
 
 
 def emit(
     emitter: E,
-    legal: Graph,
+    graph: Graph,
     fused: Mapping[Op, Callable[[E, Node], Operand | tuple[Operand, ...] | None]],
     then: Callable[[Node], None] = lambda node: None,
 ) -> None:
-    """Let `emitter` write every node of `legal`, by the entry of `fused` for its op if that returns something, else by
+    """Let `emitter` write every node of `graph`, by the entry of `fused` for its op if that returns something, else by
     the first lowering that accepts it; `then` is called after each."""
-    for node in list(legal.nodes):
+    for node in list(graph.nodes):
         emitter.enter(node)
         emitted: Operand | Iterable[Operand] | None = fused[node.op](emitter, node) if node.op in fused else None
         if emitted is None:
@@ -95,21 +89,20 @@ def emit(
     emitter.leave()
 
 
-def legal_form(graph: Graph, avoid: Collection[str] = (), usual: Mapping[str, str] | None = None) -> Graph:
-    """Copy `graph` with ops that all have lowerings, no name that is to `avoid`, and names of modules of the whole
-    model that are `usual`; sums stand apart from their norms, each in its own layer.
+def takes(graph: Graph) -> Accepts:
+    """Return what tells of a node of `graph` why no lowering takes it; None if one does.
 
-    Raises:
-        WeftError: naming an op that cannot be written, or whose state cannot be kept.
+    It raises a WeftError for a node whose state cannot be kept.
     """
-    graph, trace = with_identifiers(graph.clone(), avoid, usual), Trace()
-    lookup("unfuse-residual-norm")().run(graph, trace)
-    cached = cached_nodes(graph)
-    for node in graph.nodes:
-        if node in cached and (reasons := refusals(node)):  # its body would forget earlier calls
+    cached = {node.output.name for node in cached_nodes(graph)}
+
+    def refuse(node: Node) -> list[str] | None:
+        reasons = refusals(node)
+        if reasons and node.output.name in cached:  # its body would forget earlier calls
             raise WeftError(f"target torch cannot keep the state of {node.op.name} (%{node.output.name}): {reasons[0]}")
-    legalize(graph, refusals, trace)
-    return graph
+        return reasons
+
+    return refuse
 
 
 def read_weights(program: Program) -> set[str]:

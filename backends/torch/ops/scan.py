@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from weft.ir import ops
 from weft.ir.graph import Graph, Node
 from weft.ir.graph.step import NEXT, Step
-from weft.passes import Trace, legalize, lookup
+from weft.passes import Trace, legalize
 from weft.passes.analysis.states import specs
+from weft.passes.library.cleanup.cse import Cse
 from weft.passes.recurrences.affine import affine
 from weft.passes.recurrences.delta import changing
 from weft.passes.recurrences.linear import Linear, linear_parts
@@ -20,7 +21,7 @@ from weft.passes.recurrences.outer import Outer, Parallel, parallel
 
 from ..codegen.method_writer import Writer
 from ..codegen.structure import Method
-from ..lower.identifiers import with_identifiers
+from ..lower.identifiers import name_for_python
 from ..lower.lower import emit, needed, refusals
 from ..program.emitter import Emitter
 from ..program.registry import lowering
@@ -81,9 +82,10 @@ class _Function(Writer):
 def function_text(graph: Graph, outputs: Sequence[str], doc: str) -> str:
     """The Python function called ``{name}`` that computes `outputs` of `graph` of its inputs; `doc` ends before the
     shapes of these."""
-    legal = with_identifiers(graph.clone())
-    legalize(legal, refusals, Trace())
-    lookup("cse")().run(legal, Trace())
+    legal = graph.clone()
+    name_for_python(legal)
+    legalize(legal, refusals)
+    Cse().run(legal, Trace())
     emitter = Emitter(legal, set(), set())
     given = list(emitter.program.inputs)
     emit(emitter, legal, {})

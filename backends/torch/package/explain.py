@@ -10,13 +10,13 @@ import torch
 from weft.ir import ops
 from weft.ir.graph import Graph, Node
 from weft.ir.op import Trait
-from weft.passes import Trace
+from weft.passes import Report, Trace
+from weft.passes.default import FUSE_DECODE
 
 from ..decode.emitter import Choice
-from ..decode.lowering import lower_step
+from ..decode.lowering import Step, refused
 from ..kernels.shared import rows
 from ..kernels.shared.launch import assumed
-from ..lower.lower import lower
 
 HOPPER = (9, 0)  # the compute capability that is asked about by default
 
@@ -39,24 +39,40 @@ class Explained:
 
 
 def explain(
-    graph: Graph, dtype: torch.dtype = torch.bfloat16, capability: tuple[int, int] | None = HOPPER
+    graph: Graph,
+    step: Step | None,
+    report: Report,
+    dtype: torch.dtype = torch.bfloat16,
+    capability: tuple[int, int] | None = HOPPER,
 ) -> list[Explained]:
-    """List how a decode step computes each node of its fused graph; equal nodes of several layers appear once.
+    """List how the decode `step` of `graph` computes each node of its fused graph; equal nodes of several layers appear
+    once. `report` tells what passes fused, and what they did not.
 
     `capability` is that of a CUDA device, or None for a CPU, where torch computes what a kernel would.
     """
-    step = lower_step(lower(graph))
-    if isinstance(step, str):
-        return [Explained(graph.name, "graph", 1, reason=f"no decode step, the model itself runs: {step}")]
+    if step is None:
+        return [Explained(graph.name, "graph", 1, reason=f"no decode step, the model itself runs: {refused(graph)}")]
+    trace = _joined(report)
     chosen, stated = {choice.node: choice for choice in step.choices}, {s.node for s in step.program.statements}
     found: dict[str, Explained] = {}
     for node in (n for n in step.graph.nodes if n in stated or n in chosen):
         choice = chosen.get(node, Choice(node))
-        explained = _told(choice, _unfused(node, step.trace) if not choice.reason else "", dtype, capability)
+        explained = _told(choice, _unfused(node, trace) if not choice.reason else "", dtype, capability)
         like = re.sub(r"\d+", "*", f"{node.output.name} {explained}")
         found.setdefault(like, replace(explained, node=node.output.name, count=0))
         found[like] = replace(found[like], count=found[like].count + 1)
     return list(found.values())
+
+
+def _joined(report: Report) -> Trace:
+    """Return one trace of the passes that fuse a decode step: what they refused, and the nearest misses."""
+    trace = Trace()
+    for record in (r for r in report.records if r.phase == FUSE_DECODE.name):
+        trace.refusals += record.trace.refusals
+        for at, miss in record.trace.near.items():
+            if at not in trace.near or miss.depth > trace.near[at].depth:
+                trace.near[at] = miss
+    return trace
 
 
 def _unfused(node: Node, trace: Trace) -> str:

@@ -14,13 +14,16 @@ from weft.ir.recipes.streams import stream
 from weft.ir.types.dtypes import DType
 
 from ...storage.safetensors import Tensor
+from ...targets import MODEL as MODEL_FORM
 from ...weights import StoredTensor
 from ..codegen.source import Source, write_source
+from ..decode.lowering import Step, lower_step
 from ..decode.source import write_step
 from ..lower.lower import Lowered, lower
 from ..program.constants import stored_dtype
 from .parallel import styles
 
+STEP_FORM = "step"  # the form that is a decode step
 MODEL, STEP, KERNELS = "model.py", "decode.py", "kernels"
 SCRIPTS = {
     "decoder": ("load.py", "sampling.py", "generate.py"),
@@ -35,30 +38,38 @@ _KERNELS = Path(__file__).parent.parent / "kernels"
 class Built:
     """A generated model of some `kind` (decoder …), whose weights are still recipes.
 
-    `keeps`: it takes a cache of what later calls need. `step` is the text of its decode step, empty where no kernel
-    would be of use. `kernels` are the files of those that either calls.
+    `keeps`: it takes a cache of what later calls need. `step` is its decode step, and `step_text` the text of that,
+    empty where no kernel would be of use. `kernels` are the files of those that either calls.
     """
 
     kind: str
     lowered: Lowered
     source: Source
     keeps: bool = False
-    step: str = ""
+    step: Step | None = None
+    step_text: str = ""
     kernels: list[str] = field(default_factory=list)
 
 
-def build(graph: Graph, processes: int = 1) -> Built:
-    """The model of `graph`, and where it generates its decode step, which several `processes` may share.
+def build(forms: Mapping[str, Graph], processes: int = 1) -> Built:
+    """The model of `forms`, as the target torch lists them, and its decode step, if it is one of them, which several
+    `processes` may share.
 
     Raises:
-        WeftError: naming an op that cannot be written, or if the processes cannot share the model.
+        WeftError: if the processes cannot share the model.
     """
-    kind, lowered = graph.meta.get("kind", "decoder"), lower(graph)
-    source = write_source(lowered)
+    lowered = lower(forms[MODEL_FORM])
+    kind, source = lowered.graph.meta.get("kind", "decoder"), write_source(lowered)
     if "def new_cache" not in source.text:
         return Built(kind, lowered, source, kernels=source.kernels)
-    step, kernels = write_step(lowered, styles=styles(lowered, processes))
-    return Built(kind, lowered, source, True, step if kernels else "", sorted({*source.kernels, *kernels}))
+    step = step_of(forms, lowered, processes)
+    text, kernels = write_step(lowered, step)
+    return Built(kind, lowered, source, True, step, text if kernels else "", sorted({*source.kernels, *kernels}))
+
+
+def step_of(forms: Mapping[str, Graph], lowered: Lowered, processes: int = 1) -> Step | None:
+    """The decode step of the model `lowered`, if it is one of its `forms`."""
+    return lower_step(lowered, forms[STEP_FORM], styles(lowered, processes)) if STEP_FORM in forms else None
 
 
 def weights(built: Built, dtype: DType) -> dict[str, Tensor]:
@@ -85,8 +96,8 @@ def write_code(built: Built, folder: Path) -> None:
     (folder / MODEL).write_text(built.source.text, encoding="utf-8")
     for name in SCRIPTS.get(built.kind, ()):
         (folder / name).write_bytes((_SHIPPED / name).read_bytes())
-    if built.step:
-        (folder / STEP).write_text(built.step, encoding="utf-8")
+    if built.step_text:
+        (folder / STEP).write_text(built.step_text, encoding="utf-8")
     for name in kernel_files(built.kernels) if built.kernels else ():
         (folder / KERNELS / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / KERNELS / name).write_bytes((_KERNELS / name).read_bytes())

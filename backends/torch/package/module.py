@@ -7,7 +7,7 @@ import hashlib
 import linecache
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,48 +21,55 @@ from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.streams import narrow, stream
 from weft.ir.types import dtypes
 
+from ...targets import MODEL
 from .. import kernels
 from ..codegen.source import Source, write_source
+from ..decode.lowering import refused
+from ..decode.source import write_step
 from ..lower.lower import lower
 from ..program.statements import TORCH_NAMES
+from .export import step_of
 from .shipped.load import Failure, check_device
 
 
-def build_module(graph: Graph, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> nn.Module:
-    """The module of `graph`, its weights read from the recipes one after the other, in `dtype` on `device`.
+def build_module(
+    forms: Mapping[str, Graph], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> nn.Module:
+    """The module of `forms`, as the target torch lists them, its weights read from the recipes one after the other, in
+    `dtype` on `device`.
 
     Its class is `Model` of a generated Python module, whose text `inspect.getsource` and tracebacks show; it pickles.
 
     Raises:
-        WeftError: if an op cannot be written, a weight cannot be read, or the device is not there.
+        WeftError: if a weight cannot be read, or the device is not there.
     """
     place = checked_device(device)
-    source = write_source(lower(graph), kernels.__name__)
+    source = write_source(lower(forms[MODEL]), kernels.__name__)
     # On meta tensors: no memory for weights that `load` replaces.
     with torch.device("meta"):
         module: nn.Module = run_source(source.text).Model()
-    load(module, state_dict(source, graph.reader, dtype, place))
+    load(module, state_dict(source, forms[MODEL].reader, dtype, place))
     return module
 
 
-def build_step(graph: Graph, module: nn.Module, processes: int = 1) -> Callable[..., torch.Tensor]:
-    """The decode step of `graph` over the weights of `module`, which `build_module` made of the same graph, and which
+def build_step(forms: Mapping[str, Graph], module: nn.Module, processes: int = 1) -> Callable[..., torch.Tensor]:
+    """The decode step of `forms` over the weights of `module`, which `build_module` made of the same forms, and which
     `processes` may share by its plan.
 
     ``step(input_ids [batch, 1], position_ids [batch, 1], cache)`` gives the logits [batch, 1, vocab] of one token of
     each row. Weights that it packs are views of one tensor from then on, for the module too.
-    """
-    from ..decode.lowering import lower_step
-    from ..decode.source import write_step
-    from .parallel import styles
 
-    lowered = lower(graph)
-    text, _ = write_step(lowered, type(module).__module__, kernels.__name__, styles(lowered, processes))
+    Raises:
+        WeftError: if there is none.
+    """
+    lowered = lower(forms[MODEL])
+    step = step_of(forms, lowered, processes)
+    text, _ = write_step(lowered, step, type(module).__module__, kernels.__name__)
     if not text:
-        reason = lower_step(lowered)
-        raise WeftError(f"no decode step: {reason if isinstance(reason, str) else 'no kernel computes a part of it'}")
-    step: Callable[..., torch.Tensor] = run_source(text).Step(module)
-    return step
+        reason = "no kernel computes a part of it" if step is not None else refused(forms[MODEL])
+        raise WeftError(f"no decode step: {reason}")
+    made: Callable[..., torch.Tensor] = run_source(text).Step(module)
+    return made
 
 
 def state_dict(

@@ -19,7 +19,6 @@ from weft.passes.analysis.projections import Branch, Projections, branch_of, pro
 
 from ..codegen.source import formatted, template
 from ..decode.divided import COLUMNS, EXPERTS, LOGITS, ROWS, TOKENS
-from ..lower.identifiers import with_identifiers
 from ..lower.lower import Lowered
 from ..program.statements import CacheSlot, ParamRef, Program, Submodule
 
@@ -45,7 +44,7 @@ def write_plan(model: Lowered, degree: int) -> str:
         WeftError: if heads cannot be shared out evenly, or if there is nothing to divide.
     """
     _check(degree)
-    graph = with_identifiers(model.graph)
+    graph = model.graph
     plan, paths = make_plan(graph, degree, model.program), set(model.program.weights)
     kinds = {style.partition("(")[0] for style in plan.styles.values()}
     text = template("parallel.py.j2").render(
@@ -69,7 +68,7 @@ def styles(model: Lowered, degree: int) -> dict[str, str]:
     if degree == 1:
         return {}
     _check(degree)
-    return make_plan(with_identifiers(model.graph), degree, model.program).styles
+    return make_plan(model.graph, degree, model.program).styles
 
 
 def _check(degree: int) -> None:

@@ -91,12 +91,12 @@ def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, dict[str, str]]
 def _agreed(units: Mapping[str, dict[str, str]], lowered: Lowered) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """The styles of parts with ``*`` for the numbers of layers, and the units that keep theirs: those of which no other
     layer treats parts of the same names otherwise."""
-    every = {*lowered.base.weights, *(k.rpartition(".")[0] for k in lowered.base.weights)}
+    every = [*lowered.base.weights, *(k.rpartition(".")[0] for k in lowered.base.weights)]
     kept = {name: unit for name, unit in units.items() if unit}
     while True:
         styles = {path: style for unit in kept.values() for path, style in unit.items()}
         found: dict[str, set[str | None]] = {}
-        for path in {*every, *styles}:
+        for path in dict.fromkeys([*every, *styles]):
             found.setdefault(LAYER.sub(".*", path), set()).add(styles.get(path))
         odd = {n for n, unit in kept.items() if any(len(found[LAYER.sub(".*", path)]) > 1 for path in unit)}
         if not odd:

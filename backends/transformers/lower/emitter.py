@@ -12,6 +12,7 @@ from weft.ir.op import Op
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import Shape
 from weft.passes.analysis.states import caches
+from weft.passes.library.target.sides import ENCODER, HIDDEN, SHOWN
 
 from ...torch.program.constants import formula
 from ...torch.program.emitter import Emitter
@@ -20,7 +21,6 @@ from ...torch.program.states import cached_nodes
 from ..numbers.axes import Axes
 from ..numbers.fields import Fields
 from ..numbers.naming import DIVIDED, after_head, attention_of, kind_of
-from .sides import ENCODER, HIDDEN, SHOWN
 
 CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int")  # in the text of a statement
 HEAD = "lm_head"

@@ -9,23 +9,24 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Trait
+from weft.passes.library.target.sides import DECODER, ENCODER
 
+from ...targets import MODEL
 from ...torch.codegen.structure import structure
-from ...torch.lower.lower import emit, legal_form, needed, read_weights
+from ...torch.lower.lower import emit, needed, read_weights
 from ...torch.program.statements import Operand, Program, Statement, Var
 from ..numbers.fields import Fields
 from ..numbers.naming import named_numbers
 from . import attention, dense, experts, relative
 from .emitter import HEAD, OVERRIDES, ShellEmitter, first_operand
 from .masks import finish_masks
-from .sides import Side, sides
 
 OWN = (  # names that classes of transformers have for themselves
     *("config", "layer_idx", "is_causal", "scaling", "num_key_value_groups", "device", "dtype", "base_model", "model"),
     *("generation_config", "loss_function", "loss_type", "framework", "name_or_path", "warnings_issued", HEAD),
     *("main_input_name", "base_model_prefix", "gradient_checkpointing", "generate", "post_init", "num_experts"),
 )
-USUAL = {"embed": "embed_tokens", "final_norm": "norm"}  # transformers divides modules of these names among devices
+USUAL = ("embed=embed_tokens", "final_norm=norm")  # transformers divides modules of these names among devices
 REGISTERED = (attention, dense, experts, relative)  # what transformers computes in its own way
 
 
@@ -34,15 +35,13 @@ class Lowered:
     """A decoder or an encoder, alone or as a `side` of an encoder-decoder: the programs of its base model and of its
     head.
 
-    `graph` is that of the side, `whole` that of the model; `names` are those that parameters of the side have in the
-    whole. `hidden` is what the base model makes, and the head reads. `masks` is the function that makes the masks of
-    all layers, "" if one of transformers does.
+    `graph` is that of the side, `whole` that of the model. `hidden` is what the base model makes, and the head reads.
+    `masks` is the function that makes the masks of all layers, "" if one of transformers does.
     """
 
     whole: Graph
     graph: Graph
     side: str
-    names: dict[str, str]
     base: Program
     head: Program | None
     hidden: Var
@@ -51,34 +50,38 @@ class Lowered:
     masks: str
 
     @property
+    def names(self) -> dict[str, str]:
+        """The names that parameters of the side have in the whole."""
+        within = {name: f"{self.side}.{name}" for name in self.graph.params}
+        return {name: path if path in self.whole.params else name for name, path in within.items()}
+
+    @property
     def tied(self) -> dict[str, str]:
         """The weights of the head that are weights of its base model, by their names in both."""
         own = {} if self.head is None else self.head.weights
         return {k: name for k, p in own.items() for name, other in self.base.weights.items() if other is p}
 
 
-def lower(graph: Graph) -> tuple[Graph, list[Lowered]]:
-    """Lower `graph`: return its legal form, and the model, or the decoder and the encoder that it is made of; their
-    fields are one.
-
-    Raises:
-        WeftError: naming an op that cannot be written, or saying that no encoder can be told from its decoder.
-    """
-    legal, fields = legal_form(graph, OWN, USUAL), Fields()
+def lower(forms: Mapping[str, Graph]) -> list[Lowered]:
+    """Lower `forms`, those of the target: the model, or the decoder and the encoder that it is made of; their fields
+    are one."""
+    fields = Fields()
     found: list[Lowered] = []
-    for side in sides(legal):
-        fields.side = side.name
+    for side in [side for side in (DECODER, ENCODER) if side in forms] or [""]:
+        fields.side = side
         functions = found[0].emitter.program.functions if found else {}
-        one = _lower_side(legal, side, fields, functions)
-        found.append(_lower_side(legal, side, fields, functions, True) if _unlike(one) else one)
-    return legal, found
+        one = _lower_side(forms, side, fields, functions)
+        found.append(_lower_side(forms, side, fields, functions, True) if _unlike(one) else one)
+    return found
 
 
-def _lower_side(whole: Graph, side: Side, fields: Fields, functions: Mapping[str, str], apart: bool = False) -> Lowered:
-    graph = side.graph
+def _lower_side(
+    forms: Mapping[str, Graph], side: str, fields: Fields, functions: Mapping[str, str], apart: bool = False
+) -> Lowered:
+    whole, graph = forms[MODEL], forms[side or MODEL]
     hidden, head = _head(graph)
     with named_numbers(graph, fields) as axes:
-        e = ShellEmitter(graph, axes, fields, head, side.name, apart)
+        e = ShellEmitter(graph, axes, fields, head, side, apart)
         e.program.functions |= functions
         emit(e, graph, OVERRIDES)
         outputs = {name: e[value] for name, value in graph.outputs.items()}
@@ -88,7 +91,7 @@ def _lower_side(whole: Graph, side: Side, fields: Fields, functions: Mapping[str
         raise WeftError(f"{graph.name} makes no hidden states: its output is a weight")
     own = {name: text for name, text in e.program.functions.items() if name not in functions}
     if "task" in graph.meta:
-        return _with_task(whole, side, e, outputs, made, fields, masks, own)
+        return _with_task(whole, graph, side, e, outputs, made, fields, masks, own)
     base = Program(graph.name, e.program.inputs, outputs, e.program.statements, functions=own)
     above = None
     if head is not None:
@@ -101,12 +104,13 @@ def _lower_side(whole: Graph, side: Side, fields: Fields, functions: Mapping[str
     base.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(base)}
     for program in filter(None, (base, above)):
         program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
-    return Lowered(whole, graph, side.name, side.names, base, above, made, fields, e, masks)
+    return Lowered(whole, graph, side, base, above, made, fields, e, masks)
 
 
 def _with_task(
     whole: Graph,
-    side: Side,
+    graph: Graph,
+    side: str,
     e: ShellEmitter,
     outputs: Mapping[str, Operand],
     hidden: Var,
@@ -115,7 +119,6 @@ def _with_task(
     functions: dict[str, str],
 ) -> Lowered:
     """The model of a graph with a head: what makes its scores of the outputs of its base model is the head's."""
-    graph = side.graph
     cut = {hidden: "hidden_states", e.attention_mask: "attention_mask", e.given["input_ids"]: "input_ids"}
     pooled = outputs.get("pooler_output")
     if isinstance(pooled, Var):
@@ -133,7 +136,7 @@ def _with_task(
     for program in (base, above):
         program.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(program)}
         program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
-    return Lowered(whole, graph, side.name, side.names, base, above, hidden, fields, e, masks)
+    return Lowered(whole, graph, side, base, above, hidden, fields, e, masks)
 
 
 def _unlike(lowered: Lowered) -> bool:

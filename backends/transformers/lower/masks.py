@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
+from weft.passes.library.target.sides import HIDDEN, SHOWN
 
 from ...torch.ops.masks import seen_keys
 from ...torch.program.statements import Operand, Statement, Var
 from .emitter import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, STANDARD, Mask, ShellEmitter
-from .sides import HIDDEN, SHOWN
 
 
 def mask_of(e: ShellEmitter, node: Node) -> Var:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from weft.passes.library.target.sides import DECODER, LOSS
+
 from ...torch.codegen.classes import Class
 from ...torch.codegen.structure import Method, structure
 from ..lower.emitter import FULL
 from ..lower.lower import Lowered
-from ..lower.sides import DECODER, LOSS
 from .classes import ShellWriter, read_config
 from .initial import experts_lines, initial_lines
 from .stack import Stack, attends, cache_kinds, cache_numbers, loop_single_layers, stack_of

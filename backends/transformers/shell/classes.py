@@ -8,6 +8,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from weft.passes.library.target.sides import ENCODER, LOSS
+
 from ...torch.codegen.classes import Class, ClassWriter
 from ...torch.codegen.members import Constructor
 from ...torch.codegen.method_writer import Writer
@@ -15,7 +17,6 @@ from ...torch.codegen.naming import Line, Named
 from ...torch.codegen.structure import Call, Loop, Method
 from ...torch.program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Var, relative
 from ..lower.emitter import INDEX, ShellEmitter
-from ..lower.sides import ENCODER, LOSS
 from .initial import RANGE, initial_lines
 from .stack import CacheNumbers, Stack, attends, cache_numbers
 

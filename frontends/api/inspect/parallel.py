@@ -11,6 +11,7 @@ from weft.backends.targets import TARGETS
 from weft.ir.errors import WeftError
 from weft.ir.types import dtypes
 from weft.passes import run_passes
+from weft.passes.forms import make_forms
 
 from ...model import Model
 from ..compile import MAX_LENGTH
@@ -41,8 +42,10 @@ def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> Paral
     degrees = Split.parse(split)
     if (kind := model.graph.meta.get("kind")) not in ("decoder", "encoder"):
         raise WeftError(f"--parallel counts decoders and encoders, and {model.graph.name} is of the kind {kind}")
-    graph = run_passes(model.graph, TARGETS.lookup("transformers").pipeline(model.graph, dtype))
-    folder = TransformersFolder(graph, dtype, int(graph.meta.get("context") or MAX_LENGTH), "", [])
+    target = TARGETS.lookup("transformers")
+    graph = run_passes(model.graph, target.pipeline(model.graph, dtype))
+    forms = make_forms(graph, target.forms(graph, target.choose({})))
+    folder = TransformersFolder(forms, dtype, int(graph.meta.get("context") or MAX_LENGTH), "", [])
     item = dtypes.parse(dtype).bits // 8
     return estimate(folder.base, folder.plans, folder.tensors, degrees, dtype, item, tokens)
 

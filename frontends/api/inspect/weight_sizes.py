@@ -16,11 +16,11 @@ from weft.backends.weights import bits_per_weight
 from weft.ir.errors import WeftError
 from weft.passes import Pipeline, run_passes
 from weft.passes.core.base import Pass
+from weft.passes.forms import make_forms
 from weft.passes.library.quantize.quantize import QuantizeWeights
 from weft.passes.library.quantize.scale_channels import ScaleChannels
 
 from ...model import Model
-from ...models.tables.rope_config import at_length
 from ..compile import MAX_LENGTH
 from ..weights import weights_pipeline
 
@@ -59,8 +59,8 @@ def weight_sizes(model: Model, weights: str, target: str, dtype: str | None = No
     length = int(model.graph.meta.get("context") or MAX_LENGTH)
     pipeline = backend.pipeline(model.graph, dtype, f"{weights_pipeline(model.graph, weights)}, default", length)
     graph = run_passes(model.graph, nearest(_unscaled(pipeline)))
-    at_length(graph, length)
-    built = backend.build(graph, dtype, length, backend.choose({}), [])
+    options = backend.choose({})
+    built = backend.build(make_forms(graph, backend.forms(graph, options)), dtype, length, options, [])
     facts = built.facts.get("weights")
     if facts is None:
         raise WeftError(f"target {target} does not say how it stores weights; choose another --target")

@@ -23,12 +23,12 @@ from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.streams import stream
 from weft.passes import Phase, Pipeline, parse_pipeline, run_passes
 from weft.passes.core.base import Pass
+from weft.passes.forms import make_forms
 from weft.passes.library.quantize.quantize import QuantizeWeights
 from weft.passes.runner import Progress
 
 from ...formats.hf import SafetensorsReader
 from ...model import Model
-from ...models.tables.rope_config import at_length
 from ..inspect.weight_sizes import nearest
 from .fitted import Fitted
 
@@ -119,9 +119,9 @@ def _tensors(
         given["arithmetic"] = "f32"
     options = backend.choose({name: value for name, value in given.items() if name in known})
     compiled, length = run_passes(graph, rest), manifest.integer("max_length", least=1)
-    at_length(compiled, length)
     options.mark(compiled)
-    built = backend.build(compiled, manifest.text("dtype"), length, options, [])
+    forms = make_forms(compiled, backend.forms(compiled, options))
+    built = backend.build(forms, manifest.text("dtype"), length, options, [])
     tensors: Mapping[str, StoredTensor] | None = getattr(built, "tensors", None)
     if tensors is None:
         raise WeftError(f"{folder}: target {backend.name} does not say what it stores, so weights cannot be compared")

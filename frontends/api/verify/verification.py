@@ -31,7 +31,6 @@ from weft.passes.library.cleanup.quiet_routers import noises
 from weft.passes.runner import Progress
 
 from ...model import Model
-from ...models.tables.rope_config import at_length
 from ..rewriting import rewrite
 from ..source.recorded import recorded_source
 from .errors import divergences, relative_error, tolerated
@@ -227,7 +226,6 @@ def _source(folder: Path, manifest: Record, trust: bool, progress: Progress) -> 
         model, later = replace(model, graph=graph), [p for p in others if p in rest.passes]
     else:
         later = others
-    at_length(model.graph, manifest.integer("max_length", 0))
     if noises(model.graph):
         model = replace(model, graph=run_passes(model.graph, "quiet-routers"))
     if later:

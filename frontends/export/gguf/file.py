@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,8 +101,9 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
         with contextlib.suppress(WeftError):  # an architecture that cannot say this
             config, tensors = propose(known[name], settings), tensors_there(known[name], settings)
             loaded = describe(known[name], config, tensors, f"the metadata of a {name} model")
-            besides = {**divide_frequencies(graph, loaded.graph), **factors(settings)}
-            yield Candidate(name, config, loaded, besides=besides)
+            theirs, divisors = divide_frequencies(graph, loaded.graph)
+            besides = {**divisors, **factors(settings)}
+            yield Candidate(name, config, replace(loaded, graph=theirs), besides=besides)
 
 
 def _tensor(made: Made, kind: DType, reader: TensorReader) -> Tensor:

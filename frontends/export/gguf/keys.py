@@ -119,16 +119,16 @@ def _experts(s: Settings) -> dict[str, Any]:
     }
 
 
-def divide_frequencies(graph: Graph, theirs: Graph) -> dict[str, Made]:
+def divide_frequencies(graph: Graph, theirs: Graph) -> tuple[Graph, dict[str, Made]]:
     """The tensor of divisors by which the rotary frequencies of `theirs` become those of `graph`, where they have a
-    formula that GGUF does not know (Llama 3's); the parameter of `theirs` reads them from now on."""
+    formula that GGUF does not know (Llama 3's), and `theirs` with a parameter that reads them."""
     ours, plain = ([p for p in g.params.values() if isinstance(p.recipe, RopeFrequencies)] for g in (graph, theirs))
     recipes = [p.recipe for p in (*ours, *plain) if isinstance(p.recipe, RopeFrequencies)]
     if len(ours) != 1 or len(plain) != 1 or recipes[0].scaling != "llama3" or recipes[0].dim != recipes[1].dim:
-        return {}
+        return theirs, {}
     divisors = Literal.of((recipes[1].frequencies() / recipes[0].frequencies()).astype(np.float32))
-    plain[0].recipe = Scale(recipes[1], Map(divisors, "reciprocal"))
-    return {FREQUENCIES: Made(divisors, divisors.dims)}
+    divided = theirs.clone({plain[0].name: Scale(recipes[1], Map(divisors, "reciprocal"))})
+    return divided, {FREQUENCIES: Made(divisors, divisors.dims)}
 
 
 def factors(s: Settings) -> dict[str, Made]:

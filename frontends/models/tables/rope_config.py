@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.graph import Graph
-from weft.ir.recipes.frequencies import RopeFrequencies, RopeScaling
+from weft.ir.recipes.frequencies import RopeScaling
 
 from ...dsl import RoPE
 from .family import Rule
@@ -50,7 +49,7 @@ def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
 
     `partial`: a family whose heads turn in part where `partial_rotary_factor` says so; the code of others in
     transformers ignores that key. ``dynamic`` and ``longrope`` are those of texts up to the original context, until
-    `at_length` says more.
+    The pass rope-length says more.
 
     Raises:
         WeftError: if the type is unknown or lacks a number, or scales heads that turn in part of a family without.
@@ -161,7 +160,7 @@ def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
-    """The longest text meant: the original context where longer ones need other frequencies (see `at_length`)."""
+    """The longest text meant: the original context where longer texts need others (see the pass rope-length)."""
     context = config.get("max_position_embeddings")
     given = rope_settings(config)
     if _kind(given) == "longrope":
@@ -187,19 +186,6 @@ def _original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
             if said.get(name):
                 return int(said[name])
     raise WeftError("RoPE scaling needs 'original_max_position_embeddings'")
-
-
-def at_length(graph: Graph, length: int) -> bool:
-    """Fix the rotary frequencies that depend on the longest text (dynamic, longrope) for texts of up to `length`.
-
-    Returns whether they are others than those of the original context.
-    """
-    others = False
-    for param in graph.params.values():
-        if isinstance(param.recipe, RopeFrequencies) and "length" in param.recipe.used:
-            param.recipe = replace(param.recipe, length=length)
-            others |= length > param.recipe.original
-    return others
 
 
 # -- GGUF

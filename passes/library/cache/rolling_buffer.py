@@ -1,4 +1,4 @@
-"""Rolling buffers: the caches of attentions with a window keep that many keys, however long the text."""
+"""Rolling buffers: the caches of attentions with a window keep that many keys, however long the text; and back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Value, WeftError, ops
 from weft.ir.op import Growth
+from weft.ir.types import sizes
 
 from ...analysis.states import caches, has_state, taken_states
 from ...core.base import Pass
@@ -54,7 +55,7 @@ class RollingBuffer(Pass):
     effect = "conditional"
     purpose = "Decode"
     on_fused = True
-    see = ("kv-cache", "sliding-window")
+    see = ("kv-cache", "sliding-window", "full-caches")
     length: int | None = None
     slack: int = 0
 
@@ -77,14 +78,72 @@ class RollingBuffer(Pass):
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Calls of several sizes, some beyond the capacity, give what full caches give."""
-        sizes = (spec.type.shape[2] for spec, _, _ in taken_states(after) if spec.growth is Growth.WINDOW)
-        total = max((size for size in sizes if isinstance(size, int)), default=0) + 4
-        total = within_positions(before, total if total <= _LONGEST_TRIAL else 6)
-        inputs = equivalence.inputs(before, seq=total)
-        for cuts in _cuts(total):
-            equivalence.same(
-                run_in_chunks(equivalence, before, inputs, cuts), run_in_chunks(equivalence, after, inputs, cuts), EXACT
-            )
+        _check_alike(before, after, after, equivalence)
+
+
+@dataclass(frozen=True)
+class FullCaches(Pass):
+    """Let caches that roll keep the keys of the whole text, as those of other attentions do.
+
+    The capacity axis of past_key_values.i.key and .value becomes the symbol capacity again. onnxruntime-genai runs
+    rolling caches only for prompts of equal length, and texts of at least their size.
+
+    Condition: each row of a call continues where its last call ended.
+
+    Source: onnxruntime-genai, docs of the sliding_window section of genai_config.json.
+
+    Example full-caches::
+
+        graph example {
+          input %q: f32[batch, seq, 8]
+          input %k: f32[batch, seq, 4]
+          input %position_ids: i64[batch, seq]
+          input %attention_mask: i64[batch, total]
+          input %past_k: f32[batch, 1, 3, 4] as past_key_values.0.key
+          input %past_v: f32[batch, 1, 3, 4] as past_key_values.0.value
+          %y: f32[batch, seq, 8], %k_now: f32[batch, 1, 3, 4], %v_now: f32[batch, 1, 3, 4] = attention(
+            %q, %k, %k, _, %attention_mask, _, %past_k, %past_v, %position_ids,
+            heads=2, kv_heads=1, causal=true, window=3, rolling=true)
+          output y = %y
+          output present.0.key = %k_now
+          output present.0.value = %v_now
+        }
+    """
+
+    name = "full-caches"
+    effect = "conditional"
+    purpose = "Decode"
+    on_fused = True
+    see = ("rolling-buffer",)
+    tradeoff = "caches take memory for the longest text"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for node in filter(rolls, graph.nodes):
+            for past in _pasts(node):
+                past.type = past.type.with_axis(2, sizes.sym("capacity"))
+            trace.fired(self.name, changed(node, rolling=False).output.name)
+        if not trace.rewrites[self.name]:
+            trace.note(f"{self.name}: no cache rolls")
+
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
+        """Calls of several sizes, some beyond what rolled, give what rolling caches give."""
+        _check_alike(before, after, before, equivalence)
+
+
+def rolls(node: Node) -> bool:
+    """Return whether the cache of `node` rolls."""
+    return bool(node.attrs.get("rolling"))
+
+
+def _check_alike(before: Graph, after: Graph, rolling: Graph, equivalence: EquivalenceCheck) -> None:
+    capacities = (spec.type.shape[2] for spec, _, _ in taken_states(rolling) if spec.growth is Growth.WINDOW)
+    total = max((size for size in capacities if isinstance(size, int)), default=0) + 4
+    total = within_positions(before, total if total <= _LONGEST_TRIAL else 6)
+    inputs = equivalence.inputs(before, seq=total)
+    for cuts in _cuts(total):
+        equivalence.same(
+            run_in_chunks(equivalence, before, inputs, cuts), run_in_chunks(equivalence, after, inputs, cuts), EXACT
+        )
 
 
 def _capacity(node: Node, slack: int) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph
+from weft.ir import Graph, ops
 
 from ...core.base import Pass
 from ...core.trace import Trace
@@ -14,6 +14,8 @@ from ...edits.legalization import is_fused, legalize
 @dataclass(frozen=True)
 class Unfuse(Pass):
     """Replace fused ops by their bodies, until only simple ops are left: the inverse of the pipeline decode-torch.
+
+    With `all` also add_norm and a norm_linear without the norm's weight, which other passes and targets know.
 
     Packed weights become a concatenation, which fold-constants takes into one weight. The rotation in a norm_qkv
     becomes arithmetic, not the op rope, so that backends do not fuse it with attention: keep the graph from before.
@@ -42,6 +44,8 @@ class Unfuse(Pass):
     see = ("fuse-norm-linear", "fuse-activation", "fuse-qkv")
     tradeoff = "every op writes its result to memory, and packed weights are copied"
     on_fused = True
+    all: bool = False
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        legalize(graph, lambda node: ["it is fused"] if is_fused(node) else None, trace)
+        known = (ops.add_norm, ops.norm_linear) if self.all else ()
+        legalize(graph, lambda node: ["it is fused"] if is_fused(node) or node.op in known else None, trace)

@@ -21,7 +21,7 @@ from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import Quantize
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
-from weft.passes import run_passes
+from weft.passes import legalize, run_passes
 
 from ...sampling import each
 from .test_quantized import LAYERS, write
@@ -33,7 +33,7 @@ LEVEL = "session.qdq_matmulnbits_accuracy_level"
 def written(graph: Graph, folder: Path) -> Path:
     """The model of `graph` for the target onnx, in a folder."""
     backend, legal = TARGETS.lookup("onnx"), graph.clone()
-    backend.legalize(legal)
+    legalize(legal, backend.refusals)
     export.write({export.MODEL: export.build(legal, backend, 16)}, folder)
     return folder / export.MODEL
 

@@ -20,6 +20,7 @@ from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import Quantize
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
+from weft.passes import legalize
 
 from .test_quantized import LAYERS, write
 
@@ -45,7 +46,7 @@ def product(bits: int, zeros: bool, group: int, shape: tuple[int, int], normed: 
 def on_onnxruntime(graph: Graph, feeds: dict[str, Array], target: str = "ort-cpu") -> Array:
     backend = TARGETS.lookup(target)
     legal = graph.clone()
-    backend.legalize(legal)
+    legalize(legal, backend.refusals)
     session = ort.InferenceSession(
         export.in_memory(export.build(legal, backend, 16)), providers=["CPUExecutionProvider"]
     )

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from weft.backends.runtime.torch.folder import importing
 from weft.backends.torch.lower.identifiers import parameter_names
-from weft.backends.torch.package.module import build_module
 from weft.ir import Graph, interpret
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader
 from weft.passes.core.equivalence import EquivalenceCheck
 
+from ...lowered import build_module
 from ...passes.zoo import ZOO
 
 Arrays = dict[str, NDArray[Any]]

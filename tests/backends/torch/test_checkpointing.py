@@ -23,7 +23,8 @@ from weft import (
     RMSNorm,
     RoPE,
 )
-from weft.backends.torch.package.module import build_module
+
+from ...lowered import build_module
 
 attention = Attention(heads=4, kv_heads=2, rope=RoPE(10_000))
 mamba = Mamba(inner=48, state=4)

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from weft import MLA, Attention, LayerNorm, MoE, RMSNorm, RoPE
-from weft.backends.torch.decode.lowering import Step, lower_step
-from weft.backends.torch.decode.source import write_step
+from weft.backends.torch.decode.lowering import Step
 from weft.backends.torch.kernels.shared import launch
-from weft.backends.torch.lower.lower import lower
-from weft.backends.torch.package.explain import Explained, explain
+from weft.backends.torch.package.explain import Explained
 from weft.ir import Graph
 
 from ...frontends.command import TINY, done, refused
+from ...lowered import explain, step_of, write_step
 from ...passes.zoo_variants import decoder, feeds
 from .generated import graph_of
 
@@ -68,7 +67,7 @@ def test_recurrences_are_computed_with_what_stands_around_them(name: str, op: st
     (line,) = told(graph, op).splitlines()
     assert re.fullmatch(rf"layers\.0\.attn\.\w+ \({op} × 2\): {kernel}", line)
     assert name == "RWKV-6" or not any(told(graph, other) for other in ("softplus", "exp", "neg"))
-    step = lower_step(lower(graph))
+    step = step_of(graph)
     assert isinstance(step, Step)
     made = next(n for n in step.graph.nodes if n.op.name == op)
     assert {k: made.attrs[k] for k in has} == has
@@ -124,7 +123,7 @@ def test_forms_that_have_no_kernel_say_why(name: str, op: str, why: str) -> None
 
 def test_products_in_a_recurrence_come_before_its_kernel() -> None:
     assert told(graph_of("variant/sLSTM"), "scan").endswith("(scan × 2): step2_kernel")
-    text, _ = write_step(lower(graph_of("variant/sLSTM")))
+    text, _ = write_step(graph_of("variant/sLSTM"))
     assert "*products_of(" in text and "def products(" in text and "head_linear" in text
 
 

@@ -16,15 +16,13 @@ import torch
 
 import weft
 from weft import MLA, LayerNorm, RMSNorm, RoPE
-from weft.backends.torch.decode.source import write_step
 from weft.backends.torch.kernels.shared import launch
-from weft.backends.torch.lower.lower import lower
 from weft.backends.torch.ops.float8_caches import untold
-from weft.backends.torch.package.module import build_module, build_step
 from weft.frontends.dsl import Decoder
 from weft.ir import Graph, WeftError
 
 from ...e2e.random_models import strong
+from ...lowered import build_module, build_step, write_step
 from ...passes.zoo_variants import BIASED, attends, decoder
 from ...sampling import each
 from .generated import assert_close, call, tolerance
@@ -126,7 +124,7 @@ def test_scales_are_the_sizes_of_heads() -> None:
 def test_kernels_step_as_the_module_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "INTERPRETED", True)
     graph = graph_of(name, layers=1)
-    text, files = write_step(lower(graph))
+    text, files = write_step(graph)
     assert "k_scale=self" in text and "decode_attention" in files
     for file in files:
         home = importlib.import_module(f"weft.backends.torch.kernels.{file}")

@@ -27,11 +27,12 @@ from weft import (
     WeftError,
 )
 from weft.backends.torch.codegen.source import write_source
-from weft.backends.torch.lower.lower import lower
 from weft.backends.torch.package.export import build, write_code
-from weft.backends.torch.package.module import build_module, build_step, state_dict
+from weft.backends.torch.package.module import state_dict
 from weft.backends.torch.package.parallel import write_plan
+from weft.frontends.api.modules import step_forms
 
+from ...lowered import build_module, build_step, lower
 from ...sampling import each
 from .parallel_worker import observed, stepped
 
@@ -94,7 +95,7 @@ def together(models: dict[str, Decoder], processes: int, folder: Path, warm: dic
     alone = {}
     for name, model in models.items():
         graph = model.graph(seed=1)
-        built, home = build(graph, processes), folder / name
+        built, home = build(step_forms(graph, processes), processes), folder / name
         home.mkdir()
         write_code(built, home)
         (home / "parallel.py").write_text(write_plan(built.lowered, processes), encoding="utf-8")

@@ -13,12 +13,12 @@ import torch
 import weft
 from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.runtime.torch import caches
-from weft.backends.torch.package.module import build_module
 from weft.backends.torch.snippets.cache_codes import from_codes, to_codes
 from weft.ir import Graph, interpret
 from weft.passes import run_passes
 
 from ...e2e.random_models import strong
+from ...lowered import build_module
 from ...sampling import each
 
 LENGTH = 13

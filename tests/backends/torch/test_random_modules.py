@@ -10,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.backends.torch.decode.source import write_step
-from weft.backends.torch.lower.lower import lower
-from weft.backends.torch.package.module import build_module, build_step
-from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, interpret
+from weft.passes import Trace
+from weft.passes.library.target.rope_length import RopeLength
 
 from ...e2e.random_models import LENGTH, VOCAB, Drawn, strong
+from ...lowered import build_module, build_step, write_step
 from .generated import assert_close, call, tolerance
 
 SEEDS = (1001, 1004, 1007, 1008, 1009, 1010, 1022)  # repeated layers, norms without some weights, states, windows
@@ -32,7 +31,7 @@ SOURCES = {
 
 def drawn(seed: int, kind: str = "decoder") -> Graph:
     graph = strong(getattr(Drawn(seed), kind)().graph())
-    at_length(graph, LENGTH)
+    RopeLength(LENGTH).run(graph, Trace())
     return graph
 
 
@@ -60,7 +59,7 @@ def test_calls_and_steps(seed: int) -> None:
     module, want, bound = build_module(graph).eval(), meaning(graph), 4 * tolerance(graph, torch.float32)
     for cuts in ((LENGTH,), (5, 1, LENGTH - 6), (1,) * LENGTH):
         assert_close(calls(module, cuts), want, bound)
-    if write_step(lower(graph))[0]:
+    if write_step(graph)[0]:
         step, cache = build_step(graph, module), module.new_cache(2, LENGTH)
         with torch.inference_mode():
             call(module, {"input_ids": IDS[:, :7], "cache": cache})
@@ -70,7 +69,7 @@ def test_calls_and_steps(seed: int) -> None:
 
 def test_most_have_steps() -> None:
     """So that the steps above are not tested by there being none; what has none is a model all the same."""
-    assert [seed for seed in SEEDS if not write_step(lower(drawn(seed)))[0]] == [1022]
+    assert [seed for seed in SEEDS if not write_step(drawn(seed))[0]] == [1022]
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # torch's RMSNorm of bf16 by f32 weights

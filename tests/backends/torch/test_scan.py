@@ -13,12 +13,13 @@ from tests.random_steps import RandomStep
 from tests.recurrences import HEADS, KEYS, RECURRENCES, VALUES
 from tests.sampling import each
 from weft.backends.torch.codegen.source import write_source
-from weft.backends.torch.lower.lower import lower
 from weft.frontends.dsl import building, scan
 from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops
 from weft.ir.graph.step import NEXT
 from weft.ir.types import sizes
 from weft.passes.recurrences.affine import affine
+
+from ...lowered import lower
 
 BENT = [False, True]
 SEEDS = range(24)

@@ -12,14 +12,12 @@ from torch import Tensor
 
 from weft import MLA, Attention, LayerNorm, Mamba, RMSNorm, RoPE, module, named
 from weft.backends.torch.decode.lowering import refusal
-from weft.backends.torch.decode.source import write_step
-from weft.backends.torch.lower.lower import lower
-from weft.backends.torch.package.module import build_module, build_step
 from weft.ir import Graph, Value, WeftError, interpret
 from weft.ir.ops import add
 from weft.passes.analysis.states import states
 
 from ...e2e.random_models import strong
+from ...lowered import build_module, build_step, write_step
 from ...passes.zoo import TRIED
 from ...passes.zoo_variants import attends, decoder
 from ...sampling import each
@@ -110,14 +108,14 @@ def test_most_of_the_zoo_has_a_step() -> None:
 
 def test_windows_that_keep_first_tokens() -> None:
     graph = strong(attends(window=3, keep_first=2).graph())
-    assert "keep_first=2" in write_step(lower(graph))[0]
+    assert "keep_first=2" in write_step(graph)[0]
     assert_steps(graph, build_module(graph).eval())
 
 
 @pytest.mark.parametrize(("norm", "rope"), [(LayerNorm(), RoPE()), (RMSNorm(), RoPE(fraction=0.5))])
 def test_latents_that_no_kernel_prepares(norm: Any, rope: RoPE) -> None:
     graph = strong(decoder(MLA(3, 9, 5, 8, 7, rope, norm=norm)).graph())
-    text = write_step(lower(graph))[0]
+    text = write_step(graph)[0]
     assert "latent_decode(" in text and "latent_qk(" not in text
     assert_steps(graph, build_module(graph).eval())
 
@@ -139,7 +137,7 @@ def test_states_stay_where_the_model_keeps_them() -> None:
     alone, beside = (decoder(Both(Attention(3), Attention(3)), ffn) for ffn in (None, Mamba(21, 5)))
     for model, moves in ((alone, True), (beside, False)):
         graph = strong(model.graph())
-        assert ("norm_qkv(" in write_step(lower(graph))[0]) == moves
+        assert ("norm_qkv(" in write_step(graph)[0]) == moves
         assert_steps(graph, build_module(graph).eval())
 
 

@@ -38,13 +38,11 @@ from weft import (
     RWKV7TimeMix,
     RWKVTimeMix,
 )
-from weft.backends.torch.decode.source import write_step
 from weft.backends.torch.kernels.shared import launch
-from weft.backends.torch.lower.lower import lower
-from weft.backends.torch.package.module import build_module, build_step
 from weft.ir import Graph
 
 from ...e2e.random_models import strong
+from ...lowered import build_module, build_step, write_step
 from ...passes.zoo_variants import BIASED, FEED, HIDDEN, Elman, attends, decoder, feeds
 from ...sampling import each
 from .generated import assert_close, call, tolerance
@@ -117,7 +115,7 @@ def generated() -> dict[str, ModuleType]:
 @pytest.mark.parametrize("name", each(2, MODELS))
 def test_kernels_step_as_the_module_does(name: str, interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, expected = one_layer(name), set(MODELS[name][1].split())
-    _, files = write_step(lower(graph))
+    _, files = write_step(graph)
     assert expected <= set(files)
     for file in files:  # kernels, and what launches those that are generated
         home = importlib.import_module(f"weft.backends.torch.kernels.{file}")

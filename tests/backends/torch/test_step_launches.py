@@ -20,9 +20,9 @@ from weft.backends.runtime.core.sampling import Sampling
 from weft.backends.runtime.torch.draws import Draws
 from weft.backends.torch.decode.source import LAUNCHERS
 from weft.backends.torch.kernels.shared import launch
-from weft.backends.torch.package.module import build_module, build_step
 from weft.frontends.dsl import Decoder
 
+from ...lowered import build_module, build_step
 from ...passes.zoo_variants import BIASED, HIDDEN, attends, decoder, feeds
 from ...sampling import each
 

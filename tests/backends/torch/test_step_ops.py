@@ -119,7 +119,7 @@ class Step:
 
     def __init__(self, model: Model, functions: dict[str, Any]) -> None:
         self.model, self.graph, self.functions = model, model.graph, {**functions, "torch": torch, "Norm": Norm}
-        self.e = StepEmitter(self.graph, self.graph, {}, True, {})
+        self.e = StepEmitter(self.graph, {})
         for node in self.graph.nodes:
             assert node.op.name not in STEPS or STEPS[node.op.name].when(self.e, node) is None
         emit(self.e, self.graph, {OPS[name]: lowering.emit for name, lowering in STEPS.items()})

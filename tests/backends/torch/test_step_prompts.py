@@ -13,11 +13,11 @@ from torch import Tensor
 
 from weft import MLA, ALiBi, Attention, GatedMLP, LayerNorm, Mamba, MoE, RMSNorm, RoPE
 from weft.backends.torch.kernels.shared import launch
-from weft.backends.torch.package.module import build_module, build_step
 from weft.frontends.dsl import Decoder
 from weft.ir import Graph
 
 from ...e2e.random_models import strong
+from ...lowered import build_module, build_step
 from ...passes.zoo import TRIED
 from ...passes.zoo_variants import BIASED, HIDDEN, attends, decoder, feeds
 from ...sampling import each

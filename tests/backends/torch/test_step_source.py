@@ -15,12 +15,13 @@ import torch
 
 from weft import load_source
 from weft.backends.torch.codegen.source import write_source
-from weft.backends.torch.decode.source import LAUNCHERS, write_step
+from weft.backends.torch.decode.source import LAUNCHERS
 from weft.backends.torch.kernels.shared.tickets import Tickets
-from weft.backends.torch.lower.lower import lower
 from weft.backends.torch.package.export import build, write_code
+from weft.frontends.api.modules import step_forms
 from weft.passes import Trace, lookup
 
+from ...lowered import lower, write_step
 from ...sampling import each
 from .generated import alone, graph_of
 
@@ -38,7 +39,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def smollm2() -> str:
-    return write_step(lower(load_source("smollm2-135m").graph))[0]
+    return write_step(load_source("smollm2-135m").graph)[0]
 
 
 def classes(text: str) -> dict[str, str]:
@@ -69,7 +70,7 @@ def test_sums_fused_with_norms_read_the_same(name: str) -> None:
     graph, fused = graph_of(name), graph_of(name).clone()
     lookup("fuse-residual-norm")().run(fused, trace := Trace())
     assert trace.rewrites and write_source(lower(fused)).text == write_source(lower(graph)).text
-    assert write_step(lower(fused)) == write_step(lower(graph))
+    assert write_step(fused) == write_step(graph)
 
 
 LAYERS = {  # what is called for a layer of a model: a launch each, attention to long texts two
@@ -87,7 +88,7 @@ LAYERS = {  # what is called for a layer of a model: a launch each, attention to
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_few_launches(name: str) -> None:
     """Between kernels nothing is computed but views: no operator, no function."""
-    text = write_step(lower(graph_of(name)))[0]
+    text = write_step(graph_of(name))[0]
     layer = "".join(body for called, body in classes(text).items() if called != "Step")
     assert sorted(CALLS.findall(layer)) == sorted(LAYERS[name].split())
     tree = ast.parse(text)
@@ -105,7 +106,7 @@ def test_a_layer_is_few_launches(name: str) -> None:
 )
 def test_linear_maps_side_by_side_are_one_launch(name: str, line: str) -> None:
     """Without a kernel for more of the attention: q, k and v, then the head."""
-    text = write_step(lower(graph_of(name)))[0]
+    text = write_step(graph_of(name))[0]
     assert f"q, k, v = norm_linear(x, {line}" in text
     assert text.count("norm_linear(") == 2
 
@@ -113,11 +114,11 @@ def test_linear_maps_side_by_side_are_one_launch(name: str, line: str) -> None:
 @pytest.mark.parametrize("name", each(2, NAMES))
 def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
     graph = graph_of(name)
-    text, kernels = write_step(lower(graph))
-    assert (text, kernels) == write_step(lower(graph))
+    text, kernels = write_step(graph)
+    assert (text, kernels) == write_step(graph)
     imported = {n.module.split(".")[0] for n in ast.parse(text).body if isinstance(n, ast.ImportFrom) and n.module}
     assert imported <= {"__future__", "typing", "torch", "kernels", "model"}
-    write_code(build(graph), tmp_path)
+    write_code(build(step_forms(graph)), tmp_path)
     assert (tmp_path / "decode.py").read_text(encoding="utf-8") == text
     command = [
         "ruff",
@@ -136,7 +137,7 @@ def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["grouped", "delta rule", "RWKV-7"])
 def test_a_folder_steps_by_itself(name: str, tmp_path: Path) -> None:
     """Model, step and kernels need torch alone, wherever they are."""
-    write_code(build(graph_of(f"variant/{name}")), tmp_path)
+    write_code(build(step_forms(graph_of(f"variant/{name}"))), tmp_path)
     with alone(tmp_path), torch.inference_mode():
         model, decode = (importlib.import_module(name) for name in ("model", "decode"))
         net = model.Model()
@@ -150,7 +151,7 @@ def test_a_folder_steps_by_itself(name: str, tmp_path: Path) -> None:
 
 def test_kernels_that_are_named_are_called() -> None:
     for name in NAMES:
-        text, files = write_step(lower(graph_of(name)))
+        text, files = write_step(graph_of(name))
         helpers = {"shared.norm" for _ in re.findall(r"\bNorm\(", text)} | {
             "shared.tickets" for _ in re.findall(r"\bTickets\(", text)
         }

@@ -12,7 +12,6 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 
 from weft import MLP, Attention, Block, Decoder
-from weft.backends.torch.package.module import build_module
 from weft.backends.torch.snippets.caches import (
     Cache,
     RollingKeyCache,
@@ -28,6 +27,7 @@ from weft.ir.ops import rolling
 from weft.passes import run_passes
 
 from ...e2e.random_models import strong
+from ...lowered import build_module
 from ...passes.zoo import ZOO
 from ...sampling import each
 from .generated import assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance

@@ -12,7 +12,6 @@ import torch
 
 from weft import MLP, Attention, Block, Decoder, RMSNorm
 from weft.backends.torch.codegen.naming import Line, Names
-from weft.backends.torch.package.module import build_module
 from weft.backends.torch.program.statements import Var
 from weft.ir import interpret, ops
 from weft.ir.graph import Graph, Value
@@ -20,6 +19,8 @@ from weft.ir.ops.elementwise import masked
 from weft.ir.recipes import Literal, Normal
 from weft.ir.types import TensorType, dtypes
 from weft.ir.types.sizes import sym
+
+from ...lowered import build_module
 
 ROWS = np.array([[1.5, -2.0, 0.25, 3.0], [0.5, 4.0, -1.0, 2.0]])
 HIDDEN = np.array([[1.0, 2.0, -np.inf, 0.5], [-np.inf] * 4])

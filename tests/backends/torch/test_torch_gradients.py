@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from weft.backends.torch.lower.identifiers import parameter_names
-from weft.backends.torch.package.module import build_module
 from weft.frontends.formats.hf.folder import load_folder
 from weft.ir.recipes import Add, Concat, Permute, Reshape, Slice, Source
 from weft.ir.recipes.recipe import Recipe
 
 from ...e2e.families import ROWS, VOCAB
 from ...e2e.seq2seq import SEQ2SEQ
+from ...lowered import build_module
 
 FAMILIES = ("llama-gqa-tied", "gpt2-tied", "gpt_neox", "gemma2", "bloom", "mixtral", "deepseek-v3", "mamba", "mamba2")
 TOLERANCE = 1e-4  # of the largest gradient in a tensor

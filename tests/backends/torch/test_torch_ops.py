@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from weft.backends.torch.package.module import build_module
 from weft.ir import OPS
 from weft.ir import ops as _all  # noqa: F401 - fills OPS
 from weft.ir.testing import one_node
 
+from ...lowered import build_module
 from ...sampling import each
 from .generated import errors, tensors
 

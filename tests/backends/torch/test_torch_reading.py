@@ -12,10 +12,10 @@ from weft.backends.torch import kernels
 from weft.backends.torch.codegen.method_writer import periodic
 from weft.backends.torch.codegen.naming import unparsed
 from weft.backends.torch.codegen.source import write_source
-from weft.backends.torch.lower.lower import lower
 from weft.backends.torch.package.module import load, run_source, state_dict
 from weft.ir.graph import Graph
 
+from ...lowered import lower
 from ...passes.zoo import ZOO
 from .generated import call, feeds_of, graph_of, tensors
 

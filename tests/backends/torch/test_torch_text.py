@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from weft.backends.torch.codegen.source import write_source
-from weft.backends.torch.lower.lower import lower
-from weft.backends.torch.package.module import build_module
 from weft.backends.torch.program.snippets import bound, names
 from weft.passes.analysis.states import states
 from weft.passes.core.equivalence import EquivalenceCheck
 
+from ...lowered import build_module, lower
 from ...passes.zoo import ZOO
 from ...sampling import ALL, each
 from .generated import SEQ, accepts, assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance, wanted

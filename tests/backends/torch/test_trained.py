@@ -12,10 +12,10 @@ import torch
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, LearnedPositions, Mamba, MoE, RMSNorm, RoPE, WeftError
 from weft.backends.torch.lower.identifiers import parameter_names
-from weft.backends.torch.package.module import build_module
-from weft.backends.torch.package.trained import with_weights
+from weft.frontends.api.modules import with_weights
 from weft.ir import interpret
 
+from ...lowered import build_module
 from ...passes.zoo import TRIED
 from ...sampling import each
 from .generated import graph_of

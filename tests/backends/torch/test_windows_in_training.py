@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft import Decoder
-from weft.backends.torch.package.module import build_module
 from weft.ir.schema.visible_keys import PATTERNS
 
 from ...e2e.random_models import strong
+from ...lowered import build_module
 from ...passes.zoo_variants import BIASED, LOCAL, WIDE, attends
 from .test_windows import flexing
 

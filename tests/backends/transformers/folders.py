@@ -23,6 +23,7 @@ from weft.passes import run_passes
 from weft.passes.core.equivalence import EquivalenceCheck
 
 from ...e2e.random_models import Drawn, strong
+from ...lowered import forms
 from ...passes.zoo import ZOO
 
 SEQ, PADDING = 12, 3
@@ -61,7 +62,7 @@ def lowered(graph: Graph) -> Graph:
 
 def folder_of(graph: Graph, folder: Path) -> TransformersFolder:
     """Write the folder of a graph after its passes, of classes called Tiny…"""
-    built = TransformersFolder(graph, "f32", int(graph.meta.get("context") or 64), "Tiny", [])
+    built = TransformersFolder(forms(graph, "transformers"), "f32", int(graph.meta.get("context") or 64), "Tiny", [])
     folder.mkdir(parents=True, exist_ok=True)
     built.write(folder, lambda written: None)
     return built

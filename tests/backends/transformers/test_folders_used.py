@@ -17,7 +17,9 @@ from weft.backends.transformers.build import TransformersFolder, class_name
 from weft.backends.transformers.engines.refusals import BATCHES
 from weft.frontends.api.source.sources import load_source
 from weft.ir import Graph, WeftError
+from weft.passes import Report
 
+from ...lowered import forms
 from ...sampling import ALL, each
 from .folders import (
     COMPETES,
@@ -222,7 +224,7 @@ def test_embeddings_take_the_place_of_tokens(tmp_path: Path) -> None:
 def test_refusals_name_engine_and_reason(name: str, engine: str, reason: str, tmp_path: Path) -> None:
     built = folder_of(lowered(graph_of(name)), tmp_path)
     assert any(reason in why for why in built.refusals[engine])
-    assert any(line.startswith(f"{engine}: ") and reason in line for line in built.explained)
+    assert any(line.startswith(f"{engine}: ") and reason in line for line in built.explain(Report()))
 
 
 def test_smollm2_is_short(tmp_path: Path) -> None:
@@ -241,7 +243,7 @@ def test_smollm2_is_short(tmp_path: Path) -> None:
 def source_of(graph: Graph, kind: str) -> str:
     from weft.backends.transformers.build import TransformersFolder
 
-    built = TransformersFolder(graph, "f32", 8192, "SmolLM2", [])
+    built = TransformersFolder(forms(graph, "transformers"), "f32", 8192, "SmolLM2", [])
     return built.texts[kind]
 
 
@@ -283,7 +285,7 @@ def test_names_of_classes() -> None:
     with pytest.raises(
         WeftError, match="--class-name FastMamba: choose one without 'mamba', by which transformers knows other caches"
     ):
-        TransformersFolder(lowered(graph_of("preset/mamba-130m")), "f32", 64, "FastMamba", [])
+        TransformersFolder(forms(lowered(graph_of("preset/mamba-130m")), "transformers"), "f32", 64, "FastMamba", [])
 
 
 def test_a_choice_of_keys_is_refused(tmp_path: Path) -> None:

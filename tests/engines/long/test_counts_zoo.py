@@ -13,6 +13,7 @@ from weft.ir.errors import WeftError
 
 from ...backends.transformers.folders import graph_of, lowered
 from ...backends.transformers.test_folders_zoo import decoders, encoders
+from ...lowered import forms
 
 SPLITS = (Split(tp=2), Split(tp=3), Split(pp=2), Split(ep=2), Split(tp=2, ep=4), Split(tp=2, pp=2))
 
@@ -32,7 +33,7 @@ def reason(built: TransformersFolder, split: Split) -> str:
 
 @pytest.mark.parametrize("name", [*decoders(), *encoders()])
 def test_counted_or_refused(name: str) -> None:
-    built = TransformersFolder(lowered(graph_of(name)), "f32", 64, "Tiny", [])
+    built = TransformersFolder(forms(lowered(graph_of(name)), "transformers"), "f32", 64, "Tiny", [])
     (device,) = costs(built, Split()).stages
     assert device.weights == built.weight_bytes
     for split in SPLITS:

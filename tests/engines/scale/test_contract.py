@@ -16,9 +16,11 @@ from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.transformers.build import TransformersFolder
 from weft.backends.transformers.engines.refusals import undivided
 from weft.ir import Graph
+from weft.passes import Report
 
 from ...backends.transformers.folders import error, folder_of, graph_of, lowered, tokens_of
 from ...e2e.random_models import strong
+from ...lowered import forms
 from ...passes.zoo import shrunk
 from ...sampling import each
 from .checks import BOUND, reference_of
@@ -116,7 +118,7 @@ def test_what_is_refused_would_be_wrong(name: str, engine: Engine, reason: str, 
     """--explain names the engine and the reason; without the refusal the engine would fail or be wrong."""
     graph = graph_for(name)
     built = folder_of(graph, tmp_path)
-    assert any(re.match(rf"{engine.name}: .*{re.escape(reason)}", line) for line in built.explained)
+    assert any(re.match(rf"{engine.name}: .*{re.escape(reason)}", line) for line in built.explain(Report()))
     try:
         wrong = served(graph, tmp_path, engine)
     except (AssertionError, AttributeError, TypeError, RuntimeError, KeyError):
@@ -135,9 +137,9 @@ def test_what_is_refused_would_be_wrong(name: str, engine: Engine, reason: str, 
 )
 def test_one_stage_is_explained(name: str, reason: str, tmp_path: Path) -> None:
     built = folder_of(graph_for(name), tmp_path)
-    assert f"pipeline parallelism: one stage, {reason}" in built.explained
+    assert f"pipeline parallelism: one stage, {reason}" in built.explain(Report())
     assert "base_model_pp_plan" not in built.plans.by_name
-    taking = [line for line in built.explained if line.startswith("vLLM: takes it")]
+    taking = [line for line in built.explain(Report()) if line.startswith("vLLM: takes it")]
     assert all(line.endswith(f"; without pipeline parallelism: {reason}") for line in taking)
 
 
@@ -145,15 +147,15 @@ def test_attention_that_stays_whole_is_explained() -> None:
     """Engines divide the heads of every attention: with one that is not divided they run on one device."""
     block = Block(Attention(8, 4, rope=RoPE(), qk_norm=RMSNorm(), qk_norm_full=True), GatedMLP(48), RMSNorm())
     graph = lowered(Decoder(64, 32, [block] * 2, context=32).graph(name="normed"))
-    built = TransformersFolder(graph, "f32", 64, "Tiny", [])
-    assert "vLLM: takes it; without tensor parallelism: layers.*.attn stays whole" in built.explained
+    built = TransformersFolder(forms(graph, "transformers"), "f32", 64, "Tiny", [])
+    assert "vLLM: takes it; without tensor parallelism: layers.*.attn stays whole" in built.explain(Report())
     reason = "its queries and keys are normed across heads"
-    assert f"tensor parallelism: layers.*.attn stays whole, {reason}" in built.explained
+    assert f"tensor parallelism: layers.*.attn stays whole, {reason}" in built.explain(Report())
 
 
 def test_names_that_begin_alike_are_told_apart() -> None:
     """Engines match the names of a plan from the beginning: that of ``attn.o`` also matches ``attn.out``."""
     graph = graph_for("random/27")
-    plan = TransformersFolder(graph, "f32", 64, "Tiny", []).plans.by_name["base_model_tp_plan"]
+    plan = TransformersFolder(forms(graph, "transformers"), "f32", 64, "Tiny", []).plans.by_name["base_model_tp_plan"]
     assert list(plan).index("layers.*.attn.out") < list(plan).index("layers.*.attn.o")
     assert plan["layers.*.attn.out"] == "replicate" and plan["layers.*.attn.o"] == "rowwise"

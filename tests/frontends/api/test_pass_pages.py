@@ -18,7 +18,7 @@ from weft.ir import parse
 from weft.passes import all_passes, run_passes
 
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "passes"
-LIBRARY = [name for name, found in all_passes().items() if found.__module__.startswith("weft.passes.library.")]
+LIBRARY = [name for name, found in all_passes().items() if found.__module__.startswith("weft.")]
 BLOCK = re.compile(r"^```weft\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -25,7 +25,7 @@ from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes.blocks import AsStored, BlockRecipe, Dequantize, OnGrid, Quantize
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import offset_layout
-from weft.passes import run_passes
+from weft.passes import legalize, run_passes
 from weft.passes.library.quantize import quantize as pass_module
 
 from ...backends.onnx.test_quantized import write
@@ -158,7 +158,7 @@ def test_products_with_sums(
     graph.add_output("y", ops.linear(x, w))
     given = rng.standard_normal(shape).astype(dtypes.parse(dtype).numpy)
     backend = TARGETS.lookup(target)
-    backend.legalize(graph)
+    legalize(graph, backend.refusals)
     model = export.in_memory(export.build(graph, backend, 16))
     found = onnxruntime.InferenceSession(model, onnxruntime.SessionOptions(), providers=["CPUExecutionProvider"]).run(
         None, {"x": given}

@@ -21,17 +21,15 @@ from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.torch.folder import importing
 from weft.backends.torch.codegen.source import write_source
 from weft.backends.torch.kernels.shared import codes, gemv, launch
-from weft.backends.torch.lower.lower import lower
-from weft.backends.torch.package.explain import explain
-from weft.backends.torch.package.module import build_module, build_step
-from weft.backends.torch.package.trained import with_weights
 from weft.backends.torch.snippets.quantized import widened
+from weft.frontends.api.modules import with_weights
 from weft.ir import Graph, WeftError, interpret
 from weft.ir.types.block_layouts import LAYOUTS
 
 from ...backends.onnx.test_quantized import DIM, FFN, LAYERS, VOCAB
 from ...backends.onnx.test_quantized import write as write_llama
 from ...backends.torch.generated import assert_close, call, tolerance
+from ...lowered import build_module, build_step, explain, lower
 from ...sampling import each
 from ..command import done, refused
 from ..formats.gguf.gguf_models import MODELS, write_gguf

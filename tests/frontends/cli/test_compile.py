@@ -40,7 +40,8 @@ def test_more_than_the_context_is_noted(tiny: Path, tmp_path: Path) -> None:
 
 def test_compile_dumps_and_verifies(tiny: Path, tmp_path: Path) -> None:
     done("compile", tiny, "-o", tmp_path / "out", "--dump-ir", tmp_path / "steps", "--verify", "--passes", "pack-qkv")
-    assert [p.name for p in sorted((tmp_path / "steps").iterdir())] == ["00-input.weft", "01-pack-qkv.weft"]
+    written = [str(path.relative_to(tmp_path / "steps")) for path in sorted((tmp_path / "steps").rglob("*.weft"))]
+    assert written == ["00-input.weft", "01-pack-qkv.weft", "model/00-input.weft", "model/01-legalize.weft"]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from weft.frontends.api.export import export
 from weft.frontends.api.rewriting import rewrite
 from weft.frontends.export.gguf.keys import exported
 from weft.frontends.formats.gguf import GGUFTensors
-from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, WeftError, interpret
+from weft.passes import Trace
+from weft.passes.library.target.rope_length import RopeLength
 
 from ...sampling import each
 from ..conftest import Save
@@ -33,7 +34,7 @@ WINDOWED = {("phi3", 0), ("gemma3", 0), ("olmo2", 1)}
 
 
 def meaning(graph: Graph) -> np.ndarray:
-    at_length(graph, 24)
+    RopeLength(24).run(graph, Trace())
     return interpret(graph, {name: FEEDS[name] for name in graph.inputs})["logits"]
 
 

@@ -19,12 +19,13 @@ from weft.frontends.export.gguf import keys
 from weft.frontends.export.hf.configs import exported
 from weft.frontends.export.infer_settings import read_settings
 from weft.frontends.export.inversion import Made, inverted
-from weft.frontends.export.matching import canonical, match
+from weft.frontends.export.matching import match
 from weft.frontends.models.families import FAMILIES
 from weft.ir import Graph, MemoryReader, Recipe, TensorType, WeftError, ops
 from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Permute, Reshape, Scale, Slice, Source, Take
 from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
+from weft.passes.forms import canonical
 
 from ..command import WATCHDOG, start
 from ..conftest import Save

@@ -30,7 +30,8 @@ def _apart(e: StepEmitter, node: Node) -> str | None:
         return f"an attention to its keys has no kernel: {why}"
     if node.op is ops.latent_qk:
         return None if e.around_all(node, "weight") == node.scope else "its weights stand apart"
-    if e.around_all(node, "weight", "bias", "q_norm", "k_norm") != node.scope and not e.moves:
+    scope = e.around_all(node, "weight", "bias", "q_norm", "k_norm")
+    if scope != node.scope and not e.moves(together[0], scope):
         return "its weights stand apart, and its cache cannot move to them"
     packed = e.weight(node.operand("weight")) is not None
     return None if packed else "its weights cannot lie side by side"

@@ -19,7 +19,7 @@ from ..registry import lowers
 
 
 def _blocks(e: StepEmitter, node: Node) -> str | None:
-    tables = e.model_param(node.operand("weight")), e.model_param(node.operand("table"))
+    tables = node.operand("weight"), node.operand("table")
     return "its table stays in blocks" if any(isinstance(kept(t), BlockLayout) for t in tables) else None
 
 

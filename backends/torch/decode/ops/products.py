@@ -10,6 +10,7 @@ from weft.ir.graph import Node, Param, Value
 from ...kernels.shared import gemv
 from ...kernels.shared.activation import ACTIVATIONS
 from ...ops.calls import Call
+from ...ops.elementwise import activation
 from ...program.emitter import local_name
 from ...program.statements import Operand, Var
 from .. import divided
@@ -54,25 +55,25 @@ def pack(e: StepEmitter, node: Node) -> Operand | None:
     return e.packed([w for w in node.inputs if isinstance(w, Param)])
 
 
-def _unshared(e: StepEmitter, node: Node) -> str | None:
-    shared = divided.style(e, node.operand("weight")) in (divided.ROWS, divided.LOGITS)
-    return "processes share it" if shared and node.attrs["activation"] != "identity" else unknown(e, node)
-
-
-@lowers(ops.norm_linear, when=_unshared)
+@lowers(ops.norm_linear, when=unknown)
 def linear(e: StepEmitter, node: Node) -> Var | tuple[Var, ...]:
     """Emit a linear map with the norm before and the activation after it; a packed one is emitted by its split."""
     if _pieces(node.output) is not None:
         return e.pending(node)
     weight, bias, norm = weights(e, node)
     e.chose("norm_linear", few_rows)
-    style = divided.style(e, node.operand("weight"))
+    style, name = divided.style(e, node.operand("weight")), node.attrs["activation"]
+    shared = style in (divided.ROWS, divided.LOGITS)
     own = None if style == divided.ROWS else bias
     call = Call("norm_linear").give(node.required("x"), weight).named(bias=own, norm=norm)
-    made = call.set("activation", kernel_activation(node.attrs["activation"]), default="identity").emit(e)
+    if not shared:
+        call.set("activation", kernel_activation(name), default="identity")
+    made = call.emit(e)
     if style:
         made = divided.whole(e, made, node.required("weight"))
-    return made if own is bias or bias is None else e.emit("{0} + {1}", made, bias, replaces=0)
+    if own is not bias and bias is not None:
+        made = e.emit("{0} + {1}", made, bias, replaces=0)
+    return e.emit(activation(name), made, replaces=0) if shared and name != "identity" else made
 
 
 def _pieces(product: Value) -> Node | None:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from weft import Attention, Decoder
-from weft.backends.torch.package.module import build_module
 from weft.ir import Graph
 
 from ....e2e.random_models import strong
+from ....lowered import build_module
 from ....passes.zoo_variants import ROPE, VOCAB, attends, decoder
 from ..generated import assert_close, tolerance
 

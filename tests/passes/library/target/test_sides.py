@@ -8,9 +8,8 @@ from weft.ir import Graph, TensorType, Value, WeftError, ops, verify
 from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
-from weft.passes.encoder_decoder import split_encoder
 
-from .models import BATCH, SEQ, count, weight
+from ...models import BATCH, SEQ, count, weight
 
 DIM, HEADS, SOURCE = 12, 3, sizes.sym("source")
 
@@ -21,6 +20,11 @@ def attended(g: Graph, scope: str, x: Value, memory: Value, mask: Value | None, 
         read = {"q": x, "k": memory, "v": memory}
         q, k, v = (ops.linear(y, weight(g, f"{n}.weight", DIM, DIM), name=n) for n, y in read.items())
         return ops.add(x, ops.attention(q, k, v, None, mask, heads=HEADS, kv_heads=HEADS, causal=causal))
+
+
+def split(graph: Graph) -> tuple[Graph, Graph]:
+    encoder, decoder = (run_passes(graph, side, verify=True) for side in ("encoder-side", "decoder-side"))
+    return encoder, decoder
 
 
 def seq2seq(*, pooled: bool = False, layers: int = 2) -> Graph:
@@ -52,7 +56,7 @@ def seq2seq(*, pooled: bool = False, layers: int = 2) -> Graph:
 def test_the_parts_compute_the_whole(passes: str, pooled: bool) -> None:
     whole = run_passes(seq2seq(pooled=pooled), passes if not pooled else passes.replace("default", "pack-qkv"))
     before = str(whole)
-    encoder, decoder = split_encoder(whole)
+    encoder, decoder = split(whole)
     assert str(whole) == before
     equivalence = EquivalenceCheck()
     inputs = equivalence.inputs(whole)
@@ -65,7 +69,7 @@ def test_the_parts_compute_the_whole(passes: str, pooled: bool) -> None:
 
 
 def test_the_interface() -> None:
-    encoder, decoder = split_encoder(run_passes(seq2seq()))
+    encoder, decoder = split(run_passes(seq2seq()))
     keys = [f"cross.{i}.{part}" for i in (0, 1) for part in ("key", "value")]
     assert list(encoder.inputs) == ["encoder_input_ids", "encoder_attention_mask"]
     assert list(encoder.outputs) == keys
@@ -80,7 +84,7 @@ def test_the_interface() -> None:
 
 
 def test_every_weight_is_where_it_is_read() -> None:
-    encoder, decoder = split_encoder(seq2seq())
+    encoder, decoder = split(seq2seq())
     assert encoder.params.keys() & decoder.params.keys() == {"embed.weight"}
     assert "decoder.layers.1.cross.k.weight" in encoder.params
     assert {p.rpartition(".")[0] for p in decoder.params if "cross" in p} == {
@@ -90,7 +94,7 @@ def test_every_weight_is_where_it_is_read() -> None:
 
 
 def test_other_values_cross_under_their_own_names() -> None:
-    encoder, decoder = split_encoder(seq2seq(pooled=True, layers=1))
+    encoder, decoder = split(seq2seq(pooled=True, layers=1))
     assert list(encoder.outputs) == ["mean", "cross.0.key", "cross.0.value", "memory"]
     assert "mean" in decoder.inputs
     assert list(decoder.outputs) == ["logits"]
@@ -102,11 +106,11 @@ def test_what_nobody_reads_does_not_cross() -> None:
     token = summed.inputs[0]
     assert token is not None
     summed.output.replace_uses(token)
-    encoder, _ = split_encoder(g)
+    encoder, _ = split(g)
     assert "mean" not in encoder.outputs
 
 
 def test_a_model_without_an_encoder_is_refused() -> None:
     g = seq2seq(layers=0)
     with pytest.raises(WeftError, match="graph seq2seq has no value that depends on encoder_input_ids and"):
-        split_encoder(g)
+        split(g)

@@ -1,0 +1,56 @@
+"""Names that Python takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph
+from weft.passes import Pass, Trace
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck
+
+
+@dataclass(frozen=True)
+class PythonNames(Pass):
+    """Call scopes, values, parameters, inputs and outputs as attributes and variables of Python can be called.
+
+    ``class`` becomes class_, ``a-b`` becomes a_b; what nn.Module defines itself, and names to `avoid`, get an
+    underscore; siblings stay apart. Modules of the whole model that hold one weight, with its bias, are called as
+    `usual` says: "old=new".
+
+    Condition: none; inputs and outputs may have other names afterwards.
+
+    Source: The Python Language Reference, section 2.3, Identifiers and keywords.
+
+    Example python-names::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %lm-head.class: f32[4, 4] = normal([4, 4], std=0.5, stream="w")
+          scope lm-head
+            %lm-head.y: f32[batch, seq, 4] = linear(%x, %lm-head.class)
+          output y = %lm-head.y
+        }
+    """
+
+    name = "python-names"
+    effect = "changing"
+    purpose = "Targets"
+    on_fused = True
+    avoid: tuple[str, ...] = ()
+    usual: tuple[str, ...] = ()
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        from .torch.lower.identifiers import name_for_python  # which knows what nn.Module defines
+
+        usual = dict(pair.split("=", 1) for pair in self.usual if "=" in pair)
+        for old in name_for_python(graph, self.avoid, usual):
+            trace.fired(self.name, old)
+        if not trace.rewrites:
+            trace.note(f"{self.name}: all names are names of Python already")
+
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
+        """The outputs are the same, in their order."""
+        inputs = equivalence.inputs(before)
+        given = dict(zip(after.inputs, inputs.values(), strict=True))
+        want, got = equivalence.run(before, inputs), equivalence.run(after, given)
+        equivalence.same(want, dict(zip(want, got.values(), strict=True)), EXACT)

@@ -1,0 +1,47 @@
+"""Ops that a target has no lowering for, in simpler ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.legalization import TAKES, legalize
+
+
+@dataclass(frozen=True)
+class Legalize(Pass):
+    """Replace ops by their bodies until the `target` has a lowering for every op, in its `form` of the graph.
+
+    Forms are those that `weft targets NAME` lists; "" is the whole model. The trace tells what each lowering refuses.
+
+    Condition: none; an op that has no lowering and no body is an error.
+
+    Source: the bodies of ops, see `weft ops NAME`; the term is that of LLVM's instruction selection.
+
+    Example legalize{target=onnx}::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          input %r: f32[batch, seq, 4]
+          param %w: f32[4] = full(1.0, dims=[4])
+          %y: f32[batch, seq, 4], %s: f32[batch, seq, 4] = add_norm(%x, %r, %w)
+          output y = %y
+          output s = %s
+        }
+    """
+
+    name = "legalize"
+    effect = "exact"
+    purpose = "Targets"
+    on_fused = True
+    tradeoff = "a body may compute more than a kernel"
+    target: str
+    form: str = ""
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        legalize(graph, TAKES.lookup(self.target)(graph, self.form), trace)
+        if not trace.rewrites:
+            trace.note(f"{self.name}: target {self.target} takes every op")

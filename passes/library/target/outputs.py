@@ -1,0 +1,101 @@
+"""Outputs of a graph as a target hands them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, WeftError, ops
+from weft.ir.types import dtypes
+
+from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
+from ...core.trace import Trace
+from ..cleanup.dce import Dce
+
+
+def losses(graph: Graph) -> list[str]:
+    """Return the outputs of a language model that are neither logits nor caches, by name; none of other models."""
+    if "logits" not in graph.outputs or "task" in graph.meta:
+        return []
+    return [name for name in graph.outputs if name != "logits" and not name.startswith("present")]
+
+
+@dataclass(frozen=True)
+class DropOutputs(Pass):
+    """Leave out the outputs called `names`, such as the loss that routers add, and what only they need.
+
+    Condition: nobody reads them; a loss is for training.
+
+    Source: Shazeer 2017, arXiv:1701.06538, section 4, whose loss balances experts in training.
+
+    Example drop-outputs{names=["aux_loss"]}::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %w: f32[6, 4] = normal([6, 4], std=0.5, stream="w")
+          %y: f32[batch, seq, 6] = linear(%x, %w)
+          %loss: f32[] = mean(%x, axes=[0, 1, 2])
+          output logits = %y
+          output aux_loss = %loss
+        }
+    """
+
+    name = "drop-outputs"
+    effect = "changing"
+    purpose = "Targets"
+    on_fused = True
+    see = ("quiet-routers", "drop-dropout")
+    names: tuple[str, ...]
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for name in self.names:
+            if name not in graph.outputs:
+                raise WeftError(
+                    f"{self.name}: graph {graph.name} has no output {name!r}; it has {', '.join(graph.outputs)}"
+                )
+            trace.fired(self.name, graph.outputs[name].name)
+            trace.note(
+                f"{self.name}: warning: the output {name} is left out: `weft.torch` gives a module that returns it"
+            )
+            del graph.outputs[name]
+        Dce().run(graph, Trace())
+
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
+        """The outputs that are left are the same."""
+        inputs = equivalence.inputs(before)
+        made, left = equivalence.run(before, inputs), equivalence.run(after, inputs)
+        equivalence.same({name: made[name] for name in left}, left, EXACT)
+
+
+@dataclass(frozen=True)
+class WidenOutputs(Pass):
+    """Hand out in f32 what is computed in bf16, which programs that use numpy do not know.
+
+    Condition: none; every number of bf16 is one of f32.
+
+    Source: Kalamkar 2019, arXiv:1905.12322.
+
+    Example widen-outputs::
+
+        graph example {
+          input %x: bf16[batch, seq, 4]
+          param %w: bf16[6, 4] = normal([6, 4], std=0.5, stream="w")
+          %y: bf16[batch, seq, 6] = linear(%x, %w)
+          output y = %y
+        }
+    """
+
+    name = "widen-outputs"
+    effect = "exact"
+    purpose = "Targets"
+    on_fused = True
+    see = ("cast",)
+    tradeoff = "the outputs take twice the memory"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for name, value in list(graph.outputs.items()):
+            if value.type.dtype == dtypes.bf16:
+                graph.outputs[name] = ops.cast(value, to=dtypes.f32, name=name)
+                trace.fired(self.name, graph.outputs[name].name)
+        if not trace.rewrites[self.name]:
+            trace.note(f"{self.name}: no output is bf16")

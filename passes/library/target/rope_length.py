@@ -1,0 +1,74 @@
+"""Rotary frequencies that depend on how long texts are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from weft.ir import Graph, WeftError
+from weft.ir.recipes.frequencies import RopeFrequencies
+
+from ...core.base import Pass
+from ...core.equivalence import EquivalenceCheck
+from ...core.trace import Trace
+
+
+def depends(graph: Graph) -> bool:
+    """Return whether frequencies of `graph` are others for texts of another length."""
+    return any(isinstance(p.recipe, RopeFrequencies) and "length" in p.recipe.used for p in graph.params.values())
+
+
+@dataclass(frozen=True)
+class RopeLength(Pass):
+    """Fix rotary frequencies that depend on the longest text for texts of up to `length` tokens.
+
+    Those of dynamic RoPE are θ_i = b(length)^(−2i/d); LongRoPE has one list of factors for texts within the original
+    context, and one for longer texts. Frequencies of other kinds stay as they are.
+
+    Condition: all texts are computed with these frequencies, shorter ones too.
+
+    Source: Ding 2024 (LongRoPE), arXiv:2402.13753; "Dynamically scaled RoPE", Reddit r/LocalLLaMA 2023 (emozilla).
+
+    Example rope-length{length=64}::
+
+        graph example {
+          input %x: f32[batch, seq, 8]
+          input %position_ids: i64[batch, seq]
+          param %f: f32[2] = rope_frequencies(dim=4, scaling="dynamic", factor=2.0, original=16)
+          %y: f32[batch, seq, 8] = rope(%x, %position_ids, %f, heads=2)
+          output y = %y
+        }
+    """
+
+    name = "rope-length"
+    effect = "changing"
+    purpose = "Positions and windows"
+    see = ("extend-context",)
+    on_fused = True
+    length: int
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        if self.length < 1:
+            raise WeftError(f"rope-length: length={self.length} must be positive")
+        longer = False
+        for param in graph.params.values():
+            recipe = param.recipe
+            if isinstance(recipe, RopeFrequencies) and "length" in recipe.used:
+                longer |= self.length > recipe.original
+                if recipe.length != self.length:
+                    param.recipe = replace(recipe, length=self.length)
+                    trace.fired(self.name, param.name)
+        if longer:
+            trace.note(
+                f"{self.name}: warning: its RoPE is that of texts of {self.length} tokens; for shorter ones choose a "
+                "lower --max-length"
+            )
+        elif not depends(graph):
+            trace.note(f"{self.name}: no frequencies depend on the length of texts")
+
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
+        """All but the rotary frequencies is as it was: with those of before, the graph is the same."""
+        undone = after.clone()
+        for name, param in undone.params.items():
+            param.recipe = before.params[name].recipe
+        if str(undone) != str(before):
+            raise WeftError("more than the frequencies is different")

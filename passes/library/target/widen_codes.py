@@ -1,0 +1,54 @@
+"""Codes of weights that a target has no kernel for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph
+from weft.ir.recipes.blocks import BlockRecipe, in_bytes
+
+from ...core.base import Pass
+from ...core.trace import Trace
+
+
+def small_floats(graph: Graph) -> bool:
+    """Return whether a pass made weights of `graph` floats of 4 bits."""
+    quantized = (p for p in graph.params.values() if p.recipe.has(BlockRecipe))
+    return any(in_bytes(p.recipe, graph.reader) != p.recipe for p in quantized)
+
+
+@dataclass(frozen=True)
+class WidenCodes(Pass):
+    """Store weights that quantize made floats of 4 bits (NVFP4, MXFP4) as integers of 8 bits that stand for the same.
+
+    Codes are doubled, the scales of their blocks halved: 0, ½, 1, 1½, 2, 3, 4, 6 become 0, 1, 2, 3, 4, 6, 8, 12.
+    ONNX Runtime has no CPU kernel that reads FLOAT4E2M1.
+
+    Condition: the checkpoint is there, for recipes alone do not tell what it stores.
+
+    Source: OCP Microscaling Formats (MX) v1.0, 2023, section 5.3.3, FP4 E2M1.
+
+    Example widen-codes::
+
+        graph example {
+          input %x: f32[batch, seq, 32]
+          param %w: f32[4, 32] = to_float4(normal([4, 32], std=0.5, stream="w"))
+          %y: f32[batch, seq, 4] = linear(%x, %w)
+          output y = %y
+        }
+    """
+
+    name = "widen-codes"
+    effect = "exact"
+    purpose = "Targets"
+    on_fused = True
+    see = ("quantize",)
+    tradeoff = "the weights take twice the memory"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for param in graph.params.values():
+            if param.recipe.has(BlockRecipe) and (wide := in_bytes(param.recipe, graph.reader)) != param.recipe:
+                param.recipe = wide
+                trace.fired(self.name, param.name)
+        if not trace.rewrites[self.name]:
+            trace.note(f"{self.name}: no weight is stored as floats of 4 bits")

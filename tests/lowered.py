@@ -1,0 +1,67 @@
+"""Graphs as targets lower them, by the forms that compiling makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.backends.options import Options
+from weft.backends.targets import MODEL, TARGETS
+from weft.backends.torch.decode import source
+from weft.backends.torch.decode.lowering import Step
+from weft.backends.torch.lower import lower as lowering
+from weft.backends.torch.lower.lower import Lowered
+from weft.backends.torch.package import explain as explaining
+from weft.backends.torch.package import export, module
+from weft.backends.torch.package.explain import HOPPER, Explained
+from weft.frontends.api.modules import module_forms, step_forms
+from weft.ir import Graph
+from weft.passes import Report
+from weft.passes.forms import make_forms
+
+
+def forms(graph: Graph, target: str, options: Options | None = None, report: Report | None = None) -> dict[str, Graph]:
+    """The forms of `graph` that `target` is built from."""
+    backend = TARGETS[target]
+    return make_forms(graph, backend.forms(graph, options or backend.options()), report=report)
+
+
+def lower(graph: Graph) -> Lowered:
+    """The program of `graph` in PyTorch."""
+    return lowering.lower(module_forms(graph)[MODEL])
+
+
+def step_of(graph: Graph) -> Step | None:
+    """The decode step of `graph` in PyTorch, if there is one."""
+    made = step_forms(graph)
+    return export.step_of(made, lowering.lower(made[MODEL]))
+
+
+def write_step(graph: Graph) -> tuple[str, list[str]]:
+    """The text of the decode step of `graph`, and the files of its kernels."""
+    made = step_forms(graph)
+    lowered = lowering.lower(made[MODEL])
+    return source.write_step(lowered, export.step_of(made, lowered))
+
+
+def build_module(graph: Graph, **place: Any) -> nn.Module:
+    """The module of `graph`."""
+    return module.build_module(module_forms(graph), **place)
+
+
+def build_step(graph: Graph, made: nn.Module, processes: int = 1) -> Callable[..., torch.Tensor]:
+    """The decode step of `graph` over the weights of a module."""
+    return module.build_step(step_forms(graph, processes), made, processes)
+
+
+def explain(
+    graph: Graph, dtype: torch.dtype = torch.bfloat16, capability: tuple[int, int] | None = HOPPER
+) -> list[Explained]:
+    """Lines that tell how a decode step of `graph` is computed."""
+    report = Report()
+    made = forms(graph, "torch", report=report)
+    lowered = lowering.lower(made[MODEL])
+    return explaining.explain(graph, export.step_of(made, lowered), report, dtype, capability)
