@@ -149,7 +149,7 @@ def test_targets_from_outside(weft: Weft, installed: Path) -> None:
     assert "--heading TEXT" in (text := weft("compile", "--help").stdout) and "[lower|upper]" in text
     done = weft("compile", "model.py", "--target", "text", "--heading", "gates", "--case", "upper", "-o", "text")
     assert "for text in f32" in done.stdout and "its texts have 64 tokens at most" in done.stderr
-    assert (installed / "text" / "model.weft").read_text().startswith("# GATES\n")
+    assert (installed / "text" / "model.weft").read_text().startswith("# GATES\ngraph model {\n")
     assert json.loads((installed / "text" / "weft.json").read_text())["heading"] == "GATES"
     weft("compile", "model.py", "--target", "onnx-half", "-o", "half")
     assert json.loads((installed / "half" / "weft.json").read_text())["dtype"] == "f16"

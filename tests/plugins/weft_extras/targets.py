@@ -39,9 +39,9 @@ class TextBackend(Backend):
     def refusals(self, node: Any) -> None:
         return None
 
-    def build(self, graph: Any, dtype: str, length: int, options: Any, notes: list[str]) -> TextFile:
+    def build(self, forms: Any, dtype: str, length: int, options: Any, notes: list[str]) -> TextFile:
         notes.append(f"its texts have {length} tokens at most")
-        return TextFile(graph, options)
+        return TextFile(forms["model"], options)
 
     def files(self, kind: str) -> tuple[str, ...]:
         return ("model.weft",)
