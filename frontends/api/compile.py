@@ -27,6 +27,7 @@ from weft.passes.library.target.rope_length import RopeLength
 
 from ..formats.weft.manifest import hashing, record
 from ..model import Model, SourceLike
+from ..models.families import FAMILIES
 from .rewriting import pipeline_text
 from .source.sources import load_source
 from .weights import weights_pipeline
@@ -180,11 +181,11 @@ def _check_effect(chosen: Options, weights: str | None, report: Report, idle: Ma
 
 
 def _note_family(model: Model, notes: list[str]) -> None:
-    """Note that transformers has the architecture itself."""
-    from ..export.hf.folder import family_of
-
-    if (family := family_of(model)) is not None:
-        notes.append(f"transformers has this architecture: `weft export` writes it as {family}, to load without trust")
+    """Note that transformers has the architecture itself, where the source says which it is."""
+    family = FAMILIES.get(str(model.graph.meta.get("model_type")))
+    if family is not None and family.transformers and model.settings is not None:
+        name = family.model_types[0]
+        notes.append(f"transformers has this architecture: `weft export` writes it as {name}, to load without trust")
 
 
 def _with_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) -> Model:

@@ -103,14 +103,6 @@ def write_huggingface(
     return found
 
 
-def family_of(model: Model) -> str | None:
-    """The family of transformers whose class is `model`; None if there is none."""
-    try:
-        return fit(model, partial(_candidates, model), "Hugging Face family").family
-    except WeftError:
-        return None
-
-
 def _modules(found: Fit) -> list[str]:
     """The modules with a matrix that is not looked up."""
     matrices = [key for key, made in found.tensors.items() if key.endswith(".weight") and len(made.shape) == 2]
