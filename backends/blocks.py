@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 
 from weft.ir.graph import Graph, Param, Value
-from weft.ir.recipes.blocks import BlockRecipe, block_layout
+from weft.ir.recipes.blocks import BlockRecipe, Kept, block_layout
 from weft.ir.types.block_layouts import BlockLayout
-
-from .options import KEEP_BLOCKS
 
 NOT_ASKED = ""
 
@@ -17,6 +15,11 @@ NOT_ASKED = ""
 def is_quantized(weight: Param) -> bool:
     """Return whether a pass, not the checkpoint, made the blocks of `weight`."""
     return weight.recipe.has(BlockRecipe)
+
+
+def is_exact(weight: Param) -> bool:
+    """Return whether products by the blocks of `weight` are summed in f32, without rounding activations."""
+    return not is_quantized(weight) or weight.recipe.has(Kept)
 
 
 def quantized_layout(weight: Value | None) -> BlockLayout | None:
@@ -37,10 +40,8 @@ def kept_layout(weight: Value | None) -> BlockLayout | str:
     """Return the block layout that `weight` is to stay in; or why it has none, `NOT_ASKED` if it need not have one."""
     if not isinstance(weight, Param):
         return NOT_ASKED
-    if not is_quantized(weight):
-        asked = weight.graph.meta.get(KEEP_BLOCKS)
-        if not asked or (asked == "head" and weight.shape[0] != weight.graph.meta.get("vocab")):
-            return NOT_ASKED
+    if not is_quantized(weight) and not weight.recipe.has(Kept):
+        return NOT_ASKED
     return block_layout(weight.recipe, weight.graph.reader)
 
 

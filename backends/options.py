@@ -11,19 +11,19 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.passes.core.base import Argument
 
-KEEP_BLOCKS = "keep_blocks"  # in the meta of a graph: which weights stay in blocks
-ARITHMETIC = "arithmetic"  # likewise: what sums of products by quantized weights are computed in, where not the fastest
-ACTIVATIONS = "activations"  # likewise: what activations are rounded to
-CACHE_DTYPE = "cache_dtype"  # likewise: what keys and values are kept in
+KEEP_BLOCKS = "keep_blocks"  # which weights stay in blocks
+ARITHMETIC = "arithmetic"  # what sums of products by quantized weights are computed in, where not the fastest
+ACTIVATIONS = "activations"  # what activations are rounded to
+CACHE_DTYPE = "cache_dtype"  # what keys and values are kept in; also in the meta of a graph, where that is FP8
 
 
 @dataclass(frozen=True)
 class Options:
     """The options of a target; a subclass has a field for each, made by `option`."""
 
-    def passes(self) -> str:
-        """Return the passes that they ask for, after all others but those of the target; "" for none."""
-        return ""
+    def passes(self) -> dict[str, str]:
+        """Return the passes that they ask for, by the name of the option, after all others but those of the target."""
+        return {}
 
     def mark(self, graph: Graph) -> None:
         """Tell `graph` what its lowerings have to know, once its passes have run."""
@@ -94,8 +94,8 @@ class CacheOptions(Options):
         "", "Keep keys and values as integers of 8 or 4 bits, with scales fitted to a text by the pass quantize-cache"
     )
 
-    def passes(self) -> str:
-        return cache_passes(self.cache_dtype)
+    def passes(self) -> dict[str, str]:
+        return {**super().passes(), **cache_passes(self.cache_dtype)}
 
 
 def no_effect(option: str, reason: str) -> WeftError:
@@ -103,10 +103,10 @@ def no_effect(option: str, reason: str) -> WeftError:
     return WeftError(f"{option} has no effect here, so leave it out: {reason}")
 
 
-def cache_passes(dtype: str) -> str:
-    """Return the passes that make caches of integers, ``int8`` or ``int4``; "" for those of other dtypes."""
+def cache_passes(dtype: str) -> dict[str, str]:
+    """Return the passes that make caches of integers, ``int8`` or ``int4``; none for those of other dtypes."""
     bits = dtype.removeprefix("int")
-    return "" if bits == dtype else f"quantize-cache{{bits={bits}}}"
+    return {} if bits == dtype else {CACHE_DTYPE: f"quantize-cache{{bits={bits}}}"}
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,6 @@ class BlockOptions(Options):
         "for one text on CPUs by ONNX Runtime",
     )
 
-    def mark(self, graph: Graph) -> None:
-        if self.keep_blocks:
-            graph.meta[KEEP_BLOCKS] = self.keep_blocks
+    def passes(self) -> dict[str, str]:
+        kept = {KEEP_BLOCKS: f"keep-blocks{{which={self.keep_blocks}}}"} if self.keep_blocks else {}
+        return {**super().passes(), **kept}

@@ -96,13 +96,16 @@ def _store_codes(graph: Graph, bits: int) -> None:
     from weft.ir.graph import Param
     from weft.ir.recipes.combinators import Source
     from weft.ir.types import dtypes
+    from weft.passes import Trace
+    from weft.passes.library.target.keep_blocks import KeepBlocks
 
     weights = {w.name: w for node in graph.nodes if node.op is ops.linear and isinstance(w := node.inputs[1], Param)}
     for name, weight in weights.items():
         weight.recipe = Source(name)
     kind = dtypes.q4_0 if bits == 4 else dtypes.f8e4m3_128
     graph.reader = Codes({name: weight.type.concrete({}) for name, weight in weights.items()}, kind)
-    TARGETS["torch"].choose({"keep_blocks": "all", **({"cache_dtype": "fp8"} if bits == 8 else {})}).mark(graph)
+    KeepBlocks("all").run(graph, Trace())
+    TARGETS["torch"].choose({"cache_dtype": "fp8"} if bits == 8 else {}).mark(graph)
 
 
 def _theirs(weights: dict[str, Tensor], key: str) -> Tensor:

@@ -81,7 +81,7 @@ class OnnxBackend(Backend):
     ) -> OnnxFolder:
         from ..onnx.build import OnnxFolder
 
-        return OnnxFolder(forms, self, length, notes)
+        return OnnxFolder(forms, self, length, options, notes)
 
     def place(self, device: str) -> Place:
         from ..runtime.device import by_onnxruntime
@@ -118,10 +118,9 @@ class CpuOptions(BlockOptions, CacheOptions):
         "", "Multiply by quantized weights in f32, instead of rounding activations to 8 bits: exact, but slower"
     )
 
-    def mark(self, graph: Graph) -> None:
-        super().mark(graph)
-        if self.arithmetic:
-            graph.meta[ARITHMETIC] = self.arithmetic
+    def passes(self) -> dict[str, str]:
+        exact = {ARITHMETIC: "keep-blocks{which=quantized}"} if self.arithmetic else {}
+        return {**super().passes(), **exact}
 
 
 @dataclass(frozen=True)
@@ -135,8 +134,7 @@ class CpuBackend(OnnxBackend):
     ) -> OnnxFolder:
         from ..onnx.build import OnnxFolder
 
-        assert isinstance(options, CpuOptions)
-        built = OnnxFolder(forms, self, length, notes, prepack=options.prepack)
+        built = OnnxFolder(forms, self, length, options, notes)
         if built.facts["kept_blocks"] and (slow := cpu.slow_blocks()):
             notes.append(slow)
         return built

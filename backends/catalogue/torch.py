@@ -18,7 +18,7 @@ from weft.passes.library.target.legalize import Legalize
 from weft.passes.library.target.outputs import DropOutputs, losses
 
 from ..facts import Facts
-from ..options import ACTIVATIONS, CACHE_DTYPE, BlockOptions, Options, cache_passes, option
+from ..options import CACHE_DTYPE, KEEP_BLOCKS, BlockOptions, Options, cache_passes, option
 from ..python_names import PythonNames
 from ..targets import MODEL, Backend, Built, Place, register
 
@@ -38,13 +38,14 @@ class TorchOptions(BlockOptions):
         "", "Keep keys and values as integers, with scales fitted to a text by the pass quantize-cache, or in FP8"
     )
 
-    def passes(self) -> str:
-        return cache_passes(self.cache_dtype)
+    def passes(self) -> dict[str, str]:
+        found = {**super().passes(), **cache_passes(self.cache_dtype)}
+        if self.activations:
+            groups = dict.fromkeys((self.keep_blocks, "quantized"))
+            found[KEEP_BLOCKS] = ", ".join(f"keep-blocks{{which={g}, activations=fp8}}" for g in groups if g)
+        return found
 
     def mark(self, graph: Graph) -> None:
-        super().mark(graph)
-        if self.activations:
-            graph.meta[ACTIVATIONS] = self.activations
         if self.cache_dtype == "fp8":
             graph.meta[CACHE_DTYPE] = self.cache_dtype
 
@@ -117,7 +118,7 @@ class TorchBackend(Backend):
         from ..torch.build import TorchFolder
 
         assert isinstance(options, TorchOptions)
-        return TorchFolder(forms, dtype, notes, options.tensor_parallel)
+        return TorchFolder(forms, dtype, options, notes)
 
     def place(self, device: str) -> Place:
         from ..runtime.device import by_torch

@@ -10,7 +10,7 @@ from weft.ir.graph import Graph
 from weft.ir.recipes.readers import switched
 from weft.passes.analysis.states import has_cache, max_source
 
-from ..options import ARITHMETIC, KEEP_BLOCKS, no_effect
+from ..options import ARITHMETIC, KEEP_BLOCKS, Options, no_effect
 from ..targets import MODEL, Backend
 from ..weights import weight_facts
 from . import cuda, export, genai
@@ -32,9 +32,10 @@ class OnnxFolder:
     """
 
     def __init__(
-        self, forms: Mapping[str, Graph], target: Backend, length: int, notes: list[str], *, prepack: bool = False
+        self, forms: Mapping[str, Graph], target: Backend, length: int, options: Options, notes: list[str]
     ) -> None:
-        graph, self._target, self._length, self._prepack = forms[""], target, length, prepack
+        graph, self._target, self._length = forms[""], target, length
+        self._prepack, asked = getattr(options, "prepack", False), getattr(options, KEEP_BLOCKS, "")
         notes += _genai_notes(graph)
         self._for_genai = forms.get(GENAI, graph) if suits_genai(graph) else None
         if any(experts.wrong_choices(node, target) for node in graph.nodes):
@@ -51,11 +52,11 @@ class OnnxFolder:
         self.trace = [*(line for b in models for line in b.trace), *self._stray]
         self.weight_bytes = export.weight_bytes(models)
         self.tensors = export.stored_tensors(models)
-        asked, kept = graph.meta.get(KEEP_BLOCKS, ""), blocks.summary(graph, target)
-        self.idle = blocks.idle(graph, target)
+        kept = blocks.summary(graph, target)
+        self.idle = blocks.idle(graph, target, options)
         notes += blocks.given_up(graph, target)
         self.facts: dict[str, Any] = {
-            "prepacked": prepack,
+            "prepacked": self._prepack,
             "kept_blocks": asked if kept else "",
             "weights": weight_facts(graph, self.tensors),
         }
@@ -63,7 +64,7 @@ class OnnxFolder:
             self.facts["adapters"] = {name: f"{name}{export.ADAPTER}" for name in tensors.choices}
         if kept:
             self.facts["blocks"] = kept
-            if ARITHMETIC not in graph.meta and blocks.rounds_activations(graph, target):
+            if not getattr(options, ARITHMETIC, "") and blocks.rounds_activations(graph, target):
                 self.facts["arithmetic"] = "int8"
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:

@@ -15,7 +15,7 @@ from weft.ir.types.block_layouts import LAYOUTS
 from weft.passes import Report
 from weft.passes.analysis.states import caches, has_cache, manifest_records, named_states, states
 
-from ..options import ACTIVATIONS, CACHE_DTYPE, KEEP_BLOCKS
+from ..options import ACTIVATIONS, CACHE_DTYPE, KEEP_BLOCKS, Options
 from ..storage.safetensors import write_shards
 from ..weights import weight_facts
 from .ops import float8_caches
@@ -34,29 +34,31 @@ NARROW = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
 class TorchFolder:
     """The model of `forms`, those of the target torch, with weights in `dtype`, not written yet; `notes` are added to.
 
-    With more than one of `processes` it also says how they share the model.
+    With the option tensor_parallel it also says how processes share the model.
 
     Raises:
         WeftError: if the graph has caches of its own or cannot write text, or the processes cannot share it.
     """
 
-    def __init__(self, forms: Mapping[str, Graph], dtype: str, notes: list[str], processes: int = 1) -> None:
+    def __init__(self, forms: Mapping[str, Graph], dtype: str, options: Options, notes: list[str]) -> None:
         graph, self._dtype = forms[""], dtype
         if has_cache(graph):
             raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and what needs it")
         check_writes(graph)
+        given = {name: getattr(options, name) for name in options.listed()}
+        processes = given["tensor_parallel"]
         self._built = export.build(forms, processes)
         self._plan = "" if processes == 1 else write_plan(self._built.lowered, processes)
         self._weights = export.weights(self._built, dtypes.parse(dtype))
         self.tensors = export.stored_tensors(self._built, self._weights)
         self.trace: list[str] = blocks.widened(graph)
         kept = blocks.summary(self._built.source.weights.values())
-        self.idle = {KEEP_BLOCKS: reason} if (reason := blocks.widens_all(graph)) else {}
+        self.idle = {KEEP_BLOCKS: reason} if given[KEEP_BLOCKS] and (reason := blocks.widens_all(graph)) else {}
         untold = float8_caches.untold(graph)
         if graph.meta.get(CACHE_DTYPE) and not any(map(float8_caches.in_float8, float8_caches.attentions(graph))):
             self.idle[CACHE_DTYPE] = next(iter(untold), "no attention keeps keys and values")
         notes += untold
-        if graph.meta.get(ACTIVATIONS) and not any(_floats(name) == 8 for name in kept):
+        if given[ACTIVATIONS] and not any(_floats(name) == 8 for name in kept):
             self.idle[ACTIVATIONS] = "no weights are FP8 blocks (--keep-blocks all keeps those of a checkpoint)"
         if any(map(_floats, kept)):
             notes.append(WIDENS)
@@ -69,7 +71,7 @@ class TorchFolder:
             "weights": weight_facts(graph, self.tensors),
             **({"tensor_parallel": processes} if self._plan else {}),
             **({CACHE_DTYPE: graph.meta[CACHE_DTYPE]} if graph.meta.get(CACHE_DTYPE) else {}),
-            **({"kept_blocks": graph.meta.get(KEEP_BLOCKS, ""), "blocks": kept} if kept else {}),
+            **({"kept_blocks": given[KEEP_BLOCKS], "blocks": kept} if kept else {}),
             **(_kept(graph) if self._built.keeps else {}),
         }
 

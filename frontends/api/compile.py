@@ -115,7 +115,7 @@ def compile(
         model = _with_slots(model, backend, switch_adapters)
     passes = pipeline_text(passes)
     first = "" if weights is None else weights_pipeline(model.graph, weights)
-    passes = ", ".join(filter(None, (first, passes, chosen.passes())))
+    passes = ", ".join(filter(None, (first, passes, *chosen.passes().values())))
     check_free(Path(out), model.files)  # before long work
     notes = model.notices()
     verify_graph(model.graph, recipes=True)
@@ -173,7 +173,7 @@ def _check_effect(chosen: Options, weights: str | None, report: Report, idle: Ma
     first = {record.applied.name: record.idle for record in reversed(report.records)}
     if weights is not None and (reason := first[lookup("quantize").name]):
         raise no_effect(f"--weights {weights}", reason)
-    if why := first.get(chosen.passes().partition("{")[0]):
+    if why := first.get(chosen.passes().get(CACHE_DTYPE, "").partition("{")[0]):
         idle = {**idle, CACHE_DTYPE: why}
     for name, option in chosen.listed().items():
         if name in idle and (value := getattr(chosen, name)) != option.default:

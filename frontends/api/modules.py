@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.backends.options import KEEP_BLOCKS, no_effect
+from weft.backends.options import no_effect
 from weft.backends.runtime.torch.folder import pytorch
 from weft.backends.targets import MODEL, TARGETS
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.graph.verifier import verify
 from weft.ir.recipes import Recipe, Source
+from weft.ir.recipes.blocks import Kept
 from weft.ir.recipes.readers import MemoryReader
 from weft.passes import Pipeline, default_pipeline, run_passes
 from weft.passes.forms import make_forms
@@ -107,9 +108,9 @@ def _forms(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) 
     model = load_source(source, seed=seed)
     model.notices()  # which refuse a part without which it computes something else
     verify(model.graph, recipes=True)
-    graph = run_passes(model.graph, target.pipeline(model.graph, "f32", pipeline_text(passes), trains=True))
-    options.mark(graph)
-    if reason := widens_all(graph):
+    passes = ", ".join(filter(None, (pipeline_text(passes), *options.passes().values())))
+    graph = run_passes(model.graph, target.pipeline(model.graph, "f32", passes, trains=True))
+    if keep_blocks and (reason := widens_all(graph)):
         raise no_effect(f"keep_blocks={keep_blocks!r}", reason)
     return module_forms(graph)
 
@@ -141,7 +142,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
     Raises:
         WeftError: if a tensor is unknown, missing, or of another shape.
     """
-    if graph.meta.get(KEEP_BLOCKS):
+    if any(param.recipe.has(Kept) for param in graph.params.values()):
         raise WeftError("weights that stay in blocks are not trained: give the graph of a module without keep_blocks")
     declared, read = _keys(module_forms(graph)), _keys(module_forms(trained(graph)))
     if unknown := state_dict.keys() - {*declared.values(), *read.values()}:

@@ -16,7 +16,19 @@ from ..errors import WeftError
 from ..types import dtypes
 from ..types.block_layouts import BlockLayout
 from ..types.dtypes import DType
-from .blocks import Dequantize, Float4, Float8, InBytes, Quantize, Stored, ToFloat4, ToFloat8, block_layout, split_parts
+from .blocks import (
+    Dequantize,
+    Float4,
+    Float8,
+    InBytes,
+    Kept,
+    Quantize,
+    Stored,
+    ToFloat4,
+    ToFloat8,
+    block_layout,
+    split_parts,
+)
 from .combinators import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
 from .matrices import Centre, MatMul
 from .readers import Array, TensorReader
@@ -109,7 +121,7 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
         case ToFloat4(item, _, whole):
             part = row(item, reader, index)
             return part and replace(recipe, item=part, tensor_scales=whole[index : index + 1] if whole[1:] else whole)
-        case Map(item) | Cast(item) | Quantize(item) | ToFloat8(item) | InBytes(item) | Stored(item):
+        case Map(item) | Cast(item) | Quantize(item) | ToFloat8(item) | InBytes(item) | Kept(item) | Stored(item):
             part = row(item, reader, index)
             return part and replace(recipe, item=part)
         case Slice(item, axis) | Scale(item, _, axis) | Centre(item, axis) if axis > 0:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param
+from weft.ir.recipes.blocks import Kept
 from weft.ir.types.block_layouts import BlockLayout
 
 from ...blocks import candidates, counted, is_quantized, kept_layout
-from ...options import ARITHMETIC, KEEP_BLOCKS
+from ...options import ARITHMETIC, KEEP_BLOCKS, Options
 from ...targets import Backend
 from . import dequantized, quantized, quantized_experts
 
@@ -60,17 +61,15 @@ def rounds_activations(graph: Graph, target: Backend) -> bool:
     return target.device == "cpu" and any(is_quantized(weight) for weight in keeps(graph, target))
 
 
-def idle(graph: Graph, target: Backend) -> dict[str, str]:
-    """Return which of KEEP_BLOCKS and ARITHMETIC are asked of `graph` and change nothing, with the reason."""
+def idle(graph: Graph, target: Backend, options: Options) -> dict[str, str]:
+    """Return which of the `options` KEEP_BLOCKS and ARITHMETIC change nothing of `graph`, with the reason."""
     reasons = dict[str, str]()
-    if graph.meta.get(KEEP_BLOCKS) and all(map(is_quantized, keeps(graph, target))):
+    if all(map(is_quantized, keeps(graph, target))):
         refusals = (quantized.product_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
         why = next((reason for reason in refusals if reason), "no linear map has blocks of a checkpoint")
         reasons[KEEP_BLOCKS] = f"no weights keep their blocks: {why}"
-    if asked := graph.meta.pop(ARITHMETIC, ""):
-        if not rounds_activations(graph, target):
-            reasons[ARITHMETIC] = (
-                "activations are rounded for codes that --weights or a pass made, and the model keeps none"
-            )
-        graph.meta[ARITHMETIC] = asked
-    return reasons
+    rounding = {p.name: p.recipe.item for p in graph.params.values() if isinstance(p.recipe, Kept) and is_quantized(p)}
+    if not rounds_activations(graph.clone(rounding), target):
+        why = "activations are rounded for codes that --weights or a pass made, and the model keeps none"
+        reasons[ARITHMETIC] = why
+    return {name: reason for name, reason in reasons.items() if getattr(options, name, "")}

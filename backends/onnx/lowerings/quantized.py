@@ -25,8 +25,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import LARGEST, BlockLayout
 from weft.ir.types.dtypes import DType
 
-from ...blocks import NOT_ASKED, is_quantized, kept_layout
-from ...options import ARITHMETIC
+from ...blocks import NOT_ASKED, is_exact, is_quantized, kept_layout
 from ...targets import Backend
 from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import contrib, lowering
@@ -115,7 +114,7 @@ def product(e: Emitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
     assert isinstance(weight, Param)
     layout = layout_of(weight, e.target)
     assert isinstance(layout, BlockLayout)
-    exact = not is_quantized(weight) or weight.graph.meta.get(ARITHMETIC) == "f32"
+    exact = is_exact(weight)
     level, whole = 0 if exact else 4, weight.width % layout.group == 0
     if layout.sums:
         x = with_sums(e, key, x, node.required("x").type.rank, weight.width, layout.group)

@@ -25,8 +25,7 @@ from weft.ir.recipes.blocks import Stored
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
-from ...blocks import NOT_ASKED, is_quantized, kept_layout
-from ...options import ARITHMETIC
+from ...blocks import NOT_ASKED, is_exact, is_quantized, kept_layout
 from ...targets import Backend
 from ..emitter import Emitter
 from ..lowering import contrib, lowering, standard
@@ -67,7 +66,7 @@ def refusal(node: Node, target: Backend) -> str | None:
             return f"the CUDA kernel of QMoE is left out in {node.output.type.dtype}"
         if up.has_zeros:
             return "the CUDA kernel of QMoE is not known to take zero points"
-    elif _is_exact(node) and max(up.bits, down.bits) == 8:
+    elif any(isinstance(w, Param) and is_exact(w) for w in expert_weights(node)) and max(up.bits, down.bits) == 8:
         return "the CPU kernel of QMoE rounds activations to 8 bits where codes have 8"
     return packed_refusal(node)
 
@@ -90,7 +89,7 @@ def QMoE(e: Emitter, node: Node) -> Out:
         quantized["fc2_expert_weight_bits"] = second.bits
     if e.target.device == "cuda":
         quantized["weights_prepacked"] = 0
-    elif not _is_exact(node):
+    elif not is_exact(up):
         quantized["accuracy_level"] = 4
     operands = [rows, flat, fc1[0], fc1[1], bias, fc2[0], fc2[1], e[down_bias], None, None, None, fc1[2], fc2[2], None]
     k = node.attrs["active"] or combine.width
@@ -111,7 +110,7 @@ class _Form:
 def _form(e: Emitter, weight: Param) -> _Form:
     layout = kept_layout(weight)
     assert isinstance(layout, BlockLayout)
-    return _Form(layout, e.target.device == "cuda" or weight.graph.meta.get(ARITHMETIC) == "f32")
+    return _Form(layout, e.target.device == "cuda" or is_exact(weight))
 
 
 def _parts(e: Emitter, weight: Param, gate: Param | None, form: _Form) -> list[Out | None]:
@@ -129,10 +128,6 @@ def _parts(e: Emitter, weight: Param, gate: Param | None, form: _Form) -> list[O
             recipe, label = Reshape(Concat(rows, 2), (experts, 2 * hidden, numbers)), f"{gate.name}.interleaved.{name}"
         found.append(scales(e, label, recipe, weight) if name == "steps" else e.weight(label, recipe, dtypes.u8))
     return found
-
-
-def _is_exact(node: Node) -> bool:
-    return node.required("x").graph.meta.get(ARITHMETIC) == "f32"
 
 
 # -- in standard operators

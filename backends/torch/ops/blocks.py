@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
+from weft.ir.recipes.blocks import Kept
 from weft.ir.recipes.blocks.parts import wide
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
-from ...options import ACTIVATIONS
 from ..program.emitter import Emitter
 from ..program.quantized import block_params, dense, embeds, kept
 from ..program.registry import lowering
@@ -52,7 +52,8 @@ def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodu
     out, width = weight.type.concrete({})
     how = f"bits={wide(layout)}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
     if layout.floats:
-        how += ", floats=True" + ", activations=True" * (e.graph.meta.get(ACTIVATIONS) == "fp8" and layout.bits == 8)
+        rounded = isinstance(weight.recipe, Kept) and weight.recipe.activations == "fp8"
+        how += ", floats=True" + ", activations=True" * (rounded and layout.bits == 8)
     if layout.small_floats:
         how += f", scales=torch.{'float8_e8m0fnu' if layout.scale == dtypes.u8 else 'float8_e4m3fn'}"
     elif layout.numbers != dtypes.f16:

@@ -18,7 +18,6 @@ from weft.ir.types import TensorType, dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
 from ...blocks import NOT_ASKED, is_quantized, kept_layout
-from ...options import KEEP_BLOCKS
 from ..kernels.shared.codes import TILE, words
 
 # Ops that multiply by a weight, those of a decode step among them.
@@ -106,10 +105,8 @@ def widened(graph: Graph) -> list[str]:
 
 
 def widens_all(graph: Graph) -> str:
-    """Return why none of the blocks that --keep-blocks asks for stay; "" if some do, or none are asked for."""
-    if not graph.meta.get(KEEP_BLOCKS) or any(
-        isinstance(kept(param), BlockLayout) and not is_quantized(param) for param in graph.params.values()
-    ):
+    """Return why none of the blocks that --keep-blocks asks for stay; "" if some do."""
+    if any(isinstance(kept(param), BlockLayout) and not is_quantized(param) for param in graph.params.values()):
         return ""
     return f"no weights keep their blocks: {next(iter(widened(graph)), 'no linear map has blocks of a checkpoint')}"
 

@@ -9,7 +9,7 @@ from .grids import OnGrid, grid_layout
 from .layouts import BlockRecipe, block_layout
 from .parts import Part, part_shapes, split_parts
 from .quantize import Dequantize, Quantize
-from .stored import AsStored, Stored, as_stored, in_file
+from .stored import AsStored, Kept, Stored, as_stored, in_file
 
 __all__ = [
     "AsStored",
@@ -18,6 +18,7 @@ __all__ = [
     "Float4",
     "Float8",
     "InBytes",
+    "Kept",
     "OnGrid",
     "Part",
     "Quantize",

@@ -67,7 +67,7 @@ def _moves_rows(recipe: Recipe, reader: TensorReader) -> bool:
         return recipe.axis == 0 or recipe.axis < len(recipe.parts[0].shape(reader)) - 1
     if isinstance(recipe, Permute):
         return recipe.axes[-1] == len(recipe.axes) - 1
-    return isinstance(recipe, Reshape) and recipe.dims[-1] == -1
+    return recipe.name == "kept" or (isinstance(recipe, Reshape) and recipe.dims[-1] == -1)
 
 
 def leaf_blocks(leaf: Recipe, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:

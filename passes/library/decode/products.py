@@ -10,7 +10,7 @@ from typing import Any
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.op import Op
 from weft.ir.ops.activation import ACTIVATIONS
-from weft.ir.recipes.blocks import block_layout
+from weft.ir.recipes.blocks import Kept, block_layout
 
 from ...core.base import Pass
 from ...core.trace import Trace
@@ -62,7 +62,9 @@ def packed(weights: Sequence[Maybe], biases: Sequence[Maybe]) -> tuple[Value, Ma
     parents = {module.rpartition(".")[0] if module else None for module, _, _ in places}
     if len(parents) > 1 or None in parents or any(own not in ("weight", "bias") for _, _, own in places):
         return Refusal(f"{names} are not weights of modules with one parent")
-    layouts = {str(block_layout(w.recipe, graph.reader)) for w in ours} if graph.meta.get("keep_blocks") else {""}
+    layouts = (
+        {str(block_layout(w.recipe, graph.reader)) for w in ours} if any(w.recipe.has(Kept) for w in ours) else {""}
+    )
     if len(layouts) > 1:
         return Refusal(f"{names} are quantized in different ways")
     modules = [module.rpartition(".")[2] for module, _, _ in places[: len(ours)]]

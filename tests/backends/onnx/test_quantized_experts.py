@@ -11,7 +11,6 @@ import pytest
 from weft.backends.onnx.export import build
 from weft.backends.onnx.lowering import refusals, select
 from weft.backends.onnx.lowerings import kept
-from weft.backends.options import ARITHMETIC
 from weft.backends.targets import TARGETS
 from weft.ir import Graph, MemoryReader, Param, TensorType, Value, interpret, ops
 from weft.ir.recipes import Source
@@ -19,7 +18,8 @@ from weft.ir.recipes.blocks import Quantize
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 from weft.ir.types.sizes import sym
-from weft.passes import legalize, run_passes
+from weft.passes import Trace, legalize, run_passes
+from weft.passes.library.target.keep_blocks import KeepBlocks
 
 from .test_quantized_weights import on_onnxruntime, relative
 
@@ -69,7 +69,7 @@ def kinds(graph: Graph, target: str = "ort-cpu") -> set[str]:
 def check(layer: Layer, graph: Graph, name: str = "QMoE") -> None:
     """Equal to the float64 meaning where activations are not rounded."""
     exact = interpret(graph, layer.feeds)["y"]
-    graph.meta[ARITHMETIC] = "f32"
+    KeepBlocks("quantized").run(graph, Trace())
     assert name in kinds(graph)
     assert relative(on_onnxruntime(graph, layer.feeds), exact) < 2e-5
 
@@ -209,7 +209,7 @@ def test_f16() -> None:
     graph = run_passes(layer.plain(), "cast{dtype=f16}")
     feeds = {"x": layer.feeds["x"].astype(np.float16)}
     exact = interpret(graph, feeds)["y"]
-    graph.meta[ARITHMETIC] = "f32"
+    KeepBlocks("quantized").run(graph, Trace())
     assert "QMoE" in kinds(graph)
     assert relative(on_onnxruntime(graph, feeds).astype(np.float64), exact) < 64 * float(dtypes.f16.eps)
 

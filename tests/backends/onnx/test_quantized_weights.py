@@ -13,14 +13,14 @@ from gguf.constants import GGMLQuantizationType
 
 import weft
 from weft.backends.onnx import export
-from weft.backends.options import ARITHMETIC
 from weft.backends.targets import TARGETS
 from weft.ir import Graph, MemoryReader, TensorType, interpret, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import Quantize
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
-from weft.passes import legalize
+from weft.passes import Trace, legalize
+from weft.passes.library.target.keep_blocks import KeepBlocks
 
 from .test_quantized import LAYERS, write
 
@@ -64,7 +64,7 @@ def relative(found: Array, exact: Array) -> float:
 def test_products_in_f32(bits: int, zeros: bool, group: int, shape: tuple[int, int], normed: bool) -> None:
     graph, x = product(bits, zeros, group, shape, normed)
     exact = interpret(graph, {"x": x})["y"]
-    graph.meta[ARITHMETIC] = "f32"
+    KeepBlocks("quantized").run(graph, Trace())
     assert relative(on_onnxruntime(graph, {"x": x}), exact) < 2e-5
 
 
@@ -91,7 +91,7 @@ def test_lookups(bits: int, zeros: bool, group: int, tied: bool) -> None:
     t = graph.add_param("t", TensorType(dtypes.f32, (50, 64)), Quantize(Source("t"), bits, group, zeros))
     rows = ops.embedding(ids, t)
     graph.add_output("y", ops.linear(rows, t) if tied else rows)
-    graph.meta[ARITHMETIC] = "f32"
+    KeepBlocks("quantized").run(graph, Trace())
     feeds = {"ids": rng.integers(0, 50, (2, 7))}
     exact = interpret(graph, feeds)["y"]
     assert relative(on_onnxruntime(graph, feeds), exact) < 2e-5

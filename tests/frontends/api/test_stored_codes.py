@@ -15,7 +15,6 @@ from gguf.quants import dequantize, quantize
 
 import weft
 from weft.backends.onnx import export
-from weft.backends.options import ARITHMETIC
 from weft.backends.targets import TARGETS
 from weft.frontends.api.rewriting import rewrite
 from weft.frontends.api.source.sources import load_source
@@ -25,8 +24,9 @@ from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes.blocks import AsStored, BlockRecipe, Dequantize, OnGrid, Quantize
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import offset_layout
-from weft.passes import legalize, run_passes
+from weft.passes import Trace, legalize, run_passes
 from weft.passes.library.quantize import quantize as pass_module
+from weft.passes.library.target.keep_blocks import KeepBlocks
 
 from ...backends.onnx.test_quantized import write
 from ...sampling import by_turns
@@ -152,10 +152,10 @@ def test_products_with_sums(
     rng = np.random.default_rng(2)
     _, weight, recipe, source = as_stored(rng.standard_normal((64, 64)), Type.Q4_1, tmp_path)
     graph = Graph("product", source.reader)
-    graph.meta[ARITHMETIC] = "f32"
     x = graph.add_input("x", TensorType(dtypes.parse(dtype), shape))
     w = graph.add_param("w", TensorType(dtypes.parse(dtype), (64, 64)), recipe)
     graph.add_output("y", ops.linear(x, w))
+    KeepBlocks("quantized").run(graph, Trace())
     given = rng.standard_normal(shape).astype(dtypes.parse(dtype).numpy)
     backend = TARGETS.lookup(target)
     legalize(graph, backend.refusals)

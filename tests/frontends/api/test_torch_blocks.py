@@ -25,6 +25,7 @@ from weft.backends.torch.snippets.quantized import widened
 from weft.frontends.api.modules import with_weights
 from weft.ir import Graph, WeftError, interpret
 from weft.ir.types.block_layouts import LAYOUTS
+from weft.passes import run_passes
 
 from ...backends.onnx.test_quantized import DIM, FFN, LAYERS, VOCAB
 from ...backends.onnx.test_quantized import write as write_llama
@@ -56,9 +57,7 @@ def feeds(graph: Graph, ids: np.ndarray = IDS) -> dict[str, np.ndarray]:
 
 def kept(graph: Graph, asked: str = "all") -> Graph:
     """`graph` as the target sees it."""
-    copy = graph.clone()
-    copy.meta["keep_blocks"] = asked
-    return copy
+    return run_passes(graph, f"keep-blocks{{which={asked}}}")
 
 
 @pytest.mark.parametrize("arch", FAMILIES)

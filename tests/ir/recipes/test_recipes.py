@@ -15,6 +15,7 @@ from weft.ir import Graph, MemoryReader, TensorType, WeftError, parse
 from weft.ir.recipes import combinators as r
 from weft.ir.recipes import frequencies as fq
 from weft.ir.recipes import matrices as mx
+from weft.ir.recipes.blocks import Kept
 from weft.ir.recipes.cache_scales import FittedScales, HeadScales
 from weft.ir.recipes.readers import SpilledTensors
 from weft.ir.recipes.recipe import REGISTRY
@@ -55,6 +56,7 @@ RECIPES: dict[str, tuple[r.Recipe, np.ndarray]] = {
         ((A**2 @ V[:5] ** 2 + V**2).reshape(3, 4).mean(1) ** 0.5).astype(np.float32),
     ),
     "scales of a cache": (FittedScales(v), V),
+    "kept blocks": (Kept(r.Slice(a, 0, 2, 11), "fp8"), A[2:11]),
     "sizes of one head": (HeadScales(r.Reshape(v, (12, 1)), 3, 12), np.full(3, (V**2).mean() ** 0.5, np.float32)),
     "sizes of zeros": (HeadScales(r.Full(0.0, (6, 2)), 2, 3), np.ones(2, np.float32)),
     "concat 0": (r.Concat((a, b, a)), np.concatenate([A, B, A])),
