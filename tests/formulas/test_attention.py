@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import Attention, LinearAttention, RelativeAttention, RoPE
-from weft.ir.schema import visible_keys
 
+from ..masks import PATTERNS
 from .harness import RUNNERS, Array, Row, Weights, check
 
 HEADS, DIM = 3, 24
@@ -69,25 +69,6 @@ def test_shaw_relative_attention(clip: int, causal: bool, runner: str) -> None:
 
 # -- patterns (Child 2019; Beltagy 2020; Brown 2020)
 
-# What a query at i sees of keys j ≤ i (or of all, if not causal).
-PATTERNS: dict[str, tuple[dict[str, Any], Callable[[int, int], bool]]] = {
-    "dense": ({}, lambda i, j: True),
-    "banded": ({"window": 4}, lambda i, j: -4 < j - i < 4),
-    "banded, and the first keys": ({"window": 4, "keep_first": 2}, lambda i, j: -4 < j - i < 4 or j < 2),
-    "dilated": ({"pattern": "dilated", "stride": 3}, lambda i, j: (i - j) % 3 == 0),
-    "dilated window": (
-        {"pattern": "dilated", "stride": 2, "window": 7},
-        lambda i, j: (i - j) % 2 == 0 and abs(i - j) <= 6,
-    ),
-    "strided": ({"pattern": "strided", "stride": 4}, lambda i, j: abs(i - j) < 4 or (i - j) % 4 == 0),
-    "fixed": ({"pattern": "fixed", "stride": 4}, lambda i, j: i // 4 == j // 4 or j % 4 == 3),
-    "fixed, two summaries": (
-        {"pattern": "fixed", "stride": 5, "summary": 2},
-        lambda i, j: i // 5 == j // 5 or j % 5 in (3, 4),
-    ),
-    "chunked": ({"pattern": "chunked", "stride": 5}, lambda i, j: i // 5 == j // 5),
-}
-
 
 def masked(sees: Callable[[int, int], bool], causal: bool) -> Callable[[Array, Weights], Array]:
     def formula(x: Array, w: Weights) -> Array:
@@ -101,10 +82,6 @@ def masked(sees: Callable[[int, int], bool], causal: bool) -> Callable[[Array, W
         return joined(found, w)
 
     return formula
-
-
-def test_every_pattern_is_here() -> None:
-    assert {settings.get("pattern", "dense") for settings, _ in PATTERNS.values()} == {*visible_keys.PATTERNS}
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from weft.ir import TensorType, dtypes, interpret, ops
 from weft.ir.graph import Graph
 from weft.ir.schema.visible_keys import PATTERNS, VisibleKeys
 
+from ..masks import SETTINGS, sees
+
 TOKENS = 19
 RULES = [
     VisibleKeys(causal, window, keep_first, pattern, stride, summary)
@@ -23,22 +26,8 @@ RULES = [
 ]
 
 
-def sees(rule: VisibleKeys, i: int, j: int) -> bool:
-    """The definition, token by token."""
-    near = rule.window is None or abs(i - j) < rule.window
-    if rule.pattern == "dilated":
-        near = near and (i - j) % rule.stride == 0
-    if rule.pattern == "strided":
-        near = near and (abs(i - j) < rule.stride or (i - j) % rule.stride == 0)
-    if rule.pattern == "fixed":
-        near = near and (i // rule.stride == j // rule.stride or j % rule.stride >= rule.stride - rule.summary)
-    if rule.pattern == "chunked":
-        near = near and i // rule.stride == j // rule.stride
-    return (near or j < rule.keep_first) and (j <= i or not rule.causal)
-
-
 def definition(rule: VisibleKeys) -> np.ndarray:
-    return np.array([[sees(rule, i, j) for j in range(TOKENS)] for i in range(TOKENS)])
+    return np.array([[sees(i, j, **asdict(rule)) for j in range(TOKENS)] for i in range(TOKENS)])
 
 
 def attention(rule: VisibleKeys) -> Graph:
@@ -49,6 +38,10 @@ def attention(rule: VisibleKeys) -> Graph:
     attrs = {name: getattr(rule, name) for name in ("causal", "window", "keep_first", "pattern", "stride", "summary")}
     graph.add_output("y", ops.attention(q, k, v, heads=1, kv_heads=1, **attrs))
     return graph
+
+
+def test_every_pattern_is_tried() -> None:
+    assert {settings.get("pattern", "dense") for settings in SETTINGS.values()} == {*PATTERNS}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from weft.ir import Graph, WeftError, ops
 from weft.ir.recipes.readers import Array
-from weft.ir.schema.visible_keys import Pattern
+from weft.ir.schema.visible_keys import Pattern, VisibleKeys
 from weft.ir.types.sizes import names
 
 from ...analysis.costs import SECOND
@@ -225,19 +227,9 @@ class AttentionPattern(Pass):
         check_masks(before, after, equivalence, tried.sees, tokens)
 
     def sees(self, i: int, j: int) -> bool:
-        """The definition: whether query i sees key j, causality aside."""
-        s, apart = self.stride, abs(i - j)
-        block_start = i - i % s
-        together = block_start <= j < block_start + s
-        listed = {
-            "dense": True,
-            "dilated": apart in range(0, max(i, j) + 1, s),
-            "strided": apart < s or apart in range(0, max(i, j) + 1, s),
-            "fixed": together or (j + 1) % s in [-n % s for n in range(self.summary)],
-            "chunked": together,
-        }
-        near = self.window is None or apart < self.window
-        return (listed[self.pattern] and near) or j < self.keep_first
+        """Return whether query i sees key j, causality aside."""
+        seen = VisibleKeys(False, self.window, self.keep_first, self.pattern, self.stride, self.summary)
+        return bool(seen.mask(np.asarray(i), np.asarray(j)))
 
 
 def applied_to(before: Graph, one: Pass) -> Graph:

@@ -8,36 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.ir.schema import visible_keys
-
+from ... import masks
 from .attention_models import Array, Decoding, decoder, draw, formula
 
 TARGETS = ("onnx", "ort-cpu")
 LENGTH = 26
-# Attributes, and what they mean for a query i and a key j: Child 2019 (strided, fixed), Beltagy 2020 (window, dilated).
+# Attributes, and what they mean for arrays of the positions of queries and keys; "dense" is no mask.
 PATTERNS: dict[str, tuple[dict[str, Any], Callable[[Array, Array], Array]]] = {
-    "banded": ({"window": 5}, lambda i, j: abs(i - j) <= 4),
-    "banded, and the first keys": ({"window": 5, "keep_first": 3}, lambda i, j: (abs(i - j) <= 4) | (j <= 2)),
-    "dilated": ({"pattern": "dilated", "stride": 3}, lambda i, j: (i - j) % 3 == 0),
-    "dilated in a band": (
-        {"pattern": "dilated", "stride": 2, "window": 9},
-        lambda i, j: np.isin(i - j, range(-8, 9, 2)),
-    ),
-    "strided": ({"pattern": "strided", "stride": 6}, lambda i, j: (abs(i - j) < 6) | ((i - j) % 6 == 0)),
-    "fixed": (
-        {"pattern": "fixed", "stride": 7, "summary": 2},
-        lambda i, j: (i // 7 == j // 7) | np.isin(j % 7, (5, 6)),
-    ),
-    "chunked, and the first key": (
-        {"pattern": "chunked", "stride": 8, "keep_first": 1},
-        lambda i, j: (i // 8 == j // 8) | (j == 0),
-    ),
-    "chunked": ({"pattern": "chunked", "stride": 8}, lambda i, j: i // 8 == j // 8),
+    name: (settings, np.vectorize(seen, otypes=[bool])) for name, (settings, seen) in masks.PATTERNS.items() if settings
 }
-
-
-def test_every_pattern_is_here() -> None:
-    assert {attrs.get("pattern", "dense") for attrs, _ in PATTERNS.values()} == {*visible_keys.PATTERNS}
 
 
 @pytest.mark.parametrize("target", TARGETS)

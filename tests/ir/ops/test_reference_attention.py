@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch.nn.functional as F
 
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.schema.states import CODES
-from weft.ir.schema.visible_keys import PATTERNS
 from weft.ir.testing import expand
 from weft.ir.types import dtypes
+
+from ...masks import SETTINGS, sees
 
 B, S, D = 2, 24, 4
 RNG = np.random.default_rng(5)
@@ -69,29 +71,14 @@ def test_a_row_that_sees_nothing_is_zero() -> None:
     np.testing.assert_allclose(found[0, 2], q[0, 2])
 
 
-# i, j and the block size s or window w, as the papers define them
 MASKS: dict[str, tuple[dict[str, Any], Callable[[int, int], bool]]] = {
-    "window": ({"window": 8, "causal": True}, lambda i, j: 0 <= i - j < 8),
-    "window and the first keys": (
-        {"window": 6, "keep_first": 3, "causal": True},
-        lambda i, j: j <= i and (j in (0, 1, 2) or i - j <= 5),
-    ),
-    "window both ways": ({"window": 5}, lambda i, j: abs(i - j) < 5),
-    "dilated": ({"window": 12, "pattern": "dilated", "stride": 3, "causal": True}, lambda i, j: i - j in (0, 3, 6, 9)),
-    "strided": (
-        {"pattern": "strided", "stride": 5, "causal": True},
-        lambda i, j: j <= i and (i - j < 5 or (i - j) % 5 == 0),
-    ),
-    "fixed": (
-        {"pattern": "fixed", "stride": 6, "summary": 2, "causal": True},
-        lambda i, j: j <= i and (j // 6 == i // 6 or j % 6 in (4, 5)),
-    ),
-    "chunked": ({"pattern": "chunked", "stride": 7, "causal": True}, lambda i, j: j <= i and j // 7 == i // 7),
+    name: (attrs, partial(sees, **attrs))
+    for name, attrs in {
+        **{name: {**settings, "causal": True} for name, settings in SETTINGS.items()},
+        **{"window": {"window": 8, "causal": True}, "chunks": {"pattern": "chunked", "stride": 7, "causal": True}},
+        "window both ways": {"window": 5},
+    }.items()
 }
-
-
-def test_every_pattern_is_here() -> None:
-    assert {attrs.get("pattern", "dense") for attrs, _ in MASKS.values()} == {*PATTERNS}
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -109,7 +96,7 @@ def test_masks_are_those_of_transformers() -> None:
     q, k = torch.arange(S)[:, None], torch.arange(S)[None]
     for name, overlay in (
         ("window", sliding_window_overlay(8)),
-        ("chunked", chunked_overlay(7, torch.zeros(1, dtype=int))),
+        ("chunks", chunked_overlay(7, torch.zeros(1, dtype=int))),
     ):
         wanted = overlay(0, 0, q, k) & (k <= q)
         sees = MASKS[name][1]
