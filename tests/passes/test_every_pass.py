@@ -32,15 +32,7 @@ from .zoo import TRIED, ZOO
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "rewrites.json"
 ONCE = {  # refuse a second run
-    *(
-        "drop-outputs",
-        "fold-token-types",
-        "insert-rope",
-        "kv-cache",
-        "last-token-logits",
-        "multimodal-rope",
-        "quiet-routers",
-    ),
+    *("fold-token-types", "insert-rope", "kv-cache", "last-token-logits", "multimodal-rope", "quiet-routers"),
 }
 UNCOUNTED = ("scale-channels",)  # what it finds worth it depends on sums that processors round differently
 SAMPLE = 18  # every eighteenth is run, but all where no more than
