@@ -48,11 +48,6 @@ def kept(weight: Value | None) -> BlockLayout | str:
     return layout
 
 
-def is_kept(node: Node) -> bool:
-    """Return whether `node` is a linear whose weight stays in blocks."""
-    return node.op is ops.linear and isinstance(kept(node.operand("weight")), BlockLayout)
-
-
 def dense(graph: Graph) -> Param | None:
     """A weight that is widened whatever is asked for: its dtype is that of the model."""
     vectors = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
