@@ -22,11 +22,11 @@ from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.torch.decoder import TorchDecoder
 from weft.backends.runtime.torch.experts import offload
 from weft.backends.targets import TARGETS
+from weft.backends.torch.package.module import build_module, build_step
+from weft.frontends.api.modules import step_forms
 from weft.frontends.api.source.sources import load_source
 from weft.ir import Graph
 from weft.passes import run_passes
-
-from ..lowered import build_module, build_step
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 CUDA = DEVICE == "cuda"
@@ -46,9 +46,15 @@ def graph(name: str) -> Graph:
 
 
 @cache
+def forms(name: str) -> dict[str, Graph]:
+    """The forms of a decoder that its module and its decode step are made of."""
+    return step_forms(graph(name))
+
+
+@cache
 def model(name: str, dtype: str, device: str = DEVICE) -> Any:
     """The module; in f32 on the CPU it is the reference of the others."""
-    return build_module(graph(name), dtype=DTYPES[dtype], device=device).eval()
+    return build_module(forms(name), dtype=DTYPES[dtype], device=device).eval()
 
 
 def tokens(rows: int, length: int, seed: int = 0) -> Tensor:
@@ -119,10 +125,10 @@ def check_training(name: str, dtype: str) -> None:
     """Gradients by flex_attention as in f32 on the CPU; also with activations made again, and from f32 by autocast."""
     torch.compiler.reset()
     ids = tokens(2, 300, seed=8)
-    want = gradients(build_module(graph(name)), ids)
+    want = gradients(build_module(forms(name)), ids)
     ways = [(dtype, False, False), (dtype, True, False), *([("f32", False, True)] if dtype == "bf16" else [])]
     for kind, again, lowered in ways:
-        net: Any = build_module(graph(name), dtype=DTYPES[kind], device=DEVICE)
+        net: Any = build_module(forms(name), dtype=DTYPES[kind], device=DEVICE)
         net.checkpointing = again
         with calls(net, "flex") as flexed, torch.autocast(DEVICE, torch.bfloat16, enabled=lowered):
             got = gradients(net, ids.to(DEVICE))
@@ -139,8 +145,8 @@ def gradients(net: Any, ids: Tensor) -> Tensor:
 
 def stepping(name: str, dtype: str, rows: int, length: int) -> tuple[Any, Any, Callable[[Tensor, Tensor, Any], Tensor]]:
     """A module of its own, its cache, and its decode step."""
-    net: Any = build_module(graph(name), dtype=DTYPES[dtype], device=DEVICE).eval()
-    return net, net.new_cache(rows, length), build_step(graph(name), net)
+    net: Any = build_module(forms(name), dtype=DTYPES[dtype], device=DEVICE).eval()
+    return net, net.new_cache(rows, length), build_step(forms(name), net)
 
 
 def check_step(name: str, dtype: str, capacity: int = 110, ways: int = 1) -> None:
@@ -253,8 +259,8 @@ def check_runtime(name: str, dtype: str) -> None:
         advance()
         want.append(int(shown[0, VOCAB]))
     for draws in (False, True):
-        net: Any = build_module(graph(name), dtype=DTYPES[dtype], device=DEVICE).eval()
-        step = build_step(graph(name), net)
+        net: Any = build_module(forms(name), dtype=DTYPES[dtype], device=DEVICE).eval()
+        step = build_step(forms(name), net)
         decoder = TorchDecoder(net, vocab=VOCAB, max_length=110, step=step, draws=draws)
         (result,) = Generator(decoder).generate([prompt[0].tolist()], max_tokens=STEPS + 1)
         assert result.tokens[1:] == want, f"draws={draws}"
@@ -274,7 +280,7 @@ class AtOnce:
 def check_offloaded(name: str, dtype: str, most: int) -> None:
     """With a few experts of each mixture in slots, a text read and then decoded has the logits of the whole model."""
     ids = tokens(1, 60, seed=5)
-    net: Any = build_module(graph(name), dtype=DTYPES[dtype]).eval()
+    net: Any = build_module(forms(name), dtype=DTYPES[dtype]).eval()
     offloaded = offload(net, most, DEVICE, name, None if CUDA else AtOnce())
     found = in_pieces(net, ids.to(DEVICE), [*range(30, 60)])
     near(found, model(name, "f32", "cpu")(ids), dtype, f"{name}, {most} experts on the device")
