@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from weft.backends.viz.web.diff import data, sheet
 from weft.frontends.api.inspect.counting import inspect, usual_tokens
 from weft.frontends.model import Model
 from weft.ir import Graph, parse
-from weft.ir.recipes.blocks import Quantize
+from weft.ir.recipes.blocks import InBytes, Quantize, ToFloat4
 from weft.passes import all_passes
 from weft.passes.analysis import costs
 from weft.passes.analysis.costs import cached, parameter_count, state_bytes
@@ -113,7 +114,10 @@ def _saved(graph: Graph) -> int:
     saved = 0
     for param in graph.params.values():
         recipe = param.recipe
-        if isinstance(recipe, Quantize):
+        if isinstance(recipe, (InBytes, ToFloat4)):  # 32 numbers with a scale of a byte, or of 4 bytes beside codes
+            size, scale = (32, 4) if isinstance(recipe, InBytes) else (16, 1)
+            saved += math.prod(param.type.concrete({})) // 32 * (32 * 4 - size - scale)
+        elif isinstance(recipe, Quantize):
             rows, width = param.type.concrete({})
             group = recipe.bits * recipe.group + 16 + recipe.bits * (recipe.zeros and recipe.bits != 8)
             saved += rows * width * 4 - rows * (width // recipe.group) * group // 8

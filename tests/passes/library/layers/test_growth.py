@@ -12,7 +12,19 @@ from dataclasses import replace
 
 import pytest
 
-from weft import MLP, Attention, Block, Decoder, Encoder, LayerNorm, LearnedPositions, MoE, RoPE
+from weft import (
+    MLP,
+    Attention,
+    Block,
+    CrossAttention,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    LayerNorm,
+    LearnedPositions,
+    MoE,
+    RoPE,
+)
 from weft.frontends.models.presets import PRESETS
 from weft.ir import Graph, WeftError, ops
 from weft.passes import Pass, Trace, default_pipeline, parse_pipeline, run_passes
@@ -27,6 +39,7 @@ LLAMA = PRESETS["llama3.1-405b"].model()
 PLAIN = Block(Attention(heads=4), MLP(64), LayerNorm())
 POST = replace(PLAIN, arrangement="post")
 SHORT = Block(Attention(heads=4, rope=RoPE()), MLP(64))
+BOTH = Block(Attention(heads=4, rope=RoPE()), MLP(64), cross=CrossAttention(heads=4))
 NOISY = Block(Attention(heads=8, kv_heads=2, rope=RoPE()), MoE(4, 16, 2, noisy=True))
 
 
@@ -48,6 +61,13 @@ def littered(layers: int) -> Graph:
     return graph
 
 
+def rotating(layers: int) -> Graph:
+    """A model whose frequencies depend on the length of texts, in every layer others."""
+    ropes = [RoPE(theta=1e4 + i, scaling="dynamic", factor=2.0, original=16) for i in range(layers)]
+    blocks = [Block(Attention(heads=4, rope=rope), MLP(64)) for rope in ropes]
+    return Decoder(97, 32, blocks, context=64).graph()
+
+
 # A pass is tried on the first on which it rewrites something.
 MODELS: dict[str, Callable[[int], Graph]] = {
     "llama": lambda layers: replace(LLAMA, layers=layers).graph(),
@@ -61,6 +81,11 @@ MODELS: dict[str, Callable[[int], Graph]] = {
     "heads of four pairs": lambda layers: Decoder(97, 32, layers, SHORT, context=64).graph(),
     "noisy experts": lambda layers: Decoder(97, 32, layers, NOISY, context=64).graph(),
     "littered": littered,
+    "caches that roll": lambda layers: run_passes(variant("window", layers), "kv-cache, rolling-buffer"),
+    "another rotation in every layer": rotating,
+    "floats of 4 bits": lambda layers: run_passes(variant("grouped", layers), "quantize{format=mxfp4}"),
+    "bf16": lambda layers: run_passes(variant("grouped", layers), "cast{dtype=bf16}"),
+    "two sides": lambda layers: EncoderDecoder(Encoder(97, 32, layers, SHORT), Decoder(97, 32, layers, BOTH)).graph(),
     **{name: functools.partial(variant, name) for name in VARIANTS if isinstance(VARIANTS[name], Decoder)},
 }
 
