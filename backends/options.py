@@ -104,7 +104,7 @@ def no_effect(option: str, reason: str) -> WeftError:
 
 
 def cache_passes(dtype: str) -> dict[str, str]:
-    """Return the passes that make caches of integers, ``int8`` or ``int4``; none for those of other dtypes."""
+    """Return the text of the pass quantize-cache for ``int8`` or ``int4``, by option; {} for other dtypes."""
     bits = dtype.removeprefix("int")
     return {} if bits == dtype else {CACHE_DTYPE: f"quantize-cache{{bits={bits}}}"}
 

@@ -167,7 +167,7 @@ class Backend(ABC):
 
     @abstractmethod
     def build(self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]) -> Built:
-        """Return the model of `forms`, the graph itself and those that `forms` lists, for texts of `length` tokens.
+        """Return a model, not written yet, of graphs by form ("" is the graph itself), for at most `length` tokens.
 
         It changes none of them. Users read what it `notes`.
 

@@ -26,7 +26,7 @@ from .runner import run_passes
 
 @dataclass(frozen=True)
 class Form:
-    """A form that `pipeline` makes of the form called `of`."""
+    """The recipe of a form: run `pipeline` on the form called `of`, where "" is the graph that is compiled."""
 
     pipeline: Pipeline
     of: str = ""

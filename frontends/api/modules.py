@@ -116,13 +116,14 @@ def _forms(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) 
 
 
 def module_forms(graph: Graph) -> dict[str, Graph]:
-    """Return `graph` and the form of it that a module is made of."""
+    """Return graphs by form: "" is `graph`, "model" its legalized copy, from which target torch writes a module."""
     target = TARGETS["torch"]
     return make_forms(graph, {MODEL: target.forms(graph, target.choose({}))[MODEL]})
 
 
 def step_forms(graph: Graph, processes: int = 1) -> dict[str, Graph]:
-    """Return `graph` and the forms of it that a module and its decode step are made of, which `processes` may share."""
+    """Return graphs by form, as `module_forms` does, with "step" as well: the fused graph of a decode step, of which
+    `processes` may share the weights."""
     target = TARGETS["torch"]
     return make_forms(graph, target.forms(graph, target.choose({"tensor_parallel": processes})))
 

@@ -129,6 +129,8 @@ def targets_command(name: str | None, wants_json: bool, pipeline: bool) -> None:
     from weft.backends.targets import TARGETS
 
     chosen = [*TARGETS.values()] if name is None else [TARGETS.lookup(name)]
+    if pipeline and wants_json:
+        raise WeftError("--pipeline is printed as text: leave out --json")
     if pipeline:
         echo("\n\n".join(map(_pipelines, chosen)))
     elif wants_json:

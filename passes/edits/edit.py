@@ -109,7 +109,10 @@ def rename_all(
     inputs: Mapping[str, str],
     outputs: Mapping[str, str],
 ) -> None:
-    """Give the values of `graph` other `names`, all different, and its `scopes`, `inputs` and `outputs` theirs."""
+    """Rename all values, scopes, inputs and outputs of `graph` in place, each by its map from old to new names.
+
+    The new names of values must differ.
+    """
     values = [*graph.inputs.values(), *graph.params.values(), *(v for node in graph.nodes for v in node.outputs)]
     for value in values:
         graph.forget(value)

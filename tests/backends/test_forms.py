@@ -30,7 +30,9 @@ def test_building_changes_no_graph(name: str, target: str) -> None:
         forms = make_forms(rewritten, backend.forms(rewritten, options))
         texts = {form: str(made) for form, made in forms.items()}
         backend.build(forms, dtype, length, options, [])
-    except WeftError:  # a model that the target cannot run
+    except WeftError:
+        # ONNX targets run every model of the zoo that can have a cache.
+        assert target in ("torch", "transformers") or name == "variant/depths by rank"
         return
     assert str(graph) == given
     assert {form: str(made) for form, made in forms.items()} == texts

@@ -205,8 +205,8 @@ class StepEmitter(Emitter):
             self.scope = outer
 
     def moves(self, node: Node, scope: str) -> bool:
-        """Return whether what keeps the state of `node` may stand in `scope`, around it: where the cache stays as it
-        is."""
+        """Return whether the statement that keeps the state of `node` may move out to `scope`, one of the scopes
+        around it, without a change of the nesting of the cache."""
         inner = f"{scope}." if scope else ""
         within = [n for n in self._keepers if n.scope == scope or n.scope.startswith(inner)]
         counts = Counter((n.scope, n.op) for n in within)

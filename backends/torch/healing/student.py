@@ -201,8 +201,8 @@ def vector_params(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class Dense:
-    """A `graph` that reads the weights which train, or are quantized, as tensors of numbers; `own` has their names by
-    the tensor."""
+    """A copy of a graph whose quantized weights, norms and biases are read as plain float tensors; `own` maps the key
+    of each tensor to the names of its parameters. Of `scaled` parameters the scales train; `vectors` train directly."""
 
     graph: Graph
     own: Mapping[str, list[str]]

@@ -65,7 +65,7 @@ def explain(
 
 
 def _joined(report: Report) -> Trace:
-    """Return one trace of the passes that fuse a decode step: what they refused, and the nearest misses."""
+    """Merge the traces of the passes of the phase fuse-decode: all refusals, and the nearest miss at each value."""
     trace = Trace()
     for record in (r for r in report.records if r.phase == FUSE_DECODE.name):
         trace.refusals += record.trace.refusals

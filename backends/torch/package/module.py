@@ -35,8 +35,8 @@ from .shipped.load import Failure, check_device
 def build_module(
     forms: Mapping[str, Graph], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> nn.Module:
-    """The module of `forms`, as the target torch lists them, its weights read from the recipes one after the other, in
-    `dtype` on `device`.
+    """Return an `nn.Module` of the form "model" among `forms`, the graphs by name that `TorchBackend.forms` describes;
+    its weights are read from their recipes one after the other, as `dtype`, onto `device`.
 
     Its class is `Model` of a generated Python module, whose text `inspect.getsource` and tracebacks show; it pickles.
 

@@ -6,10 +6,10 @@ Importing this package registers its recipes. Never here: which backend takes wh
 
 from .floats import Float4, Float8, InBytes, ToFloat4, ToFloat8, in_bytes
 from .grids import OnGrid, grid_layout
-from .layouts import BlockRecipe, block_layout
+from .layouts import BlockRecipe, Kept, block_layout
 from .parts import Part, part_shapes, split_parts
 from .quantize import Dequantize, Quantize
-from .stored import AsStored, Kept, Stored, as_stored, in_file
+from .stored import AsStored, Stored, as_stored, in_file
 
 __all__ = [
     "AsStored",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks, layout_of
@@ -25,6 +27,23 @@ class BlockRecipe(Recipe):
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         width = self.shape(reader)[-1]
         return self.layout(reader).dequantize(self.read_blocks(reader, start, stop))[..., :width]
+
+
+@dataclass(frozen=True)
+class Kept(Recipe):
+    """The matrix `item` [..., out, in], marked: targets multiply by the blocks that store it, with sums in f32.
+
+    `activations` is the dtype ("fp8") to which they round the activations of many tokens; "" leaves those as they are.
+    """
+
+    item: Recipe
+    activations: str = ""
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        return self.item.shape(reader)
+
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        return self.item.read(reader, start, stop)
 
 
 def block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
@@ -67,7 +86,7 @@ def _moves_rows(recipe: Recipe, reader: TensorReader) -> bool:
         return recipe.axis == 0 or recipe.axis < len(recipe.parts[0].shape(reader)) - 1
     if isinstance(recipe, Permute):
         return recipe.axes[-1] == len(recipe.axes) - 1
-    return recipe.name == "kept" or (isinstance(recipe, Reshape) and recipe.dims[-1] == -1)
+    return isinstance(recipe, Kept) or (isinstance(recipe, Reshape) and recipe.dims[-1] == -1)
 
 
 def leaf_blocks(leaf: Recipe, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:

@@ -51,23 +51,6 @@ class Stored(Recipe):
         return _of_leaves(self.item, self.part).read(reader, start, stop)
 
 
-@dataclass(frozen=True)
-class Kept(Recipe):
-    """The matrix `item` [..., out, in], to be multiplied by as the blocks that it is stored in, in sums of f32.
-
-    What many tokens multiply with it is rounded to `activations` ("fp8"), if that says so.
-    """
-
-    item: Recipe
-    activations: str = ""
-
-    def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        return self.item.shape(reader)
-
-    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self.item.read(reader, start, stop)
-
-
 def _of_leaves(recipe: Recipe, part: str) -> Recipe:
     """`recipe` with the part called `part` in the place of each tensor or recipe that has blocks."""
     if isinstance(recipe, BlockRecipe) or not recipe.parts:

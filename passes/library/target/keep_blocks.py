@@ -14,7 +14,7 @@ from ...core.trace import Trace
 
 @dataclass(frozen=True)
 class KeepBlocks(Pass):
-    """Ask targets to multiply by the blocks of a checkpoint as they are stored, and not by the numbers they stand for.
+    """Mark weights by whose blocks of codes targets multiply, instead of by dequantized values.
 
     `which` weights: all, those of the output head (a row for each token), or those that the pass quantize made blocks
     of, which are blocks anyway: sums with them are then computed in f32, without rounding activations to 8 bits. What

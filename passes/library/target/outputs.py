@@ -14,7 +14,7 @@ from ..cleanup.dce import Dce
 
 
 def losses(graph: Graph) -> list[str]:
-    """Return the outputs of a language model that are neither logits nor caches, by name; none of other models."""
+    """Return the names of the outputs of a language model other than logits and caches; [] for other models."""
     if "logits" not in graph.outputs or "task" in graph.meta:
         return []
     return [name for name in graph.outputs if name != "logits" and not name.startswith("present")]

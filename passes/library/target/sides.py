@@ -36,8 +36,8 @@ class _Side(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         Dce().run(graph, Trace())
+        own = _own_outputs(graph, self.at)  # first: a loss that both sides add to would cross as well
         encodes, read = self.kind == ENCODER, _crossing(graph, self.at)
-        own = _own_outputs(graph, self.at)
         for name in [n for n in graph.outputs if encodes or graph.outputs[n] in own.values()]:
             del graph.outputs[name]
         if encodes:
@@ -142,12 +142,12 @@ def _showing(graph: Graph, at: At) -> Graph:
     loss."""
     graph = graph.clone()
     Dce().run(graph, Trace())
-    added = _crossing(graph, at)
-    if at == "states":
-        by_name = {v.name: v for node in graph.nodes for v in node.outputs}
-        added |= {_IN_WHOLE[name]: by_name[value.name] for name, value in _own_outputs(graph.clone(), at).items()}
+    cut = graph.clone()
+    own = _own_outputs(cut, at)
+    added = _crossing(cut, at) | ({_IN_WHOLE[name]: value for name, value in own.items()} if at == "states" else {})
+    by_name = {v.name: v for node in graph.nodes for v in node.outputs}
     for name, value in added.items():
-        graph.add_output(name, value)
+        graph.add_output(name, by_name[value.name])
     return graph
 
 

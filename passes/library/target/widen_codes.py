@@ -12,14 +12,14 @@ from ...core.trace import Trace
 
 
 def small_floats(graph: Graph) -> bool:
-    """Return whether a pass made weights of `graph` floats of 4 bits."""
+    """Return whether `graph` has weights that a pass rounded to 4-bit floats."""
     quantized = (p for p in graph.params.values() if p.recipe.has(BlockRecipe))
     return any(in_bytes(p.recipe, graph.reader) != p.recipe for p in quantized)
 
 
 @dataclass(frozen=True)
 class WidenCodes(Pass):
-    """Store weights that quantize made floats of 4 bits (NVFP4, MXFP4) as integers of 8 bits that stand for the same.
+    """Store weights that quantize rounded to 4-bit floats (NVFP4, MXFP4) as 8-bit integers of the same values.
 
     Codes are doubled, the scales of their blocks halved: 0, ½, 1, 1½, 2, 3, 4, 6 become 0, 1, 2, 3, 4, 6, 8, 12.
     ONNX Runtime has no CPU kernel that reads FLOAT4E2M1.

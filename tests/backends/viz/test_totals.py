@@ -114,7 +114,7 @@ def _saved(graph: Graph) -> int:
     saved = 0
     for param in graph.params.values():
         recipe = param.recipe
-        if isinstance(recipe, (InBytes, ToFloat4)):  # 32 numbers with a scale of a byte, or of 4 bytes beside codes
+        if isinstance(recipe, (InBytes, ToFloat4)):  # bytes of 32 codes, and of their scale
             size, scale = (32, 4) if isinstance(recipe, InBytes) else (16, 1)
             saved += math.prod(param.type.concrete({})) // 32 * (32 * 4 - size - scale)
         elif isinstance(recipe, Quantize):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, MoE, RoPE
 from weft.ir import Graph, TensorType, Value, WeftError, ops, verify
 from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 
+from ....e2e.random_models import strong
 from ...models import BATCH, SEQ, count, weight
+from ...zoo import ZOO
 
 DIM, HEADS, SOURCE = 12, 3, sizes.sym("source")
 
@@ -114,3 +117,25 @@ def test_a_model_without_an_encoder_is_refused() -> None:
     g = seq2seq(layers=0)
     with pytest.raises(WeftError, match="graph seq2seq has no value that depends on encoder_input_ids and"):
         split(g)
+
+
+def with_losses() -> Graph:
+    """An encoder-decoder with experts on both sides, whose losses are added."""
+    experts = MoE(4, 16, 2, aux_loss=0.01)
+    reads = Block(Attention(4, rope=RoPE()), experts)
+    writes = Block(Attention(4, rope=RoPE()), experts, cross=CrossAttention(4))
+    return strong(EncoderDecoder(Encoder(31, 32, 2, reads), Decoder(31, 32, 2, writes, context=20)).graph())
+
+
+STATES = {name: ZOO[name] for name in ("family/t5", "family/bart", "variant/encoder-decoder")} | {"losses": with_losses}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_one_value_crosses(name: str) -> None:
+    """Both sides compute their part, a loss that both add to included, and have names as models of their own."""
+    whole = STATES[name]()
+    encoder, decoder = (run_passes(whole, f"{kind}-side{{at=states}}", verify=True) for kind in ("encoder", "decoder"))
+    assert next(iter(encoder.inputs)) == "input_ids" and "last_hidden_state" in encoder.outputs
+    assert "encoder_hidden_states" in decoder.inputs and "encoder_input_ids" not in decoder.inputs
+    assert {"aux_loss" in part.outputs for part in (whole, encoder, decoder)} == {name == "losses"}
+    assert not any(param.startswith("encoder.") for param in encoder.params)
