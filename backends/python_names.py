@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph
+from weft.ir import Graph, WeftError
 from weft.passes import Pass, Trace
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 
@@ -40,9 +40,14 @@ class PythonNames(Pass):
     usual: tuple[str, ...] = ()
 
     def run(self, graph: Graph, trace: Trace) -> None:
+        from .runtime.torch.folder import pytorch
+
+        pytorch()
         from .torch.lower.identifiers import name_for_python  # which knows what nn.Module defines
 
-        usual = dict(pair.split("=", 1) for pair in self.usual if "=" in pair)
+        if wrong := next((pair for pair in self.usual if "=" not in pair), None):
+            raise WeftError(f'{self.name}: usual="{wrong}" names no module: write "old=new"')
+        usual = dict(pair.split("=", 1) for pair in self.usual)
         for old in name_for_python(graph, self.avoid, usual):
             trace.fired(self.name, old)
         if not trace.rewrites:

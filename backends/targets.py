@@ -154,7 +154,13 @@ class Backend(ABC):
         """Return why no lowering takes `node`, one line each; None if one does."""
 
     def takes(self, graph: Graph, form: str) -> Accepts:
-        """Return what tells of a node in that `form` of `graph` why no lowering takes it, as `refusals` does."""
+        """Return the function that lists, as `refusals` does, why no lowering takes a node in that `form` of `graph`.
+
+        Raises:
+            WeftError: if the target has no such form with lowerings of its own.
+        """
+        if form:
+            raise WeftError(f"target {self.name} has no lowerings for a form {form!r}: leave it out")
         return self.refusals
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:

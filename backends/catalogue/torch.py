@@ -89,10 +89,16 @@ class TorchBackend(Backend):
         return refusals(node)
 
     def takes(self, graph: Graph, form: str) -> Accepts:
+        from ..runtime.torch.folder import pytorch
+
+        pytorch()
         from ..torch.decode.lowering import takes as step_takes
         from ..torch.lower.lower import takes
 
-        return step_takes(graph) if form == STEP else takes(graph)
+        if form == STEP:
+            return step_takes(graph)
+        super().takes(graph, form)  # which refuses others
+        return takes(graph)
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
         from ..runtime.torch.folder import pytorch

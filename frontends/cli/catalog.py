@@ -153,12 +153,15 @@ def _pipelines(target: Backend) -> str:
 
     graph = load_source(SHOWN).graph
     pipeline = target.pipeline(graph, target.dtypes[0], max_length=graph.meta["context"])
-    forms = target.forms(run_passes(graph, pipeline), target.options())
 
     def phases(pipeline: Pipeline) -> list[str]:
         return [f"  {phase}" for phase in str(pipeline).split("; ") if phase]
 
     lines = [f"{target.name}: {target.doc}", *phases(pipeline)]
+    try:
+        forms = target.forms(run_passes(graph, pipeline), target.options())
+    except WeftError as missing:  # a library
+        return "\n".join([*lines, f"its forms are not listed: {missing}"])
     for name, form in forms.items():
         lines += [f"form {name}{f', of {form.of}' * bool(form.of)}:", *phases(form.pipeline)]
     return "\n".join(lines)

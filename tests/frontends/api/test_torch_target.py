@@ -132,8 +132,12 @@ def test_without_pytorch_one_sentence(tiny: Path, tmp_path: Path, monkeypatch: p
         ["compile", tiny, "-o", tmp_path / "no", "--target", "transformers"],
         ["inspect", tiny, "--parallel", "tp=2"],
         ["run", tmp_path / "out", "--ids=1", "--trust"],
+        ["opt", tiny, "-p", "legalize{target=torch}"],
+        ["opt", tiny, "-p", "python-names"],
     ):
         assert "PyTorch cannot be imported" in refused(*command)
+    listed = done("targets", "--pipeline").stdout
+    assert "its forms are not listed: PyTorch cannot be imported" in listed and "form model:" in listed
     with pytest.raises(weft.WeftError, match=r"install weft\[torch\]"):
         weft.torch(tiny)
 

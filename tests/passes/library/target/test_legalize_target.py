@@ -1,0 +1,24 @@
+"""The pass `legalize`, and names for Python: what is asked for in vain is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.ir import WeftError
+from weft.passes import run_passes
+
+from ...zoo import ZOO
+
+
+@pytest.mark.parametrize(
+    ("passes", "words"),
+    [
+        ("legalize{target=nope}", "unknown target 'nope'"),
+        ("legalize{target=onnx, form=step}", "target onnx has no lowerings for a form 'step'"),
+        ("legalize{target=torch, form=stap}", "target torch has no lowerings for a form 'stap'"),
+        ('python-names{usual=["embed"]}', 'usual="embed" names no module'),
+    ],
+)
+def test_what_is_not_there_is_refused(passes: str, words: str) -> None:
+    with pytest.raises(WeftError, match=words):
+        run_passes(ZOO["variant/grouped"](), passes)
