@@ -7,7 +7,7 @@ from collections.abc import Collection
 from .graph import Graph, Value
 from .graph.step import Step
 from .op import Case, Op
-from .ops.state_space import beside
+from .ops.loops import beside
 from .recipes import Source
 from .recipes.readers import Array, MemoryReader
 from .types import TensorType, dtypes

@@ -6,14 +6,15 @@ A room is a folder; its loose files are those that lie in it directly, `__init__
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import networkx as nx
 
-FLOORS = ("ir", "passes", "backends", "frontends")
+from .walk import FLOORS, ORDER, TARGETS, Walk, compiled
+
 MACHINERY, CATALOGUE, LONGEST = 8, 20, 400  # loose files in a room, lines in a file
 CATALOGUES = {  # rooms of things of one kind
     "ir/ops": "an op family",
@@ -167,8 +168,8 @@ def _child(module: str, room: str) -> str:
     return "" if room and (rest == module or module == within) else rest.partition(".")[0]
 
 
-def page(house: House) -> str:
-    """The text of docs/house.md."""
+def page(house: House, walks: Mapping[str, Walk]) -> str:
+    """The text of docs/house.md, with the `walks` through compilations by their targets."""
     lines = [
         "# The house",
         "",
@@ -200,6 +201,20 @@ def page(house: House) -> str:
         "|---|---|---|",
         *(f"| {what} | {places} | {test} |" for what, places, test in PLACES),
     ]
+    lines += [
+        "",
+        "## A walk",
+        "",
+        "Files that one `weft compile` of a small model runs, in the order of its stages; every pass and every family "
+        "of lowerings is a file. A climb is a call from a stage into an earlier one (tests/walk.py).",
+        "",
+        f"| target | {' | '.join(ORDER)} | climbs |",
+        f"|---|{'---|' * len(ORDER)}---|",
+        *(
+            f"| {target} | {' | '.join(str(len(found.files[s])) for s in ORDER)} | {len(found.climbs)} |"
+            for target, found in walks.items()
+        ),
+    ]
     for floor in FLOORS:
         lines += ["", f"## {floor}/", "", "```text", *_drawn(house, floor, 0), "```"]
     return "\n".join(lines) + "\n"
@@ -220,4 +235,4 @@ def _drawn(house: House, room: str, depth: int) -> Iterator[str]:
 
 if __name__ == "__main__":
     here = Path(__file__).parent.parent
-    (here / "docs" / "house.md").write_text(page(House(here)), encoding="utf-8")
+    (here / "docs" / "house.md").write_text(page(House(here), {t: compiled(t) for t in TARGETS}), encoding="utf-8")

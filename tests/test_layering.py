@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.house import ADDITIONS, CATALOGUES, PLACES, House, page
+from tests.walk import TARGETS, Walk, compiled, walk
+from weft.backends.torch.ops.scan import function_text
+from weft.ir import ops
 
 LAYERS = ("ir", "passes", "backends", "frontends")
 
@@ -78,9 +81,28 @@ def test_room_docstrings_name_what_is_there(house: House) -> None:
     assert wrong == []
 
 
-def test_the_page_of_the_house_is_as_the_code(house: House, root: Path) -> None:
+@pytest.fixture(scope="module")
+def walks() -> dict[str, Walk]:
+    return {target: compiled(target) for target in TARGETS}
+
+
+@pytest.mark.parametrize(("target", "climbs"), [("ort-cpu", 1), ("torch", 1), ("transformers", 0)])
+def test_a_compilation_goes_from_stage_to_stage(walks: dict[str, Walk], target: str, climbs: int) -> None:
+    """Source, passes, build, write: the build asks passes for no more than a fact or two that lie beside them."""
+    assert len(walks[target].climbs) <= climbs, walks[target].climbs
+    assert all(walks[target].files.values())
+
+
+def test_climbs_are_seen() -> None:
+    """The step of a recurrence is legalized where it is written as a function."""
+    graph = ops.scan.cases[0].attrs["step"].graph
+    found = walk(lambda: function_text(graph, [*graph.outputs], "One token of"))
+    assert ("backends/torch/ops/scan.py", "passes/edits/legalization.py") in found.climbs
+
+
+def test_the_page_of_the_house_is_as_the_code(house: House, walks: dict[str, Walk], root: Path) -> None:
     """`python -m tests.house` writes it; lines may have changed by a tenth since."""
-    written, now = (root / "docs" / "house.md").read_text(encoding="utf-8"), page(house)
+    written, now = (root / "docs" / "house.md").read_text(encoding="utf-8"), page(house, walks)
     number = re.compile(r"\d[\d,]*(?= lines| \|)")
     assert " ".join(number.sub("", written).split()) == " ".join(number.sub("", now).split())
     counts = ([int(n.replace(",", "")) for n in number.findall(text)] for text in (written, now))

@@ -1,17 +1,18 @@
-"""Layers whose past is a state of constant size: linear attention and short convolutions; `state_space` has Mamba's.
+"""Layers whose past is a state of constant size: linear attention and the delta rule; `state_space` has Mamba's.
 
 Every op takes the past as optional operands and then also returns the present, so that a sequence may be cut anywhere:
-running the pieces one after the other equals one run. Linear attention, Mamba and Mamba-2 are made of one recurrence,
-`gated_linear_attention`; its body is the parallel form, quadratic in the length. States that add up all tokens may be
-f32 beside narrower operands: sums of thousands of terms have no place in 8 or 11 bits.
+running the pieces one after the other equals one run. Recurrences are defined by their step, over `scan`. States that
+add up all tokens may be f32 beside narrower operands: sums of thousands of terms have no place in 8 or 11 bits.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
+from ..graph.step import Step
 from ..op import (
     Array,
     OpCall,
@@ -26,24 +27,89 @@ from ..op import (
     fixed,
     ints,
     normal,
-    op,
     positive,
     want,
 )
 from ..types import dtypes, sizes
-from .activation import activate, apply_activation, known_activation, relu
-from .elementwise import add, affine, cast, clip, div, exp, less_equal, masked, mul, sub
+from .activation import relu
+from .declaration import composed
+from .elementwise import add, cast, clip, div, exp, mul, sub
+from .loops import scan, step_of
 from .products import matmul
 from .reduce import cumsum
-from .reduce import max as greatest
 from .reduce import sum as add_up
-from .rotary import rope, rotate
-from .tensor import concat, expand, flat, gather, iota, pad, per_head, reshape, slice_, swap, transpose, unsqueeze
+from .rotary import rope
+from .tensor import (
+    expand,
+    flat,
+    per_head,
+    reshape,
+    squeeze,
+    swap,
+    unsqueeze,
+)
 
 _GATED = (normal(2, 7, 6), normal(2, 7, 6), normal(2, 7, 20))
 
 
-@op(
+def carried(past: TensorType | None, wanted: TensorType) -> tuple[TensorType, ...]:
+    """The type of a present state: that of `past`, which must be `wanted`, maybe in f32; nothing without a past."""
+    fits = past is None or past in (wanted, wanted.with_dtype(dtypes.f32))
+    want(fits, f"the past {past} must be {wanted}")
+    return () if past is None else (past,)
+
+
+def in_dtype(dtype: dtypes.DType, x: Value) -> Value:
+    """Return `x` cast to `dtype`, unless it has it."""
+    return x if x.type.dtype == dtype else cast(x, to=dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _matrix_step(heads: int, groups: int, keys: int, values: int, gates: int, changes: bool) -> Step:
+    """The step of linear attention, or of the delta rule: with so many `gates` of a head, 0 if there are none."""
+
+    def step(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+        q, k, v, *others = tokens
+        if groups < heads:
+            spread = (
+                expand(unsqueeze(t, axes=(2,)), shape=(t.shape[0], groups, heads // groups, keys)) for t in (q, k)
+            )
+            q, k = (reshape(t, shape=(t.shape[0], heads, keys)) for t in spread)
+        state = mul(unsqueeze(exp(others.pop()), axes=(3,)), states[0]) if gates else states[0]
+        if changes:
+            v = mul(unsqueeze(others.pop(), axes=(2,)), sub(v, _read(k, state)))
+        state = add(state, mul(unsqueeze(k, axes=(3,)), unsqueeze(v, axes=(2,))))
+        return [state], [_read(q, state)]
+
+    tokens: dict[str, tuple[int, ...]] = {"q": (groups, keys), "k": (groups, keys), "v": (heads, values)}
+    tokens |= {"beta": (heads,)} if changes else {}
+    return step_of(step, {"state": (heads, keys, values)}, tokens | ({"decay": (heads, gates)} if gates else {}))
+
+
+def _read(q: Value, state: Value) -> Value:
+    """Sᵀ q [batch, heads, dv] of q [batch, heads, d]."""
+    return squeeze(matmul(unsqueeze(q, axes=(2,)), state), axes=(2,))
+
+
+def _by_step(
+    q: Value, k: Value, v: Value, beta: Value | None, decay: Value | None, past: Value | None, heads: int, groups: int
+) -> tuple[Value, ...]:
+    """Emit a recurrence whose state is a matrix of each head, in f32."""
+    wide = [in_dtype(dtypes.f32, t) for t in (q, k, v)]
+    tokens = [
+        reshape(t, shape=(*t.shape[:2], n, t.width // n)) for t, n in zip(wide, (groups, groups, heads), strict=True)
+    ]
+    tokens += [] if beta is None else [in_dtype(dtypes.f32, beta)]
+    gates = 0 if decay is None else decay.width // heads
+    if decay is not None:
+        tokens.append(reshape(in_dtype(dtypes.f32, decay), shape=(*decay.shape[:2], heads, gates)))
+    step = _matrix_step(heads, groups, q.width // groups, v.width // heads, gates, beta is not None)
+    y, *present = scan.emit(*tokens, *([] if past is None else [in_dtype(dtypes.f32, past)]), step=step)
+    y = in_dtype(v.type.dtype, reshape(y, shape=v.shape))
+    return (y,) if past is None else (y, in_dtype(past.type.dtype, present[0]))
+
+
+@composed(
     outputs="gated_linear_attention present",
     traits=[Trait.RECURRENT],
     cases=[
@@ -58,36 +124,15 @@ _GATED = (normal(2, 7, 6), normal(2, 7, 6), normal(2, 7, 20))
     ],
 )
 def gated_linear_attention(
-    q: Array, k: Array, v: Array, decay: Array | None = None, past: Array | None = None, *, heads: int, groups: int = 1
-) -> Array | tuple[Array, Array]:
+    q: Value, k: Value, v: Value, decay: Value | None = None, past: Value | None = None, *, heads: int, groups: int = 1
+) -> tuple[Value, ...]:
     """S_t = diag(e^{g_t}) S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t per head, with gates g ≤ 0 (Yang 2023).
 
     q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv], `decay` g
     [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or none (0) → y like v. The state before
     them is `past` [batch, heads, d, dv], then the one after them is returned too; or zero.
     """
-    batch, seq, _ = v.shape
-    qh, kh = (np.repeat(t.reshape(batch, seq, groups, -1), heads // groups, 2) for t in (q, k))
-    vh = v.reshape(batch, seq, heads, -1)
-    state = np.zeros((batch, heads, qh.shape[3], vh.shape[3])) if past is None else past
-    y = np.zeros_like(vh)
-    for t in range(seq):
-        kept = state if decay is None else np.exp(decay[:, t].reshape(batch, heads, -1, 1)) * state
-        state = kept + kh[:, t, :, :, None] * vh[:, t, :, None]
-        y[:, t] = np.einsum("bhde,bhd->bhe", state, qh[:, t])
-    return y.reshape(v.shape) if past is None else (y.reshape(v.shape), state)
-
-
-def carried(past: TensorType | None, wanted: TensorType) -> tuple[TensorType, ...]:
-    """The type of a present state: that of `past`, which must be `wanted`, maybe in f32; nothing without a past."""
-    fits = past is None or past in (wanted, wanted.with_dtype(dtypes.f32))
-    want(fits, f"the past {past} must be {wanted}")
-    return () if past is None else (past,)
-
-
-def in_dtype(dtype: dtypes.DType, x: Value) -> Value:
-    """Return `x` cast to `dtype`, unless it has it."""
-    return x if x.type.dtype == dtype else cast(x, to=dtype)
+    return _by_step(q, k, v, None, decay, past, heads, groups)
 
 
 def keys_and_values(n: OpCall) -> tuple[TensorType, ...]:
@@ -121,37 +166,90 @@ def matrix_state(n: OpCall) -> tuple[StateSpec, ...]:
 gated_linear_attention.states(matrix_state)
 
 
-def by_head(t: Value, heads: int, groups: int) -> Value:
-    """t [batch, seq, groups·d] as f32 [batch, heads, seq, d]; head h reads group ⌊h·groups/heads⌋."""
-    (batch, seq, _), d = t.shape, t.width // groups
-    grouped = transpose(reshape(in_dtype(dtypes.f32, t), shape=(batch, seq, groups, 1, d)), axes=(0, 2, 3, 1, 4))
-    spread = expand(grouped, shape=(batch, groups, heads // groups, seq, d))
-    return reshape(spread, shape=(batch, heads, seq, d))
+_RNG = np.random.default_rng(11)
 
 
-@gated_linear_attention.body
-def _(n: OpCall) -> Value | tuple[Value, Value]:
-    heads, groups = n.heads, n.groups
-    decay, past = (None if t is None else in_dtype(dtypes.f32, t) for t in (n.decay, n.past))
-    q, k, v = by_head(n.q, heads, groups), by_head(n.k, heads, groups), per_head(in_dtype(dtypes.f32, n.v), heads)
-    at = iota(n.v, axis=1)
-    seen = less_equal(unsqueeze(at, axes=(0,)), unsqueeze(at, axes=(1,)))
-    pairs = mul(unsqueeze(q, axes=(3,)), unsqueeze(k, axes=(2,)))  # [batch, heads, t, s, d]
-    if decay is not None:
-        so_far = per_head(cumsum(decay, axis=1), heads)  # [batch, heads, t, d or 1]
-        gap = sub(unsqueeze(so_far, axes=(3,)), unsqueeze(so_far, axes=(2,)))
-        pairs = mul(pairs, exp(clip(gap, high=0.0)))
-    y = matmul(masked(seen, add_up(pairs, axes=(4,))), v)
-    if past is None:
-        return in_dtype(n.v.type.dtype, flat(y))
-    if decay is None:
-        y, present = add(y, matmul(q, past)), add(past, matmul(swap(k), v))
-    else:
-        whole = per_head(add_up(decay, axes=(1,), keepdims=True), heads)
-        y = add(y, matmul(mul(q, exp(so_far)), past))
-        written = matmul(swap(mul(k, exp(sub(whole, so_far)))), v)
-        present = add(mul(swap(exp(whole)), past), written)
-    return in_dtype(n.v.type.dtype, flat(y)), in_dtype(n.past.type.dtype, present)
+def _unit(seq: int, groups: int, d: int, batch: int = 2) -> Array:
+    """Keys of length 1: with longer ones states may grow from token to token."""
+    keys = _RNG.standard_normal((batch, seq, groups, d))
+    return np.asarray((keys / np.linalg.norm(keys, axis=-1, keepdims=True)).reshape(batch, seq, groups * d))
+
+
+def _rates(*shape: int) -> Array:
+    """Numbers between 0 and 1."""
+    return _RNG.random(shape)
+
+
+_GROUPED = (normal(2, 7, 6), _unit(7, 2, 3), normal(2, 7, 20), _rates(2, 7, 4))
+_EACH = (normal(2, 7, 6), _unit(7, 1, 6), normal(2, 7, 20), _rates(2, 7, 4))
+
+
+@composed(
+    outputs="gated_delta_rule present",
+    traits=[Trait.RECURRENT],
+    cases=[
+        case(*_GROUPED, heads=4, groups=2),
+        case(*_GROUPED, np.linspace(-9, 0, 56).reshape(2, 7, 4), heads=4, groups=2),
+        case(*_EACH, np.linspace(-1, 0, 56).reshape(2, 7, 4), normal(2, 4, 6, 5), heads=4),
+        case(*_GROUPED, None, normal(2, 4, 3, 5), heads=4, groups=2),
+        case(
+            *(normal(1, 150, 3), _unit(150, 1, 3, 1), normal(1, 150, 4), _rates(1, 150, 2)),
+            -np.arange(300.0).reshape(1, 150, 2) / 300,
+            heads=2,
+        ),
+        case(
+            *(normal(3, 1, 2), _unit(1, 1, 2, 3), normal(3, 1, 4), _rates(3, 1, 2)),
+            *(-np.ones((3, 1, 2)), normal(3, 2, 2, 2)),
+            heads=2,
+        ),
+        case(*_GROUPED, np.linspace(-9, 0, 168).reshape(2, 7, 12), heads=4, groups=2),
+        case(*_GROUPED, np.linspace(-1, 0, 168).reshape(2, 7, 12), normal(2, 4, 3, 5), heads=4, groups=2),
+        case(
+            *(normal(1, 40, 3), _unit(40, 1, 3, 1), normal(1, 40, 4), 2 * _rates(1, 40, 2)),
+            -3 * _rates(1, 40, 6),
+            heads=2,
+        ),
+    ],
+)
+def gated_delta_rule(
+    q: Value,
+    k: Value,
+    v: Value,
+    beta: Value,
+    decay: Value | None = None,
+    past: Value | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+) -> tuple[Value, ...]:
+    """S = diag(e^{g_t}) S_{t−1}, S_t = S + β_t k_t (v_t − Sᵀ k_t)ᵀ, y_t = S_tᵀ q_t per head, with gates g ≤ 0.
+
+    Gated DeltaNet (Yang 2024, arXiv 2412.06464); DeltaNet without gates (Schlag 2021), Kimi Linear (2025) with a gate
+    for every key.
+
+    q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv], `beta` β
+    [batch, seq, heads], `decay` g [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or none (0)
+    → y like v. The state before them is `past` [batch, heads, d, dv], then the one after them is returned too; or zero.
+    States stay bounded while β |k|² ≤ 2: models norm their keys.
+    """
+    return _by_step(q, k, v, beta, decay, past, heads, groups)
+
+
+@gated_delta_rule.infer
+def _(n: OpCall) -> tuple[TensorType, ...]:
+    types = keys_and_values(n)
+    each = n.v.with_shape(*n.v.shape[:2], n.heads)
+    want(n.beta == each, f"beta {n.beta} must be {each}")
+    return types
+
+
+@gated_delta_rule.cost
+def _(n: OpCall) -> Size:
+    v: TensorType = n.v
+    return v.elements * sizes.floordiv(n.q.shape[2], n.groups) * (6 if n.decay is None else 7)
+
+
+gated_delta_rule.states(matrix_state)
 
 
 _QKV = (normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 9))
@@ -159,7 +257,7 @@ _ROPE = (ints(2, 7, high=99), normal(2))
 _PAST = (normal(2, 3, 4, 3), positive(2, 3, 4))
 
 
-@op(
+@composed(
     outputs="linear_attention present_state present_norm",
     traits=[Trait.RECURRENT],
     cases=[
@@ -173,19 +271,19 @@ _PAST = (normal(2, 3, 4, 3), positive(2, 3, 4))
     ],
 )
 def linear_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    key_mask: Array | None = None,
-    positions: Array | None = None,
-    frequencies: Array | None = None,
-    past_state: Array | None = None,
-    past_norm: Array | None = None,
+    q: Value,
+    k: Value,
+    v: Value,
+    key_mask: Value | None = None,
+    positions: Value | None = None,
+    frequencies: Value | None = None,
+    past_state: Value | None = None,
+    past_norm: Value | None = None,
     *,
     heads: int,
     causal: bool = False,
     interleaved: bool = False,
-) -> Array | tuple[Array, Array, Array]:
+) -> tuple[Value, ...]:
     """Σ_m φ(q_n)·φ(k_m) v_m / Σ_m φ(q_n)·φ(k_m) per head, φ = elu + 1 (Katharopoulos 2020); m ≤ n if `causal`.
 
     q, k [batch, seq, heads·d], v [batch, seq, heads·dv] → [batch, seq, heads·dv]. Keys where `key_mask` [batch, seq] is
@@ -194,26 +292,28 @@ def linear_attention(
     [batch, heads, d] = Σ φ(k) of earlier keys (causal only) the present ones are returned too.
     """
     batch, seq, _ = q.shape
-    fq, fk = (np.where(t > 0, t + 1, np.exp(np.minimum(t, 0))) for t in (q, k))
+    fq, fk = (add(exp(clip(t, high=0.0)), relu(t)) for t in (q, k))
     if key_mask is not None:
-        fk = fk * (key_mask != 0)[..., None]
+        fk = mul(fk, unsqueeze(cast(cast(key_mask, to=dtypes.bool_), to=fk.type.dtype), axes=(2,)))
     rq, rk = fq, fk
-    if positions is not None and frequencies is not None:
-        angles = positions[..., None] * frequencies
-        rq, rk = (rotate(t, angles, heads=heads, interleaved=interleaved, amplitude=1.0) for t in (fq, fk))
-    qn, kn, rq, rk, vh = (t.reshape(batch, -1, heads, t.shape[2] // heads) for t in (fq, fk, rq, rk, v))
-    state = np.einsum("bshd,bshe->bshde", rk, vh)
-    norm = kn
+    if positions is not None:
+        rq, rk = (rope(t, positions, frequencies, heads=heads, interleaved=interleaved) for t in (fq, fk))
+    terms = in_dtype(dtypes.f32, fk)
+    norm = add_up(terms, axes=(1,), keepdims=True)  # [batch, 1, heads·d]
+    present: tuple[Value, ...] = ()
     if causal:
-        state, norm = np.cumsum(state, 1), np.cumsum(norm, 1)
+        y, *state = gated_linear_attention.emit(rq, rk, v, None, past_state, heads=heads, groups=heads)
+        seen = cumsum(terms, axis=1)
+        if past_norm is not None:
+            before = reshape(in_dtype(dtypes.f32, past_norm), shape=norm.shape)
+            seen, norm = add(seen, before), reshape(add(norm, before), shape=past_norm.shape)
+            present = *state, in_dtype(past_norm.type.dtype, norm)
     else:
-        state, norm = state.sum(1, keepdims=True), norm.sum(1, keepdims=True)
-    if past_state is not None and past_norm is not None:
-        state, norm = state + past_state[:, None], norm + past_norm[:, None]
-    share = np.sum(qn * norm, -1, keepdims=True)
-    y = np.asarray(np.einsum("bshd,bshde->bshe", rq, np.broadcast_to(state, (batch, seq, *state.shape[2:]))) / share)
-    y = y.reshape(batch, seq, -1)
-    return y if past_state is None else (y, state[:, -1], norm[:, -1])
+        y, seen = flat(matmul(per_head(rq, heads), matmul(swap(per_head(rk, heads)), per_head(v, heads)))), norm
+    shared = reshape(mul(in_dtype(dtypes.f32, fq), seen), shape=(batch, seq, heads, fq.width // heads))
+    apart = reshape(in_dtype(dtypes.f32, y), shape=(batch, seq, heads, y.width // heads))
+    y = reshape(div(apart, add_up(shared, axes=(3,), keepdims=True)), shape=y.shape)
+    return in_dtype(v.type.dtype, y), *present
 
 
 @linear_attention.infer
@@ -254,98 +354,3 @@ def _(n: OpCall) -> tuple[StateSpec, ...]:
         constant_state(StateKind.RECURRENT, n.v, *keys, values, part="state", suffix="_state"),
         constant_state(StateKind.NORM, n.v, *keys, suffix="_norm"),
     )
-
-
-@linear_attention.body
-def _(n: OpCall) -> tuple[Value, ...]:
-    heads, (batch, seq, _) = n.heads, n.q.shape
-    fq, fk = (add(exp(clip(t, high=0.0)), relu(t)) for t in (n.q, n.k))
-    if n.key_mask is not None:
-        fk = mul(fk, unsqueeze(cast(cast(n.key_mask, to=dtypes.bool_), to=fk.type.dtype), axes=(2,)))
-    rq, rk = fq, fk
-    if n.positions is not None:
-        rq, rk = (rope(t, n.positions, n.frequencies, heads=heads, interleaved=n.interleaved) for t in (fq, fk))
-    terms = in_dtype(dtypes.f32, fk)
-    norm = add_up(terms, axes=(1,), keepdims=True)  # [batch, 1, heads·d]
-    present: tuple[Value, ...] = ()
-    if n.causal:
-        y, *state = gated_linear_attention.emit(rq, rk, n.v, None, n.past_state, heads=heads, groups=heads)
-        seen = cumsum(terms, axis=1)
-        if n.past_norm is not None:
-            before = reshape(in_dtype(dtypes.f32, n.past_norm), shape=norm.shape)
-            seen, norm = add(seen, before), reshape(add(norm, before), shape=n.past_norm.shape)
-            present = *state, in_dtype(n.past_norm.type.dtype, norm)
-    else:
-        y, seen = flat(matmul(per_head(rq, heads), matmul(swap(per_head(rk, heads)), per_head(n.v, heads)))), norm
-    shared = reshape(mul(in_dtype(dtypes.f32, fq), seen), shape=(batch, seq, heads, fq.width // heads))
-    apart = reshape(in_dtype(dtypes.f32, y), shape=(batch, seq, heads, y.width // heads))
-    y = reshape(div(apart, add_up(shared, axes=(3,), keepdims=True)), shape=y.shape)
-    return in_dtype(n.v.type.dtype, y), *present
-
-
-@op(
-    outputs="causal_conv present",
-    cases=[
-        case(normal(2, 7, 5), normal(5, 4)),
-        case(normal(2, 7, 5), normal(5, 4), normal(5), activation="silu"),
-        case(normal(2, 7, 5), normal(5, 4), normal(5), normal(2, 3, 5), activation="silu"),
-        case(normal(2, 1, 5), normal(5, 3), None, normal(2, 2, 5)),
-    ],
-)
-def causal_conv(
-    x: Array, weight: Array, bias: Array | None = None, past: Array | None = None, *, activation: str = "identity"
-) -> Array | tuple[Array, Array]:
-    """Depthwise causal convolution over time: y_t = activation(Σ_j weight[:, j] x_{t − width + 1 + j} + bias).
-
-    x [batch, seq, channels], weight [channels, width], bias [channels] → [batch, seq, channels]. What precedes x is
-    `past` [batch, width − 1, channels], then the present one — the last rows seen — is returned too; or zeros.
-    """
-    width, seq = weight.shape[1], x.shape[1]
-    before = np.zeros((len(x), width - 1, x.shape[2])) if past is None else past
-    padded = np.concatenate([before, x], 1)
-    y = sum(padded[:, j : j + seq] * weight[:, j] for j in range(width)) + (0 if bias is None else bias)
-    y = apply_activation(np.asarray(y), activation)
-    return y if past is None else (y, padded[:, seq:])
-
-
-@causal_conv.infer
-def _(n: OpCall) -> tuple[TensorType, ...]:
-    x, weight, bias, past = n.x, n.weight, n.bias, n.past
-    width = weight.shape[-1]
-    want(isinstance(width, int) and width >= 2, f"weight {weight} must be [channels, width], width ≥ 2")
-    want(x.rank == 3 and weight == x.with_shape(x.shape[2], width), f"weight {weight} does not fit x {x}")
-    want(bias is None or bias == x.with_shape(x.shape[2]), f"bias {bias} does not fit x {x}")
-    want(past is None or past == x.with_shape(x.shape[0], width - 1, x.shape[2]), f"past {past} does not fit x {x}")
-    known_activation(n.activation)
-    return (x,) if past is None else (x, past)
-
-
-@causal_conv.cost
-def _(n: OpCall) -> Size:
-    x: TensorType = n.x
-    taps: int = n.weight.shape[1]
-    return x.elements * taps * 2
-
-
-@causal_conv.states
-def _(n: OpCall) -> tuple[StateSpec, ...]:
-    channels, taps = n.weight.shape
-    return (constant_state(StateKind.CONV, n.x, taps - 1, channels),)
-
-
-@causal_conv.body
-def _(n: OpCall) -> Value | tuple[Value, Value]:
-    width, channels = n.weight.width, n.x.width
-    padded = pad(n.x, axis=1, before=width - 1) if n.past is None else concat(n.past, n.x, axis=1)
-    at = iota(n.x, axis=1)
-
-    def tap(j: int) -> Value:
-        column = reshape(slice_(n.weight, axis=1, start=j, stop=j + 1), shape=(channels,))
-        return mul(gather(padded, affine(at, plus=j) if j else at, axis=1), column)
-
-    y = functools.reduce(add, map(tap, range(width)))
-    y = activate(y if n.bias is None else add(y, n.bias), n.activation)
-    if n.past is None:
-        return y
-    seq = affine(greatest(at, axes=(0,), keepdims=True), plus=1)
-    return y, gather(padded, add(iota(n.past, axis=1), seq), axis=1)

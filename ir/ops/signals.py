@@ -1,18 +1,34 @@
 """Images and sound as sequences: patches that are embedded (Dosovitskiy 2020, ViT), convolutions over time, Fourier
-transforms."""
+transforms; the short causal convolution of recurrent layers."""
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Value, case, fixed, normal, op, want
+from ..op import (
+    Array,
+    OpCall,
+    Size,
+    StateKind,
+    StateSpec,
+    TensorType,
+    Value,
+    case,
+    constant_state,
+    fixed,
+    normal,
+    op,
+    want,
+)
 from ..types import sizes
+from .activation import activate, apply_activation, known_activation
 from .elementwise import add, affine, cast, cos, div, mod, mul, sin, sub
 from .products import linear, matmul
 from .reduce import max as greatest
-from .tensor import gather, indices, iota, pad, reshape, swap, transpose, unsqueeze
+from .tensor import concat, gather, indices, iota, pad, reshape, slice_, swap, transpose, unsqueeze
 
 
 @op(
@@ -178,3 +194,71 @@ def _parts(x: Value, axis: int) -> tuple[Value, Value]:
     turns = mod(mul(unsqueeze(at, axes=(1,)), unsqueeze(at, axes=(0,))), size)
     angles = affine(div(cast(turns, to=x.type.dtype), cast(size, to=x.type.dtype)), by=2 * math.pi)
     return cos(angles), sin(angles)
+
+
+@op(
+    outputs="causal_conv present",
+    cases=[
+        case(normal(2, 7, 5), normal(5, 4)),
+        case(normal(2, 7, 5), normal(5, 4), normal(5), activation="silu"),
+        case(normal(2, 7, 5), normal(5, 4), normal(5), normal(2, 3, 5), activation="silu"),
+        case(normal(2, 1, 5), normal(5, 3), None, normal(2, 2, 5)),
+    ],
+)
+def causal_conv(
+    x: Array, weight: Array, bias: Array | None = None, past: Array | None = None, *, activation: str = "identity"
+) -> Array | tuple[Array, Array]:
+    """Depthwise causal convolution over time: y_t = activation(Σ_j weight[:, j] x_{t − width + 1 + j} + bias).
+
+    x [batch, seq, channels], weight [channels, width], bias [channels] → [batch, seq, channels]. What precedes x is
+    `past` [batch, width − 1, channels], then the present one — the last rows seen — is returned too; or zeros.
+    """
+    width, seq = weight.shape[1], x.shape[1]
+    before = np.zeros((len(x), width - 1, x.shape[2])) if past is None else past
+    padded = np.concatenate([before, x], 1)
+    y = sum(padded[:, j : j + seq] * weight[:, j] for j in range(width)) + (0 if bias is None else bias)
+    y = apply_activation(np.asarray(y), activation)
+    return y if past is None else (y, padded[:, seq:])
+
+
+@causal_conv.infer
+def _(n: OpCall) -> tuple[TensorType, ...]:
+    x, weight, bias, past = n.x, n.weight, n.bias, n.past
+    width = weight.shape[-1]
+    want(isinstance(width, int) and width >= 2, f"weight {weight} must be [channels, width], width ≥ 2")
+    want(x.rank == 3 and weight == x.with_shape(x.shape[2], width), f"weight {weight} does not fit x {x}")
+    want(bias is None or bias == x.with_shape(x.shape[2]), f"bias {bias} does not fit x {x}")
+    want(past is None or past == x.with_shape(x.shape[0], width - 1, x.shape[2]), f"past {past} does not fit x {x}")
+    known_activation(n.activation)
+    return (x,) if past is None else (x, past)
+
+
+@causal_conv.cost
+def _(n: OpCall) -> Size:
+    x: TensorType = n.x
+    taps: int = n.weight.shape[1]
+    return x.elements * taps * 2
+
+
+@causal_conv.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    channels, taps = n.weight.shape
+    return (constant_state(StateKind.CONV, n.x, taps - 1, channels),)
+
+
+@causal_conv.body
+def _(n: OpCall) -> Value | tuple[Value, Value]:
+    width, channels = n.weight.width, n.x.width
+    padded = pad(n.x, axis=1, before=width - 1) if n.past is None else concat(n.past, n.x, axis=1)
+    at = iota(n.x, axis=1)
+
+    def tap(j: int) -> Value:
+        column = reshape(slice_(n.weight, axis=1, start=j, stop=j + 1), shape=(channels,))
+        return mul(gather(padded, affine(at, plus=j) if j else at, axis=1), column)
+
+    y = functools.reduce(add, map(tap, range(width)))
+    y = activate(y if n.bias is None else add(y, n.bias), n.activation)
+    if n.past is None:
+        return y
+    seq = affine(greatest(at, axes=(0,), keepdims=True), plus=1)
+    return y, gather(padded, add(iota(n.past, axis=1), seq), axis=1)

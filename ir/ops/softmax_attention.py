@@ -26,8 +26,7 @@ from ..op import (
 from ..schema.states import CODES
 from ..schema.visible_keys import PATTERNS, VisibleKeys
 from ..types import dtypes, sizes
-from . import cache_codes
-from . import rolling as rolling_cache
+from . import caches as stored
 from .elementwise import (
     add,
     affine,
@@ -162,13 +161,13 @@ def attention(
     fresh = (kh, vh)
     scales = (k_scale, k_scale if v is None else v_scale)
     if cache_bits is not None and k_scale is not None:
-        codes = cache_codes.rounded(kh, k_scale, cache_bits)
-        kh = codes * cache_codes.by_channel(k_scale, kv_heads)
+        codes = stored.rounded(kh, k_scale, cache_bits)
+        kh = codes * stored.by_channel(k_scale, kv_heads)
         if v is None:
             fresh, vh = (codes, codes), kh[..., :value_dim]
         elif v_scale is not None:
-            fresh = codes, cache_codes.rounded(vh, v_scale, cache_bits)
-            vh = fresh[1] * cache_codes.by_channel(v_scale, kv_heads)
+            fresh = codes, stored.rounded(vh, v_scale, cache_bits)
+            vh = fresh[1] * stored.by_channel(v_scale, kv_heads)
     key_at = np.arange(kh.shape[2])[None]
     query_at = np.arange(seq)[None]
     valid = np.ones((1, kh.shape[2]), bool)
@@ -176,11 +175,11 @@ def attention(
         capacity = past_k.shape[2]
         first = positions[:, :1]
         slots = np.arange(capacity) + 0 * first
-        past_at = rolling_cache.held(first - 1, capacity, keep_first) if rolling else slots
+        past_at = stored.held(first - 1, capacity, keep_first) if rolling else slots
         valid = np.concatenate([(past_at >= 0) & (past_at < first), np.ones_like(positions, bool)], 1)
         key_at, query_at = np.concatenate([past_at, positions], 1), positions
         pasts = [
-            past if past is None or scale is None else past * cache_codes.by_channel(scale, kv_heads)
+            past if past is None or scale is None else past * stored.by_channel(scale, kv_heads)
             for past, scale in zip((past_k, past_v), scales, strict=True)
         ]
         kh = np.concatenate([pasts[0], kh], 2)
@@ -221,7 +220,7 @@ def attention(
         for b, at in enumerate(positions):
             if rolling:
                 last = at[-1] if key_mask is None else np.flatnonzero(rows[b, : at[-1] + 1]).max(initial=-1)
-                updated[b] = rolling_cache.write(past[b], new[b], at, last, keep_first)
+                updated[b] = stored.write(past[b], new[b], at, last, keep_first)
             else:
                 updated[b][:, at] = new[b]
         present.append(updated)
@@ -252,7 +251,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     want(n.window is None or n.window >= 1, f"window={n.window} must be positive")
     want(not n.rolling or (n.window is not None and n.past_k is not None), "rolling is for a cache and a window")
     want(n.keep_first >= 0, f"keep_first={n.keep_first} must not be negative")
-    cache_codes.check(n.cache_bits, k, v, {"k_scale": n.k_scale, "v_scale": n.v_scale}, n.causal, kv_heads)
+    stored.check(n.cache_bits, k, v, {"k_scale": n.k_scale, "v_scale": n.v_scale}, n.causal, kv_heads)
     for operand in (k, v, n.bias, n.sinks, *((n.past_k, n.past_v) if n.cache_bits is None else ())):
         want(operand is None or operand.dtype == q.dtype, f"{operand} and q {q} differ in dtype; cast one of them")
     keys = None if n.positions is not None else k.shape[1]  # with a cache bias and key_mask index positions
@@ -324,7 +323,7 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
     qh = transpose(reshape(n.q, shape=(batch, seq, kv_heads, group, d)), axes=(0, 2, 3, 1, 4))
     kv = [t for t in (n.k, n.v) if t is not None]
     if n.cache_bits is not None:
-        kv = [cache_codes.codes_value(t, s, n.cache_bits) for t, s in zip(kv, (n.k_scale, n.v_scale), strict=False)]
+        kv = [stored.codes_value(t, s, n.cache_bits) for t, s in zip(kv, (n.k_scale, n.v_scale), strict=False)]
     kv = [per_head(t, kv_heads) for t in kv]
     query_at, key_at = (unsqueeze(iota(t, axis=1), axes=(0,)) for t in (n.q, n.k))
     seen: list[Value] = []  # conditions, broadcast to [batch, seq, keys]
@@ -333,14 +332,14 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
         slot = unsqueeze(cast(iota(n.past_k, axis=2), to=n.positions.type.dtype), axes=(0,))
         first = slice_(n.positions, axis=1, start=0, stop=1)
         newest = affine(first, plus=-1)
-        past_at = rolling_cache.held_value(slot, newest, n.keep_first) if n.rolling else add(slot, filled(first, 0))
+        past_at = stored.held_value(slot, newest, n.keep_first) if n.rolling else add(slot, filled(first, 0))
         held = logical_and(less_equal(filled(past_at, 0), past_at), less(past_at, first))
         seen.append(unsqueeze(concat(held, equal(n.positions, n.positions), axis=1), axes=(1,)))
         pasts = (n.past_k, n.past_v)
         query_at, key_at = n.positions, concat(past_at, n.positions, axis=1)
         joined = [concat(past, new, axis=2) for past, new in zip(pasts, kv, strict=False)]
         if n.rolling:
-            present = rolling_cache.present_values(joined, slot, first, n)
+            present = stored.present_values(joined, slot, first, n)
         else:
             present = [scatter_rows(past, new, n.positions, axis=2) for past, new in zip(pasts, kv, strict=False)]
         kv = joined
@@ -354,7 +353,7 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
             key_mask = gather_rows(rows, _inside(reach, key_mask, 1))
     if n.cache_bits is not None:
         scales = zip(kv, (n.k_scale, n.v_scale), strict=False)
-        kv = [cache_codes.numbers_value(codes, scale, kv_heads, n.k) for codes, scale in scales]
+        kv = [stored.numbers_value(codes, scale, kv_heads, n.k) for codes, scale in scales]
     kh, vh = kv[0], kv[1] if n.v is not None else slice_(kv[0], axis=3, start=0, stop=dv)
     keys, scale = kh.shape[2], 1 / math.sqrt(d) if n.scale is None else n.scale
     scores = matmul(reshape(qh, shape=(batch, kv_heads, group * seq, d)), swap(kh))

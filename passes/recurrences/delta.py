@@ -31,7 +31,7 @@ def changing(step: Step) -> Parallel | None:
     outer = outer_state(step, name, gates, after)
     if outer is None or after.inputs[SEEN].uses:
         return None
-    lay, a = Layout(step.graph.inputs[name].shape, outer.order), gates.outputs.get(f"a.{name}")
+    lay = Layout(step.graph.inputs[name].shape, outer.order)
     if reading.axis != lay.at_keys or reading.query.shape[lay.at_values] != 1 or not is_known(reading.query, gates):
         return None
     values = _of_what_is_seen(gates, gates.outputs[f"v.{name}"])
@@ -40,7 +40,7 @@ def changing(step: Step) -> Parallel | None:
     gates.outputs[f"v.{name}"] = values.b
     gates.add_output(f"c.{name}", ops.expand(values.a, shape=(BATCH, lay.groups, 1)))
     gates.add_output(f"w.{name}", lay.keys(moved(reading.query, gates, {})))
-    if reaches(gates.inputs[SEEN], gates.outputs.values()) or (a is not None and a.shape[-1] != 1):
+    if reaches(gates.inputs[SEEN], gates.outputs.values()):
         return None
     return Parallel(pruned(gates), pruned(after), {name: replace(outer, changes=True)})
 

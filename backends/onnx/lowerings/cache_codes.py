@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as onnx
 
 from weft.ir.graph import Value
-from weft.ir.ops.cache_codes import limits
+from weft.ir.ops.caches import limits
 
 from ..emitter import ONNX_DTYPES, Emitter
 

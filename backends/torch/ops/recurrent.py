@@ -77,24 +77,12 @@ def _state_space(e: Emitter, node: Node) -> tuple[Var, ...]:
     return carried(e, node, call.set("heads", node.attrs.get("heads")).set("groups", node.attrs.get("groups")))
 
 
-@lowering(ops.gated_linear_attention)
-def _gated_linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
-    q, v, decay = node.required("q"), node.required("v"), node.operand("decay")
-    heads, groups, k = node.attrs["heads"], node.attrs["groups"], e.shown(node.required("k"))
-    part = "plain_linear_attention"
-    if decay is not None:  # where keys are one number, a gate for every key is one for every head
-        part = "gated_linear_attention" if decay.width == heads else "keyed_linear_attention"
-    call = Call(part).give(q, k, v, *([] if decay is None else [e.shown(decay)]), PAST)
-    return carried(e, node, call.set("heads", heads).set("groups", groups))
-
-
-@lowering(ops.gated_delta_rule)
-def _gated_delta_rule(e: Emitter, node: Node) -> tuple[Var, ...]:
-    heads, decay = node.attrs["heads"], node.operand("decay")
-    part = "gated_delta_rule" if decay is None or decay.width == heads else "keyed_delta_rule"
-    given = [node.required(name) for name in ("q", "k", "v", "beta")]
-    call = Call(part).give(*map(e.shown, given), "None" if decay is None else e.shown(decay), PAST)
-    return carried(e, node, call.set("heads", heads).set("groups", node.attrs["groups"]))
+@lowering(ops.gated_linear_attention, ops.gated_delta_rule)
+def _linear_recurrence(e: Emitter, node: Node) -> tuple[Var, ...]:
+    decay, beta = node.operand("decay"), node.operand("beta") if node.op is ops.gated_delta_rule else None
+    call = Call("linear_recurrence").give(node.required("q"), e.shown(node.required("k")), node.required("v"))
+    call.named(gates=None if decay is None else e.shown(decay), beta=beta).arguments.append(f"past={PAST}")
+    return carried(e, node, call.set("heads", node.attrs["heads"]).set("groups", node.attrs["groups"]))
 
 
 @lowering(ops.linear_attention)

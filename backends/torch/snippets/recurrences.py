@@ -1,6 +1,8 @@
-"""Linear attention: layers whose past is a state of constant size [batch, heads, d, dv], computed in chunks of tokens.
+"""Recurrences whose state is a matrix of keys and values, computed in chunks of tokens.
 
-Inside a chunk it is attention, between chunks the state is carried. All return y and the state after it.
+Inside a chunk they are attention (Yang 2023, arXiv 2312.06635), between chunks the state is carried. Where a token
+reads the state before it writes, as in the delta rule, its chunk is one triangular system (the UT transform of Yang
+2024, arXiv 2406.06484).
 """
 
 from __future__ import annotations
@@ -18,13 +20,6 @@ def chunk_count(tokens: int, size: int) -> int:
     return (tokens + (2 * size if torch.compiler.is_exporting() else size) - 1) // size
 
 
-def chunks(x: Tensor, heads: int, size: int) -> Tensor:
-    """x [batch, seq, heads·d] in f32 as [batch, chunks, heads, size, d], zeros at the end."""
-    count = chunk_count(x.shape[1], size)
-    padded = F.pad(wide(x), (0, 0, 0, count * size - x.shape[1]))
-    return padded.view(x.shape[0], count, size, heads, x.shape[2] // heads).transpose(2, 3)
-
-
 def first_tokens(y: Tensor, count: int) -> Tensor:
     """The first `count` of y [batch, seq, ...]."""
     if torch.compiler.is_exporting():  # a slice asks whether it is all
@@ -32,17 +27,12 @@ def first_tokens(y: Tensor, count: int) -> Tensor:
     return y[:, :count]
 
 
-def joined(y: Tensor, like: Tensor) -> Tensor:
-    """y [batch, chunks, groups, heads of a group, size, d] as [batch, seq, heads·d], the length and dtype of `like`."""
-    y = y.permute(0, 1, 4, 2, 3, 5).flatten(3).flatten(1, 2)
-    return first_tokens(y, like.shape[1]).to(like.dtype)
-
-
-def decay_between(gates: Tensor) -> Tensor:
-    """e^(g_{s+1} + … + g_t) for s ≤ t, else 0, of gates [..., n] as [..., t, s]. Every sum is made of its own terms:
-    differences of running sums would lose small gates beside large ones."""
-    sums = gates[..., None].expand(*gates.shape, gates.shape[-1]).tril(-1).cumsum(-2)
-    return sums.exp().tril()
+def side_by_side(x: Tensor, size: int, groups: int, filling: float = 0.0) -> Tensor:
+    """x [batch, seq, heads, d] in chunks of `size` tokens, [batch, chunks, groups, heads of a group, size, d], filled
+    at the end."""
+    count = chunk_count(x.shape[1], size)
+    padded = F.pad(x, (0, 0, 0, 0, 0, count * size - x.shape[1]), value=filling)
+    return padded.view(x.shape[0], count, size, groups, x.shape[2] // groups, x.shape[3]).permute(0, 1, 3, 4, 2, 5)
 
 
 def carried(first: Tensor, kept: Tensor, written: Tensor) -> Tensor:
@@ -61,78 +51,168 @@ def carried(first: Tensor, kept: Tensor, written: Tensor) -> Tensor:
     return torch.stack(found, 1)
 
 
-def zero_state(k: Tensor, v: Tensor, heads: int, groups: int) -> Tensor:
-    """The state [batch, heads, d, dv] before the first token, in f32."""
-    return wide(v.new_zeros(v.shape[0], heads, k.shape[-1] // groups, v.shape[-1] // heads))
+def through_chunks(first: Tensor, kept: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
+    """The states before every chunk and the last, S_{i+1} = kept_i S_i + written_i from S_0 = first [batch, ...]:
+    matrices kept and written [batch, chunks, ...]."""
+    if torch.compiler.is_exporting():  # for all numbers of chunks: products of 2, 4, 8 … of them (Hillis & Steele 1986)
+        rest = (0, 0) * (kept.dim() - 2)
+        start = F.pad(first[:, None], (*rest, 0, kept.shape[1] - 1))  # slices would ask for the number of chunks
+        states = written + kept @ start
+        for step in (2**i for i in range(16)):
+            earlier, gone = (F.pad(t, (*rest, step, 0))[:, :-step].contiguous() for t in (states, kept))
+            states, kept = states + kept @ earlier, kept @ gone
+        return start + F.pad(states, (*rest, 1, 0))[:, :-1], states[:, -1]
+    found = [first]
+    for old, new in zip(kept.unbind(1), written.unbind(1), strict=True):
+        found.append(old @ found[-1] + new)
+    return torch.stack(found[:-1], 1), found[-1]
 
 
-def one_token(q: Tensor, k: Tensor, v: Tensor, kept: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """y = Sᵀ q and S = `kept` + k vᵀ [batch, heads, d, dv]: q and k [batch, 1, groups·d], v [batch, 1, heads·dv]."""
-    heads = kept.shape[1]
-    q, k = (wide(t)[:, 0].unflatten(-1, (groups, -1)).repeat_interleave(heads // groups, 1) for t in (q, k))
-    state = kept + k[..., None] * wide(v)[:, 0].unflatten(-1, (heads, 1, -1))
-    return (q[..., None, :] @ state).flatten(1)[:, None].to(v.dtype), state
+def unit_inverse(links: Tensor) -> Tensor:
+    """(I + links)⁻¹ of `links` [..., n, n] strictly below the diagonal, n a power of 2.
+
+    Blocks on the diagonal double: of [[A, 0], [C, B]] the inverse is [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]].
+    """
+    n = links.shape[-1]
+    inverse = torch.ones_like(links[..., :1])[..., None]  # [..., blocks, size, size]
+    for size in (2**i for i in range(n.bit_length() - 1)):
+        wide = (n // (2 * size), 2 * size)
+        pairs = links.unflatten(-1, wide).unflatten(-3, wide).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+        above, below = inverse.unflatten(-3, (-1, 2)).unbind(-3)
+        corner = below @ pairs[..., size:, :size] @ above
+        inverse = torch.cat((F.pad(above, (0, size)), torch.cat((-corner, below), -1)), -2)
+    return inverse.squeeze(-3)
 
 
-def plain_linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None, *, heads: int, groups: int
+def decay_between(gates: Tensor) -> Tensor:
+    """e^(g_{s+1} + … + g_t) for s ≤ t, else 0, of gates [..., n, 1] as [..., t, s]. Every sum is made of its own terms:
+    differences of running sums would lose small gates beside large ones."""
+    sums = gates.expand(*gates.shape[:-1], gates.shape[-2]).tril(-1).cumsum(-2)
+    return sums.exp().tril()
+
+
+def factors_between(a: Tensor) -> Tensor:
+    """a_{s+1} · … · a_t for s ≤ t, else 0, of factors [..., n, 1], which may be 0, as [..., t, s]."""
+    size, row, rows = a.shape[-2], torch.ones_like(a[..., :0, 0]), []
+    for t in range(size):
+        row = torch.cat((row * a[..., t, :], torch.ones_like(a[..., t, :])), -1)
+        rows.append(F.pad(row, (0, size - 1 - t)))
+    return torch.stack(rows, -2)
+
+
+def seen_by_head(
+    queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, logs: bool
+) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
+    """`seen_by_key` with factors a [..., size, 1] that are the same for every key, or their logarithms."""
+    between = (decay_between if logs else factors_between)(a)
+    left = between[..., :1] * (a[..., :1, :].exp() if logs else a[..., :1, :])
+    links = None if w is None else (w @ k.mT) * F.pad(between, (0, 0, 1, 0))[..., :-1, :]
+    return [(q @ k.mT) * between for q in queries], links, left, k * between[..., -1, :, None]
+
+
+def seen_by_key(
+    queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None
+) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
+    """The scores in a chunk whose every token multiplies the keys before it by its factors a [..., size, d]: of each of
+    the `queries` with the keys up to its own, and of w with those before it, [..., size, size]; then the products of
+    the factors up to each token [..., size, d], and what is left of the keys at the end."""
+    size, links, left = a.shape[-2], list[Tensor](), list[Tensor]()
+    scores: list[list[Tensor]] = [[] for _ in queries]
+    keys = k[..., :0, :].expand(*a.shape[:-2], 0, a.shape[-1])
+    for t, factor in enumerate(a.split(1, -2)):
+        if w is not None:
+            links.append(F.pad((keys @ w[..., t, :, None]).squeeze(-1), (0, size - t)))
+        keys = torch.cat((keys * factor, k[..., t : t + 1, :].expand_as(factor)), -2)
+        left.append(left[-1] * factor if left else factor)
+        for rows, q in zip(scores, queries, strict=True):
+            rows.append(F.pad((keys @ q[..., t, :, None]).squeeze(-1), (0, size - 1 - t)))
+    return [torch.stack(r, -2) for r in scores], torch.stack(links, -2) if links else None, torch.cat(left, -2), keys
+
+
+def outer_products(
+    queries: tuple[Tensor, ...],
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None,
+    first: Tensor,
+    order: tuple[int, ...],
+    w: Tensor | None = None,
+    c: Tensor | None = None,
+    *,
+    logs: bool = False,
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """S_tᵀ q_t of each of the `queries` and the last state of S_t = diag(a_t) S_{t−1} + k_t v_tᵀ from `first`, whose
+    axes in the `order` are [batch, heads..., keys, values]: queries and k [batch, seq, groups, keys], v [batch, seq,
+    heads, values], a the same for every key, [batch, seq, heads, 1], or not; None is 1, `logs` that it has logarithms.
+    Given w [batch, seq, groups or heads, keys] and c [batch, seq, heads, 1], v_t + c_t S_{t−1}ᵀ w_t is written. All
+    products of factors are made of them, so a factor may be 0."""
+    laid, groups, seq, one = first.permute(order), k.shape[2], k.shape[1], 0.0 if logs else 1.0
+    state = (laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]).unflatten(1, (groups, -1))
+    a = k.new_full((1, seq, groups, 1), one) if a is None else a
+    size = 16 if a.shape[-1] > 1 else 64
+    a = side_by_side(a, size, groups, one)
+    *asked, k, v = (side_by_side(x, size, groups) for x in (*queries, k, v))
+    w, c = (None if x is None else side_by_side(x, size, groups) for x in (w, c))
+    if a.shape[-1] > 1:
+        scores, links, left, ends = seen_by_key(asked, k, a.exp() if logs else a, w)
+    else:
+        scores, links, left, ends = seen_by_head(asked, k, a, w, logs)
+    kept = left[..., -1:, :].mT
+    if links is None or w is None or c is None:
+        states = carried(state, kept.expand(state.shape[0], *kept.shape[1:]), ends.mT @ v)
+        before, state = states[:, :-1], states[:, -1]
+    else:
+        inverse, earlier = unit_inverse(-(links * c.mT)), torch.cat((torch.ones_like(left[..., :1, :]), left), -2)
+        own, read = v + c * (inverse @ (links @ v)), c * (inverse @ (earlier[..., :-1, :] * w))  # written: own + read S
+        whole = kept * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) + ends.mT @ read
+        before, state = through_chunks(state, whole, ends.mT @ own)
+        v = own + read @ before
+    reads = (scored @ v + (q * left) @ before for scored, q in zip(scores, asked, strict=True))
+    found = tuple(first_tokens(y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2), seq) for y in reads)
+    return found, state.reshape(laid.shape).permute([order.index(axis) for axis in range(len(order))])
+
+
+def linear_recurrence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Tensor | None = None,
+    beta: Tensor | None = None,
+    past: Tensor | None = None,
+    *,
+    heads: int,
+    groups: int,
 ) -> tuple[Tensor, Tensor]:
-    """S_t = S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t: q and k [batch, seq, groups·d], v [batch, seq, heads·dv] → y like v."""
-    first = zero_state(k, v, heads, groups) if past is None else past
-    if v.shape[1] == 1:
-        y, state = one_token(q, k, v, wide(first), groups)
-        return y, state.to(first.dtype)
-    qc, kc = chunks(q, groups, 64), chunks(k, groups, 64)
-    vc = chunks(v, heads, 64).unflatten(2, (groups, -1))  # [batch, chunks, groups, heads of a group, size, dv]
-    written = torch.einsum("bcgsd,bcghse->bcghde", kc, vc)
-    states = torch.cat((wide(first).unflatten(1, (groups, -1))[:, None], written), 1).cumsum(1)
-    y = (qc @ kc.mT).tril()[:, :, :, None] @ vc + torch.einsum("bcgtd,bcghde->bcghte", qc, states[:, :-1])
-    return joined(y, v), states[:, -1].flatten(1, 2).to(first.dtype)
-
-
-def gated_linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, gates: Tensor, past: Tensor | None = None, *, heads: int, groups: int
-) -> tuple[Tensor, Tensor]:
-    """S_t = e^{g_t} S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t with gates g ≤ 0 [batch, seq, heads], q and k [batch, seq,
-    groups·d], v [batch, seq, heads·dv] → y like v (chunks as in Dao & Gu 2024, arXiv 2405.21060)."""
-    gates = gates.to(torch.promote_types(gates.dtype, v.dtype))  # those of a table stay f32 in a model of doubles
-    first = zero_state(k, v, heads, groups) if past is None else past
-    if v.shape[1] == 1:
-        y, state = one_token(q, k, v, wide(gates).exp().mT[..., None] * first, groups)
-        return y, state.to(first.dtype)
-    qc, kc = chunks(q, groups, 64), chunks(k, groups, 64)
-    vc, gc = (chunks(t, heads, 64).unflatten(2, (groups, -1)) for t in (v, gates))
-    gc = gc.squeeze(-1)  # [batch, chunks, groups, heads of a group, size]
-    between = decay_between(gc)
-    written = torch.einsum("bcgsd,bcghse->bcghde", kc, vc * between[..., -1, :, None])
-    kept = decay_between(F.pad(gc.sum(-1).movedim(1, -1), (1, 0)))  # [batch, groups, heads, chunks + 1, chunks + 1]
-    written = torch.cat((wide(first).unflatten(1, (groups, -1))[:, None], written), 1)
-    states = torch.einsum("bghij,bjghde->bighde", kept, written)
-    old = gc.cumsum(-1).exp()[..., None] * torch.einsum("bcgtd,bcghde->bcghte", qc, states[:, :-1])
-    y = ((qc @ kc.mT)[:, :, :, None] * between) @ vc + old
-    return joined(y, v), states[:, -1].flatten(1, 2).to(first.dtype)
-
-
-def keyed_linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, gates: Tensor, past: Tensor | None = None, *, heads: int, groups: int
-) -> tuple[Tensor, Tensor]:
-    """S_t = diag(e^{g_t}) S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t with a gate for every key, g ≤ 0 [batch, seq, heads·d]
-    (Yang 2023, arXiv 2312.06635); q and k [batch, seq, groups·d], v [batch, seq, heads·dv] → y like v."""
-    first = zero_state(k, v, heads, groups) if past is None else past
-    if v.shape[1] == 1:
-        y, state = one_token(q, k, v, wide(gates)[:, 0].exp().unflatten(-1, (heads, -1, 1)) * first, groups)
-        return y, state.to(first.dtype)
-    qc, kc = (chunks(t, groups, 16)[:, :, :, None] for t in (q, k))  # [batch, chunks, groups, 1, size, d]
-    vc, gc = (chunks(t, heads, 16).unflatten(2, (groups, -1)) for t in (v, gates))
-    kept, scores = gc.exp(), []  # [batch, chunks, groups, heads of a group, size, d]
-    seen = kc[..., :0, :].expand_as(kept[..., :0, :])
-    for t in range(16):  # of every chunk: what is left of the keys seen, when query t comes
-        new = kc[..., t : t + 1, :].expand_as(kept[..., :1, :])
-        seen = torch.cat((seen * kept[..., t : t + 1, :], new), -2)
-        scores.append(F.pad((seen @ qc[..., t, :, None]).squeeze(-1), (0, 15 - t)))
-    states = carried(wide(first).unflatten(1, (groups, -1)), gc.sum(-2).exp()[..., None], seen.mT @ vc)
-    y = torch.stack(scores, -2) @ vc + (qc * gc.cumsum(-2).exp()) @ states[:, :-1]
-    return joined(y, v), states[:, -1].flatten(1, 2).to(first.dtype)
+    """S = diag(e^{g_t}) S_{t−1}, S_t = S + k_t v_tᵀ or, with β, S + β_t k_t (v_t − Sᵀ k_t)ᵀ, y_t = S_tᵀ q_t: linear
+    attention and the delta rule (Yang 2024, arXiv 2412.06464), with gates g ≤ 0 [batch, seq, heads] or for every key
+    [batch, seq, heads·d]. q and k [batch, seq, groups·d], v [batch, seq, heads·dv], β [batch, seq, heads] → y like v,
+    and the state [batch, heads, d, dv]."""
+    first = wide(v.new_zeros(v.shape[0], heads, k.shape[-1] // groups, v.shape[-1] // heads)) if past is None else past
+    dtype, state, one_token = v.dtype, wide(first), v.shape[1] == 1
+    q, k, v = (
+        wide(q).unflatten(-1, (groups, -1)),
+        wide(k).unflatten(-1, (groups, -1)),
+        wide(v).unflatten(-1, (heads, -1)),
+    )
+    if gates is not None:  # those of a table stay f32 in a model of doubles
+        gates = wide(gates.to(torch.promote_types(gates.dtype, v.dtype))).unflatten(-1, (heads, -1))
+    rate = None if beta is None else wide(beta)[..., None]
+    if one_token:
+        q, k = (t[:, 0].repeat_interleave(heads // groups, 1) for t in (q, k))
+        state = state if gates is None else gates[:, 0, ..., None].exp() * state
+        new = v[:, 0, :, None]
+        new = new if rate is None else rate[:, 0, ..., None] * (new - k[..., None, :] @ state)
+        state = state + k[..., None] * new
+        return (q[..., None, :] @ state).flatten(1)[:, None].to(dtype), state.to(first.dtype)
+    w = c = None
+    if rate is not None:
+        w, c, v = k, -rate, rate * v
+        if gates is not None and gates.shape[-1] > 1:  # what is read has decayed already
+            w = gates.exp() * k.repeat_interleave(heads // groups, 2)
+        elif gates is not None:
+            c = c * gates.exp()
+    (y,), state = outer_products((q,), k, v, gates, state, (0, 1, 2, 3), w, c, logs=True)
+    return y.flatten(2).to(dtype), state.to(first.dtype)
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
@@ -162,7 +242,7 @@ def causal_linear_attention(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """`linear_attention` to m ≤ n; past and present are Σ k vᵀ [batch, heads, d, dv] and Σ k [batch, heads, d]."""
     before, norm = (None, None) if past is None else past
-    y, state = plain_linear_attention(turned_q, turned_k, wide(v), before, heads=heads, groups=heads)
+    y, state = linear_recurrence(turned_q, turned_k, wide(v), past=before, heads=heads, groups=heads)
     seen = k.unflatten(-1, (heads, -1)).cumsum(1)  # [batch, seq, heads, d]
     seen = seen if norm is None else seen + wide(norm)[:, None]
     share = (q.unflatten(-1, (heads, -1)) * seen).sum(-1, keepdim=True)

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .delta_rule import through_chunks, unit_inverse
 from .indexing import wide
-from .recurrences import carried, chunk_count, first_tokens
+from .recurrences import carried, chunk_count, first_tokens, through_chunks
 
 Tensors = tuple[Tensor, ...]
 Start = tuple[tuple[int, ...], float]
@@ -108,95 +107,6 @@ def affine_states(a: Tensor | None, b: Tensor | None, first: Tensor) -> tuple[Te
     before = carried(first, kept[-1].expand(len(first), *[-1] * first.dim()), states[-1])[:, :-1, None]
     found = torch.addcmul(torch.stack(states, 2), torch.stack(kept, 2), before).flatten(1, 2)[:, :seq]
     return found, found[:, -1]
-
-
-def side_by_side(x: Tensor, size: int, filling: float = 0.0) -> Tensor:
-    """x [batch, seq, groups, d] in chunks of `size` tokens, [batch, chunks, groups, size, d], filled at the end."""
-    count = chunk_count(x.shape[1], size)
-    padded = F.pad(x, (0, 0, 0, 0, 0, count * size - x.shape[1]), value=filling)
-    return padded.view(x.shape[0], count, size, *x.shape[2:]).transpose(2, 3)
-
-
-def outer_products(
-    queries: Tensors,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor | None,
-    first: Tensor,
-    order: tuple[int, ...],
-    w: Tensor | None = None,
-    c: Tensor | None = None,
-) -> tuple[Tensors, Tensor]:
-    """S_tᵀ q_t of each of the `queries` and the last state of S_t = diag(a_t) S_{t−1} + k_t v_tᵀ from `first`, whose
-    axes in the `order` are [batch, groups..., keys, values]: queries and k [batch, seq, groups, keys], v [batch, seq,
-    groups, values], a the same for every key, [batch, seq, groups, 1], or not; None is 1. Given keys w and factors c
-    [batch, seq, groups, 1], v_t + c_t S_{t−1}ᵀ w_t is written. Inside a chunk it is attention. All products of factors
-    are made of them, so a factor may be 0."""
-    laid = first.permute(order)
-    state = laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]
-    seq, size = k.shape[1], 16 if a is not None and a.shape[-1] > 1 else 64
-    a = side_by_side(k.new_ones(1, seq, 1, 1) if a is None else a, size, 1.0)
-    *asked, k, v = (side_by_side(x, size) for x in (*queries, k, v))  # [batch, n, groups, size, d]
-    if w is not None and c is not None:
-        reads, state = changed_chunks(asked, k, v, a, state, side_by_side(w, size), side_by_side(c, size))
-    else:
-        reads, state = (keyed_chunks if a.shape[-1] > 1 else gated_chunks)(asked, k, v, a, state)
-    inverse = [order.index(axis) for axis in range(len(order))]
-    read = tuple(first_tokens(y.transpose(2, 3).flatten(1, 2), seq) for y in reads)
-    return read, state.reshape(laid.shape).permute(inverse)
-
-
-def factors_between(a: Tensor) -> tuple[Tensor, Tensor]:
-    """The product of factors up to each token of a chunk [..., size, 1], and behind each token before it [..., size,
-    size], of a [batch, n, groups, size, 1]."""
-    size, row, rows = a.shape[3], torch.ones_like(a[:, :, :, 0]), []
-    for t in range(size):
-        row = torch.cat((row * a[:, :, :, t], torch.ones_like(row[..., :1])), -1)
-        rows.append(F.pad(row, (0, size - 1 - t)))
-    kept, between = torch.stack(rows, 3).split((1, size), -1)
-    return kept, between
-
-
-def gated_chunks(queries: list[Tensor], k: Tensor, v: Tensor, a: Tensor, first: Tensor) -> tuple[list[Tensor], Tensor]:
-    """`outer_products` in chunks [batch, n, groups, size, d] with one factor for all keys."""
-    kept, between = factors_between(a)
-    written = k.mT @ (v * between[..., -1, :, None])
-    states = carried(first, kept[:, :, :, -1:].expand(len(first), -1, -1, -1, -1), written)
-    reads = [((q @ k.mT) * between) @ v + kept * (q @ states[:, :-1]) for q in queries]
-    return reads, states[:, -1]
-
-
-def changed_chunks(
-    queries: list[Tensor], k: Tensor, v: Tensor, a: Tensor, first: Tensor, w: Tensor, c: Tensor
-) -> tuple[list[Tensor], Tensor]:
-    """`outer_products` in chunks [batch, n, groups, size, d] whose tokens read S_{t−1}ᵀ w_t: in a chunk that is a
-    triangular system (the UT transform of Yang 2024, arXiv 2406.06484)."""
-    kept, between = factors_between(a)
-    kept_before = torch.cat((torch.ones_like(kept[..., :1, :]), kept[..., :-1, :]), -2)
-    links = (w @ k.mT) * F.pad(between, (0, 0, 1, 0))[..., :-1, :]  # what a token sees of those before it
-    inverse = unit_inverse(-(links * c.mT))
-    own, seen = v + c * (inverse @ (links @ v)), c * (inverse @ (kept_before * w))  # written: own + seen @ state
-    ends = k * between[..., -1, :, None]
-    whole = kept[..., -1:, :] * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) + ends.mT @ seen
-    states, last = through_chunks(first, whole, ends.mT @ own)
-    written = own + seen @ states
-    return [((q @ k.mT) * between) @ written + kept * (q @ states) for q in queries], last
-
-
-def keyed_chunks(queries: list[Tensor], k: Tensor, v: Tensor, a: Tensor, first: Tensor) -> tuple[list[Tensor], Tensor]:
-    """`outer_products` in chunks [batch, n, groups, size, d] with a factor for every key."""
-    size, seen, kept = a.shape[3], k[:, :, :, :0], [torch.ones_like(a[:, :, :, :1])]
-    scores: list[list[Tensor]] = [[] for _ in queries]
-    for t in range(size):  # of every chunk: what is left of the keys seen, when query t comes
-        factor = a[:, :, :, t : t + 1]
-        seen = torch.cat((seen * factor, k[:, :, :, t : t + 1]), -2)
-        kept.append(kept[-1] * factor)
-        for rows, q in zip(scores, queries, strict=True):
-            rows.append(F.pad((seen @ q[:, :, :, t, :, None]).squeeze(-1), (0, size - 1 - t)))
-    states = carried(first, kept[-1].mT, seen.mT @ v)
-    left = torch.cat(kept[1:], 3)
-    reads = [torch.stack(r, -2) @ v + (q * left) @ states[:, :-1] for r, q in zip(scores, queries, strict=True)]
-    return reads, states[:, -1]
 
 
 def matrix_steps(

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .indexing import wide
-from .recurrences import carried, chunk_count, first_tokens, gated_linear_attention
+from .recurrences import carried, chunk_count, first_tokens, linear_recurrence
 
 
 def scan_step(state: Tensor, delta: Tensor, rates: Tensor, driven: Tensor, b: Tensor) -> Tensor:
@@ -69,6 +69,6 @@ def ssd(
     groups·states], state [batch, heads, states, p]."""
     by_head, delta = wide(x).unflatten(-1, (heads, -1)), wide(delta)
     driven = (by_head * delta[..., None]).flatten(-2)
-    y, state = gated_linear_attention(c, b, driven, delta * a, past, heads=heads, groups=groups)
+    y, state = linear_recurrence(c, b, driven, delta * a, past=past, heads=heads, groups=groups)
     y = y if d is None else y + (by_head * d[:, None]).flatten(-2)
     return y.to(x.dtype), state

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir.ops import rolling
+from weft.ir.ops import caches
 from weft.ir.schema.visible_blocks import VisibleBlocks
 
 from ..model.labels import RECURRENT
@@ -155,7 +155,7 @@ def _rolling(small: Kind, kind: Kind) -> dict[str, Any]:
     assert small.keys.window is not None and kind.keys.window is not None
     slots = small.keys.window + small.keys.keep_first
     newest = np.arange(max(STEPS, 2 * slots + 4))[:, None]
-    slot_positions = rolling.held(newest, slots, small.keys.keep_first)
+    slot_positions = caches.held(newest, slots, small.keys.keep_first)
     return {
         "slots": kind.keys.window + kind.keys.keep_first,
         "first": kind.keys.keep_first,

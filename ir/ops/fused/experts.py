@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ...op import Trait, Value, case, ints, normal, positive, want
+from ..declaration import fused
 from ..elementwise import add, cast, mul
 from ..experts import moe
 from ..reduce import sum as add_up
 from ..reduce import top_k
 from ..routing import route
 from ..tensor import one_hot, unsqueeze
-from .declaration import fused
 from .products import norm_linear, normed
 
 _GROUPS = {"groups": 3, "top_groups": 2, "scoring": "sigmoid"}

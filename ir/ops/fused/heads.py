@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ...op import Trait, Value, case, ints, normal, want
+from ..declaration import fused
 from ..elementwise import affine, cast, cos, mul, sin
 from ..latent import head_linear
 from ..norm import rms_norm
 from ..rotary import turned
 from ..tensor import concat, reshape, split, unsqueeze
-from .declaration import fused
 from .products import norm_linear, normed
 
 _ANGLES = normal(2, 3, 2), normal(2, 3, 2)

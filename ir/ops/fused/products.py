@@ -6,11 +6,11 @@ import numpy as np
 
 from ...op import Array, OpCall, TensorType, Trait, Value, case, normal, op, total, want
 from ..activation import activate, glu
+from ..declaration import fused
 from ..elementwise import add, affine
 from ..norm import layer_norm, rms_norm
 from ..products import linear
 from ..tensor import concat, split
-from .declaration import fused
 
 _X, _W, _B = normal(2, 3, 8), normal(6, 8), normal(6)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from ...op import Trait, Value, case, normal
 from ..activation import swish
-from ..delta_rule import gated_delta_rule
+from ..declaration import fused
 from ..elementwise import add, affine, exp, mul, neg
 from ..elementwise import softplus as soften
 from ..norm import rms_norm
-from ..recurrences import gated_linear_attention
+from ..recurrences import gated_delta_rule, gated_linear_attention
 from ..state_space import selective_scan, ssd
 from ..tensor import reshape
-from .declaration import fused
 from .products import norm_linear
 
 _X, _STATES = normal(2, 5, 4), (normal(2, 5, 3), normal(2, 5, 3))

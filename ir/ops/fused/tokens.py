@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...op import Value, case, ints, normal, want
+from ..declaration import fused
 from ..elementwise import add, affine
 from ..products import embedding
-from .declaration import fused
 from .heads import rotary_angles
 
 _IDS, _AT = ints(2, 3, high=11), ints(2, 3, high=7)

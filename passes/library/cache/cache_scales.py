@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.ops.cache_codes import limits
+from weft.ir.ops.caches import limits
 from weft.ir.recipes.readers import EMPTY, Array
 from weft.ir.schema.visible_keys import VisibleKeys
 from weft.ir.types import sizes

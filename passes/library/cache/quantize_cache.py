@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from weft.ir import Graph, Node, Param, TensorType, WeftError, ops
-from weft.ir.ops.cache_codes import limits
+from weft.ir.ops.caches import limits
 from weft.ir.recipes import Source
 from weft.ir.recipes.cache_scales import FittedScales
 from weft.ir.recipes.readers import Array, SpilledTensors

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.ir import DType, Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
-from weft.ir.ops.state_space import beside
+from weft.ir.ops.loops import beside
 
 from ...analysis.states import sums
 from ...core.base import Pass

@@ -14,7 +14,6 @@ from torch import Tensor
 from weft.backends.torch.snippets import (
     biases,
     convolution,
-    delta_rule,
     experts,
     indexing,
     products,
@@ -160,12 +159,7 @@ def gated_linear_attention(
     heads: int,
     groups: int = 1,
 ) -> Tensors:
-    shape = {"heads": heads, "groups": groups}
-    if decay is None:
-        return recurrences.plain_linear_attention(q, k, v, past, **shape)
-    per_key = decay.shape[-1] == heads * (k.shape[-1] // groups)
-    part = recurrences.keyed_linear_attention if per_key else recurrences.gated_linear_attention
-    return part(q, k, v, decay, past, **shape)
+    return recurrences.linear_recurrence(q, k, v, decay, None, past, heads=heads, groups=groups)
 
 
 def gated_delta_rule(
@@ -179,10 +173,7 @@ def gated_delta_rule(
     heads: int,
     groups: int = 1,
 ) -> Tensors:
-    shape = {"heads": heads, "groups": groups}
-    if decay is not None and decay.shape[-1] == heads * (k.shape[-1] // groups):
-        return delta_rule.keyed_delta_rule(q, k, v, beta, decay, past, **shape)
-    return delta_rule.gated_delta_rule(q, k, v, beta, decay, past, **shape)
+    return recurrences.linear_recurrence(q, k, v, decay, beta, past, heads=heads, groups=groups)
 
 
 def turned(x: Tensor, positions: Tensor, frequencies: Tensor, heads: int, interleaved: bool) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.backends.torch.snippets import convolution, delta_rule, recurrences, state_space
+from weft.backends.torch.snippets import convolution, recurrences, state_space
 
 BATCH, SEQ = 2, 150
 Run = Callable[..., tuple[Tensor, Any]]  # operands [batch, seq, ...] and the past -> y, present
@@ -25,27 +25,19 @@ def gates(width: int) -> Tensor:
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
-    return recurrences.plain_linear_attention(q, k, v, past, heads=4, groups=2)
+    return recurrences.linear_recurrence(q, k, v, past=past, heads=4, groups=2)
 
 
 def gated(q: Tensor, k: Tensor, v: Tensor, g: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
-    return recurrences.gated_linear_attention(q, k, v, g, past, heads=4, groups=2)
-
-
-def keyed(q: Tensor, k: Tensor, v: Tensor, g: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
-    return recurrences.keyed_linear_attention(q, k, v, g, past, heads=4, groups=2)
+    return recurrences.linear_recurrence(q, k, v, g, past=past, heads=4, groups=2)
 
 
 def delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
-    return delta_rule.gated_delta_rule(q, short(k), v, beta.sigmoid(), None, past, heads=4, groups=2)
+    return recurrences.linear_recurrence(q, short(k), v, None, beta.sigmoid(), past, heads=4, groups=2)
 
 
 def gated_delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
-    return delta_rule.gated_delta_rule(q, short(k), v, beta.sigmoid(), g, past, heads=4, groups=2)
-
-
-def keyed_delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
-    return delta_rule.keyed_delta_rule(q, short(k), v, beta.sigmoid(), g, past, heads=4, groups=2)
+    return recurrences.linear_recurrence(q, short(k), v, g, beta.sigmoid(), past, heads=4, groups=2)
 
 
 def short(k: Tensor) -> Tensor:
@@ -77,10 +69,10 @@ def convolved(x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
 WIDTHS: dict[str, tuple[Run, tuple[int, ...], int]] = {  # and the width of gates, 0 if there are none
     "plain": (plain, (6, 6, 8), 0),
     "gated": (gated, (6, 6, 8), 4),
-    "keyed": (keyed, (6, 6, 8), 12),
+    "keyed": (gated, (6, 6, 8), 12),
     "delta": (delta, (6, 6, 8, 4), 0),
     "gated delta": (gated_delta, (6, 6, 8, 4), 4),
-    "keyed delta": (keyed_delta, (6, 6, 8, 4), 12),
+    "keyed delta": (gated_delta, (6, 6, 8, 4), 12),
     "normed": (normed, (6, 6, 8), 0),
     "mamba": (mamba, (6, 6, 3, 3), 0),
     "mamba2": (mamba2, (8, 4, 6, 6), 0),

@@ -202,4 +202,4 @@ def test_the_delta_rule_is_a_triangular_system() -> None:
         values = [graph.add_input(n, TensorType(dtypes.f32, (batch, length, *s))) for n, s in recurrence.inputs.items()]
         graph.add_output("y", recurrence.make(*values))
     source = built(graph)[1]
-    assert "changed_chunks" in source and "w_s, c_s)" in source and "matrix_steps" not in source
+    assert "unit_inverse" in source and "w_s, c_s)" in source and "matrix_steps" not in source

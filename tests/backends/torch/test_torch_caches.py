@@ -23,7 +23,7 @@ from weft.backends.torch.snippets.caches import (
 )
 from weft.frontends.dsl import T5Bias
 from weft.ir import interpret
-from weft.ir.ops import rolling
+from weft.ir.ops import caches
 from weft.passes import run_passes
 
 from ...e2e.random_models import strong
@@ -46,7 +46,7 @@ def test_positions_of_slots(slots: int, keep: int) -> None:
         return
     for newest in range(LONG):
         got = held_positions(torch.tensor([[newest]]), slots, keep)[0].numpy()
-        want = rolling.held(np.array([[newest]]), slots, keep)[0]
+        want = caches.held(np.array([[newest]]), slots, keep)[0]
         np.testing.assert_array_equal(got, np.where((want < 0) | (want > newest), -1, want))
 
 
@@ -66,7 +66,7 @@ def test_keys_are_written_where_the_reference_writes_them(slots: int, keep: int,
             positions = positions_up_to(positions, torch.tensor([n - 1, n - 1 - padding]))
         for row in range(2):
             at = positions[row].numpy()
-            want[row] = rolling.write(want[row], k[row].numpy(), np.where(at < 0, LONG * 9, at), at.max(), keep)
+            want[row] = caches.write(want[row], k[row].numpy(), np.where(at < 0, LONG * 9, at), at.max(), keep)
         mask = torch.ones(2, 1, n, n if i == 0 else slots if n == 1 else slots + n, dtype=torch.bool)
         before = cache.k.clone()
         keys, values = cache.update(k, v, positions, mask)

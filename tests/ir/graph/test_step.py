@@ -12,7 +12,7 @@ import pytest
 from weft.ir import OPS, Graph, TensorType, WeftError, dtypes, interpret, ops, parse, verify
 from weft.ir.graph.analysis import block_hash
 from weft.ir.graph.step import BATCH, Step
-from weft.ir.ops.state_space import beside
+from weft.ir.ops.loops import beside
 from weft.ir.testing import one_node
 from weft.ir.text.parser import parse_step
 from weft.ir.types import sizes

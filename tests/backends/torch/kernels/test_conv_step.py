@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from weft.backends.torch.kernels import conv_step as kernel
-from weft.ir.ops.recurrences import causal_conv as op
+from weft.ir.ops.signals import causal_conv as op
 
 from .close import DTYPES, assert_close, exact, rounded
 

@@ -1,4 +1,4 @@
-"""The declaration of a fused op: its body defines it, and gives its types, its cost and its reference, too."""
+"""The declaration of ops by their bodies, which then are their references, too."""
 
 from __future__ import annotations
 
@@ -8,10 +8,33 @@ from typing import Any
 
 import numpy as np
 
-from ...graph import Graph, Op, Value
-from ...interpreter import interpret
-from ...op import Array, Case, Cost, OpCall, StateSpec, TensorType, Trait, op, total
-from ...types import dtypes
+from ..graph import Graph, Op, Value
+from ..interpreter import interpret
+from ..op import Array, Case, Cost, OpCall, StateSpec, TensorType, Trait, op, total
+from ..types import dtypes
+
+
+def composed(
+    *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
+) -> Callable[[Callable[..., Any]], Op]:
+    """Declare an op by its body, which the decorated function emits; its parameters are read as those of a reference.
+
+    The reference of the op runs the body. Types, cost and states are declared as those of other ops.
+    """
+
+    def declare(body: Callable[..., Any]) -> Op:
+        @functools.wraps(body)
+        def reference(*operands: Array | None, **attrs: Any) -> Any:
+            arrays = [None if a is None else np.asarray(a) for a in operands]
+            graph = _bodied(body, [None if a is None else _type_of(a) for a in arrays], attrs)
+            found = interpret(graph, {str(i): a for i, a in enumerate(arrays) if a is not None})
+            return tuple(found.values()) if len(found) > 1 else found["0"]
+
+        new = op(outputs=outputs, traits=traits, cases=cases)(reference)
+        new.body(lambda n: body(*_operands(new, n), **{name: vars(n)[name] for name in new.attrs}))
+        return new
+
+    return declare
 
 
 def fused(
@@ -25,24 +48,13 @@ def fused(
     """
 
     def declare(body: Callable[..., Any]) -> Op:
-        @functools.wraps(body)
-        def reference(*operands: Array | None, **attrs: Any) -> Any:
-            arrays = [None if a is None else np.asarray(a) for a in operands]
-            graph = _bodied(body, [None if a is None else _type_of(a) for a in arrays], attrs)
-            found = interpret(graph, {str(i): a for i, a in enumerate(arrays) if a is not None})
-            return tuple(found.values()) if len(found) > 1 else found["0"]
-
-        new = op(outputs=outputs, traits=[*traits, Trait.FUSED], cases=cases)(reference)
+        new = composed(outputs=outputs, traits=[*traits, Trait.FUSED], cases=cases)(body)
         graph_of = functools.lru_cache(maxsize=1024)(
             lambda types, attrs: _bodied(body, types, dict(attrs))  # layers have nodes of the same types
         )
 
-        def operands_of(n: OpCall) -> tuple[Any, ...]:
-            *first, last = (vars(n)[o.name] for o in new.operands)
-            return (*first, *last) if new.operands[-1].variadic else (*first, last)
-
         def typed(n: OpCall) -> Graph:
-            found: Graph = graph_of(operands_of(n), tuple((name, vars(n)[name]) for name in new.attrs))
+            found: Graph = graph_of(_operands(new, n), tuple((name, vars(n)[name]) for name in new.attrs))
             return found
 
         @new.infer
@@ -67,13 +79,14 @@ def fused(
         if Trait.RECURRENT in traits:
             new.states(kept)
 
-        @new.body
-        def _(n: OpCall) -> Any:
-            return body(*operands_of(n), **{name: vars(n)[name] for name in new.attrs})
-
         return new
 
     return declare
+
+
+def _operands(declared: Op, n: OpCall) -> tuple[Any, ...]:
+    *first, last = (vars(n)[o.name] for o in declared.operands)
+    return (*first, *last) if declared.operands[-1].variadic else (*first, last)
 
 
 def _type_of(array: Array) -> TensorType:
