@@ -64,7 +64,7 @@ class TransformersFolder:
                 "codes that transformers reads with `weft export --weights codes`"
             )
         check_writes(graph)
-        if graph.meta.get("kind") in ("image-encoder", "audio-encoder"):
+        if "input_ids" not in graph.inputs:
             raise WeftError(
                 f"target transformers writes models of token ids, and {graph.name} reads {', '.join(graph.inputs)}: "
                 "choose target torch, or write it as a model of transformers itself with `weft export`"

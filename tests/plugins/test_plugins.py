@@ -21,7 +21,6 @@ from weft.backends.targets import TARGETS
 from weft.ir.errors import WeftError
 from weft.ir.registry import Alternatives, DeclaredTwice, Registry
 
-from ..sampling import each
 from ..warm import command
 
 HERE = Path(__file__).parent
@@ -194,15 +193,17 @@ def test_a_state_from_outside(weft: Weft, warm: Path, installed: Path) -> None:
 
 BLOCKS = """
 import json, sys
+import ml_dtypes
 import numpy as np
 import weft
 from weft.ir import MemoryReader, interpret
 from weft.ir.recipes import Source
 from weft.ir.types.block_layouts import LAYOUTS, Blocks
-import weft_extras.q3_64, weft_extras.q4_64, weft_extras.q5_64
+import weft_extras.f4_64, weft_extras.f8_64, weft_extras.q3_64, weft_extras.q4_64, weft_extras.q5_64
 
 name, codes_below = sys.argv[1], int(sys.argv[2])
 layout = LAYOUTS[name]
+FLOATS = {4: ml_dtypes.float4_e2m1fn, 8: ml_dtypes.float8_e4m3fn}
 
 
 class Checkpoint(MemoryReader):
@@ -227,8 +228,16 @@ for name, param in graph.params.items():
     if param.type.rank == 2 and "embed" not in name:
         rows, width = param.shape
         scales = 10.0 ** rng.uniform(-9, -1, (rows, width // 64))  # f16 ends at 6e-8
-        scales = scales.astype(layout.scale.numpy).astype(np.float32)
         codes = rng.integers(0, codes_below, (rows, width // 64, 64))
+        if layout.floats:
+            scales = 2.0 ** rng.integers(-30, -2, scales.shape).astype(np.float32)
+            codes[codes % 128 == 127] = 0  # no numbers
+            values = codes.astype(np.uint8).view(FLOATS[layout.bits]).astype(np.float32)
+            weights[name] = (scales[..., None] * values).reshape(rows, width)
+            stored[name] = layout.pack(Blocks(codes.astype(np.uint8), scales))
+            param.recipe = Source(name)
+            continue
+        scales = scales.astype(layout.scale.numpy).astype(np.float32)
         middle = np.full(scales.shape, codes_below // 2)
         zeros = rng.integers(0, codes_below, scales.shape) if layout.has_minimum else middle
         weights[name] = (scales[..., None] * (codes - zeros[..., None]).astype(np.float32)).reshape(rows, width)
@@ -241,7 +250,10 @@ for name, param in graph.params.items():
 graph.reader = Checkpoint(stored)
 ids = rng.integers(0, 97, 24)
 want = interpret(graph, {"input_ids": ids[None], "position_ids": np.arange(24)[None]})["logits"][0]
-for target, passes in (("ort-cpu", "default, -last-token-logits"), ("torch", "default")):
+targets = {"ort-cpu": "default, -last-token-logits", "torch": "default"}
+if layout.floats:
+    del targets["ort-cpu"]  # which has no operator that multiplies by floats
+for target, passes in targets.items():
     weft.compile(graph, target, target=target, passes=passes, keep_blocks="all", max_length=32)
     got = weft.load(target, device="cpu", trust=True).logits(ids.tolist())
     manifest = json.load(open(f"{target}/weft.json"))
@@ -249,17 +261,21 @@ for target, passes in (("ort-cpu", "default, -last-token-logits"), ("torch", "de
 """
 
 
-@pytest.mark.parametrize(("layout", "codes"), each(2, [("q3_64", 8), ("q4_64", 16), ("q5_64", 32)]))
+LAYOUTS = [("q3_64", 8), ("q4_64", 16), ("q5_64", 32), ("f4_64", 16), ("f8_64", 256)]  # and how many codes there are
+
+
+@pytest.mark.parametrize(("layout", "codes"), LAYOUTS)
 def test_a_block_layout_from_outside(layout: str, codes: int, warm: Path, installed: Path) -> None:
-    """Every kernel and lowering that takes its bits and groups takes it, with scales that f16 does not have."""
+    """Every kernel and lowering that takes its bits and groups, or its floats, takes it, with scales that f16 does not
+    have."""
     (installed / "blocks.py").write_text(BLOCKS)
     done = run(installed, "blocks.py", layout, codes, program=warm.with_name("python"))
     assert done.returncode == 0, done.stderr
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
-    assert [(target, kept) for target, _, kept in lines] == [
-        ("ort-cpu", f"all {{'{layout}': 11}}"),  # it packs q, k and v
-        ("torch", f"all {{'{layout}': 15}}"),
-    ]
+    wanted = {"ort-cpu": f"all {{'{layout}': 11}}", "torch": f"all {{'{layout}': 15}}"}  # the first packs q, k and v
+    if layout[0] == "f":
+        del wanted["ort-cpu"]
+    assert {target: kept for target, _, kept in lines} == wanted
     assert all(float(error) < 1e-4 for _, error, _ in lines)
 
 
