@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from weft.ir.errors import WeftError
-from weft.ir.graph import Graph
 from weft.passes.core.base import Argument
 
 KEEP_BLOCKS = "keep_blocks"  # which weights stay in blocks
 ARITHMETIC = "arithmetic"  # what sums of products by quantized weights are computed in, where not the fastest
 ACTIVATIONS = "activations"  # what activations are rounded to
-CACHE_DTYPE = "cache_dtype"  # what keys and values are kept in; also in the meta of a graph, where that is FP8
+CACHE_DTYPE = "cache_dtype"  # what keys and values are kept in
 
 
 @dataclass(frozen=True)
@@ -24,9 +23,6 @@ class Options:
     def passes(self) -> dict[str, str]:
         """Return the passes that they ask for, by the name of the option, after all others but those of the target."""
         return {}
-
-    def mark(self, graph: Graph) -> None:
-        """Tell `graph` what its lowerings have to know, once its passes have run."""
 
     @classmethod
     def listed(cls) -> dict[str, Option]:

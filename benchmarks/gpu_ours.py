@@ -74,7 +74,9 @@ def generated(
         _store_codes(graph, shape.bits)
     forms = step_forms(graph)
     with torch.device("meta"):
-        module: nn.Module = run_source(write_source(lower(forms["model"]), kernels.__name__).text).Model()
+        module: nn.Module = run_source(
+            write_source(lower(forms["model"], shape.bits == 8), kernels.__name__).text
+        ).Model()
     theirs = {} if model is None else model.state_dict()
     weights = {}
     for number, (key, value) in enumerate(module.state_dict().items()):
@@ -91,7 +93,6 @@ def generated(
 def _store_codes(graph: Graph, bits: int) -> None:
     """Let all linear maps of the graph have weights that a checkpoint stores in blocks of 4 bits, to be kept so; or in
     floats of 8, and caches hold such."""
-    from weft.backends.targets import TARGETS
     from weft.ir import ops
     from weft.ir.graph import Param
     from weft.ir.recipes.combinators import Source
@@ -105,7 +106,6 @@ def _store_codes(graph: Graph, bits: int) -> None:
     kind = dtypes.q4_0 if bits == 4 else dtypes.f8e4m3_128
     graph.reader = Codes({name: weight.type.concrete({}) for name, weight in weights.items()}, kind)
     KeepBlocks("all").run(graph, Trace())
-    TARGETS["torch"].choose({"cache_dtype": "fp8"} if bits == 8 else {}).mark(graph)
 
 
 def _theirs(weights: dict[str, Tensor], key: str) -> Tensor:
@@ -166,7 +166,7 @@ class Step(Module):
         from weft.backends.torch.package.module import build_step
 
         super().__init__(shape, device, batch, capacity, model)
-        self.run = build_step(self.forms, self.module)
+        self.run = build_step(self.forms, self.module, float8_caches=shape.bits == 8)
         self.position = torch.zeros_like(self.token)
         self.active = torch.ones_like(self.token, dtype=torch.bool)
         self.tickets = Tickets(TICKETS)
@@ -207,7 +207,9 @@ class Runtime(Module):
         from weft.backends.torch.package.shipped.load import Stepper
 
         super().__init__(shape, device, batch, capacity, model)
-        step = Stepper(self.module, build_step(self.forms, self.module), most=batch)  # as a folder has it
+        step = Stepper(
+            self.module, build_step(self.forms, self.module, float8_caches=shape.bits == 8), most=batch
+        )  # as a folder has it
         decoder = TorchDecoder(self.module, vocab=self.vocab, max_length=capacity, step=step, draws=True)
         self.cache = None
         self.context = TorchContext(decoder, batch, capacity)
@@ -241,7 +243,7 @@ def prefill(shape: Shape, device: str, rows: int, by_step: bool = True) -> Calla
     from weft.backends.torch.package.module import build_step
 
     forms, module = generated(shape, device)
-    step = build_step(forms, module) if by_step else None
+    step = build_step(forms, module, float8_caches=shape.bits == 8) if by_step else None
     last, positions = torch.tensor([rows - 1], device=device), torch.arange(rows, device=device)[None]
 
     def read(ids: Tensor) -> Tensor:

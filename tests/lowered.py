@@ -40,10 +40,10 @@ def step_of(graph: Graph) -> Step | None:
     return export.step_of(made, lowering.lower(made[MODEL]))
 
 
-def write_step(graph: Graph) -> tuple[str, list[str]]:
+def write_step(graph: Graph, float8_caches: bool = False) -> tuple[str, list[str]]:
     """The text of the decode step of `graph`, and the files of its kernels."""
     made = step_forms(graph)
-    lowered = lowering.lower(made[MODEL])
+    lowered = lowering.lower(made[MODEL], float8_caches)
     return source.write_step(lowered, export.step_of(made, lowered))
 
 
@@ -52,9 +52,9 @@ def build_module(graph: Graph, **place: Any) -> nn.Module:
     return module.build_module(module_forms(graph), **place)
 
 
-def build_step(graph: Graph, made: nn.Module, processes: int = 1) -> Callable[..., torch.Tensor]:
+def build_step(graph: Graph, made: nn.Module, processes: int = 1, **caches: bool) -> Callable[..., torch.Tensor]:
     """The decode step of `graph` over the weights of a module."""
-    return module.build_step(step_forms(graph, processes), made, processes)
+    return module.build_step(step_forms(graph, processes), made, processes, **caches)
 
 
 def explain(

@@ -18,7 +18,7 @@ from weft.passes.library.target.legalize import Legalize
 from weft.passes.library.target.outputs import DropOutputs, losses
 
 from ..facts import Facts
-from ..options import CACHE_DTYPE, KEEP_BLOCKS, BlockOptions, Options, cache_passes, option
+from ..options import KEEP_BLOCKS, BlockOptions, Options, cache_passes, option
 from ..python_names import PythonNames
 from ..targets import MODEL, Backend, Built, Place, register
 
@@ -44,10 +44,6 @@ class TorchOptions(BlockOptions):
             groups = dict.fromkeys((self.keep_blocks, "quantized"))
             found[KEEP_BLOCKS] = ", ".join(f"keep-blocks{{which={g}, activations=fp8}}" for g in groups if g)
         return found
-
-    def mark(self, graph: Graph) -> None:
-        if self.cache_dtype == "fp8":
-            graph.meta[CACHE_DTYPE] = self.cache_dtype
 
     def __post_init__(self) -> None:
         if self.tensor_parallel != 1 and self.cache_dtype:

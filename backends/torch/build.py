@@ -47,15 +47,16 @@ class TorchFolder:
         check_writes(graph)
         given = {name: getattr(options, name) for name in options.listed()}
         processes = given["tensor_parallel"]
-        self._built = export.build(forms, processes)
+        float8 = given[CACHE_DTYPE] == "fp8"
+        self._built = export.build(forms, processes, float8)
         self._plan = "" if processes == 1 else write_plan(self._built.lowered, processes)
         self._weights = export.weights(self._built, dtypes.parse(dtype))
         self.tensors = export.stored_tensors(self._built, self._weights)
         self.trace: list[str] = blocks.widened(graph)
         kept = blocks.summary(self._built.source.weights.values())
         self.idle = {KEEP_BLOCKS: reason} if given[KEEP_BLOCKS] and (reason := blocks.widens_all(graph)) else {}
-        untold = float8_caches.untold(graph)
-        if graph.meta.get(CACHE_DTYPE) and not any(map(float8_caches.in_float8, float8_caches.attentions(graph))):
+        untold = float8_caches.untold(graph) if float8 else []
+        if float8 and not any(map(float8_caches.can_be_float8, float8_caches.attentions(graph))):
             self.idle[CACHE_DTYPE] = next(iter(untold), "no attention keeps keys and values")
         notes += untold
         if given[ACTIVATIONS] and not any(_floats(name) == 8 for name in kept):
@@ -70,7 +71,7 @@ class TorchFolder:
             "kernels": self._built.kernels,
             "weights": weight_facts(graph, self.tensors),
             **({"tensor_parallel": processes} if self._plan else {}),
-            **({CACHE_DTYPE: graph.meta[CACHE_DTYPE]} if graph.meta.get(CACHE_DTYPE) else {}),
+            **({CACHE_DTYPE: given[CACHE_DTYPE]} if float8 else {}),
             **({"kept_blocks": given[KEEP_BLOCKS], "blocks": kept} if kept else {}),
             **(_kept(graph) if self._built.keeps else {}),
         }

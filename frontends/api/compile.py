@@ -131,7 +131,6 @@ def compile(
             progress(name, done, total)
 
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report, progress=step_of)
-    chosen.mark(graph)
     forms = make_forms(graph, backend.forms(graph, chosen), verify=verify, dump=dump_ir, report=report)
     warnings = [line for record in report.records for line in record.warnings]
     notes += warnings

@@ -30,6 +30,7 @@ from weft.passes import run_passes
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 CUDA = DEVICE == "cuda"
+FP8 = ", fp8"  # ends the name of a decoder whose caches are in it
 READING = [n for n in DECODERS if n != "window" and not n.startswith("experts")]  # those whose step reads prompts
 STEPS = 40 if CUDA else 8  # that decode: the CPU checks the checks
 ROUNDINGS = 10  # of the numbers of a layer on their way
@@ -38,10 +39,7 @@ ROUNDINGS = 10  # of the numbers of a layer on their way
 @cache
 def graph(name: str) -> Graph:
     """The decoder `name`, whose caches are FP8 where that follows a comma."""
-    kind, _, caches = name.partition(", ")
-    found = load_source({**DECODERS, **RECURRENT}[kind]).graph
-    if caches:
-        found.meta["cache_dtype"] = caches
+    found = load_source({**DECODERS, **RECURRENT}[name.removesuffix(FP8)]).graph
     return run_passes(found, TARGETS["torch"].pipeline(found, "f32"))
 
 
@@ -54,7 +52,7 @@ def forms(name: str) -> dict[str, Graph]:
 @cache
 def model(name: str, dtype: str, device: str = DEVICE) -> Any:
     """The module; in f32 on the CPU it is the reference of the others."""
-    return build_module(forms(name), dtype=DTYPES[dtype], device=device).eval()
+    return build_module(forms(name), dtype=DTYPES[dtype], device=device, float8_caches=name.endswith(FP8)).eval()
 
 
 def tokens(rows: int, length: int, seed: int = 0) -> Tensor:
@@ -145,8 +143,9 @@ def gradients(net: Any, ids: Tensor) -> Tensor:
 
 def stepping(name: str, dtype: str, rows: int, length: int) -> tuple[Any, Any, Callable[[Tensor, Tensor, Any], Tensor]]:
     """A module of its own, its cache, and its decode step."""
-    net: Any = build_module(forms(name), dtype=DTYPES[dtype], device=DEVICE).eval()
-    return net, net.new_cache(rows, length), build_step(forms(name), net)
+    fp8 = name.endswith(FP8)
+    net: Any = build_module(forms(name), dtype=DTYPES[dtype], device=DEVICE, float8_caches=fp8).eval()
+    return net, net.new_cache(rows, length), build_step(forms(name), net, float8_caches=fp8)
 
 
 def check_step(name: str, dtype: str, capacity: int = 110, ways: int = 1) -> None:
@@ -183,7 +182,7 @@ def check_short_cache(name: str, dtype: str) -> None:
 
 def check_float8_caches(name: str, dtype: str) -> None:
     """Caches of FP8, whose kernels round as the module does; but a number between two floats may go either way."""
-    check_step(f"{name}, fp8", dtype, ways=8)
+    check_step(name + FP8, dtype, ways=8)
 
 
 def check_compiled(name: str, dtype: str) -> None:

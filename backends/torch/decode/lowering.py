@@ -62,7 +62,7 @@ def lower_step(model: Lowered, graph: Graph, styles: Mapping[str, str] = Mapping
     may share it, its modules divided as `styles` says by path."""
     head = last_mixed(graph)
     several = head is not None and reads_prompts(model.graph) and not styles
-    emitter = StepEmitter(graph, model.program.functions, styles, several)
+    emitter = StepEmitter(graph, model.program.functions, styles, several, model.float8_caches)
 
     def pick(node: Node) -> None:
         if several and head is not None and head[0] in node.outputs:

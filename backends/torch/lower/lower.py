@@ -34,20 +34,21 @@ def refusals(node: Node) -> list[str] | None:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A `graph` whose ops all have lowerings, and its `program`."""
+    """A `graph` whose ops all have lowerings, and its `program`, perhaps with `float8_caches`."""
 
     graph: Graph
     program: Program
+    float8_caches: bool = False
 
 
-def lower(graph: Graph) -> Lowered:
+def lower(graph: Graph, float8_caches: bool = False) -> Lowered:
     """Lower `graph`, the form of a model that the target torch lists.
 
     A graph of a decoder without caches also gets them: its program keeps, where it is given a cache, what tokens of
-    later calls need.
+    later calls need. With `float8_caches` keys and values are kept in FP8.
     """
     cached = cached_nodes(graph)
-    emitter = Emitter(graph, cached, counts_keys(graph, cached), cross_attentions(graph, cached))
+    emitter = Emitter(graph, cached, counts_keys(graph, cached), cross_attentions(graph, cached), float8_caches)
     begin(emitter)
     head = last_mixed(graph) if emitter.cached else None
 
@@ -62,7 +63,7 @@ def lower(graph: Graph) -> Lowered:
     read = read_weights(program)
     # Some statements that took a weight turned out to be needed by nothing.
     program.weights = {key: p for key, p in program.weights.items() if key in read}
-    return Lowered(graph, program)
+    return Lowered(graph, program, float8_caches)
 
 
 def emit(

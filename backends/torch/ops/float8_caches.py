@@ -9,7 +9,6 @@ from weft.ir.recipes.cache_scales import HeadScales
 from weft.ir.types import TensorType, dtypes
 from weft.passes.analysis.projections import Branch, branch_of, rows
 
-from ...options import CACHE_DTYPE
 from ..program.emitter import Emitter
 from ..program.statements import ParamRef
 from ..program.states import cached_nodes
@@ -19,24 +18,23 @@ NORMS = (ops.rms_norm, ops.layer_norm)
 
 def scales(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
     """The scales f32 [kv_heads] of the keys and of the values that attention `node` caches; None if not in FP8."""
-    refs = held_scales(node)
+    refs = held_scales(e, node)
     for role, ref in zip("kv", refs or (), strict=False):
         e.program.weights[ref.path] = Param(e.graph, ref.path, TensorType(dtypes.f32, ref.shape), recipe(node, role)[0])
     return refs
 
 
-def held_scales(node: Node) -> tuple[ParamRef, ParamRef] | None:
+def held_scales(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
     """The scales of attention `node` as its module holds them; None if its caches are not in FP8."""
-    if not in_float8(node):
+    if not (e.float8_caches and can_be_float8(node)):
         return None
     k, v = (ParamRef(_name(node, role), (_heads(node),), constant=True, dtype="torch.float32") for role in "kv")
     return k, v
 
 
-def in_float8(node: Node) -> bool:
-    """Return whether the keys and values of attention `node` are asked to be kept in FP8, and can be."""
-    coded = node.attrs.get("cache_bits") is not None
-    return node.graph.meta.get(CACHE_DTYPE) == "fp8" and node.operand("v") is not None and not coded
+def can_be_float8(node: Node) -> bool:
+    """Return whether the keys and values of attention `node` can be kept in FP8."""
+    return node.operand("v") is not None and node.attrs.get("cache_bits") is None
 
 
 def recipe(node: Node, role: str) -> tuple[Recipe, str]:
@@ -59,13 +57,11 @@ def recipe(node: Node, role: str) -> tuple[Recipe, str]:
 
 
 def untold(graph: Graph) -> list[str]:
-    """Describe the caches that are not in FP8 though that is asked for, and those whose scales are 1."""
-    if graph.meta.get(CACHE_DTYPE) != "fp8":
-        return []
+    """Describe the caches that cannot be in FP8, and those whose scales are 1."""
     found = []
     for node in attentions(graph):
         where = f"%{node.output.name}"
-        if not in_float8(node):
+        if not can_be_float8(node):
             found.append(f"{where} keeps its latents as they are: their scales would be those of no head")
             continue
         reasons = {role: recipe(node, role)[1] for role in "kv"}
@@ -95,7 +91,8 @@ def _heads(node: Node) -> int:
 
 def _name(node: Node, role: str) -> str:
     """The name of a scale beside the attention's own weights, numbered where a module has several attentions."""
-    alike = [n for n in node.graph.nodes if n.scope == node.scope and n in cached_nodes(node.graph) and in_float8(n)]
+    cached = cached_nodes(node.graph)
+    alike = [n for n in node.graph.nodes if n.scope == node.scope and n in cached and can_be_float8(n)]
     number = alike.index(node) + 1
     own = f"{role}_scale" + (f"_{number}" if number > 1 else "")
     return f"{node.scope}.{own}" if node.scope else own

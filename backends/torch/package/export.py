@@ -51,14 +51,14 @@ class Built:
     kernels: list[str] = field(default_factory=list)
 
 
-def build(forms: Mapping[str, Graph], processes: int = 1) -> Built:
+def build(forms: Mapping[str, Graph], processes: int = 1, float8_caches: bool = False) -> Built:
     """The model of `forms`, as the target torch lists them, and its decode step, if it is one of them, which several
-    `processes` may share.
+    `processes` may share; `float8_caches` hold keys and values in FP8.
 
     Raises:
         WeftError: if the processes cannot share the model.
     """
-    lowered = lower(forms[MODEL_FORM])
+    lowered = lower(forms[MODEL_FORM], float8_caches)
     kind, source = lowered.graph.meta.get("kind", "decoder"), write_source(lowered)
     if "def new_cache" not in source.text:
         return Built(kind, lowered, source, kernels=source.kernels)

@@ -33,10 +33,15 @@ from .shipped.load import Failure, check_device
 
 
 def build_module(
-    forms: Mapping[str, Graph], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    forms: Mapping[str, Graph],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    float8_caches: bool = False,
 ) -> nn.Module:
     """Return an `nn.Module` of the form "model" among `forms`, the graphs by name that `TorchBackend.forms` describes;
-    its weights are read from their recipes one after the other, as `dtype`, onto `device`.
+    its weights are read from their recipes one after the other, as `dtype`, onto `device`. With `float8_caches` it
+    keeps keys and values in FP8.
 
     Its class is `Model` of a generated Python module, whose text `inspect.getsource` and tracebacks show; it pickles.
 
@@ -44,7 +49,7 @@ def build_module(
         WeftError: if a weight cannot be read, or the device is not there.
     """
     place = checked_device(device)
-    source = write_source(lower(forms[MODEL]), kernels.__name__)
+    source = write_source(lower(forms[MODEL], float8_caches), kernels.__name__)
     # On meta tensors: no memory for weights that `load` replaces.
     with torch.device("meta"):
         module: nn.Module = run_source(source.text).Model()
@@ -52,9 +57,11 @@ def build_module(
     return module
 
 
-def build_step(forms: Mapping[str, Graph], module: nn.Module, processes: int = 1) -> Callable[..., torch.Tensor]:
-    """The decode step of `forms` over the weights of `module`, which `build_module` made of the same forms, and which
-    `processes` may share by its plan.
+def build_step(
+    forms: Mapping[str, Graph], module: nn.Module, processes: int = 1, float8_caches: bool = False
+) -> Callable[..., torch.Tensor]:
+    """The decode step of `forms` over the weights of `module`, which `build_module` made of the same forms, with caches
+    of the same kind, and which `processes` may share by its plan.
 
     ``step(input_ids [batch, 1], position_ids [batch, 1], cache)`` gives the logits [batch, 1, vocab] of one token of
     each row. Weights that it packs are views of one tensor from then on, for the module too.
@@ -62,7 +69,7 @@ def build_step(forms: Mapping[str, Graph], module: nn.Module, processes: int = 1
     Raises:
         WeftError: if there is none.
     """
-    lowered = lower(forms[MODEL])
+    lowered = lower(forms[MODEL], float8_caches)
     step = step_of(forms, lowered, processes)
     text, _ = write_step(lowered, step, type(module).__module__, kernels.__name__)
     if not text:

@@ -22,14 +22,23 @@ class Emitter:
     """Collects the statements of one graph; lowerings receive it. ``emitter[value]`` is what a value became.
 
     `cached` are the nodes that keep something from call to call where the model is given a cache, `crosses` the
-    attentions to an encoded text, which keep what they made of it.
+    attentions to an encoded text, which keep what they made of it. With `float8_caches` keys and values are kept in FP8
+    where they can be.
     """
 
-    def __init__(self, graph: Graph, cached: set[Node], keys: set[Node], crosses: set[Node] | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        cached: set[Node],
+        keys: set[Node],
+        crosses: set[Node] | None = None,
+        float8_caches: bool = False,
+    ) -> None:
         self.graph = graph
         self.cached = cached
         self.crosses = crosses or set()
         self.counts_keys = keys
+        self.float8_caches = float8_caches
         self.program = Program(graph.name, cached=bool(cached), nodes=list(graph.nodes))
         self._made: dict[Value, Operand] = {}
         self._heads: dict[Value, tuple[int, Var]] = {}  # [batch, heads, seq, width] of [batch, seq, heads·width]

@@ -7,7 +7,7 @@ expression from its beginning, and the first that matches counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,10 +123,10 @@ def _first(plan: Mapping[str, str], path: str) -> str:
     return next((style for name, style in plan.items() if re.match(name, path)), WHOLE)
 
 
-def _linears(lowered: Lowered) -> Collection[str]:
+def _linears(lowered: Lowered) -> list[str]:
     """The paths of the linear maps of a base model."""
     operands = (o for s in lowered.base.statements for o in s.operands)
-    return {o.path for o in operands if isinstance(o, Submodule) and o.init.startswith("nn.Linear")}
+    return [*dict.fromkeys(o.path for o in operands if isinstance(o, Submodule) and o.init.startswith("nn.Linear"))]
 
 
 def _reads(lowered: Lowered, weight: str) -> bool:

@@ -119,7 +119,6 @@ def _tensors(
         given["arithmetic"] = "f32"
     options = backend.choose({name: value for name, value in given.items() if name in known})
     compiled, length = run_passes(graph, rest), manifest.integer("max_length", least=1)
-    options.mark(compiled)
     forms = make_forms(compiled, backend.forms(compiled, options))
     built = backend.build(forms, manifest.text("dtype"), length, options, [])
     tensors: Mapping[str, StoredTensor] | None = getattr(built, "tensors", None)

@@ -39,9 +39,7 @@ MODELS: dict[str, Decoder] = {
 
 
 def graph_of(name: str, layers: int = 2) -> Graph:
-    graph = strong(replace(MODELS[name], layers=layers).graph())
-    graph.meta["cache_dtype"] = "fp8"
-    return graph
+    return strong(replace(MODELS[name], layers=layers).graph())
 
 
 def sizes(graph: Graph, name: str) -> np.ndarray:
@@ -62,14 +60,12 @@ def nearest(x: np.ndarray) -> np.ndarray:
 def test_keys_and_values_are_rounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits are those of the model whose caches keep what a search among all floats finds, however a text is cut."""
     graph = graph_of(name)
-    plain_graph = graph.clone()
-    del plain_graph.meta["cache_dtype"]
-    plain: Any = build_module(plain_graph).eval()
-    module: Any = build_module(graph).eval()
+    plain: Any = build_module(graph).eval()
+    module: Any = build_module(graph, float8_caches=True).eval()
     ids = torch.randint(1, 9, (2, LENGTH), generator=torch.Generator().manual_seed(5))
     scales = [s for n, s in module.state_dict().items() if n.endswith(("k_scale", "v_scale"))]
     assert len(scales) == 4 and all(s.dtype == torch.float32 and (s > 0).all() for s in scales)
-    narrow = build_module(graph).bfloat16()
+    narrow = build_module(graph, float8_caches=True).bfloat16()
     assert all(b.dtype == torch.float32 for n, b in narrow.named_buffers() if n.endswith("_scale"))
 
     def rounding(kind: Any) -> Any:
@@ -106,12 +102,12 @@ def test_keys_and_values_are_rounded(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_scales_are_the_sizes_of_heads() -> None:
-    module: Any = build_module(graph := graph_of("biases, layer norm")).eval()
+    module: Any = build_module(graph := graph_of("biases, layer norm"), float8_caches=True).eval()
     for role in "kv":
         np.testing.assert_allclose(
             getattr(module.layers[0].attn, f"{role}_scale").numpy(), sizes(graph, role), rtol=1e-5
         )
-    normed: Any = build_module(graph := graph_of("norms of q and k")).eval()
+    normed: Any = build_module(graph := graph_of("norms of q and k"), float8_caches=True).eval()
     gain = next(
         p.recipe.evaluate(graph.reader) for n, p in graph.params.items() if n.endswith("layers.0.attn.k_norm.weight")
     )
@@ -124,15 +120,15 @@ def test_scales_are_the_sizes_of_heads() -> None:
 def test_kernels_step_as_the_module_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "INTERPRETED", True)
     graph = graph_of(name, layers=1)
-    text, files = write_step(graph)
+    text, files = write_step(graph, float8_caches=True)
     assert "k_scale=self" in text and "decode_attention" in files
     for file in files:
         home = importlib.import_module(f"weft.backends.torch.kernels.{file}")
         if hasattr(home, "reference"):
             monkeypatch.setattr(home, file, partial(getattr(home, file), kernel=True))
-    module: Any = build_module(graph).eval()
+    module: Any = build_module(graph, float8_caches=True).eval()
     ids = torch.randint(1, 9, (2, LENGTH), generator=torch.Generator().manual_seed(6))
-    step = build_step(graph, module)
+    step = build_step(graph, module, float8_caches=True)
     with torch.inference_mode():
         (whole, *_) = call(module, {"input_ids": ids, "cache": module.new_cache(2, LENGTH)})
         cache = module.new_cache(2, LENGTH)
@@ -166,9 +162,8 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
         (latent, "keeps its latents as they are"),
         (unnormed, "a scale of 1: k is a linear map of what"),
     ):
-        graph.meta["cache_dtype"] = "fp8"
         assert any(words in note for note in untold(graph)), untold(graph)
-        build_module(graph)
+        build_module(graph, float8_caches=True)
     with pytest.raises(WeftError, match="--tensor-parallel divides no caches of fewer bits: leave out --cache-dtype"):
         weft.compile(attends(), tmp_path / "out", target="torch", cache_dtype="fp8", tensor_parallel=2)
     with pytest.raises(WeftError, match="--cache-dtype 'int3' is not known; it takes int8 or int4 or fp8"):

@@ -100,7 +100,7 @@ def _projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None) -> V
     inner.named(cos=qkv.operand("cosines"), sin=qkv.operand("sines"))
     inner.set("interleaved", qkv.attrs["interleaved"], default=False)
     _roll(inner, node)
-    of_heads = _scales(node)
+    of_heads = _scales(e, node)
     inner.named(**of_heads)
     if q_norm is not None:
         inner.named(tickets=e.tickets(node.attrs["heads"] + node.attrs["kv_heads"]))
@@ -118,7 +118,7 @@ def _written(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
     call, a = Call("decode_attention"), node.attrs
     q, k, v = (call.place(e.heads(node.required(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
     cache, positions = call.place(_cache(e, node)), call.place(e.positions)
-    of_heads = _scales(node)
+    of_heads = _scales(e, node)
     named = ", ".join(call.place(scale) for scale in of_heads.values())
     given = f"{cache}, {k}, {v}, {positions}"
     how = f"written_bytes({given}, {named})" if named else f"written({given})"
@@ -139,7 +139,7 @@ def _reading(e: StepEmitter, node: Node, slopes: Value | None, writer: Node) -> 
     else:
         kept = call.place(cache)
         call.give(f"{call.place(q)}.transpose(1, 2)", f"{kept}.k", f"{kept}.v", e.positions)
-        call.named(**_scales(node))
+        call.named(**_scales(e, node))
         e.chose("decode_attention", _attends(node))
     _score(e, call, node, slopes)
     return call.emit(e, ".flatten(1)[:, None]" if latent else ".flatten(2)", name="attended")
@@ -188,9 +188,9 @@ def _against_latents(e: StepEmitter, node: Node, absorbed: Node, outer: Call, ca
     return call
 
 
-def _scales(node: Node) -> dict[str, Operand]:
+def _scales(e: StepEmitter, node: Node) -> dict[str, Operand]:
     """Return the keywords for the scales of caches in FP8, if `node` has such."""
-    return dict(zip(("k_scale", "v_scale"), held_scales(node) or (), strict=False))
+    return dict(zip(("k_scale", "v_scale"), held_scales(e, node) or (), strict=False))
 
 
 def _score(e: StepEmitter, call: Call, node: Node, slopes: Value | None) -> None:
