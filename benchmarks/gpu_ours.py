@@ -74,9 +74,8 @@ def generated(
         _store_codes(graph, shape.bits)
     forms = step_forms(graph)
     with torch.device("meta"):
-        module: nn.Module = run_source(
-            write_source(lower(forms["model"], shape.bits == 8), kernels.__name__).text
-        ).Model()
+        source = write_source(lower(forms["model"], shape.bits == 8), kernels.__name__)
+        module: nn.Module = run_source(source.text).Model()
     theirs = {} if model is None else model.state_dict()
     weights = {}
     for number, (key, value) in enumerate(module.state_dict().items()):
@@ -92,7 +91,7 @@ def generated(
 
 def _store_codes(graph: Graph, bits: int) -> None:
     """Let all linear maps of the graph have weights that a checkpoint stores in blocks of 4 bits, to be kept so; or in
-    floats of 8, and caches hold such."""
+    floats of 8."""
     from weft.ir import ops
     from weft.ir.graph import Param
     from weft.ir.recipes.combinators import Source
@@ -207,9 +206,8 @@ class Runtime(Module):
         from weft.backends.torch.package.shipped.load import Stepper
 
         super().__init__(shape, device, batch, capacity, model)
-        step = Stepper(
-            self.module, build_step(self.forms, self.module, float8_caches=shape.bits == 8), most=batch
-        )  # as a folder has it
+        one = build_step(self.forms, self.module, float8_caches=shape.bits == 8)
+        step = Stepper(self.module, one, most=batch)  # as a folder has it
         decoder = TorchDecoder(self.module, vocab=self.vocab, max_length=capacity, step=step, draws=True)
         self.cache = None
         self.context = TorchContext(decoder, batch, capacity)

@@ -38,7 +38,7 @@ ROUNDINGS = 10  # of the numbers of a layer on their way
 
 @cache
 def graph(name: str) -> Graph:
-    """The decoder `name`, whose caches are FP8 where that follows a comma."""
+    """The decoder `name`, but for the caches that it asks for."""
     found = load_source({**DECODERS, **RECURRENT}[name.removesuffix(FP8)]).graph
     return run_passes(found, TARGETS["torch"].pipeline(found, "f32"))
 
