@@ -34,7 +34,7 @@ def _rope(e: Emitter, node: Node) -> None:
     else:
         cos, sin = e.many(text, at, per_position, names=("cos", "sin"))
     turn = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
-    whole = e.heads(x, heads, role(node.output))
+    whole = e.heads(x, e.attr(node, "heads"), role(node.output))
     made = e.emit(f"{turn}({{0}}, {{1}}, {{2}})", whole, cos, sin, name=whole.name, replaces=0)
     e.set_heads(node.output, heads, made)
 
@@ -47,8 +47,8 @@ def role(value: Value) -> str:
 
 @lowering(ops.attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
 def _attention(e: Emitter, node: Node) -> None:
-    heads, kv_heads, width = node.attrs["heads"], node.attrs["kv_heads"], node.required("q").width
-    q, k = e.heads(node.required("q"), heads, "q"), e.heads(node.required("k"), kv_heads, "k")
+    heads, width, kv_heads = node.attrs["heads"], node.required("q").width, e.attr(node, "kv_heads")
+    q, k = e.heads(node.required("q"), e.attr(node, "heads"), "q"), e.heads(node.required("k"), kv_heads, "k")
     latent = node.attrs["value_dim"]
     v = None if latent else e.heads(node.required("v"), kv_heads, "v")
     some = node not in e.crosses and sees_some(node)
@@ -63,7 +63,7 @@ def _attention(e: Emitter, node: Node) -> None:
         v = e.emit(f"{{0}}[..., :{latent}]", k, name="v")
     scale = node.attrs["scale"]
     default = 1 / math.sqrt(width // heads)
-    scale = None if scale is None or scale == default else scale
+    scale = None if scale is None or scale == default else e.attr(node, "scale")
     if some:
         assert isinstance(mask, Var)
         made = _attend_to_some(e, node, (q, k, v), mask, scale)
@@ -80,7 +80,7 @@ def _attend(
     if a["softcap"] is not None or sinks is not None:
         scale = scale if scale is not None else 1 / math.sqrt(node.required("q").width // a["heads"])
         call = Call("attention").give(*qkv, number(scale)).named(mask=mask, bias=bias, sinks=sinks)
-        return call.set("softcap", a["softcap"]).emit(e, name="x")
+        return call.set("softcap", e.attr(node, "softcap")).emit(e, name="x")
     call = Call("F.scaled_dot_product_attention").give(*qkv)
     if bias is None:
         call.named(attn_mask=mask)
@@ -97,8 +97,8 @@ def _attend_to_some(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var
     """softmax(scale · q kᵀ) v over the keys that are `seen`, by the part that chooses how."""
     a, call = node.attrs, Call("attend").give(*qkv, seen).set("scale", scale)
     if is_dense(node) and a["window"] is not None:
-        call.set("window", a["window"]).set("keep_first", a["keep_first"], default=0)
-    return call.set("softcap", a["softcap"]).named(sinks=node.operand("sinks")).emit(e, name="x")
+        call.set("window", e.attr(node, "window")).set("keep_first", e.attr(node, "keep_first"), default=0)
+    return call.set("softcap", e.attr(node, "softcap")).named(sinks=node.operand("sinks")).emit(e, name="x")
 
 
 def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:

@@ -15,7 +15,7 @@ from .elementwise import activation, number
 @lowering(ops.linear)
 def _linear(e: Emitter, node: Node) -> Var:
     x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
-    out, width = weight.shape
+    out, width = e.shape_of(weight)
     leaf = e.leaf(f"nn.Linear({width}, {out}{'' if bias is not None else ', bias=False'})", weight=weight, bias=bias)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf)
@@ -48,7 +48,7 @@ def _matmul(e: Emitter, node: Node) -> Var:
 @lowering(ops.embedding)
 def _embedding(e: Emitter, node: Node) -> Var:
     ids, table = node.required("ids"), node.required("table")
-    rows, width = table.shape
+    rows, width = e.shape_of(table)
     leaf = e.leaf(f"nn.Embedding({rows}, {width})", weight=table)
     name = "x" if ids in e.graph.inputs.values() else ""
     if leaf is not None:
@@ -58,31 +58,32 @@ def _embedding(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.rms_norm)
 def _rms_norm(e: Emitter, node: Node) -> Var:
-    x, weight, eps = node.required("x"), node.operand("weight"), node.attrs["eps"]
-    leaf = None if weight is None else e.leaf(f"nn.RMSNorm({x.width}, eps={eps!r})", weight=weight)
+    x, weight, eps = node.required("x"), node.operand("weight"), e.attr(node, "eps")
+    width = e.size_of(x)
+    leaf = None if weight is None else e.leaf(f"nn.RMSNorm({width}, eps={eps!r})", weight=weight)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf, replaces=0)
-    return Call("F.rms_norm").give(x, f"({x.width},)", weight, repr(eps)).emit(e, replaces=x)
+    return Call("F.rms_norm").give(x, f"({width},)", weight, repr(eps)).emit(e, replaces=x)
 
 
 @lowering(ops.layer_norm)
 def _layer_norm(e: Emitter, node: Node) -> Var:
-    x, weight, bias, eps = node.required("x"), node.operand("weight"), node.operand("bias"), node.attrs["eps"]
-    init = f"nn.LayerNorm({x.width}, eps={eps!r}{'' if bias is not None else ', bias=False'})"
+    x, weight, bias, eps = node.required("x"), node.operand("weight"), node.operand("bias"), e.attr(node, "eps")
+    init = f"nn.LayerNorm({e.size_of(x)}, eps={eps!r}{'' if bias is not None else ', bias=False'})"
     leaf = None if weight is None else e.leaf(init, weight=weight, bias=bias)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf, replaces=0)
-    return Call("F.layer_norm").give(x, f"({x.width},)", weight, bias, repr(eps)).emit(e, replaces=x)
+    return Call("F.layer_norm").give(x, f"({e.size_of(x)},)", weight, bias, repr(eps)).emit(e, replaces=x)
 
 
 @lowering(ops.glu)
 def _glu(e: Emitter, node: Node) -> Var:
     gate, up = node.required("gate"), node.required("up")
-    limit, shift = node.attrs["limit"], node.attrs["shift"]
+    limit, shift = e.attr(node, "limit"), node.attrs["shift"]
     a, b = e[gate], e[up]
     if limit is not None:
         a = e.emit(f"{{0}}.clamp(max={number(limit)})", a, name="gate", replaces=0)
-        b = e.emit(f"{{0}}.clamp({number(-limit)}, {number(limit)})", b, name="up", replaces=0)
+        b = e.emit(f"{{0}}.clamp(-{number(limit)}, {number(limit)})", b, name="up", replaces=0)
     other = "{1}" if shift == 0 else f"({{1}} + {number(shift)})"
     return e.emit(f"({activation(node.attrs['activation'])}) * {other}", a, b)
 
@@ -90,4 +91,4 @@ def _glu(e: Emitter, node: Node) -> Var:
 @lowering(ops.head_linear)
 def _head_linear(e: Emitter, node: Node) -> Var:
     part = "head_linear_inverse" if node.attrs["inverse"] else "head_linear"
-    return e.emit(f"{part}({{0}}, {{1}}, {node.attrs['heads']})", node.required("x"), node.required("weight"))
+    return e.emit(f"{part}({{0}}, {{1}}, {e.attr(node, 'heads')})", node.required("x"), node.required("weight"))

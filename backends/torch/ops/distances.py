@@ -48,4 +48,4 @@ def _alibi(e: Emitter, node: Node) -> Var:
 def _relative_position_bias(e: Emitter, node: Node) -> Var:
     apart, _ = _distance(e, node)
     part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
-    return e.emit(f"{part}({{0}}, {{1}}, {node.attrs['max_distance']})", node.required("table"), apart, name="bias")
+    return e.emit(f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})", node.required("table"), apart, name="bias")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
@@ -115,13 +116,13 @@ def _affine(e: Emitter, node: Node) -> Var:
     x, by, plus = node.required("x"), node.attrs["by"], node.attrs["plus"]
     if by == 0:
         return e.emit(f"torch.full_like({{0}}, {number(plus, node.output)})", x)
-    text = "{0}" if by == 1 else "-{0}" if by == -1 else f"{{0}} {_times(by, node.output)}"
+    text = "{0}" if by == 1 else "-{0}" if by == -1 else f"{{0}} {_times(e.attr(node, 'by'), node.output)}"
     rest = number(abs(plus), node.output)
     text += f" - {rest}" if plus < 0 else f" + {rest}" if plus != 0 else ""
     return e.emit(text, x, replaces=0)
 
 
-def _times(by: float, like: Value) -> str:
+def _times(by: Any, like: Value) -> str:
     """Multiplication by a number; division, where the number is known by what it is one over."""
     long = like.type.dtype.is_float and type(by) is float and len(repr(by)) > SHORT
     if long and 1e-6 < abs(by) < 1 and 1 / round(1 / by) == by:

@@ -75,7 +75,7 @@ def sees_some(node: Node) -> bool:
 
 def seen_of(e: Emitter, node: Node) -> Var:
     """Emit the `Seen` of such an attention; layers with caches share it."""
-    rule = f"lambda q, k: {seen_keys(node).format('q', 'k')}"
+    rule = f"lambda q, k: {seen_keys(node, e).format('q', 'k')}"
     kernel = is_dense(node) and node.attrs["causal"]
     name = "near" if node.attrs["window"] is not None or not is_dense(node) else "earlier"
     if node in e.cached:
@@ -128,16 +128,18 @@ class _Text(Operators["_Text"]):
         return self._apply("equal", self, other)
 
 
-def seen_keys(node: Node) -> str:
-    """The conditions that attributes put on the positions of query ``{0}`` and key ``{1}``, or ""."""
-    conditions = VisibleKeys.of(node.attrs).conditions(_Text("{0}"), _Text("{1}"), equal=_Text.equal)
+def seen_keys(node: Node, e: Emitter | None = None) -> str:
+    """The conditions that attributes put on the positions of query ``{0}`` and key ``{1}``, or ""; numbers as `e` has
+    them."""
+    attrs = node.attrs if e is None else {name: e.attr(node, name) for name in node.attrs}
+    conditions = VisibleKeys.of(attrs).conditions(_Text("{0}"), _Text("{1}"), equal=_Text.equal)
     return functools.reduce(operator.and_, conditions).text if conditions else ""
 
 
 def _seen(e: Emitter, node: Node, queries: Operand, keys: Operand, text: str = "") -> Var:
     """`text`, or the conditions of the attributes, [batch or 1, 1, seq, keys]; shared where attentions have caches."""
     q, k = "{0}[:, None, :, None]", "{0}[:, None, None, :]"
-    text = text or seen_keys(node)
+    text = text or seen_keys(node, e)
     near = node.attrs.get("window") is not None or node.attrs.get("pattern", "dense") != "dense"
     name = "near" if near else "mask"
     if node not in e.cached:

@@ -24,9 +24,10 @@ READY = {  # routers that are one part: (scoring, renormalize, with bias, how gr
 def _route(e: Emitter, node: Node) -> Var:
     a, operands = node.attrs, [v for v in node.inputs if v is not None]
     kind = a["scoring"], a["renormalize"], len(operands) == 2, a["group_score"] if a["groups"] > 1 else ""
-    times = "" if a["scale"] == 1 else f" * {number(a['scale'])}"
+    times = "" if a["scale"] == 1 else f" * {number(e.attr(node, 'scale'))}"
+    named = {name: e.attr(node, name) for name in a}
     if kind in READY:
-        text = READY[kind].format("{0}", "{1}", **a)
+        text = READY[kind].format("{0}", "{1}", **named)
         return e.emit(text + times, *operands)
     scores = e.emit(
         "wide({0})." + ("sigmoid()" if a["scoring"] == "sigmoid" else "softmax(-1)"), operands[0], name="scores"
@@ -34,9 +35,9 @@ def _route(e: Emitter, node: Node) -> Var:
     ranks = scores if len(operands) == 1 else e.emit("{0} + {1}", scores, operands[1], name="ranks")
     if a["groups"] > 1:
         best = "best_of_groups" if a["group_score"] == "max" else "best_two_of_groups"
-        text = f"within_groups({{0}}, {best}({{0}}, {a['groups']}), {a['top_groups']})"
+        text = f"within_groups({{0}}, {best}({{0}}, {named['groups']}), {named['top_groups']})"
         ranks = e.emit(text, ranks, name="ranks", replaces=0 if len(operands) == 2 else None)
-    weights = f"keep_top({{0}}, {{1}}, {a['k']})"
+    weights = f"keep_top({{0}}, {{1}}, {named['k']})"
     weights = f"renormalized({weights})" if a["renormalize"] else weights
     return e.emit(f"({weights}{times}).to({{2}}.dtype)", scores, ranks, operands[0])
 
@@ -92,7 +93,7 @@ def _capacity(e: Emitter, node: Node, part: str) -> Var:
     rows: Operand = e[x]
     if node.attrs["batched"] and len(x.shape) > 2:
         rows = e.emit("{0}.flatten(0, -2)", x, name=x.name.rpartition(".")[2])
-    limit = capacity if capacity is not None else f"capacity_of({{0}}.shape[-2], {x.width}, {number(factor)})"
+    limit = capacity if capacity is not None else f"capacity_of({{0}}.shape[-2], {e.size_of(x)}, {number(factor)})"
     activated = e.emit(f"{part}({{0}}, {limit})", rows)
     return activated if rows is e[x] else e.emit("{0}.view_as({1})", activated, x, replaces=0)
 

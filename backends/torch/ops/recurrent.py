@@ -74,7 +74,9 @@ def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
 def _state_space(e: Emitter, node: Node) -> tuple[Var, ...]:
     given = [node.operand(o.name) for o in node.op.operands[:6]]
     call = Call(node.op.name).give(given[0], e.shown(node.required("delta")), *given[2:], PAST)
-    return carried(e, node, call.set("heads", node.attrs.get("heads")).set("groups", node.attrs.get("groups")))
+    if node.op is ops.ssd:
+        call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups"))
+    return carried(e, node, call)
 
 
 @lowering(ops.gated_linear_attention, ops.gated_delta_rule)
@@ -82,12 +84,12 @@ def _linear_recurrence(e: Emitter, node: Node) -> tuple[Var, ...]:
     decay, beta = node.operand("decay"), node.operand("beta") if node.op is ops.gated_delta_rule else None
     call = Call("linear_recurrence").give(node.required("q"), e.shown(node.required("k")), node.required("v"))
     call.named(gates=None if decay is None else e.shown(decay), beta=beta).arguments.append(f"past={PAST}")
-    return carried(e, node, call.set("heads", node.attrs["heads"]).set("groups", node.attrs["groups"]))
+    return carried(e, node, call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups")))
 
 
 @lowering(ops.linear_attention)
 def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
-    operands, heads = (*features(e, node), node.required("v")), node.attrs["heads"]
+    operands, heads = (*features(e, node), node.required("v")), e.attr(node, "heads")
     if not node.attrs["causal"]:
         return (Call("linear_attention").give(*operands, str(heads)).emit(e),)
     return carried(e, node, Call("causal_linear_attention").give(*operands, PAST).set("heads", heads))
@@ -96,7 +98,7 @@ def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
 def features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:
     """The features of queries and keys of a linear attention, zero where these are masked, and both turned by its
     positions, if it has them."""
-    heads, mask = node.attrs["heads"], node.operand("key_mask")
+    heads, mask = e.attr(node, "heads"), node.operand("key_mask")
     q = e.emit("elu_plus_one({0})", node.required("q"), name="q", replaces=0)
     k = e.emit("elu_plus_one({0})", node.required("k"), name="k", replaces=0)
     if mask is not None:

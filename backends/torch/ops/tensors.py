@@ -25,10 +25,10 @@ def _reshape(e: Emitter, node: Node) -> Var:
         return e.emit("{0}.transpose(1, 2)", heads, name=heads.name, comment=f"[{', '.join(map(str, to))}]")
     comment = f"[{', '.join(map(str, to))}]"
     if len(to) == len(own) + 1 and to[: len(own) - 1] == own[:-1] and isinstance(own[-1], int):
-        return e.emit(f"{{0}}.unflatten(-1, (-1, {to[-1]}))", x, replaces=0, comment=comment)
+        return e.emit(f"{{0}}.unflatten(-1, (-1, {e.size_of(node.output)}))", x, replaces=0, comment=comment)
     if len(to) == len(own) - 1 and to[:-1] == own[:-2] and isinstance(to[-1], int):
         return e.emit(f"{{0}}.flatten({len(to) - 1})", x, replaces=0, comment=comment)
-    text, sizes = e.shape(to, x, first=1)
+    text, sizes = e.shape(e.shape_of(node.output), x, first=1)
     return e.emit(f"{{0}}.reshape({text})", x, *sizes, comment=comment)
 
 
@@ -110,8 +110,8 @@ def _concat(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.split)
 def _split(e: Emitter, node: Node) -> tuple[Var, ...]:
-    names = tuple(map(local_name, node.outputs))
-    text = f"{{0}}.split(({', '.join(map(str, node.attrs['sizes']))}), {node.attrs['axis']})"
+    names, axis = tuple(map(local_name, node.outputs)), node.attrs["axis"]
+    text = f"{{0}}.split(({', '.join(str(e.size_of(v, axis)) for v in node.outputs)}), {axis})"
     return e.many(text, node.required("x"), names=names, shapes=tuple(v.shape for v in node.outputs))
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import OPS, Trait
 from weft.ir.types import Shape
-from weft.ir.types.sizes import Call, Size, sym
+from weft.ir.types.sizes import Call, Poly, Size, sym
 from weft.passes.analysis.states import keeper
 
 from .constants import formula
@@ -111,11 +112,11 @@ class Emitter:
 
     # -- heads
 
-    def heads(self, value: Value, count: int, name: str = "") -> Var:
-        """`value` [batch, seq, count·width] as [batch, count, seq, width], called `name` or as it is."""
+    def heads(self, value: Value, heads: Any, name: str = "") -> Var:
+        """`value` [batch, seq, heads·width] as [batch, heads, seq, width], called `name` or as it is."""
+        count, width = int(heads), self.size_of(value) // heads
         if (known := self.known_heads(value, count)) is not None:
             return known
-        width = value.width // count
         comment = f"[{', '.join(map(str, (*value.shape[:1], count, *value.shape[1:-1], width)))}]"
         split = value.producer
         apart = split.inputs[0] if split is not None and split.op is ops.reshape else None
@@ -242,7 +243,7 @@ class Emitter:
                 return None
             self._leaves[path] = leaf, params
             for p in params:
-                self._made[p] = ParamRef(p.name, tuple(p.type.concrete({})))
+                self._made[p] = ParamRef(p.name, self.shape_of(p))
                 self.program.weights[p.name] = p
         return leaf if self._leaves[path] == (leaf, params) else None
 
@@ -265,13 +266,25 @@ class Emitter:
             )
         self.program.weights[param.name] = param
         whole = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"
-        return ParamRef(param.name, tuple(param.type.concrete({})), param.recipe.constant or bool(whole), whole)
+        return ParamRef(param.name, self.shape_of(param), param.recipe.constant or bool(whole), whole)
 
     # -- sizes
 
+    def size_of(self, value: Value, axis: int = -1) -> Any:
+        """The size of an axis of `value` as texts of statements have it: a model may have it by a name."""
+        return value.shape[axis]
+
+    def shape_of(self, value: Value) -> tuple[Any, ...]:
+        """The sizes of all axes."""
+        return tuple(self.size_of(value, axis) for axis in range(len(value.shape)))
+
+    def attr(self, node: Node, name: str) -> Any:
+        """An attribute of `node` as texts have it."""
+        return node.attrs[name]
+
     def size(self, size: Size, *near: Value) -> tuple[str, list[Operand]]:
         """`size` as text, its places numbered from 0, and its operands: an axis of one of the values `near`, if any."""
-        if isinstance(size, int):
+        if not isinstance(size, Poly):
             return str(size), []
         for v in near:
             if size in v.shape and isinstance(v.shape, tuple) and not isinstance(self[v], ParamRef):

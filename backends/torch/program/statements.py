@@ -7,6 +7,7 @@ stand for the operands. `structure` then gathers the statements of a scope into 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param
@@ -49,7 +50,7 @@ class ParamRef:
     """A tensor that a module holds at `path`: a parameter; or a `constant`, which is never trained or rounded."""
 
     path: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]  # numbers, or what has them by a name
     constant: bool = False
     dtype: str = ""  # as torch spells it, if it is not that of the model
 

@@ -22,16 +22,16 @@ FETCH = "ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation,
 def _attention(e: ShellEmitter, node: Node) -> Operand | None:
     if not of_texts(node):
         return None  # runs of tokens with masks of their own: PyTorch's operator, as in plain modules
-    a, width = node.attrs, node.required("q").width
-    heads, kv_heads = a["heads"], a["kv_heads"]
+    a, width = node.attrs, e.size_of(node.required("q"))
+    heads, kv_heads = e.attr(node, "heads"), e.attr(node, "kv_heads")
     q, k = e.heads(node.required("q"), heads, "q"), e.heads(node.required("k"), kv_heads, "k")
     # Keys that are values too are given as both: caches of engines have one width.
     v = k if a["value_dim"] else e.heads(node.required("v"), kv_heads, "v")
     mask = mask_of(e, node)
-    scale = number(a["scale"]) if a["scale"] is not None else f"{factor(width // heads)} ** -0.5"
-    told = Attending(node, scale, "1" if heads == kv_heads else f"{heads // kv_heads}".strip("()"))
+    scale = number(e.attr(node, "scale")) if a["scale"] is not None else f"{factor(width // heads)} ** -0.5"
+    told = Attending(node, scale, "1" if a["heads"] == a["kv_heads"] else f"{heads // kv_heads}".strip("()"))
     operands: list[Value | Operand] = [q, k, v, mask]
-    more = _scored(node, told, operands)
+    more = _scored(e, node, told, operands)
     if _alone(node) and not e.apart:
         return _inline(e, node, told, operands, more)
     if node in e.crosses:
@@ -83,12 +83,12 @@ def _weights(node: Node) -> tuple[Value, ...]:
     return tuple(nearest_param(v) for v in node.inputs[:3] if v is not None)
 
 
-def _scored(node: Node, told: Attending, operands: list[Value | Operand]) -> list[str]:
+def _scored(e: ShellEmitter, node: Node, told: Attending, operands: list[Value | Operand]) -> list[str]:
     """The keyword arguments of an attention whose scores are more than products, and of one with a window."""
     more = []
     if node.attrs["softcap"] is not None:
         told.features.add("softcap")
-        more.append(f"softcap={number(node.attrs['softcap'])}")
+        more.append(f"softcap={number(e.attr(node, 'softcap'))}")
     for name, operand in (("s_aux", "sinks"), ("position_bias", "bias")):
         if (value := node.operand(operand)) is not None:
             told.features.add(name)
@@ -96,7 +96,7 @@ def _scored(node: Node, told: Attending, operands: list[Value | Operand]) -> lis
             operands.append(value)
     if node.attrs["window"] is not None and is_dense(node) and not node.attrs["keep_first"]:
         told.features.add("sliding_window")
-        more.append(f"sliding_window={node.attrs['window']}")
+        more.append(f"sliding_window={e.attr(node, 'window')}")
     return more
 
 
@@ -119,9 +119,9 @@ def _inline(e: ShellEmitter, node: Node, told: Attending, operands: list[Value |
     text = text.replace("{KEY}", f"{{{len(operands)}}}").replace("{GIVEN}", given)
     x, _ = e.many(text, q, k, v, *rest, attend, *numbered, names=("x", "weights"))
     _tell(e, told)
-    entered, latent = _entered(node), node.attrs["value_dim"]
+    entered, latent = _entered(node), e.attr(node, "value_dim")
     if latent:
-        whole = node.required("k").width // node.attrs["kv_heads"]
+        whole = e.size_of(node.required("k")) // e.attr(node, "kv_heads")
         return e.emit(f"{{0}}.reshape(*{{1}}.shape[:-1], -1, {whole})[..., :{latent}].flatten(2)", x, entered, name="x")
     return e.emit("{0}.reshape(*{1}.shape[:-1], -1)", x, entered, name="x", replaces=0)
 
@@ -167,7 +167,7 @@ def _entered(node: Node) -> Value:
     return value if len(value.shape) == 3 else node.required("q")
 
 
-def factor(x: int) -> str:
+def factor(x: object) -> str:
     """`x` as a factor or the base of a power."""
     text = str(x)
     return f"({text})" if " " in text and not text.startswith("(") else text

@@ -27,12 +27,12 @@ def _embedding(e: ShellEmitter, node: Node) -> Operand | None:
     ids, table = node.required("ids"), node.required("table")
     if e.graph.inputs.get("input_ids") is not ids or e.embedding or not isinstance(table, Param):
         return None
-    rows, width = table.shape
+    rows, width = e.shape_of(table)
     e.embeds.shape = node.output.shape
     scaling = _scaling(e, node)
     init = f"nn.Embedding({rows}, {width})"
     if scaling is not None:
-        init = f"ScaledEmbedding({rows}, {width}, {number(scaling.attrs['by'])})"
+        init = f"ScaledEmbedding({rows}, {width}, {number(e.attr(scaling, 'by'))})"
     leaf = e.leaf(init, weight=table)
     e.scaling = scaling if leaf else None
     e.embedding = table.name.removesuffix(".weight")
@@ -57,7 +57,7 @@ def _head(e: ShellEmitter, node: Node) -> Operand | None:
         return None
     weight, bias = node.required("weight"), node.operand("bias")
     assert isinstance(weight, Param)
-    out, width = weight.shape
+    out, width = e.shape_of(weight)
     e.program.weights[f"{HEAD}.weight"] = weight
     if isinstance(bias, Param):
         e.program.weights[f"{HEAD}.bias"] = bias
@@ -113,7 +113,7 @@ def _relative_position_bias(e: ShellEmitter, node: Node) -> Operand | None:
     if node.required("queries").shape[1] not in {v.shape[1] for v in node.graph.inputs.values() if len(v.shape) > 1}:
         return None  # distances of other things than the tokens of a call
     part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
-    text = f"{part}({{0}}, {{1}}, {node.attrs['max_distance']})"
+    text = f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})"
     return e.emit(text, node.required("table"), distances(e), name="bias")
 
 

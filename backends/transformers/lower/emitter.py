@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.ir import ops
 from weft.ir.errors import WeftError
@@ -18,9 +19,8 @@ from ...torch.program.constants import formula
 from ...torch.program.emitter import Emitter
 from ...torch.program.statements import TOP, CacheSlot, Operand, Statement, Var
 from ...torch.program.states import cached_nodes
-from ..numbers.axes import Axes
 from ..numbers.fields import Fields
-from ..numbers.naming import DIVIDED, after_head, attention_of, kind_of
+from ..numbers.naming import DIVIDED, Names, after_head, attention_of, kind_of
 
 CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int")  # in the text of a statement
 HEAD = "lm_head"
@@ -81,10 +81,10 @@ class ShellEmitter(Emitter):
     """
 
     def __init__(
-        self, graph: Graph, axes: Axes, fields: Fields, head: Node | None, side: str = "", apart: bool = False
+        self, graph: Graph, names: Names, fields: Fields, head: Node | None, side: str = "", apart: bool = False
     ) -> None:
         super().__init__(graph, cached_nodes(graph), set(), cross_attentions(graph))
-        self.axes, self.fields, self.head, self.side, self.apart = axes, fields, head, side, apart
+        self.names, self.fields, self.head, self.side, self.apart = names, fields, head, side, apart
         self.divided = {node for node, role in after_head(graph).items() if role == DIVIDED}
         self.shared = repeats(graph, self.cached | self.crosses)  # then calls are told the numbers of their caches
         self.decodes = graph.meta.get("kind", "decoder") == "decoder"
@@ -120,6 +120,12 @@ class ShellEmitter(Emitter):
                 self._made[value] = self._whole_mask(value)
         self.program.inputs = [*self.given.values()]
         self._begin()
+
+    def size_of(self, value: Value, axis: int = -1) -> Any:
+        return self.names.size(value, axis)
+
+    def attr(self, node: Node, name: str) -> Any:
+        return self.names.attr(node, name)
 
     def many(
         self,

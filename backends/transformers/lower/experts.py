@@ -16,10 +16,10 @@ from .emitter import ShellEmitter, lowers
 @lowers(ops.moe)
 def _moe(e: ShellEmitter, node: Node) -> Operand:
     x, combine, up = node.required("x"), node.required("combine"), node.required("up")
-    asked = node.attrs["active"] or up.shape[0]
+    asked = e.attr(node, "active") or e.size_of(up, 0)
     home = home_of(node)
     names = _hold(e, node, home)
-    e.experts[home] = kind = e.function("Experts", _class(node))
+    e.experts[home] = kind = e.function("Experts", _class(e, node))
     leaf = Submodule(home, f"{kind}(config)", tuple(names))
     flat: list[Operand] = [e[x], e[combine]]
     if len(x.shape) == 3:
@@ -75,10 +75,11 @@ def _stack(e: ShellEmitter, home: str, name: str, param: Param) -> str:
     return name
 
 
-def _class(node: Node) -> str:
+def _class(e: ShellEmitter, node: Node) -> str:
     """The class of the experts of a mixture, ``{name}`` in its text."""
     a, gated, biased = node.attrs, node.operand("gate") is not None, node.operand("up_bias") is not None
-    experts, hidden, dim = node.required("up").shape
+    up = node.required("up")
+    experts, hidden, dim = e.shape_of(up)
     first, wide = ("gate_up_proj", f"2 * {hidden}") if gated else ("up_proj", f"{hidden}")
     shapes = {first: f"{experts}, {wide}, {dim}", "down_proj": f"{experts}, {dim}, {hidden}"}
     if biased:
@@ -86,7 +87,7 @@ def _class(node: Node) -> str:
     act = MODULES.get(a["activation"], "")
     special = a["limit"] is not None or a["shift"] != 0 or not act
     told = ", ".join(f"{k}={v}" for k, v in (("has_gate", False),) * (not gated) + (("has_bias", True),) * biased)
-    even = hidden % 8 == 0 and dim % 8 == 0  # grouped products read rows of 16 bytes
+    even = all(isinstance(n, int) and n % 8 == 0 for n in up.shape[1:])  # grouped products read rows of 16 bytes
     decorated = [f"@use_experts_implementation({told})" if told else "@use_experts_implementation"]
     lines = [
         *(decorated if even else []),
@@ -101,7 +102,7 @@ def _class(node: Node) -> str:
         *([f"        self.act_fn = {act}"] if act else []),
     ]
     if special:
-        lines += _gate(node, gated)
+        lines += _gate(e, node, gated)
     bias = (f", self.{first}_bias[expert]", ", self.down_proj_bias[expert]") if biased else ("", "")
     opened = f"F.linear(hidden_states[token], self.{first}[expert]{bias[0]})"
     between = [f"            x = {'self._apply_gate' if gated else 'self.act_fn'}({opened})"]
@@ -124,9 +125,9 @@ def _class(node: Node) -> str:
     )
 
 
-def _gate(node: Node, gated: bool) -> list[str]:
+def _gate(e: ShellEmitter, node: Node, gated: bool) -> list[str]:
     """The method that opens a gate which is more than an activation."""
-    limit, shift, act = node.attrs["limit"], node.attrs["shift"], activation(node.attrs["activation"])
+    limit, shift, act = e.attr(node, "limit"), node.attrs["shift"], activation(node.attrs["activation"])
     if not gated:
         return ["", "    def act_fn(self, x: Tensor) -> Tensor:", f"        return {act.format('x')}"]
     lines = ["", "    def _apply_gate(self, gate_up: Tensor) -> Tensor:", "        gate, up = gate_up.chunk(2, -1)"]

@@ -16,7 +16,7 @@ from ...torch.codegen.structure import structure
 from ...torch.lower.lower import emit, needed, read_weights
 from ...torch.program.statements import Operand, Program, Statement, Var
 from ..numbers.fields import Fields
-from ..numbers.naming import named_numbers
+from ..numbers.naming import Names
 from . import attention, dense, experts, relative
 from .emitter import HEAD, OVERRIDES, ShellEmitter, first_operand
 from .masks import finish_masks
@@ -80,13 +80,11 @@ def _lower_side(
 ) -> Lowered:
     whole, graph = forms[MODEL], forms[side or MODEL]
     hidden, head = _head(graph)
-    with named_numbers(graph, fields) as axes:
-        e = ShellEmitter(graph, axes, fields, head, side, apart)
-        e.program.functions |= functions
-        emit(e, graph, OVERRIDES)
-        outputs = {name: e[value] for name, value in graph.outputs.items()}
-        made = e[hidden]
-        masks = finish_masks(e)
+    e = ShellEmitter(graph, Names(graph, fields), fields, head, side, apart)
+    e.program.functions |= functions
+    emit(e, graph, OVERRIDES)
+    outputs = {name: e[value] for name, value in graph.outputs.items()}
+    made, masks = e[hidden], finish_masks(e)
     if not isinstance(made, Var):
         raise WeftError(f"{graph.name} makes no hidden states: its output is a weight")
     own = {name: text for name, text in e.program.functions.items() if name not in functions}

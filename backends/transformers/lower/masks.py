@@ -60,7 +60,7 @@ def kind_of(e: ShellEmitter, node: Node) -> tuple[str, str]:
         ):
             return CHUNKED, ""
     word = "window" if a["pattern"] == "dense" else a["pattern"]
-    condition = seen_keys(node).format("q", "k")
+    condition = seen_keys(node, e).format("q", "k")
     taken = {mask.kind for mask in e.masks.values() if mask.condition != condition}
     name = next(n for n in (f"{word}_keys", *(f"{word}_keys_{i}" for i in range(2, 999))) if n not in taken)
     return name, condition

@@ -18,7 +18,7 @@ from .masks import mask_of
 def _relative_attention(e: ShellEmitter, node: Node) -> Operand:
     if node in e.crosses:
         raise WeftError(f"target transformers has no relative attention to a source: %{node.output.name}")
-    heads = node.attrs["heads"]
+    heads = e.attr(node, "heads")
     q, k, v = (e.heads(node.required(n), heads, n) for n in ("q", "k", "v"))
     mask, apart = mask_of(e, node), distances(e)
     seen = e.hoist(

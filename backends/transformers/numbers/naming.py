@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Op
+from weft.ir.types import sizes
+from weft.ir.types.sizes import Poly, Size
 from weft.passes.analysis.feed_forward import feed_forward
 
 from .axes import Axes, last, params_of
+from .expressions import Name
 from .fields import Fields
-from .named import Real, whole
 
 REALS = {  # attributes of ops that are numbers of an architecture
     (ops.rms_norm, "eps"): "rms_norm_eps",
@@ -36,34 +37,36 @@ COUNTS = {
 }
 
 
-@contextlib.contextmanager
-def named_numbers(graph: Graph, fields: Fields) -> Iterator[Axes]:
-    """Within, the sizes and attributes of `graph` print as expressions over `fields`, which is filled in.
+class Names:
+    """The names of the numbers of `graph`: expressions over `fields`, which is filled in, for sizes of axes and
+    attributes of nodes."""
 
-    They compute as before. Numbers for which no name is found stay as they are.
-    """
-    axes = Axes(graph)
-    for name in (_tokens, _attentions, _feed_forwards, _mixtures, _recurrences):
-        name(axes, fields)
-    axes.deduce(fields.values)
-    _others(axes, fields)
-    axes.deduce(fields.values)
-    values = [*graph.inputs.values(), *graph.params.values(), *(v for node in graph.nodes for v in node.outputs)]
-    types, attrs = [(v, v.type) for v in values], [(node, dict(node.attrs)) for node in graph.nodes]
-    try:
-        for value in values:
-            _name_shape(axes, value)
+    def __init__(self, graph: Graph, fields: Fields) -> None:
+        self.axes, self.fields, self._attrs = Axes(graph), fields, dict[tuple[Node, str], Size]()
+        for name in (_tokens, _attentions, _feed_forwards, _mixtures, _recurrences):
+            name(self.axes, fields)
+        self.axes.deduce(fields.values)
+        _others(self.axes, fields)
+        self.axes.deduce(fields.values)
         for node in graph.nodes:
-            _name_attributes(axes, fields, node)
+            _name_attributes(self, node)
         for node, role in after_head(graph).items():
             if role != DIVIDED:
-                node.attrs["by"] = Real(node.attrs["by"], fields.name(role, node.attrs["by"]))
-        yield axes
-    finally:
-        for value, type in types:
-            value.type = type
-        for node, before in attrs:
-            node.attrs = before
+                self.name(node, "by", sizes.sym(fields.name(role, node.attrs["by"])))
+
+    def name(self, node: Node, attr: str, size: Size) -> None:
+        """Let the attribute `attr` of `node` be called `size`."""
+        self._attrs[node, attr] = size
+
+    def size(self, value: Value, axis: int) -> Name | Size:
+        """Return the size of an axis."""
+        size, named = value.shape[axis], self.axes.named((value, axis % len(value.shape)))
+        return Name(size, named) if isinstance(named, Poly) else size
+
+    def attr(self, node: Node, attr: str) -> Any:
+        """Return an attribute of `node`."""
+        value, named = node.attrs[attr], self._attrs.get((node, attr))
+        return Name(value, named) if isinstance(named, Poly) else value
 
 
 # -- seeds
@@ -194,31 +197,22 @@ def _others(axes: Axes, fields: Fields) -> None:
                 axes.name((param, axis), fields.size(f"{stem}_size" if axis == 0 else f"{stem}_width", size))
 
 
-# -- names into the graph
+# -- attributes
 
 
-def _name_shape(axes: Axes, value: Value) -> None:
-    shape = []
-    for axis, size in enumerate(value.shape):
-        name = axes.named((value, axis))
-        shape.append(size if name is None or not isinstance(size, int) else whole(size, name))
-    value.type = value.type.with_shape(*shape)
-
-
-def _name_attributes(axes: Axes, fields: Fields, node: Node) -> None:
+def _name_attributes(names: Names, node: Node) -> None:
+    fields = names.fields
     for (op, attr), role in REALS.items():
-        if node.op is op and isinstance(value := node.attrs[attr], float) and value != op.attrs[attr].default:
-            node.attrs[attr] = Real(value, fields.name(role, value, _place(node)))
-    if node.op in (ops.rms_norm, ops.layer_norm) and not isinstance(node.attrs["eps"], Real):
-        eps = node.attrs["eps"]
-        node.attrs["eps"] = Real(eps, fields.name(REALS[node.op, "eps"], eps, _place(node)))
+        told = node.op is op and isinstance(node.attrs[attr], float)
+        if told and (attr == "eps" or node.attrs[attr] != op.attrs[attr].default):
+            names.name(node, attr, sizes.sym(fields.name(role, node.attrs[attr], _place(node))))
     for (op, attr), role in COUNTS.items():
         if node.op is op and isinstance(value := node.attrs[attr], int) and (value > 1 or attr == "k"):
             if role == "attention_stride" and node.attrs["pattern"] == "chunked":
                 role = "attention_chunk_size"
-            node.attrs[attr] = whole(value, fields.size(role, value))
+            names.name(node, attr, fields.size(role, value))
     if (rule := ATTRIBUTES.get(node.op)) is not None:
-        rule(axes, fields, node)
+        rule(names, node)
 
 
 def after_head(graph: Graph) -> dict[Node, str]:
@@ -249,21 +243,20 @@ def _place(node: Node) -> str:
     return kind_of(node) if node.op is ops.attention else local
 
 
-def _name_heads(axes: Axes, fields: Fields, node: Node) -> None:
-    heads, kv_heads = heads_of(node, fields)
-    node.attrs["heads"] = whole(node.attrs["heads"], heads)
-    node.attrs["kv_heads"] = whole(node.attrs["kv_heads"], kv_heads)
+def _name_heads(names: Names, node: Node) -> None:
+    for attr, count in zip(("heads", "kv_heads"), heads_of(node, names.fields), strict=True):
+        names.name(node, attr, count)
     if node.attrs["value_dim"]:
-        node.attrs["value_dim"] = whole(node.attrs["value_dim"], fields.size("kv_lora_rank", node.attrs["value_dim"]))
+        names.name(node, "value_dim", names.fields.size("kv_lora_rank", node.attrs["value_dim"]))
 
 
-def _name_rotated(axes: Axes, fields: Fields, node: Node) -> None:
+def _name_rotated(names: Names, node: Node) -> None:
     """The heads of a rotation are those of the attention that it is for."""
     if (found := attention_of(node.output)) is not None:
         attention, role = found
-        heads, kv_heads = heads_of(attention, fields)
+        heads, kv_heads = heads_of(attention, names.fields)
         if node.attrs["heads"] == attention.attrs["heads" if role == "q" else "kv_heads"]:
-            node.attrs["heads"] = whole(node.attrs["heads"], heads if role == "q" else kv_heads)
+            names.name(node, "heads", heads if role == "q" else kv_heads)
 
 
 def attention_of(value: Value, depth: int = 6) -> tuple[Node, str] | None:
@@ -277,34 +270,20 @@ def attention_of(value: Value, depth: int = 6) -> tuple[Node, str] | None:
     return None
 
 
-def _name_recurrent(axes: Axes, fields: Fields, node: Node) -> None:
-    heads, groups = _recurrent_heads(node, fields)
-    node.attrs["heads"] = whole(node.attrs["heads"], heads)
-    if "groups" in node.attrs:
-        node.attrs["groups"] = whole(node.attrs["groups"], groups)
+def _name_recurrent(names: Names, node: Node) -> None:
+    for attr, count in zip(("heads", "groups"), _recurrent_heads(node, names.fields), strict=True):
+        if attr in node.attrs:
+            names.name(node, attr, count)
 
 
-def _name_target(axes: Axes, fields: Fields, node: Node) -> None:
-    """The shape that a reshape is told: that of its output, named already."""
-    node.attrs["shape"] = node.output.shape
-
-
-def _name_parts(axes: Axes, fields: Fields, node: Node) -> None:
-    axis = node.attrs["axis"] % len(node.required("x").shape)
-    node.attrs["sizes"] = tuple(v.shape[axis] for v in node.outputs)
-
-
-def _name_active(axes: Axes, fields: Fields, node: Node) -> None:
+def _name_active(names: Names, node: Node) -> None:
     if (active := node.attrs["active"]) is not None:
-        node.attrs["active"] = whole(active, fields.size("num_experts_per_tok", active))
+        names.name(node, "active", names.fields.size("num_experts_per_tok", active))
 
 
-ATTRIBUTES: dict[Op, Callable[[Axes, Fields, Node], None]] = {
+ATTRIBUTES: dict[Op, Callable[[Names, Node], None]] = {
     ops.attention: _name_heads,
     ops.rope: _name_rotated,
-    ops.reshape: _name_target,
-    ops.expand: _name_target,
-    ops.split: _name_parts,
     ops.moe: _name_active,
     **dict.fromkeys((ops.ssd, ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule), _name_recurrent),
 }

@@ -1,0 +1,67 @@
+"""Numbers with names as Python: expressions over the fields of a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from weft.ir.types import sizes
+from weft.ir.types.sizes import Call, Monomial, Poly, Size
+
+CONFIG = "config"  # what holds the fields in generated code
+
+
+@dataclass(frozen=True)
+class Name:
+    """A number that the text of a statement has by its name: its `value`, and what it prints as."""
+
+    value: Any
+    size: Size
+
+    def __str__(self) -> str:
+        return expression(self.size)
+
+    __repr__ = __str__
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __sub__(self, other: int) -> Name:
+        return Name(self.value - other, self.size + -other)
+
+    def __floordiv__(self, other: Name | int) -> Name | int:
+        return _quotient(self, other)
+
+    def __rfloordiv__(self, other: int) -> Name | int:
+        return _quotient(other, self)
+
+
+def _quotient(a: Name | int, b: Name | int) -> Name | int:
+    one, other = (x.size if isinstance(x, Name) else x for x in (a, b))
+    size, value = sizes.floordiv(one, other), int(a) // int(b)
+    return Name(value, size) if isinstance(size, Poly) else value
+
+
+def expression(size: Size) -> str:
+    """`size` as Python, its names being fields of the config."""
+    if isinstance(size, int):
+        return str(int(size))
+    text = ""
+    for mono, factor in size.terms:
+        part = _product(mono, abs(factor))
+        sign = "-" if factor < 0 else "+"
+        text += f" {sign} {part}" if text else ("-" if factor < 0 else "") + part
+    return text if len(size.terms) == 1 and "//" not in text else f"({text})"
+
+
+def _product(mono: Monomial, factor: int) -> str:
+    parts = [str(factor)] if factor != 1 or not mono else []
+    for atom, power in sorted(mono, key=lambda factor: not str(factor[0]).startswith("num_")):
+        one = _call(atom) if isinstance(atom, Call) else f"{CONFIG}.{atom}"
+        parts.append(one if power == 1 else f"{one} ** {power}")
+    return " * ".join(parts)
+
+
+def _call(call: Call) -> str:
+    arguments = [expression(a) for a in call.args]
+    return f"({' // '.join(arguments)})" if call.fn == "floordiv" else f"{call.fn}({', '.join(arguments)})"
