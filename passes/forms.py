@@ -20,6 +20,7 @@ from .library.cleanup.fold_constants import FoldConstants
 from .library.fuse.unfuse import Unfuse
 from .library.fuse.unpack import Unpack
 from .library.target.outputs import DropOutputs
+from .library.target.sides import DECODER, ENCODER, EncoderSide, package
 from .report import Report
 from .runner import run_passes
 
@@ -45,12 +46,14 @@ def make_forms(
     `verify`, `dump` and `report` are those of `run_passes`; every form gets a folder of its name within `dump`.
 
     Raises:
-        WeftError: as `run_passes` does.
+        WeftError: as `run_passes` does; or if what an encoder makes has another type than its decoder reads.
     """
     made = {"": graph}
     for name, form in forms.items():
         folder = None if dump is None else Path(dump) / name
         made[name] = run_passes(made[form.of], form.pipeline, verify=verify, dump=folder, report=report)
+    for side in (p for form in forms.values() for p in form.pipeline.passes if isinstance(p, EncoderSide)):
+        package(made[ENCODER], made[DECODER], side.at).connections()
     return made
 
 

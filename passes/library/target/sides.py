@@ -15,6 +15,7 @@ from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.edit import rename_all
+from ...package import Package
 from ..cleanup.dce import Dce
 
 ENCODER, DECODER = "encoder", "decoder"
@@ -56,6 +57,18 @@ class _Side(Pass):
         for name in read:
             trace.fired(self.name, name)
 
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
+        """One after the other, this side and the other compute what the graph computes."""
+        sides = {ENCODER: before.clone(), DECODER: before.clone()}
+        for side in (EncoderSide(self.at), DecoderSide(self.at)):
+            side.run(sides[side.kind], Trace())
+        whole = package(**(sides | {self.kind: after}), at=self.at)
+        whole.connections()  # types fit
+        want, got = equivalence.run(before, inputs := equivalence.inputs(before)), whole.run(equivalence.run, inputs)
+        if (part := got.get(_IN_WHOLE[LOSS])) is not None:
+            got[LOSS] = got[LOSS] + part if LOSS in got else part
+        equivalence.same(want, {name: got[name] for name in want}, EXACT)
+
 
 @dataclass(frozen=True)
 class EncoderSide(_Side):
@@ -88,13 +101,6 @@ class EncoderSide(_Side):
     kind = ENCODER
     see = ("decoder-side",)
 
-    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """The outputs have the values that they have within the graph."""
-        inputs = equivalence.inputs(before)
-        want = equivalence.run(_showing(before, self.at), inputs)
-        made = equivalence.run(after, {name: inputs[_IN_WHOLE.get(name, name)] for name in after.inputs})
-        equivalence.same({name: want[_IN_WHOLE.get(name, name)] for name in made}, made, EXACT)
-
 
 @dataclass(frozen=True)
 class DecoderSide(_Side):
@@ -123,32 +129,14 @@ class DecoderSide(_Side):
     kind = DECODER
     see = ("encoder-side",)
 
-    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """The outputs are those of the graph, where it is given the values that the graph computes."""
-        inputs = equivalence.inputs(before)
-        shown = equivalence.run(_showing(before, self.at), inputs)
-        got = equivalence.run(after, {name: (inputs | shown)[name] for name in after.inputs})
-        if (loss := shown.get(_IN_WHOLE[LOSS])) is not None and LOSS in got:
-            got[LOSS] = got[LOSS] + loss
-        equivalence.same({name: shown[name] for name in got}, got, EXACT)
+
+def package(encoder: Graph, decoder: Graph, at: At) -> Package:
+    """Return the model that the two sides are, cut `at` the same values."""
+    return Package({ENCODER: encoder, DECODER: decoder}, {ENCODER: _IN_WHOLE} if at == "states" else {})
 
 
 # Of an encoder at `states`, how inputs and outputs are called in the whole model.
 _IN_WHOLE = {"input_ids": IDS, "attention_mask": SHOWN, STATES: HIDDEN, LOSS: f"{LOSS} of the encoder"}
-
-
-def _showing(graph: Graph, at: At) -> Graph:
-    """A copy of `graph` that also hands out what crosses from one side to the other, and the encoder's part of a
-    loss."""
-    graph = graph.clone()
-    Dce().run(graph, Trace())
-    cut = graph.clone()
-    own = _own_outputs(cut, at)
-    added = _crossing(cut, at) | ({_IN_WHOLE[name]: value for name, value in own.items()} if at == "states" else {})
-    by_name = {v.name: v for node in graph.nodes for v in node.outputs}
-    for name, value in added.items():
-        graph.add_output(name, by_name[value.name])
-    return graph
 
 
 def _early(graph: Graph) -> set[Value]:
