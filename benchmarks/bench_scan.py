@@ -1,10 +1,13 @@
 """Recurrences written with `scan` beside the ops that compute the same: a prompt, and training on it, on a CPU.
 
-Layers of 256 channels in PyTorch, fp32, one thread, as weft's target torch runs them: gated linear attention with a
-gate for every head and for every key (4 heads of 64), Mamba (16 states), the delta rule (4 heads of 64). Written with
+Layers in PyTorch, fp32, one thread, as weft's target torch runs them: gated linear attention with a gate for every head
+and for every key (4 heads of 64), Mamba (1,536 channels of 16 states), the delta rule (4 heads of 64). Written with
 `scan` they are a function of one token; the generated code runs them in parallel because analysis finds that the state
 is affine. `loop` is the same code without that: one token after the other. Times are CPU seconds; rounds interleave the
 contenders, and ratios are formed inside a round.
+
+In ONNX Runtime, a thread on the CPU, the models of target onnx: as lowerings of the ops write them (`op`), and with the
+body of the op, a Scan of its step (`scan`); a prompt of a quarter of the length, and a token.
 
     python benchmarks/bench_scan.py [--rounds 7] [--length 4096]
 """
@@ -17,16 +20,22 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import torch
 from machine import facts, save, spread
 
 import weft
 from weft import scan
-from weft.ir import Graph, TensorType, Value, dtypes, ops, sizes
+from weft.backends.onnx.export import build, in_memory
+from weft.backends.onnx.lowering import refusals
+from weft.backends.targets import TARGETS
+from weft.ir import Graph, Node, TensorType, Value, dtypes, ops, sizes
+from weft.passes import legalize
 
-HEADS, DIM, CHANNELS, STATES = 4, 64, 256, 16
+HEADS, DIM, CHANNELS, STATES = 4, 64, 1536, 16
 WIDTH = HEADS * DIM
 Layer = Callable[..., Value]
+NAMED = (ops.gated_linear_attention, ops.gated_delta_rule, ops.selective_scan)
 
 
 def heads(x: Value, *row: int) -> Value:
@@ -90,13 +99,18 @@ CASES: dict[str, tuple[Layer, Layer, dict[str, tuple[int, ...]]]] = {
 
 def module(layer: Layer, inputs: dict[str, tuple[int, ...]]) -> Any:
     """The generated PyTorch module of one layer."""
+    return weft.torch(graph_of(layer, inputs))
+
+
+def graph_of(layer: Layer, inputs: dict[str, tuple[int, ...]]) -> Graph:
+    """The graph of one layer."""
     batch, seq = sizes.sym("batch"), sizes.sym("seq")
     with weft.building(Graph("layer")) as graph:
         values = [graph.add_input(n, TensorType(dtypes.f32, (batch, seq, *row))) for n, row in inputs.items()]
         if "dt" in inputs:
             values.append(graph.add_input("a", TensorType(dtypes.f32, (CHANNELS, STATES))))
         graph.add_output("y", layer(*values))
-    return weft.torch(graph)
+    return graph
 
 
 def one_by_one(net: Any) -> Any:
@@ -153,6 +167,41 @@ def measured(name: str, length: int, rounds: int) -> dict[str, Any]:
     return result
 
 
+def in_onnx(name: str, length: int, rounds: int) -> dict[str, Any]:
+    layer, _, inputs = CASES[name]
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    place, sessions = TARGETS["onnx"], {}
+    for contender in ("op", "scan"):
+        graph = graph_of(layer, inputs)
+
+        def accepts(node: Node, by_step: bool = contender == "scan") -> list[str] | None:
+            return ["its body is measured"] if by_step and node.op in NAMED else refusals(node, place)
+
+        legalize(graph, accepts)
+        model = in_memory(build(graph, place, max_length=length))
+        sessions[contender] = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    rng, result = np.random.default_rng(0), dict[str, Any]()
+    for what, tokens in (("prompt", length // 4), ("token", 1)):
+        feeds = {n: rng.standard_normal((1, tokens, *row), np.float32) for n, row in inputs.items()}
+        if name == "mamba":
+            feeds["a"] = np.log(np.tile(np.arange(1, STATES + 1, dtype=np.float32), (CHANNELS, 1)))
+        elif "g" in feeds:
+            feeds["g"] = -np.abs(feeds["g"])
+        times: dict[str, list[float]] = {n: [] for n in sessions}
+        for r in range(rounds + 1):  # the first warms up
+            for contender in list(sessions)[:: 1 if r % 2 else -1]:
+                start = time.perf_counter()
+                for _ in range(50 if tokens == 1 else 1):
+                    sessions[contender].run(None, feeds)
+                if r:
+                    times[contender].append(time.perf_counter() - start)
+        ratios = [a / b for a, b in zip(times["scan"], times["op"], strict=True)]
+        result[what] = {**{f"{n}_seconds": spread(v, 4) for n, v in times.items()}, "scan_over_op": spread(ratios)}
+        print(f"{name} in ONNX Runtime, {what}: {result[what]['scan_over_op']['median']}", flush=True)
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=7)
@@ -160,10 +209,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {
-        "what": f"layers of {CHANNELS} channels on {args.length} tokens, fp32, CPU time of one thread",
-        "machine": facts("torch"),
+        "what": f"layers of {WIDTH} channels (Mamba: {CHANNELS}) on {args.length} tokens, fp32, CPU time of one thread",
+        "machine": facts("torch", "onnxruntime"),
     }
-    save("scan", result | {name: measured(name, args.length, args.rounds) for name in CASES})
+    found = {name: measured(name, args.length, args.rounds) for name in CASES}
+    save("scan", result | found | {"onnx": {name: in_onnx(name, args.length, args.rounds) for name in CASES}})
 
 
 if __name__ == "__main__":

@@ -86,10 +86,10 @@ def walks() -> dict[str, Walk]:
     return {target: compiled(target) for target in TARGETS}
 
 
-@pytest.mark.parametrize(("target", "climbs"), [("ort-cpu", 1), ("torch", 1), ("transformers", 0)])
-def test_a_compilation_goes_from_stage_to_stage(walks: dict[str, Walk], target: str, climbs: int) -> None:
-    """Source, passes, build, write: the build asks passes for no more than a fact or two that lie beside them."""
-    assert len(walks[target].climbs) <= climbs, walks[target].climbs
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_compilation_goes_from_stage_to_stage(walks: dict[str, Walk], target: str) -> None:
+    """Source, passes, build, write."""
+    assert walks[target].climbs == []
     assert all(walks[target].files.values())
 
 

@@ -15,7 +15,7 @@ from weft.ir.graph import Node, Value
 from weft.ir.op import Growth
 from weft.ir.types import sizes
 from weft.passes.analysis.states import has_cache, taken_states
-from weft.passes.library.cache.tokens import Tokens, carries, token_axes, tokenwise
+from weft.passes.analysis.tokens.tokenwise import Tokens, carries, token_axes, tokenwise
 
 from ..emitter import ONNX_DTYPES, Emitted, Emitter
 from .masks import first_position

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir import WeftError, ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.passes.analysis.states import EMBEDDED, SOURCE, caches, has_cache, states, tokens_of
-from weft.passes.library.cache.key_axis import bias_makers
+from weft.passes.analysis.tokens.scores import bias_makers
 
 
 def cached_nodes(graph: Graph) -> set[Node]:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from .indexing import wide
 
+MOST_ON_CPUS = 8192  # numbers of states: with more, CPUs are faster one token after the other
+
 
 def chunk_count(tokens: int, size: int) -> int:
     """Return the number of chunks of `size` in `tokens`; one more in an exported program, where a symbolic count must

@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .indexing import wide
-from .recurrences import carried, chunk_count, first_tokens, through_chunks
+from .recurrences import MOST_ON_CPUS, carried, chunk_count, first_tokens, through_chunks
 
 Tensors = tuple[Tensor, ...]
 Start = tuple[tuple[int, ...], float]
-MOST_ON_CPUS = 8192  # numbers of a row's states
 Axes = tuple[tuple[int, ...], bool]  # of a state in the order batch, groups, keys and, if so, columns
 
 

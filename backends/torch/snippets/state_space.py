@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .indexing import wide
-from .recurrences import carried, chunk_count, first_tokens, linear_recurrence
+from .recurrences import MOST_ON_CPUS, carried, chunk_count, first_tokens, linear_recurrence
 
 
 def scan_step(state: Tensor, delta: Tensor, rates: Tensor, driven: Tensor, b: Tensor) -> Tensor:
@@ -22,10 +22,13 @@ def selective_scan(
     delta [batch, seq, channels], a [channels, states], b and c [batch, seq, states], h [batch, states, channels]."""
     rates, state = wide(a).mT, wide(x.new_zeros(x.shape[0], *a.mT.shape) if past is None else past)
     operands = wide(delta), wide(delta) * wide(x), wide(b), wide(c)
-    if x.shape[1] == 1:
-        step, driven, into, out = (t[:, 0] for t in operands)
-        state = scan_step(state, step, rates, driven, into)
-        y = out[:, None] @ state
+    large = state.numel() > MOST_ON_CPUS and not x.is_cuda and not torch.compiler.is_compiling()
+    if large or x.shape[1] == 1:
+        rows = []
+        for step, driven, into, out in zip(*(t.unbind(1) for t in operands), strict=True):
+            state = scan_step(state, step, rates, driven, into)
+            rows.append((out[:, None] @ state)[:, 0])
+        y = torch.stack(rows, 1)
     else:
         y, state = scan_chunks(state, rates, *operands)
     y = y if d is None else y + d * wide(x)

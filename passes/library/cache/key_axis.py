@@ -5,25 +5,11 @@ A bias that an op with a cache of its own makes is over all slots of that cache,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from weft.ir import Graph, Node, Value, WeftError, ops
 from weft.ir.types import sizes
 
 from ...analysis.states import caches
 from ...edits.edit import backward_slice
-
-
-def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:
-    """The nodes, in order, that compute `biases`, down to the iotas that count keys, which lend only a length, and to
-    what has a cache of its own."""
-    counts = {n.output: n for n in graph.nodes if n.op is ops.iota}
-    makers = set(backward_slice(biases, [*counts, *(n.output for n in graph.nodes if caches(n))]))
-    makers |= {node for v, node in counts.items() if makers.intersection(v.users)}
-    for v, node in counts.items():
-        if node in makers and not makers.issuperset(v.users):
-            raise WeftError(f"kv-cache: %{v.name} counts keys for a bias and something else; count twice")
-    return [n for n in graph.nodes if n in makers]
 
 
 class KeyAxis:

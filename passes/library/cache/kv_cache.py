@@ -16,12 +16,13 @@ from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 
 from ...analysis.states import SOURCE, caches, give_states, has_state, keeper, states, taken_states
+from ...analysis.tokens.scores import bias_makers
+from ...analysis.tokens.tokenwise import Tokens, carries, token_axes, tokenwise
 from ...core.base import Pass
 from ...core.equivalence import EXACT, SIZES, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.edit import changed
-from .key_axis import KeyAxis, bias_makers
-from .tokens import Tokens, carries, token_axes, tokenwise
+from .key_axis import KeyAxis
 
 COUNTING = "positions should come from the input position_ids"
 WITHOUT = "leave the cache out (--passes default,-kv-cache,-last-token-logits)"

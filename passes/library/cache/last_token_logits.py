@@ -11,11 +11,11 @@ from weft.ir import Graph, Node, TensorType, Value, WeftError, ops
 from weft.ir.recipes import Literal
 from weft.ir.types import dtypes
 
+from ...analysis.tokens.tokenwise import Tokens, carries, token_axes, tokenwise
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.edit import backward_slice, drop, replace_uses
-from .tokens import Tokens, carries, token_axes, tokenwise
 
 SCOPE = "last_token"
 

@@ -9,29 +9,14 @@ from typing import Any
 from weft.ir import Graph, Param, Value, ops
 
 from ...analysis.states import sharing
+from ...analysis.tokens.scores import refusal
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern, called, captured, either, maybe, value
 from .products import LAST, NORM, gain, given, packed, product
 
-SKIPPING = ("chunked", "dilated")  # patterns of keys that kernels know beside the dense one
 SCORES = "heads", "kv_heads", "window", "keep_first", "scale", "softcap", "pattern", "stride"
-
-
-def refusal(bias: Value | None, pattern: str, keep_first: int, latent: bool) -> str | None:
-    """Say why no kernel computes the scores of a causal attention without a mask; None if one does."""
-    if pattern != "dense" and (pattern not in SKIPPING or keep_first or latent):
-        return f"its pattern is {pattern}"
-    made = None if bias is None else bias.producer
-    if bias is None:
-        return None
-    if made is None or made.op is not ops.alibi:
-        chooses = made is not None and made.op is ops.lightning_index
-        return "its queries choose keys" if chooses else "it has a bias that is not ALiBi's"
-    slopes, queries, keys = made.inputs
-    counted = isinstance(slopes, Param) and queries is keys and queries is not None and queries.producer is None
-    return None if counted else "its ALiBi does not count positions"
 
 
 def _attention(q: Value, k: Value, v: Value | None, **attrs: Any) -> Value:

@@ -102,3 +102,12 @@ def test_one_token_from_nothing(name: str) -> None:
     texts = [numbers(BATCH, 1, w) for w in widths] + ([-numbers(BATCH, 1, gate_width).exp()] if gate_width else [])
     doubled = [F.pad(t, (0, 0, 0, 1)) for t in texts]  # a token behind it changes nothing before
     torch.testing.assert_close(run(*texts, None)[0], run(*doubled, None)[0][:, :1], rtol=1e-13, atol=1e-13)
+
+
+def test_large_states_go_from_token_to_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of Mamba on a CPU, where chunks side by side would not fit its caches."""
+    texts = [numbers(BATCH, SEQ, width) for width in WIDTHS["mamba"][1]]
+    wanted, state = mamba(*texts, None)
+    monkeypatch.setattr(state_space, "MOST_ON_CPUS", 0)
+    monkeypatch.delattr(state_space, "scan_chunks")
+    torch.testing.assert_close(mamba(*texts, None), (wanted, state), rtol=1e-12, atol=1e-12)

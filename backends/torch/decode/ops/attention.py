@@ -7,7 +7,7 @@ import torch
 from weft.ir import ops
 from weft.ir.graph import Node, Value
 from weft.passes.analysis.states import sharing
-from weft.passes.library.decode.heads import refusal
+from weft.passes.analysis.tokens.scores import refusal
 
 from ...kernels import decode_attention, latent_decode, latent_qk
 from ...kernels.shared.launch import DTYPES

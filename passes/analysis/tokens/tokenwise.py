@@ -10,7 +10,7 @@ from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.op import Trait
 from weft.ir.types.sizes import Size
 
-from ...analysis.states import tokens_of
+from ..states import tokens_of
 
 Tokens = tuple[Size, Size]  # the sizes of the axes [batch, seq]
 _ALONG_AXES = {
