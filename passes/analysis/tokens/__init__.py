@@ -1,1 +1,4 @@
-"""Analyses of tokens: which nodes treat each alone, and how attention scores those before it."""
+"""Analyses of tokens: which nodes treat each alone, and how attention scores those before it.
+
+Never here: a change of a graph.
+"""
