@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import torch
 from machine import facts, save, spread
 
@@ -28,6 +27,7 @@ import weft
 from weft import scan
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
+from weft.backends.runtime.ort.session import onnxruntime
 from weft.backends.targets import TARGETS
 from weft.ir import Graph, Node, TensorType, Value, dtypes, ops, sizes
 from weft.passes import legalize
@@ -169,6 +169,7 @@ def measured(name: str, length: int, rounds: int) -> dict[str, Any]:
 
 def in_onnx(name: str, length: int, rounds: int) -> dict[str, Any]:
     layer, _, inputs = CASES[name]
+    ort = onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     place, sessions = TARGETS["onnx"], {}

@@ -57,12 +57,14 @@ def start_state(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
     return zeros(e, node.output.shape[0], *tail) if past is None else e.op("Reshape", past, e.constant([0, *tail]))
 
 
-# -- gated linear attention
+# -- linear attention and the delta rule
 
 
-def _gated(e: Emitter, node: Node) -> tuple[Any, ...]:
-    """q, k, v, decay and past."""
-    return tuple(wide(e, node.operand(n)) for n in ("q", "k", "v", "decay", "past"))
+def _operands(e: Emitter, node: Node) -> tuple[Any, ...]:
+    """q, k, v, beta (None in linear attention), decay and past."""
+    names = ("q", "k", "v", *(("beta",) * (node.op is ops.gated_delta_rule)), "decay", "past")
+    q, k, v, *beta, decay, past = (wide(e, node.operand(n)) for n in names)
+    return q, k, v, beta[0] if beta else None, decay, past
 
 
 def head_sizes(node: Node) -> tuple[int, int, int, int]:
@@ -71,16 +73,16 @@ def head_sizes(node: Node) -> tuple[int, int, int, int]:
     return groups, heads, node.required("q").width // groups, node.output.width // heads
 
 
-@lowering(ops.gated_linear_attention, targets=contrib)
+@lowering(ops.gated_linear_attention, ops.gated_delta_rule, targets=contrib)
 def LinearAttention(e: Emitter, node: Node) -> list[Out]:
-    (q, k, v, decay, past), (groups, heads, d, dv) = _gated(e, node), head_sizes(node)
+    (q, k, v, beta, decay, past), (groups, heads, d, dv) = _operands(e, node), head_sizes(node)
     if past is None and node.output.type.dtype != dtypes.f32:  # the kernel sums in the type of the past
         past = zeros(e, node.output.shape[0], heads, d, dv)
-    rule: dict[str, Any] = {"update_rule": "linear" if decay is None else "gated", "scale": 1.0}
-    results = e.many(
-        "LinearAttention", q, k, v, past, decay, domain=MS, outputs=2, q_num_heads=groups, kv_num_heads=heads, **rule
-    )
-    return narrow(e, node, results)
+    plain, gated = ("linear", "gated") if beta is None else ("delta", "gated_delta")
+    rule: dict[str, Any] = {"update_rule": plain if decay is None else gated, "scale": 1.0}
+    given = (q, k, v, past, decay, *([] if beta is None else [beta]))
+    sizes: dict[str, Any] = {"q_num_heads": groups, "kv_num_heads": heads}
+    return narrow(e, node, e.many("LinearAttention", *given, domain=MS, outputs=2, **sizes, **rule))
 
 
 def _per_key(node: Node, target: Backend) -> str | None:
@@ -90,7 +92,7 @@ def _per_key(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.gated_linear_attention, targets=standard, when=_per_key)
 def ChunkScan(e: Emitter, node: Node) -> list[Out]:
-    (q, k, v, decay, past), (groups, heads, d, dv) = _gated(e, node), head_sizes(node)
+    (q, k, v, _, decay, past), (groups, heads, d, dv) = _operands(e, node), head_sizes(node)
     chunks, grid = _Chunks(e, node.output.shape[1]), [groups, heads // groups]
     parts = [chunks.cut(q, groups, 1, d), chunks.cut(k, groups, 1, d), chunks.cut(v, *grid, dv)]
     if decay is not None:
@@ -100,17 +102,30 @@ def ChunkScan(e: Emitter, node: Node) -> list[Out]:
     return narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
 
 
-@lowering(ops.gated_linear_attention, targets=standard)
-def KeyScan(e: Emitter, node: Node) -> list[Out]:
-    (*operands, past), (groups, heads, d, dv) = _gated(e, node), head_sizes(node)
+@lowering(ops.gated_linear_attention, ops.gated_delta_rule, targets=standard)
+def HeadScan(e: Emitter, node: Node) -> list[Out]:
+    """Token by token: a step costs a few products with the state, which stays in the processor's cache."""
+    (q, k, v, beta, decay, past), (groups, heads, d, dv) = _operands(e, node), head_sizes(node)
     grid = [groups, heads // groups]
 
-    def step(state: Any, q: Any, k: Any, v: Any, decay: Any) -> tuple[Any, Any]:
-        state = e.op("Add", e.op("Mul", e.op("Exp", decay), state), e.op("Mul", k, v))
+    def step(state: Any, q: Any, k: Any, v: Any, *others: Any) -> tuple[Any, Any]:
+        """`state` [batch, groups, heads of a group, d, dv]; q and k are rows, shared by the heads of a group."""
+        if decay is not None:
+            state = e.op("Mul", others[-1], state)
+        if beta is not None:
+            v = e.op("Mul", others[0], e.op("Sub", v, e.op("MatMul", k, state)))
+        column = e.op("Transpose", k, perm=[0, 1, 2, 4, 3])
+        state = e.op("Add", state, e.op("Mul", column, v))
         return state, e.op("MatMul", q, state)
 
-    shapes = [groups, 1, 1, d], [groups, 1, d, 1], [*grid, 1, dv], [*grid, d, 1]
-    parts = [e.op("Reshape", x, e.constant([0, 0, *s])) for x, s in zip(operands, shapes, strict=True)]
+    row = [groups, 1, 1, d]
+    shapes = [(q, row), (k, row), (v, [*grid, 1, dv])]
+    if beta is not None:
+        shapes.append((beta, [*grid, 1, 1]))
+    if decay is not None:
+        gates = node.required("decay").width // heads
+        shapes.append((e.op("Exp", decay), [*grid, gates, 1]))
+    parts = [e.op("Reshape", x, e.constant([0, 0, *shape])) for x, shape in shapes]
     state, y = e.scan(step, [start_state(e, node, past, *grid, d, dv)], parts)
     y = e.op("Reshape", y, e.constant([0, 0, heads * dv]))
     return narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
