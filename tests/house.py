@@ -44,7 +44,7 @@ PLACES = (
     ("a model family", "1: its table", "test_a_family_from_outside"),
     ("a pass", "1: the class", "test_a_pass_from_outside"),
     (
-        "a block layout",
+        "a block layout, of integers or floats",
         "1: its `BlockLayout`, where a reader returns such blocks; kernels and lowerings take it by bits and group",
         "test_a_block_layout_from_outside",
     ),
