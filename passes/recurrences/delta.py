@@ -1,4 +1,4 @@
-"""Detect states that a token reads before it changes them: S ← a S + k (v + c wᵀS)ᵀ, as in the delta rule.
+"""Detect states that a token reads before it changes them: S ← a ⊙ S + k (v + c wᵀS)ᵀ, as in the delta rule.
 
 What a token reads, wᵀS, depends on the tokens before it only: in a chunk, all of it is one triangular system (Yang
 2024, arXiv 2406.06484).

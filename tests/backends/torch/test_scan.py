@@ -203,3 +203,32 @@ def test_the_delta_rule_is_a_triangular_system() -> None:
         graph.add_output("y", recurrence.make(*values))
     source = built(graph)[1]
     assert "unit_inverse" in source and "w_s, c_s)" in source and "matrix_steps" not in source
+
+
+@pytest.mark.parametrize("gates", [1, KEYS])
+def test_so_is_one_with_gates(gates: int) -> None:
+    """Of heads or of keys: outputs and gradients are those of the op, whose reference goes from token to token."""
+    batch, length, shape = sizes.sym("batch"), sizes.sym("seq"), (2, 70)
+    rows = {"q": (HEADS, KEYS), "k": (HEADS, KEYS), "v": (HEADS, VALUES), "beta": (HEADS,), "g": (HEADS, gates)}
+
+    def step(s: Value, q: Value, k: Value, v: Value, beta: Value, g: Value) -> tuple[Value, Value]:
+        s = ops.unsqueeze(ops.exp(g), axes=(3,)) * s
+        known = ops.squeeze(ops.unsqueeze(k, axes=(2,)) @ s, axes=(2,))
+        s = s + ops.unsqueeze(k, axes=(3,)) * ops.unsqueeze(ops.unsqueeze(beta, axes=(2,)) * (v - known), axes=(2,))
+        return s, ops.squeeze(ops.unsqueeze(q, axes=(2,)) @ s, axes=(2,))
+
+    with building(Graph("gated")) as graph:
+        values = [graph.add_input(n, TensorType(dtypes.f32, (batch, length, *s))) for n, s in rows.items()]
+        graph.add_output("y", scan(step, *values, state=(HEADS, KEYS, VALUES)))
+    net, source = built(graph)
+    assert "unit_inverse" in source and "matrix_steps" not in source
+    rng = np.random.default_rng(4)
+    feeds = {n: rng.standard_normal((*shape, *s)) for n, s in rows.items()}
+    feeds["k"] /= np.linalg.norm(feeds["k"], axis=-1, keepdims=True)
+    feeds |= {"beta": rng.random(feeds["beta"].shape), "g": -np.abs(feeds["g"])}
+    flat = {n: x if n == "beta" else x.reshape(*shape, -1) for n, x in feeds.items()}
+    wanted = ops.gated_delta_rule.reference(*flat.values(), heads=HEADS, groups=HEADS)
+    given = {n: torch.from_numpy(x).requires_grad_() for n, x in feeds.items()}
+    y = net(**given)
+    np.testing.assert_allclose(y.detach().flatten(2), wanted, rtol=1e-9, atol=1e-9)
+    torch.autograd.gradcheck(lambda *xs: net(*(x[:1, :20] for x in xs)), tuple(given.values()), fast_mode=True)
