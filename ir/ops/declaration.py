@@ -43,8 +43,8 @@ def fused(
     """Declare a fused op; the decorated function emits its body. Its parameters are read as those of a reference.
 
     An op reads its operands and writes its results once, whatever its body moves in between, but for rows and experts
-    that its body does not read. It keeps the states that
-    its body does, under the same names: a recurrence takes its `past` and returns its `present`.
+    that its body does not read. It keeps the states that its body does, under the same names: a recurrence takes its
+    `past` and returns its `present`.
     """
 
     def declare(body: Callable[..., Any]) -> Op:

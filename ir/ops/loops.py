@@ -31,7 +31,7 @@ def step_of(
 
     Shapes are those of rows, that of a state followed by what it begins with; `constants` are read by name.
     """
-    graph = Graph("example")
+    graph = Graph("step")
     whole = {name: graph.add_input(name, TensorType(f32, shape)) for name, shape in constants.items()}
 
     def types(shape: tuple[int | float, ...]) -> TensorType:

@@ -81,8 +81,10 @@ def _state_space(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 @lowering(ops.gated_linear_attention, ops.gated_delta_rule)
 def _linear_recurrence(e: Emitter, node: Node) -> tuple[Var, ...]:
-    decay, beta = node.operand("decay"), node.operand("beta") if node.op is ops.gated_delta_rule else None
-    call = Call("linear_recurrence").give(node.required("q"), e.shown(node.required("k")), node.required("v"))
+    changes, decay = node.op is ops.gated_delta_rule, node.operand("decay")
+    q, k, v = (node.required(name) for name in "qkv")
+    call = Call("linear_recurrence").give(q, e.shown(k), e.shown(v) if changes else v)
+    beta = e.shown(node.required("beta")) if changes else None
     call.named(gates=None if decay is None else e.shown(decay), beta=beta).arguments.append(f"past={PAST}")
     return carried(e, node, call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups")))
 
