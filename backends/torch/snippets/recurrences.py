@@ -103,17 +103,18 @@ def factors_between(a: Tensor) -> Tensor:
 
 
 def seen_by_head(
-    queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, logs: bool
+    queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
-    """`seen_by_key` with factors a [..., size, 1] that are the same for every key, or their logarithms."""
-    between = (decay_between if logs else factors_between)(a)
-    left = between[..., :1] * (a[..., :1, :].exp() if logs else a[..., :1, :])
-    links = None if w is None else (w @ k.mT) * F.pad(between, (0, 0, 1, 0))[..., :-1, :]
-    return [(q @ k.mT) * between for q in queries], links, left, k * between[..., -1, :, None]
+    """`seen_by_key` with factors a [..., size, 1] that are the same for every key, or their logarithms; last is what is
+    left of all keys at the end [..., size, 1]."""
+    between = (decay_between if gates else factors_between)(a)
+    left = between[..., :1] * (a[..., :1, :].exp() if gates else a[..., :1, :])
+    links = None if w is None else (w @ k.mT) * (between if gates else F.pad(between, (0, 0, 1, 0))[..., :-1, :])
+    return [(q @ k.mT) * between for q in queries], links, left, between[..., -1, :, None]
 
 
 def seen_by_key(
-    queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None
+    queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
     """The scores in a chunk whose every token multiplies the keys before it by its factors a [..., size, d]: of each of
     the `queries` with the keys up to its own, and of w with those before it, [..., size, size]; then the products of
@@ -122,13 +123,21 @@ def seen_by_key(
     scores: list[list[Tensor]] = [[] for _ in queries]
     keys = k[..., :0, :].expand(*a.shape[:-2], 0, a.shape[-1])
     for t, factor in enumerate(a.split(1, -2)):
+        decayed = keys * factor
         if w is not None:
-            links.append(F.pad((keys @ w[..., t, :, None]).squeeze(-1), (0, size - t)))
-        keys = torch.cat((keys * factor, k[..., t : t + 1, :].expand_as(factor)), -2)
+            links.append(F.pad(((decayed if gates else keys) @ w[..., t, :, None]).squeeze(-1), (0, size - t)))
+        keys = torch.cat((decayed, k[..., t : t + 1, :].expand_as(factor)), -2)
         left.append(left[-1] * factor if left else factor)
         for rows, q in zip(scores, queries, strict=True):
             rows.append(F.pad((keys @ q[..., t, :, None]).squeeze(-1), (0, size - 1 - t)))
     return [torch.stack(r, -2) for r in scores], torch.stack(links, -2) if links else None, torch.cat(left, -2), keys
+
+
+def for_heads(x: Tensor, y: Tensor) -> Tensor:
+    """x @ y of x [..., 1 or heads, i, j] and y [..., heads, j, k], in one product where many heads share x."""
+    if y.shape[3] < 4 * x.shape[3]:
+        return x @ y
+    return torch.einsum("bngij,bnghjk->bnghik", x[:, :, :, 0], y)
 
 
 def outer_products(
@@ -141,35 +150,43 @@ def outer_products(
     w: Tensor | None = None,
     c: Tensor | None = None,
     *,
-    logs: bool = False,
+    gates: bool = False,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """S_tᵀ q_t of each of the `queries` and the last state of S_t = diag(a_t) S_{t−1} + k_t v_tᵀ from `first`, whose
     axes in the `order` are [batch, heads..., keys, values]: queries and k [batch, seq, groups, keys], v [batch, seq,
-    heads, values], a the same for every key, [batch, seq, heads, 1], or not; None is 1, `logs` that it has logarithms.
-    Given w [batch, seq, groups or heads, keys] and c [batch, seq, heads, 1], v_t + c_t S_{t−1}ᵀ w_t is written. All
-    products of factors are made of them, so a factor may be 0."""
-    laid, groups, seq, one = first.permute(order), k.shape[2], k.shape[1], 0.0 if logs else 1.0
+    heads, values], a the same for every key, [batch, seq, heads, 1], or not; None is 1. Given w [batch, seq, groups,
+    keys] and c [batch, seq, heads, 1], v_t + c_t S_{t−1}ᵀ w_t is written. All products of factors are made of them, so
+    a factor may be 0. With `gates` a has the logarithms of factors, and w reads diag(a_t) S_{t−1}."""
+    laid, groups, seq, one = first.permute(order), k.shape[2], k.shape[1], 0.0 if gates else 1.0
     state = (laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]).unflatten(1, (groups, -1))
     a = k.new_full((1, seq, groups, 1), one) if a is None else a
     size = 16 if a.shape[-1] > 1 else 64
     a = side_by_side(a, size, groups, one)
+    shared = w is k
     *asked, k, v = (side_by_side(x, size, groups) for x in (*queries, k, v))
-    w, c = (None if x is None else side_by_side(x, size, groups) for x in (w, c))
-    if a.shape[-1] > 1:
-        scores, links, left, ends = seen_by_key(asked, k, a.exp() if logs else a, w)
+    w = k if shared else None if w is None else side_by_side(w, size, groups)
+    by_key = a.shape[-1] > 1
+    if by_key:
+        scores, links, left, k = seen_by_key(asked, k, a.exp() if gates else a, w, gates)
+        ending = None
     else:
-        scores, links, left, ends = seen_by_head(asked, k, a, w, logs)
+        scores, links, left, ending = seen_by_head(asked, k, a, w, gates)
     kept = left[..., -1:, :].mT
     if links is None or w is None or c is None:
-        states = carried(state, kept.expand(state.shape[0], *kept.shape[1:]), ends.mT @ v)
+        states = carried(
+            state, kept.expand(state.shape[0], *kept.shape[1:]), for_heads(k.mT, v if ending is None else v * ending)
+        )
         before, state = states[:, :-1], states[:, -1]
     else:
-        inverse, earlier = unit_inverse(-(links * c.mT)), torch.cat((torch.ones_like(left[..., :1, :]), left), -2)
-        own, read = v + c * (inverse @ (links @ v)), c * (inverse @ (earlier[..., :-1, :] * w))  # written: own + read S
-        whole = kept * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) + ends.mT @ read
-        before, state = through_chunks(state, whole, ends.mT @ own)
+        c, ends = side_by_side(c, size, groups), (k if ending is None else k * ending).mT
+        before = left if gates else torch.cat((torch.ones_like(left[..., :1, :]), left[..., :-1, :]), -2)
+        inverse = unit_inverse((-c * links).tril(-1))
+        own, read = inverse @ v, inverse @ (c * before * w)  # written: own + read @ state
+        whole = kept * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) + ends @ read
+        before, state = through_chunks(state, whole, ends @ own)
         v = own + read @ before
-    reads = (scored @ v + (q * left) @ before for scored, q in zip(scores, asked, strict=True))
+    old = ((q * left) @ before if by_key else left * for_heads(q, before) for q in asked)
+    reads = (scored @ v + seen for scored, seen in zip(scores, old, strict=True))
     found = tuple(first_tokens(y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2), seq) for y in reads)
     return found, state.reshape(laid.shape).permute([order.index(axis) for axis in range(len(order))])
 
@@ -206,14 +223,8 @@ def linear_recurrence(
         new = new if rate is None else rate[:, 0, ..., None] * (new - k[..., None, :] @ state)
         state = state + k[..., None] * new
         return (q[..., None, :] @ state).flatten(1)[:, None].to(dtype), state.to(first.dtype)
-    w = c = None
-    if rate is not None:
-        w, c, v = k, -rate, rate * v
-        if gates is not None and gates.shape[-1] > 1:  # what is read has decayed already
-            w = gates.exp() * k.repeat_interleave(heads // groups, 2)
-        elif gates is not None:
-            c = c * gates.exp()
-    (y,), state = outer_products((q,), k, v, gates, state, (0, 1, 2, 3), w, c, logs=True)
+    w, c, v = (None, None, v) if rate is None else (k, -rate, rate * v)
+    (y,), state = outer_products((q,), k, v, gates, state, (0, 1, 2, 3), w, c, gates=True)
     return y.flatten(2).to(dtype), state.to(first.dtype)
 
 
