@@ -53,7 +53,8 @@ _GATED = (normal(2, 7, 6), normal(2, 7, 6), normal(2, 7, 20))
 
 
 def carried(past: TensorType | None, wanted: TensorType) -> tuple[TensorType, ...]:
-    """The type of a present state: that of `past`, which must be `wanted`, maybe in f32; nothing without a past."""
+    """Return the type of the present state, that of `past`, which must be `wanted` or `wanted` in f32; () without a
+    past."""
     fits = past is None or past in (wanted, wanted.with_dtype(dtypes.f32))
     want(fits, f"the past {past} must be {wanted}")
     return () if past is None else (past,)
@@ -66,7 +67,8 @@ def in_dtype(dtype: dtypes.DType, x: Value) -> Value:
 
 @functools.lru_cache(maxsize=256)
 def _matrix_step(heads: int, groups: int, keys: int, values: int, gates: int, changes: bool) -> Step:
-    """The step of linear attention, or of the delta rule: with so many `gates` of a head, 0 if there are none."""
+    """Return the step of linear attention or, if it `changes` what the state has under a key, of the delta rule;
+    `gates` is the number of gates of a head: none, one, or one for each of its keys."""
 
     def step(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         q, k, v, *others = tokens

@@ -38,7 +38,7 @@ ROUNDINGS = 10  # of the numbers of a layer on their way
 
 @cache
 def graph(name: str) -> Graph:
-    """The decoder `name`, but for the caches that it asks for."""
+    """Return the graph of the decoder `name`, which does not depend on the dtype of its caches."""
     found = load_source({**DECODERS, **RECURRENT}[name.removesuffix(FP8)]).graph
     return run_passes(found, TARGETS["torch"].pipeline(found, "f32"))
 

@@ -271,15 +271,15 @@ class Emitter:
     # -- sizes
 
     def size_of(self, value: Value, axis: int = -1) -> Any:
-        """The size of an axis of `value` as texts of statements have it: a model may have it by a name."""
+        """Return the size of an axis of `value` as generated code has it: an int, or what prints as its name."""
         return value.shape[axis]
 
     def shape_of(self, value: Value) -> tuple[Any, ...]:
-        """The sizes of all axes."""
+        """Return the sizes of all axes of `value` as generated code has them."""
         return tuple(self.size_of(value, axis) for axis in range(len(value.shape)))
 
     def attr(self, node: Node, name: str) -> Any:
-        """An attribute of `node` as texts have it."""
+        """Return an attribute of `node` as generated code has it: a number, or what prints as its name."""
         return node.attrs[name]
 
     def size(self, size: Size, *near: Value) -> tuple[str, list[Operand]]:

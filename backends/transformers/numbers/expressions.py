@@ -13,7 +13,7 @@ CONFIG = "config"  # what holds the fields in generated code
 
 @dataclass(frozen=True)
 class Name:
-    """A number that the text of a statement has by its name: its `value`, and what it prints as."""
+    """A number that generated code reads from the config: its `value`, and the expression that it prints as."""
 
     value: Any
     size: Size

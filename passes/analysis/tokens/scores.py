@@ -9,7 +9,7 @@ from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from ...edits.edit import backward_slice
 from ..states import caches
 
-SKIPPING = ("chunked", "dilated")  # patterns of keys that kernels know beside the dense one
+SKIPPING = ("chunked", "dilated")  # patterns of keys that kernels know besides the dense one
 
 
 def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:

@@ -1,4 +1,4 @@
-"""A block layout of floats: pairs of E2M1 codes, 64 of them behind a scale that is a power of two (E8M0)."""
+"""A block layout of floats: pairs of E2M1 codes, 64 of them after a scale that is a power of two (E8M0)."""
 
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout, Packing, add_layout, pack_pairs, unpack_codes

@@ -1,4 +1,4 @@
-"""A block layout of floats: bytes in E4M3, 64 of them behind an f32 scale."""
+"""A block layout of floats: bytes in E4M3, 64 of them after an f32 scale."""
 
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BYTES, BlockLayout, add_layout
