@@ -169,6 +169,7 @@ from .ops import (
     causal_conv as causal_conv,
     ceil as ceil,
     choose_experts as choose_experts,
+    choose_tokens as choose_tokens,
     clip as clip,
     concat as concat,
     conv1d as conv1d,

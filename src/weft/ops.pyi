@@ -310,6 +310,23 @@ def choose_experts(
     Those with the largest weights come first. `bias` [experts] and attributes are those of `route`.
     """
 
+def choose_tokens(
+    logits: Value,
+    uniforms: Value | None = None,
+    *,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    name: str | None = None,
+) -> Value:
+    """The token that follows each row: the likeliest, or at a `temperature` one that is drawn: [batch, 1].
+
+    logits [batch, vocab]; uniforms [batch, 1] in [0, 1). Filters are top-k, top-p (Holtzman et al. 2019, arXiv
+    1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in this order; top_k=0, top_p=1 and min_p=0 keep all.
+    Of the tokens that are kept, the first is drawn whose cumulative probability exceeds the uniform number of its row.
+    """
+
 def clip(x: Value, *, low: float | None = None, high: float | None = None, name: str | None = None) -> Value:
     """x limited to low … high (whole numbers for integers)."""
 

@@ -10,6 +10,7 @@ from ..program.emitter import Emitter, local_name
 from ..program.positions import key_positions
 from ..program.registry import lowering
 from ..program.statements import Operand, Var
+from .calls import Call
 from .elementwise import number
 
 
@@ -170,6 +171,17 @@ def _scatter_rows(e: Emitter, node: Node) -> Var:
 def _top_k(e: Emitter, node: Node) -> tuple[Var, ...]:
     names = tuple(v.name.rpartition(".")[2] for v in node.outputs)
     return e.many(f"top_k({{0}}, {node.attrs['k']})", node.required("x"), names=names)
+
+
+@lowering(ops.choose_tokens)
+def _choose_tokens(e: Emitter, node: Node) -> Var:
+    call = Call("choose_tokens").give(node.required("logits"))
+    if node.attrs["temperature"] > 0:
+        numbers = call.place(node.required("uniforms"))
+        call.give(f"{numbers}.double()", f"torch.zeros_like({numbers}, dtype=torch.int64)")
+        for name, attr in node.op.attrs.items():
+            call.set(name, node.attrs[name], attr.default)
+    return call.emit(e, "[:, None]", name="tokens")
 
 
 def _all(node: Node) -> list[Value]:

@@ -41,6 +41,7 @@ KERNELS = {  # what parts call of the kernels, by the file it is in
     "learns": "shared.attend",
     "shared_memory": "shared.attend",
     "Codes": "shared.codes",
+    "choose_tokens": "choose_tokens",
     "dequantize": "shared.codes",
     "packed_linear": "cpu.packed",
     "norm_linear": "norm_linear",

@@ -1,11 +1,16 @@
-"""The beginning of a decode step: the embeddings of tokens and positions, with the angles of rotations."""
+"""Both ends of a decode step: embeddings of tokens and positions with angles of rotations, the choice of a token."""
 
 from __future__ import annotations
 
-from ...op import Value, case, ints, normal, want
-from ..declaration import fused
-from ..elementwise import add, affine
+import numpy as np
+
+from ...op import OpCall, TensorType, Value, case, ints, normal, want
+from ...types import dtypes
+from .. import reduce
+from ..declaration import composed, fused
+from ..elementwise import add, affine, less, less_equal, masked, minimum, mul
 from ..products import embedding
+from ..tensor import scatter_rows, slice_, unsqueeze
 from .heads import rotary_angles
 
 _IDS, _AT = ints(2, 3, high=11), ints(2, 3, high=7)
@@ -43,3 +48,57 @@ def embed_tokens(
         assert positions is not None
         made += rotary_angles.emit(positions, one, amplitude=amplitude)
     return tuple(made)
+
+
+_UNIFORMS = np.array([[0.02], [0.5], [0.98]])
+
+
+@composed(
+    cases=[
+        case(normal(3, 7)),
+        case(normal(3, 7), _UNIFORMS, temperature=0.7),
+        case(normal(3, 7), _UNIFORMS, temperature=1.5, top_k=4, top_p=0.8),
+        case(normal(3, 7), _UNIFORMS, temperature=1.0, min_p=0.3),
+    ],
+)
+def choose_tokens(
+    logits: Value,
+    uniforms: Value | None = None,
+    *,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> Value:
+    """The token that follows each row: the likeliest, or at a `temperature` one that is drawn: [batch, 1].
+
+    logits [batch, vocab]; uniforms [batch, 1] in [0, 1). Filters are top-k, top-p (Holtzman et al. 2019, arXiv
+    1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in this order; top_k=0, top_p=1 and min_p=0 keep all.
+    Of the tokens that are kept, the first is drawn whose cumulative probability exceeds the uniform number of its row.
+    """
+    if temperature == 0:
+        return reduce.top_k.emit(logits, k=1)[1]
+    assert uniforms is not None
+    falling, order = reduce.top_k.emit(logits, k=logits.width)
+    kept = weights = reduce.softmax(affine(falling, by=1 / temperature))
+    if 0 < top_k < logits.width:
+        kept = masked(less_equal(slice_(weights, axis=1, start=top_k - 1, stop=top_k), weights), kept)
+    if top_p < 1:
+        enough = affine(reduce.sum(kept, axes=(1,), keepdims=True), by=top_p)
+        kept = masked(less(reduce.cumsum(kept, exclusive=True), enough), kept)
+    if min_p > 0:
+        kept = masked(less_equal(affine(slice_(weights, axis=1, start=0, stop=1), by=min_p), weights), kept)
+    sums = reduce.cumsum(scatter_rows(affine(logits, by=0.0), kept, order, axis=1))
+    total = slice_(sums, axis=1, start=logits.width - 1, stop=logits.width)
+    # The product may round up to the total, which no token exceeds.
+    found = minimum(reduce.count(less_equal(sums, mul(uniforms, total)), (1,)), reduce.count(less(sums, total), (1,)))
+    return unsqueeze(found, axes=(1,))
+
+
+@choose_tokens.infer
+def _(n: OpCall) -> TensorType:
+    want(n.logits.rank == 2, f"logits {n.logits} must be [batch, vocab]")
+    want(n.temperature >= 0, f"temperature={n.temperature} must not be negative")
+    if n.temperature > 0:
+        want(n.uniforms is not None and n.uniforms.shape == (n.logits.shape[0], 1), "to draw takes uniforms [batch, 1]")
+    return TensorType(dtypes.i64, (n.logits.shape[0], 1))

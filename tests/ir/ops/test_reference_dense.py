@@ -146,7 +146,15 @@ ORACLES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any
 ELSEWHERE = {
     *("glu", "pack", "add_norm", "attention", "rope", "relative_position_bias", "alibi", "relative_attention", "route"),
     *("block_sparse_attention", "lightning_index"),
-    *("limit_capacity", "expert_choice", "load_balance_loss", "moe", "linear_attention", "causal_conv"),
+    *(
+        "limit_capacity",
+        "expert_choice",
+        "load_balance_loss",
+        "moe",
+        "linear_attention",
+        "causal_conv",
+        "choose_tokens",
+    ),
     *("selective_scan", "ssd", "gated_linear_attention", "gated_delta_rule", "scan"),
 }
 

@@ -10,6 +10,8 @@ import torch
 
 from weft.backends.runtime.core.sampling import Sampler, Sampling
 from weft.backends.torch.kernels.choose_tokens import TICKETS, choose_tokens, reference, refusal
+from weft.ir import ops
+from weft.ir.op import Case
 
 from ....sampling import ALL, each
 from .oracles import draw
@@ -52,6 +54,17 @@ def test_the_tokens_of_the_host(device: torch.device, vocab: int, way: dict[str,
         want.append([sampler(values) for _ in range(DRAWS)])
     for compute in (choose_tokens, reference):
         assert tokens(compute, logits, numbers, **way) == want
+    exact = ops.choose_tokens.reference(logits.cpu().double().numpy(), numbers[:, :1], **way)
+    assert exact.tolist() == [row[:1] for row in want]
+
+
+@pytest.mark.parametrize("case", ops.choose_tokens.cases, ids=lambda case: str(case.attrs))
+def test_the_op_agrees(device: torch.device, case: Case) -> None:
+    logits, *numbers = (torch.from_numpy(a).to(device) for a in case.draw() if a is not None)
+    spent = [torch.zeros(len(logits), 1, dtype=torch.int64, device=device) for _ in numbers]
+    want = ops.choose_tokens.reference(*case.draw(), **case.attrs)[:, 0].tolist()
+    for compute in (choose_tokens, reference):
+        assert compute(logits.float(), *numbers, *spent, **case.attrs).tolist() == want
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
