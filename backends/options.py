@@ -16,6 +16,11 @@ ACTIVATIONS = "activations"  # what activations are rounded to
 CACHE_DTYPE = "cache_dtype"  # what keys and values are kept in
 
 
+MOVED = {  # options that targets had, and where their function is
+    "tensor_parallel": "target transformers writes plans that torchrun, FSDP2 and vLLM follow (docs/scale.md)",
+}
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of a target; a subclass has a field for each, made by `option`."""
@@ -40,7 +45,6 @@ class OptionKeywords(TypedDict, total=False):
     class_name: str
     keep_blocks: str
     prepack: bool
-    tensor_parallel: int
 
 
 def option(default: Any, help: str) -> Any:

@@ -24,7 +24,7 @@ from weft.passes.library.target.legalize import Legalize
 from weft.passes.library.target.rope_length import RopeLength, depends
 
 from .facts import Facts
-from .options import Option, Options
+from .options import MOVED, Option, Options
 
 MODEL = "model"  # the form that holds the whole model
 
@@ -108,6 +108,8 @@ class Backend(ABC):
         """
         own, known = self.options.listed(), all_options()
         for name, value in given.items():
+            if name in MOVED:
+                raise WeftError(f"target {self.name} has no option {name!r} any more: {MOVED[name]}")
             if name not in known:
                 takes = f"it takes {', '.join(own)}" if own else "it takes none"
                 raise WeftError(f"target {self.name} has no option {name!r}; {takes}")

@@ -288,9 +288,9 @@ def _recurrences(large: bool) -> Iterator[Case]:
         )
         seq = 2048 if large else 16
         yield Case(
-            "selective_scan",
+            "mamba_scan",
             f"{name}_{seq}",
-            partial(inputs.selective_scan, batch=1, seq=seq, channels=channels, states=states),
+            partial(inputs.mamba_scan, batch=1, seq=seq, channels=channels, states=states),
             BF16 * 3 * seq * channels,
             rivals=("compiled",) if not large else (),  # token by token: a graph of 2048 steps is not compiled
             sweep={"chunk": (32, 64, 128, 256, 512)},
@@ -309,9 +309,9 @@ def _recurrences(large: bool) -> Iterator[Case]:
         )
         seq = 4096 if large else 16
         yield Case(
-            "ssd",
+            "mamba2_scan",
             f"{name}_{seq}",
-            partial(inputs.ssd, batch=1, seq=seq, heads=heads, width=width, states=states, past=True),
+            partial(inputs.mamba2_scan, batch=1, seq=seq, heads=heads, width=width, states=states, past=True),
             BF16 * 2 * seq * (heads * width + states),
             4 * seq * heads * width * states,
             rivals=("ssd_chunked",),

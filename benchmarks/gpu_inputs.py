@@ -275,7 +275,7 @@ def norm_route(draw: Draw, tokens: int, experts: int, k: int, dim: int, scoring:
     return Inputs((along * turned, weight), {"k": k, "norm": norm(draw, dim, "rms"), "scoring": scoring})
 
 
-def selective_scan(draw: Draw, batch: int, seq: int, channels: int, states: int, past: bool = False) -> Inputs:
+def mamba_scan(draw: Draw, batch: int, seq: int, channels: int, states: int, past: bool = False) -> Inputs:
     """Mamba over a prompt: x, delta [batch, seq, channels], a [channels, states], b, c [batch, seq, states]."""
     x, (b, c) = draw.normal(batch, seq, channels), (draw.normal(batch, seq, states) for _ in range(2))
     delta = draw.uniform(batch, seq, channels, low=0.001, high=0.1)
@@ -300,7 +300,7 @@ def selective_step(draw: Draw, batch: int, channels: int, states: int, rank: int
     return Inputs((x, delta, a, b, c, draw.normal(channels), past), more)
 
 
-def ssd(
+def mamba2_scan(
     draw: Draw, batch: int, seq: int, heads: int, width: int, states: int, groups: int = 1, past: bool = False
 ) -> Inputs:
     """Mamba-2: x [batch, seq, heads·width], delta [batch, seq, heads], b and c [batch, seq, groups·states]."""

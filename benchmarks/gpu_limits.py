@@ -58,16 +58,15 @@ def _small_kernel(x, y, PDL: tl.constexpr):  # type: ignore[no-untyped-def]  # a
     tl.store(y + at, tl.load(x + at) + 1)
 
 
-def variants() -> list[Any]:
-    """The kernels as they are launched, for a compiler without a GPU."""
-    from weft.backends.torch.kernels.shared.launch import Variant
-
+def variants() -> list[dict[str, Any]]:
+    """The kernels as they are launched, for a compiler without a GPU: each with its types, constants and options."""
     numbers, found = {"x": "*fp32", "y": "*fp32"}, []
     for pdl in (False, True):
-        found.append(Variant(_empty_kernel, {"x": "*fp32"}, {"PDL": pdl}, pdl=pdl, vectors=False))
-        found.append(Variant(_small_kernel, numbers, {"PDL": pdl}, pdl=pdl))
+        own = {"constants": {"PDL": pdl}, "pdl": pdl}
+        found.append({"kernel": _empty_kernel, "types": {"x": "*fp32"}, "vectors": False, **own})
+        found.append({"kernel": _small_kernel, "types": numbers, **own})
     reads = {"x": "*bf16", "y": "*fp32", "tiles": "i32"}
-    return [*found, Variant(_read_kernel, reads, {"BLOCK": BLOCK}, warps=8, pdl=False)]
+    return [*found, {"kernel": _read_kernel, "types": reads, "constants": {"BLOCK": BLOCK}, "warps": 8, "pdl": False}]
 
 
 def reading(clock: Clock, size: int) -> dict[str, Any]:

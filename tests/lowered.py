@@ -52,9 +52,9 @@ def build_module(graph: Graph, **place: Any) -> nn.Module:
     return module.build_module(module_forms(graph), **place)
 
 
-def build_step(graph: Graph, made: nn.Module, processes: int = 1, **caches: bool) -> Callable[..., torch.Tensor]:
+def build_step(graph: Graph, made: nn.Module, **caches: bool) -> Callable[..., torch.Tensor]:
     """The decode step of `graph` over the weights of a module."""
-    return module.build_step(step_forms(graph, processes), made, processes, **caches)
+    return module.build_step(step_forms(graph), made, **caches)
 
 
 def explain(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node
 from weft.passes import Pass, Phase, Pipeline
 from weft.passes.default import FUSE_DECODE
@@ -29,7 +28,6 @@ STEP = "step"  # the form of a decode step
 class TorchOptions(BlockOptions):
     """Options of generated models."""
 
-    tensor_parallel: int = option(1, "Write parallel.py, a tensor-parallel plan for N processes")
     activations: Literal["", "fp8"] = option(
         "", "Round what more than 64 tokens multiply with kept FP8 blocks to FP8, too: faster on GPUs from Hopper on"
     )
@@ -44,12 +42,6 @@ class TorchOptions(BlockOptions):
             groups = dict.fromkeys((self.keep_blocks, "quantized"))
             found[KEEP_BLOCKS] = ", ".join(f"keep-blocks{{which={g}, activations=fp8}}" for g in groups if g)
         return found
-
-    def __post_init__(self) -> None:
-        if self.tensor_parallel != 1 and self.cache_dtype:
-            raise WeftError("--tensor-parallel divides no caches of fewer bits: leave out --cache-dtype")
-        if self.tensor_parallel != 1 and self.keep_blocks:
-            raise WeftError("--tensor-parallel divides weights that are numbers, not blocks: leave out --keep-blocks")
 
 
 @dataclass(frozen=True)
@@ -104,11 +96,8 @@ class TorchBackend(Backend):
 
         forms = {MODEL: Form(self.model(PythonNames()))}
         if refusal(graph) is None:
-            assert isinstance(options, TorchOptions)
             quiet = (DropDropout(),) if drops(graph) else ()  # steps do not train
-            # What divides weights takes each by itself.
-            fusing = tuple(p for p in FUSE_DECODE.passes if options.tensor_parallel == 1 or p.name != "pack-linears")
-            phases = Phase(FUSE_DECODE.name, (*quiet, *fusing)), Phase(STEP, (Legalize(self.name, STEP),))
+            phases = Phase(FUSE_DECODE.name, (*quiet, *FUSE_DECODE.passes)), Phase(STEP, (Legalize(self.name, STEP),))
             forms[STEP] = Form(Pipeline(phases), of=MODEL)
         return forms
 

@@ -21,7 +21,6 @@ from ..weights import weight_facts
 from .ops import float8_caches
 from .package import export
 from .package.explain import explain, explain_cpu
-from .package.parallel import write_plan
 from .program import quantized as blocks
 from .program.positions import rolled
 from .program.statements import TORCH_NAMES
@@ -34,10 +33,8 @@ NARROW = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
 class TorchFolder:
     """The model of `forms`, those of the target torch, with weights in `dtype`, not written yet; `notes` are added to.
 
-    With the option tensor_parallel it also says how processes share the model.
-
     Raises:
-        WeftError: if the graph has caches of its own or cannot write text, or the processes cannot share it.
+        WeftError: if the graph has caches of its own or cannot write text.
     """
 
     def __init__(self, forms: Mapping[str, Graph], dtype: str, options: Options, notes: list[str]) -> None:
@@ -46,10 +43,8 @@ class TorchFolder:
             raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and what needs it")
         check_writes(graph)
         given = {name: getattr(options, name) for name in options.listed()}
-        processes = given["tensor_parallel"]
         float8 = given[CACHE_DTYPE] == "fp8"
-        self._built = export.build(forms, processes, float8)
-        self._plan = "" if processes == 1 else write_plan(self._built.lowered, processes)
+        self._built = export.build(forms, float8)
         self._weights = export.weights(self._built, dtypes.parse(dtype))
         self.tensors = export.stored_tensors(self._built, self._weights)
         self.trace: list[str] = blocks.widened(graph)
@@ -70,7 +65,6 @@ class TorchFolder:
             "outputs": list(graph.outputs),
             "kernels": self._built.kernels,
             "weights": weight_facts(graph, self.tensors),
-            **({"tensor_parallel": processes} if self._plan else {}),
             **({CACHE_DTYPE: given[CACHE_DTYPE]} if float8 else {}),
             **({"kept_blocks": given[KEEP_BLOCKS], "blocks": kept} if kept else {}),
             **(_kept(graph) if self._built.keeps else {}),
@@ -86,8 +80,6 @@ class TorchFolder:
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write everything into `folder`; `step` is told the bytes just written."""
         export.write_code(self._built, folder)
-        if self._plan:
-            (folder / "parallel.py").write_text(self._plan, encoding="utf-8")
         write_shards(folder, self._weights, step=step)
 
 

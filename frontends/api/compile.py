@@ -101,7 +101,6 @@ def compile(
             blocks of the source where a kernel takes them exactly (``ort-cpu``, ``torch``);
             ``cache_dtype="int8"``: keep keys and values as integers (int8, int4; ``torch`` also fp8);
             ``activations="fp8"``: round what many tokens multiply with FP8 blocks to FP8, too (``torch``);
-            ``tensor_parallel=2``: write parallel.py, a tensor-parallel plan for 2 processes (``torch``).
 
     Raises:
         WeftError: on any bad input; an older `out` survives.

@@ -121,11 +121,10 @@ def module_forms(graph: Graph) -> dict[str, Graph]:
     return make_forms(graph, {MODEL: target.forms(graph, target.choose({}))[MODEL]})
 
 
-def step_forms(graph: Graph, processes: int = 1) -> dict[str, Graph]:
-    """Return graphs by form, as `module_forms` does, with "step" as well: the fused graph of a decode step, of which
-    `processes` may share the weights."""
+def step_forms(graph: Graph) -> dict[str, Graph]:
+    """Return graphs by form, as `module_forms` does, with "step" as well: the fused graph of a decode step."""
     target = TARGETS["torch"]
-    return make_forms(graph, target.forms(graph, target.choose({"tensor_parallel": processes})))
+    return make_forms(graph, target.forms(graph, target.choose({})))
 
 
 def trained(graph: Graph) -> Graph:

@@ -33,9 +33,10 @@ class TargetCommand(click.Command):
 
 
 def _target_options() -> list[click.Option]:
+    from weft.backends.options import MOVED
     from weft.backends.targets import TARGETS, all_options
 
-    options = []
+    options = [click.Option([f"--{name.replace('_', '-')}"], hidden=True) for name in MOVED]
     for option, targets in all_options().values():
         text = f"{option.help} (target{'s' * (len(targets) > 1)} {', '.join(targets)})."
         kind = click.Choice(option.choices) if option.choices else option.type

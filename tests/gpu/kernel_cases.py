@@ -12,7 +12,7 @@ from gpu_inputs import Draw, Inputs
 from gpu_kernels import module
 from torch import Tensor
 
-from weft.backends.torch.kernels.shared.launch import Variant, jit, tl, triton
+from weft.backends.torch.kernels.shared.launch import jit, tl, triton
 
 
 @dataclass(frozen=True)
@@ -243,17 +243,19 @@ CASES = {
     "norm_route": Odd("norm_route", _odd(inputs.norm_route, tokens=3, experts=21, k=4, dim=136), 136),
     "route": Odd("route", _odd(inputs.route, tokens=3, experts=21, k=4, scoring="sigmoid", biased=True), 21),
     "conv_step": Odd("conv_step", _odd(inputs.conv_step, batch=2, channels=150), 4, (0, 3)),
-    "selective_scan": Odd(
-        "selective_scan", _odd(inputs.selective_scan, batch=2, seq=70, channels=40, states=5), 350, (0, 1, 3, 4)
-    ),
+    "mamba_scan": Odd("mamba_scan", _odd(inputs.mamba_scan, batch=2, seq=70, channels=40, states=5), 350, (0, 1, 3, 4)),
     "selective_step": Odd(
         "selective_step",
         _odd(inputs.selective_step, batch=2, channels=100, states=16, rank=13, normed=True),
         29,
         (0, 1, 3, 4, 6),
     ),
-    "ssd": Odd(
-        "ssd", _odd(inputs.ssd, batch=1, seq=70, heads=3, width=24, states=20, past=True), 1400, (0, 1, 3, 4, 6), 3
+    "mamba2_scan": Odd(
+        "mamba2_scan",
+        _odd(inputs.mamba2_scan, batch=1, seq=70, heads=3, width=24, states=20, past=True),
+        1400,
+        (0, 1, 3, 4, 6),
+        3,
     ),
     "ssd_step": Odd(
         "ssd_step",
@@ -289,11 +291,19 @@ def _slow_copy(source, target, count, turns, BLOCK: tl.constexpr):  # type: igno
     tl.store(target + at, value, mask=(at < count) & (idle >= 0.0))  # always so, which the compiler cannot know
 
 
-def variants() -> list[Variant]:
-    """The kernel as it is launched, for a compiler without a GPU."""
+def variants() -> list[dict[str, Any]]:
+    """The kernel as it is launched, for a compiler without a GPU, as fields of a Variant."""
     kinds = ("*bf16", "*fp32", "*i64")
     shared = {"count": "i32", "turns": "i32"}
-    return [Variant(_slow_copy, {"source": k, "target": k, **shared}, {"BLOCK": 1024}, vectors=False) for k in kinds]
+    return [
+        {
+            "kernel": _slow_copy,
+            "types": {"source": k, "target": k, **shared},
+            "constants": {"BLOCK": 1024},
+            "vectors": False,
+        }
+        for k in kinds
+    ]
 
 
 def produce(source: Tensor, target: Tensor, turns: int) -> None:

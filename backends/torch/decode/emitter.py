@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
@@ -46,21 +45,19 @@ class StepEmitter(Emitter):
 
     The `init` of its `Submodule`s is an expression in which ``{0}`` stands for the model's module around their path.
 
-    One that `reads_prompts` writes for several tokens of each row. `styles` says by path which modules processes divide
-    among them, and how. `float8_caches` is as for the model.
+    One that `reads_prompts` writes for several tokens of each row. `float8_caches` is as for the model.
     """
 
     def __init__(
         self,
         graph: Graph,
         functions: Mapping[str, str],
-        styles: Mapping[str, str] = MappingProxyType({}),
         reads_prompts: bool = False,
         float8_caches: bool = False,
     ) -> None:
         cached = cached_nodes(graph)
         super().__init__(graph, cached, counts_keys(graph, cached), float8_caches=float8_caches)
-        self.program.functions, self.styles, self.reads_prompts = dict(functions), styles, reads_prompts
+        self.program.functions, self.reads_prompts = dict(functions), reads_prompts
         self._keepers = [*dict.fromkeys(keeper(n) if caches(n) else n for n in graph.nodes if n in cached)]
         self.choices: list[Choice] = []
         self.kernels: dict[str, str] = {}  # that are generated for this model: text by name

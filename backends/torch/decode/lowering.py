@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node
@@ -57,12 +56,11 @@ def refused(graph: Graph) -> str:
     return refusal(graph) or "its states would not be those of the model"
 
 
-def lower_step(model: Lowered, graph: Graph, styles: Mapping[str, str] = MappingProxyType({})) -> Step | None:
-    """The decode step of `model`, from its fused `graph`; None if its caches would not be those of the model. Processes
-    may share it, its modules divided as `styles` says by path."""
+def lower_step(model: Lowered, graph: Graph) -> Step | None:
+    """The decode step of `model`, from its fused `graph`; None if its caches would not be those of the model."""
     head = last_mixed(graph)
-    several = head is not None and reads_prompts(model.graph) and not styles
-    emitter = StepEmitter(graph, model.program.functions, styles, several, model.float8_caches)
+    several = head is not None and reads_prompts(model.graph)
+    emitter = StepEmitter(graph, model.program.functions, several, model.float8_caches)
 
     def pick(node: Node) -> None:
         if several and head is not None and head[0] in node.outputs:

@@ -16,8 +16,7 @@ from ..codegen.source import formatted, template
 from ..codegen.structure import Method
 from ..lower.lower import Lowered
 from ..program.snippets import bound, imports, library, names, used_snippets
-from ..program.statements import TOP, ParamRef, Var, inside
-from .divided import GROUP
+from ..program.statements import ParamRef, Var, inside
 from .lowering import Step
 from .members import attributes, constructor
 
@@ -28,7 +27,6 @@ LAUNCHERS = (  # of kernels, each in a file of its name
 )
 HELPERS = {
     **{"Codes": "shared.codes", "Norm": "shared.norm", "Tickets": "shared.tickets"},
-    **dict.fromkeys(("Group", "add_parts", "held"), "shared.group"),
     **{"as_bytes": "shared.float8", "step_in_place": "shared.recurrence"},
 }
 IN_KERNELS = {  # that are generated
@@ -108,8 +106,7 @@ class _StepWriter(ClassWriter):
     body = _Body
 
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
-        lines = constructor(method, inner)
-        return ["module = held(module)", *lines] if method.path == TOP and GROUP.path in method.holds else lines
+        return constructor(method, inner)
 
     def own(self, method: Method) -> list[Node]:
         """Return the model's nodes within the scope of the class, except those of its submodules."""

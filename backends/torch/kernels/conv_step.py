@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from .shared.activation import ACTIVATIONS, activate, check_activation
-from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
+from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
 from .shared.operands import check_step, contiguous, refusal, side_by_side
 
 BLOCK = 128  # channels of a program
@@ -87,16 +87,3 @@ def conv_step(
 
 
 reference = partial(conv_step, kernel=False)
-
-
-def variants() -> list[Variant]:
-    """Mamba-2.8B (5120 channels), Mamba-2-2.7B (5376), Falcon-Mamba-7B (8192). A few bytes per channel: no vectors."""
-    sizes = {"WIDTH": 4, "TAPS": 4, "ACTIVATION": "silu", "BLOCK": BLOCK}
-    return [
-        variant(_conv_kernel, dtype, {"CHANNELS": channels, **sizes}, rows="x_row", types=state, vectors=False)
-        for dtype, state, channels in (
-            (BF16, {"past": "*bf16", "present": "*bf16"}, 5120),
-            (FP16, {}, 8192),
-            (FP32, {}, 5376),
-        )
-    ]

@@ -24,7 +24,7 @@ from .shared import launch, split_keys
 from .shared.attend import attend, base2, check_heads, mixed_in, scaled
 from .shared.cached_keys import Mask, check_positions, prefetch, slots, visible_range
 from .shared.float8 import FLOAT8, check_scales, from_bytes, widened
-from .shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, uses_torch, variant, wait
+from .shared.launch import DTYPES, jit, start_next, tl, uses_torch, wait
 from .shared.operands import gradient_refusal, power_of_2
 from .shared.split_keys import finish, per_split
 
@@ -304,36 +304,3 @@ def _shape(d: int, dv: int, group: int, size: int) -> dict[str, int]:
         "KEYS": min(128, max(16, power_of_2(keys + 1) // 2)),
         **split_keys.merging(power_of_2(taken), dv_padded),
     }
-
-
-def variants() -> list[Variant]:
-    """Head sizes, groups and dtypes that ship, and each kind of mask."""
-    plain = [(BF16, 128, 4), (BF16, 64, 8), (FP16, 256, 2), (BF16, 80, 1), (BF16, 16, 71), (FP32, 128, 4)]
-    found = [_variant(dtype, d, d, group) for dtype, d, group in plain]
-    found += [_variant(BF16, 576, 512, 16), _variant(FP32, 256, 256, 8), _variant(BF16, 128, 128, 48)]
-    ring = Mask(4096, 1024, 4, rolling=True).constants
-    found += [
-        _variant(BF16, 256, 256, 4, (), **ring, SOFTCAP=50.0, INSIDE=False),
-        _variant(BF16, 64, 64, 8, ("sinks",), WINDOW=128),
-        _variant(BF16, 128, 128, 5, CHUNK=8192),
-        _variant(FP16, 64, 64, 1, WINDOW=4096, RING=4096, STEP=4),
-        *(
-            _variant(dtype, d, d, group, ("k_scale",))
-            for dtype, d, group in ((BF16, 128, 4), (BF16, 64, 8), (FP16, 256, 2))
-        ),
-        _variant(FP32, 128, 128, 4, ("k_scale",)),
-        _variant(BF16, 128, 128, 20, QUERIES=5),
-        _variant(BF16, 128, 128, 64, ("k_scale",), QUERIES=16),
-    ]
-    return [*found, _variant(BF16, 128, 128, 1, ("slopes",))]
-
-
-def _variant(dtype: torch.dtype, d: int, dv: int, group: int, biases: tuple[str, ...] = (), **mask: float) -> Variant:
-    unmasked = {"QUERIES": 1, "WINDOW": 0, "KEEP": 0, "RING": 0, "CHUNK": 0, "STEP": 1, "SOFTCAP": 0.0, "INSIDE": True}
-    strides = "k_batch k_head k_slot v_batch v_head v_slot"
-    absent = " ".join(name for name in ("sinks", "slopes") if name not in biases)
-    types = {"k_scale": "*fp32", "v_scale": "*fp32", "k": "*fp8e4nv", "v": "*fp8e4nv"}
-    if "k_scale" not in biases:
-        types, absent = {}, f"{absent} k_scale v_scale"
-    shape = _shape(d, dv, group, dtype.itemsize)
-    return variant(decode_kernel, dtype, {**shape, **unmasked, **mask}, "capacity", strides, absent, types=types)

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from .shared import operands
-from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
+from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
 
 BLOCK = 512  # numbers, or pairs, of a program
 MOST_TABLES = 2
@@ -123,27 +123,3 @@ reference = partial(embed_tokens, kernel=False)
 
 def _two(given: Sequence[Any], filler: Any) -> list[Any]:
     return [*given, filler, filler][:2]
-
-
-def variants() -> list[Variant]:
-    """Gemma-3 with its two tables and scale, learned positions, Llama-3."""
-    types = {"ids": "*i64", "frequencies": "*fp64", "frequencies_2": "*fp64", "cos_2": "*fp32", "sin_2": "*fp32"}
-    types |= dict.fromkeys(("scale", "amplitude", "amplitude_2"), "fp32")
-    second = "frequencies_2 cos_2 sin_2"
-    return [
-        variant(
-            embed_kernel,
-            dtype,
-            {"BLOCK": BLOCK},
-            "vocab length pairs pairs_2 offset",
-            "D",
-            absent,
-            types,
-            vectors=False,
-        )
-        for dtype, absent in (
-            (BF16, "table"),
-            (FP16, f"frequencies cos sin {second}"),
-            (FP32, f"table {second}"),
-        )
-    ]

@@ -15,7 +15,7 @@ import torch
 from .shared import launch, split_keys
 from .shared.attend import HOPPER, attend, base2, mixed_in, scaled, shared_memory
 from .shared.cached_keys import Mask, check_positions, prefetch, slots, visible_range
-from .shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, uses_torch, variant, wait
+from .shared.launch import DTYPES, jit, start_next, tl, uses_torch, wait
 from .shared.operands import gradient_refusal, power_of_2
 from .shared.split_keys import finish, per_split
 
@@ -179,18 +179,3 @@ def _shape(rank: int, rope: int, heads: int, size: int, room: int) -> tuple[dict
         **split_keys.merging(taken, power_of_2(rank, 16)),
     }
     return shape, 4 if taken == 16 and size == 2 else 8
-
-
-def variants() -> list[Variant]:
-    """The published widths with 16 heads and more, and each kind of mask."""
-    found = [_variant(BF16, 512, 64, heads) for heads in (16, 32, 128)]
-    found += [_variant(FP16, 256, 32, 40), _variant(FP32, 128, 64, 16), _variant(BF16, 512, 64, 64, sinks=True)]
-    ring = Mask(4096, 1024, 4, rolling=True).constants
-    return [*found, _variant(BF16, 512, 64, 16, False, **ring, SOFTCAP=30.0, INSIDE=True)]
-
-
-def _variant(dtype: torch.dtype, rank: int, rope: int, heads: int, sinks: bool = False, **mask: float) -> Variant:
-    unmasked = {"WINDOW": 0, "KEEP": 0, "RING": 0, "SOFTCAP": 0.0, "INSIDE": False}
-    shape, warps = _shape(rank, rope, heads, dtype.itemsize, HOPPER)
-    constants, absent = {**shape, **unmasked, **mask}, "" if sinks else "sinks"
-    return variant(latent_kernel, dtype, constants, "capacity", "batch_stride", absent, warps=warps)

@@ -16,18 +16,13 @@ from .shared import gemv
 from .shared.cached_keys import own_slot, write
 from .shared.gemv import flat
 from .shared.launch import (
-    BF16,
     DTYPES,
-    FP16,
-    FP32,
-    Variant,
     jit,
     options,
     start_next,
     tl,
     triton,
     uses_torch,
-    variant,
     wait,
 )
 from .shared.norm import NO_NORM, Norm
@@ -176,20 +171,3 @@ def _sizes(rank: int, plain: int, rope: int, size: int) -> dict[str, int]:
     columns, whole = max(16, 2 * NUMBERS // size // power_of_2(plain)), power_of_2(rank)
     sizes = {"RANK": rank, "PLAIN": plain, "ROPE": rope, "BLOCK_I": whole, "BLOCK_R": min(columns, whole)}
     return sizes | {"BLOCK_O": power_of_2(plain), "BLOCK_P": power_of_2(rope // 2)}
-
-
-def variants() -> list[Variant]:
-    """DeepSeek-V3 and V2-Lite, for one row and for more, and latents without a norm."""
-    shipped = []
-    for dtype, rank, plain, rope, forms, absent in (
-        (BF16, 512, 128, 64, {"M": 1}, ""),  # Triton takes a 1 as a constant
-        (FP16, 512, 128, 64, {}, ""),
-        (FP32, 512, 128, 64, {"M": 1, "ROLLING": True}, ""),
-        (BF16, 256, 64, 32, {"M": 1, "NORM": "none", "INTERLEAVED": False}, "gain"),
-    ):
-        plain_forms = {"NORM": "rms", "INTERLEAVED": True, "ROLLING": False}
-        constants = {**_sizes(rank, plain, rope, dtype.itemsize), **plain_forms, **forms}
-        counts, strides = "M capacity keep", "q_row latent_row cache_row"
-        launch = {"warps": WARPS, "stages": 1, "ahead": True}
-        shipped.append(variant(latent_qk_kernel, dtype, constants, counts, strides, absent, None, **launch))
-    return shipped

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from .shared.gemv import first_weights, flat, products, refusal, tile
-from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, wait
+from .shared.launch import jit, start_next, tl, triton, uses_torch, wait
 
 
 @jit
@@ -57,11 +57,3 @@ def linear_by_head(x: torch.Tensor, weight: torch.Tensor, heads: int, *, kernel:
 
 
 reference = partial(linear_by_head, kernel=False)
-
-
-def variants() -> list[Variant]:
-    """DeepSeek-V3 and V2-Lite, whose heads go from 512 latents to 128 values, for one row and for more."""
-    return [
-        tile(m, heads * 128, 512, dtype).within(128).variant(linear_by_head_kernel, m, dtype, "N K x_row", {})
-        for m, heads, dtype in ((1, 128, BF16), (8, 128, FP16), (1, 16, FP32))
-    ]

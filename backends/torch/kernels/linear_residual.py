@@ -8,15 +8,12 @@ sandwich norms have (arXiv 2105.13290), needs all outputs; the last block of all
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
-from .norm_linear import norm_linear
 from .shared import gemv, launch
 from .shared.gemv import Tile, Weight, check, first_weights, parts, products, refusal, tile
-from .shared.group import Group, add_parts
-from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, wait
+from .shared.launch import jit, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import power_of_2
 from .shared.rows import linear
@@ -110,14 +107,12 @@ def linear_residual(
     scale: float = 1.0,
     norm: Norm = NO_NORM,
     tickets: torch.Tensor | None = None,
-    group: Group | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
     """residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], bias [out], residual [..., out] → [..., out].
 
     Sums are fp32, and only the result is rounded. `tickets` i32 [out], 0 between launches, are the model's own counters
-    of blocks that are ready; without them launches on a stream share some. Each process of a `group` has some columns
-    of x and W; all get the whole result. `kernel`: see `uses_torch`.
+    of blocks that are ready; without them launches on a stream share some. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, or the norm is unknown.
@@ -126,9 +121,6 @@ def linear_residual(
     norm.check(len(weight))
     if residual.shape != (*x.shape[:-1], len(weight)):
         raise ValueError(f"residual {list(residual.shape)} does not fit x {list(x.shape)} Wᵀ, {len(weight)} wide")
-    if group is not None and group.size > 1:
-        part = norm_linear(x, weight, dtype=torch.promote_types(x.dtype, torch.float32), kernel=kernel)
-        return add_parts(part, residual, bias, group=group, scale=scale, norm=norm, kernel=kernel)
     if uses_torch(kernel, refusal, x, weight, residual, bias, norm.gain, norm.shift):
         if isinstance(weight, torch.Tensor) and adds(x, weight, residual, bias, norm):
             both = torch.addmm(residual.reshape(-1, len(weight)), x.reshape(-1, x.shape[-1]), weight.T, alpha=scale)
@@ -176,29 +168,3 @@ def columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
 def at_once(outputs: int, plan: Tile) -> int:
     """Return how many outputs the last block normalizes at a time: all, or what makes 64 numbers per thread."""
     return min(power_of_2(outputs), 64 * 32 * plan.warps // plan.batch)
-
-
-def variants() -> list[Variant]:
-    """Output and down projections of 8 B and of 135 M parameters, more rows, one that is split, norms, 4 bits."""
-    shipped = []
-    for m, n, k, dtype, norm, absent in (
-        (1, 4096, 14336, BF16, "none", "gain shift bias"),
-        (1, 576, 1536, BF16, "none", "gain shift bias"),
-        (8, 2048, 2048, FP16, "none", "gain shift"),
-        (1, 256, 14336, FP32, "none", "gain shift bias"),
-        (1, 2304, 9216, BF16, "rms", "shift bias"),
-        (4, 256, 4096, BF16, "layer", ""),
-        (8, 4096, 14336, BF16, "none", "gain shift bias"),
-        (64, 4096, 14336, BF16, "none", "gain shift bias"),
-    ):
-        plan = tile(m, n, k, dtype)
-        splits, _ = columns(n, k, plan)
-        forms = {"NORM": norm, "SPLITS": splits, "BLOCK_H": at_once(n, plan)}
-        absent += " partial tickets" * (splits == 1 and norm == "none")
-        shipped.append(plan.variant(linear_residual_kernel, m, dtype, "N K each", forms, absent=absent))
-    for m, bits, types in ((1, 4, gemv.CODES), (8, 4, gemv.CODES), (32, 4, gemv.CODES), (1, 8, gemv.FLOATS)):
-        plan, absent = gemv.coded(m, 4096, 14336, bits, 128), "offsets gain shift bias"
-        forms = {"NORM": "none", "SPLITS": columns(4096, 14336, plan)[0], "BLOCK_H": at_once(4096, plan)}
-        more: dict[str, Any] = {"absent": absent, "types": types}
-        shipped.append(plan.variant(linear_residual_kernel, m, BF16, "N K each", forms, **more))
-    return shipped

@@ -11,15 +11,13 @@ its first weights, before the first has ended.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from .shared.activation import activate, open_gate
 from .shared.dots import dot_products, prefetch_rows
 from .shared.experts import AT_ONCE, count_of, slots_of
 from .shared.gemv import PROCESSORS, staged
-from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, variant, wait
+from .shared.launch import jit, options, start_next, tl, triton, wait
 from .shared.norm import Norm
 from .shared.operands import power_of_2
 from .shared.tickets import counters, is_last
@@ -159,25 +157,3 @@ def _shapes(
         return {"BLOCK_M": rows, "BLOCK_N": wide, "BLOCK_K": columns, "STAGES": stages, "AT_ONCE": AT_ONCE}
 
     return shape(hidden, dim, 1 + gated), shape(dim, hidden)
-
-
-def variants() -> list[Variant]:
-    """Eight tokens of Mixtral-8x7B, 32 of Qwen3-30B-A3B and of gpt-oss-20b with its biases, few of a small one."""
-    shipped, biases = [], "up_bias gate_bias down_bias"
-    types = {"chosen": "*i32", "weights": "*fp32", "partial": "*fp32"}
-    for tokens, choices, experts, hidden, dim, dtype, activation, limit, added, absent in (
-        (8, 2, 8, 14336, 4096, BF16, "silu", None, 0.0, f"shift {biases}"),
-        (64, 2, 8, 14336, 4096, BF16, "silu", None, 0.0, f"shift {biases}"),
-        (32, 8, 128, 768, 2048, FP16, "silu", None, 0.0, f"shift {biases}"),
-        (32, 4, 32, 2880, 2880, BF16, "gelu_quick", 7.0, 1.0, "shift"),
-        (4, 2, 4, 1536, 576, FP32, "relu", None, 0.0, f"shift gate {biases}"),
-    ):
-        forms: dict[str, Any] = {"CHOICES": choices, "ACTIVATION": activation, "LIMIT": limit, "SHIFT": added}
-        shapes = _shapes(tokens, choices, experts, hidden, dim, dtype, "gate" not in absent.split())
-        for kernel, shape, counts, rows in zip(
-            (grouped_open_kernel, grouped_close_kernel), shapes, ("slots", "tokens slots"), ("H K", "N K"), strict=True
-        ):
-            constants = {**shape, **forms, "NORM": "rms", "ADDED": ADDED}
-            launch = {"warps": shape["BLOCK_N"] // 16, "stages": 1}
-            shipped.append(variant(kernel, dtype, constants, counts, rows, absent, types, **launch))
-    return shipped

@@ -9,8 +9,8 @@ import torch
 
 from .shared.activation import ACTIVATIONS, activate, check_activation
 from .shared.codes import Codes
-from .shared.gemv import FLOATS, MXFP4, NVFP4, Weight, affine, check, coded, flat, parts, refusal, tile
-from .shared.launch import BF16, FP16, FP32, Variant, jit, operator, start_next, tl, triton, uses_torch
+from .shared.gemv import Weight, affine, check, flat, parts, refusal, tile
+from .shared.launch import jit, operator, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
 
@@ -41,10 +41,9 @@ def norm_linear(
     *,
     norm: Norm = NO_NORM,
     activation: str = "identity",
-    dtype: torch.dtype | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """act(norm(x) Wᵀ + b): x [..., in], weight [out, in], bias [out] → [..., out] of `dtype`, that of x if not given.
+    """act(norm(x) Wᵀ + b): x [..., in], weight [out, in], bias [out] → [..., out].
 
     x may be a slice of a projection. Sums are fp32, and only the result is rounded. `kernel`: see `uses_torch`.
 
@@ -54,14 +53,14 @@ def norm_linear(
     check(x, weight, norm, bias)
     check_activation(activation)
     if uses_torch(kernel, refusal, x, weight, norm.gain, norm.shift, bias):
-        return ACTIVATIONS[activation](linear(norm(x), weight, bias)).to(dtype or x.dtype)
+        return ACTIVATIONS[activation](linear(norm(x), weight, bias))
     bits = weight.bits if isinstance(weight, Codes) else 0
     gain, shift = norm.gain, norm.shift
-    return normed_product(x, *parts(weight), bits, bias, gain, shift, norm.kind, norm.eps, activation, dtype or x.dtype)
+    return normed_product(x, *parts(weight), bits, bias, gain, shift, norm.kind, norm.eps, activation)
 
 
 def _empty(x: torch.Tensor, weight: torch.Tensor, *more: Any) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], len(weight), dtype=more[-1])
+    return x.new_empty(*x.shape[:-1], len(weight))
 
 
 @operator(_empty)
@@ -77,11 +76,10 @@ def normed_product(
     norm: str,
     eps: float,
     activation: str,
-    dtype: torch.dtype,
 ) -> torch.Tensor:
     """`norm_linear` by the kernel, with a weight of numbers, or of `bits` in the parts of `Codes`."""
     rows, N, K = flat(x), len(weight), x.shape[-1]
-    y = _empty(x, weight, dtype)
+    y = _empty(x, weight)
     plan = tile(len(rows), N, K, x.dtype, weight=weight if scales is None else Codes(weight, scales, offsets, bits, K))
     norm_linear_kernel[(triton.cdiv(N, plan.rows),)](
         rows, weight, scales, offsets, gain, shift, bias, y, len(rows), N, K, rows.stride(0), eps,
@@ -91,49 +89,3 @@ def normed_product(
 
 
 reference = partial(norm_linear, kernel=False)
-
-
-def variants() -> list[Variant]:
-    """Heads of one row and of more, a LayerNorm, and a router without norm; and products with weights of few bits."""
-    return [
-        tile(m, n, k, dtype).variant(norm_linear_kernel, m, dtype, "N K x_row", forms, absent=absent)
-        for m, n, k, dtype, norm, absent, activation in (
-            (1, 128256, 4096, BF16, "rms", "shift bias", "identity"),
-            *((m, 128256, 4096, BF16, "rms", "shift bias", "identity") for m in (4, 8, 16, 32, 64)),
-            (4, 2048, 1536, FP16, "layer", "", "gelu"),
-            (1, 64, 576, FP32, "none", "gain shift bias", "sigmoid"),
-        )
-        for forms in [{"NORM": norm, "ACTIVATION": activation}]
-    ] + _coded()
-
-
-def _coded() -> list[Variant]:
-    """8 B parameters in 4 bits by groups of 128 and 32, with offsets; 8 bits per channel and as q8_0; several rows;
-    blocks as GGUF files have them, whose scales are fp16 and offsets fp32, whatever x is; floats of 8 and 4 bits."""
-    shipped, stored = [], {"scales": "*fp16", "offsets": "*fp32"}
-    plain = {"NORM": "none", "ACTIVATION": "identity"}
-    for m, n, k, dtype, bits, group, absent, types in (
-        *((m, 28672, 4096, BF16, 4, 128, "offsets bias", {}) for m in (1, 4, 8, 16, 32, 64)),
-        (4, 4096, 4096, BF16, 4, 128, "offsets bias", {}),
-        (1, 4096, 14336, FP16, 4, 32, "", {}),
-        (1, 6144, 4096, BF16, 4, 64, "offsets bias", {}),
-        (8, 2048, 2048, FP16, 8, 32, "offsets bias", {}),
-        (8, 4096, 4096, FP32, 4, 32, "", {}),
-        (1, 4096, 14336, BF16, 8, 14336, "offsets bias", {}),
-        (1, 1536, 576, FP32, 8, 32, "offsets bias", {}),
-        (1, 4096, 4096, BF16, 4, 32, "", stored),
-        (1, 4096, 14336, BF16, 8, 32, "offsets bias", stored),
-        *((m, 28672, 4096, BF16, 8, 128, "offsets bias", FLOATS) for m in (1, 8, 16, 32, 64)),
-        (1, 28672, 4096, BF16, 8, 4096, "offsets bias", FLOATS),
-        (1, 28672, 4096, FP16, 8, 128, "offsets bias", FLOATS),
-        (8, 4096, 4096, FP32, 8, 128, "offsets bias", FLOATS),
-        *((m, 28672, 4096, BF16, 4, 32, "offsets bias", MXFP4) for m in (1, 8, 64)),
-        (1, 4096, 14336, FP16, 4, 32, "offsets bias", MXFP4),
-        *((m, 28672, 4096, BF16, 4, 16, "bias", NVFP4) for m in (1, 8, 64)),
-        (1, 4096, 14336, FP16, 4, 16, "bias", NVFP4),
-        (8, 4096, 4096, FP32, 4, 16, "bias", NVFP4),
-    ):
-        types = {"weight": "*i32", **types}
-        plan, absent = coded(m, n, k, bits, group, small=types["weight"] == "*u8"), f"gain shift {absent}"
-        shipped.append(plan.variant(norm_linear_kernel, m, dtype, "N K x_row", plain, absent=absent, types=types))
-    return shipped

@@ -13,7 +13,7 @@ import torch
 from . import route as routing
 from .shared import choice, gemv
 from .shared.gemv import Tile, Weight, affine, check, flat, parts, tile
-from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch
+from .shared.launch import jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
 from .shared.tickets import counters, is_last
@@ -118,23 +118,3 @@ reference = partial(norm_route, kernel=False)
 
 def _constants(sizes: dict[str, Any], plan: Tile) -> dict[str, Any]:
     return {**sizes, "ROWS": max(1, min(plan.batch, AT_ONCE * plan.warps // (sizes["GROUP_SLOTS"] * sizes["WIDE"])))}
-
-
-def variants() -> list[Variant]:
-    """Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-120b with its bias, DeepSeek-V3 in groups, a LayerNorm."""
-    shipped = []
-    types = {"correction": "*fp32", "logits": "*fp32", "chosen": "*i32", "weights": "*fp32"}
-    for m, experts, k, width, dtype, norm, scoring, groups, absent in (
-        (1, 8, 2, 4096, BF16, "rms", "softmax", (1, 1, "max"), "shift bias correction"),
-        (1, 128, 8, 2048, BF16, "rms", "softmax", (1, 1, "max"), "shift bias correction"),
-        (32, 128, 8, 2048, BF16, "rms", "softmax", (1, 1, "max"), "shift bias correction"),
-        (8, 128, 4, 2880, FP16, "rms", "softmax", (1, 1, "max"), "shift correction"),
-        (1, 256, 8, 7168, BF16, "rms", "sigmoid", (8, 4, "top2"), "shift bias"),
-        (64, 256, 8, 7168, BF16, "rms", "sigmoid", (8, 4, "top2"), "shift bias"),
-        (2, 64, 6, 2048, FP32, "layer", "softmax", (1, 1, "max"), "bias correction"),
-    ):
-        plan = tile(m, experts, width, dtype)
-        forms = {"NORM": norm, **_constants(choice.constants(experts, k, scoring, True, *groups), plan)}
-        more: dict[str, Any] = {"absent": absent, "types": types}
-        shipped.append(plan.variant(norm_route_kernel, m, dtype, "N K x_row", forms, **more))
-    return shipped

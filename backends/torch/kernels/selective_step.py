@@ -13,10 +13,10 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from . import selective_scan
-from .selective_scan import refusal
+from .prompt import mamba_scan
+from .prompt.mamba_scan import refusal
 from .shared.gemv import PROCESSORS
-from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
+from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import check_step, contiguous, power_of_2, row_stride, side_by_side
 from .shared.recurrence import advance, rates, silu_gated, softplus
@@ -138,9 +138,9 @@ def selective_step(
         ValueError: the shapes do not fit, a norm is no RMS norm, or a state is not contiguous.
     """
     if weight is None:
-        selective_scan.check(x, delta, a, b, c, past)
+        mamba_scan.check(x, delta, a, b, c, past)
     else:
-        selective_scan.check(x, x, a, b, c, past)
+        mamba_scan.check(x, x, a, b, c, past)
         if weight.shape != (len(a), delta.shape[-1]) or delta.shape != (len(x), weight.shape[1]):
             raise ValueError(f"delta {[*delta.shape]} is not {len(x)} rows that weight {[*weight.shape]} projects")
     check_step(x, past, present, len(a), bias, gate)
@@ -156,7 +156,7 @@ def selective_step(
             delta = delta + bias
         delta = F.softplus(delta) if softplus else delta
         a, b, c = rates(a) if log_a else a, b_norm(b), c_norm(c)
-        y, after = selective_scan.reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past)
+        y, after = mamba_scan.reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past)
         y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
         return y, after if present is None else present.copy_(after)
     (batch, channels), states = x.shape, a.shape[1]
@@ -182,20 +182,3 @@ def _sizes(channels: int, states: int, rank: int) -> dict[str, int]:
     sizes = {"CHANNELS": channels, "STATES": states, "RANK": rank, "BLOCK_C": block}
     blocks = {"BLOCK_N": power_of_2(states), "BLOCK_R": min(RANKS, power_of_2(rank))}
     return sizes | blocks
-
-
-def variants() -> list[Variant]:
-    """Mamba-130M and 2.8B, Falcon-Mamba-7B and Jamba-1.5-Large with their norms, and a bare recurrence."""
-    shipped, gains = [], " gain b_gain c_gain"
-    for dtype, channels, states, rank, norm, absent in (
-        (FP32, 1536, 16, 48, "none", gains),
-        (BF16, 5120, 16, 160, "none", gains),
-        (FP16, 8192, 16, 256, "rms", gains),
-        (BF16, 16384, 16, 512, "rms", ""),
-        (BF16, 1024, 64, 0, "none", f"weight bias gate{gains}"),
-    ):
-        forms = {"SOFTPLUS": rank > 0, "LOG_A": rank > 0, "NORM": norm, "B_NORM": norm, "C_NORM": norm}
-        constants, strides = _sizes(channels, states, rank) | forms, "x_row delta_row b_row c_row gate_row"
-        types, launch = {"a": "*fp32"}, {"warps": WARPS, "ahead": rank > 0}
-        shipped.append(variant(selective_step_kernel, dtype, constants, "", strides, absent, types, **launch))
-    return shipped

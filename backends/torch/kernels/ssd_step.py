@@ -12,13 +12,13 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from . import ssd
-from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
+from .prompt import mamba2_scan
+from .prompt.mamba2_scan import refusal
+from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import check_step, contiguous, power_of_2, row_stride, side_by_side
 from .shared.recurrence import MOST, advance, rates, silu_gated, softplus, store_normed
 from .shared.tickets import counters, is_last
-from .ssd import refusal
 
 WIDTH = 32  # columns of the state that a block has
 WARPS = 4
@@ -104,7 +104,7 @@ def ssd_step(
     Raises:
         ValueError: the shapes do not fit, the norm is no RMS norm, or a state is not contiguous.
     """
-    states, width = ssd.check(x, delta, a, b, c, past, heads, groups)
+    states, width = mamba2_scan.check(x, delta, a, b, c, past, heads, groups)
     check_step(x, past, present, heads, bias, gate)
     norm.check(x.shape[1])
     if norm.kind == "layer":
@@ -117,7 +117,7 @@ def ssd_step(
         delta = F.softplus(delta) if softplus else delta
         a = rates(a) if log_a else a
         x, delta, b, c = (t[:, None] for t in (x, delta, b, c))
-        y, after = ssd.reference(x, delta, a, b, c, d, past, heads=heads, groups=groups)
+        y, after = mamba2_scan.reference(x, delta, a, b, c, d, past, heads=heads, groups=groups)
         y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
         if norm.kind != "none":
             y = Norm(norm.kind, eps=norm.eps)(y.unflatten(1, (norm_groups, -1))).flatten(1)
@@ -147,20 +147,3 @@ def _sizes(heads: int, states: int, width: int, groups: int, norm_groups: int) -
     normed = heads // norm_groups
     sizes = {"STATES": states, "WIDTH": width, "SHARE": heads // groups, "NORMED": normed}
     return sizes | {"BLOCK_N": power_of_2(states), "BLOCK_P": WIDTH, "BLOCK": min(MOST, power_of_2(normed * width))}
-
-
-def variants() -> list[Variant]:
-    """Mamba-2-2.7B, Granite 4 and Nemotron-H, whose norms have groups; Falcon-H1 and the largest state without one."""
-    shipped = []
-    for dtype, heads, states, width, groups, norm_groups, norm, absent in (
-        (BF16, 80, 128, 64, 1, 1, "rms", ""),
-        (BF16, 128, 128, 80, 8, 8, "rms", ""),
-        (FP16, 48, 256, 64, 1, 1, "rms", ""),
-        (FP32, 80, 128, 64, 1, 1, "rms", ""),
-        (BF16, 32, 256, 128, 1, 1, "none", "gain raw tickets"),
-        (FP32, 32, 256, 64, 1, 1, "none", "gain raw tickets"),
-    ):
-        constants = _sizes(heads, states, width, groups, norm_groups) | {"SOFTPLUS": True, "LOG_A": True, "NORM": norm}
-        strides, types = "x_row b_row c_row gate_row", {"a": "*fp32"}
-        shipped.append(variant(ssd_step_kernel, dtype, constants, "delta_row", strides, absent, types, warps=WARPS))
-    return shipped

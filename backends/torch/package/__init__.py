@@ -1,4 +1,4 @@
-"""A folder of readable PyTorch: the generated model, the scripts beside it, tensor parallelism; the same in process.
+"""A folder of readable PyTorch: the generated model, the scripts beside it; the same in process.
 
 Never here: lowerings, kernels.
 """

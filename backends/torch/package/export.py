@@ -21,7 +21,6 @@ from ..decode.lowering import Step, lower_step
 from ..decode.source import write_step
 from ..lower.lower import Lowered, lower
 from ..program.constants import stored_dtype
-from .parallel import styles
 
 STEP_FORM = "step"  # the form that is a decode step
 MODEL, STEP, KERNELS = "model.py", "decode.py", "kernels"
@@ -51,25 +50,23 @@ class Built:
     kernels: list[str] = field(default_factory=list)
 
 
-def build(forms: Mapping[str, Graph], processes: int = 1, float8_caches: bool = False) -> Built:
-    """The model of `forms`, as the target torch lists them, and its decode step, if it is one of them, which several
-    `processes` may share; `float8_caches` hold keys and values in FP8.
+def build(forms: Mapping[str, Graph], float8_caches: bool = False) -> Built:
+    """The model of `forms`, as the target torch lists them, and its decode step, if it is one of them.
 
-    Raises:
-        WeftError: if the processes cannot share the model.
+    `float8_caches` hold keys and values in FP8.
     """
     lowered = lower(forms[MODEL_FORM], float8_caches)
     kind, source = lowered.graph.meta.get("kind", "decoder"), write_source(lowered)
     if "def new_cache" not in source.text:
         return Built(kind, lowered, source, kernels=source.kernels)
-    step = step_of(forms, lowered, processes)
+    step = step_of(forms, lowered)
     text, kernels = write_step(lowered, step)
     return Built(kind, lowered, source, True, step, text if kernels else "", sorted({*source.kernels, *kernels}))
 
 
-def step_of(forms: Mapping[str, Graph], lowered: Lowered, processes: int = 1) -> Step | None:
+def step_of(forms: Mapping[str, Graph], lowered: Lowered) -> Step | None:
     """The decode step of the model `lowered`, if it is one of its `forms`."""
-    return lower_step(lowered, forms[STEP_FORM], styles(lowered, processes)) if STEP_FORM in forms else None
+    return lower_step(lowered, forms[STEP_FORM]) if STEP_FORM in forms else None
 
 
 def weights(built: Built, dtype: DType) -> dict[str, Tensor]:

@@ -58,10 +58,10 @@ def build_module(
 
 
 def build_step(
-    forms: Mapping[str, Graph], module: nn.Module, processes: int = 1, float8_caches: bool = False
+    forms: Mapping[str, Graph], module: nn.Module, float8_caches: bool = False
 ) -> Callable[..., torch.Tensor]:
     """The decode step of `forms` over the weights of `module`, which `build_module` made of the same forms, with caches
-    of the same kind, and which `processes` may share by its plan.
+    of the same kind.
 
     ``step(input_ids [batch, 1], position_ids [batch, 1], cache)`` gives the logits [batch, 1, vocab] of one token of
     each row. Weights that it packs are views of one tensor from then on, for the module too.
@@ -70,7 +70,7 @@ def build_step(
         WeftError: if there is none.
     """
     lowered = lower(forms[MODEL], float8_caches)
-    step = step_of(forms, lowered, processes)
+    step = step_of(forms, lowered)
     text, _ = write_step(lowered, step, type(module).__module__, kernels.__name__)
     if not text:
         reason = "no kernel computes a part of it" if step is not None else refused(forms[MODEL])

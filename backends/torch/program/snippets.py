@@ -49,6 +49,8 @@ KERNELS = {  # what parts call of the kernels, by the file it is in
     "widen": "prompt.widen",
     "widens": "prompt.widen",
     "refusal": "shared.launch",
+    **dict.fromkeys(("has_mamba_scan", "mamba_scan"), "prompt.mamba_scan"),
+    **dict.fromkeys(("has_mamba2_scan", "mamba2_scan"), "prompt.mamba2_scan"),
     "has_window_kernel": "prompt.window_attention",
     "window_attention": "prompt.window_attention",
 }

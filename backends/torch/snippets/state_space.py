@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..kernels.prompt.mamba2_scan import has_mamba2_scan, mamba2_scan
+from ..kernels.prompt.mamba_scan import has_mamba_scan, mamba_scan
 from .indexing import wide
 from .recurrences import MOST_ON_CPUS, carried, chunk_count, first_tokens, linear_recurrence
 
@@ -20,6 +22,8 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor]:
     """h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_t, y_t = C_t h_t + D x_t (Mamba, Gu & Dao 2023, arXiv 2312.00752): x and
     delta [batch, seq, channels], a [channels, states], b and c [batch, seq, states], h [batch, states, channels]."""
+    if has_mamba_scan(x, a, delta, b, c, d, past):
+        return mamba_scan(x, delta, a, b, c, d, past)
     rates, state = wide(a).mT, wide(x.new_zeros(x.shape[0], *a.mT.shape) if past is None else past)
     operands = wide(delta), wide(delta) * wide(x), wide(b), wide(c)
     large = state.numel() > MOST_ON_CPUS and not x.is_cuda and not torch.compiler.is_compiling()
@@ -70,6 +74,24 @@ def ssd(
     """h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_tᵀ, y_t = h_tᵀ C_t + D x_t per head (Mamba-2, Dao & Gu 2024, arXiv
     2405.21060): x [batch, seq, heads·p], delta [batch, seq, heads], a and d [heads], b and c [batch, seq,
     groups·states], state [batch, heads, states, p]."""
+    if has_mamba2_scan(x, b, delta, a, c, d, past, heads=heads, groups=groups):
+        return mamba2_scan(x, delta, a, b, c, d, past, heads=heads, groups=groups)
+    return ssd_chunks(x, delta, a, b, c, d, past, heads=heads, groups=groups)
+
+
+def ssd_chunks(
+    x: Tensor,
+    delta: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None = None,
+    past: Tensor | None = None,
+    *,
+    heads: int,
+    groups: int,
+) -> tuple[Tensor, Tensor]:
+    """`ssd` as products of matrices, chunk by chunk."""
     by_head, delta = wide(x).unflatten(-1, (heads, -1)), wide(delta)
     driven = (by_head * delta[..., None]).flatten(-2)
     y, state = linear_recurrence(c, b, driven, delta * a, past=past, heads=heads, groups=groups)

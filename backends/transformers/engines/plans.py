@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...torch.decode.divided import COLUMNS, ROWS
-from ...torch.package.parallel import HEADS, divided
 from ...torch.program.statements import ParamRef, Submodule
 from ..lower.lower import Lowered
 from ..shell.base import BaseModel
 from .pipeline import pipeline
+from .tensor import tensor_units
 
-STYLES = {COLUMNS: "colwise", ROWS: "rowwise", HEADS: "replicated_with_grad_allreduce"}
 WHOLE = "replicate"
 PACKED = {"gate_up_proj": "packed_colwise", "up_proj": "colwise", "down_proj": "rowwise"}
 LAYER = re.compile(r"\.\d+(?=\.|$)")  # the number of a layer in a path
@@ -65,12 +63,8 @@ def _below(base: BaseModel, plan: Mapping[str, str]) -> dict[str, str]:
 def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, str]]:
     """Linear maps by columns and rows (Shoeybi 2019, arXiv 1909.08053), as a plan and as units, and the reasons for
     those that stay whole."""
-    plan = divided(lowered.graph, 1, lowered.base)
-    whole = {path: reason for path, reason in plan.whole.items() if "experts" not in reason}
-    units = {
-        name: {p: STYLES[plan.styles[p]] for p in paths if plan.styles[p] in STYLES}
-        for name, paths in plan.units.items()
-    }
+    found = tensor_units(lowered.graph, lowered.base)
+    units, whole = found.styles, found.whole
     for home in lowered.emitter.experts:
         held = [k.rpartition(".")[2] for k in lowered.base.weights if k.startswith(f"{home}.")]
         units[home] = {}

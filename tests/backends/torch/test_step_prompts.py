@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft import MLA, ALiBi, Attention, GatedMLP, LayerNorm, Mamba, MoE, RMSNorm, RoPE
+from weft import MLA, ALiBi, GatedMLP, LayerNorm, Mamba, MoE, RMSNorm, RoPE
 from weft.backends.torch.kernels.shared import launch
 from weft.frontends.dsl import Decoder
 from weft.ir import Graph
@@ -93,11 +93,3 @@ def test_what_rolls_routes_or_keeps_states_takes_one_token(model: Decoder) -> No
     graph = strong(model.graph())
     step: Any = build_step(graph, build_module(graph))
     assert not hasattr(step, "reads_prompts")
-
-
-def test_processes_that_share_a_model_take_one_token() -> None:
-    """The buffers in which they sum up have a row for each text."""
-    graph = strong(decoder(Attention(6, 2)).graph())
-    module = build_module(graph)
-    assert hasattr(build_step(graph, module), "reads_prompts")
-    assert not hasattr(build_step(graph, build_module(graph), processes=2), "reads_prompts")

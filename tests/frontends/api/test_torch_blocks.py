@@ -213,9 +213,6 @@ def test_modules_cast_pickle_and_export(tmp_path: Path) -> None:
 def test_bad_choices_are_one_sentence(tmp_path: Path) -> None:
     source = write_llama(tmp_path / "model.gguf", {"": Type.Q4_0})
     args = ("compile", source, "-o", tmp_path / "out", "--keep-blocks", "all", "--target")
-    assert "--tensor-parallel divides weights that are numbers, not blocks: leave out --keep-blocks" in refused(
-        *args, "torch", "--tensor-parallel", 2
-    )
     assert "--keep-blocks supports the targets ort-cpu and torch only, not onnx; leave it out" in refused(*args, "onnx")
     with pytest.raises(WeftError, match="--keep-blocks 'some' is not known; it takes head or all"):
         weft.torch(source, keep_blocks="some")

@@ -105,10 +105,7 @@ model = Decoder(11, 8, layers, context=16)
 """
 REFUSED = [
     (["--prepack"], "--prepack supports target ort-cpu only, not torch; leave it out"),
-    (
-        ["--keep-blocks", "all", "--tensor-parallel", "2"],
-        "--tensor-parallel divides weights that are numbers, not blocks",
-    ),
+    (["--tensor-parallel", "2"], "target torch has no option 'tensor_parallel' any more: target transformers writes"),
     (["-p", "default, kv-cache"], "target torch keeps caches by itself: leave out the pass kv-cache"),
     (["--dtype", "i8"], "target torch does not support i8; it supports f32, bf16, f16"),
     (["--max-length", "0"], "--max-length 0 must be positive"),

@@ -86,14 +86,14 @@ def test_targets_are_listed_and_shown() -> None:
 
     rows = {line.split()[0]: line for line in done("targets").stdout.splitlines()[2:]}
     assert [*rows] == [*TARGETS]
-    assert "f16, bf16" in rows["ort-cuda"] and "--tensor-parallel" in rows["torch"]
+    assert "f16, bf16" in rows["ort-cuda"] and "--activations" in rows["torch"]
     shown = done("targets", "ort-cpu").stdout
     assert shown.startswith("ort-cpu: ONNX Runtime on a CPU\n\nruns on: cpu, by ONNX Runtime\n")
     assert "passes that it leaves out: pack-gate-up" in shown and "head | all" in shown
     listed = json.loads(done("targets", "--json").stdout)
     assert [target["name"] for target in listed] == [*TARGETS]
     (one,) = json.loads(done("targets", "torch", "--json").stdout)
-    assert one["options"]["tensor_parallel"]["default"] == 1 and one["dtypes"] == ["f32", "bf16", "f16"]
+    assert one["options"]["cache_dtype"]["default"] == "" and one["dtypes"] == ["f32", "bf16", "f16"]
     assert "did you mean onnx" in refused("targets", "onx")
     assert set(OptionKeywords.__annotations__) == set(all_options())
 

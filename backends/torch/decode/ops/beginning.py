@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.ir import ops
-from weft.ir.graph import Node, Value
+from weft.ir.graph import Node
 from weft.ir.types.block_layouts import BlockLayout
 
 from ...kernels import embed_tokens
@@ -13,7 +13,6 @@ from ...ops.calls import Call
 from ...ops.elementwise import number
 from ...program.quantized import kept
 from ...program.statements import TOP, Var
-from .. import divided
 from ..emitter import StepEmitter
 from ..registry import lowers
 
@@ -26,12 +25,8 @@ def _blocks(e: StepEmitter, node: Node) -> str | None:
 @lowers(ops.embed_tokens, when=_blocks)
 def embedded(e: StepEmitter, node: Node) -> tuple[Var, ...]:
     """Emit the embeddings, and the cosines and sines of angles."""
-    ids: Value | Var = node.required("ids")
-    weight, a = node.required("weight"), node.attrs
-    if shared := divided.style(e, weight) == divided.TOKENS:
-        rows = f"{{0}}.rows({{1}}, {weight.shape[0]})"
-        ids, mine = e.hoist_many("rows", rows, divided.group(e), ids, names=("own_ids", "mine"))
-    call = Call("embed_tokens").give(ids, weight, e.positions)
+    a = node.attrs
+    call = Call("embed_tokens").give(node.required("ids"), node.required("weight"), e.positions)
     for frequencies, amplitude in zip(node.inputs[4:], a["amplitudes"], strict=True):
         assert frequencies is not None
         call.give(f"({call.place(frequencies)}, {amplitude})")
@@ -40,10 +35,7 @@ def embedded(e: StepEmitter, node: Node) -> tuple[Var, ...]:
     e.scope = TOP
     e.chose("embed_tokens", lambda dtype: embed_tokens.refusal(torch.empty(1, 1, dtype=dtype, device="meta")))
     names = ("x", *("cos" if i % 2 == 0 else "sin" for i in range(2 * len(a["amplitudes"]))))
-    made = e.many(f"{call}{'' if a['amplitudes'] else '[0]'}", *call.operands, names=names)
-    if not shared:
-        return made
-    return e.emit("{0}.embedded({1}, {2})", divided.group(e), made[0], mine, name="x"), *made[1:]
+    return e.many(f"{call}{'' if a['amplitudes'] else '[0]'}", *call.operands, names=names)
 
 
 @lowers(ops.rotary_angles)

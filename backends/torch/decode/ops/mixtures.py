@@ -11,7 +11,6 @@ from ...kernels import route as routing
 from ...kernels.moe_grouped import LEAST_ROWS
 from ...ops.calls import Call
 from ...program.statements import Operand, Var
-from .. import divided
 from ..emitter import StepEmitter
 from ..registry import lowers
 from .products import few_rows, opening, unknown
@@ -33,23 +32,16 @@ def mixture(e: StepEmitter, node: Node) -> Var:
     chosen = Call("route" if route.op is ops.choose_experts else "norm_route")
     call = Call("moe_decode", chosen.operands)
     weights = _choose(e, chosen, route)
-    group = divided.group(e) if divided.style(e, up) == divided.EXPERTS else None
-    chosen_by = str(chosen) if group is None else f"{call.place(group)}.chosen(*{chosen}, {up.shape[0]})"
-    call.give(f"{call.place(x)}.flatten(0, 1)", f"*{chosen_by}", up, down)
+    call.give(f"{call.place(x)}.flatten(0, 1)", f"*{chosen}", up, down)
     call.named(**{name: node.operand(name) for name in ("gate", "up_bias", "down_bias", "gate_bias")})
-    if stream is not None and group is None:
+    if stream is not None:
         call.give(f"residual={call.place(stream)}.flatten(0, 1)")
     call.named(norm=norm)
     opening(call, node)
     call.named(tickets=e.tickets(-(-x.width // LEAST_ROWS)))
     e.within(norm, *weights, *(e[v] for v in (up, down)))
     e.chose("moe_decode", few_rows)
-    if group is None:
-        return call.emit(e, f".view_as({call.place(x)})", name="x", replaces=stream)
-    made = call.emit(e, f".view_as({call.place(x)})")
-    if stream is None:
-        return e.emit("{0}.sum({1})", group, made, replaces=1)
-    return e.emit("add_parts({0}, {1}, group={2})", made, stream, group, name="x", replaces=1)
+    return call.emit(e, f".view_as({call.place(x)})", name="x", replaces=stream)
 
 
 def _choose(e: StepEmitter, call: Call, route: Node) -> list[Operand | None]:

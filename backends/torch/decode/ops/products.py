@@ -10,10 +10,8 @@ from weft.ir.graph import Node, Param, Value
 from ...kernels.shared import gemv
 from ...kernels.shared.activation import ACTIVATIONS
 from ...ops.calls import Call
-from ...ops.elementwise import activation
 from ...program.emitter import local_name
 from ...program.statements import Operand, Var
-from .. import divided
 from ..emitter import StepEmitter
 from ..registry import lowers
 
@@ -62,18 +60,8 @@ def linear(e: StepEmitter, node: Node) -> Var | tuple[Var, ...]:
         return e.pending(node)
     weight, bias, norm = weights(e, node)
     e.chose("norm_linear", few_rows)
-    style, name = divided.style(e, node.operand("weight")), node.attrs["activation"]
-    shared = style in (divided.ROWS, divided.LOGITS)
-    own = None if style == divided.ROWS else bias
-    call = Call("norm_linear").give(node.required("x"), weight).named(bias=own, norm=norm)
-    if not shared:
-        call.set("activation", kernel_activation(name), default="identity")
-    made = call.emit(e)
-    if style:
-        made = divided.whole(e, made, node.required("weight"))
-    if own is not bias and bias is not None:
-        made = e.emit("{0} + {1}", made, bias, replaces=0)
-    return e.emit(activation(name), made, replaces=0) if shared and name != "identity" else made
+    call = Call("norm_linear").give(node.required("x"), weight).named(bias=bias, norm=norm)
+    return call.set("activation", kernel_activation(node.attrs["activation"]), default="identity").emit(e)
 
 
 def _pieces(product: Value) -> Node | None:
@@ -125,8 +113,6 @@ def added(e: StepEmitter, node: Node) -> Var:
     stream: Value = node.required("residual")
     call = Call("linear_residual").give(node.required("x"), weight, stream).named(bias=bias, norm=norm)
     call.set("scale", node.attrs["scale"], default=1).named(tickets=e.tickets(node.output.width))
-    rows = divided.style(e, node.operand("weight")) == divided.ROWS
-    call.named(group=divided.group(e) if rows else None)
     e.chose("linear_residual", few_rows)
     return call.emit(e, name="x", replaces=stream)
 

@@ -12,7 +12,8 @@ from weft.ir.graph import Graph, Node
 from weft.ir.graph.step import Step
 from weft.passes.analysis.states import has_state, states
 
-from ...kernels import matrix_step, selective_scan, ssd
+from ...kernels import matrix_step
+from ...kernels.prompt import mamba2_scan, mamba_scan
 from ...kernels.shared import operands
 from ...ops.calls import Call
 from ...ops.elementwise import activation
@@ -165,8 +166,8 @@ def state_space(e: StepEmitter, node: Node) -> Var | None:
     def refusal(dtype: torch.dtype) -> str | None:
         x, other = _like(node, "x", dtype), _like(node, "b" if mamba2 else "a", dtype)
         if mamba2:
-            return ssd.refusal(x, other, heads=a["heads"], groups=a["groups"])
-        return selective_scan.refusal(x, other)
+            return mamba2_scan.refusal(x, other, heads=a["heads"], groups=a["groups"])
+        return mamba_scan.refusal(x, other)
 
     e.chose(call.function, refusal)
     return call.emit(e, "[0][:, None]", name=local_name(node.output))

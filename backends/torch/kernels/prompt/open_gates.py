@@ -8,7 +8,7 @@ import torch
 
 from ..shared import launch
 from ..shared.activation import check_activation, gated, open_gate
-from ..shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, variant, wait
+from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
 from ..shared.operands import gradient_refusal
 
 ROWS, COLUMNS = 4, 1024  # of a program
@@ -72,17 +72,3 @@ def open_gates(
 
 
 reference = partial(open_gates, kernel=False)
-
-
-def variants() -> list[Variant]:
-    """SwiGLU in each dtype, GEGLU, and a limited one."""
-    return [
-        variant(open_gates_kernel, dtype, {**forms, "ROWS": ROWS, "COLUMNS": COLUMNS}, "M", "N")
-        for dtype, activation, limit, shift in (
-            (BF16, "silu", None, 0.0),
-            (FP16, "gelu_tanh", None, 0.0),
-            (FP32, "silu", None, 0.0),
-            (BF16, "gelu_quick", 7.0, 1.0),
-        )
-        for forms in [{"ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}]
-    ]

@@ -6,7 +6,6 @@ Norms of heads (QK-norm, arXiv 2302.05442), RoPE (arXiv 2104.09864) and writes i
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from ..shared import launch
 from ..shared.cached_keys import write
 from ..shared.float8 import FLOAT8, as_bytes, check_scales
 from ..shared.heads import normed_pairs, store_head
-from ..shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, variant, wait
+from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
 from ..shared.norm import NO_NORM, Norm
 from ..shared.operands import gradient_refusal, power_of_2
 from ..shared.rotary import angles, element, turned
@@ -173,25 +172,3 @@ def sizes(head_dim: int, rotary: int) -> dict[str, int]:
 
 def _rows(head_dim: int) -> int:
     return max(1, NUMBERS // power_of_2(head_dim))
-
-
-def variants() -> list[Variant]:
-    """Llama and Qwen 3 of 8 B, partial and interleaved rotary, fp32, and caches of floats of 8 bits."""
-    shipped = []
-    for dtype, head_dim, rotary, more in (
-        (BF16, 128, 128, {}),
-        (BF16, 128, 128, {"HEAD_NORM": True}),
-        (FP16, 80, 32, {"INTERLEAVED": True}),
-        (FP32, 64, 64, {}),
-        (BF16, 64, 64, {"FLOAT8": True}),
-    ):
-        forms: dict[str, Any] = {"HEAD_NORM": False, "INTERLEAVED": False, "ROLLING": False, **more}
-        types, absent = {"k_scale": "*fp32", "v_scale": "*fp32"}, "" if forms["HEAD_NORM"] else "q_gain k_gain"
-        if forms.pop("FLOAT8", False):
-            types |= {"k_cache": "*fp8e4nv", "v_cache": "*fp8e4nv"}
-        else:
-            absent += " k_scale v_scale"
-        forms |= {**sizes(head_dim, rotary), "ROWS": _rows(head_dim)}
-        strides, counts = "width stride_b stride_h stride_t", "M seq heads kv_heads capacity keep"
-        shipped.append(variant(place_heads_kernel, dtype, forms, counts, strides, absent, types))
-    return shipped

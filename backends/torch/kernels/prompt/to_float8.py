@@ -12,7 +12,7 @@ import torch
 
 from ..shared import launch
 from ..shared.float8 import FLOAT8, LARGEST, nearest, rounded
-from ..shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, variant, wait
+from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
 from ..shared.operands import gradient_refusal
 
 ROWS = 8  # of a program
@@ -101,12 +101,3 @@ def rounded_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 reference = partial(to_float8, kernel=False)
-
-
-def variants() -> list[Variant]:
-    """By groups of 128 and by row, in each dtype."""
-    return [
-        variant(to_float8_kernel, dtype, constants, "M", "K x_row width", types={"y": "*fp8e4nv", "scales": "*fp32"})
-        for dtype, group in ((BF16, 128), (BF16, 4096), (FP16, 128), (FP32, 128))
-        for constants in [{"GROUP": group, "ROWS": ROWS, "STEP": STEP}]
-    ]

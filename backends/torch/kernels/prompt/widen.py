@@ -10,7 +10,7 @@ import torch
 from ..shared import launch
 from ..shared.codes import Codes, as_words, chunk, dequantize, two_numbers
 from ..shared.float8 import FLOAT8, power_of_byte, two_floats, two_small_floats, widened
-from ..shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, variant, wait
+from ..shared.launch import DTYPES, jit, start_next, tl, triton, uses_torch, wait
 from ..shared.operands import gradient_refusal
 
 ROWS, CHUNKS = 32, 2  # of a program
@@ -115,20 +115,3 @@ def widened_codes(
 
 
 reference = partial(widen, kernel=False)
-
-
-def variants() -> list[Variant]:
-    """Codes of 4 bits by groups of 128 and as GGUF files have them, 8 bits, and floats of 8 and 4 bits."""
-    return [
-        variant(widen_kernel, dtype, constants, "N", "K", absent, types={"codes": codes, "scales": scales, **more})
-        for dtype, bits, group, codes, scales, more, absent in (
-            (BF16, 4, 128, "*i32", "*fp16", {}, "offsets"),
-            (FP16, 4, 32, "*i32", "*fp16", {"offsets": "*fp32"}, ""),
-            (BF16, 8, 32, "*i32", "*fp16", {}, "offsets"),
-            (BF16, 8, 128, "*fp8e4nv", "*fp32", {}, "offsets"),
-            (FP32, 8, 128, "*fp8e4nv", "*fp32", {}, "offsets"),
-            (BF16, 4, 32, "*u8", "*u8", {}, "offsets"),
-            (FP16, 4, 16, "*u8", "*fp8e4nv", {"offsets": "*fp32"}, ""),
-        )
-        for constants in [{"BITS": bits, "GROUP": group, "ROWS": ROWS, "CHUNKS": CHUNKS}]
-    ]

@@ -18,20 +18,15 @@ from typing import Any
 import torch
 
 from ..shared import launch
-from ..shared.attend import HOPPER, attend, base2, check_heads, mixed_in, scaled, shared_memory
+from ..shared.attend import attend, base2, check_heads, mixed_in, scaled, shared_memory
 from ..shared.launch import (
-    BF16,
     DTYPES,
-    FP16,
-    FP32,
-    Variant,
     jit,
     operator,
     options,
     start_next,
     tl,
     uses_torch,
-    variant,
     wait,
 )
 from ..shared.operands import gradient_refusal, power_of_2
@@ -250,33 +245,6 @@ def _described(x: torch.Tensor, rows: int) -> Any:
     aligned = x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])
     return TensorDescriptor.from_tensor(
         x if aligned and x.stride(3) == 1 else x.contiguous(), [1, 1, rows, power_of_2(x.shape[3], 16)]
-    )
-
-
-def variants() -> list[Variant]:
-    """Head sizes, windows and dtypes that ship, and each kind of mask."""
-    plain = [(BF16, 128, 4096), (BF16, 128, 128), (FP16, 64, 2048), (BF16, 256, 1024), (BF16, 80, 4096)]
-    found = [_variant(dtype, d, window) for dtype, d, window in [*plain, (FP32, 64, 512), (FP32, 128, 512)]]
-    found += [_variant(BF16, 64, 128, sinks=True), _variant(BF16, 256, 4096, SOFTCAP=50.0)]
-    return [*found, _variant(BF16, 128, 4096, sinks=True, KEEP=4, SOFTCAP=30.0)]
-
-
-def _variant(
-    dtype: torch.dtype, d: int, window: int, sinks: bool = False, KEEP: int = 0, SOFTCAP: float = 0.0
-) -> Variant:
-    wide = power_of_2(d, 16)
-    tile = _tile(wide, window, dtype.itemsize, HOPPER)
-    described = f"tensordesc<{DTYPES[dtype]}[1, 1, {tile.keys}, {wide}]>"
-    return variant(
-        window_kernel,
-        dtype,
-        {**_constants(d, d, 4, tile), "WINDOW": window, "KEEP": KEEP, "SOFTCAP": SOFTCAP},
-        "queries keys start shift",
-        "q_batch q_head q_token",
-        "" if sinks else "sinks",
-        {"k": described, "v": described},
-        warps=tile.warps,
-        stages=tile.stages,
     )
 
 

@@ -20,7 +20,7 @@ from . import launch
 from .codes import TILE, Codes, as_words, chunk, code_products
 from .dots import dot_products, prefetch_rows
 from .float8 import FLOAT4, FLOAT8, SHORT
-from .launch import DTYPES, Variant, jit, options, tl, variant, wait
+from .launch import DTYPES, jit, options, tl, wait
 from .norm import Norm
 from .operands import gradient_refusal, power_of_2
 
@@ -63,32 +63,8 @@ class Tile:
         """The keywords of a launch on the device of x; other loops have no stages, as they ask ahead themselves."""
         return {**self.constants, **options(x, self.warps, 1)}
 
-    def variant(
-        self,
-        kernel: Any,
-        m: int,
-        dtype: torch.dtype,
-        rows: str,
-        constants: dict[str, Any],
-        counts: str = "",
-        absent: str = "",
-        **more: Any,
-    ) -> Variant:
-        """The Variant of `kernel` for m rows of x; `rows`, `counts` and `more` are as in `launch.variant`."""
-        single = {"M": 1} if m == 1 else {}  # which Triton takes as a constant
-        given = {**self.constants, **single, **constants}
-        ahead = self.stages == 0  # tensor cores read tiles that are asked for in L2 before
-        if not self.bits:
-            absent += " scales offsets"
-        fixed = {"warps": self.warps, "stages": 1, "ahead": ahead}
-        return variant(kernel, dtype, given, f"M {counts}", rows, absent, **{**fixed, **more})
-
 
 Weight = torch.Tensor | Codes
-CODES = {"weight": "*i32", "scales": "*fp16", "offsets": "*fp32"}  # their types, where they come from a checkpoint
-FLOATS = {"weight": "*fp8e4nv", "scales": "*fp32"}  # likewise
-MXFP4 = {"weight": "*u8", "scales": "*u8"}
-NVFP4 = {"weight": "*u8", "scales": "*fp8e4nv", "offsets": "*fp32"}
 
 
 def parts(weight: Weight) -> tuple[Any, Any, Any]:

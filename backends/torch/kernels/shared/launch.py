@@ -1,4 +1,4 @@
-"""The launch of kernels: whether Triton can run on a tensor, with which options, and what is compiled offline.
+"""The launch of kernels: whether Triton can run on a tensor, and with which options.
 
 The kernels stand beside a generated model as a package of their own and import nothing but torch and Triton. Where
 Triton cannot run, a launcher computes the same with torch, and `refusal` says why. Where `refusal` is None, a tensor
@@ -8,9 +8,8 @@ that is not on a CUDA device means Triton's interpreter: `INTERP=not x.is_cuda`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,7 +23,6 @@ except ImportError:  # a CPU-only machine: launchers compute with torch
 
 __all__ = [
     "INTERPRETED",
-    "Variant",
     "assumed",
     "jit",
     "operator",
@@ -33,7 +31,6 @@ __all__ = [
     "tl",
     "triton",
     "uses_torch",
-    "variant",
 ]
 
 INTERPRETER = None if triton is None else tl.constexpr(triton.knobs.runtime.interpret)  # whether kernels see no GPU
@@ -42,8 +39,7 @@ OLDEST = (8, 0)  # compute capability with bf16 products
 FLOAT8_SINCE = (8, 9)  # with floats of 8 bits
 _assumed: tuple[int, int] | None = None  # what `assumed` says
 PDL_SINCE = (9, 0)  # programmatic dependent launch: a kernel starts while the one before it still runs
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-DTYPES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}  # of the kernels, as Triton names them
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # of the kernels, as Triton names them
 
 Operands = ParamSpec("Operands")
 Result = TypeVar("Result")
@@ -172,61 +168,3 @@ def wait(PDL: tl.constexpr):
     """Wait for the kernel ahead. What it writes is read after this; before it, weights are asked for."""
     if PDL:
         tl.extra.cuda.gdc_wait()
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A compiled form of a kernel that ships: what the offline check compiles, and what it must find.
-
-    `types` are the Triton types of the arguments that are not constants ("*bf16", "*fp32", "i32", …); pointers count
-    as aligned to 16 bytes, and the integers named in `divisible` are multiples of 16. `constants` are all other
-    arguments, with None for a pointer that is not given. `vectors` says that 16-byte loads from global memory must be
-    there, `pdl` that the kernel waits for the one before it and lets the next one start, `ahead` that some of those
-    loads come before the wait.
-    """
-
-    kernel: Any
-    types: Mapping[str, str]
-    constants: Mapping[str, Any]
-    warps: int = 4
-    stages: int = 3
-    pdl: bool = True
-    vectors: bool = True
-    ahead: bool = False
-    divisible: Sequence[str] = field(default=())
-
-
-KINDS = {  # Triton types of pointers and numbers by their names in all kernels; what is not here has the data's type
-    **dict.fromkeys(("partial", "state", "raw", "past", "present", "ends", "starts", "sums", "cos", "sin"), "*fp32"),
-    **{"tickets": "*i32", "used": "*i32", "positions": "*i64"},
-    **dict.fromkeys(("scale", "eps", "head_eps", "b_eps", "c_eps"), "fp32"),
-}
-
-
-def variant(
-    kernel: Any,
-    data: torch.dtype,
-    constants: Mapping[str, Any],
-    counts: str = "",
-    rows: str = "",
-    absent: str = "",
-    types: Mapping[str, str] | None = None,
-    **more: Any,
-) -> Variant:
-    """The Variant of `kernel` for pointers to `data`: how its arguments are typed follows from their names.
-
-    `counts` are its whole numbers, `rows` those that are multiples of 16, as distances between rows are; `absent` are
-    the pointers that are not given. `types` come before KINDS. Of `constants` the kernel takes those that it knows;
-    PDL and INTERP need not be among them. `more` are fields of the Variant.
-    """
-    constants = {"PDL": True, "INTERP": False, **constants, **dict.fromkeys(absent.split())}
-    plain = [name for name in kernel.arg_names if name not in constants]
-    whole = {*counts.split(), *rows.split()}
-    known = {**KINDS, **(types or {})}
-    return Variant(
-        kernel,
-        {n: "i32" if n in whole else known.get(n.removesuffix("_ptr"), f"*{DTYPES[data]}") for n in plain},
-        {name: value for name, value in constants.items() if name in kernel.arg_names},
-        divisible=[name for name in rows.split() if name in plain],
-        **more,
-    )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .launch import Variant, jit, options, start_next, tl, variant, wait
+from .launch import jit, options, start_next, tl, wait
 from .operands import power_of_2
 from .tickets import counters, is_last
 
@@ -199,9 +199,3 @@ def launch(
 def _merge_shape(group: int, taken: int, width: int) -> dict[str, int]:
     columns = min(128, power_of_2(width))
     return {"GROUP": group, "TAKEN": taken, "WIDTH": width, "COLUMNS": columns, "STEP": MERGED // columns}
-
-
-def variants() -> list[Variant]:
-    """The merge of widths that need a second launch."""
-    shapes = [_merge_shape(16, 16, 512), _merge_shape(4, 4, 256), _merge_shape(71, 36, 64)]
-    return [variant(merge_kernel, torch.bfloat16, shape, "splits") for shape in shapes]

@@ -108,12 +108,9 @@ def stepper(model: nn.Module, folder: Path = FOLDER) -> Stepper:
 
 
 def _is_of_use(model: nn.Module, folder: Path) -> bool:
-    """Return whether decode.py helps `model`: kernels run on its GPU, or the CPU has memory for packed weights too.
-
-    Of DTensors, weights split among processes, it knows the plan of parallel.py only.
-    """
+    """Return whether decode.py helps `model`: kernels run on its GPU, or the CPU has memory for packed weights too."""
     weights = list(model.parameters())
-    if any(hasattr(w, "device_mesh") for w in weights) and not (folder / "parallel.py").is_file():
+    if any(hasattr(w, "device_mesh") for w in weights):  # DTensors, of which this process holds a part
         return False
     if not weights[0].is_cuda:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0

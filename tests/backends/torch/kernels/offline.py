@@ -27,9 +27,9 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from variants.form import Variant  # beside this script
 
 from weft.backends.torch import kernels
-from weft.backends.torch.kernels.shared.launch import Variant
 from weft.backends.torch.package.export import kernel_files
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -41,9 +41,10 @@ VECTOR_LOADS = re.compile(r"ld\.global\S*\.(v4\.[bfsu]32|v2\.[bfsu]64)|cp\.async
 
 
 def names() -> list[str]:
-    """The kernel files that ship: all that list variants, those that kernels share included."""
+    """The kernel files that ship, those that kernels share included: all that launch a kernel."""
     folder = Path(kernels.__path__[0])
-    files = [file for file in sorted(folder.rglob("[a-z]*.py")) if "\ndef variants(" in file.read_text()]
+    listed = {file.name for file in (HERE / "variants").glob("*.py")}
+    files = [f for f in sorted(folder.rglob("[a-z]*.py")) if f.name in listed or "_kernel[" in f.read_text("utf-8")]
     return [".".join(file.relative_to(folder).with_suffix("").parts) for file in files]
 
 
@@ -131,7 +132,7 @@ def shipped() -> dict[str, Variant]:
     """Collect the variants of all kernel files by label, each once; a file without variants is an error."""
     found: dict[str, Variant] = {}
     for name in names():
-        listed = importlib.import_module(f"{kernels.__name__}.{name}").variants()
+        listed = importlib.import_module(f"variants.{name.rpartition('.')[2]}").variants()
         assert listed, f"{name} has no variants"
         for variant in listed:
             same = found.setdefault(label(name, variant), variant)

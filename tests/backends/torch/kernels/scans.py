@@ -12,7 +12,6 @@ from typing import Any
 
 from weft import MLSTM, RGLRU, Block, Decoder, RWKV7TimeMix, RWKVTimeMix
 from weft.backends.torch.decode.ops.scan_kernel import TEXTS, ScanKernel, scan_kernel
-from weft.backends.torch.kernels.shared.launch import BF16, variant
 from weft.backends.torch.package.module import run_source
 from weft.frontends.dsl import building, scan
 from weft.ir import Graph, TensorType, Value, dtypes, ops
@@ -77,6 +76,7 @@ def steps() -> dict[str, Step]:
 def main() -> None:
     """Print the facts of the kernel of each step by its name."""
     from offline import facts  # beside this script
+    from variants.form import BF16, variant
 
     made = {}
     for name, step in steps().items():

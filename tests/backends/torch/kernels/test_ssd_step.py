@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from weft.backends.torch.kernels import ssd_step as kernel
+from weft.backends.torch.kernels.prompt.mamba2_scan import refusal
 from weft.backends.torch.kernels.shared.norm import Norm
-from weft.backends.torch.kernels.ssd import refusal
 
 from .close import DTYPES, assert_close, exact, rounded
 

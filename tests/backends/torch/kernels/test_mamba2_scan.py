@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from weft.backends.torch.kernels import ssd as kernel
+from weft.backends.torch.kernels.prompt import mamba2_scan as kernel
 from weft.backends.torch.kernels.shared.operands import rows
 from weft.ir.ops.state_space import ssd as op
 
@@ -77,7 +77,7 @@ SHAPES = [Shape(2, 9, 4, 2, 5, 3), Shape(1, 150, 2, 1, 16, 20), Shape(1, 323, 2,
 def test_a_prompt(device: torch.device, shape: Shape, dtype: torch.dtype) -> None:
     given = case(shape, dtype, device)
     assert kernel.refusal(given.x, given.b, **shape.split) is None
-    found = kernel.ssd(*given, **shape.split)
+    found = kernel.mamba2_scan(*given, **shape.split)
     # On the way from x to y three operands of products are rounded to the dtype: errors of three y add up.
     for got, want in zip(found, unrolled(given, shape), strict=True):
         assert_close(got, want, terms=shape.seq * shape.states, inner=(3, dtype))
@@ -86,15 +86,14 @@ def test_a_prompt(device: torch.device, shape: Shape, dtype: torch.dtype) -> Non
 def test_no_past_and_no_skip(device: torch.device) -> None:
     shape = Shape(2, 70, 2, 1, 4, 5)
     given = case(shape, torch.float32, device, bare=True)
-    y = kernel.ssd(*given, **shape.split)
-    assert isinstance(y, torch.Tensor)
-    assert_close(y, unrolled(given, shape)[0], terms=280)
+    for got, want in zip(kernel.mamba2_scan(*given, **shape.split), unrolled(given, shape), strict=True):
+        assert_close(got, want, terms=280)
 
 
 def test_the_op_agrees(device: torch.device) -> None:
     given = case(SHAPES[0], torch.float32, device)
     want = op.reference(*map(exact, given), **SHAPES[0].split)
-    for got, wanted in zip(kernel.ssd(*given, **SHAPES[0].split), want, strict=True):
+    for got, wanted in zip(kernel.mamba2_scan(*given, **SHAPES[0].split), want, strict=True):
         assert_close(got, wanted, terms=45)
 
 
@@ -104,7 +103,7 @@ def test_slices_of_a_projection_are_read_in_place(device: torch.device) -> None:
     parts = [given.x, given.b, given.c, given.delta]
     x, b, c, delta = torch.cat(parts, -1).split([t.shape[-1] for t in parts], -1)
     assert rows(x).data_ptr() == x.data_ptr()
-    found = kernel.ssd(x, delta, given.a, b, c, given.d, given.past, **shape.split)
+    found = kernel.mamba2_scan(x, delta, given.a, b, c, given.d, given.past, **shape.split)
     for got, want in zip(found, unrolled(given, shape), strict=True):
         assert_close(got, want, terms=45)
 
@@ -116,7 +115,7 @@ def test_a_prompt_in_parts_is_one_prompt(device: torch.device, dtype: torch.dtyp
     past, found = given.past, []
     for start, stop in ((0, 66), (66, 71)):
         x, delta, b, c = (t[:, start:stop] for t in (given.x, given.delta, given.b, given.c))
-        y, past = kernel.ssd(x, delta, given.a, b, c, given.d, past, **shape.split)
+        y, past = kernel.mamba2_scan(x, delta, given.a, b, c, given.d, past, **shape.split)
         found.append(y)
     want, state = unrolled(given, shape)
     assert past is not None
@@ -136,11 +135,11 @@ def test_what_torch_computes_instead(device: torch.device) -> None:
     given = case(shape, torch.float32, device)
     reason = "a state [257, 3] is larger than [256, 128]"
     assert kernel.refusal(given.x, given.b, **shape.split) == reason
-    assert_close(kernel.ssd(*given, **shape.split)[0], unrolled(given, shape)[0], terms=514)
+    assert_close(kernel.mamba2_scan(*given, **shape.split)[0], unrolled(given, shape)[0], terms=514)
     shape = Shape(1, 1, 2, 1, 2, 3)
     given = case(shape, torch.float64, device)
     assert kernel.refusal(given.x, given.b, **shape.split) == "the kernel computes in f32"
-    for got, want in zip(kernel.ssd(*given, **shape.split), unrolled(given, shape), strict=True):
+    for got, want in zip(kernel.mamba2_scan(*given, **shape.split), unrolled(given, shape), strict=True):
         assert_close(got, want, terms=2)
 
 
@@ -152,7 +151,7 @@ def test_wrong_shapes(device: torch.device) -> None:
         (given._replace(b=given.b[:, :1]), 2, "do not fit x"),
         (given._replace(past=torch.zeros(1, 2, 3, 4, device=device)), 2, r"must be \[1, 2, 4, 3\]"),
     ):
-        for scan in (kernel.ssd, kernel.reference):
+        for scan in (kernel.mamba2_scan, kernel.reference):
             with pytest.raises(ValueError, match=words):
                 scan(*changed, heads=heads)
 
@@ -162,7 +161,7 @@ def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
     given = case(shape, torch.float32, device)
     delta = given.delta.clone().requires_grad_()
     assert kernel.refusal(given.x, given.b, delta, **shape.split) == "a gradient is wanted"
-    y = kernel.ssd(*given._replace(delta=delta), **shape.split)[0]
+    y = kernel.mamba2_scan(*given._replace(delta=delta), **shape.split)[0]
     assert y.requires_grad
     with torch.no_grad():
         assert kernel.refusal(given.x, given.b, delta, **shape.split) is None

@@ -15,9 +15,9 @@ from functools import partial
 
 import torch
 
-from .shared import operands
-from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
-from .shared.operands import contiguous, power_of_2, rows
+from ..shared import operands
+from ..shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
+from ..shared.operands import contiguous, power_of_2, rows
 
 CHUNK = 256  # tokens: longer chunks write fewer states, shorter ones have more programs
 MOST_STATES, MOST_WIDTH = 256, 128
@@ -92,8 +92,7 @@ def _start_kernel(
         tl.store(to, state, mask=mine)
         state = tl.exp2(whole) * state + end
         end, whole = next_end, next_whole
-    if present_ptr is not None:
-        tl.store(present_ptr + own + cell, state.to(present_ptr.dtype.element_ty), mask=mine)
+    tl.store(present_ptr + own + cell, state.to(present_ptr.dtype.element_ty), mask=mine)
 
 
 @jit
@@ -165,6 +164,13 @@ def refusal(x: torch.Tensor, b: torch.Tensor, *others: torch.Tensor | None, head
     return operands.refusal(x, b, *others)
 
 
+def has_mamba2_scan(
+    x: torch.Tensor, b: torch.Tensor, *others: torch.Tensor | None, heads: int, groups: int = 1
+) -> bool:
+    """Return whether the kernels compute `mamba2_scan` of these operands, and no compiler is looking on."""
+    return not torch.compiler.is_compiling() and refusal(x, b, *others, heads=heads, groups=groups) is None
+
+
 def check(
     x: torch.Tensor,
     delta: torch.Tensor,
@@ -203,7 +209,7 @@ def _sizes(dtype: torch.dtype, states: int, width: int) -> tuple[dict[str, int],
     return end, scan, 8 if wide else 4, 8 if wide or block_n * block_p > 8192 else 4
 
 
-def ssd(
+def mamba2_scan(
     x: torch.Tensor,
     delta: torch.Tensor,
     a: torch.Tensor,
@@ -215,12 +221,12 @@ def ssd(
     heads: int,
     groups: int = 1,
     kernel: bool | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """The recurrence over a prompt.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return y and the state after the prompt.
 
     x [batch, seq, heads·p], delta [batch, seq, heads], a (negative) and d [heads], b, c [batch, seq, groups·states]
-    (head h reads group ⌊h·groups/heads⌋); slices of a wider last axis included → y like x. With `past` [batch, heads,
-    states, p], the state before x, also the one after x, a new tensor like past. `kernel`: see
+    (head h reads group ⌊h·groups/heads⌋); slices of a wider last axis included → y like x. `past` [batch, heads,
+    states, p] is the state before x, zero if not given; the state after x has its dtype, or is f32. `kernel`: see
     `uses_torch`; torch goes token by token, in f32 (f64 for f64).
 
     Raises:
@@ -240,13 +246,14 @@ def ssd(
             ys.append((state * cs[:, t, :, :, None]).sum(2))
         y = torch.stack(ys, 1)
         y = (y if d is None else y + d.to(wide)[:, None] * xs).to(x.dtype).flatten(2)
-        return y if past is None else (y, state.to(past.dtype))
+        return y, state if past is None else state.to(past.dtype)
     batch, seq, _ = x.shape
     x, delta, b, c = (rows(t) for t in (x, delta, b, c))
     a, d, past = a.contiguous(), contiguous(d), contiguous(past)
     parts = triton.cdiv(seq, CHUNK)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    present = None if past is None else torch.empty_like(past)
+    shape = batch, heads, states, width
+    present = torch.empty(shape, dtype=torch.float32, device=x.device) if past is None else torch.empty_like(past)
     starts = torch.empty(batch, parts, heads, states, width, dtype=torch.float32, device=x.device)
     sums = torch.empty(batch, parts, heads, dtype=torch.float32, device=x.device)
     end, scan, end_warps, scan_warps = _sizes(x.dtype, states, width)
@@ -261,30 +268,7 @@ def ssd(
     _scan_kernel[(heads, triton.cdiv(seq, scan["TOKENS"]), batch)](
         x, delta, a, b, c, d, starts, y, seq, *strides, c.stride(1), **scan, **more, **options(x, scan_warps, stages=2)
     )
-    return y if present is None else (y, present)
+    return y, present
 
 
-reference = partial(ssd, kernel=False)
-
-
-def variants() -> list[Variant]:
-    """Mamba-2 and Codestral-Mamba (128 states, heads of 64), Falcon-H1 (256 states), Nemotron-H (heads of 80)."""
-    found = []
-    for dtype, states, width, share in (
-        (BF16, 128, 64, 80),
-        (FP16, 256, 64, 32),
-        (BF16, 128, 80, 16),
-        (BF16, 256, 128, 32),
-        (FP32, 128, 64, 80),
-        (FP32, 256, 64, 32),
-    ):
-        end, scan, end_warps, scan_warps = _sizes(dtype, states, width)
-        more = {"SHARE": share, "SIZE": states * width, "BLOCK": 1024}
-        for kernel, sizes, warps, stages in (
-            (_end_kernel, end, end_warps, 2),
-            (_start_kernel, {}, 4, 3),
-            (_scan_kernel, scan, scan_warps, 2),
-        ):
-            counts, strides = "seq parts delta_row", "x_row b_row c_row"
-            found.append(variant(kernel, dtype, {**sizes, **more}, counts, strides, warps=warps, stages=stages))
-    return found
+reference = partial(mamba2_scan, kernel=False)

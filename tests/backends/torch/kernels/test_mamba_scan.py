@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from weft.backends.torch.kernels import selective_scan as kernel
+from weft.backends.torch.kernels.prompt import mamba_scan as kernel
 from weft.backends.torch.kernels.shared.operands import rows
 from weft.ir.ops.state_space import selective_scan as op
 
@@ -62,21 +62,20 @@ SHAPES = [(2, 9, 5, 3), (1, 11, 130, 16), (1, 6, 40, 33)]
 def test_a_prompt(device: torch.device, shape: tuple[int, int, int, int], chunk: int, dtype: torch.dtype) -> None:
     given = case(shape, dtype, device)
     assert kernel.refusal(given.x, given.a) is None
-    found = kernel.selective_scan(*given, chunk=chunk)
+    found = kernel.mamba_scan(*given, chunk=chunk)
     for got, want in zip(found, unrolled(given), strict=True):
         assert_close(got, want, terms=shape[1] * shape[3])
 
 
 def test_no_past_and_no_skip(device: torch.device) -> None:
     given = case((2, 7, 6, 4), torch.float32, device, bare=True)
-    y = kernel.selective_scan(*given, chunk=3)
-    assert isinstance(y, torch.Tensor)
-    assert_close(y, unrolled(given)[0], terms=28)
+    for got, want in zip(kernel.mamba_scan(*given, chunk=3), unrolled(given), strict=True):
+        assert_close(got, want, terms=28)
 
 
 def test_the_op_agrees(device: torch.device) -> None:
     given = case((2, 7, 6, 4), torch.float32, device)
-    for got, want in zip(kernel.selective_scan(*given), op.reference(*map(exact, given)), strict=True):
+    for got, want in zip(kernel.mamba_scan(*given), op.reference(*map(exact, given)), strict=True):
         assert_close(got, want, terms=28)
 
 
@@ -85,9 +84,7 @@ def test_slices_of_a_projection_are_read_in_place(device: torch.device) -> None:
     wide = torch.cat([given.b, given.c, given.x, given.delta], -1)
     b, c, x, delta = wide.split([4, 4, 6, 6], -1)
     assert rows(x).data_ptr() == x.data_ptr()
-    for got, want in zip(
-        kernel.selective_scan(x, delta, given.a, b, c, given.d, given.past), unrolled(given), strict=True
-    ):
+    for got, want in zip(kernel.mamba_scan(x, delta, given.a, b, c, given.d, given.past), unrolled(given), strict=True):
         assert_close(got, want, terms=20)
 
 
@@ -98,7 +95,7 @@ def test_a_prompt_in_parts_is_one_prompt(device: torch.device, dtype: torch.dtyp
     found = []
     for start, stop in ((0, 4), (4, 6)):
         x, delta, b, c = (t[:, start:stop] for t in (given.x, given.delta, given.b, given.c))
-        y, past = kernel.selective_scan(x, delta, given.a, b, c, given.d, past)
+        y, past = kernel.mamba_scan(x, delta, given.a, b, c, given.d, past)
         found.append(y)
     want, state = unrolled(given)
     assert past is not None
@@ -116,10 +113,10 @@ def test_the_reference(device: torch.device, dtype: torch.dtype) -> None:
 def test_what_torch_computes_instead(device: torch.device) -> None:
     wide = case((1, 2, 3, 65), torch.float32, device)
     assert kernel.refusal(wide.x, wide.a) == "more than 64 states per channel"
-    assert_close(kernel.selective_scan(*wide)[0], unrolled(wide)[0], terms=130)
+    assert_close(kernel.mamba_scan(*wide)[0], unrolled(wide)[0], terms=130)
     double = case((1, 1, 3, 2), torch.float64, device)
     assert kernel.refusal(double.x, double.a) == "the kernel computes in f32"
-    for got, want in zip(kernel.selective_scan(*double), unrolled(double), strict=True):
+    for got, want in zip(kernel.mamba_scan(*double), unrolled(double), strict=True):
         assert_close(got, want, terms=2)
 
 
@@ -135,7 +132,7 @@ def test_chunks_are_many_enough_and_long_enough(device: torch.device, monkeypatc
         monkeypatch.setattr(kernel, name, Recorded())
     for seq in (127, 128, 2048):
         x, a, b = (torch.zeros(size, device=device) for size in ((1, seq, 5120), (5120, 16), (1, seq, 16)))
-        kernel.selective_scan(x, x, a, b, b)
+        kernel.mamba_scan(x, x, a, b, b)
     assert grids == [(1, 40, 1), (1, 40, 1), (2, 40, 1), (25, 40, 1), (26, 40, 1)]
 
 
@@ -146,7 +143,7 @@ def test_wrong_shapes(device: torch.device) -> None:
         (given._replace(b=given.b[..., :2]), r"must be \[1, 2, 4\]"),
         (given._replace(past=given.a[None]), r"past \[1, 3, 4\] must be \[1, 4, 3\]"),
     ):
-        for scan in (kernel.selective_scan, kernel.reference):
+        for scan in (kernel.mamba_scan, kernel.reference):
             with pytest.raises(ValueError, match=words):
                 scan(*changed)
 
@@ -155,7 +152,7 @@ def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
     given = case((1, 3, 4, 2), torch.float32, device)
     delta = given.delta.clone().requires_grad_()
     assert kernel.refusal(given.x, given.a, delta) == "a gradient is wanted"
-    y = kernel.selective_scan(*given._replace(delta=delta))[0]
+    y = kernel.mamba_scan(*given._replace(delta=delta))[0]
     assert y.requires_grad
     with torch.no_grad():
         assert kernel.refusal(given.x, given.a, delta) is None

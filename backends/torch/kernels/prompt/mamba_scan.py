@@ -16,9 +16,9 @@ from functools import partial
 
 import torch
 
-from .shared import operands
-from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
-from .shared.operands import contiguous, rows
+from ..shared import operands
+from ..shared.launch import jit, options, start_next, tl, triton, uses_torch, wait
+from ..shared.operands import contiguous, rows
 
 PROGRAMS = 1056  # warps that 132 processors hold at once: a prompt is cut into chunks until there are as many
 SHORTEST = 64  # tokens of a chunk: shorter ones are not worth the second reading
@@ -102,7 +102,7 @@ def _scan_kernel(
         y = tl.sum(state * c[:, None], axis=0) + d * x
         tl.store(y_ptr + (first + t).to(tl.int64) * CHANNELS + channel, y.to(y_ptr.dtype.element_ty), mask=mine)
         x, step, b, c = next_x, next_step, next_b, next_c
-    if present_ptr is not None and part == parts - 1:
+    if part == parts - 1:
         tl.store(present_ptr + whole + cell, state.to(present_ptr.dtype.element_ty), mask=both)
 
 
@@ -111,6 +111,11 @@ def refusal(x: torch.Tensor, a: torch.Tensor, *others: torch.Tensor | None) -> s
     if a.shape[1] > MOST_STATES:
         return f"more than {MOST_STATES} states per channel"
     return operands.refusal(x, a, *others)
+
+
+def has_mamba_scan(x: torch.Tensor, a: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Return whether the kernels compute `mamba_scan` of these operands, and no compiler is looking on."""
+    return not torch.compiler.is_compiling() and refusal(x, a, *others) is None
 
 
 def check(
@@ -135,7 +140,7 @@ def _block(states: int) -> int:
     return max(32, min(128, 2048 // int(triton.next_power_of_2(states))))
 
 
-def selective_scan(
+def mamba_scan(
     x: torch.Tensor,
     delta: torch.Tensor,
     a: torch.Tensor,
@@ -146,13 +151,13 @@ def selective_scan(
     *,
     chunk: int | None = None,
     kernel: bool | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """The recurrence over a prompt.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return y and the state after the prompt.
 
     x, delta [batch, seq, channels], a [channels, states] (negative), b, c [batch, seq, states], d [channels]; any
-    floating dtypes, slices of a wider last axis included → y like x. With `past` [batch, states, channels], the state
-    before x, also the one after x, a new tensor like past. `chunk`: tokens that one program goes through; chosen by
-    shape if none. `kernel`: see `uses_torch`; torch goes token by token, in f32 (f64 for f64).
+    floating dtypes, slices of a wider last axis included → y like x. `past` [batch, states, channels] is the state
+    before x, zero if not given; the state after x has its dtype, or is f32. `chunk`: tokens that one program goes
+    through; chosen by shape if none. `kernel`: see `uses_torch`; torch goes token by token, in f32 (f64 for f64).
 
     Raises:
         ValueError: the shapes do not fit.
@@ -169,7 +174,7 @@ def selective_scan(
             ys.append((cs[:, t, :, None] * state).sum(1))
         y = torch.stack(ys, 1)
         y = (y if d is None else y + d.to(wide) * xs).to(x.dtype)
-        return y if past is None else (y, state.to(past.dtype))
+        return y, state if past is None else state.to(past.dtype)
     (batch, seq, channels), states = x.shape, a.shape[1]
     sizes = {"CHANNELS": channels, "STATES": states, "BLOCK_C": _block(states)}
     blocks = triton.cdiv(channels, sizes["BLOCK_C"])
@@ -180,7 +185,7 @@ def selective_scan(
     rates = (a.T.float() * math.log2(math.e)).contiguous()
     d, past = contiguous(d), contiguous(past)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    present = None if past is None else torch.empty_like(past)
+    present = rates.new_empty(batch, states, channels) if past is None else torch.empty_like(past)
     ends = rates.new_empty(batch, parts, states, channels)
     sums = rates.new_empty(batch, parts, channels)
     strides = x.stride(1), delta.stride(1), b.stride(1)
@@ -190,17 +195,7 @@ def selective_scan(
     _scan_kernel[(parts, blocks, batch)](
         x, delta, rates, b, c, d, past, ends, sums, y, present, seq, chunk, *strides, c.stride(1), **more
     )
-    return y if present is None else (y, present)
+    return y, present
 
 
-reference = partial(selective_scan, kernel=False)
-
-
-def variants() -> list[Variant]:
-    """Mamba-130M and 2.8B (1536 and 5120 channels), Falcon-Mamba-7B (8192), and as many states as there may be."""
-    return [
-        variant(kernel, dtype, sizes, "seq chunk", "x_row delta_row b_row c_row", types={"a": "*fp32"}, warps=1)
-        for dtype, channels, states in ((BF16, 5120, 16), (FP16, 8192, 16), (FP32, 1536, 16), (BF16, 1024, 64))
-        for sizes in [{"CHANNELS": channels, "STATES": states, "BLOCK_C": _block(states), "BLOCK_N": states}]
-        for kernel in (_end_kernel, _scan_kernel)
-    ]
+reference = partial(mamba_scan, kernel=False)

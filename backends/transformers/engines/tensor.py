@@ -1,0 +1,165 @@
+"""Units of tensor parallelism: the linear maps of attentions and feed-forwards that devices divide together.
+
+Heads and hidden units are divided: the linears into them by columns, those out of them by rows, so that the results of
+the devices are summed once after an attention and once after a feed-forward (Shoeybi 2019, arXiv 1909.08053).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weft.ir import ops
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.op import Trait
+from weft.passes.analysis.feed_forward import feed_forward
+from weft.passes.analysis.projections import Branch, Projections, branch_of, projections
+
+from ...torch.program.statements import Program, Submodule
+
+COLUMNS, ROWS = "colwise", "rowwise"
+HEADS = "replicated_with_grad_allreduce"  # of a norm: its weights are the same for every head
+PER_HEAD = ("bias", "sinks", "past_k")  # operands of an attention that differ by head
+
+
+@dataclass
+class Units:
+    """The modules that are divided together or not at all, by the scope they belong to, each with its style by path;
+    and the reasons why others stay whole, by path."""
+
+    styles: dict[str, dict[str, str]] = field(default_factory=dict)
+    whole: dict[str, str] = field(default_factory=dict)
+
+
+def tensor_units(graph: Graph, program: Program) -> Units:
+    """Return the units of the attentions and feed-forwards of `graph`, lowered to `program`."""
+    leaves, found = _Leaves(program), Units()
+    for node in graph.nodes:
+        name = node.scope or node.output.name
+        if node.op is ops.attention:
+            styles = _attention(leaves, node)
+        elif node.op is ops.linear:
+            name, styles = _feed_forward(leaves, node) or (name, {})
+        else:
+            continue
+        if isinstance(styles, str):
+            found.whole[name] = styles
+        elif styles:
+            found.styles.setdefault(name, {}).update(styles)
+    return found
+
+
+class _Leaves:
+    """The modules of a program that hold parameters of its graph."""
+
+    def __init__(self, program: Program) -> None:
+        names = {key: param.name for key, param in program.weights.items()}
+        leaves = {o.path: o for s in program.statements for o in s.operands if isinstance(o, Submodule)}
+        self._of = {names[f"{path}.weight"]: leaf for path, leaf in leaves.items() if f"{path}.weight" in names}
+
+    def path(self, param: Value | None, kind: str = "nn.Linear") -> str | None:
+        """Return the path of the module of a `kind` whose weight is `param`, or None."""
+        leaf = self._of.get(param.name) if isinstance(param, Param) else None
+        return leaf.path if leaf is not None and leaf.init.startswith(kind) else None
+
+
+def _attention(leaves: _Leaves, node: Node) -> dict[str, str] | str:
+    """Return the styles of the linears and norms around the attention `node`, or why its heads stay together."""
+    gate, out = _gate(node)
+    around = projections(node) if gate is None else _around(node, out)
+    if isinstance(around, str):
+        return around
+    if around.v is None:
+        return "its keys are its values too"
+    for name in PER_HEAD:
+        if node.operand(name) is not None:
+            return f"it has {name} of its own for every head"
+    styles: dict[str, str] = {}
+    for branch in around.branches:
+        path = leaves.path(branch.weight)
+        if branch.packed or path is None:
+            return "its projections are not modules of their own"
+        styles[path] = COLUMNS
+        norms = _norms(leaves, around, branch)
+        if isinstance(norms, str):
+            return norms
+        styles |= norms
+    if gate is not None:
+        path = leaves.path(gate.operand("weight"))
+        if path is None:
+            return "its gate is not a module of its own"
+        styles[path] = COLUMNS
+    path = leaves.path(around.o.operand("weight"))
+    if path is None or path in styles:
+        return "its output projection is not a module of its own"
+    return styles | {path: ROWS}
+
+
+def _gate(node: Node) -> tuple[Node | None, Node]:
+    """The linear whose activated outputs multiply what the attention `node` makes, number by number, and the linear
+    that alone reads the product; no gate where there is none."""
+    mul = _only_reader(node)
+    out = mul and _only_reader(mul)
+    if (
+        mul is None
+        or out is None
+        or mul.op is not ops.mul
+        or out.op is not ops.linear
+        or out.inputs[0] is not mul.output
+    ):
+        return None, node
+    other = next((v for v in mul.inputs if v is not node.output), None)
+    acting = None if other is None else other.producer
+    if other is None or acting is None or other.shape != node.output.shape or Trait.ELEMENTWISE not in acting.op.traits:
+        return None, node
+    made = acting.inputs[0]
+    linear = None if made is None or len(acting.inputs) != 1 else made.producer
+    if linear is None or linear.op is not ops.linear or _only_reader(acting) is None or _only_reader(linear) is None:
+        return None, node
+    return linear, out
+
+
+def _around(node: Node, out: Node) -> Projections | str:
+    """The linears before the attention `node`, and the one that reads it through a gate."""
+    branches = {role: branch_of(node, role) for role in "qkv" if node.operand(role) is not None}
+    for branch in branches.values():
+        if isinstance(branch, str):
+            return branch
+    q, k, v = (branches.get(role) for role in "qkv")
+    assert isinstance(q, Branch) and isinstance(k, Branch) and not isinstance(v, str)
+    return Projections(node, q, k, v, out)
+
+
+def _only_reader(node: Node) -> Node | None:
+    """The node that alone reads what `node` makes."""
+    readers = [reader for reader, _ in node.output.uses]
+    return readers[0] if len(readers) == 1 and not node.output.is_output else None
+
+
+def _norms(leaves: _Leaves, around: Projections, branch: Branch) -> dict[str, str] | str:
+    """The styles of what stands between a projection and the attention, or what of it spans several heads."""
+    styles = {}
+    for node in branch.between:
+        weights = [v for v in node.inputs[1:] if isinstance(v, Param)]
+        if node.op in (ops.rms_norm, ops.layer_norm):
+            width = node.inputs[0].width if node.inputs[0] is not None else 0
+            path = leaves.path(node.operand("weight"), "nn.")
+            if width != around.head_dim or (weights and path is None):
+                return "its queries and keys are normed across heads"
+            if path is not None:
+                styles[path] = HEADS
+        elif weights and node.op is not ops.rope:
+            return f"{node.op.name} has weights between a projection and the scores"
+    return styles
+
+
+def _feed_forward(leaves: _Leaves, node: Node) -> tuple[str, dict[str, str] | str] | None:
+    """Return the name of the feed-forward that ends in the linear `node`, with its styles, or why it stays whole; None
+    if none does."""
+    unit = feed_forward(node)
+    if unit is None or isinstance(unit, str):
+        return None
+    ins = [leaves.path(p.params[0]) for p in unit.parts[:-1]]
+    out = leaves.path(unit.out.params[0])
+    if out is None or any(p.packed or p.normed for p in unit.parts) or None in ins:
+        return node.scope or node.output.name, "its linears are not modules of their own"
+    return out, {path: COLUMNS for path in ins if path is not None} | {out: ROWS}

@@ -1,0 +1,21 @@
+"""Variants of the kernel file prompt/open_gates.py."""
+
+from __future__ import annotations
+
+from weft.backends.torch.kernels.prompt.open_gates import COLUMNS, ROWS, open_gates_kernel
+
+from .form import BF16, FP16, FP32, Variant, variant
+
+
+def variants() -> list[Variant]:
+    """SwiGLU in each dtype, GEGLU, and a limited one."""
+    return [
+        variant(open_gates_kernel, dtype, {**forms, "ROWS": ROWS, "COLUMNS": COLUMNS}, "M", "N")
+        for dtype, activation, limit, shift in (
+            (BF16, "silu", None, 0.0),
+            (FP16, "gelu_tanh", None, 0.0),
+            (FP32, "silu", None, 0.0),
+            (BF16, "gelu_quick", 7.0, 1.0),
+        )
+        for forms in [{"ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}]
+    ]
