@@ -35,7 +35,7 @@ from machine import RESULTS, facts, save
 from smollm2 import GGUF, ROOT, builder_command, hugging_face_folder
 from turns import DECODE, PROMPT, all_sets, compared, options, serve
 
-from weft.backends.viz.charts.trade_off import Candidate, trade_off
+from weft.backends.viz.formats.chart import Candidate, chart
 
 HELD_OUT = ROOT / "benchmarks" / "texts" / "held_out.txt"
 MINILM = ROOT / ".cache" / "weights" / "all-MiniLM-L6-v2"
@@ -141,13 +141,19 @@ def minilm() -> dict[str, float]:
 def draw(found: dict[str, Any]) -> None:
     """Keep the scores as a chart, results/quantized.svg: quality against size."""
     candidates = [
-        Candidate(name, score["bytes"], score.get("kl"), {}, {}, f"NLL {score.get('loss', 0):+.4f}")
+        Candidate(
+            name,
+            score["bytes"],
+            score.get("kl"),
+            {},
+            {},
+            f"KL {score.get('kl', 0):.4f} · NLL {score.get('loss', 0):+.4f}",
+        )
         for name, score in found["scores"].items()
     ]
     about = f"{found['tokens']:,} tokens of {HELD_OUT.name}, in windows of {found['window']}"
     measure = "KL divergence from the original, in nats"
-    chart = trade_off("SmolLM2-135M in fewer bits", about, measure, candidates[0], candidates[1:])
-    (RESULTS / "quantized.svg").write_text(chart, encoding="utf-8")
+    (RESULTS / "quantized.svg").write_bytes(chart(".svg", "SmolLM2-135M in fewer bits", about, measure, candidates))
 
 
 def child(name: str, model: Path, prompt_folder: Path, threads: int) -> None:

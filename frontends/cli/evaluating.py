@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     "--plot",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Also draw quality against size, and errors and bits by layer: .svg or .png.",
+    help="Also draw quality against size, and errors and bits by layer: .svg, .png or .pdf.",
 )
 @click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Of the chart.")
 @device_option
@@ -84,11 +85,13 @@ def eval_command(
       weft eval q4/ q8/ --against model.gguf --text notes.txt --plot quality.svg
       weft eval smaller.weft --against model.gguf --text notes.txt --tokens 512 --layers
     """
+    from weft.backends.viz.formats.chart import check_chart
+
     from ..api.verify.evaluation import evaluate
-    from ..api.verify.plotting import check_plot, plot_evaluation
+    from ..api.verify.plotting import plot_evaluation
 
     if plot is not None:
-        check_plot(plot)
+        check_chart(Path(plot))
     if options["trust"]:
         check_trust([options["against"], *models])
     rewrites = _named(pipelines)

@@ -1,115 +1,176 @@
-"""Charts of evaluations: where marks are, what is drawn, whether words keep within the picture."""
+"""Charts of evaluations: where points are, what is written, whether it can be read, and equal files."""
 
 from __future__ import annotations
 
 import itertools
-import math
-import re
+import random
+import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
+import matplotlib
+import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation, Text
 
-from weft.backends.viz.charts.axes import Frame, linear, logarithmic, of_bytes, powers_of_two
-from weft.backends.viz.charts.trade_off import Candidate, trade_off
-from weft.backends.viz.formats.png import png
-from weft.backends.viz.layout.font import width
-from weft.backends.viz.layout.scene import LINE
+from weft.backends.viz.formats.chart import Candidate, chart, check_chart, draw, styled
+from weft.backends.viz.formats.style import DARK, LIGHT
+from weft.ir.errors import WeftError
 
-SVG = "{http://www.w3.org/2000/svg}"
+from .colours import contrast
+
 ORIGINAL = Candidate("model.gguf", 513 << 20, 0.0, {}, {f"layers.{i}": 32.0 for i in range(30)})
-OTHERS = [
-    Candidate(name, mib << 20, lost, {f"layers.{i}": lost / 9 * (i + 1) for i in range(30)}, {"layers.0": bits})
-    for name, mib, lost, bits in (
-        ("int8", 140, 8e-4, 8.5),
-        ("a/folder/int4", 96, 0.035, 4.6),
-        ("int4{group=128}", 93, 0.042, 4.3),
-        ("int3{method=rtn, group=64}", 99, 0.6, 4.5),
-        ("a very long name <of a rewrite> & more of it than fits beside a point=cast{dtype=f16}", 500, 2e-5, 16.0),
-    )
-]
+NAMES = (
+    "a very long name <of a rewrite> & more of it than fits beside a point=cast{dtype=f16}",
+    "a/folder/int4", "int4{group=128}", "$\\frac{1}{2}$ of it", "int3{method=rtn, group=64}", "q4_k", "gptq",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("values", [[1.0, 9.0], [0.3, 0.31], [5.0], [1e-9, 3e5], [7.0, 7.0], [16.0, 4.25, 8.5]])
-@pytest.mark.parametrize("axis", [linear, logarithmic, of_bytes, powers_of_two])
-def test_axes_hold_all_values_between_few_marks(axis: object, values: list[float]) -> None:
-    assert callable(axis)
-    if axis in (of_bytes, powers_of_two):
-        values = [max(value, 1.0) for value in values]
-    made = axis(values)
-    assert made.low <= min(values) and max(values) <= made.high and made.low < made.high
-    assert list(made.marks) == sorted(set(made.marks))
-    assert 2 <= len(made.marks) <= (8 if axis is not powers_of_two else 21)
-    shares = [made.share(mark) for mark in made.marks]
-    assert shares[0] == pytest.approx(0, abs=1e-9) and all(0 <= share <= 1 + 1e-9 for share in shares)
-    if not made.log:
-        assert [b - a for a, b in itertools.pairwise(shares)] == pytest.approx(
-            [1 / (len(shares) - 1)] * (len(shares) - 1)
-        )
+def candidates(count: int) -> list[Candidate]:
+    """Models of which many are close together, as they are in fact."""
+    made = random.Random(count)
+    found = []
+    for i in range(count):
+        name, lost = f"{NAMES[i % len(NAMES)]}{i // len(NAMES) or ''}", 0.03 * made.choice((1, 1, 1, 0.02, 20))
+        errors = {f"layers.{n}": lost / 9 * (n + 1) for n in range(30)}
+        size, facts = round(made.choice((95, 95, 140)) * made.uniform(1, 1.05) * 2**20), f"{i} bits"
+        found.append(Candidate(name, size, lost * made.uniform(1, 1.2), errors, {"layers.0": 4.5 + i}, facts))
+    return found
 
 
-def test_marks_are_round() -> None:
-    assert logarithmic([0.03, 0.9]).marks == (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-    assert powers_of_two([4.3, 32.0]).marks == (4, 8, 16, 32)
-    sizes = of_bytes([513 * 2**20, 96 * 2**20])
-    assert [sizes.spelled(mark) for mark in sizes.marks] == ["0", *(f"{n}00 MiB" for n in range(1, 7))]
-    frame = Frame(10, 20, 100, 50, linear([0, 10]), logarithmic([1, 100]))
-    assert frame.at(5, 10) == pytest.approx((60, 45))
+def drawn(*others: Candidate, original: Candidate = ORIGINAL, dark: bool = False) -> Figure:
+    with styled(dark):
+        return draw("title", "about", "KL", [original, *others])
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_every_model_is_drawn_within_the_picture(dark: bool) -> None:
-    picture = trade_off("title & more", "about <it>", "KL", ORIGINAL, OTHERS, dark)
-    root = ElementTree.fromstring(picture)
-    wide, high = int(root.attrib["width"]), int(root.attrib["height"])
-    texts = [(t, "".join(t.itertext())) for t in root.iter(f"{SVG}text")]
-    for name in ("int8", "int4", "int4{group=128}", "model.gguf, the original", "title & more", "about <it>"):
-        assert any(words.startswith(name) for _, words in texts), name
-    for element, words in texts:
-        kind, x = element.attrib.get("class", ""), float(element.attrib["x"])
-        room = width(words, 22 if kind == "name" else LINE)
-        left = x - room if " e" in f" {kind}" else x - room / 2 if " m" in f" {kind}" else x
-        assert left >= 0 and left + room <= wide + 1 and 0 < float(element.attrib["y"]) < high, words
-    dots = [e for e in root.iter(f"{SVG}path") if e.attrib.get("class") == "dot"]
-    # A point among the sizes and in the legend, one for each error, and one for the layer whose bits are known.
-    assert len(dots) == len(OTHERS) * (2 + 30 + 1)
-    colours = {e.attrib["fill"] for e in dots}
-    assert len(colours) == len(OTHERS)
-    (paper,) = re.findall(r"\.paper\{fill:(#\w+)\}", picture)
-    assert all(_contrast(colour, paper) > 3 for colour in colours)  # WCAG 2.2, 1.4.11
-    assert png(picture).startswith(b"\x89PNG")
+def ticks(axis: Axis) -> list[Text]:
+    """Return the numbers along an axis; matplotlib also has some beyond its ends, which it does not draw."""
+    low, high = axis.get_view_interval()
+    return [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+
+
+def numbers(axis: Axis) -> list[str]:
+    return [text.get_text().replace("−", "-") for text in ticks(axis) if text.get_text()]
+
+
+def words(picture: bytes) -> list[str]:
+    """Return the text elements of an SVG."""
+    return ["".join(t.itertext()) for t in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_points_are_at_their_sizes_and_losses() -> None:
-    """Of two models the smaller is further left, and the one that lost ten times as much as far above as any other."""
-    others = [Candidate(str(n), n << 20, 10.0**-n, {}, {}) for n in (1, 2, 3)]
-    picture = trade_off("t", "a", "KL", Candidate("o", 4 << 20, 0, {}, {}), others)
-    assert "residual stream" not in picture  # nothing is known of layers
-    known = [Candidate("1", 1 << 20, 0.1, {}, {"layers.0": 4.5})]
-    assert trade_off("t", "a", "KL", Candidate("o", 4 << 20, 0, {}, {}), known).count("not measured") == 1
-    dots = re.findall(r'class="dot" transform="translate\(([\d.]+) ([\d.]+)\)"', picture)[:3]
-    (x1, y1), (x2, y2), (x3, y3) = ((float(x), float(y)) for x, y in dots)
-    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2) and x2 > x1
-    assert y2 - y1 == pytest.approx(y3 - y2, abs=0.2) and y2 > y1
-    (front,) = re.findall(r'class="front" d="M([^"]+)"', picture)
-    assert front.count("L") == 2
+    """The line joins models that no other beats in both; sizes begin at 0, in the unit of the largest."""
+    others = [Candidate(str(n), n << 20, 10.0**-n, {}, {}) for n in (3, 1, 2)]
+    worse, none = Candidate("worse", 5 << 19, 0.2, {}, {}), Candidate("not measured", 1 << 20, None, {}, {})
+    figure = drawn(*others, worse, none, original=Candidate("o", 4 << 20, 0, {}, {}))
+    (axes,) = figure.axes  # nothing is known of layers
+    assert axes.get_xlim()[0] == 0 and axes.get_xlabel() == "size of the weights, MiB" and axes.get_yscale() == "log"
+    original, *points, front = ([list(line.get_xdata()), list(line.get_ydata())] for line in ordered(axes))
+    assert original[0] == [4, 4] and front == [[1, 2, 3], pytest.approx([0.1, 0.01, 0.001])]
+    assert points[:4] == [[[3], [0.001]], [[1], [0.1]], [[2], [0.01]], [[2.5], [0.2]]] and np.isnan(points[4][1][0])
+    assert [a.get_text() for a in axes.texts] == ["worse", "1", "2", "3"]  # from above
 
 
-def test_models_that_others_beat_are_not_on_the_line() -> None:
-    others = [Candidate("best", 1 << 20, 0.1, {}, {}), Candidate("worse", 2 << 20, 0.2, {}, {})]
-    picture = trade_off("t", "a", "KL", Candidate("o", 4 << 20, 0, {}, {}), others)
-    assert 'class="front"' not in picture
+def ordered(axes: Axes) -> list[matplotlib.lines.Line2D]:
+    """Return the lines of sizes: the original's, those of the models, and the line that joins some of them."""
+    legend, dashed, joined = [], [], []
+    for line in axes.lines:
+        (dashed if line.get_linestyle() == "--" else joined if line.get_marker() == "None" else legend).append(line)
+    return [*dashed, *legend, *joined]
 
 
-def test_nothing_lost_leaves_an_empty_frame() -> None:
-    same = Candidate("same", 1 << 20, 0.0, {}, {})
-    assert 'class="dot"' in trade_off("t", "a", "KL", Candidate("o", 4 << 20, 0, {}, {}), [same])
+def test_layers_have_lines_of_errors_and_bits() -> None:
+    errors, bits = {f"layers.{i}": 0.01 * (i + 1) for i in range(30)}, {"layers.0": 4.3, "layers.29": 8.5}
+    _, above, below = drawn(Candidate("int4", 9 << 20, 0.1, errors, bits)).axes
+    assert [list(line.get_ydata()) for line in above.lines[1:]] == [list(errors.values())]
+    original, own = (np.asarray(line.get_ydata()) for line in below.lines)
+    assert set(original) == {32} and own[[0, 29]].tolist() == [4.3, 8.5] and np.isnan(own[1:29]).all()
+    assert numbers(below.yaxis) == ["4", "8", "16", "32"] and below.get_xlabel() == "layer"
+    layers = numbers(below.xaxis)
+    assert layers[0] == "0" and 5 <= len(layers) <= 12 and set(layers) <= {str(n) for n in range(30)}
+    _, above, _ = drawn(Candidate("int4", 9 << 20, 0.1, {}, bits)).axes
+    assert [t.get_text() for t in above.texts] == ["not measured"] and not above.axison
 
 
-def _contrast(one: str, other: str) -> float:
-    def light(colour: str) -> float:
-        parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return math.fsum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+@pytest.mark.parametrize("losses", [[5.0], [0.3, 0.31], [0.03, 0.9], [1e-9, 3e5], [7.0, 7.0], [0.0], [float("inf")]])
+def test_axes_hold_all_losses_between_few_plain_numbers(losses: list[float]) -> None:
+    """One that lost nothing, or all, is in the legend alone."""
+    figure = drawn(*(Candidate(str(i), 1 << 20, lost, {}, {}) for i, lost in enumerate(losses)))
+    axes, (legend,) = figure.axes[0], figure.legends
+    low, high = axes.get_ylim()
+    assert all(low < lost < high for lost in losses if 0 < lost < 1e9)
+    assert 1 <= len(numbers(axes.yaxis)) <= 12 and all(f"{float(t):g}" == t for t in numbers(axes.yaxis))
+    assert len(legend.get_texts()) == 1 + len(losses)
 
-    high, low = sorted((light(one), light(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("count", [1, 3, 17])
+def test_all_that_is_written_can_be_read(count: int, dark: bool) -> None:
+    """No text covers another, all are within the picture, colours differ enough from the paper (WCAG 2.2)."""
+    others, paper = candidates(count), (DARK if dark else LIGHT).paper
+    figure = drawn(*others, dark=dark)
+    (legend,) = figure.legends
+    seen = [*figure.texts, legend.get_title(), *legend.get_texts()]
+    for axes in figure.axes:
+        own = (child for child in axes.get_children() if isinstance(child, Text))
+        seen += [axes.xaxis.label, *own, *ticks(axes.xaxis), *ticks(axes.yaxis)]
+    shown = {t: Text.get_window_extent(t) for t in seen if t.get_text()}
+    texts = [t.get_text() for t in shown]
+    assert {"title", "about", "KL, less is better", "bits of a weight", "layer"} <= set(texts)
+    for c in others:
+        assert any(text.startswith(c.name[:40]) and text.endswith(c.facts) for text in texts), c.name
+    for text, box in shown.items():
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1, text
+        assert contrast(to_hex(text.get_color()), paper) >= 4.5
+    for (one, box), (other, second) in itertools.combinations(shown.items(), 2):
+        assert not box.shrunk(0.98, 0.8).overlaps(second.shrunk(0.98, 0.8)), (one, other)
+    labels = [t for t in shown if isinstance(t, Annotation)]
+    points = [line for line in ordered(figure.axes[0])[1:] if line.get_marker() != "None"]
+    assert len(labels) == len(points) == count
+    for line in points:
+        at = figure.axes[0].transData.transform(line.get_xydata()[0])
+        assert not any(shown[label].contains(*at) for label in labels)
+        assert contrast(to_hex(line.get_color()), paper) > 3
+    assert len({(line.get_color(), line.get_marker()) for line in points}) == count
+
+
+def test_names_are_written_as_they_are() -> None:
+    """No formula, no markup, no line end."""
+    names = ["$x_1$ & <b>", "$\\alpha", "two\nlines\x1b[2J", "中文"]
+    models = [ORIGINAL, *(Candidate(name, 9 << 20, 0.1, {}, {}) for name in names)]
+    found = words(chart(".svg", "t & $y^2$ <i>", "from $HOME & <there>", "KL", models))
+    assert {"$x_1$ & <b>", "$\\alpha", "two lines [2J", "中文", "t & $y^2$ <i>", "from $HOME & <there>"} <= set(found)
+    assert "$x_1$ & <b> · 9.0 MiB" in found and "model.gguf, the original · 513.0 MiB" in found
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
+def test_files_depend_on_the_models_alone(suffix: str, magic: bytes) -> None:
+    """Not on the time, nor on the user's settings, which remain as they were."""
+    models = [Candidate("o", 4 << 20, 0, {}, {}), Candidate("int4", 1 << 20, 0.1, {}, {"layers.0": 4.5})]
+    first = chart(suffix, "title", "about", "KL", models)
+    assert first.startswith(magic) and b"Date" not in first
+    with matplotlib.rc_context({"lines.color": "red", "font.size": 30, "text.color": "red", "savefig.dpi": 9}):
+        before = dict(matplotlib.rcParams)
+        assert chart(suffix, "title", "about", "KL", models) == first
+        assert dict(matplotlib.rcParams) == before
+    assert chart(suffix, "title", "about", "KL", models, dark=True) != first
+
+
+@pytest.mark.parametrize(("dark", "paper", "other"), [(False, LIGHT, DARK), (True, DARK, LIGHT)])
+def test_themes(dark: bool, paper: object, other: object) -> None:
+    picture = chart(".svg", "title", "about", "KL", [ORIGINAL, *candidates(2)], dark).decode()
+    for name in ("paper", "ink", "soft", "rule"):
+        assert getattr(paper, name) in picture and getattr(other, name) not in picture
+
+
+def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WeftError, match=r"a chart is written as \.svg, \.png, \.pdf, not as \.gif"):
+        check_chart(Path("a.gif"))
+    check_chart(Path("a.svg"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(WeftError, match=r"charts need the package matplotlib: pip install 'weft\[viz\]'"):
+        check_chart(Path("a.svg"))

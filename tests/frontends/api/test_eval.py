@@ -277,14 +277,15 @@ def test_the_command_draws_a_chart(llamas: tuple[Path, Path], text: Path, tmp_pa
     result = weft_command(*args, *short, "--plot", tmp_path / "chart.svg")
     assert result.exit_code == 0 and "chart.svg written" in result.stderr and "after each layer" not in result.stdout
     chart = (tmp_path / "chart.svg").read_text()
-    assert "int8{group=16}: " in chart and "int4{method=rtn, group=16}" in chart and "not measured" not in chart
-    assert chart.count('class="dot"') == 2 * (2 + 3 + 3)
+    assert ">int8{group=16}</text>" in chart and "int4{method=rtn, group=16} · " in chart
+    assert "not measured" not in chart
+    assert chart.count("bits · KL ") == 1 + 2 and "NLL +" in chart and "cosine" not in chart
     assert weft_command(*args, *short[:2], "--plot", tmp_path / "chart.png", "--theme", "dark").exit_code == 0
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
-    assert "not as .pdf" in refused(*args, *short, "--plot", tmp_path / "chart.pdf")
+    assert "not as .gif" in refused(*args, *short, "--plot", tmp_path / "chart.gif")
     for option in (["--plot", tmp_path / "none.svg"], ["--layers"]):
         assert f"{option[0]} goes with MODELS, --passes, --weights or --adapter" in refused(*args, *option)
-    assert not (tmp_path / "none.svg").exists() and not (tmp_path / "chart.pdf").exists()
+    assert not (tmp_path / "none.svg").exists() and not (tmp_path / "chart.gif").exists()
 
 
 def test_json_has_no_infinity() -> None:

@@ -1,4 +1,0 @@
-"""Charts of measurements: axes, and what is drawn along them.
-
-Never here: measuring; pictures of models.
-"""
