@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -158,20 +158,22 @@ def _undo(recipe: Recipe, value: Array, known: Array, reader: TensorReader) -> I
                 yield from _undo(item, (value / by).astype(np.float32), known & (by != 0), reader)
             return
         case Slice(_, axis, start, stop, step):
-            whole, seen = _blank(shape)
+            whole, seen = _blank(shape, value.dtype)
             cut = (slice(None),) * axis + (slice(start, stop, step),)
             whole[cut], seen[cut] = value, known
         case Take(_, indices, axis):  # some may be missing, others repeated
-            whole, seen = _blank(shape)
+            whole, seen = _blank(shape, value.dtype)
             rows, seen_rows, value, known = (np.moveaxis(t, axis, 0) for t in (whole, seen, value, known))
             for n, i in enumerate(indices):
                 _put(rows[i : i + 1], seen_rows[i : i + 1], value[n : n + 1], known[n : n + 1], _read(recipe))
         case _:
             undone = inverse(recipe, Source("value"), shape)
-            with np.errstate(all="ignore"):  # what is not known may be no argument of the inverse
-                whole = undone.evaluate(MemoryReader({"value": value.astype(np.float64)})).astype(np.float32)
-            moves = isinstance(recipe, Permute | Reshape)
-            seen = undone.evaluate(MemoryReader({"value": known})) if moves else known
+            if isinstance(recipe, Permute | Reshape):
+                whole, seen = (undone.evaluate(MemoryReader({"value": array})) for array in (value, known))
+            else:
+                with np.errstate(all="ignore"):  # what is not known may be no argument of the inverse
+                    whole = undone.evaluate(MemoryReader({"value": value.astype(np.float64)})).astype(np.float32)
+                seen = known
     yield from _undo(recipe.parts[0], whole, seen, reader)
 
 
@@ -185,8 +187,8 @@ def _sources(recipes: Iterable[Recipe]) -> list[str]:
     return list(dict.fromkeys(itertools.chain.from_iterable(recipe.sources() for recipe in recipes)))
 
 
-def _blank(shape: tuple[int, ...]) -> tuple[Array, Array]:
-    return np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
+def _blank(shape: tuple[int, ...], dtype: Any = np.float32) -> tuple[Array, Array]:
+    return np.zeros(shape, dtype), np.zeros(shape, np.bool_)
 
 
 def _put(into: Array, seen: Array, values: Array, known: Array, what: str) -> None:

@@ -1,194 +1,129 @@
-"""Codes of a compiled folder as the recipes of its source: what its weights would be read from, had it been one.
+"""Codes of a compiled folder that were fitted to a text (GPTQ), given back to the matrices of the source's graph.
 
-Codes that are fitted to a text (GPTQ) take as long to make again as compiling took, and need the text. Instead a graph
-is rewritten with tensors in their places whose contents are unknown, as far as what the target stores; the rows of
-what it stores say which rows of these tensors they are, and the folder's own codes fill them in.
+Fitting them again would take as long as compiling did, and need the text. Targets pack, split and transpose matrices,
+so the recipes of what they store are undone.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from weft.backends.weights import StoredTensor
-from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.recipes import Permute, Recipe, Reshape, Source
-from weft.ir.recipes.blocks import Dequantize, Quantize, Stored, block_layout
-from weft.ir.recipes.blocks.layouts import block_leaves
-from weft.ir.recipes.blocks.parts import joined_parts
-from weft.ir.recipes.readers import Array, SpilledTensors, TensorReader
-from weft.ir.types.block_layouts import Blocks, pack_codes
+from weft.ir.recipes import Recipe, Source
+from weft.ir.recipes.blocks import Dequantize, Kept, Part, Quantize, Stored
+from weft.ir.recipes.blocks.parts import WITH_CODES, joined_parts
+from weft.ir.recipes.readers import Array, MemoryReader, SpilledTensors
+from weft.ir.types.block_layouts import pack_codes
 from weft.passes.fitting.matrices import Matrix, matrices
+
+from ...export.inversion import undo
 
 
 @dataclass(frozen=True)
-class _Rows(Recipe):
-    """The numbers of the rows of a matrix [..., out, in], as a matrix of one column."""
+class _Fitted(Quantize):
+    """Unknown codes of the parameter `matrix`; another parameter that reads the same tensor has others."""
 
-    dims: tuple[int, ...]
-    first: int
-
-    def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        return (*self.dims[:-1], 1)
-
-    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        inner = math.prod(self.dims[1:-1])
-        numbers = np.arange(start * inner, stop * inner, dtype=np.float64) + self.first
-        return numbers.reshape(stop - start, *self.dims[1:-1], 1)
+    matrix: str = ""
 
 
 class Fitted:
-    """Codes of `graph`, whose matrices a pass has rounded to the nearest, that are to be another's: its recipes are
-    changed to tensors without contents. Tables that are only looked up are never fitted."""
+    """The matrices of `graph` that a pass has rounded, to get the codes of a folder; tables are never fitted."""
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self.original: dict[Recipe, Recipe] = {}  # of what a code stands for, by the recipe that has the codes
-        self._shapes: dict[Recipe, tuple[int, ...]] = {}
-        self.reader = graph.reader = SpilledTensors.over(graph.reader)
+        self._graph, self._taken = graph, dict[_Fitted, Recipe]()
+        self._reader = graph.reader = SpilledTensors.over(graph.reader)
         found = matrices(graph)
         for param in graph.params.values():
             matrix = found.get(param)
             if not (isinstance(matrix, Matrix) and matrix.kind == "table"):
-                param.recipe = self._unknown(param.recipe, param.name)
+                param.recipe = _unknown(param.recipe, param.name)
 
-    def _unknown(self, recipe: Recipe, name: str) -> Recipe:
-        if not isinstance(recipe, Quantize):
-            return recipe.map_parts(lambda part: self._unknown(part, name))
-        layout, shape = recipe.layout(self.reader), recipe.shape(self.reader)
-        key = self.reader.fresh(f"{name}.codes")
-        lead, groups = shape[:-1], -(-shape[-1] // layout.group)
-        sizes = {"codes": groups * layout.group * layout.bits // 8, "zeros": -(-groups * layout.bits // 8)}
-        self.reader.put(key, np.zeros((*lead, sizes["codes"]), np.uint8))
-        self.reader.put(f"{key}.scales", np.zeros((*lead, groups), np.float32))
-        zeros = None
-        if layout.has_zeros:
-            self.reader.put(f"{key}.zeros", np.zeros((*lead, sizes["zeros"]), np.uint8))
-            zeros = Source(f"{key}.zeros")
-        made = Dequantize(
-            Source(key),
-            Source(f"{key}.scales"),
-            zeros,
-            width=shape[-1],
-            bits=layout.bits,
-            group=layout.group,
-            scale=layout.scale.name,
-        )
-        self.original[made], self._shapes[made] = recipe.item, shape
-        return made
+    def take(self, tensors: Mapping[str, StoredTensor], arrays: Mapping[str, Array]) -> dict[str, StoredTensor]:
+        """Give the graph the codes of a folder, or the numbers where its target stores these instead.
 
-    def fill(self, tensors: Mapping[str, StoredTensor], arrays: Mapping[str, Array]) -> bool:
-        """Fill in the codes that `arrays` hold for `tensors`; returns False where some are not stored as codes."""
-        filled = {leaf: _Filled(leaf, shape) for leaf, shape in self._shapes.items()}
-        for item, parts in _by_matrix(tensors, arrays, self.reader).items():
-            layout, leaves = block_layout(item, self.reader), block_leaves(item, self.reader)
-            if isinstance(layout, str) or isinstance(leaves, str) or not any(leaf in filled for leaf in leaves):
+        `tensors` are those that the target makes of the graph, `arrays` their contents. Returns the tensors that can be
+        compared, made of the codes: all but those whose numbers are taken.
+
+        Raises:
+            WeftError: if a recipe cannot be undone.
+        """
+        parts: dict[_Fitted, dict[str, Array]] = defaultdict(dict)
+        for name, tensor in tensors.items():
+            keys: dict[str, tuple[_Fitted, str]] = {}
+            recipe = _of_parts(tensor.recipe, "", keys)
+            if not keys:
                 continue
-            if not {"packed", "words", "codes"} & parts.keys():
-                return False  # codes in the layout of standard operators
-            blocks = joined_parts(layout, parts, item.shape(self.reader)[-1])
-            rows, firsts = _rows_of(item, leaves, self.reader)
-            for leaf, first in firsts.items():
-                if leaf in filled:
-                    filled[leaf].take(blocks, rows - first)
-        if not all(part.whole for part in filled.values()):
-            return False
-        for part in filled.values():
-            part.put(self.reader)
-        return True
+            known = {key: Source(key).evaluate(self._reader) for key in {*recipe.sources()} - keys.keys()}
+            for key, (matrix, part) in keys.items():
+                shape = (Part(matrix, part) if part else matrix).shape(self._reader)
+                known[key] = np.broadcast_to(np.uint8(0), shape)
+            for key, values, where in undo(recipe, arrays[name], MemoryReader(known)):
+                if key in keys:
+                    matrix, part = keys[key]
+                    before = parts[matrix].get(part)
+                    parts[matrix][part] = values if before is None else np.where(where, values, before)
+        self._taken = {matrix: self._put(matrix, stored) for matrix, stored in parts.items()}
+        for param in self._graph.params.values():
+            param.recipe = _filled(param.recipe, self._taken)
+        coded = {matrix: recipe for matrix, recipe in self._taken.items() if isinstance(recipe, Dequantize)}
+        made = {name: replace(tensor, recipe=_filled(tensor.recipe, coded)) for name, tensor in tensors.items()}
+        return {name: tensor for name, tensor in made.items() if not tensor.recipe.has(_Fitted)}
+
+    def _put(self, matrix: _Fitted, parts: Mapping[str, Array]) -> Recipe:
+        """Spill a matrix that a folder stores as `parts`; return how it is read."""
+        layout, (*lead, width), key = matrix.layout(self._reader), matrix.shape(self._reader), matrix.matrix
+        if parts.keys().isdisjoint(WITH_CODES):
+            source = Source(self._reader.fresh(key))
+            self._reader.put(source.key, parts[""].astype(np.float32))
+            return source
+        rows = {part: array.reshape(-1, array.shape[-1]) for part, array in parts.items()}
+        codes, scales, _, zeros, _ = joined_parts(layout, rows, width)
+        packed = {"codes": pack_codes(codes, layout.bits), "scales": scales}
+        packed |= {} if zeros is None else {"zeros": pack_codes(zeros, layout.bits)}
+        sources = {part: Source(self._reader.fresh(f"{key}.{part}")) for part in packed}
+        for part, array in packed.items():
+            self._reader.put(sources[part].key, array.reshape(*lead, -1))
+        recipe = Dequantize(sources["codes"], sources["scales"], sources.get("zeros"), width=width)
+        return replace(recipe, bits=layout.bits, group=layout.group, scale=layout.scale.name)
 
     def distances(self) -> Iterator[tuple[str, float]]:
-        """Yield, by the name of the codes, how far each matrix is from what was rounded: ‖W − Ŵ‖ / ‖W‖ (Frobenius)."""
-        for leaf, item in self.original.items():
-            away = size = 0.0
-            for start, rows in _numbered(item, self.reader):
-                found = leaf.read(self.reader, start, start + len(rows))
-                away += float(np.square(found - rows, dtype=np.float64).sum())
-                size += float(np.square(rows, dtype=np.float64).sum())
-            yield next(leaf.sources()).removesuffix(".codes"), math.sqrt(away / size) if size else math.sqrt(away)
+        """Yield, by name, how far each matrix is from the one that was rounded: ‖W − Ŵ‖ / ‖W‖ (Frobenius)."""
+        for matrix, recipe in self._taken.items():
+            away = size = start = 0
+            for rows in matrix.item.blocks(self._reader):
+                found = recipe.read(self._reader, start, start + len(rows))
+                away += np.square(found - rows, dtype=np.float64).sum()
+                size += np.square(rows, dtype=np.float64).sum()
+                start += len(rows)
+            yield matrix.matrix, math.sqrt(away / size) if size else math.sqrt(away)
 
 
-class _Filled:
-    """The codes of one matrix of `shape` that are known so far."""
-
-    def __init__(self, leaf: Recipe, shape: tuple[int, ...]) -> None:
-        assert isinstance(leaf, Dequantize)
-        self._leaf, self._lead = leaf, shape[:-1]
-        rows, groups = math.prod(self._lead), -(-shape[-1] // leaf.group)
-        self._known = np.zeros(rows, bool)
-        zeros = None if leaf.zeros is None else np.zeros((rows, groups), np.uint8)
-        shape = (rows, groups, leaf.group)
-        self._blocks = Blocks(np.zeros(shape, np.uint8), np.zeros(shape[:2], np.float32), None, zeros)
-
-    @property
-    def whole(self) -> bool:
-        return bool(self._known.all())
-
-    def take(self, blocks: Blocks, rows: Array) -> None:
-        """Take the rows of `blocks` whose numbers `rows` are of this matrix."""
-        mine = (rows >= 0) & (rows < len(self._known))
-        at = rows[mine]
-        self._known[at] = True
-        for own, new in zip(self._blocks, blocks, strict=True):
-            if own is not None and new is not None:
-                own[at] = new[mine]
-
-    def put(self, reader: SpilledTensors) -> None:
-        leaf, codes, scales, zeros = self._leaf, self._blocks.codes, self._blocks.scales, self._blocks.zeros
-        packed: dict[Recipe | None, Array] = {
-            leaf.codes: pack_codes(codes, leaf.bits).reshape(len(codes), -1),
-            leaf.scales: scales,
-        }
-        if zeros is not None:
-            packed[leaf.zeros] = pack_codes(zeros, leaf.bits)
-        for source, array in packed.items():
-            assert isinstance(source, Source)
-            reader.put(source.key, array.reshape(*self._lead, -1))
+def _unknown(recipe: Recipe, name: str) -> Recipe:
+    """Return the `recipe` of the parameter `name` with its codes unknown."""
+    if isinstance(recipe, Quantize):
+        return _Fitted(**vars(recipe), matrix=name)
+    return recipe.map_parts(lambda part: _unknown(part, name))
 
 
-def _by_matrix(
-    tensors: Mapping[str, StoredTensor], arrays: Mapping[str, Array], reader: TensorReader
-) -> dict[Recipe, dict[str, Array]]:
-    """The parts [rows, numbers] that are stored of each matrix in blocks, by name."""
-    found: dict[Recipe, dict[str, Array]] = {}
-    for name, tensor in tensors.items():
-        recipe, array = tensor.recipe, arrays[name]
-        if isinstance(recipe, Permute) and recipe.axes == (1, 0):
-            recipe, array = recipe.item, array.T
-        elif isinstance(recipe, Reshape):
-            recipe = recipe.item
-        if isinstance(recipe, Stored):
-            *_, numbers = recipe.shape(reader)
-            found.setdefault(recipe.item, {})[recipe.part] = np.ascontiguousarray(array).reshape(-1, numbers)
-    return found
+def _of_parts(recipe: Recipe, part: str, keys: dict[str, tuple[_Fitted, str]]) -> Recipe:
+    """Return `recipe` over tensors in the place of matrices or `part` of their blocks, which are added to `keys`."""
+    if isinstance(recipe, Kept | Stored):
+        return _of_parts(recipe.item, getattr(recipe, "part", part), keys)
+    if isinstance(recipe, _Fitted):
+        key = f"codes {len(keys)} of {recipe.matrix}"
+        keys[key] = recipe, part
+        return Source(key)
+    return recipe.map_parts(lambda inner: _of_parts(inner, part, keys))
 
 
-def _rows_of(item: Recipe, leaves: tuple[Recipe, ...], reader: TensorReader) -> tuple[Array, dict[Recipe, int]]:
-    """The number of the row that each row of `item` is, and from where on those of each of its leaves are counted."""
-    firsts, count = dict[Recipe, int](), 0
-    for leaf in dict.fromkeys(leaves):
-        firsts[leaf] = count
-        count += math.prod(leaf.shape(reader)[:-1])
-    if count >= 1 << 24:
-        raise WeftError(f"{', '.join(item.sources())}: a matrix of {count:,} rows is too long to be told row by row")
-
-    def numbered(recipe: Recipe) -> Recipe:
-        if recipe in firsts:
-            return _Rows(recipe.shape(reader), firsts[recipe])
-        if isinstance(recipe, Reshape):
-            return replace(recipe, item=numbered(recipe.item))
-        return recipe.map_parts(numbered)
-
-    return numbered(item).evaluate(reader).reshape(-1).astype(np.int64), firsts
-
-
-def _numbered(recipe: Recipe, reader: TensorReader) -> Iterator[tuple[int, Array]]:
-    """Blocks of rows, each with the number of its first."""
-    start = 0
-    for rows in recipe.blocks(reader):
-        yield start, rows
-        start += len(rows)
+def _filled(recipe: Recipe, taken: Mapping[_Fitted, Recipe]) -> Recipe:
+    """Return `recipe` with the matrices that are known."""
+    if isinstance(recipe, _Fitted):
+        return taken.get(recipe, recipe)
+    return recipe.map_parts(lambda part: _filled(part, taken))

@@ -7,6 +7,7 @@ fitted to a text are taken from the folder (`fitted`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,14 +61,15 @@ def quantizes(pipeline: Pipeline) -> bool:
 
 def check_weights(
     folder: Path, manifest: Record, model: Model, progress: Progress
-) -> tuple[Graph, Pipeline, WeightCheck | None]:
+) -> tuple[Graph, Pipeline, WeightCheck]:
     """Compare the weights in `folder` with what the source `model` and the pipeline of the manifest make them.
 
-    Returns the source after its passes up to the last that rounds, the passes after that, and what was found: None
-    where fitted codes are not stored as codes, and had to be made again.
+    Returns the source after its passes up to the last that rounds, with fitted codes as the folder has them, the passes
+    after that, and the result of the comparison.
 
     Raises:
-        WeftError: if the weights cannot be read, or the source not be rewritten.
+        WeftError: if the weights cannot be read, the source cannot be rewritten, or passes after the last that rounds
+            change fitted matrices so that their codes cannot be had again.
     """
     pipeline = parse_pipeline(manifest.text("pipeline", ""))
     first, rest = _parted(pipeline)
@@ -77,9 +79,13 @@ def check_weights(
     tensors, reader = _tensors(folder, manifest, graph, rest)
     arrays = _read(folder, tensors)
     wrong = next(_misfits(tensors, arrays), None)
-    if codes is not None and (manifest.flag("prepacked", False) or (not wrong and not codes.fill(tensors, arrays))):
-        return run_passes(model.graph, first, progress=progress), rest, None
-    distances = dict(codes.distances()) if codes is not None and wrong is None else {}
+    distances: dict[str, float] = {}
+    if codes is not None and wrong is None:
+        try:
+            tensors = codes.take(tensors, arrays)
+        except WeftError as error:
+            raise WeftError(f"{folder}: {error}, so the codes that were fitted cannot be compared") from error
+        distances = dict(codes.distances())
     if wrong is None:
         wrong = next(_differences(tensors, arrays, reader, progress), None)
     farthest = max(distances, key=lambda name: distances[name], default=None)
@@ -139,7 +145,10 @@ def _read(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, Array]
 
     found: dict[str, Array] = {}
     for file in sorted(folder.glob("*.onnx")):
-        for name, value in onnx.load(file).graph.initializers.items():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Ignoring unknown external data key")  # those of prepacked weights
+            model = onnx.load(file)
+        for name, value in model.graph.initializers.items():
             if name in tensors and value.const_value is not None:
                 found[name] = value.const_value.numpy()
     return found

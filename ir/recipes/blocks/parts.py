@@ -38,6 +38,7 @@ import numpy as np
 from ...errors import WeftError
 from ...types import dtypes
 from ...types.block_layouts import (
+    HALVES,
     LARGEST,
     BlockLayout,
     Blocks,
@@ -235,6 +236,10 @@ def joined_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) ->
         codes = unpack_codes(packed, layout.bits, layout.group)
     elif "words" in parts:
         codes = unpack_words(parts["words"], bits)[:, :count] - widened
+    elif "signed" in parts:
+        codes = _unsigned(layout, parts["signed"])
+    elif "halves" in parts:
+        codes = HALVES.unpack(parts["halves"])
     elif bits == 8:
         planes = unpack_codes(parts["codes"], 4, 2 * count)
         codes = planes[:, :count] << 4 | planes[:, count:]
@@ -242,6 +247,10 @@ def joined_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) ->
         codes = unpack_codes(parts["codes"], 4, count) - widened
     if layout.has_zeros and "points" in parts:
         zeros = unpack_codes(parts["points"], layout.bits, groups)
+    elif layout.has_zeros and "signed_zeros" in parts:
+        zeros = _unsigned(layout, parts["signed_zeros"])
+    elif layout.has_zeros and "middles" in parts:
+        zeros = parts["middles"]
     elif layout.has_zeros and "zeros" in parts and bits != 8:
         zeros = unpack_codes(parts["zeros"], 4, groups) - widened
     elif layout.has_zeros:
@@ -249,3 +258,8 @@ def joined_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) ->
             shifted = np.where(scales == 0, 0, parts["offsets"] / scales.astype(np.float32))
         zeros = (layout.middle - np.rint(shifted)).clip(0, 2**layout.bits - 1).astype(np.uint8)
     return Blocks(codes.reshape(len(scales), groups, layout.group), scales.astype(np.float32), None, zeros)
+
+
+def _unsigned(layout: BlockLayout, numbers: Array) -> Array:
+    codes: Array = numbers.astype(np.int8).view(np.uint8) + np.uint8(layout.middle)
+    return codes

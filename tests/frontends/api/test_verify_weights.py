@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -30,6 +31,7 @@ untied = weft.Decoder(97, 64, 2, block, context=64)
 mixture = weft.Decoder(
     97, 64, 1, weft.Block(weft.Attention(4, rope=weft.RoPE()), weft.MoE(4, 32, 2), weft.RMSNorm()), context=64
 )
+wide = weft.Decoder(97, 128, 1, weft.Block(weft.Attention(4), weft.GatedMLP(512), weft.RMSNorm()), context=64)
 """
 TARGETS = ("ort-cpu", "onnx", "torch")
 ROUNDED = [
@@ -39,12 +41,16 @@ ROUNDED = [
 FITTED = ["int4{TEXT}", "int3{TEXT}", "int2{TEXT, zeros=false, group=32}", "int8{TEXT}"]
 
 
-def compiled(tmp_path: Path, name: str = "tied", weights: str = "int4{method=rtn}", target: str = "ort-cpu") -> Path:
+def compiled(
+    tmp_path: Path, name: str = "tied", weights: str = "", target: str = "ort-cpu", passes: str = "", **options: Any
+) -> Path:
     (tmp_path / "models.py").write_text(SOURCE)
     np.save(tmp_path / "ids.npy", np.random.default_rng(1).integers(0, USED, (24, 32)))
-    weights = weights.replace("TEXT", f"calibration={tmp_path / 'ids.npy'}")
-    options = {"arithmetic": "f32"} if target == "ort-cpu" else {}
-    weft.compile(f"{tmp_path / 'models.py'}:{name}", tmp_path / "out", weights=weights, target=target, **options)
+    given = {"passes": passes} if passes else {"weights": weights or "int4{method=rtn}"}
+    given = {key: text.replace("TEXT", f"calibration={tmp_path / 'ids.npy'}") for key, text in given.items()}
+    if target == "ort-cpu" and not passes:
+        options["arithmetic"] = "f32"
+    weft.compile(f"{tmp_path / 'models.py'}:{name}", tmp_path / "out", target=target, **given, **options)
     return tmp_path / "out"
 
 
@@ -84,34 +90,62 @@ def test_codes_rounded_to_the_nearest_are_compared_bit_by_bit(
     assert found.weights.tensors > 10
 
 
-@pytest.mark.parametrize(
-    ("weights", "model"), by_turns(FITTED, [("tied", "ort-cpu"), ("untied", "ort-cpu"), ("untied", "torch")]), ids=str
-)
+@pytest.mark.parametrize(("weights", "name", "target"), by_turns(FITTED, ["tied", "untied", "mixture"], TARGETS))
 def test_fitted_codes_are_taken_from_the_folder(
-    weights: str, model: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weights: str, name: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the text is read nor GPTQ run; the reference is within the tolerance of f32 all the same."""
-    name, target = model
-    folder = compiled(tmp_path, name, weights, target)
-    (tmp_path / "ids.npy").unlink()
-    monkeypatch.setattr("weft.passes.library.quantize.quantize.fit", lambda *_: pytest.fail("codes are fitted"))
-    found = verified(folder)
-    assert found.passed and found.max_relative < 1e-4 and found.tolerance < 1e-4
+    monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
+    found = verified_without_text(compiled(tmp_path, name, weights, target), monkeypatch)
+    assert found.passed and found.max_relative < 1e-4
+    assert target == "onnx" or found.tolerance < 1e-4
     assert found.weights is not None and found.weights.wrong is None
-    # Of a layer 7 matrices, and the head; a table that is only looked up is rounded to the nearest, and compared. Where
-    # both are one weight, the gain of the last norm, rotated, is a matrix of its own.
-    assert found.weights.fitted == 2 * 7 + 1 + (name == "tied")
+    # Of a layer 4 matrices of attention and 3 of what follows, and the head; a table that is only looked up is rounded
+    # to the nearest, and compared. Where both are one weight, the gain of the last norm, rotated, is a matrix, too.
+    assert found.weights.fitted == {"tied": 2 * 7 + 1 + 1, "untied": 2 * 7 + 1, "mixture": 7 + 1}[name]
     assert found.weights.farthest is not None
     bits = int(weights[3])
     assert 2.0 ** -(bits + 2) < found.weights.farthest < 2.0 ** -(bits - 2)
 
 
-def test_targets_without_blocks_have_them_fitted_again(tmp_path: Path) -> None:
-    folder = compiled(tmp_path, weights="int4{TEXT}", target="onnx")
-    found = verified(folder)
-    assert found.passed and found.weights is None
-    (tmp_path / "ids.npy").unlink()
-    with pytest.raises(WeftError, match=r"ids\.npy"):
+def verified_without_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Verification:
+    (folder.parent / "ids.npy").unlink()
+    monkeypatch.setattr("weft.passes.library.quantize.quantize.fit", lambda *_: pytest.fail("codes are fitted"))
+    return verified(folder)
+
+
+@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
+def test_numbers_are_taken_where_a_target_stores_these(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains that are folded into a matrix leave none of its codes, and are divided out again."""
+    file = write_llama(tmp_path / "llama", 0) / "model.safetensors"
+    rng, tensors = np.random.default_rng(2), load_file(file)
+    gains = {name: rng.uniform(0.5, 2, len(gain)) for name, gain in tensors.items() if "norm" in name}
+    save_file(tensors | {name: gain.astype(np.float32) for name, gain in gains.items()}, file, {"format": "pt"})
+    checks = []
+    for between in ("", "fold-norm-scale, ", "fold-norm-scale, gqa-to-mha, quantize{bits=8}, "):
+        np.save(tmp_path / "ids.npy", np.random.default_rng(1).integers(0, 29, (24, 32)))
+        passes = f"quantize{{bits=4, calibration={tmp_path / 'ids.npy'}}}, {between}default"
+        weft.compile(file.parent, tmp_path / "out", passes=passes, target=target, max_length=64)
+        with monkeypatch.context() as patch:
+            found = verified_without_text(tmp_path / "out", patch)
+        assert found.passed and found.weights is not None and found.weights.fitted == 3 * 7 + 1
+        checks.append(found.weights)
+    kept, folded, twice = checks
+    assert folded.tensors == twice.tensors < kept.tensors
+    assert [check.farthest for check in (folded, twice)] == pytest.approx([kept.farthest] * 2, rel=1e-4)
+
+
+def test_prepacked_codes_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = compiled(tmp_path, "wide", "int4{TEXT}", prepack=True)
+    found = verified_without_text(folder, monkeypatch)
+    assert found.passed and found.weights is not None and found.weights.fitted == 7 + 1
+
+
+def test_matrices_that_change_after_they_were_fitted_are_refused(tmp_path: Path) -> None:
+    folder = compiled(tmp_path, "untied", passes="quantize{bits=4, TEXT}, rotate-heads, default")
+    with pytest.raises(WeftError, match=r"out: the recipe mat_mul, which reads .* of layers\.0\.attn.*has no inverse"):
         verified(folder)
 
 

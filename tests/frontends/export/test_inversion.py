@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.frontends.export import inversion
+from weft.frontends.export.inversion import undo
 from weft.ir import Graph, MemoryReader, TensorType, WeftError
 from weft.ir.recipes import combinators as r
 from weft.ir.types import dtypes
@@ -66,6 +67,18 @@ def test_restored_bit_for_bit(params: dict[str, r.Recipe]) -> None:
     for key, values in found.items():
         assert values.dtype == np.float32
         np.testing.assert_array_equal(values, TENSORS[key])
+
+
+def test_integers_come_back_as_they_are() -> None:
+    """Also those that float32 has not: codes of weights are packed into words."""
+    words = RNG.integers(-(2**31), 2**31, (12, 5)).astype(np.int32)
+    reader = MemoryReader({"a": words, "b": words[:8]})
+    recipe = r.Permute(r.Concat((r.Take(r.Slice(a, 0, 2, 12), (3, 1, 2, 0, 5, 4)), r.Reshape(b, (8, 5)))), (1, 0))
+    pieces = {key: (values, known) for key, values, known in undo(recipe, recipe.evaluate(reader), reader)}
+    values, known = pieces["a"]
+    assert values.dtype == np.int32 and known[:, 0].tolist() == [False] * 2 + [True] * 6 + [False] * 4
+    np.testing.assert_array_equal(values[known], words[known])
+    np.testing.assert_array_equal(pieces["b"][0], words[:8])
 
 
 ELEMENTWISE = [
