@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from weft.backends.storage import Stamp, check_unchanged, scratch_folder
-from weft.backends.storage.contents import sha256
 from weft.ir.display import Displayable
 from weft.ir.graph import Graph
+from weft.ir.storage import Stamp, check_unchanged, scratch_folder
+from weft.ir.storage.contents import sha256
 
 if TYPE_CHECKING:
     from .models.families import Settings

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from .documents import told
 from .errors import WeftError, unknown
+from .storage.documents import told
 
 T = TypeVar("T")
 GROUP = "weft.plugins"

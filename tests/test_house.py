@@ -148,7 +148,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun(folder: str, root: Path) -> None
 
 # Files of weft's own, pipes between its processes, and what is copied into folders that need nothing of weft.
 OWN_JSON = {
-    "ir/documents.py",
+    "ir/storage/documents.py",
     "backends/runtime/text/chat.py",
     "backends/runtime/text/chat_worker.py",
     "backends/torch/package/shipped/load.py",
@@ -161,8 +161,8 @@ OWN_JSON = {
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_one_reader_of_foreign_files(folder: str, root: Path) -> None:
-    """JSON and home folders go through `weft.ir.documents`, whose limits hold for every file that weft reads."""
+    """JSON and home folders go through `ir.storage.documents`, whose limits hold for every file that weft reads."""
     for path in sorted((root / folder).rglob("*.py")):
         name = path.relative_to(root).as_posix()
         found = re.findall(r"json\.loads?\(|raw_decode\(|\.expanduser\(", path.read_text(encoding="utf-8"))
-        assert not found or name in OWN_JSON, f"{name}: {found}: use weft.ir.documents"
+        assert not found or name in OWN_JSON, f"{name}: {found}: use weft.ir.storage.documents"

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import ADDITIONS, CATALOGUES, PLACES, House, page
-from tests.walk import TARGETS, Walk, compiled, walk
 from weft.backends.torch.ops.scan import function_text
 from weft.ir import ops
+
+from .house import ADDITIONS, CATALOGUES, PLACES, House, page
+from .walk import TARGETS, Walk, compiled, walk
 
 LAYERS = ("ir", "passes", "backends", "frontends")
 

@@ -22,9 +22,9 @@ ROOT = Path(__file__).parent.parent
 FLOORS = ("ir", "passes", "backends", "frontends")
 TARGETS = ("ort-cpu", "torch", "transformers")
 STAGES = (  # the first that begins a path decides; "" is no stage
-    ("", ("ir/", "frontends/api/", "passes/analysis/", "passes/recurrences/", "passes/fitting/", "passes/forms.py")),
+    ("write", ("ir/storage/output.py", "ir/storage/contents.py", "ir/storage/partials.py", "ir/storage/disk.py")),
+    ("", ("ir/", "frontends/api/", "passes/analysis/", "passes/fitting/", "passes/forms.py")),
     ("", ("backends/catalogue/", "backends/targets.py", "backends/options.py", "backends/facts.py")),
-    ("write", ("backends/storage/",)),
     ("source", ("frontends/",)),
     ("passes", ("passes/",)),
     ("build", ("backends/",)),

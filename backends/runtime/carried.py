@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from weft.ir.documents import Record
 from weft.ir.schema.states import Growth
+from weft.ir.storage.documents import Record
 
 from ..facts import Carried
 

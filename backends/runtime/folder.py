@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from weft.ir.documents import Record
 from weft.ir.errors import WeftError
+from weft.ir.storage import MANIFEST as MANIFEST
+from weft.ir.storage import check_format
+from weft.ir.storage.documents import Record
 
 from ..facts import Embedding, Facts, Sound, Task
-from ..storage import MANIFEST as MANIFEST
-from ..storage import check_format
 from ..targets import TARGETS
 from .carried import recorded
 from .core.sampling import defaults_of

@@ -16,7 +16,7 @@ from weft.passes import Report
 from weft.passes.analysis.states import caches, has_cache, manifest_records, named_states, states
 
 from ..options import ACTIVATIONS, CACHE_DTYPE, KEEP_BLOCKS, Options
-from ..storage.safetensors import write_shards
+from ..safetensors import write_shards
 from ..weights import weight_facts
 from .ops import float8_caches
 from .package import export

@@ -18,7 +18,7 @@ from weft.passes import Report
 from weft.passes.analysis.states import has_cache
 
 from ..blocks import is_quantized
-from ..storage.safetensors import Tensor, write_shards
+from ..safetensors import Tensor, write_shards
 from ..targets import MODEL
 from ..torch.program.constants import stored_dtype
 from ..torch.program.states import check_writes

@@ -13,13 +13,13 @@ from typing import Unpack
 
 from weft.backends import DEFAULT_TARGET
 from weft.backends.options import CACHE_DTYPE, OptionKeywords, Options, no_effect
-from weft.backends.storage import MANIFEST, check_free, seal, whole_folder
-from weft.backends.storage.safetensors import Progress
+from weft.backends.safetensors import Progress
 from weft.backends.targets import TARGETS, Backend
-from weft.ir.documents import expanded
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.graph.verifier import verify as verify_graph
+from weft.ir.storage import MANIFEST, check_free, seal, whole_folder
+from weft.ir.storage.documents import expanded
 from weft.passes import Report, lookup, run_passes
 from weft.passes.analysis.states import caches
 from weft.passes.forms import make_forms

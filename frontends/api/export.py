@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from weft.backends.storage import check_free
-from weft.backends.storage.safetensors import Progress
+from weft.backends.safetensors import Progress
 from weft.ir.errors import WeftError
+from weft.ir.storage import check_free
 from weft.passes import Report
 
 from ..model import SourceLike

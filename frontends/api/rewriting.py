@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from weft.ir.documents import expanded, read_text
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import expanded, read_text
 from weft.passes import Report, default_pipeline, parse_pipeline, run_passes
 from weft.passes.runner import Hook, Progress
 

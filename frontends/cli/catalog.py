@@ -250,7 +250,7 @@ def families_command(name: str | None, write_docs: str | None) -> None:
       weft families
       weft families gemma2
     """
-    from weft.backends.storage import whole_file
+    from weft.ir.storage import whole_file
 
     from ..models.families import FAMILIES
     from ..models.tables.overview import WAYS, overview, page

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from weft.backends.storage import check_free
 from weft.ir.errors import WeftError
+from weft.ir.storage import check_free
 
 from .completion import complete_sources
 from .options import device_option

@@ -65,7 +65,7 @@ def opened_model(
     from weft.backends.runtime import load
     from weft.backends.runtime.device import place_for
     from weft.backends.runtime.folder import read_facts
-    from weft.backends.storage import check_contents, scratch_folder
+    from weft.ir.storage import check_contents, scratch_folder
     from weft.passes.analysis.states import SOUND
 
     check_trust(trusted)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.backends.storage import check_free, whole_file
 from weft.ir.errors import WeftError
+from weft.ir.storage import check_free, whole_file
 
 from .compiling import FOLDER
 from .completion import complete_sources
@@ -155,7 +155,7 @@ def _is_folder(out: str) -> bool:
 
 def _piped(complete: bool, adapters: Sequence[str]) -> Model:
     """The model whose text is on stdin; its checkpoint need be there only if the model must be `complete`."""
-    from weft.ir.documents import decoded
+    from weft.ir.storage.documents import decoded
     from weft.ir.text.parser import MOST_BYTES
 
     from ..api.source.sources import graph_of_text

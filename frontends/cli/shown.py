@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.backends.readable import count as count
-from weft.backends.readable import printable as printable
-from weft.backends.readable import size as size
 from weft.ir.errors import WeftError
+from weft.ir.readable import count as count
+from weft.ir.readable import printable as printable
+from weft.ir.readable import size as size
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from weft.ir.documents import shown
 from weft.ir.errors import WeftError
 from weft.ir.ops.activation import known_activation
+from weft.ir.storage.documents import shown
 
 
 def need(module: object, condition: bool, message: str) -> None:

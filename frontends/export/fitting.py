@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.backends.storage.safetensors import STORED
+from weft.backends.safetensors import STORED
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param

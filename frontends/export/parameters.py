@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.backends.storage import whole_file
-from weft.backends.storage.safetensors import Progress, counted, parse_stored, write_file
+from weft.backends.safetensors import Progress, counted, parse_stored, write_file
+from weft.ir.storage import whole_file
 
 from ..formats.weft.model_folder import parameters
 from ..model import Model

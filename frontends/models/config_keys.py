@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.ir.documents import read_json
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import read_json
 
 FACTS = "config_keys.json"
 _ROPE, _SCALING = "rope_parameters", "rope_scaling"

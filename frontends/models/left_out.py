@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.ir.documents import Record
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import Record
 
 from .config_keys import Unread
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from weft.ir.documents import shown
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.streams import stream
+from weft.ir.storage.documents import shown
 
 from .config_keys import unread_keys
 from .left_out import LeftOut, unread_settings, unread_tensors

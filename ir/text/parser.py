@@ -12,7 +12,6 @@ from dataclasses import MISSING
 from functools import partial
 from typing import Any, TypeVar
 
-from ..documents import MOST_DIGITS, json_at
 from ..errors import WeftError
 from ..graph import Graph, Value
 from ..graph.step import NEXT, Step
@@ -20,6 +19,7 @@ from ..lexer import Lexer, language
 from ..op import Attr, lookup
 from ..recipes.readers import EMPTY, TensorReader
 from ..recipes.recipe import REGISTRY, Recipe, call_order
+from ..storage.documents import MOST_DIGITS, json_at
 from ..types import TensorType, dtypes, sizes
 from ..types.sizes import Size
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.ir import Param, WeftError
-from weft.ir.documents import expanded
 from weft.ir.recipes.readers import Array
+from weft.ir.storage.documents import expanded
 from weft.ir.types.block_layouts import BlockLayout, Blocks
 
 

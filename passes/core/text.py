@@ -13,8 +13,8 @@ import re
 from typing import Any
 
 from weft.ir import WeftError
-from weft.ir.documents import json_at
 from weft.ir.lexer import Lexer, language
+from weft.ir.storage.documents import json_at
 
 from .base import Pass, lookup
 from .pipeline import PIPELINES, Phase, Pipeline

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, ops
-from weft.ir.documents import check_regular, expanded, open_regular, read_json
 from weft.ir.interpreter import bind, run_node
 from weft.ir.recipes.readers import Array
+from weft.ir.storage.documents import check_regular, expanded, open_regular, read_json
 
 from ..core.trace import Trace
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.recurrences import RECURRENCES, Mixer
-from tests.sampling import by_turns
 from weft import Block, Decoder, GatedMLP, RMSNorm, load
 from weft import compile as compile_model
 from weft.ir import Graph, interpret
 from weft.passes import run_passes
 
+from ..recurrences import RECURRENCES, Mixer
+from ..sampling import by_turns
 from .random_models import strong
 
 LENGTH, PADDING, NEW = 13, 3, 5

@@ -20,10 +20,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft.backends.storage import check_contents
-from weft.backends.storage.contents import MANIFESTS, sha256
-from weft.backends.storage.partials import PARTIAL, SCRATCH
 from weft.frontends.cli import cli
+from weft.ir.storage import check_contents
+from weft.ir.storage.contents import MANIFESTS, sha256
+from weft.ir.storage.partials import PARTIAL, SCRATCH
 
 MODEL = """
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE

@@ -11,8 +11,8 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.ir.documents import Record
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import Record
 
 from ..arrays import Floats, Ints
 

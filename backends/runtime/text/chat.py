@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from weft.ir.documents import Record, read_json, read_text
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import Record, read_json, read_text
 
 Message = Mapping[str, Any]
 SECONDS = 2  # that a template may take

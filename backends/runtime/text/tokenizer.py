@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.ir.documents import read_text
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import read_text
 
 from ..arrays import Floats, Ints
 

@@ -12,12 +12,12 @@ from weft.ir import ops
 from weft.ir.graph import Graph, Node
 from weft.ir.graph.step import NEXT, Step
 from weft.passes import Trace, legalize
+from weft.passes.analysis.recurrences.affine import affine
+from weft.passes.analysis.recurrences.delta import changing
+from weft.passes.analysis.recurrences.linear import Linear, linear_parts
+from weft.passes.analysis.recurrences.outer import Outer, Parallel, parallel
 from weft.passes.analysis.states import specs
 from weft.passes.library.cleanup.cse import Cse
-from weft.passes.recurrences.affine import affine
-from weft.passes.recurrences.delta import changing
-from weft.passes.recurrences.linear import Linear, linear_parts
-from weft.passes.recurrences.outer import Outer, Parallel, parallel
 
 from ..codegen.method_writer import Writer
 from ..codegen.structure import Method

@@ -13,7 +13,7 @@ from weft.ir.graph import Graph
 from weft.ir.recipes.streams import stream
 from weft.ir.types.dtypes import DType
 
-from ...storage.safetensors import Tensor
+from ...safetensors import Tensor
 from ...targets import MODEL as MODEL_FORM
 from ...weights import StoredTensor
 from ..codegen.source import Source, write_source

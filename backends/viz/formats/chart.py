@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.ir.errors import WeftError
+from weft.ir.readable import size
 
-from ...readable import size
 from ..layout.font import one_line
 from .style import colours
 

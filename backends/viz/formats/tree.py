@@ -9,7 +9,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...readable import count
+from weft.ir.readable import count
+
 from ..layout.font import one_line
 from ..layout.positions import Placed
 from ..model.outline import Part

@@ -18,7 +18,7 @@ from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
 from weft.ir.types.block_layouts import BlockLayout
 from weft.passes.analysis.costs import cached, elements, learned
-from weft.passes.recurrences.formulas import formulas
+from weft.passes.analysis.recurrences.formulas import formulas
 
 from ...blocks import packed_bytes, quantized_layout
 from .marks import Mark

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from weft.ir.documents import shown
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import shown
 from weft.ir.types import dtypes
 
 from .operation import Op

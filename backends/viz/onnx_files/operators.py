@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from weft.ir.documents import shown
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import shown
 
 from ..model.network import Vertex, Weight
 

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from weft.ir.documents import shown
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import shown
 from weft.ir.types import dtypes
 
 MOST = 16  # elements of a tensor that are told one by one

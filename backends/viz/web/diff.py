@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ...readable import count, size
+from weft.ir.readable import count, size
+
 from ..compare.networks import Comparison
 from ..formats.sheet import Sheet
 from ..formats.style import SIGNS as LOOKS

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...readable import size
+from weft.ir.readable import size
+
 from ..layout.arrange import Box, Branches, Column, Item, Pass
 from ..layout.scene import Shape, Size, times
 from ..model import facts

@@ -11,9 +11,9 @@ from weft.backends.runtime.folder import MANIFEST, read_manifest
 from weft.backends.targets import TARGETS
 from weft.backends.viz.model.network import Network, network
 from weft.backends.viz.onnx_files.network import joined, onnx_network
-from weft.ir.documents import Record, expanded
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
+from weft.ir.storage.documents import Record, expanded
 from weft.passes import run_passes
 
 from ...formats.weft.model_folder import GRAPH

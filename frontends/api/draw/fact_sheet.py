@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from weft.backends.blocks import packed_bytes, quantized_layout
-from weft.backends.readable import count, size
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.model.network import Network
 from weft.ir import Graph
+from weft.ir.readable import count, size
 from weft.ir.types import sizes
 from weft.passes.analysis.costs import elements
 

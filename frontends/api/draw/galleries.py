@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.backends.storage import whole_file
 from weft.backends.viz.layout.scene import scene, unfolded
 from weft.backends.viz.model.network import network
 from weft.backends.viz.web.gallery import Card, gallery
 from weft.ir.errors import WeftError
+from weft.ir.storage import whole_file
 
 from ...models.presets import PRESETS
 from ..inspect.counting import inspect

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.backends.storage import whole_file
 from weft.backends.viz.formats.dot import dot
 from weft.backends.viz.formats.mermaid import mermaid
 from weft.backends.viz.formats.png import png
@@ -15,6 +14,7 @@ from weft.backends.viz.formats.tree import plain_tree
 from weft.backends.viz.layout.scene import scene
 from weft.backends.viz.model.network import Network
 from weft.ir.errors import WeftError, unknown
+from weft.ir.storage import whole_file
 
 from ...model import SourceLike
 from .comparing import difference

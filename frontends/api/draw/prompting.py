@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.backends.storage import scratch_folder
 from weft.backends.viz.panels import prompts
 from weft.ir.errors import WeftError
+from weft.ir.storage import scratch_folder
 
 from ...model import Model
 

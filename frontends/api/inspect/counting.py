@@ -24,7 +24,7 @@ from weft.passes.analysis.costs import (
     parameter_count,
     state_bytes,
 )
-from weft.passes.recurrences.formulas import formulas
+from weft.passes.analysis.recurrences.formulas import formulas
 
 from ...model import SourceLike
 from ...models.left_out import meaning_of_tensor

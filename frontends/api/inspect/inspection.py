@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from weft.backends.readable import count, printable, size
+from weft.ir.readable import count, printable, size
 
 from .dimensions import Dimensions
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from weft.backends.readable import count, size
 from weft.backends.targets import TARGETS
 from weft.ir.errors import WeftError
+from weft.ir.readable import count, size
 from weft.ir.types import dtypes
 from weft.passes import run_passes
 from weft.passes.forms import make_forms

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.backends.storage import Stamp, stamps
-from weft.ir.documents import expanded, read_json
 from weft.ir.errors import WeftError
+from weft.ir.storage import Stamp, stamps
+from weft.ir.storage.documents import expanded, read_json
 
 from ...formats.hf import load_folder
 from ...formats.hf.adapter import ADAPTER_CONFIG, is_adapter

@@ -15,8 +15,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from weft.ir.documents import read_bytes, told
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import read_bytes, told
 
 
 def run_file(path: Path) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from weft.backends.runtime.folder import MANIFEST
 from weft.backends.runtime.trust import require_trust
-from weft.backends.storage.contents import sha256
-from weft.ir.documents import Record
 from weft.ir.errors import WeftError
+from weft.ir.storage.contents import sha256
+from weft.ir.storage.documents import Record
 
 from ...model import Model
 from .sources import architecture_file, load_source

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.backends.storage import Stamp, stamps
-from weft.ir.documents import check_regular, expanded, read_text
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import RANDOM
 from weft.ir.recipes.readers import TensorReader
+from weft.ir.storage import Stamp, stamps
+from weft.ir.storage.documents import check_regular, expanded, read_text
 
 from ...formats.hf.hub import HUB_ID, hub_snapshot
 from ...model import Model, SourceLike

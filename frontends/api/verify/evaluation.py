@@ -17,11 +17,11 @@ from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.device import place_for
 from weft.backends.runtime.folder import GENAI, MANIFEST, read_manifest
 from weft.backends.runtime.ort.encoder import Encoder
-from weft.backends.storage import scratch_folder
 from weft.backends.targets import TARGETS
 from weft.backends.weights import LAYERED, bits_per_weight
-from weft.ir.documents import Record, open_regular
 from weft.ir.errors import WeftError
+from weft.ir.storage import scratch_folder
+from weft.ir.storage.documents import Record, open_regular
 from weft.ir.types import dtypes
 from weft.passes.fitting.calibration import CHARACTERS
 from weft.passes.runner import Progress

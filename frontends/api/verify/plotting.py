@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.backends.storage import whole_file
 from weft.backends.viz.formats.chart import Candidate, chart, check_chart
 from weft.ir.errors import WeftError
+from weft.ir.storage import whole_file
 
 from .evaluation import Evaluation, Score
 

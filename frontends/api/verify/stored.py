@@ -17,11 +17,11 @@ import numpy as np
 
 from weft.backends.targets import TARGETS
 from weft.backends.weights import StoredTensor
-from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.streams import stream
+from weft.ir.storage.documents import Record
 from weft.passes import Phase, Pipeline, parse_pipeline, run_passes
 from weft.passes.core.base import Pass
 from weft.passes.forms import make_forms

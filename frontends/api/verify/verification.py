@@ -20,12 +20,12 @@ from weft.backends.runtime import load
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.folder import MANIFEST, read_manifest
 from weft.backends.runtime.ort.encoder import HIDDEN, Encoder
-from weft.backends.storage import check_contents
 from weft.ir import interpret, ops
-from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
 from weft.ir.recipes.readers import Array
+from weft.ir.storage import check_contents
+from weft.ir.storage.documents import Record
 from weft.passes import parse_pipeline, run_passes
 from weft.passes.library.cleanup.quiet_routers import noises
 from weft.passes.runner import Progress

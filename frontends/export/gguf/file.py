@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.backends.storage import whole_file
-from weft.backends.storage.safetensors import STORED, Progress, Tensor, counted, stored_blocks
-from weft.ir.documents import shown
+from weft.backends.safetensors import STORED, Progress, Tensor, counted, stored_blocks
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.streams import check_finite, stream
+from weft.ir.storage import whole_file
+from weft.ir.storage.documents import shown
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 

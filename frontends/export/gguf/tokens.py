@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.runtime.text.chat import read_templates, special_tokens, text_of
-from weft.backends.storage import scratch_folder
-from weft.ir.documents import read_json
 from weft.ir.errors import WeftError
+from weft.ir.storage import scratch_folder
+from weft.ir.storage.documents import read_json
 
 from ...formats.gguf import GGUFTensors
 from ...formats.gguf.splits import SPLITS

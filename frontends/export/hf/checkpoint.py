@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from weft.backends.storage import PROVENANCE, seal, whole_folder
-from weft.backends.storage.safetensors import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
+from weft.backends.safetensors import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
 from weft.backends.transformers.embedding import write_embedding, write_json
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import Array
+from weft.ir.storage import PROVENANCE, seal, whole_folder
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 

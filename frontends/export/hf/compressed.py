@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.backends.storage.safetensors import Tensor
+from weft.backends.safetensors import Tensor
 from weft.ir.recipes.blocks.floats import TALL
 from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.streams import stream

@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.backends.storage import seal, whole_folder
-from weft.backends.storage.safetensors import Progress, Tensor, counted, parse_stored, write_shards
+from weft.backends.safetensors import Progress, Tensor, counted, parse_stored, write_shards
 from weft.backends.transformers.embedding import write_embedding, write_json
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import BlockRecipe
 from weft.ir.recipes.streams import stream
+from weft.ir.storage import seal, whole_folder
 from weft.ir.types import dtypes
 
 from ...formats.hf import Folder, one_side

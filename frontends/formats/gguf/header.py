@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from weft.ir.documents import open_regular
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import open_regular
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 

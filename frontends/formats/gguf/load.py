@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from weft.backends.runtime.core.sampling import defaults_of
-from weft.ir.documents import Record, shown
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
+from weft.ir.storage.documents import Record, shown
 
 from ...models.families import Loaded, architectures, load
 from ...models.left_out import LeftOut, unread_tensors

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.backends.transformers.embedding import write_json
-from weft.ir.documents import Record, fits, shown, type_name
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import Record, fits, shown, type_name
 
 from .splits import SPLITS, WHOLE_PIECES
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.ir.documents import read_json
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe, Source
+from weft.ir.storage.documents import read_json
 
 from .safetensors import ADAPTER_WEIGHTS, SafetensorsFile
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.runtime.core.sampling import defaults_of
-from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import TensorReader
+from weft.ir.storage.documents import Record, read_json
 from weft.passes.library.positions.multimodal_rope import INTERLEAVED, SECTIONS
 
 from ...models.closest import closest

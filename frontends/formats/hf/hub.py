@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from weft.ir.documents import expanded, read_text
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import expanded, read_text
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.backends.storage.safetensors import DTYPES, INDEX
-from weft.ir.documents import Record, open_regular, parse_json
+from weft.backends.safetensors import DTYPES, INDEX
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array, BlockTensorReader, TensorReader
+from weft.ir.storage.documents import Record, open_regular, parse_json
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 

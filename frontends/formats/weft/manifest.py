@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
-from weft.backends.storage import PROVENANCE as PROVENANCE
 from weft.backends.targets import Backend
 from weft.ir import ops
-from weft.ir.documents import expanded
 from weft.ir.graph import Graph
 from weft.ir.op import Trait
+from weft.ir.storage import PROVENANCE as PROVENANCE
+from weft.ir.storage.documents import expanded
 from weft.passes.analysis.costs import parameter_count
 from weft.passes.analysis.states import SOUND, manifest_records, max_source, taken_states
 

@@ -15,10 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.backends.storage import check_format, seal, stamps, whole_folder
-from weft.backends.storage.contents import SEALED
-from weft.backends.storage.safetensors import STORED, Progress, Tensor, counted, parse_stored, write_shards
-from weft.ir.documents import Record, read_json, read_text
+from weft.backends.safetensors import STORED, Progress, Tensor, counted, parse_stored, write_shards
 from weft.ir.graph import Graph, Param
 from weft.ir.graph.verifier import verify
 from weft.ir.recipes import RANDOM, Concat, Full, Permute, Reshape, Slice, Source, Take
@@ -26,6 +23,9 @@ from weft.ir.recipes.blocks import BlockRecipe, Dequantize, Float4, Float8, Stor
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import Recipe
 from weft.ir.recipes.streams import stream
+from weft.ir.storage import check_format, seal, stamps, whole_folder
+from weft.ir.storage.contents import SEALED
+from weft.ir.storage.documents import Record, read_json, read_text
 from weft.ir.text.parser import MOST_BYTES, parse
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Self, get_type_hints
 
-from weft.ir.documents import fits, shown
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe, Source
 from weft.ir.registry import Registry
+from weft.ir.storage.documents import fits, shown
 
 from ...dsl import AudioEncoder, Decoder, Encoder, EncoderDecoder, ImageEncoder
 from ..config_keys import normalized

@@ -13,8 +13,8 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from weft.backends.runtime.arrays import Floats
-from weft.ir.documents import read_text
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import read_text
 
 from ..protocol.generation import json_rule
 

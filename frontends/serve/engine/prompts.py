@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar
 
 from weft.backends.runtime.text.chat import ChatTemplate, Renderer
 from weft.backends.runtime.text.tokenizer import Tokenizer
-from weft.ir.documents import parse_json
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import parse_json
 
 from .constraints import Constraints, Guide
 from .jobs import Closing, Full

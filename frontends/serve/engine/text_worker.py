@@ -17,8 +17,8 @@ from typing import Any
 
 from weft.backends.runtime.text.chat_worker import limit, serve
 from weft.backends.runtime.text.tokenizer import Tokenizer
-from weft.ir.documents import parse_json
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import parse_json
 
 from .constraints import Constraints
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.ir.documents import parse_json
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import parse_json
 
 from .errors import invalid
 from .fields import Fields

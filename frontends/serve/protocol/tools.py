@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.ir.documents import json_at, parse_json
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import json_at, parse_json
 
 from .errors import invalid
 from .fields import Fields

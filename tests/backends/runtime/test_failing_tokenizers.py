@@ -9,10 +9,10 @@ import pytest
 import tokenizers
 from tokenizers import models
 
-from weft.backends.readable import count, size
 from weft.backends.runtime.text.tokenizer import Tokenizer
 from weft.frontends.export.gguf.tokens import _tokens
 from weft.ir.errors import WeftError
+from weft.ir.readable import count, size
 
 
 def test_a_tokenizer_that_fails_on_a_text_is_refused(tmp_path: Path) -> None:

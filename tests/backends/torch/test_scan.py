@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.random_steps import RandomStep
-from tests.recurrences import HEADS, KEYS, RECURRENCES, VALUES
-from tests.sampling import each
 from weft.backends.torch.codegen.source import write_source
 from weft.frontends.dsl import building, scan
 from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops
 from weft.ir.graph.step import NEXT
 from weft.ir.types import sizes
-from weft.passes.recurrences.affine import affine
+from weft.passes.analysis.recurrences.affine import affine
 
 from ...lowered import lower
+from ...random_steps import RandomStep
+from ...recurrences import HEADS, KEYS, RECURRENCES, VALUES
+from ...sampling import each
 
 BENT = [False, True]
 SEEDS = range(24)

@@ -12,8 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.random_steps import RandomStep
-from tests.recurrences import RECURRENCES
 from weft.backends.torch.decode.ops.scan_kernel import TEXTS, NoKernel, scan_kernel
 from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.kernels.shared.recurrence import step_in_place
@@ -22,6 +20,8 @@ from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops
 from weft.ir.graph.step import NEXT, Step
 from weft.ir.types import sizes
 
+from ...random_steps import RandomStep
+from ...recurrences import RECURRENCES
 from .generated import graph_of
 from .kernels.close import DTYPES, rounded
 from .kernels.scans import step_of, written

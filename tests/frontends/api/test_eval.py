@@ -21,8 +21,8 @@ from weft.frontends.api.verify import scoring
 from weft.frontends.cli import cli
 from weft.frontends.cli.shown import as_json
 from weft.ir import interpret
-from weft.ir.documents import Record
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import Record
 
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", ".", "?", "<unk>"]
 TEXT = "the quick brown fox jumps over a lazy dog . does it see the dog ? it does not ."

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from weft import Decoder, Mamba, load_source
-from weft.backends.readable import count, size
 from weft.frontends.api.draw.fact_sheet import fact_sheet, titled
 from weft.frontends.api.inspect.counting import inspect
 from weft.frontends.dsl import Attention, Block, GatedMLP, RMSNorm
 from weft.frontends.models.presets import PRESETS
+from weft.ir.readable import count, size
 
 from ...sampling import each
 from ..command import TINY, done

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 import weft
+from weft.backends import safetensors as writing
 from weft.backends.runtime.core.generate import Generator
-from weft.backends.storage import safetensors as writing
 from weft.frontends.api.verify.scoring import score_tokens, stream_errors
 from weft.ir import interpret
 

@@ -18,9 +18,9 @@ import onnx
 import pytest
 
 from weft.backends.runtime.text.chat import ChatTemplate
-from weft.backends.storage import MANIFEST, PROVENANCE, seal
-from weft.backends.storage.contents import SEALED, sha256
 from weft.ir import WeftError
+from weft.ir.storage import MANIFEST, PROVENANCE, seal
+from weft.ir.storage.contents import SEALED, sha256
 
 from ...sampling import each
 from ..command import TINY, done, weft_command

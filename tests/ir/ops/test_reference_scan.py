@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.recurrences import HEADS, RECURRENCES, Recurrence
 from weft.frontends.dsl import building
 from weft.ir import Graph, TensorType, dtypes, interpret, ops, parse, verify
 from weft.ir.types import sizes
+
+from ...recurrences import HEADS, RECURRENCES, Recurrence
 
 BATCH, SEQ = 2, 11
 

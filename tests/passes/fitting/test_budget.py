@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import weft
-from tests.passes.library.quantize.test_quantize import VOCAB, error, in_memory, mixture, text
 from weft.ir import Graph, MemoryReader, WeftError
 from weft.ir.recipes.blocks import block_layout
 from weft.ir.types.block_layouts import BlockLayout, integer_layout
@@ -16,6 +15,8 @@ from weft.passes import Report, run_passes
 from weft.passes.fitting.budget import Choice, knapsack, within_budget
 from weft.passes.fitting.calibration import read_tokens
 from weft.passes.fitting.matrices import Matrix, matrices, units
+
+from ..library.quantize.test_quantize import VOCAB, error, in_memory, mixture, text
 
 __all__ = ["text"]  # a fixture
 LAYOUTS = [integer_layout(bits, group, bits < 8) for bits in (2, 4, 8) for group in (32, 64)]

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.passes.library.quantize.test_quantize import mixture, model, text
 from weft.ir import Graph, WeftError
 from weft.ir.recipes.readers import Array
 from weft.passes import run_passes
 from weft.passes.fitting import quantizing
+
+from ..library.quantize.test_quantize import mixture, model, text
 
 __all__ = ["text"]  # a fixture
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir.documents import parse_json
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array, TensorReader
+from weft.ir.storage.documents import parse_json
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import Record, read_json
 
 from ....models.left_out import LeftOut, unread_entries
 

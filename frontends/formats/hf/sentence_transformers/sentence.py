@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import TensorReader
+from weft.ir.storage.documents import Record, read_json
 
 from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength, WeightedLayerPooling, WordWeights
 from ....models.heads import ENCODER_ALONE, encoder_alone

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from weft.backends.runtime.text.chat import EXTRA, special_tokens, text_of
 from weft.backends.runtime.text.tokenizer import parse_tokenizer
-from weft.ir.documents import Record, read_json, shown
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import Record, read_json, shown
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

@@ -9,8 +9,8 @@ from typing import Any
 
 from weft.backends.runtime.text.chat import FURTHER, read_templates
 from weft.backends.transformers.embedding import write_json
-from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
+from weft.ir.storage.documents import Record, read_json
 
 from ..hub import check_inside
 from .added import CONFIG, VOCABULARY, merge_tokens

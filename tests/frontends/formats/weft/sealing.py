@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from weft.backends.storage import MANIFEST, seal
-from weft.backends.storage.contents import SEALED
+from weft.ir.storage import MANIFEST, seal
+from weft.ir.storage.contents import SEALED
 
 
 def seal_again(folder: Path, **changes: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weft
-from weft.backends.storage import safetensors as writing
+from weft.backends import safetensors as writing
 from weft.frontends import load_source
 from weft.frontends.api.rewriting import pipeline_text, rewrite
 from weft.frontends.formats.weft.model_folder import write_model

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from weft.ir.documents import (
+from weft.ir.errors import WeftError
+from weft.ir.storage.documents import (
     DEEPEST,
     MOST_VALUES,
     Record,
@@ -20,7 +21,6 @@ from weft.ir.documents import (
     read_text,
     told,
 )
-from weft.ir.errors import WeftError
 
 BAD: dict[str, tuple[bytes | str, str]] = {
     "deep": ("[" * 100_000, "nested more than 100 deep"),

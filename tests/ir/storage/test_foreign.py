@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.storage import MANIFEST, check_free, output, seal, whole_file, whole_folder
 from weft.ir import WeftError
+from weft.ir.storage import MANIFEST, check_free, output, seal, whole_file, whole_folder
 
 from .written import RECORD, Layout, siblings, text, tree, write
 

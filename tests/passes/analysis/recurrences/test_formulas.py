@@ -11,9 +11,9 @@ from weft.backends.viz.model.labels import detail
 from weft.backends.viz.model.network import network
 from weft.frontends.api.inspect.counting import inspect
 from weft.ir.text.parser import parse_step
-from weft.passes.recurrences.formulas import formulas
+from weft.passes.analysis.recurrences.formulas import formulas
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "linear_rnn.py"
+EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "linear_rnn.py"
 HEAD = """{
   state %h: f32[batch, 4]
   token %x: f32[batch, 4]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.storage import output
+from weft.ir.storage import output
 
 from .written import write
 

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from weft.ir.documents import read_json
-from weft.ir.errors import WeftError
+from ..errors import WeftError
+from .documents import read_json
 
 MANIFEST = "weft.json"  # of compiled models
 PROVENANCE = "provenance.json"  # of model folders and exported checkpoints

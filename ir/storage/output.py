@@ -10,8 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from weft.ir.errors import WeftError
-
+from ..errors import WeftError
 from .contents import MANIFESTS, altered, remove_listed, unlisted
 from .disk import exchange, flush, flush_tree, reason, umask
 from .partials import ASIDE, alone, log, scratch_folder, temporary

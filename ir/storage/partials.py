@@ -18,8 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from weft.ir.errors import WeftError
-
+from ..errors import WeftError
 from ..readable import size
 from .contents import MANIFESTS, remove_listed
 from .disk import reason

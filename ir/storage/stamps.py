@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.ir.errors import WeftError
+from ..errors import WeftError
 
 
 class Stamp(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from weft.backends.storage import MANIFEST, seal, whole_folder
+from weft.ir.storage import MANIFEST, seal, whole_folder
 
 RECORD = {"weft": "0.1.0"}
 

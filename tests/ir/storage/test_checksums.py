@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.storage import MANIFEST, PROVENANCE, check_contents, check_format, check_unchanged, stamps
 from weft.ir import WeftError
+from weft.ir.storage import MANIFEST, PROVENANCE, check_contents, check_format, check_unchanged, stamps
 
 
 def test_every_flipped_bit_is_noticed(out: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from .errors import WeftError
+from ..errors import WeftError
 
 MOST_BYTES = 256 << 20  # of a text; the largest tokenizer.json is 35 MB
 MOST_VALUES = 8_000_000  # of a document; 1 GB where all of them are objects

@@ -12,17 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.storage import (
-    MANIFEST,
-    check_contents,
-    disk,
-    output,
-    partials,
-    scratch_folder,
-    whole_file,
-    whole_folder,
-)
 from weft.ir import WeftError
+from weft.ir.storage import MANIFEST, check_contents, disk, output, partials, scratch_folder, whole_file, whole_folder
 
 from .written import fail_inside, siblings, text, tree, write
 
