@@ -21,8 +21,8 @@ from machine import RESULTS, facts, save
 from smollm2 import GGUF
 
 import weft
-from weft.frontends.api.rewriting import rewrite
-from weft.frontends.api.source.sources import load_source
+from weft.frontends.app.api.rewriting import rewrite
+from weft.frontends.app.api.source.sources import load_source
 
 CALIBRATION, HELD_OUT = (Path(__file__).parent / "texts" / f"{name}.txt" for name in ("calibration", "held_out"))
 HEADS = {GGUF.name: (1,), "all-MiniLM-L6-v2": (6, 1)}  # KV heads that are left

@@ -63,9 +63,9 @@ def prepare(
     """Make the models that are scored (folders with logits of all positions, GGUF files) and those that are timed;
     returns both by contender, and the seconds that each took. `only` names the contenders, if not all."""
     import weft
-    from weft.frontends.api.rewriting import rewrite
-    from weft.frontends.api.source.sources import load_source
-    from weft.frontends.api.weights import weights_pipeline
+    from weft.frontends.app.api.rewriting import rewrite
+    from weft.frontends.app.api.source.sources import load_source
+    from weft.frontends.app.api.weights import weights_pipeline
     from weft.passes.fitting.calibration import MIXTURE
 
     scored, timed, seconds = {}, {}, {}

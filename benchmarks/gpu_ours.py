@@ -64,8 +64,8 @@ def generated(
     from weft.backends.torch.codegen.source import write_source
     from weft.backends.torch.lower.lower import lower
     from weft.backends.torch.package.module import load, run_source
-    from weft.frontends.api.modules import step_forms
-    from weft.frontends.api.source.sources import load_source
+    from weft.frontends.app.api.modules import step_forms
+    from weft.frontends.app.api.source.sources import load_source
     from weft.passes import run_passes
 
     graph = load_source(architecture(shape)).graph

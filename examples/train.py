@@ -37,7 +37,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import weft
-from weft.frontends.api.source.sources import architecture_file
+from weft.frontends.app.api.source.sources import architecture_file
 from weft.frontends.model import Model
 
 TEXT = Path(__file__).parent / "texts" / "kings.txt"

@@ -12,11 +12,11 @@ if __name__ == "frontends":
 from weft.ir.display import register_renderer
 
 if TYPE_CHECKING:
-    from .api.source.sources import load_source
+    from .app.api.source.sources import load_source
     from .model import Model
     from .models.presets import PRESETS
 
-_HOME = {"Model": "api.source.sources", "PRESETS": "models.presets", "load_source": "api.source.sources"}
+_HOME = {"Model": "app.api.source.sources", "PRESETS": "models.presets", "load_source": "app.api.source.sources"}
 
 __all__ = ["PRESETS", "Model", "load_source"]
 
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _show(source: Any, **options: Any) -> Any:
-    return importlib.import_module(".api.draw.notebook", __name__).show(source, **options)
+    return importlib.import_module(".app.api.draw.notebook", __name__).show(source, **options)
 
 
 register_renderer(_show)

@@ -36,7 +36,7 @@ CATALOGUES = {  # rooms of things of one kind
     "backends/torch/kernels/shared": "device functions",
     "frontends/dsl": "modules of the DSL",
     "frontends/models/families": "a group of families",
-    "frontends/cli": "a command",
+    "frontends/app/cli": "a command",
 }
 # How much one addition touches: (what, places, the test that adds one from another package). The test names its files.
 PLACES = (

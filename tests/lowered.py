@@ -17,7 +17,7 @@ from weft.backends.torch.lower.lower import Lowered
 from weft.backends.torch.package import explain as explaining
 from weft.backends.torch.package import export, module
 from weft.backends.torch.package.explain import HOPPER, Explained
-from weft.frontends.api.modules import module_forms, step_forms
+from weft.frontends.app.api.modules import module_forms, step_forms
 from weft.ir import Graph
 from weft.passes import Report
 from weft.passes.forms import make_forms

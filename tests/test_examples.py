@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import weft
-from weft.frontends.api.inspect.counting import inspect
-from weft.frontends.api.verify.errors import relative_error, tolerated
+from weft.frontends.app.api.inspect.counting import inspect
+from weft.frontends.app.api.verify.errors import relative_error, tolerated
 from weft.ir import interpret
 
 from .sampling import ALL

@@ -55,7 +55,7 @@ def test_help_is_quick(tmp_path: Path) -> None:
     assert seconds_over_bare_python(["-m", "weft", "--help"], tmp_path) <= 0.4
 
 
-@pytest.mark.parametrize("module", ["weft", *(f"weft.{name}" for name in FOLDERS), "weft.frontends.cli"])
+@pytest.mark.parametrize("module", ["weft", *(f"weft.{name}" for name in FOLDERS), "weft.frontends.app.cli"])
 def test_heavy_libraries_are_imported_on_use(module: str, tmp_path: Path) -> None:
     done = python("-c", f"import sys, json, {module}; print(json.dumps(list(sys.modules)))", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -38,7 +38,7 @@ SHOWN = {
     "x <= 3": r".*\.Value",
     "SiLU(beta=2.0)": r"use\.SiLU",
     "model.graph()": r"weft\.ir\.graph\.graph\.Graph",
-    "weft.inspect(model)": r"weft\.frontends\.api\.inspect\.inspection\.Inspection",
+    "weft.inspect(model)": r"weft\.frontends\.app\.api\.inspect\.inspection\.Inspection",
     "weft.torch(model)": r"torch\.nn\.modules\.module\.Module",
 }
 

@@ -1,6 +1,6 @@
 """Walk through one `weft compile`: the files it runs, in the order of its stages, and the calls that climb back.
 
-The stages are source, passes, build and write; `frontends/api` conducts them, and facts of any stage may be asked:
+The stages are source, passes, build and write; `frontends/app/api` conducts them, and facts of any stage may be asked:
 those of the IR, of analyses, and what targets declare. A climb is a call from one stage into an earlier one, from
 outside of any pass.
 """
@@ -23,7 +23,7 @@ FLOORS = ("ir", "passes", "backends", "frontends")
 TARGETS = ("ort-cpu", "torch", "transformers")
 STAGES = (  # the first that begins a path decides; "" is no stage
     ("write", ("ir/storage/output.py", "ir/storage/contents.py", "ir/storage/partials.py", "ir/storage/disk.py")),
-    ("", ("ir/", "frontends/api/", "passes/analysis/", "passes/fitting/", "passes/forms.py")),
+    ("", ("ir/", "frontends/app/api/", "passes/analysis/", "passes/fitting/", "passes/forms.py")),
     ("", ("backends/catalogue/", "backends/targets.py", "backends/options.py", "backends/facts.py")),
     ("source", ("frontends/",)),
     ("passes", ("passes/",)),

@@ -165,7 +165,7 @@ def main(path: str) -> NoReturn:
             importlib.import_module(module.name)
     from torch.distributed.run import main as run
 
-    from weft.frontends.cli import main
+    from weft.frontends.app.cli import main
 
     gc.collect()
     gc.freeze()

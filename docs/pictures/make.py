@@ -16,8 +16,8 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 import weft
-from weft.frontends.api.draw.galleries import write_gallery
-from weft.frontends.api.draw.prompting import attended
+from weft.frontends.app.api.draw.galleries import write_gallery
+from weft.frontends.app.api.draw.prompting import attended
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "local_global.py"

@@ -115,37 +115,37 @@ from weft.frontends.dsl import (
 from weft.frontends import (
     load_source as load_source,
 )
-from weft.frontends.api.compile import (
+from weft.frontends.app.api.compile import (
     compile as compile,
 )
-from weft.frontends.api.verify.evaluation import (
+from weft.frontends.app.api.verify.evaluation import (
     evaluate as evaluate,
 )
-from weft.frontends.api.export import (
+from weft.frontends.app.api.export import (
     export as export,
 )
-from weft.frontends.api.healing import (
+from weft.frontends.app.api.healing import (
     heal as heal,
 )
-from weft.frontends.api.initialization import (
+from weft.frontends.app.api.initialization import (
     initialize as initialize,
     learning_rates as learning_rates,
 )
-from weft.frontends.api.inspect.counting import (
+from weft.frontends.app.api.inspect.counting import (
     inspect as inspect,
 )
-from weft.frontends.api.modules import (
+from weft.frontends.app.api.modules import (
     state_dict as state_dict,
     torch as torch,
     with_weights as with_weights,
 )
-from weft.frontends.api.draw.notebook import (
+from weft.frontends.app.api.draw.notebook import (
     show as show,
 )
-from weft.frontends.api.draw.pictures import (
+from weft.frontends.app.api.draw.pictures import (
     draw as draw,
 )
-from weft.frontends.api.verify.verification import (
+from weft.frontends.app.api.verify.verification import (
     verify_folder as verify_folder,
 )
 from weft.backends.runtime import (

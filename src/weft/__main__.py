@@ -9,7 +9,7 @@ def main() -> None:
     """Run the command; Ctrl-C while it is imported ends the process as it does later, without a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
-    from weft.frontends.cli import main as run
+    from weft.frontends.app.cli import main as run
 
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -68,7 +68,7 @@ def test_backends_rewrite_no_graph(root: Path) -> None:
 
 def test_frontends_run_passes_in_the_api_alone(root: Path) -> None:
     """Besides, they only make graphs: of modules, and of checkpoints, whose tensors are recipes."""
-    makers = ("frontends/api/", "frontends/cli/", "frontends/dsl/", "frontends/formats/", "frontends/models/")
+    makers = ("frontends/app/api/", "frontends/app/cli/", "frontends/dsl/", "frontends/formats/", "frontends/models/")
     sources = (str(path.relative_to(root)) for path in sorted((root / "frontends").rglob("*.py")))
     assert [line for path in sources if not path.startswith(makers) for line in rewrites(root / path)] == []
     run = [line for path in makers[2:] for file in (root / path).rglob("*.py") for line in rewrites(file)]

@@ -11,8 +11,8 @@ import torch
 
 import weft
 from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.frontends.api.inspect.counting import inspect
-from weft.frontends.api.source.sources import load_source
+from weft.frontends.app.api.inspect.counting import inspect
+from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph, interpret
 from weft.ir.recipes.readers import Array
 from weft.passes import run_passes

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.api.inspect.counting import inspect
+from weft.frontends.app.api.inspect.counting import inspect
 from weft.ir import WeftError
 from weft.ir.recipes.blocks import AsStored
 from weft.passes import run_passes

@@ -16,7 +16,7 @@ from transformers.models.auto import modeling_auto
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.cli import cli
+from weft.frontends.app.cli import cli
 from weft.frontends.models.families import FAMILIES
 from weft.ir.errors import WeftError
 

@@ -19,8 +19,8 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.api.inspect.counting import inspect
-from weft.frontends.api.verify.verification import verify_folder
+from weft.frontends.app.api.inspect.counting import inspect
+from weft.frontends.app.api.verify.verification import verify_folder
 from weft.frontends.export.hf.checkpoint import write_folder
 from weft.frontends.formats.hf import Folder
 from weft.frontends.model import Model

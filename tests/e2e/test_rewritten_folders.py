@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.api.rewriting import rewrite
+from weft.frontends.app.api.rewriting import rewrite
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir import Graph, interpret
 
@@ -132,7 +132,7 @@ def test_memory_does_not_grow_with_the_model(command: tuple[str, ...], tmp_path:
     suffix = f".{kind}" if kind else ""
     arguments = [verb, str(tmp_path / "model"), *options, "-o", str(tmp_path / f"out{suffix}")]
     measure = (
-        "import re, sys; from weft.frontends.cli import cli; "
+        "import re, sys; from weft.frontends.app.cli import cli; "
         f"cli.main({arguments!r}, standalone_mode=False); "
         "print(re.search(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read())[1])"
     )

@@ -23,7 +23,7 @@ import weft
 from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, RMSNorm
 from weft.backends.onnx.cuda import cuda_problems
 from weft.frontends import load_source
-from weft.frontends.api.verify.verification import verify_folder
+from weft.frontends.app.api.verify.verification import verify_folder
 from weft.frontends.dsl import MoE
 from weft.frontends.models.tables.verified import Errors
 from weft.ir import WeftError, interpret

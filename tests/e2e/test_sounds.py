@@ -21,9 +21,9 @@ from click.testing import CliRunner
 
 import weft
 from weft.backends.runtime.folder import read_facts
-from weft.frontends.api.inspect.counting import inspect
-from weft.frontends.api.verify.verification import verify_folder
-from weft.frontends.cli import cli
+from weft.frontends.app.api.inspect.counting import inspect
+from weft.frontends.app.api.verify.verification import verify_folder
+from weft.frontends.app.cli import cli
 from weft.frontends.models.tables.verified import Errors
 from weft.ir import WeftError
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import weft
-from weft.frontends.api.source.sources import load_source
+from weft.frontends.app.api.source.sources import load_source
 from weft.ir import interpret
 
 from ..backends.transformers.folders import graph_of

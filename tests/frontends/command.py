@@ -11,7 +11,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from weft.frontends.cli import cli
+from weft.frontends.app.cli import cli
 
 TINY = """
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE

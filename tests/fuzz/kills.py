@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft.frontends.cli import cli
+from weft.frontends.app.cli import cli
 from weft.ir.storage import check_contents
 from weft.ir.storage.contents import MANIFESTS, sha256
 from weft.ir.storage.partials import PARTIAL, SCRATCH

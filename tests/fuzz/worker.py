@@ -37,7 +37,7 @@ def outcome(case: Any, before: set[str], scratch: Path) -> dict[str, Any]:
     """Run a case to its class, and what there is to say of it."""
     from click.testing import CliRunner
 
-    from weft.frontends.cli import cli
+    from weft.frontends.app.cli import cli
 
     if case.request is not None:
         return answered(*case.request)
@@ -136,7 +136,7 @@ def main(corpus: Path, seed: int) -> None:
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
     from weft.backends.runtime.ort.session import onnxruntime
 
-    for name in ("gguf", "onnx", "tokenizers", "torch", "weft.frontends.cli"):
+    for name in ("gguf", "onnx", "tokenizers", "torch", "weft.frontends.app.cli"):
         importlib.import_module(name)  # what commands import when they run takes room once, not of an input
     onnxruntime().set_default_logger_severity(4)
     _limit()
@@ -154,8 +154,8 @@ def _answer(answers: TextIO, home: Path, corpus: Path, seed: int, servers: conte
         kind, number = line.rstrip("\n").rsplit(" ", 1)
         if kind == "serve" and SERVER is None:
             import weft
-            from weft.frontends.serve.server import running
-            from weft.frontends.serve.settings import Settings
+            from weft.frontends.app.serve.server import running
+            from weft.frontends.app.serve.settings import Settings
 
             settings = Settings("llama", drain=0.0)
             SERVER = servers.enter_context(running(weft.load(corpus / "onnx" / "llama"), settings))

@@ -23,8 +23,8 @@ from weft.backends.runtime.torch.decoder import TorchDecoder
 from weft.backends.runtime.torch.experts import offload
 from weft.backends.targets import TARGETS
 from weft.backends.torch.package.module import build_module, build_step
-from weft.frontends.api.modules import step_forms
-from weft.frontends.api.source.sources import load_source
+from weft.frontends.app.api.modules import step_forms
+from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph
 from weft.passes import run_passes
 

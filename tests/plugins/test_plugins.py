@@ -281,7 +281,7 @@ def test_a_block_layout_from_outside(layout: str, codes: int, warm: Path, instal
 
 COMPLETION = """
 from click.shell_completion import ShellComplete
-from weft.frontends.cli import cli
+from weft.frontends.app.cli import cli
 items = ShellComplete(cli, {}, "weft", "_WEFT_COMPLETE").get_completions(["compile", "--target"], "onnx")
 print(*(item.value for item in items))
 """

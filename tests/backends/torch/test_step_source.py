@@ -18,7 +18,7 @@ from weft.backends.torch.codegen.source import write_source
 from weft.backends.torch.decode.source import LAUNCHERS
 from weft.backends.torch.kernels.shared.tickets import Tickets
 from weft.backends.torch.package.export import build, write_code
-from weft.frontends.api.modules import step_forms
+from weft.frontends.app.api.modules import step_forms
 from weft.passes import Trace, lookup
 
 from ...lowered import lower, write_step

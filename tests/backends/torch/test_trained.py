@@ -12,7 +12,7 @@ import torch
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, LearnedPositions, Mamba, MoE, RMSNorm, RoPE, WeftError
 from weft.backends.torch.lower.identifiers import parameter_names
-from weft.frontends.api.modules import with_weights
+from weft.frontends.app.api.modules import with_weights
 from weft.ir import interpret
 
 from ...lowered import build_module

@@ -9,7 +9,7 @@ import torch
 
 from weft.backends.torch.codegen.source import write_source
 from weft.backends.torch.package.export import build, write_code
-from weft.frontends.api.modules import step_forms
+from weft.frontends.app.api.modules import step_forms
 
 from ...lowered import lower
 from .generated import alone, call, feeds_of, graph_of, module_of, tensors

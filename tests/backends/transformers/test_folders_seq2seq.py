@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
-from weft.frontends.api.source.sources import load_source
+from weft.frontends.app.api.source.sources import load_source
 
 from ...passes.zoo import TRIED, ZOO
 from ...sampling import ALL, each

@@ -15,7 +15,7 @@ from weft import MLA, MLP, Block, Decoder, LightningIndex, RoPE, export
 from weft import compile as compile_model
 from weft.backends.transformers.build import TransformersFolder, class_name
 from weft.backends.transformers.engines.refusals import BATCHES
-from weft.frontends.api.source.sources import load_source
+from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph, WeftError
 from weft.passes import Report
 

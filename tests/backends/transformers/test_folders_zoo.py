@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.backends.torch.program.states import choosing
-from weft.frontends.api.source.sources import load_source
+from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph
 
 from ...passes.zoo import TRIED, ZOO

@@ -10,7 +10,7 @@ import pytest
 
 from weft.backends.viz.model.facts import data, facts, polynomial
 from weft.backends.viz.model.outline import Part, outline
-from weft.frontends.api.inspect.counting import inspect
+from weft.frontends.app.api.inspect.counting import inspect
 from weft.frontends.models.presets import PRESETS
 from weft.ir.types import sizes
 

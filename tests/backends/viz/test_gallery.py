@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from weft.backends.viz.web.gallery import gallery, within
-from weft.frontends.api.draw.galleries import card
+from weft.frontends.app.api.draw.galleries import card
 from weft.frontends.models.presets import PRESETS
 
 CHOSEN = ("gpt2", "smollm2-135m", "t5-base", "mixtral-8x7b", "mamba-130m", "bert-base")

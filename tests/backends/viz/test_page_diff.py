@@ -15,7 +15,7 @@ from weft.backends.viz.model.network import network
 from weft.backends.viz.model.totals import totals
 from weft.backends.viz.web.diff import data, kinds, opened, side_by_side
 from weft.backends.viz.web.page import page
-from weft.frontends.api.inspect.counting import inspect
+from weft.frontends.app.api.inspect.counting import inspect
 
 from .pages import address, box, model_of, part
 

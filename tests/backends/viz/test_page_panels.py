@@ -14,7 +14,7 @@ from weft.backends.viz.layout.scene import scene
 from weft.backends.viz.model.network import network
 from weft.backends.viz.panels import prompts
 from weft.backends.viz.web.page import page
-from weft.frontends.api.inspect.counting import inspect
+from weft.frontends.app.api.inspect.counting import inspect
 
 from ...sampling import each
 from .pages import model_of, of_preset

@@ -32,7 +32,7 @@ from weft.backends.viz import panels
 from weft.backends.viz.model.network import network
 from weft.backends.viz.panels import attention
 from weft.backends.viz.panels.kinds import grouped, layers
-from weft.frontends.api.inspect.counting import inspect
+from weft.frontends.app.api.inspect.counting import inspect
 from weft.ir import Graph
 from weft.ir.ops import caches
 from weft.ir.ops.softmax_attention import attention as op

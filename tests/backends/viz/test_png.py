@@ -15,7 +15,7 @@ from weft.backends.viz.formats.style import colours
 from weft.backends.viz.formats.svg import svg
 from weft.backends.viz.layout.scene import scene, unfolded
 from weft.backends.viz.model.network import network
-from weft.frontends.api.draw.fact_sheet import fact_sheet
+from weft.frontends.app.api.draw.fact_sheet import fact_sheet
 
 
 def picture(dark: bool = False) -> str:

@@ -17,7 +17,7 @@ from weft.backends.viz.layout.font import width, wrapped
 from weft.backends.viz.layout.positions import layout
 from weft.backends.viz.layout.scene import unfolded
 from weft.backends.viz.model.labels import KINDS
-from weft.frontends.api.draw.fact_sheet import fact_sheet
+from weft.frontends.app.api.draw.fact_sheet import fact_sheet
 
 from .pages import drawn, model_of
 

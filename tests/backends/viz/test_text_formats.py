@@ -17,7 +17,7 @@ from weft.backends.viz.layout.links import links
 from weft.backends.viz.layout.positions import Placed, layout
 from weft.backends.viz.layout.scene import ALL, Shape, scene, unfolded
 from weft.backends.viz.model.network import Network, Vertex
-from weft.frontends.api.draw.fact_sheet import fact_sheet
+from weft.frontends.app.api.draw.fact_sheet import fact_sheet
 
 from .pages import drawn, model_of, network_of
 

@@ -12,7 +12,7 @@ from weft.backends.viz.compare.networks import compare
 from weft.backends.viz.model.network import network
 from weft.backends.viz.model.totals import Totals, totals
 from weft.backends.viz.web.diff import data, sheet
-from weft.frontends.api.inspect.counting import inspect, usual_tokens
+from weft.frontends.app.api.inspect.counting import inspect, usual_tokens
 from weft.frontends.model import Model
 from weft.ir import Graph, parse
 from weft.ir.recipes.blocks import InBytes, Quantize, ToFloat4

@@ -8,7 +8,7 @@ import pytest
 from weft.backends.transformers.build import TransformersFolder
 from weft.backends.transformers.scale.estimate import Parallel, estimate
 from weft.backends.transformers.scale.split import Split
-from weft.frontends.api.inspect.parallel import device_rows, summary, traffic_rows
+from weft.frontends.app.api.inspect.parallel import device_rows, summary, traffic_rows
 from weft.ir.errors import WeftError
 
 from ...backends.transformers.folders import graph_of, lowered

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as torch_file
 
 from weft.frontends import load_source
-from weft.frontends.api.export import export
-from weft.frontends.api.rewriting import rewrite
+from weft.frontends.app.api.export import export
+from weft.frontends.app.api.rewriting import rewrite
 from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret
 from weft.ir.recipes.blocks import BlockRecipe

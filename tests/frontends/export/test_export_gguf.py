@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from weft.frontends import load_source
-from weft.frontends.api.export import export
-from weft.frontends.api.rewriting import rewrite
+from weft.frontends.app.api.export import export
+from weft.frontends.app.api.rewriting import rewrite
 from weft.frontends.export.gguf.keys import exported
 from weft.frontends.formats.gguf import GGUFTensors
 from weft.ir import Graph, WeftError, interpret

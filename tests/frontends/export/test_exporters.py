@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file
 
 from weft.frontends import load_source
-from weft.frontends.api.export import export
-from weft.frontends.cli import cli
+from weft.frontends.app.api.export import export
+from weft.frontends.app.cli import cli
 from weft.frontends.dsl import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.frontends.dsl.blocks import ARRANGEMENTS
 from weft.frontends.export.gguf import keys

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 import weft
 from weft.backends.runtime.folder import read_manifest
-from weft.frontends.api.source.recorded import recorded_source
-from weft.frontends.cli import cli
+from weft.frontends.app.api.source.recorded import recorded_source
+from weft.frontends.app.cli import cli
 from weft.frontends.models.families import FAMILIES
 from weft.frontends.models.tables.other_types import REFUSED
 from weft.ir import WeftError

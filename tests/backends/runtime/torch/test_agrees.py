@@ -11,7 +11,7 @@ import pytest
 import weft
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.ort.encoder import Encoder
-from weft.frontends.api.verify.errors import relative_error, tolerated
+from weft.frontends.app.api.verify.errors import relative_error, tolerated
 
 from ....passes.zoo import ZOO
 from ....sampling import each

@@ -19,7 +19,7 @@ from weft.backends.runtime.torch import steps as torch_steps
 from weft.backends.runtime.torch.decoder import TorchDecoder
 from weft.backends.runtime.torch.folder import importing
 from weft.frontends import load_source
-from weft.frontends.api.verify.errors import relative_error, tolerated
+from weft.frontends.app.api.verify.errors import relative_error, tolerated
 from weft.ir import Graph, interpret
 
 from ....sampling import each

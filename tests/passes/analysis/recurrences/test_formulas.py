@@ -9,7 +9,7 @@ import pytest
 import weft
 from weft.backends.viz.model.labels import detail
 from weft.backends.viz.model.network import network
-from weft.frontends.api.inspect.counting import inspect
+from weft.frontends.app.api.inspect.counting import inspect
 from weft.ir.text.parser import parse_step
 from weft.passes.analysis.recurrences.formulas import formulas
 

@@ -1,0 +1,86 @@
+"""Pictures of a difference: two sources side by side, or the passes that made one model of another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from weft.backends.viz.compare.networks import compare
+from weft.backends.viz.model.network import Network, network
+from weft.backends.viz.model.totals import totals
+from weft.backends.viz.web import diff
+from weft.backends.viz.web.steps import Step, steps_page
+from weft.ir.errors import WeftError
+from weft.ir.storage import whole_file
+from weft.passes.report import Report
+from weft.passes.runner import Step as Ran
+
+from ....model import Model
+from ..inspect.counting import USUAL, usual_tokens
+from .drawable import described, loaded
+from .drawing import Drawing, Look
+
+PAGE = ".html"
+
+
+@dataclass(frozen=True)
+class Difference(Drawing):
+    """Picture of two networks: their shapes side by side, with marks."""
+
+    @cached_property
+    def opened(self) -> set[str]:
+        """The keys of the open parts: without a depth, also of those in which something changed."""
+        return diff.opened(self.root, self.look.depth, self.look.parts)
+
+
+def difference(source: Any, other: Any, look: Look | None = None, *, trust: bool = False) -> Difference:
+    """Compare `source` (before) with `other` (after) in one picture.
+
+    Raises:
+        WeftError: if one of them cannot be read.
+    """
+    models = [loaded(s) for s in (source, other)]
+    networks = [described(s if m is None else m, trust) for s, m in zip((source, other), models, strict=True)]
+    tokens = min((usual_tokens(m.graph) for m in models if m is not None), default=USUAL)
+    comparison = compare(*networks)
+    before, after = (totals(n, tokens) for n in networks)
+    more = {"kinds": diff.kinds(), "difference": diff.data(comparison, before, after)}
+    sheet = diff.sheet(comparison, before, after)
+    return Difference(diff.side_by_side(comparison), sheet, look or Look(), more)
+
+
+class Steps:
+    """The graphs that a pipeline makes of a model, to draw them when it is done; `hook` is for `run_passes`."""
+
+    def __init__(self, model: Model) -> None:
+        self.start = network(model.graph)
+        self.tokens = usual_tokens(model.graph)
+        self.after: list[Network] = []
+
+    def hook(self, ran: Ran) -> None:
+        """Keep the graph that a pass has left."""
+        self.after.append(network(ran.after))
+
+    def page(self, report: Report) -> str:
+        """The page of the passes in `report`.
+
+        Raises:
+            WeftError: if there are none.
+        """
+        if not report.records:
+            raise WeftError("there are no passes to draw; name some with -p, or draw the model by weft viz")
+        return steps_page(self.start, list(map(Step, report.records, self.after)), self.tokens)
+
+
+def check_page(out: Path) -> None:
+    """Raise WeftError if `out` is not called a page."""
+    if out.suffix != PAGE:
+        raise WeftError(f"the passes are drawn as a page; name a file that ends in {PAGE}, not {out.name}")
+
+
+def write_page(text: str, out: Path) -> None:
+    """Write a page, whole or not at all."""
+    with whole_file(out) as path:
+        path.write_text(text, encoding="utf-8")

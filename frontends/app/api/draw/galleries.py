@@ -1,0 +1,81 @@
+"""`weft gallery`: models side by side, by default all presets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.backends.viz.layout.scene import scene, unfolded
+from weft.backends.viz.model.network import network
+from weft.backends.viz.web.gallery import Card, gallery
+from weft.ir.errors import WeftError
+from weft.ir.storage import whole_file
+
+from ....models.presets import PRESETS
+from ..inspect.counting import inspect
+from ..inspect.inspection import Inspection
+from ..source.sources import load_source
+from .drawable import named_files
+from .fact_sheet import fact_sheet
+
+
+def write_gallery(
+    out: Path, sources: Sequence[Any] = (), step: Callable[[str, int, int], None] = lambda stage, done, total: None
+) -> int:
+    """Write the page of `sources`, all presets if there are none, to `out`, whole or not at all; how many there are.
+
+    Raises:
+        WeftError: if a source cannot be read, or `out` does not end in .html or cannot be written.
+    """
+    if out.suffix != ".html":
+        raise WeftError(f"a gallery is a page: {out} must end in .html")
+    chosen = list(sources) or list(PRESETS)
+    cards = []
+    for i, source in enumerate(chosen):
+        step("drawing", i, len(chosen))
+        cards.append(card(source))
+    step("drawing", len(chosen), len(chosen))
+    with whole_file(out, named_files(*chosen)) as path:
+        path.write_text(gallery(cards, "Architectures"), encoding="utf-8")
+    return len(cards)
+
+
+def card(source: Any) -> Card:
+    """Make the gallery card of a source."""
+    model = load_source(source)
+    inspection = inspect(model)
+    root = scene(network(model.graph))
+    return Card(
+        fact_sheet(model, inspection), root, unfolded(root), dict(_groups(inspection)), dict(_numbers(inspection))
+    )
+
+
+def _groups(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
+    """Yield the properties that a gallery filters models by."""
+    sizes = inspection.dimensions
+    yield "Kind", [inspection.kind]
+    built = {"experts": sizes.experts, "recurrent": sizes.recurrences}
+    yield "Built", [name for name, has in built.items() if has] or ["dense"]
+    shared = any(kv < max(sizes.heads) for kv in sizes.kv_heads)
+    kinds = {
+        "multi-head": any(kv in sizes.heads for kv in sizes.kv_heads),
+        "grouped-query": shared,
+        "latent": sizes.latent,
+        "window": sizes.windows,
+        "none": not sizes.heads,
+    }
+    yield "Attention", [name for name, has in kinds.items() if has]
+    yield "Positions", list(dict.fromkeys(p.partition(",")[0] for p in sizes.positions)) or ["none"]
+
+
+def _numbers(inspection: Inspection) -> Iterator[tuple[str, int]]:
+    """Yield the numbers that a gallery sorts models by, if the model has them."""
+    numbers = {
+        "parameters": inspection.parameters,
+        "active parameters": inspection.active_parameters,
+        "context": inspection.context,
+        "KV cache per token": inspection.cache_per_token,
+        "FLOPs per token": inspection.flops_per_token,
+    }
+    yield from ((name, number) for name, number in numbers.items() if number is not None)

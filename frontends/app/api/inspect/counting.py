@@ -1,0 +1,175 @@
+"""Count what a model has and costs before it is compiled: parameters, FLOPs, cache bytes, a line per distinct block."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from weft.ir import Graph, Node, Param
+from weft.ir.errors import WeftError
+from weft.ir.graph.analysis import attributes, block_hash, total_cost
+from weft.ir.graph.step import Step
+from weft.ir.op import Op, Trait
+from weft.ir.recipes.spelling import spell
+from weft.ir.types import sizes
+from weft.passes.analysis.costs import (
+    SECOND,
+    active_count,
+    cached,
+    crossed,
+    elements,
+    learned,
+    parameter_count,
+    state_bytes,
+)
+from weft.passes.analysis.recurrences.formulas import formulas
+
+from ....model import SourceLike
+from ....models.left_out import meaning_of_tensor
+from ..source.sources import load_source
+from .dimensions import dimensions
+from .inspection import CACHE_DTYPES, Block, Inspection
+
+OTHER = "other"
+USUAL = 512  # tokens
+# families of ops whose attributes say little about a block
+_PLAIN = {"tensor", "elementwise", "reduce", "products", "norm", "rotary"}
+
+
+def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
+    """Count what a model has and what running `tokens` tokens costs (512, or the context where that is shorter).
+
+    `source` is whatever `load_source` takes: ``inspect("llama3.1-8b")``, ``inspect("model.gguf")``,
+    ``inspect(Decoder(...))``. Nothing is compiled, and no weight is read.
+
+    Raises:
+        WeftError: if the source cannot be read, or its graph has sizes other than batch and seq, which have no meaning
+            here.
+    """
+    if tokens is not None and tokens < 1:
+        raise WeftError(f"tokens={tokens} must be positive")
+    model = load_source(source)
+    graph = model.graph
+    context = graph.meta.get("context")
+    n = tokens or usual_tokens(graph)
+    binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n, "source": n, **SECOND}
+    prefill = sizes.evaluate(total_cost(graph.nodes).flops, binding)
+    parts = _parts(graph)
+    owned = _owners(graph, parts)
+    folded: dict[Any, list[str]] = {}
+    for scope, nodes in parts.items():
+        folded.setdefault(block_hash(nodes) if _is_layer(scope) else scope, []).append(scope)
+    blocks = tuple(_block(parts, scopes, owned, binding, n) for scopes in folded.values())
+    caches = cached(graph.nodes)
+    decoder = graph.meta.get("kind") in ("decoder", "encoder-decoder")
+    whole = sum(width * min(window or context, context) for width, window in caches) if decoder and context else None
+    return Inspection(
+        source=model.description,
+        kind=str(graph.meta.get("kind", "model")),
+        task=graph.meta.get("task"),
+        model_type=graph.meta.get("model_type"),
+        vocab=graph.meta.get("vocab"),
+        context=context,
+        parameters=parameter_count(graph),
+        active_parameters=active_count(graph),
+        parameters_by_storage=_storage(graph),
+        tokens=n,
+        flops_per_token=prefill // n,
+        flops_prefill=prefill,
+        cache_per_token=sum(width for width, _ in caches) if decoder else None,
+        cache_at_context=whole,
+        cache_per_source_token=crossed(graph.nodes) or None,
+        state_bytes={d: state_bytes(graph.nodes, b) for d, b in CACHE_DTYPES.items()} if decoder else None,
+        layers=_layers([scope for block in blocks for scope in block.scopes if _is_layer(scope)]),
+        dimensions=dimensions(graph),
+        blocks=blocks,
+        unread=tuple(model.unread),
+        ignored=tuple(f"{key}: {meaning_of_tensor(key)}" for key in model.ignored),
+        left_out=tuple(map(str, model.left_out)),
+        random=model.random_init,
+    )
+
+
+def usual_tokens(graph: Graph) -> int:
+    """Return the default number of tokens to count: 512, or the context if shorter."""
+    return min(USUAL, graph.meta.get("context") or USUAL)
+
+
+def layer_of(scope: str) -> str:
+    """The scope up to its first number ("layers.3" of "layers.3.attn"); the first component where there is none."""
+    numbered = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", scope)
+    return numbered.group() if numbered else scope.partition(".")[0]
+
+
+def _is_layer(part: str) -> bool:
+    return part.rpartition(".")[2].isdigit()
+
+
+def _layers(numbered: list[str]) -> int:
+    """Count the numbered parts that are called layers, or all where none is: convolutions before layers are none."""
+    called = [part for part in numbered if f".{part}".rpartition(".")[0].endswith(".layers")]
+    return len(called or numbered)
+
+
+def _parts(graph: Graph) -> dict[str, list[Node]]:
+    """Nodes by layer; outside layers by the scope or name of what they make, and `OTHER` where no parameter is read."""
+    groups: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        reads = node.scope or any(isinstance(v, Param) for v in node.inputs)
+        groups.setdefault(layer_of(node.scope or node.output.name) if reads else OTHER, []).append(node)
+    if OTHER in groups:
+        groups[OTHER] = groups.pop(OTHER)  # last
+    return groups
+
+
+def _owners(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict[str, int]:
+    """Learned numbers by part: a parameter belongs to the first part that reads it."""
+    unseen, counts = set(learned(graph)), Counter[str]()
+    for part, nodes in parts.items():
+        for node in nodes:
+            for v in node.inputs:
+                if isinstance(v, Param) and v in unseen:
+                    unseen.remove(v)
+                    counts[part] += elements(v)
+    return dict(counts)
+
+
+def _storage(graph: Graph) -> dict[str, int]:
+    """Learned numbers by the dtype in which the checkpoint stores them, or in which they are declared."""
+    counts = Counter[str]()
+    for p in learned(graph):
+        keys = list(dict.fromkeys(p.recipe.sources()))
+        counts[graph.reader.dtype(keys[0]).name if keys else p.type.dtype.name] += elements(p)
+    return dict(counts)
+
+
+def _block(
+    parts: Mapping[str, list[Node]], scopes: list[str], owned: Mapping[str, int], binding: Mapping[str, int], n: int
+) -> Block:
+    nodes = parts[scopes[0]]
+    return Block(
+        tuple(scopes),
+        owned.get(scopes[0], 0),
+        sizes.evaluate(total_cost(nodes).flops, binding) // n,
+        sum(width for width, _ in cached(nodes)),
+        tuple(_describe(nodes)),
+    )
+
+
+def _describe(nodes: Iterable[Node]) -> Iterable[str]:
+    """The ops of a block, equal ones counted, views left out; attributes only where they characterize it."""
+    counted = Counter(_spell(node.op, attributes(node)) for node in nodes if Trait.VIEW not in node.op.traits)
+    for text, times in counted.items():
+        yield f"{times} {text}" if times > 1 else text
+
+
+def _spell(op: Op, attrs: Mapping[str, Any]) -> str:
+    if op.module.rpartition(".")[2] in _PLAIN or not attrs:
+        return op.name
+    texts = (
+        "; ".join(formulas(v)) if isinstance(v, Step) else k if v is True else f"{k}={spell(v)}"
+        for k, v in attrs.items()
+    )
+    return f"{op.name}({', '.join(texts)})"

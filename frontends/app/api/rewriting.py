@@ -1,0 +1,79 @@
+"""Rewriting a model by a pipeline, whose text may stand in a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from weft.ir.errors import WeftError
+from weft.ir.storage.documents import expanded, read_text
+from weft.passes import Report, default_pipeline, parse_pipeline, run_passes
+from weft.passes.runner import Hook, Progress
+
+from ...model import Model
+
+SUFFIX = ".pipeline"
+PUBLISHED = {  # pipelines that a name stands for; every pass but the last is exact
+    f"best-int{bits}": f"fold-norm-scale, rotate-residual, rotate-heads, quantize{{bits={bits}}}" for bits in (4, 3)
+}
+MOST = 1 << 20  # bytes of a pipeline
+_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|#.*')
+_PHASE = re.compile(r"[\w-]+\s*:")
+
+
+def pipeline_text(given: str) -> str:
+    """The pipeline that `given` spells, that weft publishes (``@name``), or that is in the file it names: ``@path``, or
+    a path ending in .pipeline.
+
+    In a file ``#`` begins a comment; the end of a line is a comma, or a semicolon before a phase, but within braces.
+
+    Raises:
+        WeftError: if the file cannot be read.
+    """
+    given = given.strip()
+    if not (given.startswith("@") or re.fullmatch(rf"[^,{{]+{re.escape(SUFFIX)}", given)):
+        return given
+    name = given.removeprefix("@")
+    if name in PUBLISHED:
+        return PUBLISHED[name]
+    try:
+        text = read_text(expanded(name), MOST).removeprefix("\ufeff")
+    except WeftError as e:
+        raise WeftError(f"the pipeline file {e}; @{' and @'.join(PUBLISHED)} are published with weft") from e
+    joined, depth = "", 0
+    for line in text.splitlines():
+        line = _COMMENT.sub(lambda found: found[1] or "", line).strip()
+        if line:
+            if joined and not depth and joined[-1] not in ",;:" and line[0] not in ",;":
+                joined += ";" if _PHASE.match(line) else ","
+            joined += (" " if joined else "") + line
+        depth += sum("{[".count(c) - "}]".count(c) for c in line)
+    return joined.rstrip(", ")
+
+
+def rewrite(
+    model: Model,
+    passes: str,
+    *,
+    verify: bool = False,
+    dump: str | Path | None = None,
+    report: Report | None = None,
+    hooks: Iterable[Hook] = (),
+    progress: Progress = lambda name, done, total: None,
+) -> Model:
+    """`model` with its graph rewritten by the pipeline `passes` (text, or a file as of `pipeline_text`).
+
+    `verify`, `dump`, `report`, `hooks` and `progress` are those of `run_passes`.
+
+    Raises:
+        WeftError: if the pipeline is wrong, or a pass cannot do its work.
+    """
+    pipeline = parse_pipeline(pipeline_text(passes), default_pipeline(model.graph))
+    if not pipeline.passes:
+        return model
+    graph = run_passes(model.graph, pipeline, verify=verify, dump=dump, report=report, hooks=hooks, progress=progress)
+    done = "; ".join(text for text in (model.pipeline, str(pipeline)) if text)
+    exact = all(step.effect == "exact" for step in pipeline.passes)
+    return replace(model, graph=graph, module=None, pipeline=done, settings=model.settings if exact else None)

@@ -1,0 +1,113 @@
+"""The `weft` command: compile, run, serve, inspect, viz, gallery, opt, heal, export, verify, eval; and catalogues.
+
+Importing it costs click and nothing more; what a command needs is imported when it runs. Never here: anything a Python
+caller would want too: that lives in `weft.frontends.app.api`.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import click
+
+from weft.ir.registry import import_plugin
+
+from . import (
+    catalog,
+    compiling,
+    completion,
+    drawing,
+    evaluating,
+    exporting,
+    healing,
+    inspecting,
+    opting,
+    passes_catalog,
+    running,
+    serving,
+    verifying,
+)
+from .guard import Root
+from .shown import echo
+
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+
+
+def _version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
+    if requested and not ctx.resilient_parsing:
+        from weft import __version__
+
+        echo(f"weft {__version__}")
+        ctx.exit()
+
+
+def _import(ctx: click.Context, _: click.Parameter, modules: tuple[str, ...]) -> None:
+    for name in modules:
+        import_plugin(name)
+
+
+@click.group("weft", cls=Root, context_settings=HELP, invoke_without_command=True)
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version."
+)
+@click.option(
+    "--import",
+    "modules",
+    multiple=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_import,
+    metavar="MODULE",
+    help="Import a module that adds ops, passes, families, targets.",
+)
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Compile transformers to ONNX or PyTorch, and run them.
+
+    SOURCE is an architecture file (`model.py` or `model.py:name`), a preset, a Hugging Face folder, a `.gguf` file, or
+    the text form of a graph.
+
+    \b
+    Examples:
+      weft compile model.gguf -o out/           a folder that ONNX Runtime runs
+      weft run out/ --chat                      talk to it
+      weft serve out/                           answer requests of OpenAI's API
+      weft inspect model.gguf                   parameters, FLOPs, cache bytes, a line per distinct block
+      weft viz model.gguf -o model.html         a picture to click through
+      weft gallery                              all presets side by side
+      weft opt model.gguf -p pack-qkv,dce       rewrite, and print the graph
+      weft heal q4/ --against model.gguf -o healed/           refit the scales of a quantized model
+      weft export model.gguf -o folder/         a checkpoint that transformers loads
+      weft verify out/                          compare with the float64 reference of the source
+      weft eval out/ --against model.gguf --text notes.txt    what it costs in quality
+    """
+    if ctx.invoked_subcommand is None:
+        echo(ctx.get_help())
+
+
+COMMANDS = {  # as `weft --help` groups them
+    "Build": (compiling.compile_command, exporting.export_command),
+    "Run": (running.run_command, serving.serve_command, evaluating.eval_command),
+    "Look": (
+        inspecting.inspect_command,
+        drawing.viz_command,
+        drawing.gallery_command,
+        catalog.presets_command,
+        catalog.families_command,
+        catalog.ops_command,
+        catalog.targets_command,
+        passes_catalog.passes_command,
+    ),
+    "Change": (opting.opt_command, healing.heal_command),
+    "Trust": (verifying.verify_command,),
+    "Shell": (completion.completion_command,),
+}
+for group, commands in COMMANDS.items():
+    for command in commands:
+        cli.add_to(group, command)
+
+
+def main() -> None:
+    """The entry point; ends the process with the exit status."""
+    gc.set_threshold(50_000, 20, 20)  # most of what a command makes lives until it ends: walks through it free little
+    cli.main(prog_name="weft")

@@ -1,0 +1,185 @@
+"""`weft opt`."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.ir.errors import WeftError
+from weft.ir.storage import check_free, whole_file
+
+from .compiling import FOLDER
+from .completion import complete_sources
+from .options import adapter_option, passes_option, without_option
+from .passes_catalog import list_passes
+from .shown import echo, note, progress
+
+if TYPE_CHECKING:
+    from weft.ir import Graph
+    from weft.passes import Report
+
+    from ...model import Model
+
+
+def _list(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
+    if requested and not ctx.resilient_parsing:
+        list_passes()
+        ctx.exit()
+
+
+@click.command("opt", short_help="Rewrite a graph: print it, or write the model.")
+@click.argument("source", shell_complete=complete_sources)
+@passes_option("The pipeline, or @FILE that holds it; without one nothing changes.", default="")
+@click.option(
+    "-o",
+    "--out",
+    default="-",
+    show_default=True,
+    type=click.Path(),
+    help="A .weft file gets the text, any other path becomes a folder with text, weights and tokenizer; - is stdout.",
+)
+@click.option("--dtype", help="How a folder stores the weights: f32, f16 or bf16; default: without rounding.")
+@adapter_option
+@without_option
+@click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
+@click.option(
+    "--viz", type=click.Path(path_type=Path), help="Draw the graph before and after every pass on this page (.html)."
+)
+@click.option(
+    "--verify", is_flag=True, help="Check every pass on small random inputs in float64, and report each check."
+)
+@click.option("--trace", is_flag=True, help="Report on stderr: rewrites, skipped places, FLOPs, bytes, time.")
+@click.option(
+    "--list", "listing", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the passes."
+)
+def opt_command(
+    source: str,
+    passes: str,
+    out: str,
+    dtype: str | None,
+    adapters: tuple[str, ...],
+    without: tuple[str, ...],
+    dump_ir: str | None,
+    viz: Path | None,
+    verify: bool,
+    trace: bool,
+) -> None:
+    """Run a pipeline of passes on the graph of SOURCE, and write the result. SOURCE - is text on stdin.
+
+    A folder is a model of its own, which every command takes as a SOURCE. Text refers to the checkpoint it came from.
+
+    \b
+    Examples:
+      weft opt model.gguf                                     the graph as it is read
+      weft opt model.gguf -p "pack-qkv,pack-gate-up,dce"      rewritten
+      weft opt model.gguf -p @smaller.pipeline -o smaller/    with its weights
+      weft opt model.py -p default --verify --trace -o optimized.weft
+      weft opt model.py -p default --verify -o optimized.weft --viz steps.html
+      weft opt a.weft -p cse | weft opt - -p dce
+    """
+    from weft.passes import Report
+
+    from ... import load_source
+    from ..api.rewriting import rewrite
+
+    folder = _is_folder(out)
+    if dtype is not None and not folder:
+        raise WeftError("--dtype is how a folder stores the weights; name one with -o")
+    if without and not folder:
+        raise WeftError("--without accepts what a folder lacks of its source; name one with -o")
+    if folder:
+        check_free(Path(out))
+    drawn: Any = None
+    if viz is not None:
+        from ..api.draw import comparing as drawn  # what draws takes longer to import than most pipelines to run
+
+        drawn.check_page(viz)
+    report = Report(priced=trace)
+    with progress(f"reading {source}", "steps") as step:
+        piped = source == "-"
+        model = _piped(folder, adapters) if piped else load_source(source, adapters=adapters, without=without)
+        notices = model.notices(strict=bool(folder))
+        steps = drawn.Steps(model) if drawn is not None else None
+        hooks = [steps.hook] if steps else []
+        model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)
+    for line in notices:
+        note(line)
+    tell(report, passes, trace)
+    if steps and viz is not None:
+        drawn.write_page(steps.page(report), viz)
+        note(f"{viz} written")
+    if folder:
+        from ...formats.weft.model_folder import write_model
+
+        with progress(f"reading {source}") as step:
+            write_model(model, out, dtype=dtype, progress=step)
+        return
+    text = _text(model.graph)
+    if out == "-":
+        echo(text.removesuffix("\n"))
+    else:
+        with whole_file(Path(out), model.files) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+
+def tell(report: Report, passes: str, trace: bool) -> None:
+    """Report passes on stderr: everything, or their checks and the named passes that did nothing."""
+    from ..api.rewriting import pipeline_text
+
+    if trace and report.records:
+        echo(str(report), err=True)
+        return
+    named = re.findall(r"[\w.-]+", pipeline_text(passes))
+    for record in report.records:
+        for line in record.warnings:
+            note(line)
+        if record.idle and record.applied.name in named:
+            note(record.idle)
+        elif record.shown:
+            note(f"{record.applied} ({record.applied.effect}): {record.shown}")
+
+
+def _is_folder(out: str) -> bool:
+    """Return whether `out` names a folder: not a .weft file, a device or a pipe."""
+    path = Path(out)
+    if out == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+        return False
+    return out.endswith(os.sep) or path.is_dir() or Path(os.path.realpath(path)).suffix != ".weft"
+
+
+def _piped(complete: bool, adapters: Sequence[str]) -> Model:
+    """The model whose text is on stdin; its checkpoint need be there only if the model must be `complete`."""
+    from weft.ir.storage.documents import decoded
+    from weft.ir.text.parser import MOST_BYTES
+
+    from ...model import Model
+    from ..api.source.sources import graph_of_text
+
+    if adapters:
+        raise WeftError("--adapter goes with a Hugging Face folder, not with text on stdin")
+    text = decoded(sys.stdin.buffer.read(MOST_BYTES), "<stdin>")
+    return Model(graph_of_text(text, "<stdin>", complete), "-", "IR text on stdin")
+
+
+def _text(graph: Graph) -> str:
+    """The text of `graph`.
+
+    Raises:
+        WeftError: if it reads tensors that passes have computed.
+    """
+    from weft.ir.recipes.readers import SpilledTensors
+
+    reader, computed = graph.reader, set[str]()
+    while isinstance(reader, SpilledTensors):
+        computed.update(reader.computed)
+        reader = reader.base
+    for param in graph.params.values():
+        if not computed.isdisjoint(param.recipe.sources()):
+            raise WeftError(f"{param.name} was computed, which text cannot hold; name a folder, as -o {graph.name}/")
+    return str(graph)

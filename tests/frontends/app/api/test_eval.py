@@ -1,0 +1,334 @@
+"""weft eval: what models score, against the same numbers made from transformers' logits and hidden states."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from weft import compile as compile_model
+from weft import evaluate, load_source
+from weft.frontends.app.api.verify import scoring
+from weft.frontends.app.cli import cli
+from weft.frontends.app.cli.shown import as_json
+from weft.ir import interpret
+from weft.ir.errors import WeftError
+from weft.ir.storage.documents import Record
+
+WORDS = [*"abcdefghijklmnopqrstuvwxyz", ".", "?", "<unk>"]
+TEXT = "the quick brown fox jumps over a lazy dog . does it see the dog ? it does not ."
+TINY = """
+from weft import MLP, Attention, Block, Decoder, Encoder, GatedMLP, MoE, RMSNorm, RoPE
+
+block = Block(Attention(heads=4, kv_heads=2, rope=RoPE()), GatedMLP(48), RMSNorm())
+model = Decoder(vocab=29, dim=32, layers=2, block=block, context=64)
+experts = Block(Attention(heads=4, kv_heads=2, rope=RoPE()), MoE(4, 48, k=1, choice="expert"), RMSNorm())
+choosy = Decoder(vocab=29, dim=32, layers=2, block=experts)
+other = Decoder(vocab=30, dim=32, layers=2, block=block, context=64)
+encoder = Encoder(vocab=29, dim=32, layers=1, block=Block(Attention(heads=4, causal=False), MLP(64), RMSNorm()))
+"""
+
+
+def write_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split("", "isolated")]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def write_llama(folder: Path, seed: int) -> Path:
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.4,
+    )
+    net = transformers.LlamaForCausalLM(config)
+    net.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llamas(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two models of one shape, with other weights."""
+    home = tmp_path_factory.mktemp("llamas")
+    return write_llama(home / "one", 0), write_llama(home / "two", 1)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def logits(folder: Path, rows: list[list[int]]) -> list[torch.Tensor]:
+    """Float64 logits of transformers, each row by itself."""
+    net = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    with torch.no_grad():
+        return [net(torch.tensor([row])).logits[0] for row in rows]
+
+
+def weft_command(*args: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["eval", *(str(a) for a in args)])
+
+
+def test_a_text_scores_what_the_logits_of_transformers_say(
+    llamas: tuple[Path, Path], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In windows of 20 tokens, cut into chunks of 7; the last window is shorter."""
+    monkeypatch.setattr(scoring, "_NUMBERS", 7 * len(WORDS))
+    ids = Tokenizer.from_file(str(llamas[0] / "tokenizer.json")).encode(TEXT).ids
+    starts = range(0, len(ids) - 1, 20)
+    assert len(ids) > 41 and (len(ids) - 1) % 20
+    rows = [ids[s : min(s + 20, len(ids) - 1)] for s in starts]
+    one, two = (torch.cat(logits(folder, rows)) for folder in llamas)
+    targets = torch.tensor(ids[1:])
+    loss = torch.nn.functional.cross_entropy
+    p, q = one.log_softmax(-1), two.log_softmax(-1)
+    found = evaluate([llamas[1]], against=llamas[0], text=text, context=20, device="cpu")
+    first, second = found.scores
+    assert (found.tokens, found.context, first.name) == (len(ids) - 1, 20, str(llamas[0]))
+    assert first.nll == pytest.approx(loss(one, targets).item(), abs=1e-5)
+    assert second.nll == pytest.approx(loss(two, targets).item(), abs=1e-5)
+    assert second.perplexity == pytest.approx(math.exp(loss(two, targets).item()), rel=1e-4)
+    assert second.kl == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), abs=1e-5)
+    assert second.agreement == pytest.approx((one.argmax(-1) == two.argmax(-1)).double().mean().item())
+    assert 0 < second.agreement < 0.5 < second.kl
+    assert (first.kl, first.agreement) == (0, 1)
+    divergences = (p.exp() * (p - q)).sum(-1)
+    assert second.kl_99 == pytest.approx(torch.quantile(divergences, 0.99).item(), rel=1e-4)
+    assert first.seconds > 0 and second.seconds > 0
+
+
+def test_one_window_scores_the_loss_of_transformers(llamas: tuple[Path, Path], text: Path) -> None:
+    net = transformers.LlamaForCausalLM.from_pretrained(llamas[0])
+    ids = torch.tensor([Tokenizer.from_file(str(llamas[0] / "tokenizer.json")).encode(TEXT).ids])
+    with torch.no_grad():
+        loss = net(ids, labels=ids).loss.item()
+    assert evaluate(against=llamas[0], text=text, device="cpu").scores[0].nll == pytest.approx(loss, abs=1e-5)
+
+
+def test_folders_and_rewrites_are_scored_as_sources(llamas: tuple[Path, Path], text: Path, tmp_path: Path) -> None:
+    """A folder that gives the logits of the last token only is read token by token."""
+    compile_model(llamas[0], tmp_path / "last", max_length=64)
+    rewrites = {"packed": "pack-qkv, pack-gate-up", "cached": "default"}
+    found = evaluate(
+        [tmp_path / "last", llamas[0]], against=llamas[0], text=text, rewrites=rewrites, context=32, device="cpu"
+    )
+    original = found.scores[0]
+    for score in found.scores[1:]:
+        assert score.nll == pytest.approx(original.nll, abs=1e-5)
+        assert abs(score.kl) < 1e-9 and score.agreement == 1
+        assert score.parameters == original.parameters == sum(p.numel() for p in _parameters(llamas[0]))
+        assert score.cache_bytes == 3 * 2 * 2 * 8 * 4  # layers, keys and values, heads, numbers, bytes
+    assert [s.name for s in found.scores[-2:]] == ["packed", "cached"]
+    assert found.scores[2].kl == 0
+
+
+def _parameters(folder: Path) -> list[torch.nn.Parameter]:
+    return list(transformers.LlamaForCausalLM.from_pretrained(folder).parameters())
+
+
+def test_layers_grow_apart_as_the_hidden_states_of_transformers_do(llamas: tuple[Path, Path], text: Path) -> None:
+    ids = torch.tensor([Tokenizer.from_file(str(llamas[0] / "tokenizer.json")).encode(TEXT).ids[:24]])
+    hidden = []
+    for folder in llamas:
+        net = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+        last: list[torch.Tensor] = []
+        net.model.norm.register_forward_pre_hook(lambda _, given, last=last: last.append(given[0]))
+        with torch.no_grad():
+            states = net(ids, output_hidden_states=True).hidden_states[1:-1]
+        hidden.append([*states, *last])  # the last hidden state is normed already
+    want = [(torch.linalg.norm(b - a) / torch.linalg.norm(a)).item() for a, b in zip(*hidden, strict=True)]
+    rewrites = {"two": "prune-layers{layers=1}"}
+    found = evaluate(
+        [llamas[1]], against=llamas[0], text=text, rewrites=rewrites, context=24, layers=True, device="cpu"
+    )
+    assert found.scores[0].layers == {f"layers.{i}": 0.0 for i in range(3)}
+    np.testing.assert_allclose(list(found.scores[1].layers.values()), want, rtol=1e-5)
+    assert list(found.scores[2].layers) == ["layers.2"]
+    assert found.scores[2].parameters < found.scores[0].parameters
+
+
+def test_tokens_are_counted_from_the_start(llamas: tuple[Path, Path], text: Path) -> None:
+    ids = Tokenizer.from_file(str(llamas[0] / "tokenizer.json")).encode(TEXT).ids[:11]
+    (scores,) = logits(llamas[0], [ids[:-1]])
+    found = evaluate(against=llamas[0], text=text, tokens=10, device="cpu")
+    assert found.tokens == 10
+    assert found.scores[0].nll == pytest.approx(
+        torch.nn.functional.cross_entropy(scores, torch.tensor(ids[1:])).item(), abs=1e-5
+    )
+
+
+def test_encoders_are_held_against_each_other_by_cosine(minilm_folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(minilm_folder, other)
+    weights = load_file(other / "model.safetensors")
+    name = "encoder.layer.1.attention.self.value.weight"
+    weights[name] = -weights[name]
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    lines = ["The quick brown fox.", "A dog sleeps in the sun, all day long.", "Who knows?"]
+    (tmp_path / "lines.txt").write_text("\n\n".join(lines) + "\n")
+    found = evaluate([other, minilm_folder], against=minilm_folder, text=tmp_path / "lines.txt", device="cpu")
+    one, two = (_embedded(folder, lines) for folder in (minilm_folder, other))
+    want = torch.nn.functional.cosine_similarity(one, two).mean().item()
+    _, changed, same = found.scores
+    assert changed.cosine == pytest.approx(want, abs=1e-5) and want < 0.99
+    assert same.cosine == pytest.approx(1, abs=1e-6)
+    assert changed.nll is changed.kl is changed.agreement is None
+
+
+def _embedded(folder: Path, lines: list[str]) -> torch.Tensor:
+    """The mean of the last hidden states, each line by itself."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    net = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return torch.stack([net(**tokenizer(x, return_tensors="pt")).last_hidden_state[0].mean(0) for x in lines])
+
+
+def test_tokens_that_compete_are_read_in_whole_windows(
+    llamas: tuple[Path, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts choose among the tokens of a call: chunks of 7 tokens would be given to other experts than all 20."""
+    monkeypatch.setattr(scoring, "_NUMBERS", 7 * len(WORDS))
+    source = tmp_path / "tiny.py"
+    source.write_text(TINY)
+    choosy = tmp_path / "choosy.weft"
+    choosy.write_text(str(load_source(f"{source}:choosy").graph).replace("std=0.02", "std=0.5"))
+    found = evaluate([choosy], against=llamas[0], text=text, context=20, tokens=40, device="cpu")
+    ids = np.array(Tokenizer.from_file(str(llamas[0] / "tokenizer.json")).encode(TEXT).ids[:41])
+    graph = load_source(choosy).graph
+    at = np.arange(20)[None]
+    rows = [interpret(graph, {"input_ids": ids[at + s], "position_ids": at})["logits"][0] for s in (0, 20)]
+    loss = torch.nn.functional.cross_entropy(torch.tensor(np.concatenate(rows)), torch.tensor(ids[1:]))
+    assert found.scores[1].nll == pytest.approx(loss.item(), abs=1e-5)
+    monkeypatch.setattr(
+        "weft.frontends.app.api.verify.evaluation.read_manifest", lambda folder: Record(folder, {"kind": "decoder"})
+    )  # not told of it
+    apart = evaluate([choosy], against=llamas[0], text=text, context=20, tokens=40, device="cpu")
+    assert abs(apart.scores[1].nll - loss.item()) > 1e-3
+
+
+# -- the command
+
+
+def test_the_command_prints_a_table_and_json(llamas: tuple[Path, Path], text: Path) -> None:
+    args = (llamas[1], "--against", llamas[0], "--text", text, "--device", "cpu", "-p", "half=cast{dtype=f16}")
+    shown = weft_command(*args, "--layers", "-p", "cast{dtype=f16}").stdout
+    lines = shown.splitlines()
+    assert lines[0].endswith(f"tokens of {text}, in windows of 128")
+    assert lines[2].split()[:5] == ["model", "NLL", "ΔNLL", "perplexity", "KL"]
+    assert [line.split()[0] for line in lines[4:8]] == [*map(str, llamas), "half", "cast{dtype=f16}"]
+    assert "layers.2" in lines[-1]
+    given = json.loads(weft_command(*args, "--json").stdout)
+    assert [s["name"] for s in given["scores"]] == [*map(str, llamas), "half"]
+    assert f"{given['scores'][1]['nll']:.4f}" in lines[5] and given["scores"][2]["kl"] < 1e-3
+
+
+def test_weights_in_fewer_bits_are_scored_beside_folders_of_them(
+    llamas: tuple[Path, Path], text: Path, tmp_path: Path
+) -> None:
+    """`--weights` scores what a folder compiled so scores; bits are codes, scales f16 and zero points, by hand."""
+    compile_model(llamas[0], tmp_path / "q8", weights="int8{group=16}", max_length=64)
+    short = ("int4{method=rtn, group=16}", "int8{group=16}")
+    found = evaluate([tmp_path / "q8"], against=llamas[0], text=text, weights=short, layers=True, device="cpu")
+    original, folder, four, eight = found.scores
+    assert [s.name for s in (four, eight)] == list(short)
+    assert eight.nll == pytest.approx(folder.nll, abs=1e-6) and eight.kl == pytest.approx(folder.kl, abs=1e-6)
+    assert four.nll_loss == pytest.approx(four.nll - original.nll) and original.nll_loss == 0
+    assert 0 < eight.kl < four.kl and original.bits == 32
+    # All rows have whole groups of 16; codes of 8 bits have no zero points, and two of 4 bits share a byte by row.
+    assert eight.bits == folder.bits == 8 + 16 / 16
+    points = {32: 1, 48: 2}  # bytes a row, of 2 and 3 groups
+    shapes = [(32, 32), (16, 32), (16, 32), (32, 32), (48, 32), (48, 32), (32, 48)]
+    size = sum(rows * (width / 2 + 2 * width / 16 + points[width]) for rows, width in shapes)
+    assert four.bits == pytest.approx(8 * size / sum(rows * width for rows, width in shapes))
+    assert four.layer_bits == {f"layers.{i}": round(four.bits, 3) for i in range(3)}
+    assert four.weight_bytes < eight.weight_bytes < original.weight_bytes
+    assert four.layers.keys() == original.layers.keys() and min(four.layers.values()) > max(eight.layers.values()) > 0
+    shown = weft_command("--against", llamas[0], "--text", text, "--device", "cpu", "--weights", short[0]).stdout
+    assert f"{four.bits:.2f}" in shown.splitlines()[-1].split() and "tokens/s" in shown
+    with pytest.raises(WeftError, match="'int8' is given twice"):
+        evaluate(against=llamas[0], text=text, weights=["int8"], rewrites={"int8": "dce"}, device="cpu")
+    with pytest.raises(WeftError, match="compiled already"):
+        evaluate(against=tmp_path / "q8", text=text, weights=["int8"], device="cpu")
+
+
+def test_the_command_draws_a_chart(llamas: tuple[Path, Path], text: Path, tmp_path: Path) -> None:
+    args = ("--against", llamas[0], "--text", text, "--device", "cpu")
+    short = ("--weights", "int8{group=16}", "--weights", "int4{method=rtn, group=16}")
+    result = weft_command(*args, *short, "--plot", tmp_path / "chart.svg")
+    assert result.exit_code == 0 and "chart.svg written" in result.stderr and "after each layer" not in result.stdout
+    chart = (tmp_path / "chart.svg").read_text()
+    assert ">int8{group=16}</text>" in chart and "int4{method=rtn, group=16} · " in chart
+    assert "not measured" not in chart
+    assert chart.count("bits · KL ") == 1 + 2 and "NLL +" in chart and "cosine" not in chart
+    assert weft_command(*args, *short[:2], "--plot", tmp_path / "chart.png", "--theme", "dark").exit_code == 0
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    assert "not as .gif" in refused(*args, *short, "--plot", tmp_path / "chart.gif")
+    for option in (["--plot", tmp_path / "none.svg"], ["--layers"]):
+        assert f"{option[0]} goes with MODELS, --passes, --weights or --adapter" in refused(*args, *option)
+    assert not (tmp_path / "none.svg").exists() and not (tmp_path / "chart.gif").exists()
+
+
+def test_json_has_no_infinity() -> None:
+    found = {"scores": ({"perplexity": math.inf, "nll": 701.5}, {"kl": math.nan}), "tokens": 3}
+    assert json.loads(as_json(found)) == {"scores": [{"perplexity": None, "nll": 701.5}, {"kl": None}], "tokens": 3}
+    with pytest.raises(WeftError, match="more than 4,300 digits"):
+        as_json({"parameters": 10**5000})
+
+
+def refused(*args: str | Path) -> str:
+    result = weft_command(*args, "--device", "cpu")
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def test_what_cannot_be_scored_is_refused_in_a_sentence(llamas: tuple[Path, Path], text: Path, tmp_path: Path) -> None:
+    one, source = str(llamas[0]), tmp_path / "tiny.py"
+    source.write_text(TINY)
+    for name, content in (("empty.txt", b""), ("word.txt", b"a"), ("bytes.txt", b"\xff\xfe"), ("lines.txt", b"\n \n")):
+        (tmp_path / name).write_bytes(content)
+    compile_model(llamas[0], tmp_path / "out", max_length=32)
+    against = ("--against", one, "--text")
+    assert "no tokens" in refused(*against, tmp_path / "empty.txt")
+    assert "one token" in refused(*against, tmp_path / "word.txt")
+    assert "is not valid UTF-8" in refused(*against, tmp_path / "bytes.txt")
+    assert "no such file" in refused(*against, tmp_path / "nowhere.txt")
+    assert "--text" in refused("--against", one)
+    assert "29 tokens" in refused(f"{source}:other", *against, text)
+    assert "an encoder" in refused(f"{source}:encoder", *against, text)
+    assert "no tokenizer" in refused("--against", f"{source}:model", "--text", text)
+    assert "400 tokens is more than the 32 that" in refused(tmp_path / "out", *against, text, "--context", "400")
+    assert "compiled already" in refused("--against", tmp_path / "out", "--text", text, "-p", "dce")
+    assert "unknown pass 'nonesuch'" in refused(*against, text, "-p", "nonesuch")
+    assert "given twice" in refused(*against, text, "-p", "a=dce", "-p", "a=cse")
+    assert "nothing" in refused(tmp_path / "nothing", *against, text)
+
+
+def test_an_encoder_decoder_and_blank_lines_are_refused(
+    llamas: tuple[Path, Path], text: Path, root: Path, minilm_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "lines.txt").write_text("\n \n")
+    with pytest.raises(WeftError, match="no text to embed"):
+        evaluate(against=minilm_folder, text=tmp_path / "lines.txt", device="cpu")
+    with pytest.raises(WeftError, match=r"tiny_translator\.py is an encoder-decoder"):
+        evaluate([root / "examples/tiny_translator.py"], against=llamas[0], text=text, device="cpu")

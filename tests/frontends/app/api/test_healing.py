@@ -1,0 +1,317 @@
+"""weft heal: scales, norms and biases refitted to the original, measured by the float64 meaning of both graphs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import weft
+from weft.backends.torch.healing import distillation
+from weft.backends.torch.healing.sampling import continued
+from weft.backends.torch.healing.student import dense, open_student
+from weft.frontends.app.api.healing import HELD_BACK, healing
+from weft.frontends.app.api.modules import module_forms, trained
+from weft.frontends.app.api.rewriting import rewrite
+from weft.frontends.formats.weft.model_folder import write_model
+from weft.frontends.model import Model
+from weft.ir import Graph, WeftError, interpret
+from weft.ir.recipes.blocks import BlockRecipe, Stored
+from weft.passes import run_passes
+
+from ....passes.library.quantize.test_quantize import in_memory
+from ....sampling import by_turns
+from ...command import done, refused
+from .test_weights import ExactOptions
+
+VOCAB, CONTEXT = 53, 12
+ATTENTION = weft.Attention(4, kv_heads=2, rope=weft.RoPE())
+MODELS = {
+    "tied": weft.Decoder(
+        VOCAB, 32, 2, weft.Block(ATTENTION, weft.GatedMLP(48), weft.RMSNorm()), context=64, tie_embeddings=True
+    ),
+    "mixture": weft.Decoder(VOCAB, 32, 1, weft.Block(ATTENTION, weft.MoE(4, 16, 2), weft.RMSNorm()), context=64),
+    "biased": weft.Decoder(
+        VOCAB,
+        32,
+        1,
+        weft.Block(weft.Attention(4, qkv_bias=True, out_bias=True), weft.MLP(48, bias=True), weft.LayerNorm()),
+        context=64,
+    ),
+}
+QUANTIZE = "quantize{bits=3, group=16, head=4, method=rtn}"
+OPTIONS: dict[str, Any] = {"tokens": 4800, "context": CONTEXT, "batch": 8, "rate": 1e-2, "device": "cpu"}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """600 tokens: 50 windows."""
+    path = tmp_path / "ids.npy"
+    np.save(path, np.random.default_rng(3).integers(0, VOCAB, 50 * CONTEXT))
+    return path
+
+
+def original(name: str) -> Graph:
+    return in_memory(MODELS[name].graph())
+
+
+def log_probabilities(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    positions = np.arange(ids.shape[1])[None].repeat(len(ids), 0)
+    inputs = {"input_ids": ids, "position_ids": positions}
+    logits = interpret(graph, {k: v for k, v in inputs.items() if k in graph.inputs})["logits"].astype(np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def divergence(first: Graph, second: Graph, ids: np.ndarray) -> float:
+    p, q = log_probabilities(first, ids), log_probabilities(second, ids)
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
+
+
+@pytest.mark.parametrize(
+    ("name", "prepare"), by_turns(MODELS, ["fold-norm-scale, rotate-residual, rotate-heads, ", ""])
+)
+def test_the_healed_model_is_closer_to_the_original(name: str, prepare: str, text: Path) -> None:
+    if prepare and name != "tied":
+        prepare = "fold-norm-scale, "
+    first = original(name)
+    quantized = run_passes(first, prepare + QUANTIZE)
+    result = healing(quantized, against=first, text=text, **OPTIONS)
+    windows = np.load(text).reshape(-1, CONTEXT)
+    held_back = np.arange(len(windows)) % HELD_BACK == HELD_BACK // 2
+    healed = result.model.graph
+    for ids in (windows[~held_back], windows[held_back]):
+        assert divergence(first, healed, ids) < 0.9 * divergence(first, quantized, ids)
+    # f32 logits of size 10 are exact to 1e-5 or so, of divergences as large as 0.01.
+    assert result.before == pytest.approx(divergence(first, quantized, windows[held_back]), rel=5e-3)
+    assert result.after == pytest.approx(divergence(first, healed, windows[held_back]), rel=5e-3)
+    assert result.improved and result.steps == 50 and result.scales
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_scales_norms_and_biases_change(name: str, text: Path) -> None:
+    first = original(name)
+    quantized = run_passes(first, QUANTIZE)
+    healed = weft.heal(quantized, against=first, text=text, **OPTIONS).graph
+    assert healed.params.keys() == quantized.params.keys()
+    assert list(map(str, healed.nodes)) == list(map(str, quantized.nodes))
+    vectors = {n for n, p in quantized.params.items() if (p.type.rank == 1 and "norm" in n) or n.endswith(".bias")}
+    changed = set()
+    for param, other in ((param, healed.params[key]) for key, param in quantized.params.items()):
+        assert param.type == other.type
+        if not isinstance(param.recipe, BlockRecipe):
+            before, after = param.recipe.evaluate(quantized.reader), other.recipe.evaluate(healed.reader)
+            if not np.array_equal(before, after):
+                changed.add(param.name)
+            continue
+        layout = param.recipe.layout(quantized.reader)
+        assert isinstance(other.recipe, BlockRecipe) and other.recipe.layout(healed.reader) == layout
+        for part in ("packed", "points"):
+            before, after = (
+                Stored(p.recipe, part).evaluate(g.reader) for p, g in ((param, quantized), (other, healed))
+            )
+            np.testing.assert_array_equal(before, after)
+        before, after = (Stored(p.recipe, "steps").evaluate(g.reader) for p, g in ((param, quantized), (other, healed)))
+        assert not np.array_equal(before, after)
+        np.testing.assert_array_equal(after, after.astype(np.float16))
+        numbers = other.recipe.evaluate(healed.reader)
+        spread = np.repeat(np.divide(after, before, out=np.ones_like(after), where=before != 0), layout.group, -1)
+        expected = param.recipe.evaluate(quantized.reader) * spread[..., : numbers.shape[-1]]
+        np.testing.assert_allclose(numbers, expected, rtol=1e-6, atol=1e-9)
+    assert changed == vectors
+
+
+@pytest.mark.parametrize(("name", "target"), by_turns(MODELS, ["ort-cpu", "onnx", "torch"]))
+def test_a_healed_folder_compiles_and_computes_what_it_means(
+    name: str, target: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
+    first = original(name)
+    model = rewrite(Model(first, name, name), QUANTIZE)
+    healed = weft.heal(model, against=first, text=text, **OPTIONS)
+    write_model(healed, tmp_path / "healed")
+    again = weft.load_source(tmp_path / "healed")
+    assert again.provenance["pipeline"].endswith("; heal")
+    ids = np.random.default_rng(1).integers(0, VOCAB, 20)
+    exact = log_probabilities(again.graph, ids[None])[0]
+    np.testing.assert_array_equal(exact, log_probabilities(healed.graph, ids[None])[0])
+    options = {"arithmetic": "f32"} if target == "ort-cpu" else {}
+    weft.compile(again, tmp_path / "out", target=target, **options)
+    logits = weft.load(tmp_path / "out", trust=target == "torch").logits(ids.tolist())[-1].astype(np.float64)
+    found = logits - np.log(np.exp(logits).sum())
+    np.testing.assert_allclose(found, exact[-1], rtol=0, atol=5e-5 * np.abs(exact).max())
+
+
+def test_a_tied_table_stays_one(text: Path) -> None:
+    first = original("tied")
+    quantized = run_passes(first, QUANTIZE)
+    embedding = next(node for node in quantized.nodes if node.op.name == "embedding")
+    assert len(embedding.inputs[1].users) == 2
+    healed = weft.heal(quantized, against=first, text=text, **OPTIONS).graph
+    embedding = next(node for node in healed.nodes if node.op.name == "embedding")
+    assert len(embedding.inputs[1].users) == 2
+    assert {name for name in weft.torch(healed).state_dict() if "head" in name} == set()
+
+
+def test_equal_options_give_equal_models(text: Path) -> None:
+    first = original("tied")
+    quantized = run_passes(first, QUANTIZE)
+    one, two = (weft.heal(quantized, against=first, text=text, samples=40, **OPTIONS).graph for _ in range(2))
+    for name, param in one.params.items():
+        np.testing.assert_array_equal(param.recipe.evaluate(one.reader), two.params[name].recipe.evaluate(two.reader))
+
+
+def test_without_improvement_the_model_stays(text: Path) -> None:
+    first = original("tied")
+    quantized = Model(run_passes(first, QUANTIZE), "q", "q")
+    result = healing(quantized, against=first, text=text, **OPTIONS | {"rate": 1e3})
+    assert result.model is quantized and not result.improved and result.after >= result.before
+
+
+def test_training_ends_in_time(text: Path) -> None:
+    first = original("tied")
+    quantized = run_passes(first, QUANTIZE)
+    result = healing(quantized, against=first, text=text, **OPTIONS | {"tokens": 10**9, "seconds": 0.5})
+    assert 0 < result.steps < 10**4
+
+
+# -- sampled texts, and the loss
+
+
+def test_samples_are_drawn_from_the_distributions_of_the_model() -> None:
+    model = weft.torch(original("tied"))
+    prompts = torch.from_numpy(np.random.default_rng(5).integers(0, VOCAB, (3, 4)))
+    text = continued(model, prompts, CONTEXT, seed=7)
+    generator, expected = torch.Generator().manual_seed(7), prompts
+    while expected.shape[1] < CONTEXT:  # without caches, each text from its beginning
+        with torch.no_grad():
+            likely = model(expected)[:, -1].softmax(-1)
+        expected = torch.cat([expected, likely.multinomial(1, generator=generator)], 1)
+    assert torch.equal(text, expected)
+
+
+def test_the_gradient_of_the_divergence() -> None:
+    generator = torch.Generator().manual_seed(0)
+    teacher, student = (torch.randn(2, 300, 11, generator=generator) for _ in range(2))  # more rows than go together
+    student.requires_grad_(True)
+    found = distillation.divergence(student, teacher)
+    (gradient,) = torch.autograd.grad(found, student)
+    exact = student.detach().double().requires_grad_(True)
+    p, log_q = teacher.double().log_softmax(-1), exact.log_softmax(-1)
+    wanted = torch.nn.functional.kl_div(log_q, p, log_target=True, reduction="sum")
+    (expected,) = torch.autograd.grad(wanted, exact)
+    assert float(found.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
+    torch.testing.assert_close(gradient.double(), expected, rtol=0, atol=1e-6)
+
+
+def test_scales_stay_within_the_range_of_their_dtype() -> None:
+    quantized = run_passes(original("tied"), QUANTIZE)
+    numbers = dense(quantized)
+    student = open_student(quantized, numbers, module_forms(trained(numbers.graph)), "cpu")
+    for _, change in student.scales.values():
+        change.data.fill_(1e7)
+    healed = student.healed()
+    for param in healed.params.values():
+        if isinstance(param.recipe, BlockRecipe):
+            scales = Stored(param.recipe, "steps").evaluate(healed.reader)
+            assert np.isfinite(scales).all() and np.abs(scales).max() == np.finfo(np.float16).max
+
+
+# -- the command, and bad input
+
+
+def folder(path: Path, vocab: int = VOCAB) -> Path:
+    """A quantized model and its original, an architecture whose tokenizer knows letters."""
+    tokenizer = Tokenizer(models.WordLevel({chr(97 + i): i for i in range(26)} | {"?": 26}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    block = weft.Block(ATTENTION, weft.GatedMLP(48), weft.RMSNorm())
+    first = Model(
+        in_memory(weft.Decoder(vocab, 32, 1, block, context=64).graph()),
+        "first",
+        "first",
+        tokenizer=lambda out: tokenizer.save(str(out / "tokenizer.json")),
+    )
+    write_model(first, path / "first")
+    write_model(rewrite(first, QUANTIZE), path / "quantized")
+    return path
+
+
+def test_the_command_writes_a_model(tmp_path: Path) -> None:
+    home = folder(tmp_path)
+    (home / "notes.txt").write_text("it was a bright cold day in april " * 20)
+    arguments = ("--against", home / "first", "--text", home / "notes.txt", "--context", "16", "--tokens", "3000")
+    out = done("heal", home / "quantized", *arguments, "--rate", "0.01", "-o", home / "healed.weft").stdout
+    before, after = (float(number) for number in out.splitlines()[-2].split(": ")[1].split(" -> "))
+    assert after < 0.9 * before and str(home / "healed.weft") in out.splitlines()[-1]
+    scores = weft.evaluate(
+        [home / "quantized", home / "healed.weft"], against=home / "first", text=home / "notes.txt", device="cpu"
+    ).scores
+    assert scores[2].kl is not None and scores[1].kl is not None and scores[2].kl < 0.9 * scores[1].kl
+    assert (home / "healed.weft" / "tokenizer.json").is_file()
+
+
+def test_nothing_is_written_without_improvement(tmp_path: Path) -> None:
+    home = folder(tmp_path)
+    (home / "notes.txt").write_text("it was a bright cold day in april " * 20)
+    arguments = ("--against", home / "first", "--text", home / "notes.txt", "--context", "16", "--tokens", "300")
+    error = refused("heal", home / "quantized", *arguments, "--rate", "1000", "-o", home / "healed")
+    assert "no closer" in error and not (home / "healed").exists()
+
+
+def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = folder(tmp_path)
+    (home / "other").mkdir()
+    folder(home / "other", VOCAB + 1)
+    (home / "notes.txt").write_text("it was a bright cold day in april " * 20)
+    (home / "short.txt").write_text("short")
+    (home / "t5.py").write_text(
+        "import weft\nblock = weft.Block(weft.Attention(2), weft.MLP(16), weft.RMSNorm())\n"
+        "cross = weft.Block(weft.Attention(2), weft.MLP(16), weft.RMSNorm(), cross=weft.CrossAttention(2))\n"
+        "both = weft.EncoderDecoder(weft.Encoder(53, 16, 1, block), weft.Decoder(53, 16, 1, cross))\n"
+        "encoder = weft.Encoder(53, 16, 1, weft.Block(weft.Attention(2, causal=False), weft.MLP(16), weft.RMSNorm()))"
+    )
+    given = {"--against": home / "first", "--text": home / "notes.txt", "-o": home / "out"}
+
+    def error(model: str | Path = home / "quantized", **more: str | Path) -> str:
+        options = given | {(f"--{name}" if name != "o" else "-o"): value for name, value in more.items()}
+        return refused("heal", model, *(part for pair in options.items() for part in pair))
+
+    assert "is not quantized" in error(home / "first")
+    assert f"has {VOCAB} tokens and" in error(against=home / "other" / "first")
+    assert "short.txt has 5 tokens, and heal needs 512" in error(text=home / "short.txt")
+    assert "cannot be read: no such file" in error(text=home / "none.txt")
+    assert "encoder-decoder" in error(against=f"{home / 't5.py'}:both")
+    assert "is an encoder" in error(against=f"{home / 't5.py'}:encoder")
+    assert "rate is" in error(rate="-1") and "--rate" in error(rate="nan")
+    assert "seconds is" in error(seconds="0")
+    assert "device" in error(device="cuda")
+    cached = run_passes(original("tied"), f"{QUANTIZE}, kv-cache")
+    with pytest.raises(WeftError, match="has caches"):
+        weft.heal(cached, against=original("tied"), text=home / "notes.txt")
+    with pytest.raises(WeftError, match="batch is 0"):
+        weft.heal(home / "quantized", against=home / "first", batch=0)
+    with pytest.raises(WeftError, match="no tokenizer"):
+        weft.heal(run_passes(original("tied"), QUANTIZE), against=original("tied"), text=home / "notes.txt")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "PyTorch cannot be imported" in error()
+    assert not (home / "out").exists()
+
+
+def test_codes_of_8_bits_beside_coarser_ones_keep_their_scales(text: Path) -> None:
+    first = original("tied")
+    mixed = run_passes(first, "quantize{bits=3, group=16, method=rtn}")
+    healed = weft.heal(mixed, against=first, text=text, **OPTIONS).graph
+    for name, param in mixed.params.items():
+        if isinstance(param.recipe, BlockRecipe):
+            same = np.array_equal(
+                param.recipe.evaluate(mixed.reader), healed.params[name].recipe.evaluate(healed.reader)
+            )
+            assert same == (param.recipe.layout(mixed.reader).bits == 8)
+    whole = run_passes(first, "quantize{bits=8, group=16, method=rtn}")
+    assert healing(whole, against=first, text=text, **OPTIONS).scales

@@ -1,0 +1,150 @@
+"""Requests whose preparation takes long or fails: they are refused with a reason, and nobody waits for them."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.frontends.app.serve.engine import prompts
+from weft.frontends.app.serve.server import Server
+from weft.frontends.app.serve.settings import Settings
+from weft.ir.errors import WeftError
+
+from ...command import refused
+from .serving import CONTEXT, NAME, http, served, until
+
+DOUBLING = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(5000)) + '\nr5000: "a"\nstart: r0'  # exhausts the stack
+NESTED: dict[str, Any] = {"type": "string"}
+for _ in range(80):
+    NESTED = {"type": "array", "items": NESTED}
+
+
+def post(server: Server, **fields: Any) -> Any:
+    with http(server) as plain:
+        return plain.post("/v1/completions", json={"model": NAME, "prompt": "x", "max_tokens": 2, **fields})
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        ({"choice": [f"text{i}" for i in range(70_000)]}, "more than the 262144"),
+        (
+            {"json": {"properties": {f"property {i}": {"type": "string"} for i in range(10_000)}}},
+            "more than the 262144",
+        ),
+        ({"grammar": DOUBLING}, "too large, or nested too deep"),
+        ({"grammar": "start: " + '"a" ' * 65_000}, "oo many"),
+        ({"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000}, "nested"),
+        ({"grammar": "start: \x00"}, "Invalid"),
+        ({"regex": "(?=a)b"}, "look-ahead"),
+        ({"json": {"$ref": "#"}}, "NoExtension"),
+        ({"json": {"allOf": [{"pattern": "["}]}}, "regex"),
+    ],
+)
+def test_constraints_that_cannot_be_followed_are_refused_with_the_reason(
+    server: Server, constraint: dict[str, Any], reason: str
+) -> None:
+    for stream in (False, True):
+        answer = post(server, structured_outputs=constraint, stream=stream)
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["param"].startswith("structured_outputs."), error
+        assert reason in error["message"] and len(error["message"]) < 800
+        assert not any(word in error["message"] for word in ("backtrace", "<unknown>", "Traceback", "\n"))
+
+
+def test_nothing_waits_for_large_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the lane of large requests stands still, others are answered; beyond a number, large ones are refused."""
+    begun, free, real = threading.Event(), threading.Event(), prompts.Prompts._encode
+
+    def encode(self: prompts.Prompts, text: str, special: bool) -> list[int]:
+        begun.set()
+        assert free.wait(60)
+        return real(self, text, special)
+
+    monkeypatch.setattr(prompts.Prompts, "_encode", encode)
+    monkeypatch.setattr(prompts, "MOST_LARGE", 2)
+    long = "y" * 2 * prompts.LARGE
+    with served(folder) as server, ThreadPoolExecutor(3) as clients:
+        waiting = [clients.submit(post, server, prompt=long) for _ in range(3)]
+        assert begun.wait(60)
+        until(lambda: server.service.prompts._large == 3)
+        assert post(server).status_code == 200
+        assert post(server, structured_outputs={"regex": "[ab]"}).json()["choices"][0]["text"] in "ab"
+        assert post(server, prompt=long).status_code == 429
+        free.set()
+        for future in waiting:
+            error = future.result().json()["error"]
+            assert error["code"] == "context_length_exceeded" and f"in {2 * prompts.LARGE} tokens" in error["message"]
+
+
+def test_a_full_queue_refuses_before_it_prepares(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.frontends.app.serve.engine.jobs import Full
+
+    def full(jobs: int) -> None:
+        raise Full("full")
+
+    with served(folder) as server:
+        monkeypatch.setattr(server.service.worker, "check_room", full)
+        monkeypatch.setattr(server.service.prompts, "run", None)
+        assert post(server).status_code == 429
+        assert post(server, prompt="y" * 2 * prompts.LARGE).status_code == 429
+
+
+@pytest.mark.parametrize("how", ["text", "grammar"])
+def test_the_end_of_the_server_does_not_wait_for_large_requests(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It gives up the work of its processes, however long that may take."""
+    monkeypatch.setattr(prompts, "ENCODING", 600.0)
+    monkeypatch.setattr(prompts, "LATE", 600.0)
+    choices = {"structured_outputs": {"choice": [f"{i}" for i in range(20_000)]}}
+    fields: dict[str, Any] = {"prompt": "1" * 4_000_000} if how == "text" else choices
+    with ThreadPoolExecutor(1) as client:
+        with served(folder, drain=0.0) as server:
+            answer = client.submit(post, server, **fields)
+            until(lambda: server.service.prompts._large == 1)
+            until(lambda: bool(server.service.prompts._texts._all))
+        assert answer.result().status_code in (503, 400)
+
+
+def test_a_slow_grammar_goes_to_the_large_ones_and_is_given_up_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def ask(self: prompts.Prompts, seconds: float, what: str, request: dict[str, Any]) -> Any:
+        seen.append(seconds)
+        raise prompts.TooSlow
+
+    monkeypatch.setattr(prompts.Prompts, "_ask", ask)
+    with served(folder) as server:
+        message = post(server, structured_outputs={"regex": "a"}).json()["error"]["message"]
+    assert seen == [prompts.SOON, prompts.LATE] and "takes longer than 3 seconds" in message
+
+
+def test_long_texts_have_the_tokens_of_short_ones(folder: Path) -> None:
+    with served(folder) as server:
+        text = "é💥 the sky\n" * 3000
+        error = post(server, prompt=text).json()["error"]["message"]
+    assert f"maximum context length is {CONTEXT}" in error and f"in {len(text.encode())} tokens" in error
+
+
+@pytest.mark.parametrize("name", ["client_timeout", "drain"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_settings_are_finite(name: str, value: float) -> None:
+    with pytest.raises(WeftError, match=name):
+        Settings(**{"name": "x", name: value})
+
+
+def test_options_that_are_no_numbers_are_refused(folder: Path) -> None:
+    for option in ("--drain", "--client-timeout"):
+        for value in ("nan", "inf", "-inf", "-1", "1e400", "x"):
+            assert option in refused("serve", folder, "--port", 0, f"{option}={value}")
+    for option in ("--max-body", "--max-queue", "--max-batch", "--threads"):
+        assert option in refused("serve", folder, "--port", 0, option, "9" * 400)
+    for name in ("a\nb", "\x1b[2J", "\u202e"):
+        assert "--model-name" in refused("serve", folder, "--port", 0, "--model-name", name)
