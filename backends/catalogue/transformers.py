@@ -46,7 +46,7 @@ class TransformersBackend(TorchBackend):
         from ..runtime.torch.folder import pytorch
 
         pytorch()
-        from ..transformers.lower.lower import OWN, USUAL
+        from ..torch.transformers.lower.lower import OWN, USUAL
 
         forms = {MODEL: Form(self.model(PythonNames(OWN, USUAL)))}
         if graph.meta.get("kind") == "encoder-decoder":
@@ -57,7 +57,7 @@ class TransformersBackend(TorchBackend):
         return forms
 
     def build(self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]) -> Built:
-        from ..transformers.build import TransformersFolder
+        from ..torch.transformers.build import TransformersFolder
 
         assert isinstance(options, TransformersOptions)
         return TransformersFolder(forms, dtype, length, options.class_name, notes)

@@ -7,6 +7,7 @@ A graph becomes text in these steps:
   writes the classes. Functions that the text names are copied in from `snippets`.
 - `decode` writes decode.py, which computes one token with few of the Triton `kernels`.
 - `package` runs the text and loads the weights, in process or as a folder with scripts.
+- `transformers` builds upon these the folders with own code that the library transformers loads.
 
 `build` makes these steps in order, for the target's entry in `backends.catalogue`.
 Never here: model families, checkpoint formats, rewrites of graphs.

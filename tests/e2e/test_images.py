@@ -16,7 +16,7 @@ import weft
 from weft import WeftError
 from weft.frontends.models.tables.verified import Errors
 
-from ..backends.transformers.folders import lowered, model_of
+from ..backends.torch.transformers.folders import lowered, model_of
 from .families import LENGTH, VOCAB, Row, error
 from .images import IMAGES, PAIRS, TEXT, TEXTS
 from .test_families import note

@@ -17,7 +17,7 @@ from weft import WeftError
 from weft.frontends import load_source
 from weft.frontends.dsl import Block, Dense, Encoder, FourierMixing, SentencePooling
 
-from ..backends.transformers.folders import lowered, model_of
+from ..backends.torch.transformers.folders import lowered, model_of
 from .families import ROWS, encoder_case, error
 from .test_families import encoded
 

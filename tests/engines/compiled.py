@@ -15,7 +15,7 @@ import weft
 from weft.frontends.app.api.source.sources import load_source
 from weft.ir import interpret
 
-from ..backends.transformers.folders import graph_of
+from ..backends.torch.transformers.folders import graph_of
 
 
 def compiled(name: str, out: Path) -> Path:

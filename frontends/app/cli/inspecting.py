@@ -16,7 +16,7 @@ from .options import TargetOption, adapter_option
 from .shown import count, echo, size, table
 
 if TYPE_CHECKING:
-    from weft.backends.transformers.scale.estimate import Parallel
+    from weft.backends.torch.transformers.scale.estimate import Parallel
 
     from ..api.inspect.breakdown import PartCost
     from ..api.inspect.inspection import Inspection

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.safetensors import Progress, Tensor, counted, parse_stored, write_shards
-from weft.backends.transformers.embedding import write_embedding, write_json
+from weft.backends.torch.transformers.embedding import write_embedding, write_json
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Source

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.backends.transformers.embedding import write_json
+from weft.backends.torch.transformers.embedding import write_json
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import Record, fits, shown, type_name
 

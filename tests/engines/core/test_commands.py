@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import weft
 
-from ...backends.transformers.folders import graph_of
+from ...backends.torch.transformers.folders import graph_of
 from ...frontends.command import done, refused
 from ...frontends.formats.hf.peft_models import write_tokenizer
 from ..compiled import compiled

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ...backends.transformers.test_folders_zoo import decoders
+from ...backends.torch.transformers.test_folders_zoo import decoders
 from ..scale.test_contract import check, check_degrees
 
 

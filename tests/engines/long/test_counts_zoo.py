@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from weft.backends.transformers.build import TransformersFolder
-from weft.backends.transformers.scale.estimate import Parallel, estimate
-from weft.backends.transformers.scale.split import Split
+from weft.backends.torch.transformers.build import TransformersFolder
+from weft.backends.torch.transformers.scale.estimate import Parallel, estimate
+from weft.backends.torch.transformers.scale.split import Split
 from weft.frontends.app.api.inspect.parallel import device_rows, summary, traffic_rows
 from weft.ir.errors import WeftError
 
-from ...backends.transformers.folders import graph_of, lowered
-from ...backends.transformers.test_folders_zoo import decoders, encoders
+from ...backends.torch.transformers.folders import graph_of, lowered
+from ...backends.torch.transformers.test_folders_zoo import decoders, encoders
 from ...lowered import forms
 
 SPLITS = (Split(tp=2), Split(tp=3), Split(pp=2), Split(ep=2), Split(tp=2, ep=4), Split(tp=2, pp=2))

@@ -10,12 +10,12 @@ import torch
 import transformers
 from packaging.version import Version
 
-from weft.backends.transformers.build import TransformersFolder
-from weft.backends.transformers.scale.estimate import Parallel, estimate
-from weft.backends.transformers.scale.split import Split
+from weft.backends.torch.transformers.build import TransformersFolder
+from weft.backends.torch.transformers.scale.estimate import Parallel, estimate
+from weft.backends.torch.transformers.scale.split import Split
 from weft.ir import Graph
 
-from ...backends.transformers.folders import error, wanted
+from ...backends.torch.transformers.folders import error, wanted
 from .jobs import logits, trained
 from .models import LAYERS, folder_named, graph_named, tokens
 from .processes import in_processes

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft import MLA, MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, MoE, RMSNorm, RoPE
-from weft.backends.transformers.build import TransformersFolder
+from weft.backends.torch.transformers.build import TransformersFolder
 from weft.ir import Graph
 
-from ...backends.transformers.folders import folder_of, lowered
+from ...backends.torch.transformers.folders import folder_of, lowered
 from ...e2e.random_models import strong
 
 VOCAB, DIM, LAYERS, LENGTH = 64, 32, 4, 32

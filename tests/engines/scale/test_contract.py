@@ -13,12 +13,12 @@ import pytest
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.backends.transformers.build import TransformersFolder
-from weft.backends.transformers.engines.refusals import undivided
+from weft.backends.torch.transformers.build import TransformersFolder
+from weft.backends.torch.transformers.engines.refusals import undivided
 from weft.ir import Graph
 from weft.passes import Report
 
-from ...backends.transformers.folders import error, folder_of, graph_of, lowered, tokens_of
+from ...backends.torch.transformers.folders import error, folder_of, graph_of, lowered, tokens_of
 from ...e2e.random_models import strong
 from ...lowered import forms
 from ...passes.zoo import shrunk

@@ -17,8 +17,8 @@ from ....model import Model
 from ..compile import MAX_LENGTH
 
 if TYPE_CHECKING:
-    from weft.backends.transformers.scale.estimate import Parallel
-    from weft.backends.transformers.scale.traffic import Collective
+    from weft.backends.torch.transformers.scale.estimate import Parallel
+    from weft.backends.torch.transformers.scale.traffic import Collective
 
 DEVICES = ("stage", "layers", "weights", "cache/token", "cache", "state", "FLOPs")
 TRAFFIC = ("collective", "among", "times", "message", "bytes/token", "sent/token", "for")
@@ -35,9 +35,9 @@ def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> Paral
     from weft.backends.runtime.torch.folder import pytorch
 
     pytorch()
-    from weft.backends.transformers.build import TransformersFolder
-    from weft.backends.transformers.scale.estimate import estimate
-    from weft.backends.transformers.scale.split import Split
+    from weft.backends.torch.transformers.build import TransformersFolder
+    from weft.backends.torch.transformers.scale.estimate import estimate
+    from weft.backends.torch.transformers.scale.split import Split
 
     degrees = Split.parse(split)
     if (kind := model.graph.meta.get("kind")) not in ("decoder", "encoder"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.runtime.text.chat import FURTHER, read_templates
-from weft.backends.transformers.embedding import write_json
+from weft.backends.torch.transformers.embedding import write_json
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import Record, read_json
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from weft import MLP, Attention, Block, Decoder, GatedMLP, LearnedPositions, Mamba, MoE, RMSNorm, RoPE
-from weft.backends.transformers.scale.estimate import Parallel, bubble
+from weft.backends.torch.transformers.scale.estimate import Parallel, bubble
 from weft.frontends import load_source
 from weft.frontends.app.api.inspect.parallel import parallel
 from weft.frontends.app.cli import cli

@@ -5,8 +5,8 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Node, Param
 
-from ...torch.ops.elementwise import number
-from ...torch.program.statements import TOP, Operand, Submodule, Var
+from ...ops.elementwise import number
+from ...program.statements import TOP, Operand, Submodule, Var
 from .emitter import HEAD, ShellEmitter, lowers
 
 MODULES = {  # activations that torch has a module for

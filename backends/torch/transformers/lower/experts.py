@@ -7,8 +7,8 @@ from weft.ir.graph import Node, Param
 from weft.ir.recipes import Concat, Recipe, Slice, Source
 from weft.ir.types import TensorType
 
-from ...torch.ops.elementwise import activation, number
-from ...torch.program.statements import Operand, Submodule, Var
+from ...ops.elementwise import activation, number
+from ...program.statements import Operand, Submodule, Var
 from .dense import MODULES
 from .emitter import ShellEmitter, lowers
 

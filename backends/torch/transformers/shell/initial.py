@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from weft.ir.graph import Param
 from weft.ir.recipes import Concat, Full, Map, Normal, Recipe, Uniform
 
-from ...torch.codegen.method_writer import attribute
-from ...torch.codegen.structure import Method
-from ...torch.program.statements import Submodule, relative
+from ...codegen.method_writer import attribute
+from ...codegen.structure import Method
+from ...program.statements import Submodule, relative
 
 RANGE = 0.02  # where nothing else is said, as everywhere in transformers
 

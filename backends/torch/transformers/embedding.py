@@ -14,7 +14,7 @@ from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ..safetensors import STORED, Tensor, write_shards
+from ...safetensors import STORED, Tensor, write_shards
 
 _FLAGS = {
     **{"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"},

@@ -6,8 +6,8 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Node
 from weft.passes.library.target.sides import HIDDEN, SHOWN
 
-from ...torch.ops.masks import seen_keys
-from ...torch.program.statements import Operand, Statement, Var
+from ...ops.masks import seen_keys
+from ...program.statements import Operand, Statement, Var
 from .emitter import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, STANDARD, Mask, ShellEmitter
 
 

@@ -14,12 +14,12 @@ import jinja2
 from weft.ir.errors import WeftError
 from weft.ir.graph import Param
 
-from ...torch.codegen.docstrings import model_doc
-from ...torch.codegen.source import formatted
-from ...torch.codegen.structure import Method, structure
-from ...torch.program import snippets
-from ...torch.program.snippets import Snippet, imports, library, names, used_snippets
-from ...torch.program.statements import Program
+from ...codegen.docstrings import model_doc
+from ...codegen.source import formatted
+from ...codegen.structure import Method, structure
+from ...program import snippets
+from ...program.snippets import Snippet, imports, library, names, used_snippets
+from ...program.statements import Program
 from .. import snippets as own_snippets
 from ..lower.emitter import FULL
 from ..lower.lower import Lowered

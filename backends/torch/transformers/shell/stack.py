@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ...torch.codegen.structure import Call, Loop, Method
-from ...torch.program.statements import CacheSlot, Program, Statement, Var
+from ...codegen.structure import Call, Loop, Method
+from ...program.statements import CacheSlot, Program, Statement, Var
 from ..lower.emitter import CHUNKED, FULL, RECURRENT, SLIDING, Attending, ShellEmitter
 
 NO_CACHE = "moe"  # what transformers calls a layer without a cache

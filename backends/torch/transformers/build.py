@@ -17,12 +17,12 @@ from weft.ir.types import dtypes
 from weft.passes import Report
 from weft.passes.analysis.states import has_cache
 
-from ..blocks import is_quantized
-from ..safetensors import Tensor, write_shards
-from ..targets import MODEL
-from ..torch.program.constants import stored_dtype
-from ..torch.program.states import check_writes
-from ..weights import StoredTensor, weight_facts
+from ...blocks import is_quantized
+from ...safetensors import Tensor, write_shards
+from ...targets import MODEL
+from ...weights import StoredTensor, weight_facts
+from ..program.constants import stored_dtype
+from ..program.states import check_writes
 from .embedding import write_embedding, write_json
 from .engines.plans import plans
 from .engines.refusals import explained, refusals

@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 from weft.frontends.app.api.source.sources import load_source
 
-from ...passes.zoo import TRIED, ZOO
-from ...sampling import ALL, each
+from ....passes.zoo import TRIED, ZOO
+from ....sampling import ALL, each
 from .folders import (
     COMPETES,
     check_gradients,
@@ -48,7 +48,7 @@ def both_sides() -> list[str]:
 
 
 def test_the_example(tmp_path: Path) -> None:
-    graph = load_source(Path(__file__).parents[3] / "examples/tiny_translator.py").graph
+    graph = load_source(Path(__file__).parents[4] / "examples/tiny_translator.py").graph
     feeds = feeds_of(graph, 9)
     model, ids = model_of(lowered(graph), tmp_path), torch.from_numpy(feeds["input_ids"]).long()
     with torch.no_grad():

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.backends.targets import TARGETS
-from weft.backends.transformers.build import TransformersFolder
+from weft.backends.torch.transformers.build import TransformersFolder
 from weft.ir import Graph, Node, interpret
 from weft.passes import run_passes
 from weft.passes.core.equivalence import EquivalenceCheck
 
-from ...e2e.random_models import Drawn, strong
-from ...lowered import forms
-from ...passes.zoo import ZOO
+from ....e2e.random_models import Drawn, strong
+from ....lowered import forms
+from ....passes.zoo import ZOO
 
 SEQ, PADDING = 12, 3
 COMPETES = {"expert_choice", "limit_capacity"}  # tokens of one call with each other: calls do not add up

@@ -11,10 +11,10 @@ from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.op import Trait
 from weft.passes.library.target.sides import DECODER, ENCODER
 
-from ...targets import MODEL
-from ...torch.codegen.structure import structure
-from ...torch.lower.lower import emit, needed, read_weights
-from ...torch.program.statements import Operand, Program, Statement, Var
+from ....targets import MODEL
+from ...codegen.structure import structure
+from ...lower.lower import emit, needed, read_weights
+from ...program.statements import Operand, Program, Statement, Var
 from ..numbers.fields import Fields
 from ..numbers.naming import Names
 from . import attention, dense, experts, relative

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...torch.codegen.structure import Call, Item, Loop
-from ...torch.program.statements import Operand, Statement, Submodule, Var
+from ...codegen.structure import Call, Item, Loop
+from ...program.statements import Operand, Statement, Submodule, Var
 from ..lower.lower import Lowered
 from ..shell.base import BaseModel
 

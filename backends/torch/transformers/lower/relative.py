@@ -6,8 +6,8 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
 
-from ...torch.ops.calls import Call
-from ...torch.program.statements import Operand
+from ...ops.calls import Call
+from ...program.statements import Operand
 from .attention import updated
 from .dense import distances
 from .emitter import ShellEmitter, lowers

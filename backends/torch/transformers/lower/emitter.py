@@ -15,10 +15,10 @@ from weft.ir.types import Shape
 from weft.passes.analysis.states import caches
 from weft.passes.library.target.sides import ENCODER, HIDDEN, SHOWN
 
-from ...torch.program.constants import formula
-from ...torch.program.emitter import Emitter
-from ...torch.program.statements import TOP, CacheSlot, Operand, Statement, Var
-from ...torch.program.states import cached_nodes
+from ...program.constants import formula
+from ...program.emitter import Emitter
+from ...program.statements import TOP, CacheSlot, Operand, Statement, Var
+from ...program.states import cached_nodes
 from ..numbers.fields import Fields
 from ..numbers.naming import DIVIDED, Names, after_head, attention_of, kind_of
 

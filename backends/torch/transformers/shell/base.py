@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from weft.passes.library.target.sides import DECODER, LOSS
 
-from ...torch.codegen.classes import Class
-from ...torch.codegen.structure import Method, structure
+from ...codegen.classes import Class
+from ...codegen.structure import Method, structure
 from ..lower.emitter import FULL
 from ..lower.lower import Lowered
 from .classes import ShellWriter, read_config

@@ -9,9 +9,9 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Node, Value
 from weft.passes.analysis.states import keeper
 
-from ...torch.ops.elementwise import number
-from ...torch.ops.masks import is_dense
-from ...torch.program.statements import Operand, Statement, Submodule, Var
+from ...ops.elementwise import number
+from ...ops.masks import is_dense
+from ...program.statements import Operand, Statement, Submodule, Var
 from .emitter import CACHE, INDEX, Attending, ShellEmitter, first_operand, lowers, nearest_param
 from .masks import mask_of
 

@@ -13,14 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingCon
 
 from weft import MLA, MLP, Block, Decoder, LightningIndex, RoPE, export
 from weft import compile as compile_model
-from weft.backends.transformers.build import TransformersFolder, class_name
-from weft.backends.transformers.engines.refusals import BATCHES
+from weft.backends.torch.transformers.build import TransformersFolder, class_name
+from weft.backends.torch.transformers.engines.refusals import BATCHES
 from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph, WeftError
 from weft.passes import Report
 
-from ...lowered import forms
-from ...sampling import ALL, each
+from ....lowered import forms
+from ....sampling import ALL, each
 from .folders import (
     COMPETES,
     check_gradients,
@@ -236,12 +236,12 @@ def test_smollm2_is_short(tmp_path: Path) -> None:
     assert len(text.splitlines()) <= 60
     text = source_of(graph, "modeling")
     assert len(text.splitlines()) <= 253 and max(map(len, text.splitlines())) <= 120
-    root = Path(__file__).parents[2] / "golden" / "smollm2_transformers.py.txt"
+    root = Path(__file__).parents[3] / "golden" / "smollm2_transformers.py.txt"
     assert text == root.read_text(encoding="utf-8")
 
 
 def source_of(graph: Graph, kind: str) -> str:
-    from weft.backends.transformers.build import TransformersFolder
+    from weft.backends.torch.transformers.build import TransformersFolder
 
     built = TransformersFolder(forms(graph, "transformers"), "f32", 8192, "SmolLM2", [])
     return built.texts[kind]
@@ -250,7 +250,7 @@ def source_of(graph: Graph, kind: str) -> str:
 @pytest.mark.usefixtures("own_code")
 def test_the_command_writes_what_auto_classes_load(tmp_path: Path) -> None:
     """With a tokenizer, settings of generation, and code that is loaded only if it is trusted."""
-    gguf = Path(__file__).parents[3] / ".cache/weights/SmolLM2-135M-Instruct.Q4_1.gguf"
+    gguf = Path(__file__).parents[4] / ".cache/weights/SmolLM2-135M-Instruct.Q4_1.gguf"
     out = tmp_path / "out"
     report = compile_model(gguf, out, target="transformers", dtype="bf16")
     assert any("`weft export` writes it as llama, to load without trust" in note for note in report.notes)
@@ -266,7 +266,7 @@ def test_the_command_writes_what_auto_classes_load(tmp_path: Path) -> None:
 
 def test_each_way_out_names_the_other(tmp_path: Path) -> None:
     """Architectures that transformers has, and those that it has not."""
-    source = Path(__file__).parents[3] / "examples/differential.py"
+    source = Path(__file__).parents[4] / "examples/differential.py"
     report = compile_model(source, tmp_path / "own", target="transformers")
     assert not any("weft export" in note for note in report.notes)
     with pytest.raises(WeftError, match="weft compile --target transformers` writes it with code of its own"):

@@ -11,7 +11,7 @@ from weft.ir.graph import Node
 from weft.ir.types import sizes
 from weft.passes.analysis.costs import cached, state_bytes
 
-from ...weights import StoredTensor
+from ....weights import StoredTensor
 from ..engines.plans import Plans
 from ..shell.base import BaseModel
 from .shards import PREFIX, shard_numbers, with_vocabulary

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ...torch.codegen.source import formatted
+from ...codegen.source import formatted
 from ..lower.emitter import RECURRENT
 from ..lower.lower import Lowered
 from .base import BaseModel

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from weft.passes.library.target.sides import ENCODER, LOSS
 
-from ...torch.codegen.classes import Class, ClassWriter
-from ...torch.codegen.members import Constructor
-from ...torch.codegen.method_writer import Writer
-from ...torch.codegen.naming import Line, Named
-from ...torch.codegen.structure import Call, Loop, Method
-from ...torch.program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Var, relative
+from ...codegen.classes import Class, ClassWriter
+from ...codegen.members import Constructor
+from ...codegen.method_writer import Writer
+from ...codegen.naming import Line, Named
+from ...codegen.structure import Call, Loop, Method
+from ...program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Var, relative
 from ..lower.emitter import INDEX, ShellEmitter
 from .initial import RANGE, initial_lines
 from .stack import CacheNumbers, Stack, attends, cache_numbers

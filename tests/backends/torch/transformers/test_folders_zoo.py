@@ -17,12 +17,12 @@ from weft.backends.torch.program.states import choosing
 from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph
 
-from ...passes.zoo import TRIED, ZOO
-from ...sampling import ALL, each
+from ....passes.zoo import TRIED, ZOO
+from ....sampling import ALL, each
 from .folders import COMPETES, PADDING, error, feeds_of, graph_of, lowered, model_of, ops_of, wanted
 
 BOUND = 1e-4
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[4] / "examples"
 SMALL = (  # the translator is tested beside other encoder-decoders
     *("alternating", "differential", "hybrid", "parallel_block", "shared_layers", "squared_relu"),
     *("tiny_bert", "tiny_gpt"),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...torch.program.statements import ParamRef, Submodule
+from ...program.statements import ParamRef, Submodule
 from ..lower.lower import Lowered
 from ..shell.base import BaseModel
 from .pipeline import pipeline

@@ -14,7 +14,7 @@ from weft.ir.op import Trait
 from weft.passes.analysis.feed_forward import feed_forward
 from weft.passes.analysis.projections import Branch, Projections, branch_of, projections
 
-from ...torch.program.statements import Program, Submodule
+from ...program.statements import Program, Submodule
 
 COLUMNS, ROWS = "colwise", "rowwise"
 HEADS = "replicated_with_grad_allreduce"  # of a norm: its weights are the same for every head
