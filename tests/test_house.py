@@ -24,7 +24,7 @@ from weft.frontends import dsl
 from .test_requirements import locked
 
 FOLDERS = ("ir", "passes", "backends", "frontends")
-HEAVY = {"torch", "onnx", "onnxruntime", "transformers", "gguf", "tokenizers"}
+HEAVY = {"torch", "onnx", "onnxruntime", "transformers", "gguf", "tokenizers", "pydantic"}
 
 
 def python(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:

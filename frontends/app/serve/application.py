@@ -10,22 +10,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .connections import Connection, JsonReply, StreamReply, error_of, read_body, send_json, watching
+from .connections import Connection, Json, JsonReply, StreamReply, error_of, read_body, watching
 from .engine.jobs import Channel, Closing, Full, Gone, Job
-from .protocol.errors import ApiError, invalid, queue_full, server_error, shutting_down, unknown_model
+from .protocol.errors import ApiError, invalid
+from .protocol.fields import Model
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest
-from .protocol.responses import embeddings, model, models, shortened, to_bytes
-from .protocol.scoring import ClassifyRequest, PredictRequest, RerankRequest, ScoreRequest, ScoringRequest
+from .protocol.responses import embeddings, model, shortened
+from .protocol.scoring import ClassifyRequest, PredictRequest, RerankRequest, ScoreRequest
 from .service import Answering, Service
 
-R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest, ScoringRequest)
+R = TypeVar("R", bound=Model)
 OPEN = ("/health",)  # for load balancers, which know no key
 SPARE = 64  # requests beyond those that run or wait: refused ones, and those for lists and metrics
 _log = logging.getLogger("weft.serve")
@@ -57,7 +57,7 @@ def application(service: Service) -> ASGIApp:
                 while len(made) < len(jobs):
                     for piece in await channel.take():
                         if piece.error is not None:
-                            raise error_of(piece)
+                            raise error_of(piece.error)
                         made[piece.index] = piece.value
         finally:
             if len(made) < len(jobs):
@@ -71,7 +71,7 @@ def application(service: Service) -> ASGIApp:
             logits = np.stack(await values(request, jobs, channel))
             counts = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
             facts = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": settings.name, "usage": counts}
-            return _json(wanted.respond(service.model, logits, facts))
+            return Json(wanted.respond(service.model, logits, facts))
 
         return score
 
@@ -83,19 +83,17 @@ def application(service: Service) -> ASGIApp:
             if wanted.dimensions > found[0].size:
                 raise invalid(f"This model's embeddings have {found[0].size} dimensions, not more.", "dimensions")
             found = [shortened(vector, wanted.dimensions) for vector in found]
-        return _json(embeddings(found, settings.name, tokens, wanted.base64))
+        return Json(embeddings(found, settings.name, tokens, wanted.encoding_format == "base64"))
 
     async def list_models(request: Request) -> Response:
-        return _json(models(settings.name, service.created, service.longest))
+        return Json({"object": "list", "data": [model(settings.name, service.created, service.longest)]})
 
     async def one_model(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name != settings.name:
-            raise unknown_model(name)
-        return _json(model(name, service.created, service.longest))
+        service.check_model(request.path_params["name"])
+        return Json(model(settings.name, service.created, service.longest))
 
     async def health(request: Request) -> Response:
-        return _json({"status": "ok"})
+        return Json({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
         return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -115,21 +113,14 @@ def application(service: Service) -> ASGIApp:
         Route("/health", health),
         Route("/metrics", metrics),
     ]
-    handlers: dict[Any, Callable[[Request, Any], Any]] = {
-        ApiError: _refusal,
-        Full: _queue_full,
-        Closing: _closing,
-        HTTPException: _no_route,
-        Exception: _defect,
-    }
-    return Gate(Starlette(routes=routes, exception_handlers=handlers), service)
+    return Gate(Router(routes), service)
 
 
 class Gate:
     """The gate before the endpoints: limits, host, key and type of a request; and a response for every failure."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
+    def __init__(self, router: Router, service: Service) -> None:
+        self._router, self._service = router, service
         self._requests = 0
         self._most = service.settings.max_batch + service.settings.max_queue + SPARE
 
@@ -139,23 +130,30 @@ class Gate:
         connection = Connection(send, self._service.settings.client_timeout)
         self._requests += 1
         try:
-            self._check(scope)
-            await self._app(scope, receive, connection.send)
+            await self._respond(scope, receive, connection)
             await connection.flush()
-        except ApiError as error:
-            await _send_error(connection.send, error)
         except Gone:
             pass
-        except Exception as error:  # a defect of ours: the client learns no more than that
-            _log.error("a request failed: %s: %s", type(error).__name__, error)
-            if not connection.status:
-                await _send_error(connection.send, server_error())
-            elif not connection.ended:
-                connection.abort()  # half a response must not look whole
         finally:
             self._requests -= 1
             if scope["method"] == "POST":
                 self._count(connection.status)
+
+    async def _respond(self, scope: Scope, receive: Receive, connection: Connection) -> None:
+        """Send the response of an endpoint or of an error. Raises Gone where the client does not take it."""
+        try:
+            self._check(scope)
+            await self._router({**scope, "app": self}, receive, connection.send)  # as an app's, it raises HTTPException
+        except Gone:
+            raise
+        except Exception as error:
+            refused = _no_route(scope, error) if isinstance(error, HTTPException) else error_of(error)
+            if refused.status == 500 and refused is not error:
+                _log.error("a request failed: %s: %s", type(error).__name__, error)
+            if not connection.status:
+                await Json(refused.json(), refused.status, refused.headers)(scope, receive, connection.send)
+            elif not connection.ended:
+                connection.abort()  # half a response must not look whole
 
     def _count(self, status: int) -> None:
         state = "cancelled" if not status else "ok" if status < 400 else "refused" if status < 500 else "failed"
@@ -177,9 +175,9 @@ class Gate:
             if not hmac.compare_digest(given, settings.api_key.encode()):
                 raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
         if self._service.closing and scope["path"] not in OPEN:
-            raise shutting_down()
+            raise Closing
         if self._requests > self._most:
-            raise queue_full("Too many requests are open. Try again later.")
+            raise Full("Too many requests are open. Try again later.")
         if scope["method"] == "POST":
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
@@ -193,33 +191,8 @@ def _host(header: str) -> str:
     return name.strip("[]").lower()
 
 
-async def _send_error(send: Send, error: ApiError) -> None:
-    await send_json(send, error.json(), error.status, **error.headers)
-
-
-def _json(data: dict[str, Any]) -> Response:
-    return Response(to_bytes(data), media_type="application/json")
-
-
-async def _refusal(request: Request, error: ApiError) -> Response:
-    return Response(to_bytes(error.json()), error.status, error.headers, "application/json")
-
-
-async def _queue_full(request: Request, error: Full) -> Response:
-    return await _refusal(request, queue_full(str(error)))
-
-
-async def _closing(request: Request, error: Closing) -> Response:
-    return await _refusal(request, shutting_down())
-
-
-async def _defect(request: Request, error: Exception) -> Response:
-    """Answer where something failed that should not; `Gate` hears of the error, too."""
-    return await _refusal(request, server_error())
-
-
-async def _no_route(request: Request, error: HTTPException) -> Response:
-    """Answer requests for paths or methods that there are not."""
-    method, path = request.method, request.url.path
+def _no_route(scope: Scope, error: HTTPException) -> ApiError:
+    """Return the error of a request for a path or method that there is not."""
+    method, path = scope["method"], scope["path"]
     wrong = f"Not allowed to {method} on {path}." if error.status_code == 405 else f"Invalid URL ({method} {path})"
-    return await _refusal(request, ApiError(error.status_code, wrong))
+    return ApiError(error.status_code, wrong)

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from .engine.constraints import Unfollowable
-from .engine.jobs import Channel, Closing, Gone, Piece
-from .protocol.errors import ApiError, invalid, server_error, shutting_down
+from .engine.jobs import Channel, Closing, Full, Gone, Piece
+from .protocol.errors import ApiError, invalid
 from .protocol.responses import DONE, event, to_bytes
 from .service import Answering
 
@@ -85,11 +86,25 @@ async def watching(receive: Receive, channel: Channel) -> AsyncIterator[None]:
             await task
 
 
-def error_of(piece: Piece) -> ApiError:
-    """Return the error of a piece as a client sees it."""
-    if isinstance(piece.error, Unfollowable):
-        return invalid(f"The constraint cannot be followed: {piece.error}")
-    return shutting_down() if isinstance(piece.error, Closing) else server_error()
+def error_of(error: Exception) -> ApiError:
+    """Return an exception as a client sees it, which learns no more of defects than that there is one."""
+    match error:
+        case ApiError():
+            return error
+        case Unfollowable():
+            return invalid(f"The constraint cannot be followed: {error}")
+        case Full():
+            return ApiError(429, str(error), code="rate_limit_exceeded")
+        case Closing():
+            return ApiError(503, "The server is shutting down.", code="service_unavailable")
+    return ApiError(500, "The server had an error while processing your request.")
+
+
+class Json(JSONResponse):
+    """A response of JSON."""
+
+    def render(self, content: Any) -> bytes:
+        return to_bytes(content)
 
 
 class JsonReply:
@@ -105,13 +120,13 @@ class JsonReply:
                 while not answering.reply.done:
                     for piece in await answering.channel.take():
                         if piece.error is not None:
-                            raise error_of(piece)
+                            raise error_of(piece.error)
                         answering.reply.add(piece)
         except Gone:
             return
         finally:
             answering.close()
-        await send_json(send, answering.reply.whole())
+        await Json(answering.reply.whole())(scope, receive, send)
 
 
 class StreamReply:
@@ -144,7 +159,7 @@ class StreamReply:
         answering, events = self._answering, b""
         for piece in pieces:
             if piece.error is not None:
-                raise error_of(piece)
+                raise error_of(piece.error)
             for choice in answering.reply.chunks(piece):
                 events += event(answering.reply.envelope.chunk([choice], None, answering.include_usage))
         return events
@@ -152,12 +167,3 @@ class StreamReply:
 
 def _body(content: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": content, "more_body": more}
-
-
-async def send_json(send: Send, data: dict[str, Any], status: int = 200, **headers: str) -> None:
-    """Send a response of JSON."""
-    content = to_bytes(data)
-    named = {"content-type": "application/json", "content-length": str(len(content)), **headers}
-    raw = [(name.encode(), value.encode()) for name, value in named.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send(_body(content, more=False))

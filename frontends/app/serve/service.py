@@ -21,9 +21,17 @@ from .engine.jobs import Channel, Job
 from .engine.metrics import Metrics
 from .engine.prompts import LARGE, Prompts
 from .engine.worker import DecodingWorker, EncodingWorker, Worker
-from .protocol.errors import invalid, too_long, unknown_model
-from .protocol.generation import ConstraintSpec, Generation
-from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest, Prompt, read_body
+from .protocol.errors import ApiError, invalid
+from .protocol.fields import Model
+from .protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    ConstraintSpec,
+    EmbeddingRequest,
+    Generation,
+    Prompt,
+    read_body,
+)
 from .protocol.responses import Envelope, TokenBytes
 from .protocol.scoring import ScoringRequest
 from .protocol.tools import ToolFormat, ToolParser, format_of
@@ -31,7 +39,7 @@ from .replies import ChatReply, CompletionReply, Reply
 from .settings import Settings
 
 T = TypeVar("T")
-R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest, ScoringRequest)
+R = TypeVar("R", bound=Model)
 _log = logging.getLogger("weft.serve")
 
 
@@ -116,70 +124,57 @@ class Service:
 
     async def chat(self, request: ChatRequest, size: int) -> Answering:
         """Begin the answers to a conversation, in a request of `size` bytes. Raises ApiError where they cannot be."""
-        model, generation = self._decoder(request.generation.model), request.generation
+        model = self._decoder(request.model)
         if self.prompts.template is None:
             raise invalid("This model has no chat template: use /v1/completions.", "messages", "unsupported_model")
-        variables, form, choice = dict(request.variables), None, request.tool_choice
+        variables, form, choice = dict(request.chat_template_kwargs), None, request.choice
         if choice.mode != "none":
             if (form := self.tools) is None:
                 message = "The chat template of this model takes no tools, or in a format that this server cannot read."
                 raise invalid(message, "tools", "unsupported_parameter")
-            variables["tools"] = list(request.tools)
-        self.worker.check_room(generation.n)
+            variables["tools"] = request.tools
+        self.worker.check_room(request.n)
         ids = await self._prepared(self.prompts.chat(request.messages, variables, size), "messages")
-        guide = await self._guide(generation.constraint, size)
+        guide = await self._guide(request.constraint, size)
         if form is not None and choice.forced:
             guide = await self._tool_guide(form, request, size)
-        self._check_length(model, ids, "messages", "messages")
-        envelope = self._envelope("chat.completion")
-        reply = ChatReply(
-            envelope,
-            generation.n,
-            len(ids),
-            model.stop_ids,
-            await self._token_bytes(generation),
-            named=choice.mode == "named",
-        )
+        _check_ids(ids, model.decoder.max_prompt, model.decoder.vocab, "messages")
+        envelope, token_bytes = self._envelope("chat.completion"), await self._token_bytes(request)
+        reply = ChatReply(envelope, request.n, len(ids), model.stop_ids, token_bytes, named=choice.mode == "named")
         for answer in reply.choices if form is not None else ():
             answer.parser = ToolParser(form) if form is not None else None
-        return self._begin(model, [ids], generation, guide, reply)
+        return self._begin(model, [ids], request, guide, reply)
 
     async def complete(self, request: CompletionRequest, size: int) -> Answering:
         """Begin the continuations of prompts, in a request of `size` bytes. Raises ApiError where they cannot be."""
-        model, generation = self._decoder(request.generation.model), request.generation
-        self.worker.check_room(len(request.prompts) * generation.n)
-        prompts = [await self._ids(prompt, "prompt") for prompt in request.prompts]
+        model, count = self._decoder(request.model), len(request.prompt) * request.n
+        self.worker.check_room(count)
+        prompts = [await self._ids(prompt, "prompt") for prompt in request.prompt]
         for ids in prompts:
-            self._check_length(model, ids, "prompt", "prompt")
-        guide = await self._guide(generation.constraint, size)
+            _check_ids(ids, model.decoder.max_prompt, model.decoder.vocab, "prompt")
+        guide = await self._guide(request.constraint, size)
         echoes: list[str] = []
         if request.echo:
-            texts = [
-                prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt) for prompt in request.prompts
-            ]
-            echoes = [text for text in texts for _ in range(generation.n)]
-        tokens, count = sum(map(len, prompts)), len(prompts) * generation.n
-        envelope = self._envelope("text_completion")
-        reply = CompletionReply(
-            envelope, count, tokens, model.stop_ids, await self._token_bytes(generation), echoes=echoes
-        )
-        return self._begin(model, prompts, generation, guide, reply)
+            texts = [text if isinstance(text, str) else model.tokenizer.decode(text) for text in request.prompt]
+            echoes = [text for text in texts for _ in range(request.n)]
+        tokens, envelope = sum(map(len, prompts)), self._envelope("text_completion")
+        token_bytes = await self._token_bytes(request)
+        reply = CompletionReply(envelope, count, tokens, model.stop_ids, token_bytes, echoes=echoes)
+        return self._begin(model, prompts, request, guide, reply)
 
     async def embed(self, request: EmbeddingRequest) -> tuple[list[Job], Channel, int]:
         """Begin the embeddings of texts: jobs, their channel, and the number of tokens. Raises ApiError where they
         cannot be."""
-        self._check_model(request.model)
+        self.check_model(request.model)
         model = self.model
         if not isinstance(model, Encoder):
             raise invalid("This model generates text and has no embeddings.", "model", "unsupported_model")
-        self.worker.check_room(len(request.inputs))
+        self.worker.check_room(len(request.input))
         before = model.prompt()
-        texts = [before + text if isinstance(text, str) else text for text in request.inputs]
+        texts = [before + text if isinstance(text, str) else text for text in request.input]
         rows = [await self._ids(text, "input") for text in texts]
         for ids in rows:
-            if len(ids) > model.max_length:
-                raise too_long(model.max_length, len(ids), "input", "input")
-            _check_ids(ids, model.vocab, "input")
+            _check_ids(ids, model.max_length, model.vocab, "input")
         channel = Channel()
         jobs = [Job(channel, index, ids=ids) for index, ids in enumerate(rows)]
         self.worker.submit(jobs)
@@ -188,7 +183,7 @@ class Service:
     async def score(self, request: ScoringRequest) -> tuple[list[Job], Channel, int]:
         """Begin the scores of texts or pairs, as `embed` does. Raises ApiError where they cannot be."""
         if request.model is not None:
-            self._check_model(request.model)
+            self.check_model(request.model)
         model = self.model
         try:
             if not isinstance(model, Encoder) or model.task is None:
@@ -197,11 +192,11 @@ class Service:
         except WeftError as error:
             told = str(error).replace(f"{model.folder} ", "it ")
             raise invalid(f"This model scores no such texts: {told}.", "model", "unsupported_model") from error
-        self.worker.check_room(len(request.texts))
+        texts, cut = request.texts, request.truncate or request.truncate_prompt_tokens is not None
+        self.worker.check_room(len(texts))
 
         def encoded() -> list[Encoded]:
-            texts = [model.rendered(*text) if request.ranks else text for text in request.texts]
-            return [model.encoded(text, request.cut) for text in texts]
+            return [model.encoded(model.rendered(*text) if request.ranks else text, cut) for text in texts]
 
         rows = await self._prepared(self.prompts.run("large", encoded), "input")
         channel = Channel()
@@ -210,35 +205,37 @@ class Service:
         return jobs, channel, sum(len(row.ids) for row in rows)
 
     def _begin(
-        self, model: Generator, prompts: Sequence[list[int]], generation: Generation, guide: Guide | None, reply: Reply
+        self, model: Generator, prompts: Sequence[list[int]], request: Generation, guide: Guide | None, reply: Reply
     ) -> Answering:
         channel, jobs = Channel(), list[Job]()
         for ids in prompts:
-            for row in range(generation.n):
+            for row in range(request.n):
                 try:
                     answer = model.answer(
                         ids,
-                        max_tokens=generation.max_tokens,
-                        stop=generation.stop,
-                        sampling=generation.sampling,
+                        max_tokens=request.max_tokens,
+                        stop=request.stop,
+                        sampling=request.sampling,
                         row=row,
                         constraint=None if guide is None else guide.fresh(),
-                        logprobs=generation.logprobs,
+                        logprobs=request.top_logprobs,
                     )
                 except WeftError as error:
                     raise invalid(str(error)) from error
-                jobs.append(Job(channel, len(jobs), answer, streams=generation.stream))
+                jobs.append(Job(channel, len(jobs), answer, streams=request.stream))
         self.worker.submit(jobs)
-        return Answering(self.worker, jobs, channel, reply, generation.stream, generation.include_usage)
+        return Answering(self.worker, jobs, channel, reply, request.stream, request.stream_options.include_usage)
 
     # -- parts of requests
 
-    def _check_model(self, name: str) -> None:
+    def check_model(self, name: str) -> None:
+        """Raise ApiError unless the model has this `name`."""
         if name != self.settings.name:
-            raise unknown_model(name)
+            message = f"The model `{name}` does not exist or you do not have access to it."
+            raise ApiError(404, message, "model", "model_not_found")
 
     def _decoder(self, name: str) -> Generator:
-        self._check_model(name)
+        self.check_model(name)
         if isinstance(self.model, Encoder):
             raise invalid(
                 "This model encodes texts and generates none: use /v1/embeddings.", "model", "unsupported_model"
@@ -255,13 +252,6 @@ class Service:
         except WeftError as error:
             raise invalid(f"Invalid '{param}': {error}".replace(f"{self.model.folder}/", ""), param) from error
 
-    def _check_length(self, model: Generator, ids: Sequence[int], param: str, noun: str) -> None:
-        if not ids:
-            raise invalid(f"Invalid '{param}': it has no tokens.", param)
-        if len(ids) > model.decoder.max_prompt:
-            raise too_long(model.decoder.max_prompt, len(ids), param, noun)
-        _check_ids(ids, model.decoder.vocab, param)
-
     async def _guide(self, spec: ConstraintSpec | None, size: int) -> Guide | None:
         if spec is None:
             return None
@@ -269,12 +259,12 @@ class Service:
 
     async def _tool_guide(self, form: ToolFormat, request: ChatRequest, size: int) -> Guide:
         special = await self._prepared(self.prompts.special(form.special), "tools") if form.special else None
-        guide = self.prompts.guide(size, form.grammar, request.tools, request.tool_choice, special)
+        guide = self.prompts.guide(size, form.grammar, request.tools, request.choice, special)
         return await self._prepared(guide, "tools")
 
-    async def _token_bytes(self, generation: Generation) -> TokenBytes | None:
+    async def _token_bytes(self, request: Generation) -> TokenBytes | None:
         """Return what tells the bytes of tokens, where log-probabilities are asked for."""
-        if generation.logprobs is None:
+        if request.top_logprobs is None:
             return None
         try:
             return await self.prompts.token_bytes()
@@ -282,11 +272,22 @@ class Service:
             return lambda token: self.model.tokenizer.decode([token]).encode()
 
     def _envelope(self, kind: str) -> Envelope:
-        return Envelope.new(kind, self.settings.name, self.fingerprint)
+        return Envelope(kind, self.settings.name, self.fingerprint)
 
 
-def _check_ids(ids: Sequence[int], vocab: int, param: str) -> None:
-    if not ids or min(ids) < 0 or max(ids) >= vocab:
+def _check_ids(ids: Sequence[int], longest: int, vocab: int, param: str) -> None:
+    """Raise ApiError unless a prompt has 1 to `longest` token ids, all of them below `vocab`."""
+    if not ids:
+        raise invalid(f"Invalid '{param}': it has no tokens.", param)
+    if len(ids) > longest:
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {longest} tokens. However, your {param} resulted in "
+            f"{len(ids)} tokens. Please reduce the length of the {param}.",
+            param,
+            "context_length_exceeded",
+        )
+    if min(ids) < 0 or max(ids) >= vocab:
         raise invalid(f"Invalid '{param}': its token ids must lie between 0 and {vocab - 1}.", param)
 
 

@@ -16,7 +16,7 @@ from weft.backends.runtime.arrays import Floats
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import read_text
 
-from ..protocol.generation import json_rule
+from ..protocol.tools import json_rule
 
 
 class Unfollowable(WeftError):

@@ -1,100 +1,99 @@
-"""Fields of a JSON request by type and range; every refusal names the field."""
+"""Fields of JSON requests: the base of their pydantic models, types of fields, errors as the API reports them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
-from typing import Any, TypeVar
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError, ValidationError
 
 from .errors import ApiError, invalid
 
-T = TypeVar("T", int, float)
-_NAMES = {str: "a string", bool: "a boolean", int: "an integer", float: "a number", list: "an array", dict: "an object"}
+T = TypeVar("T")
+MOST_FIELDS = 100  # of an object, since pydantic collects an error for each unknown one
+# Fields about an account, storage or hints: they have no effect.
+IGNORED = {"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "verbosity"}
+_KINDS = {"bool": "a boolean", "int": "an integer", "float": "a number", "str": "a string", "string": "a string"}
+_KINDS |= {"list": "an array", "dict": "an object", "model": "an object", "NoneType": "null"}
 
 
-class Fields:
-    """The fields of an object, whose names begin with `prefix` in errors; null is as good as absent."""
-
-    def __init__(self, data: dict[str, Any], prefix: str = "") -> None:
-        self._data, self._prefix = data, prefix
-
-    def name(self, key: str) -> str:
-        """Return the full name of a field."""
-        return f"{self._prefix}.{key}" if self._prefix else key
-
-    def check_known(self, known: Collection[str]) -> None:
-        """Raise ApiError if there are others than the `known` fields."""
-        if unknown := next((key for key in self._data if key not in known), None):
-            raise invalid(f"Unrecognized request argument supplied: {unknown}", self.name(unknown), "unknown_parameter")
-
-    def given(self, key: str) -> bool:
-        """Return whether a field has a value."""
-        return self._data.get(key) is not None
-
-    def raw(self, key: str) -> Any:
-        """Return a field of any type, or None."""
-        return self._data.get(key)
-
-    def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """Return a field of a `kind`. Raises ApiError where it is another."""
-        value = self._data.get(key)
-        if value is None:
-            return default
-        good = isinstance(value, (int, float) if kind is float else kind)
-        if not good or (isinstance(value, bool) and kind is not bool):
-            raise self.wrong_type(key, _NAMES[kind])
-        return value
-
-    def need(self, key: str, kind: type) -> Any:
-        """Return a field that must be there. Raises ApiError where it is not, or of another kind."""
-        if self._data.get(key) is None:
-            raise invalid(
-                f"Missing required parameter: '{self.name(key)}'.", self.name(key), "missing_required_parameter"
-            )
-        return self.get(key, kind)
-
-    def wrong_type(self, key: str, expected: str) -> ApiError:
-        """Return the error of a field of another type than `expected`."""
-        name, got = self.name(key), kind_of(self._data.get(key))
+def refusal(error: ValidationError) -> ApiError:
+    """Return the first error that pydantic found in a request as the API reports it."""
+    first = error.errors(include_url=False)[0]
+    kind, path, value, context = first["type"], first["loc"], first["input"], first.get("ctx", {})
+    if path[-1:] == ("[key]",):
+        path = path[:-2]  # a wrong key is an error of its object
+    name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+    if kind not in ("dict_type", "model_type", "part"):
+        name = re.sub(r"(\[\d+\])+$", "", name)  # and a wrong string or number in an array one of the array
+    match kind:
+        case "missing":
+            return invalid(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
+        case "extra_forbidden":
+            return invalid(f"Unrecognized request argument supplied: {path[-1]}", name, "unknown_parameter")
+        case "none_required":
+            return invalid(f"'{name}' is not supported by this server.", name, "unsupported_parameter")
+        case "literal_error" if isinstance(value, str):
+            return invalid(f"Invalid value: {value!r:.80}. Supported values are: {context['expected']}.", name)
+        case "too_short":
+            return invalid(f"Invalid '{name}': empty array.", name)
+        case "too_long":
+            return invalid(f"Invalid '{name}': at most {context['max_length']} items are possible.", name)
+    if expected := _KINDS.get(kind.removesuffix("_type"), context.get("expected")):
+        got = _KINDS[type(value).__name__]
         return invalid(f"Invalid type for '{name}': expected {expected}, but got {got} instead.", name, "invalid_type")
+    reason, got = first["msg"], "null" if value is None else f"{value!r:.80}"
+    return invalid(f"Invalid '{name or 'body'}': {reason[0].lower()}{reason[1:]}, but got {got}.", name or None)
 
-    def within(self, key: str, low: T, high: T, default: T | None = None) -> Any:
-        """Return a number between `low` and `high`, of their type. Raises ApiError where it is not."""
-        value = self.get(key, type(low), default)
-        if value is not None and not (math.isfinite(value) and low <= value <= high):
-            raise invalid(f"Invalid '{self.name(key)}': {value} is not between {low} and {high}.", self.name(key))
+
+def error_at(key: str, kind: str | PydanticCustomError) -> ValidationError:
+    """Return an error of a `kind` in the field `key`, which validators of the object around it may raise."""
+    return ValidationError.from_exception_data("", [{"type": kind, "loc": (key,), "input": None}])
+
+
+class Model(BaseModel):
+    """An object of a request: values have the JSON types of their fields, and null is as good as absent."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if len(data) > MOST_FIELDS:
+            raise PydanticCustomError("fields", f"expected at most {MOST_FIELDS} fields")
+        return {key: value for key, value in data.items() if value is not None}
+
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> Self:
+        """Return the request in `data`. Raises ApiError on unknown, missing, wrong or unsupported fields."""
+        try:
+            return cls.model_validate({key: value for key, value in data.items() if key not in IGNORED})
+        except ValidationError as error:
+            raise refusal(error) from None
+
+
+def only(*values: Any) -> PlainValidator:
+    """Return a validator that refuses a field as unsupported unless it has one of `values`."""
+
+    def check(value: Any) -> Any:
+        if value not in values:
+            raise PydanticKnownError("none_required")
         return value
 
-    def one_of(self, key: str, values: Sequence[str], default: str | None = None) -> str | None:
-        """Return one of `values`. Raises ApiError where it is another."""
-        value: str | None = self.get(key, str, default)
-        if value is not None and value not in values:
-            known = ", ".join(map(repr, values))
-            raise invalid(f"Invalid value: {value!r:.80}. Supported values are: {known}.", self.name(key))
-        return value
-
-    def only(self, key: str, *values: Any) -> None:
-        """Raise ApiError if a field has another value than those: it asks for what this server cannot do."""
-        if self.given(key) and self._data[key] not in values:
-            raise invalid(
-                f"'{self.name(key)}' is not supported by this server.", self.name(key), "unsupported_parameter"
-            )
-
-    def texts(self, key: str, most: int) -> list[str]:
-        """Return a text, or at most `most`, none of them empty, as a list. Raises ApiError on anything else."""
-        value = self._data.get(key)
-        found = [] if value is None else [value] if isinstance(value, str) else value
-        if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-            raise self.wrong_type(key, "a string or an array of strings")
-        if len(found) > most:
-            raise invalid(
-                f"Invalid '{self.name(key)}': at most {most} strings, but {len(found)} given.", self.name(key)
-            )
-        if not all(found):
-            raise invalid(f"Invalid '{self.name(key)}': it holds an empty string.", self.name(key))
-        return found
+    return PlainValidator(check)
 
 
-def kind_of(value: Any) -> str:
-    """Return the name of a value's JSON type, with its article."""
-    return next((name for kind, name in _NAMES.items() if type(value) is kind), "null")
+def either(chosen: Callable[[Any], bool], hint: Any, otherwise: Any) -> PlainValidator:
+    """Return a validator that checks a value against the type `hint` if `chosen(value)`, else against `otherwise`."""
+    adapters = TypeAdapter(otherwise), TypeAdapter(hint)
+    return PlainValidator(lambda value: adapters[chosen(value)].validate_python(value))
+
+
+Items = Annotated[list[T], Field(fail_fast=True)]
+Count = Annotated[int, Field(ge=1, le=1 << 31)]
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[Items[Text], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]

@@ -1,30 +1,27 @@
-"""Requests of the endpoints, checked: what is wrong in one is told by its field."""
+"""Requests for chats, completions and embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import fields
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, StrictInt, TypeAdapter, model_validator
+from pydantic_core import PydanticCustomError
+
+from weft.backends.runtime.core.sampling import Sampling
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import parse_json
 
 from .errors import invalid
-from .fields import Fields
-from .generation import IGNORED, MOST_CHOICES, MOST_LOGPROBS, SHARED, Generation, read_generation
-from .tools import ToolChoice, read_tools
+from .fields import Count, Items, Model, Text, Texts, either, error_at, only
+from .tools import ToolChoice
 
-Prompt = str | list[int]
+MOST_CHOICES, MOST_TOOLS = 128, 128
 MOST_INPUTS = 2048  # of a request for embeddings, as OpenAI has it
 MOST_VALUES = 1_000_000  # in a body
-ROLES = ("system", "developer", "user", "assistant", "tool")
-_CHAT = SHARED | {
-    *("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"),
-    *("reasoning_effort", "modalities", "audio", "prediction", "web_search_options", "functions", "function_call"),
-    "chat_template_kwargs",
-}
-_COMPLETIONS = SHARED | {"prompt", "suffix", "best_of", "echo"}
-_EMBEDDINGS = IGNORED | {"model", "input", "encoding_format", "dimensions"}
+ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
+_OBJECT = {"type": "object"}
 
 
 def read_body(raw: bytes) -> dict[str, Any]:
@@ -36,160 +33,277 @@ def read_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-@dataclass(frozen=True)
-class ChatRequest:
-    """A request for the next message of a conversation; `variables` are those of the chat template."""
+class ConstraintSpec(NamedTuple):
+    """A language that answers must belong to, as a request describes it under `param`."""
 
-    generation: Generation
-    messages: Sequence[dict[str, Any]]
-    tools: Sequence[dict[str, Any]]
-    tool_choice: ToolChoice
-    variables: dict[str, Any]
-
-    @classmethod
-    def read(cls, data: dict[str, Any]) -> ChatRequest:
-        """Read a body. Raises ApiError on wrong or unsupported fields."""
-        fields = Fields(data)
-        fields.check_known(_CHAT)
-        fields.only("modalities", ["text"])
-        for name in ("audio", "prediction", "web_search_options", "functions", "function_call"):
-            fields.only(name)
-        logprobs = fields.get("logprobs", bool, False)
-        top = fields.within("top_logprobs", 0, MOST_LOGPROBS)
-        if top is not None and not logprobs:
-            raise invalid("The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.", "top_logprobs")
-        longest = fields.within("max_tokens", 1, 1 << 31)
-        longest = fields.within("max_completion_tokens", 1, 1 << 31, longest)
-        generation = read_generation(fields, (top or 0) if logprobs else None, longest)
-        tools, choice = read_tools(fields)
-        if choice.forced and generation.constraint is not None:
-            raise invalid("A forced tool call leaves no room for another constraint.", generation.constraint.param)
-        variables = fields.get("chat_template_kwargs", dict, {})
-        for name in variables.keys() & {"messages", "tools", "add_generation_prompt"}:
-            raise invalid(f"'chat_template_kwargs' cannot set {name}.", "chat_template_kwargs")
-        if fields.given("reasoning_effort"):
-            variables = {"reasoning_effort": fields.get("reasoning_effort", str), **variables}
-        messages = fields.need("messages", list)
-        if not messages:
-            raise invalid("Invalid 'messages': empty array. Expected at least one message.", "messages")
-        return cls(
-            generation, [_message(m, f"messages[{i}]") for i, m in enumerate(messages)], tools, choice, variables
-        )
+    kind: ConstraintKind
+    value: Any
+    param: str
 
 
-def _message(message: Any, name: str) -> dict[str, Any]:
-    """Return a message as chat templates take it: text as one string, arguments of tool calls as objects."""
-    if not isinstance(message, dict):
-        raise invalid(f"Invalid type for '{name}': expected an object.", name, "invalid_type")
-    fields = Fields(message, name)
-    fields.need("role", str)
-    role = fields.one_of("role", ROLES)
-    content = _content(fields)
-    read: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content}
-    if fields.given("name"):
-        read["name"] = fields.get("name", str)
-    if role == "tool":
-        read["tool_call_id"] = fields.need("tool_call_id", str)
-    if role == "assistant" and fields.given("tool_calls"):
-        calls = enumerate(fields.get("tool_calls", list))
-        read["tool_calls"] = [_tool_call(call, f"{name}.tool_calls[{i}]") for i, call in calls]
-    elif content is None:
-        raise invalid(f"Invalid value for '{name}.content': expected a string, got null.", f"{name}.content")
-    return read
+class StreamOptions(Model, extra="forbid"):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: Any = None
 
 
-def _content(fields: Fields) -> str | None:
-    if not isinstance(parts := fields.raw("content"), list):
-        content: str | None = fields.get("content", str)
-        return content
-    texts = []
-    for i, part in enumerate(parts):
-        name = f"{fields.name('content')}[{i}]"
-        if not isinstance(part, dict):
-            raise invalid(f"Invalid type for '{name}': expected an object.", name, "invalid_type")
-        inner = Fields(part, name)
-        if (kind := inner.need("type", str)) != "text":
-            raise invalid(f"This model takes text only, but '{name}' is of type {kind!r:.40}.", name)
-        texts.append(inner.need("text", str))
-    return "\n".join(texts)
+class JsonSchema(Model):
+    """A JSON schema and its name."""
+
+    name: str
+    content: dict[str, Any] = Field(_OBJECT, alias="schema")
 
 
-def _tool_call(call: Any, name: str) -> dict[str, Any]:
-    if not isinstance(call, dict):
-        raise invalid(f"Invalid type for '{name}': expected an object.", name, "invalid_type")
-    fields = Fields(call, name)
-    function = Fields(fields.need("function", dict), f"{name}.function")
-    arguments = function.get("arguments", str, "{}")
-    try:
-        read: Any = parse_json(arguments, function.name("arguments"), values=MOST_VALUES)
-    except WeftError:
-        read = arguments  # what a model has said before need not be JSON
-    called = {"name": function.need("name", str), "arguments": read}
-    return {"id": fields.get("id", str, ""), "type": "function", "function": called}
+class ResponseFormat(Model, extra="forbid"):
+    """The form of an answer, as OpenAI's API constrains it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.type != "json_schema":
+            self.json_schema = None
+        elif self.json_schema is None:
+            raise error_at("json_schema", "missing")
+        return self
 
 
-@dataclass(frozen=True)
-class CompletionRequest:
-    """A request for continuations of `prompts`: texts or token ids."""
+class StructuredOutputs(Model, extra="forbid"):
+    """The form of an answer, as vLLM constrains it."""
 
-    generation: Generation
-    prompts: Sequence[Prompt]
-    echo: bool
-
-    @classmethod
-    def read(cls, data: dict[str, Any]) -> CompletionRequest:
-        """Read a body. Raises ApiError on wrong or unsupported fields."""
-        fields = Fields(data)
-        fields.check_known(_COMPLETIONS)
-        fields.only("suffix", "")
-        logprobs = fields.within("logprobs", 0, MOST_LOGPROBS)
-        generation = read_generation(fields, logprobs, fields.within("max_tokens", 1, 1 << 31, 16))
-        fields.only("best_of", 1, generation.n)
-        prompts = _prompts(data, "prompt")
-        if len(prompts) * generation.n > MOST_CHOICES:
-            raise invalid(f"At most {MOST_CHOICES} choices in all: fewer prompts, or a smaller 'n'.", "n")
-        echo = fields.get("echo", bool, False)
-        if echo and logprobs is not None:
-            raise invalid("Log-probabilities of prompts are not supported: ask for 'echo' or 'logprobs'.", "echo")
-        return cls(generation, prompts, echo)
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Annotated[Items[Text], Field(min_length=1)] | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="json")
+    json_object: bool = False
 
 
-@dataclass(frozen=True)
-class EmbeddingRequest:
-    """A request for the vectors of `inputs`: texts or token ids."""
+Logprobs = Annotated[int, Field(ge=0, le=20)]
+Token = Annotated[str, Field(pattern="^[0-9]{1,9}$"), AfterValidator(int)]
+Bias = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-100, le=100)]
+_BIASES = TypeAdapter(dict[Token, Bias])
+
+
+class Generation(Model, extra="forbid"):
+    """A request for generated answers, with log-probabilities of the `top_logprobs` likeliest tokens if it is given."""
 
     model: str
-    inputs: Sequence[Prompt]
-    base64: bool
-    dimensions: int | None
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    stop: Texts = Field([], max_length=4)
+    max_tokens: Count | None = None
+    top_logprobs: Logprobs | None = None
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: Annotated[float, Field(ge=0, le=1), AfterValidator(lambda p: max(p, 1e-9))] = 1.0  # 0: the likeliest token
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31), AfterValidator(lambda k: max(k, 0))] = 0  # -1 is off, as 0
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: Annotated[dict[str, Any], Field(max_length=300), AfterValidator(_BIASES.validate_python)] = Field({})
+    seed: Annotated[int, AfterValidator(lambda seed: seed % (1 << 63))] | None = None  # negative ones are allowed
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    response_format: ResponseFormat = ResponseFormat(type="text")
+    structured_outputs: StructuredOutputs = StructuredOutputs()
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        """Return the options of sampling."""
+        return Sampling(**{option.name: getattr(self, option.name) for option in fields(Sampling)})
+
+    @cached_property
+    def constraint(self) -> ConstraintSpec | None:
+        """Return the constraint that answers must follow, if any. Raises ApiError where the request has several."""
+        form, outputs = self.response_format, self.structured_outputs
+        specs: list[tuple[ConstraintKind, Any, str]] = [
+            ("json_schema", _OBJECT if form.type == "json_object" else None, "response_format"),
+            ("json_schema", form.json_schema and form.json_schema.content, "response_format.json_schema.schema"),
+            ("regex", outputs.regex, "structured_outputs.regex"),
+            ("grammar", outputs.grammar, "structured_outputs.grammar"),
+            ("choice", outputs.choice, "structured_outputs.choice"),
+            ("json_schema", outputs.json_schema, "structured_outputs.json"),
+            ("json_schema", _OBJECT if outputs.json_object else None, "structured_outputs.json_object"),
+        ]
+        found = [ConstraintSpec(*spec) for spec in specs if spec[1] is not None]
+        if len(found) > 1:
+            params = " and ".join(spec.param for spec in found)
+            raise invalid(f"Only one constraint is possible, but {params} are given.", found[1].param)
+        return found[0] if found else None
+
+    @model_validator(mode="after")
+    def _check_generation(self) -> Self:
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise invalid("The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options")
+        _ = self.constraint  # raises where there are several
+        return self
+
+
+def _parsed(arguments: str) -> Any:
+    """Return the value that the arguments of a call spell, or their text: a model may have written invalid JSON."""
+    try:
+        return parse_json(arguments, "arguments", values=MOST_VALUES)
+    except WeftError:
+        return arguments
+
+
+class Function(Model):
+    """The function of a tool, with its parameters, or of a call, with its arguments."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+    arguments: Annotated[str, AfterValidator(_parsed)] = Field("{}", validate_default=True)
+
+
+class Tool(Model):
+    """A tool, the choice of a tool, or the call of a tool with its id."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: Function
 
     @classmethod
-    def read(cls, data: dict[str, Any]) -> EmbeddingRequest:
-        """Read a body. Raises ApiError on wrong or unsupported fields."""
-        fields = Fields(data)
-        fields.check_known(_EMBEDDINGS)
-        form = fields.one_of("encoding_format", ("float", "base64"), "float")
-        inputs = _prompts(data, "input")
-        if len(inputs) > MOST_INPUTS:
-            raise invalid(f"Invalid 'input': at most {MOST_INPUTS} inputs, but {len(inputs)} given.", "input")
-        return cls(fields.need("model", str), inputs, form == "base64", fields.within("dimensions", 1, 1 << 31))
+    def checked(cls, tool: Any) -> Any:
+        """Return `tool` unchanged, for the chat template. Raises ValidationError if it is not a tool."""
+        cls.model_validate(tool)
+        return tool
 
 
-def _prompts(data: dict[str, Any], key: str) -> list[Prompt]:
-    """Return the prompts of a field: a text, token ids, or an array of either."""
-    fields = Fields(data)
-    if not fields.given(key):
-        fields.need(key, str)
-    value = data[key]
-    prompts = [value] if isinstance(value, str) or _is_ids(value) else value
-    if not isinstance(prompts, list) or not all(isinstance(p, str) or _is_ids(p) for p in prompts):
-        raise fields.wrong_type(key, "a string, an array of strings, or token ids")
-    if not all(prompts):
-        raise invalid(f"Invalid '{key}': it holds an empty prompt.", key)
-    if not prompts:
-        raise invalid(f"Invalid '{key}': empty array.", key)
-    return prompts
+class Part(Model):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("type", "text") != "text":
+            raise PydanticCustomError("part", "this model takes text only")
+        return data
 
 
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
+_PARTS = TypeAdapter(Items[Part])
+
+
+def _content(value: Any) -> Any:
+    """Return the content of a message as one string, in which each of its parts begins a line."""
+    return "\n".join(part.text for part in _PARTS.validate_python(value)) if isinstance(value, list) else value
+
+
+class Message(Model):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, BeforeValidator(_content)] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Items[Tool] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.role == "tool" and self.tool_call_id is None:
+            raise error_at("tool_call_id", "missing")
+        if self.content is None and (self.role != "assistant" or self.tool_calls is None):
+            raise error_at("content", PydanticCustomError("content", "expected a string"))
+        return self
+
+    @classmethod
+    def rendered(cls, data: Any) -> dict[str, Any]:
+        """Return a message as chat templates take it: text as one string, arguments of tool calls as objects.
+
+        Raises ValidationError if it is not a message.
+        """
+        message = cls.model_validate(data)
+        role = "system" if message.role == "developer" else message.role
+        return {"content": None, **message.model_dump(exclude_none=True, warnings=False), "role": role}
+
+
+Choice = Annotated[Tool | str, either(lambda value: isinstance(value, dict), Tool, Literal["none", "auto", "required"])]
+
+
+class ChatRequest(Generation):
+    """A request for the next message of a conversation."""
+
+    messages: Items[Annotated[dict[str, Any], PlainValidator(Message.rendered)]] = Field(min_length=1)
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    tools: Items[Annotated[dict[str, Any], PlainValidator(Tool.checked)]] = Field([], max_length=MOST_TOOLS)
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] = Field({})
+    modalities: Annotated[Any, only(["text"])] = None
+    audio: None = None
+    prediction: None = None
+    web_search_options: None = None
+    functions: None = None
+    function_call: None = None
+
+    @cached_property
+    def choice(self) -> ToolChoice:
+        """Return the tools that an answer may or must call. Raises ApiError if the chosen one is not among `tools`."""
+        names, chosen = [tool["function"]["name"] for tool in self.tools], self.tool_choice
+        if not names and chosen not in (None, "none", "auto"):
+            raise invalid("'tool_choice' is only allowed when 'tools' are specified.", "tool_choice")
+        if not isinstance(chosen, Tool):
+            return ToolChoice((chosen or "auto") if names else "none", None, self.parallel_tool_calls)
+        if chosen.function.name not in names:
+            raise invalid(f"Tool choice {chosen.function.name!r:.80} is not among the 'tools'.", "tool_choice")
+        return ToolChoice("named", chosen.function.name, False)
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.", "top_logprobs")
+        if self.choice.forced and self.constraint is not None:
+            raise invalid("A forced tool call leaves no room for another constraint.", self.constraint.param)
+        for name in self.chat_template_kwargs.keys() & {"messages", "tools", "add_generation_prompt"}:
+            raise invalid(f"'chat_template_kwargs' cannot set {name}.", "chat_template_kwargs")
+        if self.reasoning_effort is not None:
+            self.chat_template_kwargs = {"reasoning_effort": self.reasoning_effort, **self.chat_template_kwargs}
+        self.max_tokens = self.max_completion_tokens or self.max_tokens
+        self.top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self
+
+
+def _prompts(value: Any) -> Any:
+    """Return an array of prompts; a single one, a string or token ids, becomes an array of one."""
+    ids = isinstance(value, list) and value and isinstance(value[0], int)
+    return [value] if ids or isinstance(value, str) else value
+
+
+Ids = Annotated[Items[StrictInt], Field(min_length=1)]
+Prompt = Annotated[str | list[int], either(lambda value: isinstance(value, list), Ids, Text)]
+Prompts = Annotated[Items[Prompt], Field(min_length=1, max_length=MOST_INPUTS), BeforeValidator(_prompts)]
+
+
+class CompletionRequest(Generation):
+    """A request for continuations of prompts: texts or token ids."""
+
+    prompt: Prompts
+    max_tokens: Count | None = 16
+    top_logprobs: Logprobs | None = Field(None, alias="logprobs")
+    echo: bool = False
+    suffix: Annotated[str, only("")] = ""
+    best_of: int | None = None
+
+    @model_validator(mode="after")
+    def _check_completion(self) -> Self:
+        if self.best_of not in (None, 1, self.n):
+            raise error_at("best_of", "none_required")
+        if len(self.prompt) * self.n > MOST_CHOICES:
+            raise invalid(f"At most {MOST_CHOICES} choices in all: fewer prompts, or a smaller 'n'.", "n")
+        if self.echo and self.top_logprobs is not None:
+            raise invalid("Log-probabilities of prompts are not supported: ask for 'echo' or 'logprobs'.", "echo")
+        return self
+
+
+class EmbeddingRequest(Model, extra="forbid"):
+    """A request for the vectors of texts or token ids."""
+
+    model: str
+    input: Prompts
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Count | None = None

@@ -8,7 +8,6 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,8 @@ from .tools import ToolCall
 
 TokenBytes = Callable[[int], bytes]
 DONE = b"data: [DONE]\n\n"
+LEAST = -9999.0  # as OpenAI writes the logarithm of 0, which JSON cannot
+ESCAPES = "backslashreplace"  # as OpenAI writes bytes of a part of a character
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -33,39 +34,22 @@ def to_bytes(data: dict[str, Any]) -> bytes:
     return _ENCODER.encode(data).encode("utf-8", "replace")
 
 
-@dataclass(frozen=True)
 class Envelope:
-    """The fields that all objects of a response share."""
+    """The fields that all objects of a response share, of the `kind` chat.completion or text_completion."""
 
-    kind: str  # chat.completion or text_completion
-    model: str
-    fingerprint: str
-    id: str
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    @classmethod
-    def new(cls, kind: str, model: str, fingerprint: str) -> Envelope:
-        """Begin a response."""
+    def __init__(self, kind: str, model: str, fingerprint: str) -> None:
         prefix = "chatcmpl" if kind == "chat.completion" else "cmpl"
-        return cls(kind, model, fingerprint, f"{prefix}-{uuid.uuid4().hex}")
+        self._head: dict[str, Any] = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time())}
+        self._head |= {"model": model, "system_fingerprint": fingerprint}
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         """Return the object of a response that is not streamed."""
-        return {**self._head(self.kind), "choices": list(choices), "usage": usage}
+        return {**self._head, "choices": list(choices), "usage": usage}
 
     def chunk(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None, wanted: bool) -> dict[str, Any]:
         """Return a chunk of a stream; its usage is null until the last one, where it is `wanted`."""
-        kind = "chat.completion.chunk" if self.kind == "chat.completion" else self.kind
-        return {**self._head(kind), "choices": list(choices), **({"usage": usage} if wanted else {})}
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
+        kind = self._head["object"].replace("chat.completion", "chat.completion.chunk")
+        return {**self._head, "object": kind, "choices": list(choices), **({"usage": usage} if wanted else {})}
 
 
 def usage(prompt: int, completion: int) -> dict[str, Any]:
@@ -82,11 +66,8 @@ def reason(finish: Finish, calls: bool, named: bool) -> str:
 
 def chat_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
     """Return the message of an answer."""
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    if calls:
-        message["tool_calls"] = [call.json() for call in calls]
-        message["content"] = content or None
-    return message
+    message = {"role": "assistant", "content": content, "refusal": None}
+    return message | ({"content": content or None, "tool_calls": [call.json() for call in calls]} if calls else {})
 
 
 def chat_delta(content: str, calls: Sequence[ToolCall], first: int) -> dict[str, Any]:
@@ -102,11 +83,9 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> 
 
     def one(token: int, logprob: float) -> dict[str, Any]:
         raw = token_bytes(token)
-        return {"token": _name(raw), "logprob": _finite(logprob), "bytes": list(raw)}
+        return {"token": raw.decode(errors=ESCAPES), "logprob": max(logprob, LEAST), "bytes": list(raw)}
 
-    content = [
-        {**one(entry.token, entry.logprob), "top_logprobs": [one(*pair) for pair in entry.top]} for entry in entries
-    ]
+    content = [{**one(e.token, e.logprob), "top_logprobs": [one(*pair) for pair in e.top]} for e in entries]
     return {"content": content, "refusal": None}
 
 
@@ -126,31 +105,16 @@ class Offsets:
 def completion_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes, offsets: Offsets) -> dict[str, Any]:
     """Return the log-probabilities of a part of a completion; `offsets` are those of the whole."""
 
-    def name(raw: bytes) -> str:
-        text = _name(raw)
-        return text if text.encode() == raw else f"bytes:{text}"
+    def name(token: int) -> str:
+        text = token_bytes(token).decode(errors=ESCAPES)
+        return text if text.encode() == token_bytes(token) else f"bytes:{text}"
 
     return {
-        "tokens": [name(token_bytes(entry.token)) for entry in entries],
-        "token_logprobs": [_finite(entry.logprob) for entry in entries],
-        "top_logprobs": [
-            {name(token_bytes(token)): _finite(logprob) for token, logprob in entry.top} for entry in entries
-        ],
+        "tokens": [name(entry.token) for entry in entries],
+        "token_logprobs": [max(entry.logprob, LEAST) for entry in entries],
+        "top_logprobs": [{name(token): max(logprob, LEAST) for token, logprob in entry.top} for entry in entries],
         "text_offset": [offsets.next(token_bytes(entry.token)) for entry in entries],
     }
-
-
-def _name(raw: bytes) -> str:
-    """Return the text of a token; of a part of a character its bytes as escapes, as OpenAI writes them."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def _finite(logprob: float) -> float:
-    """Return a log-probability as JSON can write it: OpenAI's own stands in for minus infinity."""
-    return max(logprob, -9999.0)
 
 
 def embeddings(vectors: Sequence[Floats], model: str, tokens: int, as_base64: bool) -> dict[str, Any]:
@@ -168,11 +132,6 @@ def shortened(vector: Floats, dimensions: int) -> Floats:
     """Return the first `dimensions` numbers of a vector, of unit length if it is, as OpenAI's are."""
     cut, unit = vector[:dimensions], abs(np.linalg.norm(vector) - 1) < 1e-3
     return cut / max(np.linalg.norm(cut), np.float32(1e-12)) if unit else cut
-
-
-def models(name: str, created: int, longest: int) -> dict[str, Any]:
-    """Return the list of models: the one that is served."""
-    return {"object": "list", "data": [model(name, created, longest)]}
 
 
 def model(name: str, created: int, longest: int) -> dict[str, Any]:

@@ -5,103 +5,102 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
 
 from .errors import invalid
-from .fields import Fields
+from .fields import Items, Model, Texts, either, only
 from .requests import MOST_INPUTS
 
-_OWN = ("model", "user", "priority", "truncate_prompt_tokens", "truncate")
+Inputs = Annotated[Texts, Field(min_length=1, max_length=MOST_INPUTS)]
 
 
-@dataclass(frozen=True)
-class ScoringRequest(ABC):
-    """A request for the scores of `texts`: strings, or pairs if `ranks`; null for `model` means the one that is model.
+class ScoringRequest(Model, ABC, extra="forbid"):
+    """A request for the scores of `texts`: strings, or pairs if `ranks`; null for `model` means the one that is served.
 
-    `cut`: texts that are too long are cut. The other fields are about the response.
+    Texts that are too long are cut where one of the two truncations is asked for.
     """
 
-    model: str | None
-    texts: Sequence[Any]
-    cut: bool
-    top: int | None = None
-    documents: bool = False  # with the texts
+    model: str | None = None
+    priority: Any = None
+    truncate: bool = False
+    truncate_prompt_tokens: Annotated[int | None, only(-1)] = None  # -1: as many as the model takes
     ranks: ClassVar[bool] = True
 
-    @classmethod
+    @property
     @abstractmethod
-    def read(cls, data: dict[str, Any]) -> ScoringRequest:
-        """Return the request in the JSON object `data`. Raises ApiError on unknown, missing or wrong fields."""
+    def texts(self) -> Sequence[Any]:
+        """Return the strings or pairs of strings to score."""
 
     @abstractmethod
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return the body of the response: `logits` [texts, labels] are those of `model`, and `usage` has the id, the
         creation time, the model's name and the token counts."""
 
-    @staticmethod
-    def _common(fields: Fields) -> tuple[str | None, bool]:
-        cut = fields.get("truncate", bool, False) or fields.given("truncate_prompt_tokens")
-        fields.only("truncate_prompt_tokens", -1)  # which means as many as the model takes
-        return fields.get("model", str), cut
-
 
 class RerankRequest(ScoringRequest):
-    """Documents by their relevance for a query."""
+    """Documents by their relevance for a query, as vLLM, Jina and Cohere have it."""
+
+    query: str
+    documents: Inputs
+    return_documents: bool = True
+    top_n: int = Field(0, ge=0, le=1 << 31)  # 0 is all, as in vLLM
 
     @classmethod
-    def read(cls, data: dict[str, Any]) -> RerankRequest:
-        """Read a body of vLLM, Jina or Cohere, or of TEI, which says `texts`. Raises ApiError on wrong fields."""
-        fields, tei = Fields(data), "texts" in data
-        own = ("texts", "return_text", "raw_scores") if tei else ("documents", "top_n", "return_documents")
-        fields.check_known((*_OWN, "query", *own))
-        fields.only("raw_scores", False)
-        query, texts = fields.need("query", str), _texts(fields, own[0])
-        shown = fields.get("return_text", bool, False) if tei else fields.get("return_documents", bool, True)
-        top = fields.within("top_n", 0, 1 << 31) or None  # 0 is all, as in vLLM
-        model, cut = cls._common(fields)
-        return (TeiRerankRequest if tei else cls)(model, [(query, text) for text in texts], cut, top, shown)
+    def read(cls, data: dict[str, Any]) -> Any:
+        """Return the request in `data`, a TeiRerankRequest if it has `texts`. Raises ApiError on wrong fields."""
+        return super(RerankRequest, TeiRerankRequest if "texts" in data else cls).read(data)
+
+    @property
+    def texts(self) -> Sequence[Any]:
+        return [(self.query, document) for document in self.documents]
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return an object whose `results` are the documents, the highest score first."""
-        scores = model.relevance(logits)
-        order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top]
         results = [
-            {
-                "index": i,
-                **({"document": {"text": self.texts[i][1]}} if self.documents else {}),
-                "relevance_score": scores[i],
-            }
-            for i in order
+            {"index": i, "relevance_score": score, **({"document": {"text": text}} if self.return_documents else {})}
+            for i, score, text in self._ranked(model, logits)
         ]
         return {"id": f"rerank-{usage['id']}", "model": usage["model"], "usage": usage["usage"], "results": results}
 
+    def _ranked(self, model: Any, logits: Any) -> list[tuple[int, float, str]]:
+        """Return the index, score and text of each document, the highest score first."""
+        scores = model.relevance(logits)
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top_n or None]
+        return [(i, scores[i], self.documents[i]) for i in order]
+
 
 class TeiRerankRequest(RerankRequest):
-    """The same as text-embeddings-inference has it."""
+    """Documents by their relevance for a query, as text-embeddings-inference has it."""
+
+    documents: Inputs = Field(alias="texts")
+    return_documents: bool = Field(False, alias="return_text")
+    raw_scores: Annotated[bool, only(False)] = False
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
-        """Return an array of indices and scores."""
-        scores = model.relevance(logits)
-        texts = [{"text": text} if self.documents else {} for _, text in self.texts]
-        return [
-            {"index": i, "score": scores[i], **texts[i]} for i in sorted(range(len(scores)), key=lambda i: -scores[i])
-        ]
+        """Return an array of indices and scores, the highest score first."""
+        ranked = self._ranked(model, logits)
+        return [{"index": i, "score": s, **({"text": text} if self.return_documents else {})} for i, s, text in ranked]
 
 
 class ScoreRequest(ScoringRequest):
     """The scores of pairs: one text with each of others, or texts pair by pair."""
 
-    @classmethod
-    def read(cls, data: dict[str, Any]) -> ScoreRequest:
-        """Read a body. Raises ApiError on wrong fields, and where the texts do not pair."""
-        fields = Fields(data)
-        fields.check_known((*_OWN, "text_1", "text_2", "encoding_format"))
-        first, second = _texts(fields, "text_1"), _texts(fields, "text_2")
-        if len(first) not in (1, len(second)):
+    text_1: Inputs
+    text_2: Inputs
+    encoding_format: Any = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.text_1) not in (1, len(self.text_2)):
             raise invalid("Invalid 'text_1': give one text, or as many as in 'text_2'.", "text_1")
-        model, cut = cls._common(fields)
-        return cls(model, list(zip(first * (len(second) if len(first) == 1 else 1), second, strict=True)), cut)
+        return self
+
+    @property
+    def texts(self) -> Sequence[Any]:
+        first = self.text_1 * (len(self.text_2) // len(self.text_1))
+        return list(zip(first, self.text_2, strict=True))
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return a list of scores in the order of the pairs."""
@@ -113,13 +112,11 @@ class ClassifyRequest(ScoringRequest):
     """The labels of texts."""
 
     ranks = False
+    input: Inputs
 
-    @classmethod
-    def read(cls, data: dict[str, Any]) -> ClassifyRequest:
-        fields = Fields(data)
-        fields.check_known((*_OWN, "input"))
-        model, cut = cls._common(fields)
-        return cls(model, _texts(fields, "input"), cut)
+    @property
+    def texts(self) -> Sequence[Any]:
+        return self.input
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return the likeliest label of each text, and the probabilities of all in the order of the model's labels."""
@@ -130,41 +127,29 @@ class ClassifyRequest(ScoringRequest):
         return {**usage, "id": f"classify-{usage['id']}", "object": "list", "data": data}
 
 
-@dataclass(frozen=True)
+def _several(inputs: Any) -> bool:
+    return isinstance(inputs, list) and all(isinstance(row, list) for row in inputs)
+
+
+Row = Annotated[Texts, Field(min_length=1, max_length=2)]
+Rows = Annotated[Items[Row], Field(min_length=1, max_length=MOST_INPUTS)]
+
+
 class PredictRequest(ScoringRequest):
-    """The labels of texts and pairs as TEI has them: of one, if `alone`, and as logits, if `raw`."""
+    """The labels of a text, a pair [text, text], or an array of arrays of one or two texts, as TEI has them."""
 
+    inputs: Annotated[list[Any], either(_several, Rows, Row)]
+    raw_scores: bool = False
     ranks = False
-    alone: bool = False
-    raw: bool = False
 
-    @classmethod
-    def read(cls, data: dict[str, Any]) -> PredictRequest:
-        """Return the request in `data`, whose `inputs` are a text, a pair [text, text], or an array of such arrays of
-        one or two texts. Raises ApiError as the base class does."""
-        fields = Fields(data)
-        inputs: Any = fields.raw("inputs")
-        fields.check_known((*_OWN, "inputs", "raw_scores"))
-        alone = not (isinstance(inputs, list) and all(isinstance(entry, list) for entry in inputs))
-        rows = [[inputs] if isinstance(inputs, str) else inputs] if alone else inputs
-        found = [Fields({"inputs": row}).texts("inputs", 2) for row in rows]
-        if not all(found) or not found or len(found) > MOST_INPUTS:
-            raise invalid(f"Invalid 'inputs': give 1 to {MOST_INPUTS} texts or pairs.", "inputs")
-        model, cut = cls._common(fields)
-        texts = [tuple(row) if len(row) == 2 else row[0] for row in found]
-        return cls(model, texts, cut, alone=alone, raw=fields.get("raw_scores", bool, False))
+    @property
+    def texts(self) -> Sequence[Any]:
+        rows = self.inputs if _several(self.inputs) else [self.inputs]
+        return [tuple(row) if len(row) == 2 else row[0] for row in rows]
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
         """Return an array of labels and scores, the highest first; for several texts an array of these."""
-        labels, scores = model.task.labels, logits if self.raw else model.probabilities(logits)
+        labels, scores = model.task.labels, logits if self.raw_scores else model.probabilities(logits)
         rows = [[{"score": float(x), "label": name} for x, name in zip(row, labels, strict=True)] for row in scores]
-        found = [sorted(row, key=lambda entry: -entry["score"]) for row in rows]
-        return found[0] if self.alone else found
-
-
-def _texts(fields: Fields, key: str) -> list[str]:
-    if not fields.given(key):
-        fields.need(key, str)
-    if not (found := fields.texts(key, MOST_INPUTS)):
-        raise invalid(f"Invalid '{key}': empty array.", key)
-    return found
+        ordered = [sorted(row, key=lambda entry: -entry["score"]) for row in rows]
+        return ordered if _several(self.inputs) else ordered[0]

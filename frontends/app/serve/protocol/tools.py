@@ -1,4 +1,4 @@
-"""Tools: how requests describe them, and how the chat formats of models write calls.
+"""Calls of tools in the chat formats of models: their grammars and parsers.
 
 A format is known by what the model's chat template holds. Calls are JSON in all of them; llguidance grammars force one.
 """
@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.storage.documents import json_at, parse_json
-
-from .errors import invalid
-from .fields import Fields
-from .generation import json_rule
-
-MOST_TOOLS = 128
+from weft.ir.storage.documents import json_at
 
 
 @dataclass(frozen=True)
@@ -47,43 +41,10 @@ class ToolCall:
         return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": called}
 
 
-def read_tools(fields: Fields) -> tuple[list[dict[str, Any]], ToolChoice]:
-    """Read the tools of a request and which of them to call. Raises ApiError on wrong ones."""
-    tools = fields.get("tools", list, [])
-    if len(tools) > MOST_TOOLS:
-        raise invalid(f"Invalid 'tools': at most {MOST_TOOLS} tools, but {len(tools)} given.", "tools")
-    for i, tool in enumerate(tools):
-        name = f"tools[{i}]"
-        if not isinstance(tool, dict):
-            raise invalid(f"Invalid type for '{name}': expected an object.", name, "invalid_type")
-        outer = Fields(tool, name)
-        outer.need("type", str)
-        outer.one_of("type", ("function",))
-        function = Fields(outer.need("function", dict), f"{name}.function")
-        function.need("name", str)
-        function.get("parameters", dict)
-    parallel = fields.get("parallel_tool_calls", bool, True)
-    names = [tool["function"]["name"] for tool in tools]
-    return tools, _choice(fields, names, parallel)
-
-
-def _choice(fields: Fields, names: Sequence[str], parallel: bool) -> ToolChoice:
-    if not fields.given("tool_choice"):
-        return ToolChoice("auto" if names else "none", None, parallel)
-    choice = fields.raw("tool_choice")
-    if not names:
-        if choice in ("none", "auto"):
-            return ToolChoice()
-        raise invalid("'tool_choice' is only allowed when 'tools' are specified.", "tool_choice")
-    if isinstance(choice, str):
-        mode = fields.one_of("tool_choice", ("none", "auto", "required")) or "auto"
-        return ToolChoice(mode, None, parallel)
-    named = Fields(fields.get("tool_choice", dict), "tool_choice")
-    named.one_of("type", ("function",))
-    name = Fields(named.need("function", dict), "tool_choice.function").need("name", str)
-    if name not in names:
-        raise invalid(f"Tool choice {name!r:.80} is not among the 'tools'.", "tool_choice")
-    return ToolChoice("named", name, False)
+def json_rule(schema: dict[str, Any]) -> str:
+    """Return the part of a grammar, in llguidance's variant of Lark, that a JSON schema describes."""
+    # No whitespace around JSON: a model that may write any amount of it can go on for ever.
+    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False}})}"
 
 
 @dataclass(frozen=True)
@@ -128,20 +89,21 @@ class ToolFormat:
         }
 
     def calls(self, text: str) -> list[ToolCall] | None:
-        """Return the calls that `text`, without its marks, spells; None where it spells none."""
-        try:
-            read = parse_json(text.strip(), "a call", kind=list if self.array else dict)
-        except WeftError:
-            return None
-        found = []
-        for call in read if self.array else [read]:
-            if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        """Return the calls that `text`, without its marks, spells as objects or arrays of them; None for any other."""
+        calls, text = list[ToolCall](), text.strip()
+        while text:
+            try:
+                value, end = json_at(text, 0)
+            except (ValueError, WeftError):
                 return None
-            arguments = call.get(self.arguments, {})
-            if not isinstance(arguments, str):
-                arguments = json.dumps(arguments, ensure_ascii=False)
-            found.append(ToolCall(call["name"], arguments))
-        return found
+            for call in value if isinstance(value, list) else [value]:
+                if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+                    return None
+                arguments = call.get(self.arguments, {})
+                spelled = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+                calls.append(ToolCall(call["name"], spelled))
+            text = text[end:].lstrip("; \t\r\n")
+        return calls or None
 
 
 FORMATS = (
@@ -164,50 +126,38 @@ class ToolParser:
     """Splits the growing text of an answer into content and calls."""
 
     def __init__(self, form: ToolFormat) -> None:
-        self._form = form
+        self._form, self._begin, self._end = form, form.begin.strip(), form.end.strip()
         self._held = ""
         self._begun = False  # content has, where an answer is calls as a whole
         self._inside = False  # of a call
         self._called = False
-        self._whole = False  # all of the answer is calls
 
     def push(self, piece: str) -> tuple[str, list[ToolCall]]:
         """Return the content and the calls that are certain after `piece`."""
         self._held += piece
-        if not self._form.begin:
+        if not self._begin:
             return self._push_whole(), []
         content, calls = "", list[ToolCall]()
-        begin, end = self._form.begin.strip(), self._form.end.strip()
         while True:
-            if not self._inside:
-                at = self._held.find(begin)
-                certain = self._held[: len(self._held) - _overlap(self._held, begin) if at < 0 else at]
+            text, mark, rest = self._held.partition(self._end if self._inside else self._begin)
+            if self._inside and mark:
+                called = self._form.calls(text)
+                content += self._begin + text + mark if called is None else ""
+                calls += called or []
+                self._called = self._called or bool(called)
+            elif not self._inside:
                 # White space before a call belongs to it, so it waits for what follows.
-                ready = certain.rstrip()
+                ready = text[: len(text) - (0 if mark else _overlap(text, self._begin))].rstrip()
                 content += ready
-                if at < 0:
-                    self._held = self._held[len(ready) :]
-                    return content, calls
-                self._held, self._inside = self._held[at + len(begin) :], True
-            at = self._held.find(end)
-            if at < 0:
+                self._held = self._held[len(ready) :]
+            if not mark:
                 return content, calls
-            text, self._held, self._inside = self._held[:at], self._held[at + len(end) :], False
-            found = self._form.calls(text)
-            if found is None:
-                content += begin + text + end
-            else:
-                calls += found
-                self._called = True
+            self._held, self._inside = rest, not self._inside
 
     def _push_whole(self) -> str:
-        if self._whole:
-            return ""
         text = self._held if self._begun else self._held.lstrip()
-        if not text:
-            return ""
-        if not self._begun and text.startswith(self._form.opens):
-            self._whole = True
+        self._inside = self._inside or (not self._begun and text.startswith(self._form.opens))
+        if self._inside or not text:
             return ""
         self._begun, self._held = True, ""
         return text
@@ -215,34 +165,10 @@ class ToolParser:
     def flush(self) -> tuple[str, list[ToolCall]]:
         """Return the content and the calls that the end of the answer makes certain."""
         held, self._held = self._held, ""
-        if self._inside:
-            found = self._form.calls(held)  # its end may have been cut
-            return ("", found) if found is not None else (self._form.begin.strip() + held, [])
-        if not self._whole:
+        if not self._inside:
             return "" if self._called and not held.strip() else held, []
-        split: Callable[[str], Iterator[str]] = iter_objects if not self._form.array else lambda text: iter([text])
-        calls: list[ToolCall] = []
-        for text in split(held):
-            found = self._form.calls(text)
-            if found is None:
-                return held, []
-            calls += found
-        return "", calls
-
-
-def iter_objects(text: str) -> Iterator[str]:
-    """Yield the JSON objects of a text in which they stand one after the other, separated by ; or white space."""
-    at = 0
-    while at < len(text):
-        if text[at] in "; \t\r\n":
-            at += 1
-            continue
-        try:
-            _, end = json_at(text, at)
-        except (ValueError, WeftError):
-            end = len(text)
-        yield text[at:end]
-        at = end
+        calls = self._form.calls(held)  # the end mark may have been cut
+        return ("", calls) if calls is not None else (self._begin + held, [])
 
 
 def _overlap(text: str, mark: str) -> int:

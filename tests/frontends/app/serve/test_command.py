@@ -102,7 +102,7 @@ def test_a_compiled_folder_without_tokenizer_is_refused(folder: Path, tmp_path: 
     assert "has no tokenizer" in refused("serve", tmp_path / "mute", "--port", 0)
 
 
-@pytest.mark.parametrize("module", ["starlette", "uvicorn", "llguidance"])
+@pytest.mark.parametrize("module", ["starlette", "uvicorn", "pydantic", "llguidance"])
 def test_a_missing_extra_is_named(folder: Path, tmp_path: Path, module: str) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; from weft.frontends.app.cli import main; main()"
     command = [sys.executable, "-c", code, "serve", str(folder), "--port", "0"]

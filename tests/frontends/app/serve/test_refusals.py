@@ -34,7 +34,7 @@ def refusal(server: Server, path: str, body: Any, status: int = 400, **options: 
 
 
 UNBOUND = {"role": "tool", "content": "2"}
-WRONG: list[tuple[str, dict[str, Any], str, str]] = [  # path, fields, the parameter at fault, code
+WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [  # path, fields, the parameter at fault, code
     *(("chat/completions", {"temperature": value}, "temperature", "invalid_value") for value in (-0.1, 2.1)),
     ("chat/completions", {"temperature": "hot"}, "temperature", "invalid_type"),
     ("chat/completions", {"temperature": True}, "temperature", "invalid_type"),
@@ -59,6 +59,14 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [  # path, fields, the param
     ("chat/completions", {"functions": [{}]}, "functions", "unsupported_parameter"),
     ("chat/completions", {"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
     ("chat/completions", {"temprature": 1}, "temprature", "unknown_parameter"),
+    ("chat/completions", {f"field {i}": 1 for i in range(200)}, None, "invalid_value"),
+    (
+        "chat/completions",
+        {"stream": True, "stream_options": {"usage": True}},
+        "stream_options.usage",
+        "unknown_parameter",
+    ),
+    ("chat/completions", {"logit_bias": {str(i): "x" for i in range(301)}}, "logit_bias", "invalid_value"),
     ("chat/completions", {"messages": "hi"}, "messages", "invalid_type"),
     ("chat/completions", {"messages": None}, "messages", "missing_required_parameter"),
     ("chat/completions", {"messages": []}, "messages", "invalid_value"),
@@ -79,6 +87,8 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [  # path, fields, the param
     ("completions", {"prompt": ""}, "prompt", "invalid_value"),
     ("completions", {"prompt": []}, "prompt", "invalid_value"),
     ("completions", {"prompt": [[1], "a", 3]}, "prompt", "invalid_type"),
+    ("completions", {"prompt": [1, 2.0]}, "prompt", "invalid_type"),
+    ("completions", {"prompt": [[1, True]]}, "prompt", "invalid_type"),
     ("completions", {"prompt": {"a": 1}}, "prompt", "invalid_type"),
     ("completions", {"suffix": "end"}, "suffix", "unsupported_parameter"),
     ("completions", {"best_of": 3}, "best_of", "unsupported_parameter"),
@@ -88,7 +98,9 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [  # path, fields, the param
 
 
 @pytest.mark.parametrize(("path", "fields", "param", "code"), WRONG)
-def test_wrong_fields_are_named(server: Server, path: str, fields: dict[str, Any], param: str, code: str) -> None:
+def test_wrong_fields_are_named(
+    server: Server, path: str, fields: dict[str, Any], param: str | None, code: str
+) -> None:
     error = refusal(server, path, {**(CHAT if path.startswith("chat") else TEXT), **fields})
     assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
     assert error["message"]
