@@ -48,7 +48,7 @@ class OnnxFolder:
             if form in forms
         }
         models = self._models.values()
-        self._stray = [s for b in models for s in cuda.cuda_problems(b.model)] if target.device == "cuda" else []
+        self._stray = [s for b in models for s in cuda.uncaptured(b.model)] if target.device == "cuda" else []
         self.trace = [*(line for b in models for line in b.trace), *self._stray]
         self.weight_bytes = export.weight_bytes(models)
         self.tensors = export.stored_tensors(models)

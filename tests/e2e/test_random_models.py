@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import weft
-from weft.backends.onnx.cuda import cuda_problems
 from weft.backends.onnx.export import build
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
@@ -17,6 +16,7 @@ from weft.ir import Graph, interpret, parse, print_graph
 from weft.passes import Trace, default_pipeline, legalize, run_passes
 from weft.passes.library.target.rope_length import RopeLength
 
+from ..backends.onnx.cuda_placement import cuda_problems
 from ..sampling import by_turns
 from .random_models import LENGTH, VOCAB, Drawn, strong
 

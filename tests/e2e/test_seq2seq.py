@@ -21,13 +21,13 @@ from safetensors.numpy import load_file, save_file
 
 import weft
 from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, RMSNorm
-from weft.backends.onnx.cuda import cuda_problems
 from weft.frontends import load_source
 from weft.frontends.app.api.verify.verification import verify_folder
 from weft.frontends.dsl import MoE
 from weft.frontends.models.tables.verified import Errors
 from weft.ir import WeftError, interpret
 
+from ..backends.onnx.cuda_placement import cuda_problems
 from ..frontends.formats.weft.sealing import seal_again
 from ..sampling import by_turns, each
 from .families import LENGTH, error

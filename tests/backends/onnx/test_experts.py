@@ -14,7 +14,6 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from weft.backends.onnx.cuda import cuda_problems
 from weft.backends.onnx.export import Built, build, in_memory, write
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
@@ -26,6 +25,7 @@ from weft.ir.types.sizes import sym
 from weft.passes import legalize, run_passes
 
 from ...sampling import each
+from .cuda_placement import cuda_problems
 
 EXPERTS, DIM, HIDDEN = 8, 6, 10
 Router = Callable[[Graph, Value], Value]

@@ -11,7 +11,6 @@ import onnxruntime as ort
 import pytest
 from onnx.backend.test.case.test_case import TestCase
 
-from weft.backends.onnx.cuda import cuda_problems
 from weft.backends.onnx.export import Built, build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
@@ -23,6 +22,7 @@ from weft.ir.types import dtypes, sizes
 from weft.passes import legalize
 
 from ...conformance.onnx_cases import node_cases
+from .cuda_placement import cuda_problems
 
 CPU = ["onnx", "ort-cpu"]
 RNG = np.random.default_rng(7)
