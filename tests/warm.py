@@ -49,7 +49,7 @@ server.sendall(message)
 status = server.recv(4)
 os._exit(int.from_bytes(status, "little") if status else 1)
 """
-WEFT = ("ir", "passes", "backends.onnx", "backends.storage", "backends.viz", "frontends")  # imported with all they hold
+WEFT = ("ir", "passes", "backends.onnx", "backends.viz", "frontends")  # imported with all they hold
 # Without onnxruntime, whose threads no fork has, and which waits for them where the process ends.
 HEAVY = (
     *("torch", "transformers", "tokenizers", "onnx", "onnx_ir", "gguf", "jinja2", "safetensors"),
