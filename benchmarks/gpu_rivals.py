@@ -152,9 +152,9 @@ def _widened(weight: Any, scales: Tensor, offsets: Tensor | None) -> Tensor:
 
 def ssd_chunked(*args: Any, **sizes: Any) -> Any:
     """Mamba-2 by chunks in plain torch, as models that weft generates compute it without kernels."""
-    from weft.backends.torch.snippets.state_space import ssd_chunks
+    from weft.backends.torch.snippets.state_space import ssd
 
-    return ssd_chunks(*args, **sizes)
+    return ssd(*args, **sizes)
 
 
 RIVALS: dict[str, Callable[..., Any]] = {

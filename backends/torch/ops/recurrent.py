@@ -73,8 +73,10 @@ def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
 @lowering(ops.selective_scan, ops.ssd)
 def _state_space(e: Emitter, node: Node) -> tuple[Var, ...]:
     given = [node.operand(o.name) for o in node.op.operands[:6]]
-    call = Call(node.op.name).give(given[0], e.shown(node.required("delta")), *given[2:], PAST)
-    if node.op is ops.ssd:
+    mamba2 = node.op is ops.ssd
+    function = ("run_mamba2" if mamba2 else "run_mamba") if e.calls_kernels else node.op.name
+    call = Call(function).give(given[0], e.shown(node.required("delta")), *given[2:], PAST)
+    if mamba2:
         call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups"))
     return carried(e, node, call)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from weft.ir import ops
 from weft.ir.errors import WeftError
@@ -26,6 +26,8 @@ class Emitter:
     attentions to an encoded text, which keep what they made of it. With `float8_caches` keys and values are kept in FP8
     where they can be.
     """
+
+    calls_kernels: ClassVar[bool] = True  # the package `kernels` is next to the module
 
     def __init__(
         self,

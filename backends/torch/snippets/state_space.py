@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,8 +24,6 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor]:
     """h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_t, y_t = C_t h_t + D x_t (Mamba, Gu & Dao 2023, arXiv 2312.00752): x and
     delta [batch, seq, channels], a [channels, states], b and c [batch, seq, states], h [batch, states, channels]."""
-    if has_mamba_scan(x, a, delta, b, c, d, past):
-        return mamba_scan(x, delta, a, b, c, d, past)
     rates, state = wide(a).mT, wide(x.new_zeros(x.shape[0], *a.mT.shape) if past is None else past)
     operands = wide(delta), wide(delta) * wide(x), wide(b), wide(c)
     large = state.numel() > MOST_ON_CPUS and not x.is_cuda and not torch.compiler.is_compiling()
@@ -74,12 +74,23 @@ def ssd(
     """h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_tᵀ, y_t = h_tᵀ C_t + D x_t per head (Mamba-2, Dao & Gu 2024, arXiv
     2405.21060): x [batch, seq, heads·p], delta [batch, seq, heads], a and d [heads], b and c [batch, seq,
     groups·states], state [batch, heads, states, p]."""
-    if has_mamba2_scan(x, b, delta, a, c, d, past, heads=heads, groups=groups):
-        return mamba2_scan(x, delta, a, b, c, d, past, heads=heads, groups=groups)
-    return ssd_chunks(x, delta, a, b, c, d, past, heads=heads, groups=groups)
+    by_head, delta = wide(x).unflatten(-1, (heads, -1)), wide(delta)
+    driven = (by_head * delta[..., None]).flatten(-2)
+    y, state = linear_recurrence(c, b, driven, delta * a, past=past, heads=heads, groups=groups)
+    y = y if d is None else y + (by_head * d[:, None]).flatten(-2)
+    return y.to(x.dtype), state
 
 
-def ssd_chunks(
+def run_mamba(
+    x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None = None, past: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Run `selective_scan` as a Triton kernel where one takes these operands, with operators of PyTorch elsewhere."""
+    if has_mamba_scan(x, a, delta, b, c, d, past):
+        return mamba_scan(x, delta, a, b, c, d, past)
+    return selective_scan(x, delta, a, b, c, d, past)
+
+
+def run_mamba2(
     x: Tensor,
     delta: Tensor,
     a: Tensor,
@@ -87,13 +98,9 @@ def ssd_chunks(
     c: Tensor,
     d: Tensor | None = None,
     past: Tensor | None = None,
-    *,
-    heads: int,
-    groups: int,
+    **sizes: Any,
 ) -> tuple[Tensor, Tensor]:
-    """`ssd` as products of matrices, chunk by chunk."""
-    by_head, delta = wide(x).unflatten(-1, (heads, -1)), wide(delta)
-    driven = (by_head * delta[..., None]).flatten(-2)
-    y, state = linear_recurrence(c, b, driven, delta * a, past=past, heads=heads, groups=groups)
-    y = y if d is None else y + (by_head * d[:, None]).flatten(-2)
-    return y.to(x.dtype), state
+    """Run `ssd` as Triton kernels where they take these operands, with operators of PyTorch elsewhere."""
+    if has_mamba2_scan(x, b, delta, a, c, d, past, **sizes):
+        return mamba2_scan(x, delta, a, b, c, d, past, **sizes)
+    return ssd(x, delta, a, b, c, d, past, **sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from weft.ir import ops
 from weft.ir.errors import WeftError
@@ -79,6 +79,8 @@ class ShellEmitter(Emitter):
 
     Attentions that are kept `apart` are modules of their own.
     """
+
+    calls_kernels: ClassVar[bool] = False
 
     def __init__(
         self, graph: Graph, names: Names, fields: Fields, head: Node | None, side: str = "", apart: bool = False
