@@ -32,8 +32,8 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
 
 @gelu.infer
 def _(n: OpCall) -> None:
-    known = n.approximate in ("none", "tanh", "sigmoid")
-    want(known, f"approximate={n.approximate!r} is not none, tanh or sigmoid")
+    is_supported = n.approximate in ("none", "tanh", "sigmoid")
+    want(is_supported, f"approximate={n.approximate!r} is not none, tanh or sigmoid")
 
 
 @gelu.body
@@ -82,7 +82,7 @@ def _(n: OpCall) -> Value:
     return mul(r, r)
 
 
-# The gate functions by the names that configs use: op and attributes; None is the bilinear unit.
+# Activations by the names that configs use: op and attributes.
 ACTIVATIONS: dict[str, tuple[Op, dict[str, Any]]] = {
     "relu": (relu, {}),
     "relu2": (relu2, {}),
@@ -103,31 +103,31 @@ def activate(x: Value, name: str) -> Value:
     """Emit the activation called `name`, a key of ACTIVATIONS, ``identity``, or ``swish(beta)``."""
     if name == "identity":
         return x
-    fn, attrs = _named(name)
+    fn, attrs = _find_activation(name)
     return fn(x, **attrs)
 
 
-def _named(name: str) -> tuple[Op, dict[str, Any]]:
-    """The op, and its attributes, that is the activation called `name`."""
+def _find_activation(name: str) -> tuple[Op, dict[str, Any]]:
+    """Return the op of the activation `name` and its attributes."""
     known_activation(name)
     return (swish, {"beta": float(name[6:-1])}) if name.startswith("swish(") else ACTIVATIONS[name]
 
 
 def known_activation(name: str) -> None:
-    """Check that `activate` knows `name`.
+    """Check that `name` is an activation that `activate` can emit.
 
     Raises:
-        WeftError: if it does not.
+        WeftError: if it is not.
     """
-    known = name in ACTIVATIONS or name == "identity" or _SWISH.fullmatch(name) is not None
-    want(known, f"unknown activation {name!r}; known are identity, swish(β), {', '.join(ACTIVATIONS)}")
+    is_activation = name in ACTIVATIONS or name == "identity" or _SWISH.fullmatch(name) is not None
+    want(is_activation, f"unknown activation {name!r}; known are identity, swish(β), {', '.join(ACTIVATIONS)}")
 
 
 def apply_activation(x: Array, name: str) -> Array:
-    """The reference twin of `activate`."""
+    """Return the activation `name` of an array, as `activate` emits it of a value."""
     if name == "identity":
         return x
-    fn, attrs = _named(name)
+    fn, attrs = _find_activation(name)
     result: Array = fn.reference(x, **attrs)
     return result
 

@@ -1,11 +1,10 @@
-"""Contents of caches: positions in the slots of a rolling one, codes in those of a quantized one.
+"""Slots of rolling caches and codes of quantized ones.
 
-Rolling: the first `keep` positions have slots of their own, if there are such; of all later ones position j is in the
-slot that is j modulo the `capacity` − keep others, where it replaces what has left the window.
+Rolling: position j < `keep` is in slot j. A later position j is in slot `keep` + (j − `keep`) mod (`capacity` −
+`keep`), where it replaces a position that has left the window.
 
-Quantized: a number is code · scale, with scales that do not change. The code is number / scale rounded to the nearest,
-half to even, and at least −2^{bits−1}, at most 2^{bits−1} − 1. Scales are those of channels [heads · width], or one of
-all [1].
+Quantized: an element is code · scale, with constant scales. The code is element / scale rounded to nearest, half to
+even, and clipped to −2^{bits−1} … 2^{bits−1} − 1. There is a scale per channel [heads · width], or one for all [1].
 """
 
 from __future__ import annotations
@@ -22,40 +21,43 @@ from .tensor import gather_rows, iota, reshape, transpose, unsqueeze
 
 
 def held(newest: Array, capacity: int, keep: int) -> Array:
-    """The positions [batch, capacity] that slots hold when `newest` [batch, 1] was the last; below 0 or above `newest`
-    if none."""
+    """Return the position that each slot holds, [batch, capacity], after position `newest` [batch, 1] was written.
+
+    Slots that are still empty have a position below 0 or above `newest`.
+    """
     slot = np.arange(capacity)[None]
     rolled = newest - (newest - slot) % (capacity - keep)
     return np.where(slot < keep, slot, np.where(rolled < keep, -1, rolled))
 
 
 def write(past: Array, new: Array, positions: Array, last: int, keep: int) -> Array:
-    """One row: the cache `past` [kv_heads, capacity, d] with the keys `new` [kv_heads, seq, d] at their `positions`
-    [seq], none of them behind `last`."""
-    others = past.shape[1] - keep
-    taken = (positions <= last) & ((positions < keep) | (positions > last - others))
-    at = positions[taken]
+    """Return a row of a rolling cache, `past` [kv_heads, capacity, d], with the keys `new` [kv_heads, seq, d] written
+    to the slots of their `positions` [seq]; keys after position `last`, and those that later keys replace, are
+    dropped."""
+    rolling_slots = past.shape[1] - keep
+    is_written = (positions <= last) & ((positions < keep) | (positions > last - rolling_slots))
+    at = positions[is_written]
     present = past.copy()
-    present[:, np.where(at < keep, at, keep + (at - keep) % others)] = new[:, taken]
+    present[:, np.where(at < keep, at, keep + (at - keep) % rolling_slots)] = new[:, is_written]
     return present
 
 
-def held_value(slot: Value, newest: Value, keep: int) -> Value:
-    """`held`, in ops; `slot` [1, capacity] counts the slots."""
-    others = affine(greatest(slot, axes=(1,), keepdims=True), plus=1 - keep)
-    rolled = sub(newest, mod(sub(newest, slot), others))
+def emit_slot_positions(slot: Value, newest: Value, keep: int) -> Value:
+    """Emit the positions that `held` returns; `slot` [1, capacity] is 0, 1, …"""
+    rolling_slots = affine(greatest(slot, axes=(1,), keepdims=True), plus=1 - keep)
+    rolled = sub(newest, mod(sub(newest, slot), rolling_slots))
     if not keep:
         return rolled
     later = choose(less(rolled, filled(rolled, keep)), filled(rolled, -1), rolled)
     return choose(less(slot, filled(slot, keep)), slot, later)
 
 
-def present_values(joined: list[Value], slot: Value, first: Value, n: OpCall) -> list[Value]:
-    """The rolling caches after a call of the attention `n`, out of past and call `joined` [batch, kv_heads, capacity +
-    seq, width]; `first` [batch, 1] are the positions where the call begins.
+def emit_present_caches(joined: list[Value], slot: Value, first: Value, n: OpCall) -> list[Value]:
+    """Emit the rolling caches after a call of the attention `n`.
 
-    They are gathered, not scattered: a runtime that keeps past and present in one memory then reads all of the past
-    before it writes.
+    `joined` are its past and new keys (and values), concatenated to [batch, kv_heads, capacity + seq, width]; `slot`
+    [1, capacity] is 0, 1, …; `first` [batch, 1] is the position where the call begins. The caches are gathered, not
+    scattered: a runtime that keeps past and present in one buffer then reads all of the past before it writes.
     """
     capacity = affine(greatest(slot, axes=(1,), keepdims=True), plus=1)
     newest = greatest(n.positions, axes=(1,), keepdims=True)
@@ -63,45 +65,45 @@ def present_values(joined: list[Value], slot: Value, first: Value, n: OpCall) ->
         ones = cast(cast(n.key_mask, to=dtypes.bool_), to=newest.type.dtype)
         at = affine(unsqueeze(cast(iota(n.key_mask, axis=1), to=newest.type.dtype), axes=(0,)), plus=1)
         newest = minimum(newest, affine(greatest(mul(ones, at), axes=(1,), keepdims=True), plus=-1))
-    target = held_value(slot, newest, n.keep_first)
-    stays = less(target, first)
+    target = emit_slot_positions(slot, newest, n.keep_first)
+    is_past = less(target, first)
     if n.keep_first:
-        stays = logical_or(stays, less(newest, target))
-    source = choose(stays, add(slot, filled(first, 0)), add(sub(target, first), capacity))
+        is_past = logical_or(is_past, less(newest, target))
+    source = choose(is_past, add(slot, filled(first, 0)), add(sub(target, first), capacity))
     tokens_first = (transpose(x, axes=(0, 2, 1, 3)) for x in joined)
     return [transpose(gather_rows(x, source), axes=(0, 2, 1, 3)) for x in tokens_first]
 
 
 def limits(bits: int) -> tuple[int, int]:
-    """The smallest and the largest code."""
+    """Return the smallest and the largest code of `bits` bits."""
     return -(1 << bits - 1), (1 << bits - 1) - 1
 
 
-def by_channel(scale: Array, heads: int) -> Array:
-    """`scale` [heads · width] or [1] as it multiplies [batch, heads, slots, width]."""
+def reshape_scale(scale: Array, heads: int) -> Array:
+    """Reshape `scale` [heads · width] or [1] to broadcast with [batch, heads, slots, width]."""
     return scale if scale.size == 1 else scale.reshape(1, heads, 1, -1)
 
 
-def rounded(x: Array, scale: Array, bits: int) -> Array:
-    """The codes, int64, of x [batch, heads, slots, width]."""
-    return np.clip(np.rint(x / by_channel(scale, x.shape[1])), *limits(bits)).astype(np.int64)
+def quantize(x: Array, scale: Array, bits: int) -> Array:
+    """Return the codes, int64, of x [batch, heads, slots, width]."""
+    return np.clip(np.rint(x / reshape_scale(scale, x.shape[1])), *limits(bits)).astype(np.int64)
 
 
-def codes_value(x: Value, scale: Value, bits: int) -> Value:
-    """The codes of x [batch, keys, heads · width], in ops."""
+def emit_codes(x: Value, scale: Value, bits: int) -> Value:
+    """Emit the codes of x [batch, keys, heads · width]."""
     low, high = limits(bits)
     wide = cast(x, to=scale.type.dtype)
     return cast(clip(round_(div(wide, scale)), low=low, high=high), to=CODES[bits])
 
 
-def numbers_value(codes: Value, scale: Value, heads: int, like: Value) -> Value:
-    """The numbers that `codes` [batch, heads, slots, width] stand for, in ops and in the dtype of `like`."""
+def emit_dequantized(codes: Value, scale: Value, heads: int, like: Value) -> Value:
+    """Emit the elements code · scale of `codes` [batch, heads, slots, width] in the dtype of `like`."""
     if scale.shape != (1,):
         scale = reshape(scale, shape=(1, heads, 1, scale.width // heads))
     return cast(mul(cast(codes, to=scale.type.dtype), scale), to=like.type.dtype)
 
 
-def check(
+def check_quantization(
     bits: int | None,
     k: TensorType,
     v: TensorType | None,
@@ -109,7 +111,7 @@ def check(
     causal: bool,
     heads: int,
 ) -> None:
-    """Check bits and scales of an attention with `heads` KV heads.
+    """Check that bits and scales of a quantized cache fit an attention with `heads` KV heads.
 
     Raises:
         WeftError: if they do not fit.

@@ -1,4 +1,4 @@
-"""The declaration of ops by their bodies, which then are their references, too."""
+"""Decorators that declare an op by its body: the graph of simpler ops that also is its reference."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from ..op import Array, Case, Cost, OpCall, StateSpec, TensorType, Trait, op, to
 from ..types import dtypes
 
 
-def composed(
+def composed_op(
     *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Declare an op by its body, which the decorated function emits; its parameters are read as those of a reference.
+    """Declare an op by its body: return a decorator for a function that emits the body.
 
-    The reference of the op runs the body. Types, cost and states are declared as those of other ops.
+    The function's parameters are read as those of a reference; the reference of the op interprets the body. Types, cost
+    and states are declared as those of other ops.
     """
 
     def declare(body: Callable[..., Any]) -> Op:
         @functools.wraps(body)
         def reference(*operands: Array | None, **attrs: Any) -> Any:
             arrays = [None if a is None else np.asarray(a) for a in operands]
-            graph = _bodied(body, [None if a is None else _type_of(a) for a in arrays], attrs)
-            found = interpret(graph, {str(i): a for i, a in enumerate(arrays) if a is not None})
-            return tuple(found.values()) if len(found) > 1 else found["0"]
+            graph = _build_body(body, [None if a is None else _type_of(a) for a in arrays], attrs)
+            results = interpret(graph, {str(i): a for i, a in enumerate(arrays) if a is not None})
+            return tuple(results.values()) if len(results) > 1 else results["0"]
 
         new = op(outputs=outputs, traits=traits, cases=cases)(reference)
         new.body(lambda n: body(*_operands(new, n), **{name: vars(n)[name] for name in new.attrs}))
@@ -37,47 +38,47 @@ def composed(
     return declare
 
 
-def fused(
+def fused_op(
     *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Declare a fused op; the decorated function emits its body. Its parameters are read as those of a reference.
+    """Declare a fused op by its body: return a decorator for a function that emits the body.
 
-    An op reads its operands and writes its results once, whatever its body moves in between, but for rows and experts
-    that its body does not read. It keeps the states that its body does, under the same names: a recurrence takes its
-    `past` and returns its `present`.
+    The function's parameters are read as those of a reference. The cost counts operands and results once, without the
+    intermediate values of the body and without table rows and experts that the body does not select. The op keeps the
+    states of its body, under the same names: a recurrence takes its `past` and returns its `present`.
     """
 
     def declare(body: Callable[..., Any]) -> Op:
-        new = composed(outputs=outputs, traits=[*traits, Trait.FUSED], cases=cases)(body)
+        new = composed_op(outputs=outputs, traits=[*traits, Trait.FUSED], cases=cases)(body)
         graph_of = functools.lru_cache(maxsize=1024)(
-            lambda types, attrs: _bodied(body, types, dict(attrs))  # layers have nodes of the same types
+            lambda types, attrs: _build_body(body, types, dict(attrs))  # layers repeat nodes of the same types
         )
 
-        def typed(n: OpCall) -> Graph:
-            found: Graph = graph_of(_operands(new, n), tuple((name, vars(n)[name]) for name in new.attrs))
-            return found
+        def body_of(n: OpCall) -> Graph:
+            body_graph: Graph = graph_of(_operands(new, n), tuple((name, vars(n)[name]) for name in new.attrs))
+            return body_graph
 
         @new.infer
         def _(n: OpCall) -> tuple[TensorType, ...]:
-            return tuple(v.type for _, v in typed(n).outputs.items())
+            return tuple(v.type for _, v in body_of(n).outputs.items())
 
         @new.cost
         def _(n: OpCall) -> Cost:
-            graph = typed(n)
+            graph = body_of(n)
             read, written = (total([v.type.bytes for _, v in part.items()]) for part in (graph.inputs, graph.outputs))
             costs = {node: node.op.node_cost(node) for node in graph.nodes if Trait.VIEW not in node.op.traits}
-            unread = [  # rows of a table, and experts, that nobody asks for
+            unread = [  # bytes of table rows and experts that no token selects
                 total([v.type.bytes for v in node.inputs if v is not None]) - cost.read for node, cost in costs.items()
             ]
             return Cost(total([cost.flops for cost in costs.values()]), read - total(unread), written)
 
-        def kept(n: OpCall) -> tuple[StateSpec, ...]:
-            nodes = typed(n).nodes
-            given = [(node, [None if v is None else v.type for v in node.inputs]) for node in nodes]
-            return tuple(spec for node, types in given for spec in node.op.states_of(types, node.attrs))
+        def list_states(n: OpCall) -> tuple[StateSpec, ...]:
+            nodes = body_of(n).nodes
+            operand_types = [(node, [None if v is None else v.type for v in node.inputs]) for node in nodes]
+            return tuple(spec for node, types in operand_types for spec in node.op.states_of(types, node.attrs))
 
         if Trait.RECURRENT in traits:
-            new.states(kept)
+            new.states(list_states)
 
         return new
 
@@ -94,11 +95,11 @@ def _type_of(array: Array) -> TensorType:
     return TensorType(kind, array.shape)
 
 
-def _bodied(body: Callable[..., Any], types: Sequence[TensorType | None], attrs: dict[str, Any]) -> Graph:
-    """Return the graph of a body whose inputs, of these types, and whose outputs are called by their numbers."""
+def _build_body(body: Callable[..., Any], types: Sequence[TensorType | None], attrs: dict[str, Any]) -> Graph:
+    """Return the graph that `body` emits for operands of `types`; its inputs and outputs are named "0", "1", …"""
     graph = Graph("body")
-    given = [None if t is None else graph.add_input(str(i), t) for i, t in enumerate(types)]
-    made = body(*given, **attrs)
-    for i, value in enumerate((made,) if isinstance(made, Value) else made):
+    inputs = [None if t is None else graph.add_input(str(i), t) for i, t in enumerate(types)]
+    results = body(*inputs, **attrs)
+    for i, value in enumerate((results,) if isinstance(results, Value) else results):
         graph.add_output(str(i), value)
     return graph

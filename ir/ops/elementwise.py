@@ -29,29 +29,32 @@ from ..types import dtypes
 _PAIR = [case(normal(2, 3, 5), normal(2, 3, 5)), case(normal(2, 3, 5), normal(5)), case(normal(4, 1), normal(1, 3))]
 
 
-def _whole(x: TensorType, *numbers: float) -> None:
-    want(x.dtype.is_float or all(float(n).is_integer() for n in numbers), f"{x} is no float: {numbers} must be whole")
+def _check_integers(x: TensorType, *numbers: float) -> None:
+    want(
+        x.dtype.is_float or all(float(n).is_integer() for n in numbers),
+        f"{x} is not floating-point: {numbers} must be integers",
+    )
 
 
-def _broadcast(n: OpCall) -> TensorType:
+def _broadcast_type(n: OpCall) -> TensorType:
     want(n.x.dtype == n.y.dtype, f"operands have dtypes {n.x.dtype} and {n.y.dtype}; cast one of them")
     return TensorType(n.x.dtype, broadcast(n.x, n.y))
 
 
-def _compare(n: OpCall) -> TensorType:
-    return _broadcast(n).with_dtype(dtypes.bool_)
+def _comparison_type(n: OpCall) -> TensorType:
+    return _broadcast_type(n).with_dtype(dtypes.bool_)
 
 
-def _logical(n: OpCall) -> TensorType:
+def _logical_type(n: OpCall) -> TensorType:
     want(n.x.dtype == n.y.dtype == dtypes.bool_, "operands must be bool")
     return TensorType(dtypes.bool_, broadcast(n.x, n.y))
 
 
-def _binary(
+def _declare_binary(
     name: str,
     doc: str,
     fn: Callable[[Array, Array], Array],
-    infer: Callable[[OpCall], TensorType] = _broadcast,
+    infer: Callable[[OpCall], TensorType] = _broadcast_type,
     commutes: bool = False,
     cases: Sequence[Case] = tuple(_PAIR),
 ) -> Op:
@@ -64,7 +67,9 @@ def _binary(
     return new
 
 
-def _unary(name: str, doc: str, fn: Callable[[Array], Array], cases: Sequence[Case] = (case(normal(2, 3, 5)),)) -> Op:
+def _declare_unary(
+    name: str, doc: str, fn: Callable[[Array], Array], cases: Sequence[Case] = (case(normal(2, 3, 5)),)
+) -> Op:
     def reference(x: Array) -> Array:
         return fn(x)
 
@@ -76,39 +81,41 @@ _POSITIVE = (case(positive(2, 3, 5)),)
 _LOGIC = (case(bools(2, 3), bools(2, 3)), case(bools(4, 1), bools(3)))
 _INTS = case(ints(2, 3, high=4), ints(2, 3, high=4))
 
-add = _binary("add", "x + y", np.add, commutes=True, cases=[*_PAIR, _INTS])
-sub = _binary("sub", "x − y", np.subtract, cases=[*_PAIR, _INTS])
-mul = _binary("mul", "x · y", np.multiply, commutes=True, cases=[*_PAIR, _INTS])
-div = _binary("div", "x / y", np.divide, cases=[case(normal(2, 3, 5), positive(2, 3, 5))])
-pow = _binary("pow", "x to the power y, for x > 0", np.power, cases=[case(positive(2, 3), normal(3))])
-minimum = _binary("minimum", "The smaller of x and y", np.minimum, commutes=True, cases=[*_PAIR, _INTS])
-maximum = _binary("maximum", "The larger of x and y", np.maximum, commutes=True, cases=[*_PAIR, _INTS])
-floordiv = _binary(
+add = _declare_binary("add", "x + y", np.add, commutes=True, cases=[*_PAIR, _INTS])
+sub = _declare_binary("sub", "x − y", np.subtract, cases=[*_PAIR, _INTS])
+mul = _declare_binary("mul", "x · y", np.multiply, commutes=True, cases=[*_PAIR, _INTS])
+div = _declare_binary("div", "x / y", np.divide, cases=[case(normal(2, 3, 5), positive(2, 3, 5))])
+pow = _declare_binary("pow", "x to the power y, for x > 0", np.power, cases=[case(positive(2, 3), normal(3))])
+minimum = _declare_binary("minimum", "The smaller of x and y", np.minimum, commutes=True, cases=[*_PAIR, _INTS])
+maximum = _declare_binary("maximum", "The larger of x and y", np.maximum, commutes=True, cases=[*_PAIR, _INTS])
+floordiv = _declare_binary(
     "floordiv", "⌊x / y⌋ of integers", np.floor_divide, cases=[case(ints(2, 5, high=50), np.array([1, 2, 3, 7, 9]))]
 )
-mod = _binary("mod", "x − y·⌊x / y⌋ of integers", np.mod, cases=[case(ints(2, 5, high=50), np.array([1, 2, 3, 7, 9]))])
-less = _binary("less", "x < y", np.less, _compare, cases=[*_PAIR, _INTS])
-less_equal = _binary("less_equal", "x ≤ y", np.less_equal, _compare, cases=[*_PAIR, _INTS])
-equal = _binary("equal", "x = y", np.equal, _compare, commutes=True, cases=[_INTS])
-logical_and = _binary("logical_and", "x ∧ y", np.logical_and, _logical, True, _LOGIC)
-logical_or = _binary("logical_or", "x ∨ y", np.logical_or, _logical, True, _LOGIC)
-logical_not = _unary("logical_not", "¬x", np.logical_not, (case(bools(2, 3)),))
+mod = _declare_binary(
+    "mod", "x − y·⌊x / y⌋ of integers", np.mod, cases=[case(ints(2, 5, high=50), np.array([1, 2, 3, 7, 9]))]
+)
+less = _declare_binary("less", "x < y", np.less, _comparison_type, cases=[*_PAIR, _INTS])
+less_equal = _declare_binary("less_equal", "x ≤ y", np.less_equal, _comparison_type, cases=[*_PAIR, _INTS])
+equal = _declare_binary("equal", "x = y", np.equal, _comparison_type, commutes=True, cases=[_INTS])
+logical_and = _declare_binary("logical_and", "x ∧ y", np.logical_and, _logical_type, True, _LOGIC)
+logical_or = _declare_binary("logical_or", "x ∨ y", np.logical_or, _logical_type, True, _LOGIC)
+logical_not = _declare_unary("logical_not", "¬x", np.logical_not, (case(bools(2, 3)),))
 
-neg = _unary("neg", "−x", np.negative)
-abs = _unary("abs", "|x|", np.abs)
-square = _unary("square", "x²", np.square)
-exp = _unary("exp", "e^x", np.exp)
-log = _unary("log", "ln x", np.log, _POSITIVE)
-sqrt = _unary("sqrt", "√x", np.sqrt, _POSITIVE)
-rsqrt = _unary("rsqrt", "1/√x", lambda x: 1 / np.sqrt(x), _POSITIVE)
-reciprocal = _unary("reciprocal", "1/x", lambda x: 1 / x, _POSITIVE)
-sin = _unary("sin", "sin x, radians", np.sin)
-cos = _unary("cos", "cos x, radians", np.cos)
-tanh = _unary("tanh", "tanh x", np.tanh)
-floor = _unary("floor", "⌊x⌋", np.floor)
-ceil = _unary("ceil", "⌈x⌉", np.ceil)
+neg = _declare_unary("neg", "−x", np.negative)
+abs = _declare_unary("abs", "|x|", np.abs)
+square = _declare_unary("square", "x²", np.square)
+exp = _declare_unary("exp", "e^x", np.exp)
+log = _declare_unary("log", "ln x", np.log, _POSITIVE)
+sqrt = _declare_unary("sqrt", "√x", np.sqrt, _POSITIVE)
+rsqrt = _declare_unary("rsqrt", "1/√x", lambda x: 1 / np.sqrt(x), _POSITIVE)
+reciprocal = _declare_unary("reciprocal", "1/x", lambda x: 1 / x, _POSITIVE)
+sin = _declare_unary("sin", "sin x, radians", np.sin)
+cos = _declare_unary("cos", "cos x, radians", np.cos)
+tanh = _declare_unary("tanh", "tanh x", np.tanh)
+floor = _declare_unary("floor", "⌊x⌋", np.floor)
+ceil = _declare_unary("ceil", "⌈x⌉", np.ceil)
 _HALVES = (case(normal(2, 3, 5, scale=3.0)), case(np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5])))
-round_ = _unary("round_", "The nearest whole number, of two the even one", np.rint, _HALVES)
+round_ = _declare_unary("round_", "x rounded to the nearest integer, half to even", np.rint, _HALVES)
 
 
 def _erf(x: Array) -> Array:
@@ -117,7 +124,7 @@ def _erf(x: Array) -> Array:
     return np.vectorize(scalar_erf, otypes=[np.float64])(x) if x.size else x
 
 
-erf = _unary("erf", "Error function 2/√π ∫₀ˣ e^(−t²) dt", _erf)
+erf = _declare_unary("erf", "Error function 2/√π ∫₀ˣ e^(−t²) dt", _erf)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -126,13 +133,13 @@ def _sigmoid(x: Array) -> Array:
     return result
 
 
-sigmoid = _unary("sigmoid", "1 / (1 + e^(−x))", _sigmoid)
-softplus = _unary("softplus", "ln(1 + e^x)", lambda x: np.logaddexp(0, x))
+sigmoid = _declare_unary("sigmoid", "1 / (1 + e^(−x))", _sigmoid)
+softplus = _declare_unary("softplus", "ln(1 + e^x)", lambda x: np.logaddexp(0, x))
 
 
 @op(traits=[Trait.ELEMENTWISE], cases=[case(normal(3, 4)), case(ints(2, 3, high=7), to=dtypes.f32)])
 def cast(x: Array, *, to: DType = dtypes.f32) -> Array:
-    """x as another dtype. Between floats it is the identity: the reference computes in exact arithmetic."""
+    """x converted to the dtype `to`; between floats the identity, as the reference computes in exact arithmetic."""
     if to.is_float:
         return x.astype(np.float64)
     return x.astype(np.bool_) if to == dtypes.bool_ else np.trunc(x).astype(np.int64)
@@ -149,13 +156,13 @@ def _(n: OpCall) -> TensorType:
     cases=[case(normal(2, 3), low=-0.5, high=0.7), case(normal(4), high=0.0), case(ints(5, high=9), low=2, high=6)],
 )
 def clip(x: Array, *, low: float | None = None, high: float | None = None) -> Array:
-    """x limited to low … high (whole numbers for integers)."""
+    """x clipped to low … high (bounds are integers for an integer x)."""
     return np.asarray(np.clip(x, low, high) if low is not None or high is not None else x, x.dtype)
 
 
 @clip.infer
 def _(n: OpCall) -> None:
-    _whole(n.x, n.low or 0, n.high or 0)
+    _check_integers(n.x, n.low or 0, n.high or 0)
 
 
 @op(
@@ -168,25 +175,25 @@ def _(n: OpCall) -> None:
     ],
 )
 def affine(x: Array, *, by: float = 1.0, plus: float = 0.0) -> Array:
-    """x · by + plus, with numbers known at compile time (whole for integers); `by` 0 is `plus` even of ∞ and NaN."""
+    """x · by + plus with constants (integers for an integer x); `by` 0 gives `plus` even where x is ∞ or NaN."""
     return np.asarray(x * by + plus, x.dtype) if by else np.full_like(x, plus)
 
 
 @affine.infer
 def _(n: OpCall) -> None:
-    _whole(n.x, n.by, n.plus)
+    _check_integers(n.x, n.by, n.plus)
 
 
 @op(traits=[Trait.ELEMENTWISE], cases=[case(normal(2, 3), share=0.1), case(normal(4), share=0.0)])
 def dropout(x: Array, *, share: float) -> Array:
-    """x. Only while a PyTorch module trains, each element is 0 with the probability `share`, or else divided by
-    1 − share (Srivastava 2014). The pass drop-dropout takes it out."""
+    """x. While a PyTorch module trains, each element is 0 with probability `share`, else divided by 1 − share
+    (Srivastava 2014). The pass drop-dropout removes it."""
     return x
 
 
 @dropout.infer
 def _(n: OpCall) -> None:
-    want(n.x.dtype.is_float, f"{n.x} are no floats")
+    want(n.x.dtype.is_float, f"{n.x} must be floating-point")
     want(0 <= n.share < 1, f"share={n.share} must be at least 0 and below 1")
 
 
@@ -215,10 +222,10 @@ def _(n: OpCall) -> TensorType:
 
 
 def filled(x: Value, number: float) -> Value:
-    """`number` in the shape of x."""
+    """Emit a constant: `number` in the shape and dtype of x."""
     return affine(x, by=0.0, plus=number)
 
 
 def masked(seen: Value, x: Value, number: float = 0.0) -> Value:
-    """x where `seen` holds, else `number`."""
+    """Emit x where `seen` holds, else `number`."""
     return where(seen, x, filled(x, number))

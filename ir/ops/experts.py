@@ -1,4 +1,4 @@
-"""Mixture of experts: what the routers of `routing` send their tokens to."""
+"""Mixture of experts: the feed-forwards that routed tokens pass through."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def moe(
 ) -> Array:
     """Σ_e combine_e · E_e(x) over the experts e, E_e a feed-forward (Shazeer 2017).
 
-    x [..., dim]; combine [..., experts], never negative, zero for an expert that is not asked; up and gate
+    x [..., dim]; combine [..., experts] ≥ 0, zero for experts that a token does not choose; up and gate
     [experts, hidden, dim], down [experts, dim, hidden], biases [experts, hidden or dim]. E(x) = down(glu(gate(x),
     up(x))) with `activation`, `limit` and `shift` as in `glu`, or down(activation(up(x))) without gate. `active`
     promises that no row of combine has more non-zero entries; it changes the cost, not the result.
     """
     y = np.zeros_like(x)
     for e in range(len(up)):
-        asked = combine[..., e] != 0
+        chosen = combine[..., e] != 0
         biases = (None if b is None else b[e] for b in (up_bias, gate_bias))
-        open_gate = None if gate is None else gate[e]
-        hidden = hidden_of(x[asked], up[e], open_gate, *biases, activation=activation, limit=limit, shift=shift)
-        made = hidden @ down[e].T + (0 if down_bias is None else down_bias[e])
-        y[asked] += combine[asked, e, None] * made
+        gate_weight = None if gate is None else gate[e]
+        hidden = hidden_of(x[chosen], up[e], gate_weight, *biases, activation=activation, limit=limit, shift=shift)
+        expert_output = hidden @ down[e].T + (0 if down_bias is None else down_bias[e])
+        y[chosen] += combine[chosen, e, None] * expert_output
     return y
 
 
@@ -70,12 +70,12 @@ def hidden_of(
     limit: float | None,
     shift: float,
 ) -> Array:
-    """The hidden activations of one expert, [tokens, hidden], for `x` [tokens, dim]."""
+    """Return the hidden activations of one expert, [tokens, hidden], for `x` [tokens, dim]."""
     hidden: Array = x @ up.T + (0 if up_bias is None else up_bias)
     if gate is None:
         return apply_activation(hidden, activation)
-    opened = x @ gate.T + (0 if gate_bias is None else gate_bias)
-    unit: Array = glu.reference(opened, hidden, activation=activation, limit=limit, shift=shift)
+    gate_input = x @ gate.T + (0 if gate_bias is None else gate_bias)
+    unit: Array = glu.reference(gate_input, hidden, activation=activation, limit=limit, shift=shift)
     return unit
 
 
@@ -94,23 +94,23 @@ def _(n: OpCall) -> None:
     for bias, width in ((n.up_bias, hidden), (n.down_bias, dim), (n.gate_bias, hidden)):
         want(bias is None or bias == up.with_shape(experts, width), f"bias {bias} must be [{experts}, {width}]")
     known_activation(n.activation)
-    within = n.active is None or (n.active >= 1 and (not isinstance(experts, int) or n.active <= experts))
-    want(within, f"active={n.active} is not within 1 and {experts} experts")
+    in_range = n.active is None or (n.active >= 1 and (not isinstance(experts, int) or n.active <= experts))
+    want(in_range, f"active={n.active} is not between 1 and {experts} experts")
 
 
 @moe.cost
 def _(n: OpCall) -> Cost:
     experts, hidden, dim = n.up.shape
-    asked, tokens = experts if n.active is None else n.active, sizes.product(n.x.shape[:-1])
+    chosen, tokens = experts if n.active is None else n.active, sizes.product(n.x.shape[:-1])
     stacks = [t for t in (n.up, n.down, n.gate, n.up_bias, n.down_bias, n.gate_bias) if t is not None]
     each = total([t.with_shape(*t.shape[1:]).bytes for t in stacks])
-    read = n.x.bytes + n.combine.bytes + each * sizes.minimum(experts, tokens * asked)
-    return Cost(tokens * asked * hidden * dim * (4 if n.gate is None else 6), read, n.x.bytes)
+    read = n.x.bytes + n.combine.bytes + each * sizes.minimum(experts, tokens * chosen)
+    return Cost(tokens * chosen * hidden * dim * (4 if n.gate is None else 6), read, n.x.bytes)
 
 
 @moe.body
 def _(n: OpCall) -> Value:
-    """Every token through every expert."""
+    """Run every token through every expert, then weigh the results by combine."""
     experts, _, dim = n.up.shape
     tokens = sizes.product(n.x.shape[:-1])
 
@@ -123,8 +123,8 @@ def _(n: OpCall) -> Value:
     if n.gate is None:
         hidden = activate(hidden, n.activation)
     else:
-        opened = project(rows, n.gate, n.gate_bias)
-        hidden = glu(opened, hidden, activation=n.activation, limit=n.limit, shift=n.shift)
+        gate_input = project(rows, n.gate, n.gate_bias)
+        hidden = glu(gate_input, hidden, activation=n.activation, limit=n.limit, shift=n.shift)
     weights = unsqueeze(swap(reshape(n.combine, shape=(tokens, experts))), axes=(2,))
     mixed = add_up(mul(weights, project(hidden, n.down, n.down_bias)), axes=(0,))
     return reshape(mixed, shape=n.x.shape)

@@ -1,9 +1,9 @@
 """Multi-head latent attention (DeepSeek-V2, 2024), composed of `attention` and products.
 
-Keys and values of all heads are made from one latent c of `rank` numbers per token: k = W_UK c, v = W_UV c; a rotary
-part of the key is shared by the heads. `expanded` follows that definition; `absorbed` multiplies W_UK into the queries
-and W_UV into the outputs instead, so that it attends to (c, shared key) itself as one KV head of width rank + rotary,
-whose value is c again: only that need be cached. Both give the same numbers.
+Keys and values of all heads are projections of one latent c [batch, keys, rank]: k = W_UK c, v = W_UV c; the heads
+share a rotary part of the key. `expanded` follows that definition. `absorbed` multiplies W_UK into the queries and W_UV
+into the outputs instead and attends to (c, rotary key) as one KV head of width rank + rotary, whose value is c: only
+that need be cached. Both compute the same function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .tensor import concat, expand, flat, per_head, reshape, swap, unsqueeze
     ],
 )
 def head_linear(x: Array, weight: Array, *, heads: int, inverse: bool = False) -> Array:
-    """A linear map per head, without bias: y_h = W_h x_h, with `inverse` W_hᵀ x_h.
+    """y_h = W_h x_h for every head h, without bias; with `inverse` y_h = W_hᵀ x_h.
 
     x [batch, n, heads·in], weight [heads·out, in] (rows by head) → [batch, n, heads·out]; with `inverse` from
     heads·out to heads·in.
@@ -46,7 +46,7 @@ def _(n: OpCall) -> TensorType:
     fixed = weight.rank == 2 and all(isinstance(s, int) for s in weight.shape)
     want(fixed and x.dtype == weight.dtype, f"weight {weight} must be [heads·out, in] in the dtype of x {x}")
     rows, width = weight.shape
-    want(n.heads > 0 and rows % n.heads == 0, f"the rows of weight {weight} are no multiple of heads={n.heads}")
+    want(n.heads > 0 and rows % n.heads == 0, f"the rows of weight {weight} are not a multiple of heads={n.heads}")
     width_in, width_out = (rows, n.heads * width) if n.inverse else (n.heads * width, rows)
     want(x.rank == 3 and x.shape[2] == width_in, f"x {x} must be [batch, n, {width_in}] for weight {weight}")
     return x.with_shape(*x.shape[:2], width_out)
@@ -80,18 +80,18 @@ def expanded(
     causal: bool = True,
     **attrs: Any,
 ) -> Value:
-    """Attention over keys and values made from the latent.
+    """Emit latent attention over keys and values that are projected from the latent.
 
     q [batch, seq, heads·d], q_rope [batch, seq, heads·r] (rotated), latent [batch, keys, rank], k_rope [batch, keys, r]
-    (rotated), up_k [heads·d, rank], up_v [heads·dv, rank] → [batch, seq, heads·dv]. There may be no rotary part.
-    `masks` are the operands bias, key_mask and sinks of `attention`, `attrs` its other attributes; `scale` defaults to
-    1/√(d + r).
+    (rotated), up_k [heads·d, rank], up_v [heads·dv, rank] → [batch, seq, heads·dv]. Without rotary part q_rope and
+    k_rope are None. `masks` are the operands bias, key_mask and sinks of `attention`, `attrs` its other attributes;
+    `scale` defaults to 1/√(d + r).
     """
     k, v = linear(latent, up_k), linear(latent, up_v)
     if q_rope is not None and k_rope is not None:
         shared = expand(unsqueeze(k_rope, axes=(2,)), shape=(*k_rope.shape[:2], heads, k_rope.width))
         shared = reshape(shared, shape=(*k_rope.shape[:2], heads * k_rope.width))
-        q, k = join(q, q_rope, heads), join(k, shared, heads)
+        q, k = _concat_heads(q, q_rope, heads), _concat_heads(k, shared, heads)
     return attention(q, k, v, *masks, heads=heads, kv_heads=heads, causal=causal, **attrs)
 
 
@@ -108,12 +108,12 @@ def absorbed(
     scale: float | None = None,
     **attrs: Any,
 ) -> Value:
-    """`expanded`, attending to the latent itself."""
-    turned = k_rope.width if k_rope is not None else 0
-    scale = 1 / math.sqrt(q.width // heads + turned) if scale is None else scale
+    """Emit the attention of `expanded` over the latents themselves, as one KV head."""
+    rotary_width = k_rope.width if k_rope is not None else 0
+    scale = 1 / math.sqrt(q.width // heads + rotary_width) if scale is None else scale
     q, k = head_linear(q, up_k, heads=heads, inverse=True), latent
     if q_rope is not None and k_rope is not None:
-        q, k = join(q, q_rope, heads), concat(latent, k_rope, axis=2)
+        q, k = _concat_heads(q, q_rope, heads), concat(latent, k_rope, axis=2)
     common: dict[str, Any] = {
         "heads": heads,
         "kv_heads": 1,
@@ -125,7 +125,7 @@ def absorbed(
     return head_linear(attention(q, k, None, *masks, **common), up_v, heads=heads)
 
 
-def join(x: Value, y: Value, heads: int) -> Value:
-    """x [batch, n, heads·a] and y [batch, n, heads·b] side by side in every head, [batch, n, heads·(a + b)]."""
-    apart = (reshape(t, shape=(*t.shape[:2], heads, t.width // heads)) for t in (x, y))
-    return reshape(concat(*apart, axis=3), shape=(*x.shape[:2], x.width + y.width))
+def _concat_heads(x: Value, y: Value, heads: int) -> Value:
+    """Concatenate x [batch, n, heads·a] and y [batch, n, heads·b] within every head: [batch, n, heads·(a + b)]."""
+    by_head = (reshape(t, shape=(*t.shape[:2], heads, t.width // heads)) for t in (x, y))
+    return reshape(concat(*by_head, axis=3), shape=(*x.shape[:2], x.width + y.width))

@@ -1,4 +1,4 @@
-"""Normalizations over the last axis, alone and with what stands beside them."""
+"""Normalizations over the last axis, alone and fused with a residual addition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .elementwise import add, affine, mul, rsqrt, square, sub
 from .reduce import mean
 
 
-def _check(x: TensorType, *vectors: TensorType | None) -> None:
+def _check_widths(x: TensorType, *vectors: TensorType | None) -> None:
     for v in vectors:
         want(v is None or v == x.with_shape(x.shape[-1]), f"{v} does not fit the last axis of {x}")
 
@@ -26,7 +26,7 @@ def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Arr
 
 @rms_norm.infer
 def _(n: OpCall) -> None:
-    _check(n.x, n.weight)
+    _check_widths(n.x, n.weight)
 
 
 @rms_norm.cost
@@ -55,7 +55,7 @@ def layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None,
 
 @layer_norm.infer
 def _(n: OpCall) -> None:
-    _check(n.x, n.weight, n.bias)
+    _check_widths(n.x, n.weight, n.bias)
 
 
 @layer_norm.cost
@@ -81,7 +81,7 @@ def _(n: OpCall) -> Value:
 def add_norm(
     x: Array, y: Array, weight: Array | None = None, bias: Array | None = None, *, kind: str = "rms", eps: float = 1e-6
 ) -> tuple[Array, Array]:
-    """The residual step: (norm(x + y), x + y), `kind` rms or layer."""
+    """The pair (norm(x + y), x + y) of a residual addition; `kind` is rms or layer."""
     total = x + y
     if kind == "rms":
         return rms_norm.reference(total, weight, eps=eps), total
@@ -93,7 +93,7 @@ def _(n: OpCall) -> tuple[TensorType, TensorType]:
     want(n.x == n.y, f"operands {n.x} and {n.y} differ")
     want(n.kind in ("rms", "layer"), f"kind={n.kind!r} is not rms or layer")
     want(n.kind == "layer" or n.bias is None, "an RMS norm has no bias")
-    _check(n.x, n.weight, n.bias)
+    _check_widths(n.x, n.weight, n.bias)
     return n.x, n.x
 
 

@@ -1,7 +1,7 @@
 """Rewrite arithmetic, comparisons and `where` with a number as operand, and powers with a constant exponent.
 
-Sums and products with a number are one `affine`, which passes fold into weights. Others read a constant in the shape
-of the value beside it; backends write the number instead.
+Sums and products with a number are one `affine`, which passes fold into weights. Other ops read a constant in the shape
+of the other operand; backends write the number instead.
 """
 
 from __future__ import annotations
@@ -37,32 +37,34 @@ from .elementwise import (
     where,
 )
 
-LARGEST_POWER = 64  # that products make; larger ones, and fractions, are e^(n·ln x) in every backend
+LARGEST_POWER = (
+    64  # the largest exponent spelled as products; larger ones and fractions are e^(n·ln x) in every backend
+)
 
 
 @add.numbers
 def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
-    value, number = _apart(x, y)
+    value, number = _split_operands(x, y)
     return affine(value, plus=number, name=name)
 
 
 @sub.numbers
 def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
-    value, number = _apart(x, y)
+    value, number = _split_operands(x, y)
     return affine(value, by=-1, plus=number, name=name) if value is y else affine(value, plus=-number, name=name)
 
 
 @mul.numbers
 def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
-    value, number = _apart(x, y)
+    value, number = _split_operands(x, y)
     return affine(value, by=number, name=name)
 
 
 @div.numbers
 def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
-    value, number = _apart(x, y)
-    if _is_whole(value):
-        raise WeftError(f"div: {value!r} holds whole numbers; divide with // (floordiv), or cast it to a float")
+    value, number = _split_operands(x, y)
+    if _is_integer(value):
+        raise WeftError(f"div: {value!r} holds integers; divide with // (floordiv), or cast it to a float")
     if value is y:
         return affine(reciprocal(value), by=number, name=name)
     if number == 0:
@@ -72,22 +74,22 @@ def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
 
 @maximum.numbers
 def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
-    value, number = _apart(x, y)
+    value, number = _split_operands(x, y)
     return clip(value, low=number, name=name)
 
 
 @minimum.numbers
 def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
-    value, number = _apart(x, y)
+    value, number = _split_operands(x, y)
     return clip(value, high=number, name=name)
 
 
-def _beside_a_constant(op: Op) -> None:
+def _fill_number_operands(op: Op) -> None:
     """Let `op` read a number as a constant in the shape of the other operand."""
 
     @op.numbers
     def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
-        value, number = _apart(x, y)
+        value, number = _split_operands(x, y)
         if op in (floordiv, mod) and value is x and number == 0:
             raise WeftError(f"{op.name}: {value!r} is divided by 0")
         constant = filled(value, number)
@@ -95,12 +97,12 @@ def _beside_a_constant(op: Op) -> None:
 
 
 for _op in (floordiv, mod, less, less_equal, equal):
-    _beside_a_constant(_op)
+    _fill_number_operands(_op)
 
 
 @pow.numbers
 def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
-    value, number = _apart(x, y)
+    value, number = _split_operands(x, y)
     if value is y:
         if number <= 0:
             raise WeftError(f"pow: the base {number} must be positive")
@@ -113,22 +115,22 @@ def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
     if number in (0, 1):
         return affine(value, by=number, plus=1 - number, name=name)
     if number < 0:
-        return reciprocal(_product(value, -int(number)), name=name)
-    return _product(value, int(number), name)
+        return reciprocal(_power(value, -int(number)), name=name)
+    return _power(value, int(number), name)
 
 
-def _product(x: Value, times: int, name: str | None = None) -> Value:
-    """x · x · … · x by repeated squaring."""
+def _power(x: Value, times: int, name: str | None = None) -> Value:
+    """Emit x to the power `times` by repeated squaring."""
     if times == 1:
         return x
-    half = _product(x, times // 2)
+    half = _power(x, times // 2)
     return mul(square(half), x, name=name) if times % 2 else square(half, name=name)
 
 
 @where.numbers
 def _(condition: Any, x: Any, y: Any, name: str | None = None) -> Value:
     if is_number(condition):
-        raise WeftError(f"where: the condition is the number {condition}; it must be a value of booleans")
+        raise WeftError(f"where: the condition is the number {condition}; it must be a boolean value")
     like = next((v for v in (x, y) if not is_number(v)), None)
     if like is None:
         like = cast(condition, to=dtypes.f32)
@@ -136,19 +138,19 @@ def _(condition: Any, x: Any, y: Any, name: str | None = None) -> Value:
     return where(condition, x, y, name=name)
 
 
-def _is_whole(operand: Any) -> bool:
-    """Tell a value of integers; the variables of patterns have no type."""
+def _is_integer(operand: Any) -> bool:
+    """Return whether `operand` is a value of integers; the variables of patterns have no type."""
     return isinstance(operand, Value) and not operand.type.dtype.is_float
 
 
-def _apart(x: Any, y: Any) -> tuple[Value, float]:
-    """The value and the number among two operands.
+def _split_operands(x: Any, y: Any) -> tuple[Value, float]:
+    """Split two operands into the value and the number.
 
     Raises:
-        WeftError: if the number is NaN, which the text form cannot tell from a mistake.
+        WeftError: if the number is NaN, which the text form cannot distinguish from a mistake.
     """
     value, number = (y, x) if is_number(x) else (x, y)
     constant = float(number)
     if math.isnan(constant):
-        raise WeftError(f"the number beside {value!r} is NaN")
+        raise WeftError(f"the number next to {value!r} is NaN")
     return value, constant

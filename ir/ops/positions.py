@@ -1,4 +1,4 @@
-"""Position as a bias on the scores, or as vectors beside keys and values.
+"""Positions as a bias on the scores, or as vectors that are added to keys and values.
 
 Sinusoidal and learned absolute positions are `embedding` of a table; `alibi` and `relative_position_bias` feed the bias
 operand of `attention`; rotary positions have `rope`.
@@ -72,8 +72,8 @@ from .tensor import (
 _AT = (np.arange(40, 46)[None], np.arange(60)[None])  # query and key positions of the cases
 
 
-def _per_pair(like: TensorType, heads: Size, n: OpCall) -> TensorType:
-    """A bias [batch, heads, seq, keys] for the positions `queries` and `keys`."""
+def _bias_type(like: TensorType, heads: Size, n: OpCall) -> TensorType:
+    """Return the type of a bias [batch, heads, seq, keys] over `queries` and `keys`, in the dtype of `like`."""
     queries: TensorType = n.queries
     keys: TensorType = n.keys
     for t in (queries, keys):
@@ -83,8 +83,8 @@ def _per_pair(like: TensorType, heads: Size, n: OpCall) -> TensorType:
     return like.with_shape(batch, heads, queries.shape[1], keys.shape[1])
 
 
-def _distances(n: OpCall) -> Value:
-    """j − i as [batch, seq, keys]."""
+def _relative_positions(n: OpCall) -> Value:
+    """Emit j − i [batch, seq, keys] of the key positions j and query positions i."""
     return sub(unsqueeze(n.keys, axes=(1,)), unsqueeze(n.queries, axes=(2,)))
 
 
@@ -105,7 +105,7 @@ def relative_position_bias(
     all of them between past and future, otherwise the future shares bucket 0.
     """
     relative = keys[:, None, :] - queries[:, :, None]
-    count, exact, rate = _buckets(len(table), bidirectional, max_distance)
+    count, exact, rate = _bucket_counts(len(table), bidirectional, max_distance)
     distance = np.abs(relative) if bidirectional else np.maximum(-relative, 0)
     far = np.floor(np.log(np.maximum(distance, 1) / exact) * rate + (exact + _NUDGE)).astype(np.int64)
     bucket = np.where(distance < exact, distance, np.minimum(far, count - 1))
@@ -113,11 +113,11 @@ def relative_position_bias(
     return np.asarray(table[bucket].transpose(0, 3, 1, 2))
 
 
-_NUDGE = 1e-5  # the logarithm of a bucket's first distance may come out a rounding error too small
+_NUDGE = 1e-5  # rounding may leave the logarithm of a bucket's first distance just below its integer
 
 
-def _buckets(count: int, bidirectional: bool, max_distance: int) -> tuple[int, int, float]:
-    """Buckets per direction, how many of them are exact, buckets per e-fold of the others."""
+def _bucket_counts(count: int, bidirectional: bool, max_distance: int) -> tuple[int, int, float]:
+    """Return the buckets per direction, the exact ones among them, and the others per e-fold of distance."""
     count = count // 2 if bidirectional else count
     exact = count // 2
     return count, exact, (count - exact) / math.log(max_distance / exact)
@@ -130,13 +130,13 @@ def _(n: OpCall) -> TensorType:
     buckets, heads = table.shape
     fits = isinstance(buckets, int) and buckets >= 4 and n.max_distance > buckets // (4 if n.bidirectional else 2)
     want(fits, f"max_distance={n.max_distance} must exceed the distances that table {table} has a bucket for")
-    return _per_pair(table, heads, n)
+    return _bias_type(table, heads, n)
 
 
 @relative_position_bias.body
 def _(n: OpCall) -> Value:
-    relative = _distances(n)
-    count, exact, rate = _buckets(n.table.shape[0], n.bidirectional, n.max_distance)
+    relative = _relative_positions(n)
+    count, exact, rate = _bucket_counts(n.table.shape[0], n.bidirectional, n.max_distance)
     distance = absolute(relative) if n.bidirectional else clip(neg(relative), low=0)
     ratio = affine(cast(clip(distance, low=1), to=dtypes.f32), by=1 / exact)
     far = cast(floor(affine(log(ratio), by=rate, plus=exact + _NUDGE)), to=distance.type.dtype)
@@ -149,7 +149,7 @@ def _(n: OpCall) -> Value:
 
 @op(cases=[case(positive(4), *_AT), case(positive(3), ints(2, 5, high=9), ints(1, 7, high=9), symmetric=True)])
 def alibi(slopes: Array, queries: Array, keys: Array, *, symmetric: bool = False) -> Array:
-    """The bias −slope·(i − j) of query position i and key position j (Press 2022); `symmetric`: −slope·\\|i − j\\|.
+    """Bias −slope·(i − j) of query position i and key position j (Press 2022); `symmetric`: −slope·\\|i − j\\|.
 
     slopes [heads] (recipe AlibiSlopes), queries [batch, seq], keys [batch, keys] → [batch, heads, seq, keys].
     """
@@ -161,12 +161,12 @@ def alibi(slopes: Array, queries: Array, keys: Array, *, symmetric: bool = False
 def _(n: OpCall) -> TensorType:
     slopes: TensorType = n.slopes
     want(slopes.rank == 1 and slopes.dtype.is_float, f"slopes {slopes} must be [heads]")
-    return _per_pair(slopes, slopes.shape[0], n)
+    return _bias_type(slopes, slopes.shape[0], n)
 
 
 @alibi.body
 def _(n: OpCall) -> Value:
-    distance = _distances(n)
+    distance = _relative_positions(n)
     distance = neg(absolute(distance)) if n.symmetric else distance
     slopes = reshape(n.slopes, shape=(n.slopes.width, 1, 1))
     return mul(slopes, unsqueeze(cast(distance, to=n.slopes.type.dtype), axes=(1,)))
@@ -206,9 +206,9 @@ def relative_attention(
 
     r = clip(j − i, ±R) + R; key_table and value_table [2R + 1, d]; q [batch, seq, heads·d], k and v
     [batch, keys, heads·d] → [batch, seq, heads·d]. Without value_table the values are plain. Keys where `key_mask`
-    [batch, keys] is 0 are left out. With past_k and past_v [batch, heads, capacity, d] and `positions` [batch, seq]
-    (causal and without mask only) k and v are written to the slots of their positions, the keys are those of all slots
-    up to i, and the caches are returned too.
+    [batch, keys] is 0 are ignored. With past_k and past_v [batch, heads, capacity, d] and `positions` [batch, seq]
+    (causal without mask only) k and v are written to the slots of their positions, queries at position i see the slots
+    up to i, and the updated caches are also returned.
     """
     kh, vh = (t.reshape(*t.shape[:2], heads, -1).transpose(0, 2, 1, 3) for t in (k, v))
     query_at = np.arange(q.shape[1])[None]
@@ -251,8 +251,8 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     want(fits, f"key_mask {n.key_mask} must be [batch, keys] of k {k}")
     if n.past_k is None:
         return (q,)
-    alone = n.causal and k.shape == q.shape and n.key_mask is None
-    want(alone, f"a cache needs causal=true, no key_mask, and k {k} as long as q {q}")
+    fits_cache = n.causal and k.shape == q.shape and n.key_mask is None
+    want(fits_cache, f"a cache needs causal=true, no key_mask, and k {k} as long as q {q}")
     fits = n.past_k.rank == 4 and n.past_k == n.past_v == q.with_shape(q.shape[0], n.heads, n.past_k.shape[2], d)
     want(fits, f"past_k {n.past_k} and past_v {n.past_v} must be [batch, {n.heads}, capacity, {d}]")
     want(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
@@ -293,21 +293,23 @@ def _(n: OpCall) -> Value | tuple[Value, Value, Value]:
         scores = masked(functools.reduce(logical_and, seen), scores, -math.inf)
     weights = softmax(scores)
     y = matmul(weights, vh)
-    if n.value_table is not None:  # times what all keys at a distance weigh together
+    if n.value_table is not None:  # each row times the weights of all keys at its distance
         below = masked(less_equal(relative, filled(relative, -reach)), weights)
         above = masked(less_equal(filled(relative, reach), relative), weights)
         ends = [add_up(far, axes=(3,), keepdims=True) for far in (below, above)]
         steps = affine(iota(slice_(n.value_table, axis=0, start=1, stop=2 * reach), axis=0), plus=1 - reach)
-        at = add(query_at, cast(steps, to=query_at.type.dtype))  # of the one key at each distance between
+        at = add(
+            query_at, cast(steps, to=query_at.type.dtype)
+        )  # position of the one key at each distance between the ends
         last = greatest(key_at, axes=(0,), keepdims=True)
-        there = unsqueeze(logical_and(less_equal(filled(at, 0), at), less_equal(at, last)), axes=(1,))
-        between = masked(there, picked(weights, minimum(clip(at, low=0), last)))
+        exists = unsqueeze(logical_and(less_equal(filled(at, 0), at), less_equal(at, last)), axes=(1,))
+        between = masked(exists, picked(weights, minimum(clip(at, low=0), last)))
         y = add(y, matmul(concat(ends[0], between, ends[1], axis=3), n.value_table))
     return flat(y) if n.past_k is None else (flat(y), kh, vh)
 
 
 def picked(x: Value, index: Value) -> Value:
-    """x [batch, heads, seq, n] at the places `index` [batch or 1, seq, m] of every query, [batch, heads, seq, m]."""
+    """Gather x [batch, heads, seq, n] at `index` [batch or 1, seq, m] of every query: [batch, heads, seq, m]."""
     (batch, heads, seq, width), count = x.shape, index.shape[2]
     places = reshape(expand(index, shape=(batch, seq, count)), shape=(batch * seq, count))
     rows = reshape(transpose(x, axes=(0, 2, 3, 1)), shape=(batch * seq, width, heads))
@@ -318,8 +320,8 @@ def picked(x: Value, index: Value) -> Value:
 
 
 def sinusoidal(positions: Value, frequencies: Value, interleaved: bool = True) -> Value:
-    """Sinusoids (Vaswani 2017) computed from positions [batch, seq] and frequencies [pairs], for any length: p[2k] =
-    sin, p[2k + 1] = cos of position · frequency k, or all sines before all cosines → [batch, seq, 2·pairs]."""
+    """Emit sinusoids (Vaswani 2017) [batch, seq, 2·pairs] of positions [batch, seq] and frequencies [pairs], any
+    length: p[2k] = sin and p[2k + 1] = cos of position · frequency k, or all sines before all cosines."""
     angles = mul(unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2,)), frequencies)
     if not interleaved:
         return concat(sin(angles), cos(angles), axis=2)

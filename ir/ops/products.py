@@ -19,7 +19,7 @@ def _(n: OpCall) -> TensorType:
     weight, bias = n.weight, n.bias
     want(weight.rank == 2, f"weight {weight} is not a matrix")
     want(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
-    want(x.rank >= 1 and x.shape[-1] == weight.shape[1], f"x {x} has not the input width of weight {weight}")
+    want(x.rank >= 1 and x.shape[-1] == weight.shape[1], f"x {x} does not have the input width of weight {weight}")
     want(bias is None or bias == weight.with_shape(weight.shape[0]), f"bias {bias} does not fit weight {weight}")
     return x.with_shape(*x.shape[:-1], weight.shape[0])
 
@@ -47,7 +47,7 @@ def matmul(x: Array, y: Array) -> Array:
 
 
 @matmul.infer
-def _product(n: OpCall) -> TensorType:
+def _product_type(n: OpCall) -> TensorType:
     x: TensorType = n.x
     y: TensorType = n.y
     want(x.dtype == y.dtype, f"operands {x} and {y} differ in dtype; cast one of them")
@@ -60,24 +60,24 @@ def _product(n: OpCall) -> TensorType:
 @matmul.cost
 def _(n: OpCall) -> Size:
     inner: Size = n.x.shape[-1]
-    return _product(n).elements * inner * 2
+    return _product_type(n).elements * inner * 2
 
 
 @op(cases=[case(ints(2, 3, high=7), normal(7, 5)), case(ints(4, high=7), normal(7, 5))])
 def embedding(ids: Array, table: Array) -> Array:
-    """Rows of `table` [vocab, dim] picked by integer `ids` [...] → [..., dim]."""
+    """Rows `ids` [...] (integers) of `table` [vocab, dim] → [..., dim]."""
     return table[ids]
 
 
 @embedding.infer
-def _rows(n: OpCall) -> TensorType:
+def _rows_type(n: OpCall) -> TensorType:
     table: TensorType = n.table
-    want(n.ids.dtype.is_int, f"ids {n.ids} are no integers")
+    want(n.ids.dtype.is_int, f"ids {n.ids} must be integers")
     want(table.rank == 2, f"table {show(table.shape)} is not a matrix")
     return table.with_shape(*n.ids.shape, table.shape[1])
 
 
 @embedding.cost
 def _(n: OpCall) -> Cost:
-    rows = _rows(n).bytes
+    rows = _rows_type(n).bytes
     return Cost(0, rows + n.ids.bytes, rows)

@@ -1,8 +1,9 @@
-"""Layers whose past is a state of constant size: linear attention and the delta rule; `state_space` has Mamba's.
+"""Layers with a recurrent state of constant size: linear attention and the delta rule; `state_space` has Mamba's.
 
-Every op takes the past as optional operands and then also returns the present, so that a sequence may be cut anywhere:
-running the pieces one after the other equals one run. Recurrences are defined by their step, over `scan`. States that
-add up all tokens may be f32 beside narrower operands: sums of thousands of terms have no place in 8 or 11 bits.
+Every op takes the past state as optional operands and then also returns the present one, so that a sequence may be cut
+anywhere: running the pieces in order equals one run. Recurrences are defined by a step for one token, run by `scan`.
+States that accumulate all tokens may be f32 with narrower operands: sums of thousands of terms lose too much in 8 or 11
+bits of mantissa.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ..op import (
 )
 from ..types import dtypes, sizes
 from .activation import relu
-from .declaration import composed
+from .declaration import composed_op
 from .elementwise import add, cast, clip, div, exp, mul, sub
 from .loops import scan, step_of
 from .products import matmul
@@ -52,51 +53,56 @@ from .tensor import (
 _GATED = (normal(2, 7, 6), normal(2, 7, 6), normal(2, 7, 20))
 
 
-def carried(past: TensorType | None, wanted: TensorType) -> tuple[TensorType, ...]:
-    """Return the type of the present state, that of `past`, which must be `wanted` or `wanted` in f32; () without a
-    past."""
+def present_type(past: TensorType | None, wanted: TensorType) -> tuple[TensorType, ...]:
+    """Return the type of the present state, that of `past`: `wanted` or `wanted` in f32; () without a past.
+
+    Raises:
+        WeftError: if `past` has another type.
+    """
     fits = past is None or past in (wanted, wanted.with_dtype(dtypes.f32))
     want(fits, f"the past {past} must be {wanted}")
     return () if past is None else (past,)
 
 
 def in_dtype(dtype: dtypes.DType, x: Value) -> Value:
-    """Return `x` cast to `dtype`, unless it has it."""
+    """Return `x` cast to `dtype`, or `x` itself if it has that dtype."""
     return x if x.type.dtype == dtype else cast(x, to=dtype)
 
 
 @functools.lru_cache(maxsize=256)
-def _matrix_step(heads: int, groups: int, keys: int, values: int, gates: int, changes: bool) -> Step:
-    """Return the step of linear attention or, if it `changes` what the state has under a key, of the delta rule;
-    `gates` is the number of gates of a head: none, one, or one for each of its keys."""
+def _matrix_step(heads: int, groups: int, keys: int, values: int, gates: int, delta_rule: bool) -> Step:
+    """Return the step of linear attention or, with `delta_rule`, of the delta rule, for states [heads, keys, values].
+
+    `gates` is the number of gates per head: 0, 1, or one for each of its keys.
+    """
 
     def step(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-        q, k, v, *others = tokens
+        q, k, v, *gate_inputs = tokens
         if groups < heads:
-            spread = (
+            repeated = (
                 expand(unsqueeze(t, axes=(2,)), shape=(t.shape[0], groups, heads // groups, keys)) for t in (q, k)
             )
-            q, k = (reshape(t, shape=(t.shape[0], heads, keys)) for t in spread)
-        state = mul(unsqueeze(exp(others.pop()), axes=(3,)), states[0]) if gates else states[0]
-        if changes:
-            v = mul(unsqueeze(others.pop(), axes=(2,)), sub(v, _read(k, state)))
+            q, k = (reshape(t, shape=(t.shape[0], heads, keys)) for t in repeated)
+        state = mul(unsqueeze(exp(gate_inputs.pop()), axes=(3,)), states[0]) if gates else states[0]
+        if delta_rule:
+            v = mul(unsqueeze(gate_inputs.pop(), axes=(2,)), sub(v, _read_state(k, state)))
         state = add(state, mul(unsqueeze(k, axes=(3,)), unsqueeze(v, axes=(2,))))
-        return [state], [_read(q, state)]
+        return [state], [_read_state(q, state)]
 
     tokens: dict[str, tuple[int, ...]] = {"q": (groups, keys), "k": (groups, keys), "v": (heads, values)}
-    tokens |= {"beta": (heads,)} if changes else {}
+    tokens |= {"beta": (heads,)} if delta_rule else {}
     return step_of(step, {"state": (heads, keys, values)}, tokens | ({"decay": (heads, gates)} if gates else {}))
 
 
-def _read(q: Value, state: Value) -> Value:
-    """Sᵀ q [batch, heads, dv] of q [batch, heads, d]."""
+def _read_state(q: Value, state: Value) -> Value:
+    """Emit Sᵀ q [batch, heads, dv] of q [batch, heads, d] and S = `state` [batch, heads, d, dv]."""
     return squeeze(matmul(unsqueeze(q, axes=(2,)), state), axes=(2,))
 
 
-def _by_step(
+def _emit_recurrence(
     q: Value, k: Value, v: Value, beta: Value | None, decay: Value | None, past: Value | None, heads: int, groups: int
 ) -> tuple[Value, ...]:
-    """Emit a recurrence whose state is a matrix of each head, in f32."""
+    """Emit the delta rule or, without `beta`, linear attention, with a state matrix per head in f32."""
     wide = [in_dtype(dtypes.f32, t) for t in (q, k, v)]
     tokens = [
         reshape(t, shape=(*t.shape[:2], n, t.width // n)) for t, n in zip(wide, (groups, groups, heads), strict=True)
@@ -111,7 +117,7 @@ def _by_step(
     return (y,) if past is None else (y, in_dtype(past.type.dtype, present[0]))
 
 
-@composed(
+@composed_op(
     outputs="gated_linear_attention present",
     traits=[Trait.RECURRENT],
     cases=[
@@ -131,26 +137,26 @@ def gated_linear_attention(
     """S_t = diag(e^{g_t}) S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t per head, with gates g ≤ 0 (Yang 2023).
 
     q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv], `decay` g
-    [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or none (0) → y like v. The state before
-    them is `past` [batch, heads, d, dv], then the one after them is returned too; or zero.
+    [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or None (no decay) → y like v. The initial
+    state is `past` [batch, heads, d, dv] or zero; with `past` the final state is also returned.
     """
-    return _by_step(q, k, v, None, decay, past, heads, groups)
+    return _emit_recurrence(q, k, v, None, decay, past, heads, groups)
 
 
-def keys_and_values(n: OpCall) -> tuple[TensorType, ...]:
-    """The types of the outputs of a recurrence of q, k, v, `decay` and `past`, whose state is a matrix per head."""
+def infer_matrix_recurrence(n: OpCall) -> tuple[TensorType, ...]:
+    """Infer the types of y and the present state of a recurrence of q, k and v with a state matrix per head."""
     q, v, heads, groups = n.q, n.v, n.heads, n.groups
     want(q.rank == v.rank == 3 and n.k == q, f"q {q}, k {n.k} and v {v} must be [batch, seq, width], q and k alike")
     wide, width = (fixed(t.shape[2], f"q {q} and v {v} must have fixed widths") for t in (q, v))
-    want(heads >= 1 and groups >= 1 and heads % groups == 0, f"heads={heads} is no multiple of groups={groups}")
+    want(heads >= 1 and groups >= 1 and heads % groups == 0, f"heads={heads} is not a multiple of groups={groups}")
     fits = v.shape[:2] == q.shape[:2] and width % heads == 0 and wide % groups == 0
     want(fits, f"q {q} and v {v} do not fit heads={heads} and groups={groups}")
     gates = [v.with_shape(*v.shape[:2], heads * keys) for keys in (1, wide // groups)]
     want(n.decay is None or n.decay in gates, f"decay {n.decay} must be {gates[0]} or {gates[1]}")
-    return v, *carried(n.past, v.with_shape(v.shape[0], heads, wide // groups, width // heads))
+    return v, *present_type(n.past, v.with_shape(v.shape[0], heads, wide // groups, width // heads))
 
 
-gated_linear_attention.infer(keys_and_values)
+gated_linear_attention.infer(infer_matrix_recurrence)
 
 
 @gated_linear_attention.cost
@@ -160,7 +166,7 @@ def _(n: OpCall) -> Size:
 
 
 def matrix_state(n: OpCall) -> tuple[StateSpec, ...]:
-    """The state [heads, d, dv] of a recurrence of q, k and v."""
+    """Return the specification of the state [heads, d, dv] of a recurrence of q, k and v."""
     matrix = n.heads, n.q.shape[2] // n.groups, n.v.shape[2] // n.heads
     return (constant_state(StateKind.RECURRENT, n.v, *matrix, part="state"),)
 
@@ -171,22 +177,22 @@ gated_linear_attention.states(matrix_state)
 _RNG = np.random.default_rng(11)
 
 
-def _unit(seq: int, groups: int, d: int, batch: int = 2) -> Array:
-    """Keys of length 1: with longer ones states may grow from token to token."""
+def _unit_keys(seq: int, groups: int, d: int, batch: int = 2) -> Array:
+    """Return random keys [batch, seq, groups·d] of norm 1: with longer ones states may grow from token to token."""
     keys = _RNG.standard_normal((batch, seq, groups, d))
     return np.asarray((keys / np.linalg.norm(keys, axis=-1, keepdims=True)).reshape(batch, seq, groups * d))
 
 
-def _rates(*shape: int) -> Array:
-    """Numbers between 0 and 1."""
+def _uniform(*shape: int) -> Array:
+    """Return uniform random values in [0, 1)."""
     return _RNG.random(shape)
 
 
-_GROUPED = (normal(2, 7, 6), _unit(7, 2, 3), normal(2, 7, 20), _rates(2, 7, 4))
-_EACH = (normal(2, 7, 6), _unit(7, 1, 6), normal(2, 7, 20), _rates(2, 7, 4))
+_GROUPED = (normal(2, 7, 6), _unit_keys(7, 2, 3), normal(2, 7, 20), _uniform(2, 7, 4))
+_EACH = (normal(2, 7, 6), _unit_keys(7, 1, 6), normal(2, 7, 20), _uniform(2, 7, 4))
 
 
-@composed(
+@composed_op(
     outputs="gated_delta_rule present",
     traits=[Trait.RECURRENT],
     cases=[
@@ -195,20 +201,20 @@ _EACH = (normal(2, 7, 6), _unit(7, 1, 6), normal(2, 7, 20), _rates(2, 7, 4))
         case(*_EACH, np.linspace(-1, 0, 56).reshape(2, 7, 4), normal(2, 4, 6, 5), heads=4),
         case(*_GROUPED, None, normal(2, 4, 3, 5), heads=4, groups=2),
         case(
-            *(normal(1, 150, 3), _unit(150, 1, 3, 1), normal(1, 150, 4), _rates(1, 150, 2)),
+            *(normal(1, 150, 3), _unit_keys(150, 1, 3, 1), normal(1, 150, 4), _uniform(1, 150, 2)),
             -np.arange(300.0).reshape(1, 150, 2) / 300,
             heads=2,
         ),
         case(
-            *(normal(3, 1, 2), _unit(1, 1, 2, 3), normal(3, 1, 4), _rates(3, 1, 2)),
+            *(normal(3, 1, 2), _unit_keys(1, 1, 2, 3), normal(3, 1, 4), _uniform(3, 1, 2)),
             *(-np.ones((3, 1, 2)), normal(3, 2, 2, 2)),
             heads=2,
         ),
         case(*_GROUPED, np.linspace(-9, 0, 168).reshape(2, 7, 12), heads=4, groups=2),
         case(*_GROUPED, np.linspace(-1, 0, 168).reshape(2, 7, 12), normal(2, 4, 3, 5), heads=4, groups=2),
         case(
-            *(normal(1, 40, 3), _unit(40, 1, 3, 1), normal(1, 40, 4), 2 * _rates(1, 40, 2)),
-            -3 * _rates(1, 40, 6),
+            *(normal(1, 40, 3), _unit_keys(40, 1, 3, 1), normal(1, 40, 4), 2 * _uniform(1, 40, 2)),
+            -3 * _uniform(1, 40, 6),
             heads=2,
         ),
     ],
@@ -230,16 +236,16 @@ def gated_delta_rule(
     for every key.
 
     q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv], `beta` β
-    [batch, seq, heads], `decay` g [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or none (0)
-    → y like v. The state before them is `past` [batch, heads, d, dv], then the one after them is returned too; or zero.
-    States stay bounded while β |k|² ≤ 2: models norm their keys.
+    [batch, seq, heads], `decay` g [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or None (no
+    decay) → y like v. The initial state is `past` [batch, heads, d, dv] or zero; with `past` the final state is also
+    returned. States stay bounded while β |k|² ≤ 2, so models normalize their keys.
     """
-    return _by_step(q, k, v, beta, decay, past, heads, groups)
+    return _emit_recurrence(q, k, v, beta, decay, past, heads, groups)
 
 
 @gated_delta_rule.infer
 def _(n: OpCall) -> tuple[TensorType, ...]:
-    types = keys_and_values(n)
+    types = infer_matrix_recurrence(n)
     each = n.v.with_shape(*n.v.shape[:2], n.heads)
     want(n.beta == each, f"beta {n.beta} must be {each}")
     return types
@@ -259,7 +265,7 @@ _ROPE = (ints(2, 7, high=99), normal(2))
 _PAST = (normal(2, 3, 4, 3), positive(2, 3, 4))
 
 
-@composed(
+@composed_op(
     outputs="linear_attention present_state present_norm",
     traits=[Trait.RECURRENT],
     cases=[
@@ -289,9 +295,9 @@ def linear_attention(
     """Σ_m φ(q_n)·φ(k_m) v_m / Σ_m φ(q_n)·φ(k_m) per head, φ = elu + 1 (Katharopoulos 2020); m ≤ n if `causal`.
 
     q, k [batch, seq, heads·d], v [batch, seq, heads·dv] → [batch, seq, heads·dv]. Keys where `key_mask` [batch, seq] is
-    0 are left out. With `positions` [batch, seq] and `frequencies` [pairs] the φ of the numerator, not those of the
+    0 are ignored. With `positions` [batch, seq] and `frequencies` [pairs] the φ of the numerator, not those of the
     denominator, are rotated as `rope` does (Su 2021). With past_state [batch, heads, d, dv] = Σ φ(k) vᵀ and past_norm
-    [batch, heads, d] = Σ φ(k) of earlier keys (causal only) the present ones are returned too.
+    [batch, heads, d] = Σ φ(k) of earlier keys (causal only) the updated ones are also returned.
     """
     batch, seq, _ = q.shape
     fq, fk = (add(exp(clip(t, high=0.0)), relu(t)) for t in (q, k))
@@ -312,9 +318,9 @@ def linear_attention(
             present = *state, in_dtype(past_norm.type.dtype, norm)
     else:
         y, seen = flat(matmul(per_head(rq, heads), matmul(swap(per_head(rk, heads)), per_head(v, heads)))), norm
-    shared = reshape(mul(in_dtype(dtypes.f32, fq), seen), shape=(batch, seq, heads, fq.width // heads))
-    apart = reshape(in_dtype(dtypes.f32, y), shape=(batch, seq, heads, y.width // heads))
-    y = reshape(div(apart, add_up(shared, axes=(3,), keepdims=True)), shape=y.shape)
+    products = reshape(mul(in_dtype(dtypes.f32, fq), seen), shape=(batch, seq, heads, fq.width // heads))
+    numerators = reshape(in_dtype(dtypes.f32, y), shape=(batch, seq, heads, y.width // heads))
+    y = reshape(div(numerators, add_up(products, axes=(3,), keepdims=True)), shape=y.shape)
     return in_dtype(v.type.dtype, y), *present
 
 
@@ -323,8 +329,8 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     q, k, v, heads = n.q, n.k, n.v, n.heads
     width, dv = (fixed(t.shape[-1], f"q {q} and v {v} must have fixed widths") for t in (q, v))
     want(q.rank == 3 and q.dtype == k.dtype == v.dtype, f"q {q}, k {k} and v {v} must be [batch, seq, heads·d]")
-    whole = heads >= 1 and width % heads == 0 and dv % heads == 0
-    want(whole, f"widths of q {q} and v {v} are no multiples of {heads}")
+    divides = heads >= 1 and width % heads == 0 and dv % heads == 0
+    want(divides, f"widths of q {q} and v {v} are not multiples of {heads}")
     want(k.shape == (q.shape[0], k.shape[1], width) and k.shape[:2] == v.shape[:2], f"k {k} and v {v} do not fit q {q}")
     want(n.key_mask is None or n.key_mask.shape == k.shape[:2], f"key_mask {n.key_mask} does not fit k {k}")
     want((n.positions is None) == (n.frequencies is None), "positions and frequencies go together")
@@ -337,7 +343,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     want(n.causal, "a past needs causal=true")
     norm = q.with_shape(q.shape[0], heads, width // heads)
     state = norm.with_shape(*norm.shape, dv // heads)
-    return v, *carried(n.past_state, state), *carried(n.past_norm, norm)
+    return v, *present_type(n.past_state, state), *present_type(n.past_norm, norm)
 
 
 @linear_attention.cost

@@ -1,4 +1,4 @@
-"""Reductions and what is made of them: sums, means, extrema, softmax, top-k."""
+"""Reductions and ops composed of them: sums, means, extrema, softmax, top-k."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CASES = [
 ]
 
 
-def _reduced(n: OpCall) -> TensorType:
+def _reduced_type(n: OpCall) -> TensorType:
     x: TensorType = n.x
     gone = {axis_of(a, x.rank) for a in n.axes}
     want(len(gone) == len(n.axes) > 0, f"axes {n.axes} repeat or are empty")
@@ -24,27 +24,27 @@ def _reduced(n: OpCall) -> TensorType:
     return x.with_shape(*shape)
 
 
-def _additions(n: OpCall) -> Size:
+def _addition_count(n: OpCall) -> Size:
     x: TensorType = n.x
     return x.elements
 
 
-def _reduction(name: str, doc: str, fn: Callable[..., Array], cases: Sequence[Case] = tuple(_CASES)) -> Op:
+def _declare_reduction(name: str, doc: str, fn: Callable[..., Array], cases: Sequence[Case] = tuple(_CASES)) -> Op:
     def reference(x: Array, *, axes: tuple[int, ...], keepdims: bool = False) -> Array:
         return fn(x, axis=axes, keepdims=keepdims)
 
     reference.__name__, reference.__doc__ = name, doc
     new = op(cases=cases)(reference)
-    new.infer(_reduced)
-    new.cost(_additions)
+    new.infer(_reduced_type)
+    new.cost(_addition_count)
     return new
 
 
-sum = _reduction("sum", "Sum over `axes`.", np.sum, [*_CASES, case(ints(2, 3, high=5), axes=(1,))])
-mean = _reduction("mean", "Mean over `axes`.", np.mean)
-max = _reduction("max", "Largest element over `axes`.", np.max, [*_CASES, case(ints(2, 3, high=5), axes=(1,))])
-min = _reduction("min", "Smallest element over `axes`.", np.min)
-prod = _reduction("prod", "Product over `axes`.", np.prod)
+sum = _declare_reduction("sum", "Sum over `axes`.", np.sum, [*_CASES, case(ints(2, 3, high=5), axes=(1,))])
+mean = _declare_reduction("mean", "Mean over `axes`.", np.mean)
+max = _declare_reduction("max", "Largest element over `axes`.", np.max, [*_CASES, case(ints(2, 3, high=5), axes=(1,))])
+min = _declare_reduction("min", "Smallest element over `axes`.", np.min)
+prod = _declare_reduction("prod", "Product over `axes`.", np.prod)
 
 
 @op(cases=[case(normal(2, 3, 5)), case(normal(2, 3, 5), axis=1)])
@@ -57,7 +57,7 @@ def softmax(x: Array, *, axis: int = -1) -> Array:
 
 
 @softmax.infer
-def _along(n: OpCall) -> None:
+def _check_axis(n: OpCall) -> None:
     axis_of(n.axis, n.x.rank)
 
 
@@ -69,17 +69,17 @@ def _(n: OpCall) -> Size:
 
 @op(cases=[case(normal(2, 3, 5)), case(ints(2, 7, high=3), axis=1), case(normal(4, 3), axis=0, exclusive=True)])
 def cumsum(x: Array, *, axis: int = -1, exclusive: bool = False) -> Array:
-    """Running sum along `axis`; `exclusive` leaves the element itself out."""
+    """Running sum along `axis`; `exclusive` omits the element itself."""
     total = np.cumsum(x, axis)
     return total - x if exclusive else total
 
 
-cumsum.infer(_along)
+cumsum.infer(_check_axis)
 
 
 @op(outputs="values indices", traits=[Trait.ROWWISE], cases=[case(normal(2, 3, 7), k=3), case(normal(5, 4), k=1)])
 def top_k(x: Array, *, k: int) -> tuple[Array, Array]:
-    """The k largest along the last axis, largest first, and their indices (i64); the first wins a tie."""
+    """The k largest elements along the last axis, largest first, and their indices (i64); the first wins a tie."""
     indices = np.argsort(-x, -1, kind="stable")[..., :k]
     return np.take_along_axis(x, indices, -1), indices
 
@@ -93,7 +93,7 @@ def _(n: OpCall) -> tuple[TensorType, TensorType]:
 
 
 def count(condition: Value, axes: tuple[int, ...]) -> Value:
-    """Count true elements, as i64."""
+    """Emit the number of true elements over `axes`, as i64."""
     from .elementwise import cast
 
     return sum(cast(condition, to=dtypes.i64), axes=axes)

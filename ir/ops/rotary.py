@@ -1,4 +1,4 @@
-"""Rotary positions (Su 2021); their frequencies are recipes, see `frequencies`."""
+"""Rotary position embedding (Su 2021); its frequencies are recipes, see `frequencies`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .tensor import concat, reshape, slice_, split, unsqueeze
 
 
 def rotate(x: Array, angles: Array, *, heads: int, interleaved: bool, amplitude: float) -> Array:
-    """The rotation that `rope` defines; `angles` [batch, seq, pairs]."""
+    """Return x rotated as `rope` defines, by `angles` [batch, seq, pairs] in radians."""
     batch, seq, width = x.shape
     xh = x.reshape(batch, seq, heads, width // heads)
     pairs = angles.shape[-1]
     cos, sin = amplitude * np.cos(angles)[:, :, None], amplitude * np.sin(angles)[:, :, None]
-    turned = xh[..., : 2 * pairs]
-    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else (turned[..., :pairs], turned[..., pairs:])
+    part = xh[..., : 2 * pairs]
+    a, b = (part[..., 0::2], part[..., 1::2]) if interleaved else (part[..., :pairs], part[..., pairs:])
     pair = [a * cos - b * sin, b * cos + a * sin]
-    mixed = np.stack(pair, -1).reshape(turned.shape) if interleaved else np.concatenate(pair, -1)
+    mixed = np.stack(pair, -1).reshape(part.shape) if interleaved else np.concatenate(pair, -1)
     return np.concatenate([mixed, xh[..., 2 * pairs :]], -1).reshape(x.shape)
 
 
@@ -39,7 +39,7 @@ def rope(
     interleaved: bool = False,
     amplitude: float = 1.0,
 ) -> Array:
-    """Rotary positions (Su 2021): pair k of every head turned by positions·frequencies[k] radians.
+    """Rotary positions (Su 2021): pair k of every head is rotated by positions·frequencies[k] radians.
 
     x [batch, seq, heads·d], positions [batch, seq], frequencies [pairs], 2·pairs ≤ d (the rest of each head passes
     through). Pair k is elements (k, k + pairs), or (2k, 2k + 1) if `interleaved`. `amplitude` multiplies the rotated
@@ -53,7 +53,7 @@ def rope(
 def _(n: OpCall) -> None:
     x: TensorType = n.x
     want(x.rank == 3 and n.positions.shape == x.shape[:2], f"positions {n.positions} do not fit x {x}")
-    misfit = f"the width of {x} is no multiple of heads={n.heads}"
+    misfit = f"the width of {x} is not a multiple of heads={n.heads}"
     width, pairs = fixed(x.shape[2], misfit), n.frequencies.shape[-1]
     want(n.heads > 0 and width % n.heads == 0, misfit)
     fits = isinstance(pairs, int) and n.frequencies.rank == 1 and 2 * pairs <= width // n.heads
@@ -71,11 +71,11 @@ def _(n: OpCall) -> Value:
     at = unsqueeze(cast(n.positions, to=n.frequencies.type.dtype), axes=(2, 3))
     angles = mul(at, n.frequencies)  # [batch, seq, 1, pairs]
     c, s = (affine(f(angles), by=n.amplitude) for f in (cos, sin))
-    return turned(n.x, c, s, heads=n.heads, interleaved=n.interleaved)
+    return rotate_pairs(n.x, c, s, heads=n.heads, interleaved=n.interleaved)
 
 
-def turned(x: Value, cosines: Value, sines: Value, *, heads: int, interleaved: bool) -> Value:
-    """Emit the rotation of the pairs of every head of `x` [batch, seq, heads·d] by angles with these `cosines` and
+def rotate_pairs(x: Value, cosines: Value, sines: Value, *, heads: int, interleaved: bool) -> Value:
+    """Emit x [batch, seq, heads·d] with the pairs of every head rotated by the angles that have these `cosines` and
     `sines` [batch, seq, 1, pairs]."""
     (batch, seq, width), pairs = x.shape, cosines.width
     d = width // heads

@@ -1,8 +1,8 @@
-"""Routers: which expert gets which token, with what weight.
+"""Routers: the choice of experts for every token, and their weights.
 
-A router makes `combine` [..., tokens, experts]: the weight of every expert in the token's output, zero where the expert
-was not chosen. `moe` applies it. Tokens stand on axis −2; routers that compare tokens (capacity, expert choice) compare
-those of that axis, or of the whole batch if `batched`.
+A router computes `combine` [..., tokens, experts]: the weight of every expert in the token's output, zero where the
+expert was not chosen. `moe` applies it. Routers that compare tokens (capacity, expert choice) compare those of axis −2,
+or of the whole batch if `batched`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from .reduce import sum as add_up
 from .tensor import iota, one_hot, reshape, swap, unsqueeze
 
 _LOGITS = normal(2, 7, 8)
-_CLOSED = -1e30  # the logit of an expert that is not open to a token; f16 holds it as -inf
+_CLOSED = -1e30  # the logit of an expert that a token may not choose; it becomes -inf in f16
 
 
-def _chosen(scores: Array, k: int) -> Array:
-    """True at the k largest of the last axis; the first wins a tie."""
+def _is_top_k(scores: Array, k: int) -> Array:
+    """Return a mask of the k largest elements along the last axis; the first wins a tie."""
     rank = np.argsort(np.argsort(-scores, -1, kind="stable"), -1, kind="stable")
     return np.asarray(rank < k)
 
@@ -76,7 +76,7 @@ def route(
 
     Scores are softmax (Shazeer 2017; k = 1 without `renormalize` is Switch, Fedus 2021) or sigmoid of `logits`
     [..., experts]. The choice is made by score + bias [experts]. With `groups`, runs of experts/groups compete first:
-    only the `top_groups` best by `group_score` (max, or top2: the sum of the two largest) are chosen from (DeepSeek-V2
+    only the `top_groups` best by `group_score` (max, or top2: the sum of the two largest) stay eligible (DeepSeek-V2
     and V3).
     """
     scores = _sigmoid(logits) if scoring == "sigmoid" else softmax.reference(logits)
@@ -84,9 +84,9 @@ def route(
     if groups > 1:
         members = ranked.reshape(*ranked.shape[:-1], groups, -1)
         best = np.sort(members, -1)[..., -1 if group_score == "max" else -2 :].sum(-1)
-        ranked = np.where(_chosen(best, top_groups)[..., None], members, -np.inf).reshape(ranked.shape)
-    kept = np.where(_chosen(ranked, k), scores, 0)
-    return np.asarray(scale * (kept / kept.sum(-1, keepdims=True) if renormalize else kept))
+        ranked = np.where(_is_top_k(best, top_groups)[..., None], members, -np.inf).reshape(ranked.shape)
+    chosen_scores = np.where(_is_top_k(ranked, k), scores, 0)
+    return np.asarray(scale * (chosen_scores / chosen_scores.sum(-1, keepdims=True) if renormalize else chosen_scores))
 
 
 @route.infer
@@ -97,22 +97,22 @@ def _(n: OpCall) -> None:
     want(n.group_score in ("max", "top2"), f"group_score={n.group_score!r} is not max or top2")
     want(n.bias is None or n.bias == logits.with_shape(experts), f"bias {n.bias} does not fit logits {logits}")
     want(n.scale > 0, f"scale={n.scale} must be positive")
-    want(groups >= 1 and experts % groups == 0, f"{experts} experts do not fall into groups={groups}")
-    want(1 <= top_groups <= groups, f"top_groups={top_groups} is not within 1 and groups={groups}")
-    paired = groups == 1 or n.group_score == "max" or experts // groups >= 2
-    want(paired, "group_score=top2 needs two experts per group")
+    want(groups >= 1 and experts % groups == 0, f"{experts} experts cannot be split into groups={groups}")
+    want(1 <= top_groups <= groups, f"top_groups={top_groups} is not between 1 and groups={groups}")
+    fits = groups == 1 or n.group_score == "max" or experts // groups >= 2
+    want(fits, "group_score=top2 needs two experts per group")
     open_to = experts // groups * top_groups
-    want(1 <= n.k <= open_to, f"k={n.k} is not within 1 and the {open_to} experts open to a token")
+    want(1 <= n.k <= open_to, f"k={n.k} is not between 1 and the {open_to} experts open to a token")
 
 
 @route.cost
-def _scoring(n: OpCall) -> Size:
+def _routing_cost(n: OpCall) -> Size:
     logits: TensorType = n.logits
     return logits.elements * 8
 
 
-def _mask(best: Value, k: int, depth: int, like: Value) -> Value:
-    """1 at the k largest of the last axis of `best`, else 0, in the dtype of `like`."""
+def _top_k_mask(best: Value, k: int, depth: int, like: Value) -> Value:
+    """Emit 1 at the k largest elements along the last axis of `best` [..., depth], else 0, in the dtype of `like`."""
     _, indices = top_k.emit(best, k=k)
     hits = add_up(one_hot(indices, depth=depth), axes=(len(indices.shape) - 1,))
     return cast(hits, to=like.type.dtype)
@@ -126,16 +126,19 @@ def _(n: OpCall) -> Value:
     if n.groups > 1:
         members = reshape(ranked, shape=(*shape[:-1], n.groups, experts // n.groups))
         best = add_up(top_k.emit(members, k=1 if n.group_score == "max" else 2)[0], axes=(-1,))
-        open_ = less(filled(best, 0.5), _mask(best, n.top_groups, n.groups, best))
+        open_ = less(filled(best, 0.5), _top_k_mask(best, n.top_groups, n.groups, best))
         ranked = reshape(masked(unsqueeze(open_, axes=(len(shape),)), members, -math.inf), shape=shape)
-    kept = mul(scores, _mask(ranked, n.k, experts, scores))
+    chosen_scores = mul(scores, _top_k_mask(ranked, n.k, experts, scores))
     if n.renormalize:
-        kept = div(kept, add_up(kept, axes=(-1,), keepdims=True))
-    return kept if n.scale == 1 else affine(kept, by=n.scale)
+        chosen_scores = div(chosen_scores, add_up(chosen_scores, axes=(-1,), keepdims=True))
+    return chosen_scores if n.scale == 1 else affine(chosen_scores, by=n.scale)
 
 
-def _limit(x: Array, capacity: int | None, factor: float) -> int:
-    """C: how many tokens an expert takes; what rounding adds to a whole share does not count."""
+def _capacity(x: Array, capacity: int | None, factor: float) -> int:
+    """Return the number of tokens that an expert takes, `capacity` or ⌈factor · tokens/experts⌉.
+
+    The margin 1e-9 keeps a rounding error above an integer share from adding a token.
+    """
     tokens, experts = x.shape[-2:]
     return math.ceil(factor * tokens / experts - 1e-9) if capacity is None else capacity
 
@@ -147,7 +150,7 @@ def _check_capacity(x: TensorType, n: OpCall) -> None:
 
 
 def _below_limit(count: Value, x: Value, n: OpCall) -> Value:
-    """Compare `count` with the C of `_limit`: an integer is below ⌈z⌉ exactly if it is below z."""
+    """Emit whether `count` is below the capacity C of `_capacity`; an integer is below ⌈z⌉ exactly if it is below z."""
     if n.capacity is not None:
         return less(count, filled(count, n.capacity))
     last = greatest(iota(x, axis=len(x.shape) - 2), axes=(0,), keepdims=True)
@@ -155,16 +158,16 @@ def _below_limit(count: Value, x: Value, n: OpCall) -> Value:
     return less(cast(count, to=dtypes.f32), share)
 
 
-def _sent(combine: Value) -> Value:
-    """Return the mask of tokens routed to an expert."""
+def _routed_mask(combine: Value) -> Value:
+    """Emit the mask of the tokens that are routed to each expert."""
     return logical_not(equal(combine, filled(combine, 0)))
 
 
 _SPARSE = np.where(np.arange(48).reshape(2, 8, 3) * 7 % 5 < 3, 0.5, 0.0)
 
 
-def _competing(x: Value, n: OpCall) -> Value:
-    """x with the tokens that compete on axis −2."""
+def _merge_batch(x: Value, n: OpCall) -> Value:
+    """Emit x with all tokens that compete on axis −2: if `batched`, those of the whole batch."""
     return reshape(x, shape=(sizes.product(x.shape[:-1]), x.width)) if n.batched else x
 
 
@@ -178,11 +181,11 @@ def _competing(x: Value, n: OpCall) -> Value:
     ],
 )
 def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Array:
-    """`combine` [..., tokens, experts] with an expert's tokens after the first C dropped: C = `capacity`, or
-    ⌈factor · tokens/experts⌉ if it is none (Fedus 2021; the residual carries what was dropped). If `batched`, the
-    tokens are those of all rows, one row after the other."""
+    """`combine` [..., tokens, experts] with the tokens of an expert after its first C dropped: C = `capacity`, or
+    ⌈factor · tokens/experts⌉ if it is None (Fedus 2021; the residual carries dropped tokens). If `batched`, the tokens
+    are those of all rows, in row order."""
     rows = combine.reshape(-1, combine.shape[-1]) if batched else combine
-    limit = _limit(rows, capacity, factor)
+    limit = _capacity(rows, capacity, factor)
     return np.where(np.cumsum(rows != 0, -2) <= limit, rows, 0).reshape(combine.shape)
 
 
@@ -193,9 +196,9 @@ def _(n: OpCall) -> None:
 
 @limit_capacity.body
 def _(n: OpCall) -> Value:
-    combine = _competing(n.combine, n)
-    taken = cast(_sent(combine), to=dtypes.i64)
-    before = cumsum(taken, axis=len(combine.shape) - 2, exclusive=True)
+    combine = _merge_batch(n.combine, n)
+    is_routed = cast(_routed_mask(combine), to=dtypes.i64)
+    before = cumsum(is_routed, axis=len(combine.shape) - 2, exclusive=True)
     limited = masked(_below_limit(before, combine, n), combine)
     return reshape(limited, shape=n.combine.shape) if n.batched else limited
 
@@ -211,12 +214,12 @@ def _(n: OpCall) -> Value:
 )
 def expert_choice(logits: Array, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Array:
     """Every expert takes the C tokens with its largest scores, softmax over experts (Zhou 2022): logits and result
-    [..., tokens, experts]; C = `capacity`, or ⌈factor · tokens/experts⌉ if it is none. The first token wins a tie. If
+    [..., tokens, experts]; C = `capacity`, or ⌈factor · tokens/experts⌉ if it is None. The first token wins a tie. If
     `batched`, the tokens are those of all rows."""
     scores = softmax.reference(logits.reshape(-1, logits.shape[-1]) if batched else logits)
-    limit = _limit(scores, capacity, factor)
-    kept = np.where(_chosen(scores.swapaxes(-1, -2), limit).swapaxes(-1, -2), scores, 0)
-    return kept.reshape(logits.shape)
+    limit = _capacity(scores, capacity, factor)
+    chosen_scores = np.where(_is_top_k(scores.swapaxes(-1, -2), limit).swapaxes(-1, -2), scores, 0)
+    return chosen_scores.reshape(logits.shape)
 
 
 @expert_choice.infer
@@ -224,19 +227,19 @@ def _(n: OpCall) -> None:
     _check_capacity(n.logits, n)
 
 
-expert_choice.cost(_scoring)
+expert_choice.cost(_routing_cost)
 
 
 @expert_choice.body
 def _(n: OpCall) -> Value:
-    logits = _competing(n.logits, n)
+    logits = _merge_batch(n.logits, n)
     scores, rank = softmax(logits), len(logits.shape)
     swapped = swap(scores)  # [..., experts, tokens]
-    mine, other = unsqueeze(swapped, axes=(rank,)), unsqueeze(swapped, axes=(rank - 1,))
-    place = iota(logits, axis=rank - 2)
-    earlier = less(unsqueeze(place, axes=(0,)), unsqueeze(place, axes=(1,)))  # [token, other token]
-    ahead = logical_or(less(mine, other), logical_and(equal(mine, other), earlier))
-    better = swap(add_up(cast(ahead, to=dtypes.i64), axes=(rank,)))
+    mine, others = unsqueeze(swapped, axes=(rank,)), unsqueeze(swapped, axes=(rank - 1,))
+    token = iota(logits, axis=rank - 2)
+    earlier = less(unsqueeze(token, axes=(0,)), unsqueeze(token, axes=(1,)))  # [token, other token]
+    is_ahead = logical_or(less(mine, others), logical_and(equal(mine, others), earlier))
+    better = swap(add_up(cast(is_ahead, to=dtypes.i64), axes=(rank,)))
     chosen = masked(_below_limit(better, logits, n), scores)
     return reshape(chosen, shape=n.logits.shape) if n.batched else chosen
 
@@ -258,14 +261,14 @@ def _(n: OpCall) -> TensorType:
     return logits.with_shape()
 
 
-load_balance_loss.cost(_scoring)
+load_balance_loss.cost(_routing_cost)
 
 
 @load_balance_loss.body
 def _(n: OpCall) -> Value:
     tokens = tuple(range(len(n.logits.shape) - 1))
-    taken = cast(_sent(n.combine), to=n.logits.type.dtype)
-    product = mul(mean(taken, axes=tokens), mean(softmax(n.logits), axes=tokens))
+    is_routed = cast(_routed_mask(n.combine), to=n.logits.type.dtype)
+    product = mul(mean(is_routed, axes=tokens), mean(softmax(n.logits), axes=tokens))
     return affine(add_up(product, axes=(0,)), by=n.logits.width)
 
 
@@ -273,14 +276,14 @@ def _(n: OpCall) -> Value:
 
 
 def noisy_logits(logits: Value, spread: Value, noise: Value) -> Value:
-    """logits + noise · softplus(spread), the noisy gate of Shazeer 2017: `spread` is x W_noise, `noise` standard normal
-    numbers from outside, all [..., experts]. Route the result with ``route(..., k=k)``."""
+    """Emit logits + noise · softplus(spread), the noisy gate of Shazeer 2017: `spread` is x W_noise, `noise` standard
+    normal and an input, all [..., experts]. Route the result with ``route(..., k=k)``."""
     return add(logits, mul(noise, softplus(spread)))
 
 
 def hierarchical(group_logits: Value, logits: Value, *, top_groups: int, k: int) -> Value:
-    """Two-level routing (Shazeer 2017, appendix B): `top_groups` groups by group_logits [..., groups], then k experts
-    inside every group by logits [..., experts]; weights multiply → combine [..., experts]."""
+    """Emit two-level routing (Shazeer 2017, appendix B): `top_groups` groups by group_logits [..., groups], then k
+    experts inside every group by logits [..., experts]; weights multiply → combine [..., experts]."""
     groups, shape = group_logits.width, logits.shape
     outer = route(group_logits, k=top_groups)
     inner = route(reshape(logits, shape=(*shape[:-1], groups, logits.width // groups)), k=k)
@@ -288,10 +291,10 @@ def hierarchical(group_logits: Value, logits: Value, *, top_groups: int, k: int)
 
 
 def sparse_mixer(logits: Value, *, jitter: float) -> Value:
-    """Two experts by SparseMixer-v2 (Liu 2024, arXiv 2409.12136), as in inference: combine [..., experts].
+    """Emit combine [..., experts] of SparseMixer-v2 at inference: two experts (Liu 2024, arXiv 2409.12136).
 
-    Each weighs as the softmax over those that come near it: experts whose logits fall short of it by more than
-    2 · `jitter` of the greater of the two magnitudes are left out, and for the second also the first.
+    The weight of each is its softmax over the experts near it: those whose logit falls short of its logit by at most
+    2 · `jitter` times the greater of the two magnitudes; for the second expert the first is also excluded.
     """
     axis, experts, magnitude = (len(logits.shape) - 1,), logits.width, absolute(logits)
     combine: Value | None = None
@@ -300,7 +303,7 @@ def sparse_mixer(logits: Value, *, jitter: float) -> Value:
         best = greatest(open_to, axes=axis, keepdims=True)
         gap = div(sub(best, logits), maximum(magnitude, best))
         near = less_equal(gap, filled(gap, 2 * jitter))
-        hit = _mask(open_to, 1, experts, logits)
+        hit = _top_k_mask(open_to, 1, experts, logits)
         weight = mul(hit, softmax(masked(near, open_to, number=_CLOSED)))
         combine = weight if combine is None else add(combine, weight)
         open_to = masked(less(hit, filled(hit, 0.5)), open_to, number=_CLOSED)

@@ -1,5 +1,5 @@
-"""Images and sound as sequences: patches that are embedded (Dosovitskiy 2020, ViT), convolutions over time, Fourier
-transforms; the short causal convolution of recurrent layers."""
+"""Images and sound as sequences: patch embedding (Dosovitskiy 2020, ViT), convolution over time, Fourier transform; the
+short causal convolution of recurrent layers."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from .tensor import concat, gather, indices, iota, pad, reshape, slice_, swap, t
     ]
 )
 def patch_embedding(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """Patches of images as rows, each by one linear map: a convolution whose stride is its size.
+    """Linear embeddings of image patches: a convolution whose stride is its kernel size.
 
     x [batch, channels, height, width], weight [dim, channels, patch height, patch width], bias [dim] →
     [batch, patches, dim], patches row by row from the top.
     """
     batch, channels, height, width = x.shape
     dim, _, h, w = weight.shape
-    apart = x.reshape(batch, channels, height // h, h, width // w, w).transpose(0, 2, 4, 1, 3, 5)
-    y: Array = apart.reshape(batch, -1, channels * h * w) @ weight.reshape(dim, -1).T
+    patches = x.reshape(batch, channels, height // h, h, width // w, w).transpose(0, 2, 4, 1, 3, 5)
+    y: Array = patches.reshape(batch, -1, channels * h * w) @ weight.reshape(dim, -1).T
     return y if bias is None else y + bias
 
 
@@ -54,11 +54,14 @@ def patch_embedding(x: Array, weight: Array, bias: Array | None = None) -> Array
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     weight, bias = n.weight, n.bias
-    want(x.rank == weight.rank == 4, f"x {x} must be [batch, channels, height, width], weight {weight} alike")
+    want(
+        x.rank == weight.rank == 4,
+        f"x {x} must be [batch, channels, height, width], weight {weight} [dim, channels, h, w]",
+    )
     want(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
     height, width = (fixed(x.shape[i], f"x {x} must have a fixed height and width") for i in (2, 3))
     dim, channels, h, w = (fixed(s, f"weight {weight} must have fixed sizes") for s in weight.shape)
-    want(x.shape[1] == channels, f"x {x} has not the {channels} channels of weight {weight}")
+    want(x.shape[1] == channels, f"x {x} does not have the {channels} channels of weight {weight}")
     want(height % h == 0 and width % w == 0, f"patches of {h} × {w} do not divide x {x}")
     want(bias is None or bias == weight.with_shape(dim), f"bias {bias} does not fit weight {weight}")
     return x.with_shape(x.shape[0], (height // h) * (width // w), dim)
@@ -76,8 +79,8 @@ def _(n: OpCall) -> Value:
     batch, channels, height, width = n.x.shape
     dim, _, h, w = n.weight.shape
     rows, columns = sizes.floordiv(height, h), sizes.floordiv(width, w)
-    apart = transpose(reshape(n.x, shape=(batch, channels, rows, h, columns, w)), axes=(0, 2, 4, 1, 3, 5))
-    patches = reshape(apart, shape=(batch, rows * columns, channels * h * w))
+    by_patch = transpose(reshape(n.x, shape=(batch, channels, rows, h, columns, w)), axes=(0, 2, 4, 1, 3, 5))
+    patches = reshape(by_patch, shape=(batch, rows * columns, channels * h * w))
     return linear(patches, reshape(n.weight, shape=(dim, channels * h * w)), n.bias)
 
 
@@ -100,21 +103,21 @@ def conv1d(
 ) -> Array:
     """Convolution over time: y_t = Σ_j W_j x_{t·stride + j − padding[0]} + bias, with zeros outside of x.
 
-    x [batch, length, in], weight [out, in / groups, kernel], bias [out] → [batch, frames, out], frames =
-    ⌊(length + padding before + padding behind − kernel) / stride⌋ + 1. Each of `groups` runs of output channels reads
-    its own run of input channels.
+    x [batch, length, in], weight [out, in / groups, kernel], bias [out] → [batch, frames, out], frames = ⌊(length +
+    padding[0] + padding[1] − kernel) / stride⌋ + 1. Each of `groups` runs of output channels reads its own run of input
+    channels.
     """
     out, width, kernel = weight.shape
     padded = np.pad(x, ((0, 0), tuple(padding), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, kernel, 1)[:, ::stride]  # [batch, frames, in, kernel]
-    apart = windows.reshape(*windows.shape[:2], groups, width, kernel)
-    by_group = np.einsum("btgik,goik->btgo", apart, weight.reshape(groups, out // groups, width, kernel))
-    y: Array = by_group.reshape(*windows.shape[:2], out)
+    by_group = windows.reshape(*windows.shape[:2], groups, width, kernel)
+    frames = np.einsum("btgik,goik->btgo", by_group, weight.reshape(groups, out // groups, width, kernel))
+    y: Array = frames.reshape(*windows.shape[:2], out)
     return y if bias is None else y + bias
 
 
-def _frames(n: OpCall) -> Size:
-    """The length of the output."""
+def _frame_count(n: OpCall) -> Size:
+    """Return the number of frames of a convolution."""
     length: Size = n.x.shape[1] + sum(n.padding) - n.weight.shape[2]
     return sizes.floordiv(length, n.stride) + 1
 
@@ -127,12 +130,12 @@ def _(n: OpCall) -> TensorType:
     want(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
     out, width, _ = (fixed(s, f"weight {weight} must have fixed sizes") for s in weight.shape)
     want(groups >= 1 and out % groups == 0, f"groups={groups} does not divide the {out} outputs of weight {weight}")
-    want(x.shape[2] == width * groups, f"x {x} has not the {width * groups} channels of weight {weight}")
+    want(x.shape[2] == width * groups, f"x {x} does not have the {width * groups} channels of weight {weight}")
     want(bias is None or bias == weight.with_shape(out), f"bias {bias} does not fit weight {weight}")
     want(n.stride >= 1, f"stride={n.stride} must be positive")
     pads = tuple(n.padding)
-    want(len(pads) == 2 and min(pads) >= 0, f"padding={list(pads)} must say how many zeros stand before and behind x")
-    frames = _frames(n)
+    want(len(pads) == 2 and min(pads) >= 0, f"padding={list(pads)} must be the numbers of zeros before and after x")
+    frames = _frame_count(n)
     want(not isinstance(frames, int) or frames > 0, f"the kernel of weight {weight} is longer than x {x}")
     return x.with_shape(x.shape[0], frames, out)
 
@@ -140,14 +143,14 @@ def _(n: OpCall) -> TensorType:
 @conv1d.cost
 def _(n: OpCall) -> Size:
     x, weight = n.x, n.weight
-    products: Size = x.shape[0] * _frames(n) * weight.elements
+    products: Size = x.shape[0] * _frame_count(n) * weight.elements
     return products * 2
 
 
 @conv1d.body
 def _(n: OpCall) -> Value:
     (out, width, kernel), groups, (before, after) = n.weight.shape, n.groups, n.padding
-    batch, frames = n.x.shape[0], _frames(n)
+    batch, frames = n.x.shape[0], _frame_count(n)
     padded = pad(n.x, axis=1, before=before, after=after) if before or after else n.x
     starts = affine(indices(n.x, frames), by=n.stride)
     at = add(unsqueeze(starts, axes=(1,)), unsqueeze(iota(n.weight, axis=2), axes=(0,)))  # [frames, kernel]
@@ -160,7 +163,7 @@ def _(n: OpCall) -> Value:
 
 @op(cases=[case(normal(2, 5, 6)), case(normal(1, 1, 4)), case(normal(2, 12, 3)), case(normal(4, 7))])
 def fourier(x: Array) -> Array:
-    """The real part of the discrete Fourier transform of x [..., n, m] along its last two axes (Lee-Thorp 2021, FNet).
+    """Real part of the discrete Fourier transform of x [..., n, m] along its last two axes (Lee-Thorp 2021, FNet).
 
     Re(F_n x F_m) = C_n (x C_m) − S_n (x S_m), with C and S the cosines and sines of 2π·i·j/n.
     """
@@ -181,14 +184,14 @@ def _(n: OpCall) -> Size:
 
 @fourier.body
 def _(n: OpCall) -> Value:
-    (c_rows, s_rows), (c_columns, s_columns) = (_parts(n.x, axis) for axis in (n.x.type.rank - 2, n.x.type.rank - 1))
+    (c_rows, s_rows), (c_columns, s_columns) = (_cos_sin(n.x, axis) for axis in (n.x.type.rank - 2, n.x.type.rank - 1))
     real = matmul(c_rows, matmul(n.x, c_columns))
     return sub(real, matmul(s_rows, matmul(n.x, s_columns)))
 
 
-def _parts(x: Value, axis: int) -> tuple[Value, Value]:
-    """The cosines and sines [n, n] of an axis of x; products of indices are reduced as whole numbers, which f32 is not
-    precise enough for."""
+def _cos_sin(x: Value, axis: int) -> tuple[Value, Value]:
+    """Emit the cosines and sines [n, n] of 2π·i·j/n for an axis of x of size n; i·j is reduced modulo n as an integer,
+    since f32 is not precise enough for large products."""
     at = iota(x, axis=axis)
     size = affine(greatest(at, axes=(0,), keepdims=True), plus=1)
     turns = mod(mul(unsqueeze(at, axes=(1,)), unsqueeze(at, axes=(0,))), size)
@@ -210,8 +213,8 @@ def causal_conv(
 ) -> Array | tuple[Array, Array]:
     """Depthwise causal convolution over time: y_t = activation(Σ_j weight[:, j] x_{t − width + 1 + j} + bias).
 
-    x [batch, seq, channels], weight [channels, width], bias [channels] → [batch, seq, channels]. What precedes x is
-    `past` [batch, width − 1, channels], then the present one — the last rows seen — is returned too; or zeros.
+    x [batch, seq, channels], weight [channels, width], bias [channels] → [batch, seq, channels]. The rows before
+    x are `past` [batch, width − 1, channels] or zeros; with `past` the last width − 1 rows are also returned.
     """
     width, seq = weight.shape[1], x.shape[1]
     before = np.zeros((len(x), width - 1, x.shape[2])) if past is None else past

@@ -26,7 +26,7 @@ from ..op import (
 from ..schema.states import CODES
 from ..schema.visible_keys import PATTERNS, VisibleKeys
 from ..types import dtypes, sizes
-from . import caches as stored
+from . import caches as cache_ops
 from .elementwise import (
     add,
     affine,
@@ -132,25 +132,25 @@ def attention(
 
     q [batch, seq, heads·d], k [batch, keys, kv_heads·d], v [batch, keys, kv_heads·dv] → y [batch, seq, heads·dv]; query
     head h reads KV head ⌊h·kv_heads/heads⌋. `scale` defaults to 1/√d. Scores are softcap·tanh(score/softcap) if
-    `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is seen where `key_mask`
-    [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow: what they hide
-    is defined by `weft.ir.schema.visible_keys.VisibleKeys`. `sinks` [heads] adds a key of that score with value 0. A
-    row that sees nothing is 0.
+    `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is visible where `key_mask`
+    [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow it, as defined
+    by `weft.ir.schema.visible_keys.VisibleKeys`. `sinks` [heads] adds a key with that score and value 0. A row without
+    visible keys is 0.
 
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
-    [batch, seq], consecutive in each row — slot j holds the key of position j, those below positions[b, 0] are valid,
-    and the keys of this call are written at their positions; present_k, present_v are the updated caches. `rolling`:
-    the key of position j is in slot j mod capacity instead, but the first `keep_first` keys stay and the others roll
-    behind them (window + keep_first ≤ capacity); newer keys replace older ones, and of a call nothing is written behind
-    the last key that `key_mask` shows. With a cache `key_mask` and `bias` index keys by position.
+    [batch, seq], consecutive in each row — slot j holds the key of position j, slots below positions[b, 0] are valid,
+    and the keys of this call are written at their positions; present_k, present_v are the updated caches. `key_mask`
+    and `bias` then index keys by position. With `rolling` the first `keep_first` keys keep their slots and later
+    positions wrap around in the remaining ones, where newer keys replace older ones (window + keep_first ≤ capacity);
+    keys of the call after the last one that `key_mask` shows are not written.
 
-    Without `v` the first `value_dim` numbers of a key are its value too (latent attention; DeepSeek-V2, 2024), and a
-    cache is `past_k` and present_k alone.
+    Without `v` the first `value_dim` features of a key are also its value (latent attention; DeepSeek-V2, 2024), and
+    the cache is `past_k` and present_k alone.
 
-    With `cache_bits` (8 or 4) a cache holds codes of so many bits: code · scale is the number, `k_scale` and `v_scale`
-    are those of channels [kv_heads·d] or one [1]. Keys and values of the call are rounded, too, as they are written: to
-    the nearest code, half to even, within −2^{bits−1} … 2^{bits−1} − 1. All keys and values that are read are code ·
-    scale, so that it does not matter how a text is cut into calls, nor whether there is a cache.
+    With `cache_bits` (8 or 4) a cache holds integer codes: an element is code · scale, with `k_scale` and `v_scale` per
+    channel [kv_heads·d] or one for all [1]. Keys and values of the call are also rounded, to the nearest code, half to
+    even, within −2^{bits−1} … 2^{bits−1} − 1. Attention reads code · scale for all of them, so that the result depends
+    neither on how a sequence is cut into calls nor on whether there is a cache.
     """
     batch, seq, _ = q.shape
     group = heads // kv_heads
@@ -161,13 +161,13 @@ def attention(
     fresh = (kh, vh)
     scales = (k_scale, k_scale if v is None else v_scale)
     if cache_bits is not None and k_scale is not None:
-        codes = stored.rounded(kh, k_scale, cache_bits)
-        kh = codes * stored.by_channel(k_scale, kv_heads)
+        codes = cache_ops.quantize(kh, k_scale, cache_bits)
+        kh = codes * cache_ops.reshape_scale(k_scale, kv_heads)
         if v is None:
             fresh, vh = (codes, codes), kh[..., :value_dim]
         elif v_scale is not None:
-            fresh = codes, stored.rounded(vh, v_scale, cache_bits)
-            vh = fresh[1] * stored.by_channel(v_scale, kv_heads)
+            fresh = codes, cache_ops.quantize(vh, v_scale, cache_bits)
+            vh = fresh[1] * cache_ops.reshape_scale(v_scale, kv_heads)
     key_at = np.arange(kh.shape[2])[None]
     query_at = np.arange(seq)[None]
     valid = np.ones((1, kh.shape[2]), bool)
@@ -175,16 +175,16 @@ def attention(
         capacity = past_k.shape[2]
         first = positions[:, :1]
         slots = np.arange(capacity) + 0 * first
-        past_at = stored.held(first - 1, capacity, keep_first) if rolling else slots
+        past_at = cache_ops.held(first - 1, capacity, keep_first) if rolling else slots
         valid = np.concatenate([(past_at >= 0) & (past_at < first), np.ones_like(positions, bool)], 1)
         key_at, query_at = np.concatenate([past_at, positions], 1), positions
         pasts = [
-            past if past is None or scale is None else past * stored.by_channel(scale, kv_heads)
+            past if past is None or scale is None else past * cache_ops.reshape_scale(scale, kv_heads)
             for past, scale in zip((past_k, past_v), scales, strict=True)
         ]
         kh = np.concatenate([pasts[0], kh], 2)
         vh = kh[..., :value_dim] if pasts[1] is None else np.concatenate([pasts[1], vh], 2)
-    by_head = qh.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * seq, d)  # a product that BLAS takes
+    by_head = qh.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * seq, d)  # a batched matrix product, for BLAS
     scores = (by_head @ kh.swapaxes(2, 3)) * (1 / math.sqrt(d) if scale is None else scale)
     if softcap is not None:
         scores = softcap * np.tanh(scores / softcap)
@@ -220,7 +220,7 @@ def attention(
         for b, at in enumerate(positions):
             if rolling:
                 last = at[-1] if key_mask is None else np.flatnonzero(rows[b, : at[-1] + 1]).max(initial=-1)
-                updated[b] = stored.write(past[b], new[b], at, last, keep_first)
+                updated[b] = cache_ops.write(past[b], new[b], at, last, keep_first)
             else:
                 updated[b][:, at] = new[b]
         present.append(updated)
@@ -232,32 +232,37 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     q, k, v, heads, kv_heads = n.q, n.k, n.v, n.heads, n.kv_heads
     for t in (q, k, v):
         want(t is None or t.rank == 3, f"{t} must be [batch, seq, heads·d]")
-    want(heads > 0 and kv_heads > 0 and heads % kv_heads == 0, f"heads={heads} is no multiple of kv_heads={kv_heads}")
-    for t, count, what in ((q, heads, "heads"), (k, kv_heads, "kv_heads"), (v, kv_heads, "kv_heads")):
-        whole = t is None or (isinstance(t.shape[2], int) and t.shape[2] % count == 0)
-        want(whole, f"the width of {t} is no multiple of {what}={count}")
+    want(
+        heads > 0 and kv_heads > 0 and heads % kv_heads == 0, f"heads={heads} is not a multiple of kv_heads={kv_heads}"
+    )
+    for t, count, name in ((q, heads, "heads"), (k, kv_heads, "kv_heads"), (v, kv_heads, "kv_heads")):
+        divides = t is None or (isinstance(t.shape[2], int) and t.shape[2] % count == 0)
+        want(divides, f"the width of {t} is not a multiple of {name}={count}")
     d, dk = q.shape[2] // heads, k.shape[2] // kv_heads
     want(d == dk, f"q {q} and k {k} have head sizes {d} and {dk}")
     if v is None:
         fits = n.value_dim is not None and 1 <= n.value_dim <= d
-        want(fits, f"without v, value_dim={n.value_dim} must say how many of the {d} numbers of a key are its value")
+        want(
+            fits,
+            f"without v, value_dim={n.value_dim} must be the number of the {d} features of a key that are its value",
+        )
     else:
         want(n.value_dim is None, f"value_dim={n.value_dim} is for an attention without v")
-    together = q.shape[0] == k.shape[0] and (v is None or k.shape[:2] == v.shape[:2])
-    want(together, f"q {q}, k {k} and v {v} do not belong together")
+    fits_q = q.shape[0] == k.shape[0] and (v is None or k.shape[:2] == v.shape[:2])
+    want(fits_q, f"q {q}, k {k} and v {v} differ in batch or length")
     dv = _value_dim(n)
     want(n.pattern in PATTERNS, f"pattern={n.pattern!r} is none of {', '.join(PATTERNS)}")
     want(n.stride >= 1 and n.summary >= 1, f"stride={n.stride} and summary={n.summary} must be positive")
     want(n.window is None or n.window >= 1, f"window={n.window} must be positive")
     want(not n.rolling or (n.window is not None and n.past_k is not None), "rolling is for a cache and a window")
     want(n.keep_first >= 0, f"keep_first={n.keep_first} must not be negative")
-    stored.check(n.cache_bits, k, v, {"k_scale": n.k_scale, "v_scale": n.v_scale}, n.causal, kv_heads)
+    cache_ops.check_quantization(n.cache_bits, k, v, {"k_scale": n.k_scale, "v_scale": n.v_scale}, n.causal, kv_heads)
     for operand in (k, v, n.bias, n.sinks, *((n.past_k, n.past_v) if n.cache_bits is None else ())):
         want(operand is None or operand.dtype == q.dtype, f"{operand} and q {q} differ in dtype; cast one of them")
     keys = None if n.positions is not None else k.shape[1]  # with a cache bias and key_mask index positions
     if n.bias is not None:
-        known = (q.shape[0], heads, q.shape[1], keys)
-        fits = n.bias.rank == 4 and all(s in (1, k) or k is None for s, k in zip(n.bias.shape, known, strict=True))
+        expected = (q.shape[0], heads, q.shape[1], keys)
+        fits = n.bias.rank == 4 and all(s in (1, k) or k is None for s, k in zip(n.bias.shape, expected, strict=True))
         want(fits, f"bias {n.bias} must broadcast to [batch, {heads}, seq, keys] of q {q} and k {k}")
     if n.key_mask is not None:
         mask = n.key_mask
@@ -272,15 +277,15 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
         return (y,)
     want(q.shape[1] == k.shape[1], f"with a cache q {q} and k {k} must be equally long")
     pasts = [(n.past_k, d, "past_k")] + ([(n.past_v, dv, "past_v")] if v is not None else [])
-    for past, width, what in pasts:
+    for past, width, name in pasts:
         fits = past.rank == 4 and past.shape[:2] == (q.shape[0], kv_heads) and past.shape[3] == width
-        want(fits, f"{what} {past} must be [batch, {kv_heads}, capacity, {width}]")
-        holds = n.cache_bits is None or past.dtype == CODES[n.cache_bits]
-        want(holds, f"{what} {past} holds no codes of {n.cache_bits} bits")
+        want(fits, f"{name} {past} must be [batch, {kv_heads}, capacity, {width}]")
+        has_codes = n.cache_bits is None or past.dtype == CODES[n.cache_bits]
+        want(has_codes, f"{name} {past} does not hold codes of {n.cache_bits} bits")
     capacity = n.past_k.shape[2]
     fits = not n.rolling or not isinstance(capacity, int) or n.window + n.keep_first <= capacity
-    kept = f" and keep_first={n.keep_first}" if n.keep_first else ""
-    want(fits, f"a rolling cache of {capacity} keys does not hold window={n.window}{kept}")
+    first_keys = f" and keep_first={n.keep_first}" if n.keep_first else ""
+    want(fits, f"a rolling cache of {capacity} keys does not hold window={n.window}{first_keys}")
     same = v is None or n.past_k.shape[2] == n.past_v.shape[2]
     want(same, f"past_k {n.past_k} and past_v {n.past_v} differ in capacity")
     want(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
@@ -288,7 +293,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 
 
 def _value_dim(n: OpCall) -> int:
-    """The head size of the values; `n` holds types or values."""
+    """Return the head size of the values; `n` holds types or values."""
     width: int = n.value_dim or (n.v.width if isinstance(n.v, Value) else n.v.shape[2]) // n.kv_heads
     return width
 
@@ -310,7 +315,7 @@ def _(n: OpCall) -> Cost:
 def attention_states(n: OpCall) -> tuple[StateSpec, ...]:
     if n.causal:
         return caches(n.k, n.v, n.past_k, n.kv_heads, rolling=n.rolling, window=n.window, bits=n.cache_bits)
-    # Rows that are parts of texts, as many as the texts are long, attend within one call: nothing is kept.
+    # Rows that are chunks of sequences (their number depends on two sizes) attend within one call: nothing is cached.
     parts = len(sizes.names(n.q.shape[0])) > 1
     return () if parts or n.k.shape[1] == n.q.shape[1] else cross_states(n.k, n.v)
 
@@ -323,7 +328,7 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
     qh = transpose(reshape(n.q, shape=(batch, seq, kv_heads, group, d)), axes=(0, 2, 3, 1, 4))
     kv = [t for t in (n.k, n.v) if t is not None]
     if n.cache_bits is not None:
-        kv = [stored.codes_value(t, s, n.cache_bits) for t, s in zip(kv, (n.k_scale, n.v_scale), strict=False)]
+        kv = [cache_ops.emit_codes(t, s, n.cache_bits) for t, s in zip(kv, (n.k_scale, n.v_scale), strict=False)]
     kv = [per_head(t, kv_heads) for t in kv]
     query_at, key_at = (unsqueeze(iota(t, axis=1), axes=(0,)) for t in (n.q, n.k))
     seen: list[Value] = []  # conditions, broadcast to [batch, seq, keys]
@@ -332,28 +337,30 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
         slot = unsqueeze(cast(iota(n.past_k, axis=2), to=n.positions.type.dtype), axes=(0,))
         first = slice_(n.positions, axis=1, start=0, stop=1)
         newest = affine(first, plus=-1)
-        past_at = stored.held_value(slot, newest, n.keep_first) if n.rolling else add(slot, filled(first, 0))
-        held = logical_and(less_equal(filled(past_at, 0), past_at), less(past_at, first))
-        seen.append(unsqueeze(concat(held, equal(n.positions, n.positions), axis=1), axes=(1,)))
+        past_at = (
+            cache_ops.emit_slot_positions(slot, newest, n.keep_first) if n.rolling else add(slot, filled(first, 0))
+        )
+        is_valid = logical_and(less_equal(filled(past_at, 0), past_at), less(past_at, first))
+        seen.append(unsqueeze(concat(is_valid, equal(n.positions, n.positions), axis=1), axes=(1,)))
         pasts = (n.past_k, n.past_v)
         query_at, key_at = n.positions, concat(past_at, n.positions, axis=1)
         joined = [concat(past, new, axis=2) for past, new in zip(pasts, kv, strict=False)]
         if n.rolling:
-            present = stored.present_values(joined, slot, first, n)
+            present = cache_ops.emit_present_caches(joined, slot, first, n)
         else:
             present = [scatter_rows(past, new, n.positions, axis=2) for past, new in zip(pasts, kv, strict=False)]
         kv = joined
         reach = maximum(key_at, filled(key_at, 0)) if n.rolling else key_at
         if bias is not None:
             by_position = transpose(expand(bias, shape=(batch, *bias.shape[1:])), axes=(0, 3, 1, 2))
-            bias = transpose(gather_rows(by_position, _inside(reach, bias, 3)), axes=(0, 2, 3, 1))
+            bias = transpose(gather_rows(by_position, _clamp_index(reach, bias, 3)), axes=(0, 2, 3, 1))
         if key_mask is not None:
             rows = expand(key_mask, shape=(batch, key_mask.shape[1]))
-            seen.append(unsqueeze(less_equal(reach, _inside(reach, key_mask, 1)), axes=(1,)))
-            key_mask = gather_rows(rows, _inside(reach, key_mask, 1))
+            seen.append(unsqueeze(less_equal(reach, _clamp_index(reach, key_mask, 1)), axes=(1,)))
+            key_mask = gather_rows(rows, _clamp_index(reach, key_mask, 1))
     if n.cache_bits is not None:
         scales = zip(kv, (n.k_scale, n.v_scale), strict=False)
-        kv = [stored.numbers_value(codes, scale, kv_heads, n.k) for codes, scale in scales]
+        kv = [cache_ops.emit_dequantized(codes, scale, kv_heads, n.k) for codes, scale in scales]
     kh, vh = kv[0], kv[1] if n.v is not None else slice_(kv[0], axis=3, start=0, stop=dv)
     keys, scale = kh.shape[2], 1 / math.sqrt(d) if n.scale is None else n.scale
     scores = matmul(reshape(qh, shape=(batch, kv_heads, group * seq, d)), swap(kh))
@@ -378,7 +385,7 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
     return (y, *present) if present else y
 
 
-def _inside(index: Value, x: Value, axis: int) -> Value:
-    """`index`, at most the last index of `axis` of x."""
+def _clamp_index(index: Value, x: Value, axis: int) -> Value:
+    """Emit `index` clamped to at most the last index of `axis` of x."""
     last = greatest(iota(x, axis=axis), axes=(0,), keepdims=True)
     return minimum(index, cast(last, to=index.type.dtype))

@@ -1,4 +1,4 @@
-"""Sparse attention: blocks of queries that see a few blocks of keys, and an index by which queries choose keys."""
+"""Sparse attention: block-sparse attention, and an index (lightning indexer) by which queries choose keys."""
 
 from __future__ import annotations
 
@@ -87,23 +87,24 @@ def block_sparse_attention(
     dense: int = 0,
     scale: float | None = None,
 ) -> Array:
-    """softmax(scale · q kᵀ + ln c) v per head, c how often a query counts a key, 0 of keys that it does not see.
+    """softmax(scale · q kᵀ + ln c) v per head, c the number of times that a query counts a key, 0 for hidden keys.
 
     Blocks of `block` queries see blocks of keys (Child 2019, arXiv 1904.10509; Zaheer 2020, arXiv 2007.14062, BigBird):
-    `sides` on each side and their own, and the `first` first and `last` last ones, whose queries see all keys.
-    `weft.ir.schema.visible_blocks.VisibleBlocks` defines it, and how `first_weight` and `dense` change it. Not causal.
+    their own, `sides` on each side, and the `first` first and `last` last ones, whose queries see all keys.
+    `weft.ir.schema.visible_blocks.VisibleBlocks` defines them, and the effects of `first_weight` and `dense`. Not
+    causal.
 
     q [batch, seq, heads·d], k [batch, seq, kv_heads·d], v [batch, seq, kv_heads·dv] → [batch, seq, heads·dv]; heads,
-    `scale` and `key_mask` [batch, seq] as in `attention`. A row that sees nothing is 0.
+    `scale` and `key_mask` [batch, seq] as in `attention`. A row without visible keys is 0.
     """
     with np.errstate(divide="ignore"):
         bias = np.log(VisibleBlocks(block, sides, first, last, first_weight, dense).counts(q.shape[1]))
-    made = attention.reference(q, k, v, bias[None, None], key_mask, heads=heads, kv_heads=kv_heads, scale=scale)
-    return np.asarray(made)
+    result = attention.reference(q, k, v, bias[None, None], key_mask, heads=heads, kv_heads=kv_heads, scale=scale)
+    return np.asarray(result)
 
 
-def _shared(n: OpCall) -> dict[str, Any]:
-    """The attributes that `attention` has too."""
+def _attention_attrs(n: OpCall) -> dict[str, Any]:
+    """Return the attributes that are passed on to `attention`."""
     return {"heads": n.heads, "kv_heads": n.kv_heads, "scale": n.scale}
 
 
@@ -111,8 +112,8 @@ def _shared(n: OpCall) -> dict[str, Any]:
 def _(n: OpCall) -> TensorType:
     problem = VisibleBlocks.of(vars(n)).problem()
     want(problem is None, problem or "")
-    (y,) = attention.types((n.q, n.k, n.v, None, n.key_mask), attention.check_attrs(_shared(n)))
-    want(n.q.shape[1] == n.k.shape[1], f"q {n.q} and k {n.k} must be equally long: blocks are those of one text")
+    (y,) = attention.types((n.q, n.k, n.v, None, n.key_mask), attention.check_attrs(_attention_attrs(n)))
+    want(n.q.shape[1] == n.k.shape[1], f"q {n.q} and k {n.k} must be equally long: blocks are those of one sequence")
     return y
 
 
@@ -121,7 +122,7 @@ def _(n: OpCall) -> Cost:
     q, blocks = n.q, VisibleBlocks.of(vars(n))
     (batch, length, width), sparse = q.shape, blocks.sparse(q.shape[1])
     reached = sparse * ((blocks.ends + 2 * blocks.sides + 1) * blocks.block) + (1 - sparse) * length
-    # Queries of global blocks see all keys, beside what queries of any block see.
+    # Queries of global blocks also see all keys.
     pairs = batch * length * (reached + sparse * (blocks.ends * blocks.block))
     d, dv = sizes.floordiv(width, n.heads), sizes.floordiv(n.v.shape[2], n.kv_heads)
     flops: Size = pairs * n.heads * ((d + dv) * 2 + 5)
@@ -131,20 +132,20 @@ def _(n: OpCall) -> Cost:
 
 @block_sparse_attention.body
 def _(n: OpCall) -> Value:
-    """Attention of every block to the blocks gathered for it, and of the global blocks to all keys.
+    """Emit attention of every block to the blocks gathered for it, and of the global blocks to all keys.
 
-    One graph serves all lengths: where a text is `dense`, the blocks gathered are all blocks, since their number is a
+    One graph serves all lengths: for `dense` lengths all blocks are gathered, since the number of gathered blocks is a
     size that depends on the length.
     """
     blocks, dtype = VisibleBlocks.of(vars(n)), n.q.type.dtype
     (batch, seq, _), block, ends = n.q.shape, blocks.block, blocks.ends
     count, columns = blocks.blocks(seq), blocks.columns(seq)
-    # Numbers that depend on the length, [1] each.
+    # Values that depend on the length, [1] each.
     length = affine(greatest(iota(n.q, axis=1), axes=(0,), keepdims=True), plus=1)
-    behind = floordiv(affine(length, plus=block - 1), affine(length, by=0, plus=block))  # the number of blocks
+    block_count = floordiv(affine(length, plus=block - 1), affine(length, by=0, plus=block))  # the number of blocks
     sparse = clip(floordiv(length, affine(length, by=0, plus=blocks.dense + 1)), high=1)
-    last = affine(behind, plus=-blocks.last)  # the first of the last blocks
-    # The tokens of the blocks; the last one once more where a block has none left.
+    last = affine(block_count, plus=-blocks.last)  # the first of the last blocks
+    # Tokens by block; the last token repeated where the last block is not full.
     token = indices(n.q, count * block)
     row = minimum(token, affine(length, plus=-1))
     parts = [reshape(gather(x, row, axis=1), shape=(batch, count, block, x.width)) for x in (n.q, n.k, n.v)]
@@ -152,55 +153,61 @@ def _(n: OpCall) -> Value:
     if n.key_mask is not None:
         shown = logical_and(shown, cast(gather(n.key_mask, row, axis=1), to=dtypes.bool_))
     shown = reshape(expand(shown, shape=(batch, count * block)), shape=(batch, count, block))
-    # The blocks that a block sees, [count, ends + columns]: global ones, and those around it, or all.
+    # The blocks that a block sees, [count, ends + columns]: the global ones and its neighbours, or all blocks.
     at = unsqueeze(indices(n.q, count), axes=(1,))
     near = add(mul(affine(at, plus=-blocks.sides), sparse), unsqueeze(indices(n.q, columns), axes=(0,)))
     inside = logical_and(less(affine(near, by=0, plus=blocks.first - 1), near), less(near, last))
-    seen, there = near, inside
+    seen, exists = near, inside
     if ends:
-        globals_, exist = _ends(n.q, blocks, behind, last)
+        globals_, exist = _global_blocks(n.q, blocks, block_count, last)
         seen = concat(expand(unsqueeze(globals_, axes=(0,)), shape=(count, ends)), near, axis=1)
-        there = concat(expand(unsqueeze(exist, axes=(0,)), shape=(count, ends)), inside, axis=1)
-    index = _inside(seen, behind)
+        exists = concat(expand(unsqueeze(exist, axes=(0,)), shape=(count, ends)), inside, axis=1)
+    index = _clamp_index(seen, block_count)
     keys = (ends + columns) * block
     kv = [reshape(gather(x, index, axis=1), shape=(batch * count, keys, x.width)) for x in parts[1:]]
-    mask = logical_and(gather(shown, index, axis=1), unsqueeze(there, axes=(0, 3)))
+    mask = logical_and(gather(shown, index, axis=1), unsqueeze(exists, axes=(0, 3)))
     bias = None
     if blocks.first_weight > 1:
         column = indices(n.q, keys)
         heavy = mul(cast(less(column, affine(column, by=0, plus=blocks.first * block)), to=dtypes.i64), sparse)
         bias = reshape(affine(cast(heavy, to=dtype), by=math.log(blocks.first_weight)), shape=(1, 1, 1, keys))
     queries = reshape(parts[0], shape=(batch * count, block, n.q.width))
-    y = attention(queries, *kv, bias, reshape(mask, shape=(batch * count, keys)), **_shared(n))
+    y = attention(queries, *kv, bias, reshape(mask, shape=(batch * count, keys)), **_attention_attrs(n))
     width = y.width
     y = reshape(y, shape=(batch, count, block, width))
     if ends:
-        some = reshape(gather(parts[0], _inside(globals_, behind), axis=1), shape=(batch, ends * block, n.q.width))
-        whole = attention(some, n.k, n.v, None, n.key_mask, **_shared(n))
-        y = concat(y, reshape(whole, shape=(batch, ends, block, width)), axis=1)
+        global_queries = reshape(
+            gather(parts[0], _clamp_index(globals_, block_count), axis=1), shape=(batch, ends * block, n.q.width)
+        )
+        global_outputs = attention(global_queries, n.k, n.v, None, n.key_mask, **_attention_attrs(n))
+        y = concat(y, reshape(global_outputs, shape=(batch, ends, block, width)), axis=1)
         at = indices(n.q, count)
-        place = choose(less_equal(last, at), add(sub(at, last), affine(behind, plus=blocks.first)), at)
-        place = choose(less(at, affine(at, by=0, plus=blocks.first)), add(at, behind), place)
-        y = gather(y, place, axis=1)
+        source = choose(less_equal(last, at), add(sub(at, last), affine(block_count, plus=blocks.first)), at)
+        source = choose(less(at, affine(at, by=0, plus=blocks.first)), add(at, block_count), source)
+        y = gather(y, source, axis=1)
     y = reshape(y, shape=(batch, count * block, width))
     return gather(y, iota(n.q, axis=1), axis=1)
 
 
-def _ends(x: Value, blocks: VisibleBlocks, behind: Value, last: Value) -> tuple[Value, Value]:
-    """The numbers of the global blocks [ends], and which of them exist and are not counted before."""
-    numbers, exist = [], []
+def _global_blocks(x: Value, blocks: VisibleBlocks, block_count: Value, last: Value) -> tuple[Value, Value]:
+    """Emit the indices of the global blocks [ends], and a mask of those that exist and are not duplicates."""
+    block_indices, exist = [], []
     if blocks.first:
         firsts = indices(x, blocks.first)
-        numbers, exist = [firsts], [less(firsts, behind)]
+        block_indices, exist = [firsts], [less(firsts, block_count)]
     if blocks.last:
         lasts = add(indices(x, blocks.last), last)
-        numbers.append(lasts)
+        block_indices.append(lasts)
         exist.append(less_equal(affine(lasts, by=0, plus=blocks.first), lasts))
-    return (numbers[0], exist[0]) if len(numbers) == 1 else (concat(*numbers, axis=0), concat(*exist, axis=0))
+    return (
+        (block_indices[0], exist[0])
+        if len(block_indices) == 1
+        else (concat(*block_indices, axis=0), concat(*exist, axis=0))
+    )
 
 
-def _inside(index: Value, count: Value) -> Value:
-    """`index`, within 0 … count − 1."""
+def _clamp_index(index: Value, count: Value) -> Value:
+    """Emit `index` clamped to 0 … count − 1."""
     return clip(minimum(index, affine(count, plus=-1)), low=0)
 
 
@@ -233,13 +240,13 @@ def lightning_index(
     top_k: int,
     causal: bool = False,
 ) -> Array | tuple[Array, Array]:
-    """A bias that is 0 for the keys a query chooses, −∞ for others: those of the `top_k` largest scores
-    I[t, s] = Σ_h weights[t, h] · max(q_h[t]·k[s], 0) (DeepSeek-V3.2, 2025: the lightning indexer).
+    """Bias that is 0 for the `top_k` keys of a query with the largest scores and −∞ for others (DeepSeek-V3.2, 2025:
+    the lightning indexer); scores are I[t, s] = Σ_h weights[t, h] · max(q_h[t]·k[s], 0).
 
     q [batch, seq, heads·d], k [batch, keys, d], weights [batch, seq, heads] → bias [batch, 1, seq, keys], for
-    `attention`. A query chooses among the keys that `key_mask` [batch, keys] and `causal` let it see, all of them where
-    these are no more than `top_k`. Of equal scores the earlier key's is taken, as scores are 0 where no head is above;
-    the authors' code does not say which. Nothing is differentiated: a choice has no gradient.
+    `attention`. A query chooses among the keys that `key_mask` [batch, keys] and `causal` let it see, and takes all if
+    these are at most `top_k`. The earlier of two keys with equal scores wins: scores are 0 where no head is positive,
+    and the authors' code leaves the order open. The choice has no gradient.
 
     With a cache (`causal` only) — `past_k` [batch, 1, capacity, d], `positions` [batch, seq] — the keys of this call
     are written to the slots of their positions, the keys are those of all slots, bias is [batch, 1, seq, capacity], and
@@ -305,7 +312,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
     kh, query_at = unsqueeze(n.k, axes=(1,)), unsqueeze(iota(n.q, axis=1), axes=(0,))
     if n.past_k is not None:
         kh, query_at = scatter_rows(n.past_k, kh, n.positions, axis=2), n.positions
-    # In 32 bits at least, as few scores differ in 8 or 11. A factor of all scores changes no choice.
+    # In f32 at least: with 8 or 11 bits of mantissa many scores tie. A factor of all scores changes no choice.
     q, keys, weights = (cast(x, to=dtypes.f32) if dtype.bits < 32 else x for x in (n.q, kh, n.weights))
     scores = matmul(reshape(q, shape=(batch, 1, seq * heads, d)), swap(keys))
     scores = reshape(relu(scores), shape=(batch, seq, heads, kh.shape[2]))
@@ -315,24 +322,24 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
     if n.causal:
         seen.append(less_equal(unsqueeze(key_at, axes=(1,)), unsqueeze(query_at, axes=(2,))))
     if n.key_mask is not None:
-        seen.append(unsqueeze(_shown(n, key_at), axes=(1,)))
+        seen.append(unsqueeze(_visible_keys(n, key_at), axes=(1,)))
     visible = functools.reduce(logical_and, seen) if seen else equal(scores, scores)
     scores = masked(visible, scores, -math.inf)
     best, _ = largest.emit(pad(scores, axis=2, after=n.top_k, value=-math.inf), k=n.top_k)
     least = slice_(best, axis=2, start=n.top_k - 1, stop=n.top_k)
-    above, level = less(least, scores), equal(scores, least)
-    left = affine(add_up(cast(above, to=dtypes.i64), axes=(2,), keepdims=True), by=-1, plus=n.top_k)
-    first = less(cumsum(cast(level, to=dtypes.i64), axis=2, exclusive=True), left)
-    picked = logical_and(visible, logical_or(above, logical_and(level, first)))
+    is_above, is_tied = less(least, scores), equal(scores, least)
+    ties_to_take = affine(add_up(cast(is_above, to=dtypes.i64), axes=(2,), keepdims=True), by=-1, plus=n.top_k)
+    is_taken = less(cumsum(cast(is_tied, to=dtypes.i64), axis=2, exclusive=True), ties_to_take)
+    picked = logical_and(visible, logical_or(is_above, logical_and(is_tied, is_taken)))
     bias = unsqueeze(masked(picked, filled(cast(picked, to=dtype), 0.0), -math.inf), axes=(1,))
     return bias if n.past_k is None else (bias, kh)
 
 
-def _shown(n: OpCall, key_at: Value) -> Value:
-    """Return whether `key_mask` shows the keys at the positions `key_at` [1, keys]: [batch or 1, keys]."""
+def _visible_keys(n: OpCall, key_at: Value) -> Value:
+    """Emit the mask [batch or 1, keys] of the positions `key_at` [1, keys] that `key_mask` shows."""
     if n.past_k is None:
         return cast(n.key_mask, to=dtypes.bool_)
     rows, count = n.key_mask.shape[0], key_at.shape[1]
     last = cast(greatest(iota(n.key_mask, axis=1), axes=(0,), keepdims=True), to=key_at.type.dtype)
-    found = gather_rows(n.key_mask, expand(minimum(key_at, last), shape=(rows, count)))
-    return logical_and(cast(found, to=dtypes.bool_), less_equal(key_at, last))
+    picked = gather_rows(n.key_mask, expand(minimum(key_at, last), shape=(rows, count)))
+    return logical_and(cast(picked, to=dtypes.bool_), less_equal(key_at, last))

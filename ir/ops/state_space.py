@@ -1,8 +1,8 @@
 """State-space layers: the recurrences of Mamba and Mamba-2.
 
-What surrounds them is composed: a projection into x, gate and step, `causal_conv` with silu, Δ = softplus(step + bias),
-A = −e^A_log, then y ⊙ silu(gate); in Mamba-2 an `rms_norm` over each of its groups follows. Both take the past as an
-optional operand and then also return the present state.
+The rest of a layer is composed: a projection to x, gate and step size, `causal_conv` with silu, Δ = softplus(step +
+bias), A = −e^A_log, then y ⊙ silu(gate); in Mamba-2 an `rms_norm` per group follows. Both ops take the past state as an
+optional operand and then also return the present one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..op import (
     want,
 )
 from ..types import sizes
-from .declaration import composed
+from .declaration import composed_op
 from .elementwise import add, mul
-from .recurrences import carried, gated_linear_attention
+from .recurrences import gated_linear_attention, present_type
 from .tensor import reshape, squeeze, swap, unsqueeze
 
 _A = -np.arange(1.0, 13.0).reshape(4, 3) / 5  # decay rates are negative
@@ -37,23 +37,28 @@ _SCAN = (normal(2, 7, 4), positive(2, 7, 4), _A, normal(2, 7, 3), normal(2, 7, 3
 _SSD = (normal(2, 7, 20), positive(2, 7, 4), _A[:, 0], normal(2, 7, 6), normal(2, 7, 6))
 
 
-def _steady(a: Array, states: int) -> tuple[Sample | Array, ...]:
-    """Operands of 150 tokens, longer than the chunks of any backend."""
+def _long_operands(a: Array, states: int) -> tuple[Sample | Array, ...]:
+    """Return operands of 150 tokens, longer than the chunks of any backend."""
     return normal(1, 150, 4), positive(1, 150, 4), a, normal(1, 150, states), normal(1, 150, states)
 
 
-@composed(
+@composed_op(
     outputs="selective_scan present",
     traits=[Trait.RECURRENT],
-    cases=[case(*_SCAN), case(*_SCAN, normal(4)), case(*_SCAN, normal(4), normal(2, 3, 4)), case(*_steady(_A, 3))],
+    cases=[
+        case(*_SCAN),
+        case(*_SCAN, normal(4)),
+        case(*_SCAN, normal(4), normal(2, 3, 4)),
+        case(*_long_operands(_A, 3)),
+    ],
 )
 def selective_scan(
     x: Value, delta: Value, a: Value, b: Value, c: Value, d: Value | None = None, past: Value | None = None
 ) -> tuple[Value, ...]:
     """h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t, y_t = C_t h_t + D x_t per channel (Gu & Dao 2023, Mamba).
 
-    x, delta [batch, seq, channels], a [channels, states], b, c [batch, seq, states], d [channels] → y like x. The state
-    before x is `past` [batch, states, channels], then the one after x is returned too; or zero.
+    x, delta [batch, seq, channels], a [channels, states], b, c [batch, seq, states], d [channels] → y like x. The
+    initial state is `past` [batch, states, channels] or zero; with `past` the final state is also returned.
     """
     channels, states = a.shape
     decay = reshape(mul(unsqueeze(delta, axes=(3,)), a), shape=(*x.shape[:2], channels * states))
@@ -70,7 +75,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     want(a == x.with_shape(x.shape[2], a.shape[-1]), f"a {a} must be [channels, states] for x {x}")
     want(b == c == x.with_shape(*x.shape[:2], a.shape[1]), f"b {b} and c {c} must be [batch, seq, states] for a {a}")
     want(n.d is None or n.d == x.with_shape(x.shape[2]), f"d {n.d} does not fit x {x}")
-    return x, *carried(n.past, x.with_shape(x.shape[0], a.shape[1], a.shape[0]))
+    return x, *present_type(n.past, x.with_shape(x.shape[0], a.shape[1], a.shape[0]))
 
 
 @selective_scan.cost
@@ -82,11 +87,11 @@ def _(n: OpCall) -> Size:
 
 @selective_scan.states
 def _(n: OpCall) -> tuple[StateSpec, ...]:
-    channels, numbers = n.a.shape
-    return (constant_state(StateKind.SSM, n.x, numbers, channels),)
+    channels, states = n.a.shape
+    return (constant_state(StateKind.SSM, n.x, states, channels),)
 
 
-@composed(
+@composed_op(
     outputs="ssd present",
     traits=[Trait.RECURRENT],
     cases=[
@@ -94,7 +99,7 @@ def _(n: OpCall) -> tuple[StateSpec, ...]:
         case(*_SSD, normal(4), heads=4, groups=2),
         case(*_SSD, normal(4), normal(2, 4, 3, 5), heads=4, groups=2),
         case(*_SSD, None, normal(2, 4, 6, 5), heads=4),
-        case(*_steady(_A[:, 0], 6), heads=4, groups=2),
+        case(*_long_operands(_A[:, 0], 6), heads=4, groups=2),
     ],
 )
 def ssd(
@@ -112,8 +117,8 @@ def ssd(
     """h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_tᵀ, y_t = h_tᵀ C_t + D x_t per head, A, D scalars (Dao & Gu 2024, Mamba-2).
 
     x [batch, seq, heads·p], delta [batch, seq, heads], a and d [heads], b and c [batch, seq, groups·states] (head h
-    reads group ⌊h·groups/heads⌋) → y like x. The state before x is `past` [batch, heads, states, p], then the one after
-    x is returned too; or zero.
+    reads group ⌊h·groups/heads⌋) → y like x. The initial state is `past` [batch, heads, states, p]
+    or zero; with `past` the final state is also returned.
     """
     by_head = reshape(x, shape=(*delta.shape, x.width // heads))
     driven = reshape(mul(by_head, unsqueeze(delta, axes=(3,))), shape=x.shape)
@@ -127,14 +132,14 @@ def ssd(
 def _(n: OpCall) -> tuple[TensorType, ...]:
     x, a, b, heads, groups = n.x, n.a, n.b, n.heads, n.groups
     width, wide = (fixed(t.shape[-1], f"x {x} and b {b} must have fixed widths") for t in (x, b))
-    want(heads >= 1 and groups >= 1 and heads % groups == 0, f"heads={heads} is no multiple of groups={groups}")
+    want(heads >= 1 and groups >= 1 and heads % groups == 0, f"heads={heads} is not a multiple of groups={groups}")
     want(x.rank == 3 and width % heads == 0, f"x {x} must be [batch, seq, {heads}·p]")
     want(n.delta == x.with_shape(*x.shape[:2], heads), f"delta {n.delta} must be [batch, seq, {heads}] for x {x}")
     want(a == x.with_shape(heads), f"a {a} must be [{heads}]")
     fits = b == n.c == x.with_shape(*x.shape[:2], wide) and wide % groups == 0
     want(fits, f"b {b}, c {n.c} do not fit groups={groups}")
     want(n.d is None or n.d == a, f"d {n.d} differs from a {a}")
-    return x, *carried(n.past, x.with_shape(x.shape[0], heads, wide // groups, width // heads))
+    return x, *present_type(n.past, x.with_shape(x.shape[0], heads, wide // groups, width // heads))
 
 
 @ssd.cost

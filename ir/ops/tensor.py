@@ -48,7 +48,7 @@ def transpose(x: Array, *, axes: tuple[int, ...]) -> Array:
 @transpose.infer
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
-    want(sorted(n.axes) == list(range(x.rank)), f"axes {list(n.axes)} are no permutation of the axes of {x}")
+    want(sorted(n.axes) == list(range(x.rank)), f"axes {list(n.axes)} are not a permutation of the axes of {x}")
     return x.with_shape(*(x.shape[a] for a in n.axes))
 
 
@@ -68,7 +68,7 @@ def _(n: OpCall) -> TensorType:
 
 @op(traits=[Trait.VIEW], cases=[case(normal(2, 3), axes=(1,)), case(normal(3), axes=(0, 2))])
 def unsqueeze(x: Array, *, axes: tuple[int, ...]) -> Array:
-    """x with axes of size 1 inserted, so that they stand at `axes` (non-negative) of the result."""
+    """x with axes of size 1 inserted at the positions `axes` (non-negative) of the result."""
     return np.expand_dims(x, axes)
 
 
@@ -99,7 +99,7 @@ def _(n: OpCall) -> TensorType:
     cases=[case(normal(2, 3), normal(2, 5), axis=1), case(normal(1, 4), normal(2, 4), normal(3, 4), axis=0)],
 )
 def concat(*xs: Array, axis: int) -> Array:
-    """Tensors one after the other along `axis`."""
+    """Concatenation of `xs` along `axis`."""
     return np.concatenate(xs, axis)
 
 
@@ -140,7 +140,7 @@ def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     a = axis_of(n.axis, x.rank)
     size = x.shape[a]
-    want(0 <= n.start < n.stop and n.step >= 1, f"{n.start}:{n.stop}:{n.step} is no range")
+    want(0 <= n.start < n.stop and n.step >= 1, f"{n.start}:{n.stop}:{n.step} is not a range")
     want(not isinstance(size, int) or n.stop <= size, f"{n.start}:{n.stop} exceeds axis {n.axis} of {x}")
     return x.with_axis(a, len(range(n.start, n.stop, n.step)))
 
@@ -152,37 +152,37 @@ def gather(x: Array, indices: Array, *, axis: int = 0) -> Array:
 
 
 @gather.infer
-def _taken(n: OpCall) -> TensorType:
+def _gather_type(n: OpCall) -> TensorType:
     x: TensorType = n.x
     a = axis_of(n.axis, x.rank)
-    want(n.indices.dtype.is_int, f"indices {n.indices} are no integers")
+    want(n.indices.dtype.is_int, f"indices {n.indices} must be integers")
     return x.with_axis(a, *n.indices.shape)
 
 
 @gather.cost
 def _(n: OpCall) -> Cost:
-    moved = _taken(n).bytes
+    moved = _gather_type(n).bytes
     return Cost(0, moved + n.indices.bytes, moved)
 
 
 @op(cases=[case(normal(3, 5, 2), ints(3, 4, high=5)), case(normal(3, 5), ints(3, 1, high=5))])
 def gather_rows(x: Array, indices: Array) -> Array:
-    """Per batch element b the rows indices[b] of axis 1: x [batch, n, ...], indices [batch, m] → [batch, m, ...]."""
+    """Rows indices[b] of axis 1 for every batch element b: x [batch, n, ...], indices [batch, m] → [batch, m, ...]."""
     return np.stack([x[b, i] for b, i in enumerate(indices)]) if len(x) else x[:, :0]
 
 
 @gather_rows.infer
-def _taken_rows(n: OpCall) -> TensorType:
+def _gather_rows_type(n: OpCall) -> TensorType:
     x: TensorType = n.x
     at: TensorType = n.indices
-    want(at.dtype.is_int, f"indices {at} are no integers")
+    want(at.dtype.is_int, f"indices {at} must be integers")
     want(x.rank >= 2 and at.rank == 2 and x.shape[0] == at.shape[0], f"{at} does not index rows of {x}")
     return x.with_shape(*at.shape, *x.shape[2:])
 
 
 @gather_rows.cost
 def _(n: OpCall) -> Cost:
-    moved = _taken_rows(n).bytes
+    moved = _gather_rows_type(n).bytes
     return Cost(0, moved + n.indices.bytes, moved)
 
 
@@ -205,7 +205,7 @@ def scatter_rows(x: Array, rows: Array, indices: Array, *, axis: int = 1) -> Arr
 def _(n: OpCall) -> None:
     x, rows, at, axis = n.x, n.rows, n.indices, n.axis
     want(at.dtype.is_int and at.rank == 2, f"indices {at} must be integers [batch, m]")
-    want(0 < axis < x.rank, f"axis={axis} is none of the axes behind the batch of {x}")
+    want(0 < axis < x.rank, f"axis={axis} must be one of the axes after the batch of {x}")
     fits = rows == x.with_axis(axis, at.shape[1]) and at.shape[0] == x.shape[0]
     want(fits, f"rows {rows} at {at} do not fit axis {axis} of {x}")
 
@@ -217,18 +217,18 @@ def _(n: OpCall) -> Cost:
 
 @op(cases=[case(normal(2, 5, 3), axis=1), case(normal(4), axis=0)])
 def iota(x: Array, *, axis: int) -> Array:
-    """0, 1, … along one axis of x, as i64 [size of the axis]; x lends only its shape."""
+    """0, 1, … along one axis of x, as i64 [size of the axis]; only the shape of x is read."""
     return np.arange(x.shape[axis])
 
 
 @iota.infer
-def _indices(n: OpCall) -> TensorType:
+def _iota_type(n: OpCall) -> TensorType:
     return TensorType(dtypes.i64, (n.x.shape[axis_of(n.axis, n.x.rank)],))
 
 
 @iota.cost
 def _(n: OpCall) -> Cost:
-    return Cost(0, 0, _indices(n).bytes)
+    return Cost(0, 0, _iota_type(n).bytes)
 
 
 @op(cases=[case(ints(2, 3, high=4), depth=4), case(ints(5, high=3), depth=6)])
@@ -239,7 +239,7 @@ def one_hot(ids: Array, *, depth: int) -> Array:
 
 @one_hot.infer
 def _(n: OpCall) -> TensorType:
-    want(n.ids.dtype.is_int, f"ids {n.ids} are no integers")
+    want(n.ids.dtype.is_int, f"ids {n.ids} must be integers")
     return TensorType(dtypes.f32, (*n.ids.shape, n.depth))
 
 
@@ -248,7 +248,7 @@ def _(n: OpCall) -> TensorType:
     cases=[case(normal(2, 5), axis=1, before=2, after=1), case(normal(3), axis=0, before=0, after=2, value=1.5)],
 )
 def pad(x: Array, *, axis: int, before: int = 0, after: int = 0, value: float = 0.0) -> Array:
-    """x with `before` and `after` elements of `value` put around `axis`."""
+    """x padded with `value`: `before` elements before and `after` elements after it along `axis`."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (before, after)
     return np.pad(x, widths, constant_values=value)
@@ -265,23 +265,23 @@ def _(n: OpCall) -> TensorType:
 
 
 def indices(x: Value, size: Size, name: str | None = None) -> Value:
-    """0, 1, … below `size`, which need be the size of no axis: x lends a number to repeat."""
+    """Emit 0, 1, …, size − 1. `size` need not be an axis of x, which only provides an element to expand."""
     zero = slice_(iota(x, axis=x.type.rank - 1), axis=0, start=0, stop=1, name="zero")
     return iota(expand(zero, shape=(size,), name="zeros"), axis=0, name=name)
 
 
 def swap(x: Value) -> Value:
-    """x with its last two axes exchanged."""
+    """Emit x with its last two axes exchanged."""
     rank = len(x.shape)
     return transpose(x, axes=(*range(rank - 2), rank - 1, rank - 2))
 
 
 def per_head(x: Value, heads: int) -> Value:
-    """[batch, n, heads·d] as [batch, heads, n, d]."""
+    """Emit x [batch, n, heads·d] as [batch, heads, n, d]."""
     return transpose(reshape(x, shape=(*x.shape[:2], heads, x.width // heads)), axes=(0, 2, 1, 3))
 
 
 def flat(x: Value) -> Value:
-    """[batch, heads, n, d] as [batch, n, heads·d]."""
+    """Emit x [batch, heads, n, d] as [batch, n, heads·d]."""
     batch, heads, n, d = x.shape
     return reshape(transpose(x, axes=(0, 2, 1, 3)), shape=(batch, n, heads * d))

@@ -1,7 +1,7 @@
 """Fused ops: the computation of one kernel of a decode step as an op, defined by its body in simpler ops.
 
-Passes that fuse emit them, but for the choice of a token, which follows a model; a backend lowers them to kernels, or
-takes their bodies.
+Fusion passes emit them, except token sampling, which is appended to a model; a backend lowers them to kernels or uses
+their bodies.
 Never here: an op with a meaning of its own.
 """
 

@@ -1,24 +1,24 @@
-"""Mixtures of experts of a decode step: the choice of experts, and what the chosen add."""
+"""Mixture of experts in a decode step: the choice of experts and the weighted sum of their outputs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ...op import Trait, Value, case, ints, normal, positive, want
-from ..declaration import fused
+from ..declaration import fused_op
 from ..elementwise import add, cast, mul
 from ..experts import moe
 from ..reduce import sum as add_up
 from ..reduce import top_k
 from ..routing import route
 from ..tensor import one_hot, unsqueeze
-from .products import norm_linear, normed
+from .products import apply_norm, norm_linear
 
 _GROUPS = {"groups": 3, "top_groups": 2, "scoring": "sigmoid"}
 _EXPERTS = normal(3, 8, 6), normal(3, 6, 8)
 
 
-@fused(
+@fused_op(
     outputs="chosen weights",
     traits=[Trait.ROWWISE],
     cases=[case(normal(2, 4, 6), k=2), case(normal(2, 4, 6), normal(6), k=3, scale=2.5, **_GROUPS)],
@@ -35,9 +35,9 @@ def choose_experts(
     top_groups: int = 1,
     group_score: str = "top2",
 ) -> tuple[Value, Value]:
-    """The k experts that `route` of `logits` [batch, seq, experts] chooses, and their weights: i64 and float [.., k].
+    """Return the k experts that `route` chooses and their weights, i64 and float [batch, seq, k], largest weight first.
 
-    Those with the largest weights come first. `bias` [experts] and attributes are those of `route`.
+    logits [batch, seq, experts]; `bias` [experts] and attributes are those of `route`.
     """
     settings: dict[str, Any] = {
         "scoring": scoring,
@@ -49,7 +49,7 @@ def choose_experts(
     return chosen, weights
 
 
-@fused(
+@fused_op(
     outputs="chosen weights",
     traits=[Trait.ROWWISE],
     cases=[
@@ -75,9 +75,10 @@ def norm_route(
     top_groups: int = 1,
     group_score: str = "top2",
 ) -> tuple[Value, ...]:
-    """`choose_experts` of the logits norm(x) Wᵀ + b, with the norm as in `norm_linear`.
+    """Apply `choose_experts` to the logits norm(x) Wᵀ + b, with the norm as in `norm_linear`.
 
-    x [batch, seq, in], weight [experts, in], bias [experts]; `correction` [experts] is added to scores to choose by.
+    x [batch, seq, in], weight [experts, in], bias [experts]; `correction` [experts] is added to the scores for the
+    choice only.
     """
     logits = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
     settings: dict[str, Any] = {
@@ -89,7 +90,7 @@ def norm_route(
     return choose_experts.emit(logits, correction, k=k, groups=groups, top_groups=top_groups, **settings)
 
 
-@fused(
+@fused_op(
     traits=[Trait.ROWWISE],
     cases=[
         case(normal(2, 4, 6), ints(2, 4, 1, high=3), positive(2, 4, 1), *_EXPERTS, normal(3, 8, 6)),
@@ -122,8 +123,8 @@ def mixture(
 ) -> Value:
     """residual + Σ_j weights_j · E_e(norm(x)) with e = chosen_j (Shazeer 2017).
 
-    x and residual [batch, seq, in], chosen and weights [batch, seq, k], the k of a token different and no weight
-    negative; experts E, `activation`, `limit` and `shift` as in `moe`, the norm as in `norm_linear`.
+    x and residual [batch, seq, in], chosen and weights [batch, seq, k], the k experts of a token distinct, weights
+    ≥ 0; experts E, `activation`, `limit` and `shift` as in `moe`, the norm as in `norm_linear`.
     """
     experts, k = up.shape[0], chosen.shape[-1]
     want(isinstance(experts, int) and isinstance(k, int), f"up {up.type} must have a fixed number of experts")
@@ -131,7 +132,7 @@ def mixture(
     combine = add_up(placed, axes=(2,))
     stacks = up, down, gate, up_bias, down_bias, gate_bias
     y = moe(
-        *(normed(x, norm_weight, norm_bias, kind, eps), combine, *stacks),
+        *(apply_norm(x, norm_weight, norm_bias, kind, eps), combine, *stacks),
         **{"activation": activation, "limit": limit, "shift": shift, "active": k},
     )
     return y if residual is None else add(residual, y)

@@ -1,20 +1,20 @@
-"""Queries, keys and values of a decode step, as attention takes them; the angles of their rotations."""
+"""Queries, keys and values of a decode step, as attention reads them, and the angles of their RoPE."""
 
 from __future__ import annotations
 
 from ...op import Trait, Value, case, ints, normal, want
-from ..declaration import fused
+from ..declaration import fused_op
 from ..elementwise import affine, cast, cos, mul, sin
 from ..latent import head_linear
 from ..norm import rms_norm
-from ..rotary import turned
+from ..rotary import rotate_pairs
 from ..tensor import concat, reshape, split, unsqueeze
-from .products import norm_linear, normed
+from .products import apply_norm, norm_linear
 
 _ANGLES = normal(2, 3, 2), normal(2, 3, 2)
 
 
-@fused(
+@fused_op(
     outputs="cos sin",
     cases=[case(ints(2, 3, high=9), normal(4)), case(ints(2, 3, high=9), normal(2), amplitude=1.3)],
 )
@@ -25,14 +25,14 @@ def rotary_angles(positions: Value, frequencies: Value, *, amplitude: float = 1.
     return cosines, sines
 
 
-def _rotated(x: Value, cosines: Value | None, sines: Value | None, heads: int, interleaved: bool) -> Value:
+def _rotate_heads(x: Value, cosines: Value | None, sines: Value | None, heads: int, interleaved: bool) -> Value:
     if cosines is None or sines is None:
         return x
     angles = unsqueeze(cosines, axes=(2,)), unsqueeze(sines, axes=(2,))
-    return turned(x, *angles, heads=heads, interleaved=interleaved)
+    return rotate_pairs(x, *angles, heads=heads, interleaved=interleaved)
 
 
-@fused(
+@fused_op(
     outputs="q k v",
     traits=[Trait.ROWWISE],
     cases=[
@@ -65,25 +65,26 @@ def norm_qkv(
 ) -> tuple[Value, ...]:
     """RoPE(q_norm(q)), RoPE(k_norm(k)) and v, with [q, k, v] = norm(x) Wᵀ + b (Vaswani 2017; RoPE: Su 2021).
 
-    x [batch, seq, in]; weight [(heads + 2·kv_heads)·d, in] and bias with the heads of queries first, then of keys, then
-    of values → q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d], which go to the cache of the attention that
-    reads them. The norm of x as in `norm_linear`; with `head_norm` q and k are RMS-normed on every head, q_norm and
-    k_norm [d] are the weights. cosines and sines [batch, seq, pairs] turn pairs as in `rope`; absent, nothing turns.
+    x [batch, seq, in]; weight [(heads + 2·kv_heads)·d, in] and bias have the rows of the query heads, then the key
+    heads, then the value heads → q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d], which attention writes to
+    its cache. The norm of x is as in `norm_linear`; with `head_norm` q and k are RMS-normed per head, with weights
+    q_norm and k_norm [d]. cosines and sines [batch, seq, pairs] rotate pairs as in `rope`; without them nothing is
+    rotated.
     """
-    both = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
-    d = both.width // (heads + 2 * kv_heads)
-    want(both.width == (heads + 2 * kv_heads) * d, f"weight {weight.type} has no {heads} + 2·{kv_heads} equal heads")
-    q, k, v = split.emit(both, sizes=(heads * d, kv_heads * d, kv_heads * d))
-    found = []
+    qkv = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
+    d = qkv.width // (heads + 2 * kv_heads)
+    want(qkv.width == (heads + 2 * kv_heads) * d, f"weight {weight.type} has no {heads} + 2·{kv_heads} equal heads")
+    q, k, v = split.emit(qkv, sizes=(heads * d, kv_heads * d, kv_heads * d))
+    rotated = []
     for y, gain, count in ((q, q_norm, heads), (k, k_norm, kv_heads)):
         if head_norm:
-            apart = reshape(y, shape=(*y.shape[:2], count, d))
-            y = reshape(rms_norm(apart, gain, eps=head_eps), shape=y.shape)
-        found.append(_rotated(y, cosines, sines, count, interleaved))
-    return *found, v
+            by_head = reshape(y, shape=(*y.shape[:2], count, d))
+            y = reshape(rms_norm(by_head, gain, eps=head_eps), shape=y.shape)
+        rotated.append(_rotate_heads(y, cosines, sines, count, interleaved))
+    return *rotated, v
 
 
-@fused(
+@fused_op(
     outputs="q k",
     traits=[Trait.ROWWISE],
     cases=[
@@ -106,16 +107,18 @@ def latent_qk(
 ) -> tuple[Value, Value]:
     """[W_hᵀ q_plain, RoPE(q_rope)] of every head h, and the key [norm(c), RoPE(k_rope)] (DeepSeek-V2, 2024).
 
-    q [batch, seq, heads·(plain + rope)], latent [c, k_rope] [batch, seq, rank + rope], weight [heads·plain, rank],
-    which makes keys of latents; the norm is of c, norm_weight [rank]. cosines and sines [batch, seq, rope/2] turn pairs
-    as in `rope` → q [batch, seq, heads·(rank + rope)] and k [batch, seq, rank + rope].
+    q [batch, seq, heads·(plain + rope)], latent [c, k_rope] [batch, seq, rank + rope], weight [heads·plain, rank]
+    projects latents to keys; the norm is applied to c, norm_weight [rank]. cosines and sines [batch, seq, rope/2]
+    rotate pairs as in `rope` → q [batch, seq, heads·(rank + rope)] and k [batch, seq, rank + rope].
     """
     (batch, seq, _), rope, rank = q.shape, 2 * cosines.width, weight.width
     plain = q.width // heads - rope
-    first, turns = split.emit(reshape(q, shape=(batch, seq, heads, plain + rope)), sizes=(plain, rope))
-    absorbed = head_linear(reshape(first, shape=(batch, seq, heads * plain)), weight, heads=heads, inverse=True)
-    turns = _rotated(reshape(turns, shape=(batch, seq, heads * rope)), cosines, sines, heads, interleaved)
-    parts = (reshape(y, shape=(batch, seq, heads, width)) for y, width in ((absorbed, rank), (turns, rope)))
+    q_plain, q_rope = split.emit(reshape(q, shape=(batch, seq, heads, plain + rope)), sizes=(plain, rope))
+    absorbed = head_linear(reshape(q_plain, shape=(batch, seq, heads * plain)), weight, heads=heads, inverse=True)
+    q_rope = _rotate_heads(reshape(q_rope, shape=(batch, seq, heads * rope)), cosines, sines, heads, interleaved)
+    parts = (reshape(y, shape=(batch, seq, heads, width)) for y, width in ((absorbed, rank), (q_rope, rope)))
     c, k_rope = split.emit(latent, sizes=(rank, rope))
-    key = concat(normed(c, norm_weight, None, kind, eps), _rotated(k_rope, cosines, sines, 1, interleaved), axis=2)
+    key = concat(
+        apply_norm(c, norm_weight, None, kind, eps), _rotate_heads(k_rope, cosines, sines, 1, interleaved), axis=2
+    )
     return reshape(concat(*parts, axis=3), shape=(batch, seq, heads * (rank + rope))), key

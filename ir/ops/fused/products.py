@@ -1,4 +1,4 @@
-"""Products with the norm before them, and the activation, gate or residual addition after them."""
+"""Linear layers fused with the norm before them and the activation, gate or residual addition after them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from ...op import Array, OpCall, TensorType, Trait, Value, case, normal, op, total, want
 from ..activation import activate, glu
-from ..declaration import fused
+from ..declaration import fused_op
 from ..elementwise import add, affine
 from ..norm import layer_norm, rms_norm
 from ..products import linear
@@ -15,10 +15,10 @@ from ..tensor import concat, split
 _X, _W, _B = normal(2, 3, 8), normal(6, 8), normal(6)
 
 
-def normed(x: Value, weight: Value | None, bias: Value | None, kind: str, eps: float) -> Value:
-    """Emit the norm of `x` of this `kind`: none, rms or layer."""
+def apply_norm(x: Value, weight: Value | None, bias: Value | None, kind: str, eps: float) -> Value:
+    """Emit the norm of `x`; `kind` is none, rms or layer."""
     want(kind in ("none", "rms", "layer"), f"kind={kind!r} is not none, rms or layer")
-    want(kind != "none" or weight is None, "without a norm there is no norm_weight")
+    want(kind != "none" or weight is None, "norm_weight needs a norm, kind rms or layer")
     want(kind == "layer" or bias is None, "only a layer norm has a norm_bias")
     if kind == "none":
         return x
@@ -27,15 +27,15 @@ def normed(x: Value, weight: Value | None, bias: Value | None, kind: str, eps: f
 
 @op(traits=[Trait.VIEW], cases=[case(normal(3, 8), normal(2, 8), normal(4, 8)), case(normal(3), normal(5))])
 def pack(*weights: Array) -> Array:
-    """The rows of all `weights` [rows, …], one after the other, without a copy: packed weights share memory."""
+    """Concatenate the rows of all `weights` [rows, …] without a copy: packed weights share memory."""
     return np.concatenate(weights)
 
 
 @pack.infer
 def _(n: OpCall) -> TensorType:
-    first, *others = n.weights
-    alike = all(w.dtype == first.dtype and w.shape[1:] == first.shape[1:] for w in others)
-    want(alike, f"rows of {', '.join(map(str, n.weights))} differ")
+    first, *rest = n.weights
+    same_rows = all(w.dtype == first.dtype and w.shape[1:] == first.shape[1:] for w in rest)
+    want(same_rows, f"rows of {', '.join(map(str, n.weights))} differ")
     packed: TensorType = first.with_shape(total([w.shape[0] for w in n.weights]), *first.shape[1:])
     return packed
 
@@ -45,7 +45,7 @@ def _(n: OpCall) -> Value:
     return concat(*n.weights, axis=0)
 
 
-@fused(
+@fused_op(
     traits=[Trait.ROWWISE],
     cases=[
         case(_X, _W, _B, normal(8), eps=1e-2),
@@ -66,17 +66,17 @@ def norm_linear(
     eps: float = 1e-6,
     activation: str = "identity",
 ) -> Value:
-    """act(norm(x) Wᵀ + b): norm and linear in one sweep over x (FlashNorm, Graef 2024).
+    """act(norm(x) Wᵀ + b): norm and linear in one pass over x (FlashNorm, Graef 2024).
 
     x [..., in], weight [out, in], bias [out], norm_weight and norm_bias [in] → [..., out]; `kind` is none, rms or
     layer.
     """
     if activation != "identity":
         return activate(norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps), activation)
-    return linear(normed(x, norm_weight, norm_bias, kind, eps), weight, bias)
+    return linear(apply_norm(x, norm_weight, norm_bias, kind, eps), weight, bias)
 
 
-@fused(
+@fused_op(
     traits=[Trait.ROWWISE],
     cases=[
         case(_X, normal(10, 8), None, normal(8), eps=1e-2),
@@ -102,13 +102,16 @@ def norm_glu(
     x [..., in], weight [2·hidden, in] and bias [2·hidden] with the gates first → [..., hidden]; the norm as in
     `norm_linear`, `limit` and `shift` as in `glu`.
     """
-    both = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
-    want(isinstance(both.width, int) and both.width % 2 == 0, f"weight {weight.type} must have an even number of rows")
-    gate, up = split.emit(both, sizes=(both.width // 2,) * 2)
+    gate_up = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
+    want(
+        isinstance(gate_up.width, int) and gate_up.width % 2 == 0,
+        f"weight {weight.type} must have an even number of rows",
+    )
+    gate, up = split.emit(gate_up, sizes=(gate_up.width // 2,) * 2)
     return glu(gate, up, activation=activation, limit=limit, shift=shift)
 
 
-@fused(
+@fused_op(
     traits=[Trait.ROWWISE],
     cases=[
         case(_X, _W, normal(2, 3, 6)),
@@ -130,7 +133,7 @@ def linear_residual(
 ) -> Value:
     """residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], residual [..., out] → [..., out].
 
-    `kind`, `eps`, norm_weight and norm_bias [out] are of the norm after the product, as in `norm_linear`.
+    `kind`, `eps`, norm_weight and norm_bias [out] configure the norm after the product, as in `norm_linear`.
     """
-    y = normed(linear(x, weight, bias), norm_weight, norm_bias, kind, eps)
+    y = apply_norm(linear(x, weight, bias), norm_weight, norm_bias, kind, eps)
     return add(residual, y if scale == 1 else affine(y, by=scale))

@@ -1,10 +1,10 @@
-"""Recurrences with the step sizes, norms and decays before them, and the gates and norms after them."""
+"""Recurrences fused with the step sizes, norms and decays before them and the gates and norms after them."""
 
 from __future__ import annotations
 
 from ...op import Trait, Value, case, normal
 from ..activation import swish
-from ..declaration import fused
+from ..declaration import fused_op
 from ..elementwise import add, affine, exp, mul, neg
 from ..elementwise import softplus as soften
 from ..norm import rms_norm
@@ -18,19 +18,19 @@ _HEADS = normal(2, 5, 8), normal(2, 5, 2), normal(2), normal(2, 5, 6), normal(2,
 _QKV = normal(2, 5, 6), normal(2, 5, 6), normal(2, 5, 8)
 
 
-def _rate(a: Value, log_a: bool) -> Value:
+def _decay_rate(a: Value, log_a: bool) -> Value:
     return neg(exp(a)) if log_a else a
 
 
-def _by_parts(y: Value, weight: Value | None, parts: int, eps: float) -> Value:
+def _norm_slices(y: Value, weight: Value | None, parts: int, eps: float) -> Value:
     """Emit an RMS norm of each of `parts` equal slices of y [batch, seq, width], weight [width / parts]."""
     if parts == 1:
         return rms_norm(y, weight, eps=eps)
-    apart = reshape(y, shape=(*y.shape[:2], parts, y.width // parts))
-    return reshape(rms_norm(apart, weight, eps=eps), shape=y.shape)
+    slices = reshape(y, shape=(*y.shape[:2], parts, y.width // parts))
+    return reshape(rms_norm(slices, weight, eps=eps), shape=y.shape)
 
 
-@fused(
+@fused_op(
     outputs="gated_selective_scan present",
     traits=[Trait.RECURRENT],
     cases=[
@@ -68,10 +68,10 @@ def gated_selective_scan(
 ) -> tuple[Value, ...]:
     """`selective_scan` ⊙ silu(gate) of x, Δ, A, b and c (Gu & Dao 2023, Mamba; norms: Jamba, Lieber 2024).
 
-    x and gate [batch, seq, channels]. Δ is `delta` like x, plus `bias` [channels], or with `weight` [channels, rank]
-    norm(delta) Wᵀ + bias of delta [batch, seq, rank], by a norm of this `kind`, none or rms; `softplus` is taken of it.
-    With `log_a` A is −exp(a). With `b_norm` and `c_norm` b and c [batch, seq, states] are RMS-normed. State and the
-    other operands as in `selective_scan`.
+    x and gate [batch, seq, channels]. Δ is `delta` [batch, seq, channels] + `bias` [channels]; with `weight`
+    [channels, rank] it is norm(delta) Wᵀ + bias of `delta` [batch, seq, rank], the norm of `kind` none or rms.
+    `softplus` applies softplus to Δ. With `log_a` A is −exp(a). With `b_norm` and `c_norm` b and c [batch, seq, states]
+    are RMS-normed. State and the other operands are those of `selective_scan`.
     """
     if weight is not None:
         delta = norm_linear(delta, weight, bias, norm_weight, kind=kind, eps=eps)
@@ -80,11 +80,11 @@ def gated_selective_scan(
     delta = soften(delta) if softplus else delta
     b = rms_norm(b, b_weight, eps=b_eps) if b_norm else b
     c = rms_norm(c, c_weight, eps=c_eps) if c_norm else c
-    y, *present = selective_scan.emit(x, delta, _rate(a, log_a), b, c, d, past)
+    y, *present = selective_scan.emit(x, delta, _decay_rate(a, log_a), b, c, d, past)
     return (y if gate is None else mul(y, swish(gate)), *present)
 
 
-@fused(
+@fused_op(
     outputs="gated_ssd present",
     traits=[Trait.RECURRENT],
     cases=[
@@ -117,23 +117,23 @@ def gated_ssd(
 ) -> tuple[Value, ...]:
     """norm(`ssd` ⊙ silu(gate)) of x, Δ, A, b and c (Dao & Gu 2024, Mamba-2).
 
-    x and gate [batch, seq, heads·p]; Δ is delta [batch, seq, heads] plus `bias` [heads], or the softplus of that; with
-    `log_a` A is −exp(a). The RMS norm is one of each of `norm_groups` parts, norm_weight [heads·p]. State and the other
-    operands as in `ssd`.
+    x and gate [batch, seq, heads·p]; Δ is delta [batch, seq, heads] + `bias` [heads], with `softplus` the softplus of
+    that; with `log_a` A is −exp(a). The RMS norm is applied to each of `norm_groups` equal slices, norm_weight
+    [heads·p]. State and the other operands are those of `ssd`.
     """
     delta = delta if bias is None else add(delta, bias)
     delta = soften(delta) if softplus else delta
-    y, *present = ssd.emit(x, delta, _rate(a, log_a), b, c, d, past, heads=heads, groups=groups)
+    y, *present = ssd.emit(x, delta, _decay_rate(a, log_a), b, c, d, past, heads=heads, groups=groups)
     y = y if gate is None else mul(y, swish(gate))
     if norm and norm_groups > 1:
-        y = _by_parts(y, None, norm_groups, eps)
+        y = _norm_slices(y, None, norm_groups, eps)
         y = y if norm_weight is None else mul(y, norm_weight)
     elif norm:
         y = rms_norm(y, norm_weight, eps=eps)
     return (y, *present)
 
 
-@fused(
+@fused_op(
     outputs="matrix_recurrence present",
     traits=[Trait.RECURRENT],
     cases=[
@@ -177,26 +177,26 @@ def matrix_recurrence(
     eps: float = 1e-6,
     norm_groups: int = 1,
 ) -> tuple[Value, ...]:
-    """norm(y) ⊙ gate of the y of `gated_delta_rule`, or without `beta` of `gated_linear_attention` (Yang 2024).
+    """norm(y) ⊙ gate, y of `gated_delta_rule` or, without `beta`, of `gated_linear_attention` (Yang 2024).
 
-    q, k and β are multiplied by their scales, q and k first RMS-normed on each of `groups` heads with `unit`. With
+    q, k and β are multiplied by their scales; with `unit` q and k are first RMS-normed on each of `groups` heads. With
     a_log [heads] the decay is −e^a_log · softplus(decay + bias), decay [batch, seq, width] and bias [width]. The RMS
-    norm is one of each of `norm_groups` parts of y, norm_weight that of a part; gate is like v. State and the other
-    operands as in `gated_delta_rule`.
+    norm is applied to each of `norm_groups` equal slices of y, norm_weight to every slice; gate is shaped like v. State
+    and the other operands are those of `gated_delta_rule`.
     """
     if unit:
-        q, k = (_by_parts(t, None, groups, unit_eps) for t in (q, k))
+        q, k = (_norm_slices(t, None, groups, unit_eps) for t in (q, k))
     q, k = (t if scale == 1 else affine(t, by=scale) for t, scale in ((q, q_scale), (k, k_scale)))
     if a_log is not None and decay is not None:
         soft = soften(decay if bias is None else add(decay, bias))
         count, width = a_log.width, decay.width
-        apart = reshape(soft, shape=(*soft.shape[:2], count, width // count))
+        by_head = reshape(soft, shape=(*soft.shape[:2], count, width // count))
         rate = reshape(neg(exp(a_log)), shape=(count, 1))
-        decay = reshape(mul(apart, rate), shape=soft.shape)
+        decay = reshape(mul(by_head, rate), shape=soft.shape)
     if beta is None:
         y, *present = gated_linear_attention.emit(q, k, v, decay, past, heads=heads, groups=groups)
     else:
         beta = beta if beta_scale == 1 else affine(beta, by=beta_scale)
         y, *present = gated_delta_rule.emit(q, k, v, beta, decay, past, heads=heads, groups=groups)
-    y = _by_parts(y, norm_weight, norm_groups, eps) if norm else y
+    y = _norm_slices(y, norm_weight, norm_groups, eps) if norm else y
     return (y if gate is None else mul(y, gate), *present)

@@ -1,4 +1,4 @@
-"""Both ends of a decode step: embeddings of tokens and positions with angles of rotations, the choice of a token."""
+"""First and last op of a decode step: token and position embeddings with RoPE angles, and token sampling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from ...op import OpCall, TensorType, Value, case, ints, normal, want
 from ...types import dtypes
 from .. import reduce
-from ..declaration import composed, fused
+from ..declaration import composed_op, fused_op
 from ..elementwise import add, affine, less, less_equal, masked, minimum, mul
 from ..products import embedding
 from ..tensor import scatter_rows, slice_, unsqueeze
@@ -16,7 +16,7 @@ from .heads import rotary_angles
 _IDS, _AT = ints(2, 3, high=11), ints(2, 3, high=7)
 
 
-@fused(
+@fused_op(
     cases=[
         case(_IDS, normal(11, 4), scale=2.0),
         case(_IDS, normal(11, 4), _AT, normal(9, 4), offset=2),
@@ -35,25 +35,25 @@ def embed_tokens(
 ) -> tuple[Value, ...]:
     """x = scale · weight[ids] + table[positions + offset], then the `rotary_angles` of each of `frequencies`.
 
-    ids and positions [batch, seq], weight [vocab, dim], table [length, dim] → x [batch, seq, dim], and cos and sin
-    [batch, seq, pairs] of each.
+    ids and positions [batch, seq], weight [vocab, dim], table [length, dim] → x [batch, seq, dim], then cos and sin
+    [batch, seq, pairs] for each of `frequencies`.
     """
     want(len(frequencies) == len(amplitudes), "every one of frequencies has an amplitude")
     x = embedding(ids, weight)
     x = x if scale == 1 else affine(x, by=scale)
     if table is not None and positions is not None:
         x = add(x, embedding(positions if offset == 0 else affine(positions, plus=offset), table))
-    made = [x]
-    for one, amplitude in zip(frequencies, amplitudes, strict=True):
+    results = [x]
+    for values, amplitude in zip(frequencies, amplitudes, strict=True):
         assert positions is not None
-        made += rotary_angles.emit(positions, one, amplitude=amplitude)
-    return tuple(made)
+        results += rotary_angles.emit(positions, values, amplitude=amplitude)
+    return tuple(results)
 
 
 _UNIFORMS = np.array([[0.02], [0.5], [0.98]])
 
 
-@composed(
+@composed_op(
     cases=[
         case(normal(3, 7)),
         case(normal(3, 7), _UNIFORMS, temperature=0.7),
@@ -70,29 +70,29 @@ def choose_tokens(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> Value:
-    """The token that follows each row: the likeliest, or at a `temperature` one that is drawn: [batch, 1].
+    """Return the next token of each row, [batch, 1]: the most likely, or at a `temperature` > 0 a sampled one.
 
     logits [batch, vocab]; uniforms [batch, 1] in [0, 1). Filters are top-k, top-p (Holtzman et al. 2019, arXiv
     1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in this order; top_k=0, top_p=1 and min_p=0 keep all.
-    Of the tokens that are kept, the first is drawn whose cumulative probability exceeds the uniform number of its row.
+    Sampled is the first remaining token whose cumulative probability, in the order of ids, exceeds the row's uniform.
     """
     if temperature == 0:
         return reduce.top_k.emit(logits, k=1)[1]
     assert uniforms is not None
-    falling, order = reduce.top_k.emit(logits, k=logits.width)
-    kept = weights = reduce.softmax(affine(falling, by=1 / temperature))
+    sorted_logits, order = reduce.top_k.emit(logits, k=logits.width)
+    remaining = weights = reduce.softmax(affine(sorted_logits, by=1 / temperature))
     if 0 < top_k < logits.width:
-        kept = masked(less_equal(slice_(weights, axis=1, start=top_k - 1, stop=top_k), weights), kept)
+        remaining = masked(less_equal(slice_(weights, axis=1, start=top_k - 1, stop=top_k), weights), remaining)
     if top_p < 1:
-        enough = affine(reduce.sum(kept, axes=(1,), keepdims=True), by=top_p)
-        kept = masked(less(reduce.cumsum(kept, exclusive=True), enough), kept)
+        nucleus = affine(reduce.sum(remaining, axes=(1,), keepdims=True), by=top_p)
+        remaining = masked(less(reduce.cumsum(remaining, exclusive=True), nucleus), remaining)
     if min_p > 0:
-        kept = masked(less_equal(affine(slice_(weights, axis=1, start=0, stop=1), by=min_p), weights), kept)
-    sums = reduce.cumsum(scatter_rows(affine(logits, by=0.0), kept, order, axis=1))
+        remaining = masked(less_equal(affine(slice_(weights, axis=1, start=0, stop=1), by=min_p), weights), remaining)
+    sums = reduce.cumsum(scatter_rows(affine(logits, by=0.0), remaining, order, axis=1))
     total = slice_(sums, axis=1, start=logits.width - 1, stop=logits.width)
-    # The product may round up to the total, which no token exceeds.
-    found = minimum(reduce.count(less_equal(sums, mul(uniforms, total)), (1,)), reduce.count(less(sums, total), (1,)))
-    return unsqueeze(found, axes=(1,))
+    # The product may round up to the total, which no cumulative sum exceeds: clamp to the last token with a weight.
+    chosen = minimum(reduce.count(less_equal(sums, mul(uniforms, total)), (1,)), reduce.count(less(sums, total), (1,)))
+    return unsqueeze(chosen, axes=(1,))
 
 
 @choose_tokens.infer
@@ -100,5 +100,7 @@ def _(n: OpCall) -> TensorType:
     want(n.logits.rank == 2, f"logits {n.logits} must be [batch, vocab]")
     want(n.temperature >= 0, f"temperature={n.temperature} must not be negative")
     if n.temperature > 0:
-        want(n.uniforms is not None and n.uniforms.shape == (n.logits.shape[0], 1), "to draw takes uniforms [batch, 1]")
+        want(
+            n.uniforms is not None and n.uniforms.shape == (n.logits.shape[0], 1), "sampling needs uniforms [batch, 1]"
+        )
     return TensorType(dtypes.i64, (n.logits.shape[0], 1))

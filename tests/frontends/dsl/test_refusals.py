@@ -252,7 +252,7 @@ def test_refused_in_its_place(layer: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Bad(), r"Bad: linear: x .* has not the input width"),
+        (Bad(), r"Bad: linear: x .* does not have the input width"),
         (Clash(), r"Clash: parameter w was made with shape \[2\] and is asked for as \[3\]"),
     ],
 )

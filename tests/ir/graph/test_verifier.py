@@ -132,7 +132,7 @@ def test_recipes_are_checked_on_demand() -> None:
         (lambda x: ops.concat(x, None, x, axis=0), "op concat takes no absent operands among xs"),
         (lambda x: ops.concat(axis=0), "op concat needs operands"),
         (lambda x: ops.gelu(x, approximate="no"), "gelu: approximate='no' is not none, tanh or sigmoid"),
-        (lambda x: ops.transpose(x, axes=(0, 0)), "transpose: axes [0, 0] are no permutation"),
+        (lambda x: ops.transpose(x, axes=(0, 0)), "transpose: axes [0, 0] are not a permutation"),
     ],
 )
 def test_calls_are_checked(call: Callable[[Value], object], message: str) -> None:

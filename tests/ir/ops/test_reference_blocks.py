@@ -108,5 +108,5 @@ def test_attributes_that_do_not_fit(attrs: dict[str, int], message: str) -> None
 def test_keys_of_another_text() -> None:
     graph = Graph("blocks")
     q, k = (graph.add_input(name, TensorType(dtypes.f32, (1, n, 8))) for name, n in (("q", 8), ("k", 9)))
-    with pytest.raises(WeftError, match="must be equally long: blocks are those of one text"):
+    with pytest.raises(WeftError, match="must be equally long: blocks are those of one sequence"):
         ops.block_sparse_attention(q, k, k, heads=2, kv_heads=2, block=4)
