@@ -1,1 +1,1 @@
-"""Passes that make a full pass over the text a decode step: caches, rolling buffers, logits of the last token."""
+"""Passes that turn a full forward pass into a decode step: caches, rolling buffers, logits of the last token."""

@@ -1,6 +1,6 @@
-"""Attention biases over past and call: their keys are counted along the mask instead of along the call.
+"""Attention biases over past and call: key positions are counted along the mask instead of along the call.
 
-A bias that an op with a cache of its own makes is over all slots of that cache, and needs no counting.
+A bias that is computed by an op with its own cache already covers all slots of that cache.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ...edits.edit import backward_slice
 
 
 class KeyAxis:
-    """Extends biases to the keys that `mask` [batch, total] covers; `positions` are those of the call.
+    """An extension of biases to the keys that `mask` [batch, total] covers; `positions` are those of the call.
 
-    Keys are what an iota over tokens counts, and the operand `keys` of position biases if it is the positions.
+    Keys are counted by an iota over tokens, and by the operand `keys` of position biases if that is `positions`.
     """
 
     def __init__(self, graph: Graph, mask: Value, positions: Value, makers: list[Node]) -> None:
@@ -26,12 +26,12 @@ class KeyAxis:
         self.extended: dict[Value, Value] = {}
 
     def extend(self, bias: Value | None) -> Value | None:
-        """The bias [batch, heads, queries, total] that `bias` [batch, heads, queries, keys] becomes.
+        """Return `bias` [batch, heads, queries, keys] extended to [batch, heads, queries, total].
 
-        One whose maker has a cache is as it must be already.
+        A bias whose producer has a cache is returned unchanged.
 
-        Raises:
-            WeftError: if it does not extend.
+            Raises:
+                WeftError: if it cannot be extended.
         """
         if bias is None or (bias.producer is not None and caches(bias.producer)):
             return bias
@@ -40,7 +40,7 @@ class KeyAxis:
         for node in self.makers:
             if node in needed and node.output not in self.extended:
                 try:
-                    self._redo(node)
+                    self._reemit(node)
                 except WeftError as e:
                     raise WeftError(f"kv-cache: bias %{bias.name} does not extend to cached keys: {e}") from None
         new = self.extended.get(bias, bias)
@@ -52,8 +52,8 @@ class KeyAxis:
             )
         return new
 
-    def _redo(self, node: Node) -> None:
-        """Emit `node` once more, reading extended operands."""
+    def _reemit(self, node: Node) -> None:
+        """Emit a copy of `node` that reads extended operands, unless none of them is extended."""
         operands = [None if v is None else self.extended.get(v, v) for v in node.inputs]
         with self.graph.inserting(before=node):
             if node.op is ops.iota and sizes.names(node.output.shape[0]):
@@ -71,8 +71,8 @@ class KeyAxis:
             old.name, new.name = new.name, old.name
 
     def drop_unused(self) -> None:
-        """Erase what counted along the call only."""
-        # Readers first: a node is erased only when nobody reads it.
+        """Erase the nodes that counted along the call and have no readers left."""
+        # Readers first: a node can be erased only after all of its readers.
         for node in reversed(self.makers):
             if not any(v.uses or v.is_output for v in node.outputs):
                 self.graph.erase(node)

@@ -1,4 +1,4 @@
-"""Caches and states: a full pass becomes a step that continues where the last call ended."""
+"""KV caches and recurrent states: a full forward pass becomes a call that continues where the last one ended."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from .key_axis import KeyAxis
 
 COUNTING = "positions should come from the input position_ids"
 WITHOUT = "leave the cache out (--passes default,-kv-cache,-last-token-logits)"
-_MASKED = (ops.attention, ops.lightning_index)  # which take a key mask beside a cache
-MIXING = f"a token may see others by causal attention, recurrences and convolutions only, or {WITHOUT}"
+_MASKED = (ops.attention, ops.lightning_index)  # ops that read both a key mask and a cache
+MIXING = f"tokens may be mixed by causal attention, recurrences and convolutions only, or {WITHOUT}"
 
 
 @dataclass(frozen=True)
 class KvCache(Pass):
     """Give every causal self-attention a cache and every recurrence its states.
 
-    A call then takes up where the last one ended: keys and values of earlier tokens are read, not computed again.
+    A call then continues where the last one ended: keys and values of earlier tokens are read instead of recomputed.
 
-    Adds the inputs attention_mask i64[batch, total] (1 for the valid tokens of past and call), position_ids i64[batch,
-    seq] if missing, per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d] (only .key where
-    values are part of the keys), per index j by which queries choose keys past_index.j.key, per recurrence j
-    past_states.j.part of constant size, zero at first (part is conv, ssm, state or norm; a scan names its states, and
-    may begin them with another number); adds the outputs present.i.key and .value, present_index.j.key,
-    present_states.j.part. Attentions without a window to the same keys and values share one cache. States know no
-    padding: the rows of a call must be equally long. What compares tokens, as some routers do, compares those of a
-    call.
+    Adds the inputs attention_mask i64[batch, total] (1 for the valid tokens of past and call), position_ids
+    i64[batch, seq] if missing, per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d] (only
+    .key where values are part of the keys), per lightning index j past_index.j.key, per recurrence j past_states.j.part
+    of constant size, initially zero (part is conv, ssm, state or norm; a scan names its states and may initialize them
+    with another constant); adds the outputs present.i.key and .value, present_index.j.key, present_states.j.part.
+    Attentions without a window that read the same keys and values share one cache. States have no padding: the rows of
+    a call must be equally long. Ops that compare tokens, as some routers do, compare those of one call.
 
-    Condition: a call is given what the last one of the same text returned; then prefill and steps, however the text is
-    cut into calls, equal one full pass over it. Nothing but causal attention and recurrences may mix tokens.
+    Condition: each call is passed the caches and states that the previous call on the same sequence returned; then
+    prefill and decode steps, however the sequence is cut into calls, equal one full pass over it. Only causal attention
+    and recurrences mix tokens.
 
     Source: Shazeer 2019, arXiv:1911.02150; Pope 2022, arXiv:2211.05102.
 
@@ -71,7 +71,7 @@ class KvCache(Pass):
     purpose = "Decode"
     on_fused = True
     see = ("rolling-buffer", "last-token-logits")
-    tradeoff = "a call also moves keys, values and states in and out; the calls after it compute less for that"
+    tradeoff = "each call also moves keys, values and states in and out; in return later calls compute less"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         tokens = token_axes(graph)
@@ -81,52 +81,52 @@ class KvCache(Pass):
         recurrences = [n for n in graph.nodes if states(n)]
         if tokens is None or not attentions + recurrences:
             raise WeftError(f"kv-cache: graph {graph.name} has no causal self-attention to give a cache to")
-        makers, comparing = _bias_makers(graph), _comparing(graph, tokens)
-        _check_cacheable(graph, tokens, attentions, {*makers, *recurrences, *comparing})
-        for node in comparing:
+        makers, compares = _bias_makers(graph), _list_comparing(graph, tokens)
+        _check_cacheable(graph, tokens, attentions, {*makers, *recurrences, *compares})
+        for node in compares:
             trace.note(f"kv-cache: {node.op.name} (%{node.output.name}) compares the tokens of a call only")
-        mask = _mask(graph, tokens, attentions)
-        at = graph.inputs.get("position_ids")
-        if at is None:
-            at = graph.add_input("position_ids", TensorType(dtypes.i64, tokens))
-        if at.shape != tokens:
-            raise WeftError(f"kv-cache: input {at!r} should be a position per token, {list(tokens)}")
-        keys = KeyAxis(graph, mask, at, makers)
-        pasts, numbers = dict[Node, dict[str, Value]](), Counter[str]()
+        mask = _total_mask(graph, tokens, attentions)
+        positions = graph.inputs.get("position_ids")
+        if positions is None:
+            positions = graph.add_input("position_ids", TensorType(dtypes.i64, tokens))
+        if positions.shape != tokens:
+            raise WeftError(f"kv-cache: input {positions!r} should be a position per token, {list(tokens)}")
+        keys = KeyAxis(graph, mask, positions, makers)
+        pasts, counters = dict[Node, dict[str, Value]](), Counter[str]()
         for node, first in [(node, keeper(node)) for node in attentions]:
             trace.fired(self.name, node.output.name)
-            given: dict[str, Value | None] = {caches(node)[0].positions: at}
+            operands: dict[str, Value | None] = {caches(node)[0].positions: positions}
             if node.op is ops.attention:
-                given["bias"] = keys.extend(node.operand("bias"))
+                operands["bias"] = keys.extend(node.operand("bias"))
             if node.op in _MASKED:
-                given["key_mask"] = mask
+                operands["key_mask"] = mask
             if first in pasts:
-                changed(node, {**given, **pasts[first]})
+                changed(node, {**operands, **pasts[first]})
             else:
-                pasts[first] = give_states(graph, node, numbers, given)
-        # Only now: several biases may be made from the same counts.
+                pasts[first] = give_states(graph, node, counters, operands)
+        # Only now: several biases may be computed from the same counts.
         keys.drop_unused()
         for node in recurrences:
             trace.fired(self.name, node.output.name)
-            give_states(graph, node, numbers, {})
+            give_states(graph, node, counters, {})
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Every way to cut a text into calls gives the full pass (two ways for models above a million parameters)."""
+        """Every way to cut a sequence into calls (two ways above a million parameters) equals the full pass."""
         tokens = within_positions(before, 6)
         inputs = equivalence.inputs(before, seq=tokens)
         if "attention_mask" in inputs:
-            # No padding: states of constant size cannot leave tokens out.
+            # No padding: states of constant size cannot ignore tokens.
             inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
-        whole, calls = equivalence.run(before, inputs), dict[tuple[int, ...], _Called]()
+        full, calls = equivalence.run(before, inputs), dict[tuple[int, ...], _Progress]()
         for cuts in _cuts(before, tokens):
-            stepped = run_in_chunks(equivalence, after, inputs, cuts, calls)
+            by_calls = run_in_chunks(equivalence, after, inputs, cuts, calls)
             try:
-                equivalence.same(whole, {name: stepped[name] for name in whole}, EXACT)
+                equivalence.same(full, {name: by_calls[name] for name in full}, EXACT)
             except WeftError as e:
                 raise WeftError(f"in calls of {', '.join(map(str, cuts))} tokens: {e}") from None
 
 
-_Called = tuple[dict[str, Array], dict[str, tuple[Array, ...]]]  # past and states for the next call; outputs by call
+_Progress = tuple[dict[str, Array], dict[str, tuple[Array, ...]]]  # past and states for the next call; outputs by call
 
 
 def run_in_chunks(
@@ -134,17 +134,18 @@ def run_in_chunks(
     graph: Graph,
     inputs: dict[str, Array],
     cuts: tuple[int, ...],
-    calls: dict[tuple[int, ...], _Called] | None = None,
+    calls: dict[tuple[int, ...], _Progress] | None = None,
 ) -> dict[str, Array]:
-    """Outputs of a cached `graph` over calls of `cuts` tokens each, concatenated along axis 1 (scalars: in a row).
+    """Return the outputs of a cached `graph` over calls of `cuts` tokens each, concatenated along axis 1 (scalars: in a
+    row).
 
-    The caches start as noise: what is not yet valid must not matter. The states start as they say. `calls` keeps what
-    is made, for other cuts of the same tokens that begin with the same calls.
+    The caches start as noise, since slots without a token must not matter, the states at their initial values. `calls`
+    stores results by prefix of `cuts`, for other cuts of the same tokens that begin with the same calls.
     """
     calls = {} if calls is None else calls
     total = sum(cuts)
     if () not in calls:
-        # Capacity for three tokens too many: slots without a token must not matter.
+        # Capacity for three more tokens: slots without a token must not matter.
         fed = equivalence.inputs(graph, batch=SIZES["batch"], seq=total, capacity=total + 3, total=total)
         calls[()] = (
             {
@@ -156,28 +157,30 @@ def run_in_chunks(
     for i in range(len(cuts)):
         if cuts[: i + 1] not in calls:
             start, stop = sum(cuts[:i]), sum(cuts[: i + 1])
-            calls[cuts[: i + 1]] = _called(equivalence, graph, inputs, (start, stop, total), calls[cuts[:i]])
-    return {name: _joined(parts) for name, parts in calls[cuts][1].items()}
+            calls[cuts[: i + 1]] = _run_call(equivalence, graph, inputs, (start, stop, total), calls[cuts[:i]])
+    return {name: _join_calls(parts) for name, parts in calls[cuts][1].items()}
 
 
-def _called(
-    equivalence: EquivalenceCheck, graph: Graph, inputs: dict[str, Array], span: tuple[int, int, int], before: _Called
-) -> _Called:
-    """A call with the tokens `span` = from, to, of how many, after those of `before`."""
-    (start, stop, total), (past, found), batch = span, before, SIZES["batch"]
+def _run_call(
+    equivalence: EquivalenceCheck, graph: Graph, inputs: dict[str, Array], span: tuple[int, int, int], before: _Progress
+) -> _Progress:
+    """Return the progress after `before` and a call with the tokens start:stop of `span` = (start, stop, total)."""
+    (start, stop, total), (past, outputs), batch = span, before, SIZES["batch"]
     positions = np.broadcast_to(np.arange(start, stop), (batch, stop - start))
     call = {"position_ids": positions, "attention_mask": np.ones((batch, stop), np.int64)}
-    others = {k: v for k, v in inputs.items() if k not in call}
-    rows = {k: v[:, start:stop] for k, v in others.items() if k not in SOURCE and v.shape[:2] == (batch, total)}
-    made = equivalence.run(graph, {**others, **rows, **call, **past})
+    shared = {k: v for k, v in inputs.items() if k not in call}
+    rows = {k: v[:, start:stop] for k, v in shared.items() if k not in SOURCE and v.shape[:2] == (batch, total)}
+    results = equivalence.run(graph, {**shared, **rows, **call, **past})
     presents = {present: name for _, name, present in taken_states(graph)}
-    # New dicts: `calls` keeps what every shorter run of calls left.
-    past = past | {presents[name]: array for name, array in made.items() if name in presents}
-    found = found | {name: (*found.get(name, ()), array) for name, array in made.items() if name not in presents}
-    return past, found
+    # New dicts: `calls` keeps the progress of every shorter run of calls.
+    past = past | {presents[name]: array for name, array in results.items() if name in presents}
+    outputs = outputs | {
+        name: (*outputs.get(name, ()), array) for name, array in results.items() if name not in presents
+    }
+    return past, outputs
 
 
-def _joined(parts: tuple[Array, ...]) -> Array:
+def _join_calls(parts: tuple[Array, ...]) -> Array:
     """Concatenate the results of calls; scalars, such as losses, give one entry per call."""
     if len(parts) == 1:
         return parts[0]
@@ -185,21 +188,21 @@ def _joined(parts: tuple[Array, ...]) -> Array:
 
 
 def within_positions(graph: Graph, tokens: int) -> int:
-    """`tokens`, or as many as the graph has positions for."""
+    """Return `tokens`, at most the number of positions that the graph supports."""
     return min(tokens, graph.meta.get("max_positions") or tokens)
 
 
 def _cuts(graph: Graph, total: int) -> Iterable[tuple[int, ...]]:
-    """The calls of `total` tokens in all, six at most, that the check of `graph` makes."""
+    """Return the ways to cut `total` tokens, at most six, into calls that the check of `graph` tries."""
     tokens = token_axes(graph)
-    if tokens is not None and _comparing(graph, tokens):
+    if tokens is not None and _list_comparing(graph, tokens):
         return [(total,)]
     small = sum(math.prod(p.type.concrete({})) for p in graph.params.values()) < 1_000_000
     return _compositions(total) if small or total < 6 else [(6,), (2, 3, 1)]
 
 
 def _compositions(n: int) -> Iterator[tuple[int, ...]]:
-    """Every way to write `n` as an ordered sum."""
+    """Yield every way to write `n` as an ordered sum of positive integers."""
     for bits in itertools.product((False, True), repeat=n - 1):
         parts = [1]
         for cut in bits:
@@ -211,26 +214,30 @@ def _compositions(n: int) -> Iterator[tuple[int, ...]]:
 
 
 def _bias_makers(graph: Graph) -> list[Node]:
-    """The nodes that compute biases of causal attentions."""
+    """Return the nodes that compute biases of causal attentions."""
     causal = (n for n in graph.nodes if n.op is ops.attention and n.attrs["causal"])
     return bias_makers(graph, [b for n in causal if (b := n.operand("bias")) is not None])
 
 
-def _comparing(graph: Graph, tokens: Tokens) -> list[Node]:
-    """The nodes that may compare the tokens of a call: routers, and what depends on nothing but their positions."""
-    makers, found = _bias_makers(graph), []
+def _list_comparing(graph: Graph, tokens: Tokens) -> list[Node]:
+    """Return the nodes that may compare the tokens of a call: routers, and nodes that depend on positions only."""
+    makers, comparing = _bias_makers(graph), []
     contents = {v for name, v in graph.inputs.items() if name != "position_ids"}
     for node in graph.nodes:
         if not contents.isdisjoint(node.inputs):
             contents.update(node.outputs)
         mixes = any(carries(v, tokens) for v in node.inputs) and tokenwise(node, tokens) is None
         if Trait.COMPARES in node.op.traits or (mixes and node not in makers and node.output not in contents):
-            found.append(node)
-    return found
+            comparing.append(node)
+    return comparing
 
 
-def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], known: set[Node]) -> None:
-    """Nothing but `attentions` and what is `known` may let a token see another."""
+def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], supported: set[Node]) -> None:
+    """Check that only `attentions` and the nodes `supported` mix tokens.
+
+    Raises:
+        WeftError: if another node does, or one has a cache already.
+    """
     for node in graph.nodes:
         if has_state(node):
             raise WeftError(f"kv-cache: {node!r} (%{node.output.name}) has a cache already")
@@ -241,7 +248,7 @@ def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], known
                 )
             continue
         reads = any(carries(v, tokens) for v in node.inputs)
-        if reads and tokenwise(node, tokens) is None and node not in known:
+        if reads and tokenwise(node, tokens) is None and node not in supported:
             raise WeftError(
                 f"kv-cache: {node.op.name} (%{node.output.name}) mixes tokens or counts them, and has no cache; "
                 f"{COUNTING if node.op in (ops.iota, ops.cumsum) else MIXING}"
@@ -249,7 +256,11 @@ def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], known
 
 
 def _check_causal(graph: Graph, tokens: Tokens) -> None:
-    """No attention may let a token see later ones."""
+    """Check that no attention lets a token see later ones.
+
+    Raises:
+        WeftError: if one does.
+    """
     for node in graph.nodes:
         if node.attrs.get("causal") is False and len([v for v in node.inputs if carries(v, tokens)]) > 1:
             raise WeftError(
@@ -258,14 +269,14 @@ def _check_causal(graph: Graph, tokens: Tokens) -> None:
             )
 
 
-def _mask(graph: Graph, tokens: Tokens, attentions: list[Node]) -> Value:
-    """The input attention_mask over past and call."""
+def _total_mask(graph: Graph, tokens: Tokens, attentions: list[Node]) -> Value:
+    """Return the input attention_mask over past and call, added or widened."""
     wanted = TensorType(dtypes.i64, (tokens[0], sizes.sym("total")))
     mask = graph.inputs.get("attention_mask")
     for node in attentions:
-        given = node.operand("key_mask") if node.op in _MASKED else None
-        if given is not None and given is not mask:
-            raise WeftError(f"kv-cache: the key mask %{given.name} of {node!r} is not the input attention_mask")
+        key_mask = node.operand("key_mask") if node.op in _MASKED else None
+        if key_mask is not None and key_mask is not mask:
+            raise WeftError(f"kv-cache: the key mask %{key_mask.name} of {node!r} is not the input attention_mask")
     if mask is None:
         return graph.add_input("attention_mask", wanted)
     if any(n not in attentions for n in mask.users):

@@ -24,11 +24,11 @@ SCOPE = "last_token"
 class LastTokenLogits(Pass):
     """Compute logits [batch, 1, vocab] of the last valid token of each row instead of all tokens.
 
-    Whatever follows the last mixing of tokens — the rest of the last layer, the final norm, the head — then sees one
-    row: of a prompt only those logits choose a token. The last valid token of row b is
+    The nodes after the last op that mixes tokens — the rest of the last layer, the final norm, the head — then compute
+    one row per sequence: of a prompt only the last logits choose a token. The last valid token of row b is
     sum(attention_mask[b]) − 1 − position_ids[b, 0], at least 0. Needs kv-cache before it.
 
-    Condition: nobody asks for the logits of other tokens; those of the last equal that row of the full logits.
+    Condition: the logits of other tokens are not needed; those of the last equal that row of the full logits.
 
     Source: logits_to_keep of transformers, and llama_batch of llama.cpp.
 
@@ -60,28 +60,28 @@ class LastTokenLogits(Pass):
             raise WeftError(f"last-token-logits: graph {graph.name} has no input {missing[0]}; run kv-cache before it")
         if tokens is None or not carries(graph.outputs.get("logits"), tokens):
             raise WeftError(f"last-token-logits: graph {graph.name} has no output logits [batch, seq, vocab]")
-        narrowed = _narrowed(graph, tokens)
+        narrowed = _list_narrowable(graph, tokens)
         rows = _Rows(graph, tokens, next(iter(graph.nodes)))
         logits = graph.outputs["logits"]
         for node in narrowed:
-            chosen = tokenwise(node, tokens) or ()
+            row_operands = tokenwise(node, tokens) or ()
             operands = list(node.inputs)
-            for i in chosen:
+            for i in row_operands:
                 operands[i] = rows.of(node, operands[i])
             with graph.inserting(before=node):
                 attrs = {k: _one_token(v, tokens) for k, v in node.attrs.items()}
                 outs = node.op.emit(*operands, **attrs)
             for old, new in zip(node.outputs, outs, strict=True):
-                rows.taken[old] = new
+                rows.gathered[old] = new
             trace.fired(self.name, node.output.name)
         if not narrowed:
             with graph.inserting(after=logits.producer) if logits.producer else graph.scope(""):
                 rows.gather(logits)
-        final = rows.taken[logits]
-        # Only now: while the nodes are emitted again, the old ones still read the full values.
+        final = rows.gathered[logits]
+        # Only now: while the nodes are emitted again, the old nodes still read the full values.
         for node in narrowed:
             for v in node.outputs:
-                replace_uses(v, rows.taken[v])
+                replace_uses(v, rows.gathered[v])
         graph.outputs["logits"] = final
         drop(graph, narrowed)
 
@@ -95,55 +95,55 @@ class LastTokenLogits(Pass):
         equivalence.same(full, last, EXACT)
 
 
-def _narrowed(graph: Graph, tokens: Tokens) -> list[Node]:
-    """The nodes, in order, that work token by token and that only the logits depend on."""
+def _list_narrowable(graph: Graph, tokens: Tokens) -> list[Node]:
+    """Return the nodes, in order, that work token by token and that only the logits depend on."""
     logits = graph.outputs["logits"]
-    chosen: dict[Node, None] = {}
+    narrowable: dict[Node, None] = {}
     for node in reversed(graph.nodes):
         outputs = [name for v in node.outputs for name in graph.outputs.names(v)]
         users = [n for v in node.outputs for n in v.users]
-        feeds = all(n in chosen for n in users) and all(name == "logits" for name in outputs)
+        feeds = all(n in narrowable for n in users) and all(name == "logits" for name in outputs)
         if feeds and (users or logits in node.outputs) and tokenwise(node, tokens) is not None:
-            chosen[node] = None
-    return list(reversed(chosen))
+            narrowable[node] = None
+    return list(reversed(narrowable))
 
 
 def _one_token(attr: Any, tokens: Tokens) -> Any:
-    """A shape [batch, seq, ...] with one token."""
+    """Return `attr` with one token if it is a shape [batch, seq, ...], otherwise unchanged."""
     return (attr[0], 1, *attr[2:]) if isinstance(attr, tuple) and attr[:2] == tokens else attr
 
 
 class _Rows:
-    """Rows of the last valid token: `taken` maps values to them."""
+    """The rows of the last valid token; `gathered` maps values to their rows."""
 
     def __init__(self, graph: Graph, tokens: Tokens, first: Node) -> None:
         self.graph = graph
-        self.taken: dict[Value, Value] = {}
-        mask, at = graph.inputs["attention_mask"], graph.inputs["position_ids"]
+        self.gathered: dict[Value, Value] = {}
+        mask, positions = graph.inputs["attention_mask"], graph.inputs["position_ids"]
         column = TensorType(dtypes.i64, (1, 1))
-        one = graph.add_param(f"{SCOPE}.one", column, Literal((1,), (1, 1)))
+        unit = graph.add_param(f"{SCOPE}.one", column, Literal((1,), (1, 1)))
         zero = graph.add_param(f"{SCOPE}.zero", column, Literal((0,), (1, 1)))
         with graph.inserting(before=first):
             end = ops.sum(mask, axes=(1,), keepdims=True, name="valid")
-            start = ops.slice_(at, axis=1, start=0, stop=1, name="start")
-            last = ops.sub(ops.sub(end, start, name="count"), one, name="last")
+            start = ops.slice_(positions, axis=1, start=0, stop=1, name="start")
+            last = ops.sub(ops.sub(end, start, name="count"), unit, name="last")
             # A row without valid tokens would get index −1.
             self.index = ops.maximum(last, zero, name="index")
         self._rescope(self.index)
 
     def of(self, reader: Node, value: Value | None) -> Value:
         assert value is not None
-        if value not in self.taken:
+        if value not in self.gathered:
             with self.graph.inserting(before=reader):
                 self.gather(value)
-        return self.taken[value]
+        return self.gathered[value]
 
     def gather(self, value: Value) -> None:
-        self.taken[value] = ops.gather_rows(value, self.index, name="rows")
-        self._rescope(self.taken[value], value, self.index)
+        self.gathered[value] = ops.gather_rows(value, self.index, name="rows")
+        self._rescope(self.gathered[value], value, self.index)
 
     def _rescope(self, value: Value, *known: Value) -> None:
-        """Put what was made for `value` into a scope of its own."""
+        """Move the nodes that compute `value` from the values `known` to the scope of this pass."""
         for node in backward_slice([value], known):
             for v in node.outputs:
                 v.name = self.graph.fresh(f"{SCOPE}.{v.name.removeprefix(node.scope + '.')}")

@@ -1,4 +1,4 @@
-"""Caches in fewer bits: keys and values as codes with scales that were fitted to a text."""
+"""KV caches in fewer bits: keys and values as integer codes, with scales fitted to calibration sequences."""
 
 from __future__ import annotations
 
@@ -23,36 +23,37 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.edit import changed
 from ...fitting.calibration import sampled_tokens
-from .cache_scales import FittedCache, Per, fitted, without_caches
-from .head_maps import insert
+from .cache_scales import FittedCache, Per, fit_caches, without_caches
+from .head_maps import insert_maps
 
-LEAST_TOKENS = 128  # of a text, below which its largest numbers say little of those of others
+LEAST_TOKENS = 128  # fewer calibration tokens than that do not predict the range of other sequences
 
 
 @dataclass(frozen=True)
 class QuantizeCache(Pass):
     """Keep keys and values of causal self-attentions as integers of `bits` bits, 8 or 4.
 
-    A number of a cache is then scale · code, the code the nearest of −2^{bits−1} … 2^{bits−1} − 1. Attention reads what
-    the codes stand for, of the tokens of a call, too: it does not matter how a text is cut into calls. Scales are f32
-    and do not change: one for each channel of a KV head, or per=head for each KV head, or per=tensor one for all keys
-    and one for all values of a layer. Latent caches have those of their one head.
+    An element of a cache is then scale · code, the code the nearest of −2^{bits−1} … 2^{bits−1} − 1. Attention also
+    reads scale · code for the tokens of the call, so that the result does not depend on how a sequence is cut into
+    calls. Scales are constant, in f32: one per channel of a KV head, with per=head one per KV head, with per=tensor one
+    for all keys and one for all values of a layer. Latent caches have the scales of their single head.
 
-    Scales are fitted to what attentions store of a text, and to its keys rotated to positions all over the context.
-    With 8 bits codes reach a tenth beyond the largest number. With 4 bits they reach as far as costs the least: the
-    squares of errors, times how much the text's queries make of them in outputs. The text is `calibration`, a text file
-    or token ids (.npy, .json), or else a mixture of prose, code and languages that comes with weft; `tokens` from all
-    over it are read. Random tokens stand for it where there is no tokenizer.
+    Scales are fitted to the keys and values that attentions store for calibration sequences, and to the keys rotated to
+    positions all over the context. With 8 bits codes reach a tenth beyond the largest magnitude. With 4 bits they reach
+    as far as minimizes the squared errors, weighted by their effect on the outputs for the queries of the calibration
+    sequences. `calibration` is a text file or token ids (.npy, .json), by default a mixture of prose, code and
+    languages that comes with weft; `tokens` tokens from all over it are read. Without a tokenizer random tokens are
+    used.
 
-    With 4 bits keys k are stored as (k − c) T and met by queries q T⁻ᵀ, where T spreads over all channels of a head
-    what keys and queries have in few, and values v as (v − c) R, R orthogonal, so that outputs are turned back. The
-    first tokens of texts, to which much attention goes, are then codes without an error. These maps are exact; they
-    stand between RoPE and attention, and take a few products of the size of a head for every token. With attention
-    sinks there is no c, with soft caps none for keys; latent caches have no maps.
+    With 4 bits keys k are stored as (k − c) T and met by queries q T⁻ᵀ, where T spreads large channels of keys and
+    queries over all channels of a head, and values v as (v − c) R, R orthogonal, so that outputs are rotated back. The
+    first token of a sequence, which draws much attention, is then exactly representable. These maps are exact; they are
+    inserted between RoPE and attention and cost a few products of head size per token. With attention sinks there is no
+    c, with soft caps none for keys; latent caches have no maps.
 
-    Weights and the rest of the graph stay as they are. Passes that change heads come before.
+    Weights and the rest of the graph are unchanged. Run passes that change heads before.
 
-    Condition: keys and values stay within the range that they have on the text; what is outside is clipped.
+    Condition: keys and values stay within the range that they have on the calibration sequences; others are clipped.
 
     Source: Hooper 2024, KVQuant (arXiv 2401.18079): keys by channel; Ashkboos 2024, QuaRot (arXiv 2404.00456): rotated
     keys and values; ONNX Runtime's GroupQueryAttention.
@@ -85,8 +86,8 @@ class QuantizeCache(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.bits not in CODES:
-            known = " or ".join(map(str, CODES))
-            raise WeftError(f"quantize-cache: bits={self.bits}: caches hold codes of {known} bits")
+            widths = " or ".join(map(str, CODES))
+            raise WeftError(f"quantize-cache: bits={self.bits}: caches hold codes of {widths} bits")
         if self.tokens < 1:
             raise WeftError(f"quantize-cache: tokens={self.tokens} must be positive")
         chosen = list[list[Node]]()
@@ -102,74 +103,74 @@ class QuantizeCache(Pass):
                 raise WeftError(f"quantize-cache: graph {graph.name} has no causal self-attention, hence no cache")
             return
         texts = sampled_tokens(graph, self.calibration, self.tokens, LEAST_TOKENS, self.name, "scales", trace)
-        found = list[FittedCache]()
-        for own in fitted(graph, chosen, texts, self.bits, self.per):
-            found.append(own)
-            trace.progress(len(found), len(chosen))
-        for nodes, own in zip(chosen, found, strict=True):
+        fits = list[FittedCache]()
+        for fit in fit_caches(graph, chosen, texts, self.bits, self.per):
+            fits.append(fit)
+            trace.progress(len(fits), len(chosen))
+        for nodes, fit in zip(chosen, fits, strict=True):
             first = nodes[0]
-            if own.maps is not None:
-                insert(nodes, *own.maps, partial(_kept, first))
-            given = {
-                name: _kept(first, name, scale, FittedScales)
-                for name, scale in zip(("k_scale", "v_scale"), own.scales, strict=False)
+            if fit.maps is not None:
+                insert_maps(nodes, *fit.maps, partial(_add_param, first))
+            operands = {
+                name: _add_param(first, name, scale, FittedScales)
+                for name, scale in zip(("k_scale", "v_scale"), fit.scales, strict=False)
             }
             for spec in caches(first):
                 if (past := first.operand(spec.taken)) is not None:
                     past.type = past.type.with_dtype(CODES[self.bits])
             for node in nodes:
-                trace.fired(self.name, changed(node, given, cache_bits=self.bits).output.name)
+                trace.fired(self.name, changed(node, operands, cache_bits=self.bits).output.name)
 
     def _refusal(self, node: Node) -> str | None:
-        """Say why the cache of `node` stays as it is; None if it does not."""
+        """Return the reason why the cache of `node` cannot be quantized; None if it can."""
         if node.op is not ops.attention:
             return f"{node.op.name} has no scales for its cache"
         if node.attrs["cache_bits"] is not None:
             return f"its cache has codes of {node.attrs['cache_bits']} bits already"
         pasts = (node.operand(spec.taken) for spec in caches(node))
         if any(past is not None and not {*past.users} <= {*sharing(node)} for past in pasts):
-            return "another attention writes its cache, too"
+            return "another attention also writes its cache"
         widths = {spec.type.shape[3] for spec in caches(node)}
         if self.bits == 4 and any(not isinstance(width, int) or width % 2 for width in widths):
-            return f"two codes of 4 bits are a byte, and its heads have {min(map(str, widths))} numbers"
+            return f"two codes of 4 bits are a byte, and its heads have {min(map(str, widths))} features"
         return None
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """The outputs are those of the original on keys and values that are rounded to codes, past and present; and
-        where these are mapped, those of the original without a past."""
-        known = {node.output.name for node in _coded(before)}
+        """The outputs are those of the original with past and present keys and values rounded to codes; where these are
+        mapped, also those of the original without a past."""
+        was_quantized = {node.output.name for node in _list_quantized(before)}
         plain = before
-        if maps := _maps(after, before):
-            plain = _decoded(after, known)
-            for key in maps:  # numbers that have inverses
+        if maps := _added_maps(after, before):
+            plain = _dequantize_caches(after, was_quantized)
+            for key in maps:  # matrices that have inverses
                 equivalence.exact[key] = after.reader.read(key, 0, after.reader.shape(key)[0]).astype(np.float64)
             first, second = (without_caches(graph)[0] for graph in (before, plain))
             inputs = equivalence.inputs(first)
             equivalence.same(equivalence.run(first, inputs), equivalence.run(second, inputs), EXACT)
         staged, inputs = equivalence.stage(after), equivalence.inputs(after)
-        meanings, scales, given = dict[str, Callable[..., Any]](), dict[str, Array](), dict(inputs)
+        meanings, scales, dequantized = dict[str, Callable[..., Any]](), dict[str, Array](), dict(inputs)
         for node in staged.nodes:
-            if node.attrs.get("cache_bits") is None or node.output.name in known:
+            if node.attrs.get("cache_bits") is None or node.output.name in was_quantized:
                 continue
-            own = [_numbers(node, name) for name in ("k_scale", "v_scale")]
-            meanings[node.output.name] = _rounding(own, limits(node.attrs["cache_bits"]))
-            scales |= dict(zip((v.name for v in node.outputs[1:]), _by_head(node, own), strict=False))
-            for spec, scale in zip(caches(node), _by_head(node, own), strict=False):
+            operand_scales = [_scale_values(node, name) for name in ("k_scale", "v_scale")]
+            meanings[node.output.name] = _round_reference(operand_scales, limits(node.attrs["cache_bits"]))
+            scales |= dict(zip((v.name for v in node.outputs[1:]), _reshape_scales(node, operand_scales), strict=False))
+            for spec, scale in zip(caches(node), _reshape_scales(node, operand_scales), strict=False):
                 if (past := node.operand(spec.taken)) is not None:
                     name = next(name for name, v in staged.inputs.items() if v is past)
-                    given[name] = inputs[name] * scale
-        wanted = equivalence.run_as(plain, given, meanings)
+                    dequantized[name] = inputs[name] * scale
+        wanted = equivalence.run_as(plain, dequantized, meanings)
         for name, value in staged.outputs.items():
             if value.name in scales:
                 wanted[name] = np.round(wanted[name] / scales[value.name])
         equivalence.same(wanted, equivalence.run(after, inputs), EXACT)
 
 
-def _decoded(graph: Graph, known: Collection[str]) -> Graph:
-    """A copy of `graph` whose caches hold numbers, but for those of the attentions `known`."""
+def _dequantize_caches(graph: Graph, unchanged: Collection[str]) -> Graph:
+    """Return a copy of `graph` with unquantized caches, except at the attentions with the outputs `unchanged`."""
     copy = graph.clone()
-    for node in _coded(copy):
-        if node.output.name in known:
+    for node in _list_quantized(copy):
+        if node.output.name in unchanged:
             continue
         for spec in caches(node):
             if (past := node.operand(spec.taken)) is not None:
@@ -178,41 +179,41 @@ def _decoded(graph: Graph, known: Collection[str]) -> Graph:
     return copy
 
 
-def _maps(graph: Graph, before: Graph) -> list[str]:
-    """The tensors of maps that `graph` has and `before` has not."""
+def _added_maps(graph: Graph, before: Graph) -> list[str]:
+    """Return the tensors of the maps that were added to `graph` since `before`."""
     added = (param.recipe for name, param in graph.params.items() if name not in before.params)
     return [recipe.key for recipe in added if isinstance(recipe, Source)]
 
 
-def _kept(node: Node, name: str, numbers: Array, scales: type[FittedScales] | None = None) -> Param:
-    """A parameter that holds `numbers`, named after what they are, in the scope of `node`: weights of its dtype, or
-    `scales` in f32."""
+def _add_param(node: Node, name: str, array: Array, scales: type[FittedScales] | None = None) -> Param:
+    """Add a parameter `name` with the elements `array` in the scope of `node`: a weight of its dtype, or with `scales`
+    a recipe of scales in f32."""
     graph = node.graph
     reader = graph.reader = SpilledTensors.over(graph.reader)
     place = f"{node.scope}.{name}" if node.scope else name
     key = reader.fresh(place)
-    reader.put(key, numbers)
+    reader.put(key, array)
     source, dtype = Source(key), dtypes.f32 if scales else node.output.type.dtype
-    return graph.add_param(place, TensorType(dtype, numbers.shape), scales(source) if scales else source)
+    return graph.add_param(place, TensorType(dtype, array.shape), scales(source) if scales else source)
 
 
-def _coded(graph: Graph) -> list[Node]:
+def _list_quantized(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if node.attrs.get("cache_bits") is not None]
 
 
-def _numbers(node: Node, name: str) -> Array | None:
+def _scale_values(node: Node, name: str) -> Array | None:
     param = node.operand(name)
     return param.recipe.evaluate(node.graph.reader) if isinstance(param, Param) else None
 
 
-def _by_head(node: Node, scales: list[Array | None]) -> list[Array]:
-    """`scales` as they multiply a cache [batch, kv_heads, slots, width]."""
+def _reshape_scales(node: Node, scales: list[Array | None]) -> list[Array]:
+    """Reshape `scales` to broadcast with a cache [batch, kv_heads, slots, width]."""
     shape = 1, node.attrs["kv_heads"], 1, -1
     return [scale if scale.size == 1 else scale.reshape(shape) for scale in scales if scale is not None]
 
 
-def _rounding(scales: list[Array | None], within: tuple[int, int]) -> Callable[..., Any]:
-    """The attention that reads rounded numbers."""
+def _round_reference(scales: list[Array | None], within: tuple[int, int]) -> Callable[..., Any]:
+    """Return the reference of attention on keys and values rounded to codes `within` = (least, largest)."""
 
     def meaning(q: Array, *operands: Array | None, **attrs: Any) -> Any:
         rounded = [

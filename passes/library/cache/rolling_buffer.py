@@ -1,4 +1,4 @@
-"""Rolling buffers: the caches of attentions with a window keep that many keys, however long the text; and back."""
+"""Rolling buffers: caches of attentions with a window that hold only the keys of the window; and their inverse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...core.trace import Trace
 from ...edits.edit import changed
 from .kv_cache import run_in_chunks, within_positions
 
-_LONGEST_TRIAL = 40  # tokens; for wider windows only texts within the window are tried
+_LONGEST_TRIAL = 40  # tokens; for wider windows only sequences within the window are tried
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class RollingBuffer(Pass):
     """Let the caches of attentions with a window hold only its keys.
 
     The capacity axis of past_key_values.i.key and .value becomes window + `slack`; the key of position p goes to slot
-    p mod that size, where it replaces one that has left the window. Where the first keys of a text stay in sight (sinks
-    of sliding-window), they have slots of their own before those that roll. Caches stay as they are where that is no
-    less than `length`, the longest text (the model's context if None). `slack` is room that lets ONNX Runtime's kernel
-    move old keys out less often.
+    p mod that size and replaces one that has left the window. Where the first keys stay visible (sinks of
+    sliding-window), they have slots of their own before the rolling ones. Caches are unchanged where that size is at
+    least `length`, the longest sequence (the model's context if None). `slack` is spare room, with which ONNX Runtime's
+    kernel moves old keys out less often.
 
-    Condition: each row of a call continues where its last call ended. The caches are there (kv-cache comes before).
+    Condition: each row of a call continues where its last call ended. kv-cache has run before.
 
     Source: Jiang 2023 (Mistral 7B), arXiv:2310.06825; Xiao 2023 (StreamingLLM), arXiv:2309.17453.
 
@@ -77,16 +77,16 @@ class RollingBuffer(Pass):
             trace.note(f"rolling-buffer: no cache has a window below {limit} tokens")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Calls of several sizes, some beyond the capacity, give what full caches give."""
-        _check_alike(before, after, after, equivalence)
+        """Calls of several sizes, some beyond the capacity, give the outputs of full caches."""
+        _check_same_outputs(before, after, after, equivalence)
 
 
 @dataclass(frozen=True)
 class FullCaches(Pass):
-    """Let caches that roll keep the keys of the whole text, as those of other attentions do.
+    """Let rolling caches keep the keys of the whole sequence, as caches of other attentions do.
 
     The capacity axis of past_key_values.i.key and .value becomes the symbol capacity again. onnxruntime-genai runs
-    rolling caches only for prompts of equal length, and texts of at least their size.
+    rolling caches only for prompts of equal length, and sequences of at least their size.
 
     Condition: each row of a call continues where its last call ended.
 
@@ -115,7 +115,7 @@ class FullCaches(Pass):
     purpose = "Decode"
     on_fused = True
     see = ("rolling-buffer",)
-    tradeoff = "caches take memory for the longest text"
+    tradeoff = "caches take memory for the longest sequence"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in filter(rolls, graph.nodes):
@@ -126,8 +126,8 @@ class FullCaches(Pass):
             trace.note(f"{self.name}: no cache rolls")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Calls of several sizes, some beyond what rolled, give what rolling caches give."""
-        _check_alike(before, after, before, equivalence)
+        """Calls of several sizes, some beyond the rolling capacity, give the outputs of rolling caches."""
+        _check_same_outputs(before, after, before, equivalence)
 
 
 def rolls(node: Node) -> bool:
@@ -135,7 +135,7 @@ def rolls(node: Node) -> bool:
     return bool(node.attrs.get("rolling"))
 
 
-def _check_alike(before: Graph, after: Graph, rolling: Graph, equivalence: EquivalenceCheck) -> None:
+def _check_same_outputs(before: Graph, after: Graph, rolling: Graph, equivalence: EquivalenceCheck) -> None:
     capacities = (spec.type.shape[2] for spec, _, _ in taken_states(rolling) if spec.growth is Growth.WINDOW)
     total = max((size for size in capacities if isinstance(size, int)), default=0) + 4
     total = within_positions(before, total if total <= _LONGEST_TRIAL else 6)
@@ -147,15 +147,15 @@ def _check_alike(before: Graph, after: Graph, rolling: Graph, equivalence: Equiv
 
 
 def _capacity(node: Node, slack: int) -> int | None:
-    """The keys that the cache of `node` must hold if it rolls; None if it cannot."""
+    """Return the number of keys that a rolling cache of `node` must hold; None if the cache cannot roll."""
     window, first = node.attrs["window"], node.attrs["keep_first"]
-    # A cache that another node reads too must keep all its keys.
-    alone = all(len(past.uses) == 1 for past in _pasts(node))
-    return int(window) + first + slack if window is not None and alone and not node.attrs["rolling"] else None
+    # A cache that another node also reads must keep all its keys.
+    unshared = all(len(past.uses) == 1 for past in _pasts(node))
+    return int(window) + first + slack if window is not None and unshared and not node.attrs["rolling"] else None
 
 
 def _pasts(node: Node) -> list[Value]:
-    """The caches that `node` takes."""
+    """Return the past caches that `node` reads."""
     return [past for spec in caches(node) if (past := node.operand(spec.taken)) is not None]
 
 

@@ -15,7 +15,7 @@ from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes
 from weft.passes.edits.edit import changed
 from weft.passes.library.cache.cache_scales import Per, on_codes, scale_of
-from weft.passes.library.cache.head_maps import RIDGE, HeadMap, balanced, rotation
+from weft.passes.library.cache.head_maps import RIDGE, HeadMap, balance, rotation
 
 from ....e2e.random_models import strong
 from ...models import BATCH, SEQ, applied
@@ -41,7 +41,7 @@ def cost(matrix: np.ndarray, keys: np.ndarray, queries: np.ndarray) -> np.ndarra
 @pytest.mark.parametrize("width", [4, 8, 12])
 def test_balanced_keys_cost_the_least(width: int) -> None:
     keys, queries = moments(3, width), moments(3, width)
-    own = cost(balanced(keys, queries), keys, queries)
+    own = cost(balance(keys, queries), keys, queries)
     # The least is (Σ √λ)² / width, λ the eigenvalues of the product of both moments.
     shared = np.linalg.eigvals(keys @ queries).real
     least = np.sqrt(shared).sum(1) ** 2 / width
@@ -56,7 +56,7 @@ def test_keys_that_never_move_have_a_map() -> None:
     one = np.zeros((1, 4, 4))
     one[0, 0, 0] = 1
     for keys, queries in ((one, one), (np.zeros((1, 4, 4)), one), (np.zeros((1, 4, 4)), np.zeros((1, 4, 4)))):
-        matrix = balanced(keys, queries)
+        matrix = balance(keys, queries)
         assert np.isfinite(matrix).all()
         np.testing.assert_allclose(matrix @ np.linalg.inv(matrix), np.eye(4)[None], atol=1e-6 / RIDGE)
 
@@ -65,7 +65,7 @@ def test_a_map_moves_what_it_makes() -> None:
     x = RNG.standard_normal((5, 2, 4))
     map = HeadMap(RNG.standard_normal((2, 4)), RNG.standard_normal((2, 4, 4)))
     left = RNG.standard_normal((2, 4))
-    np.testing.assert_allclose(map.moved(left)(x), map(x) - left, atol=1e-5)
+    np.testing.assert_allclose(map.shift_outputs(left)(x), map(x) - left, atol=1e-5)
 
 
 def test_what_first_tokens_store_is_a_code() -> None:

@@ -197,7 +197,7 @@ def test_odd_heads_keep_their_numbers_of_4_bits() -> None:
     graph.add_output("y", ops.attention(x, x, x, heads=1, kv_heads=1, causal=True))
     QuantizeCache(bits=4).run(graph, trace)
     assert codes(graph) == [None]
-    assert trace.refusals[0].reason == "two codes of 4 bits are a byte, and its heads have 3 numbers"
+    assert trace.refusals[0].reason == "two codes of 4 bits are a byte, and its heads have 3 features"
     assert codes(applied("quantize-cache", graph)) == [8]
 
 
