@@ -1,1 +1,1 @@
-"""Passes that tidy up: dead code, common subexpressions, constants, dtypes, padding."""
+"""Clean-up passes: dead code, common subexpressions, constants, dtypes, padding."""

@@ -1,4 +1,4 @@
-"""Choosing the dtype of a model."""
+"""The cast of a model to another dtype."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from ...core.trace import Trace
 
 @dataclass(frozen=True)
 class Cast(Pass):
-    """Turn floating-point parameters, inputs and values into `dtype` (f16, bf16, f32).
+    """Convert floating-point parameters, inputs and values to `dtype` (f16, bf16, f32).
 
-    Positions stay in f32: the frequencies of rope, and what is computed elementwise from integers made float, until
-    it meets other values. So do states that add up all tokens. Weights are rounded once, when written.
+    Positions stay in f32: the frequencies of rope, and values that are computed elementwise from integers cast to
+    float, until they are combined with other values. States that accumulate all tokens also stay in f32. Weights are
+    rounded once, when they are written.
 
-    Condition: numbers stay within the range of `dtype`, which is ±65,504 for f16.
+    Condition: values stay within the range of `dtype`, which is ±65,504 for f16.
 
     Source: Micikevicius 2018, arXiv:1710.03740; Kalamkar 2019, arXiv:1905.12322.
 
@@ -41,39 +42,39 @@ class Cast(Pass):
     effect = "lossy"
     purpose = "Numbers"
     on_fused = True
-    tradeoff = "casts between the model and what stays in f32"
+    tradeoff = "casts between the model and the values that stay in f32"
     dtype: DType
 
     def run(self, graph: Graph, trace: Trace) -> None:
         if not self.dtype.is_float or self.dtype.bits < 16:
             raise WeftError(f"cast: no model computes in {self.dtype}; choose f16, bf16 or f32")
-        kept = _positional(graph)
-        # The types before the cast, for twins of parameters that positions read too.
+        wide = _find_f32_values(graph)
+        # The types before the cast, for copies of parameters that positions also read.
         types = {p: p.type for p in graph.params.values()}
         for v in (*graph.inputs.values(), *graph.params.values()):
-            if v not in kept and self._changes(v):
+            if v not in wide and self._changes(v):
                 trace.rewrites[self.name] += 1
                 v.type = v.type.with_dtype(self.dtype)
         trace.note(f"{self.name}: {trace.rewrites[self.name]} parameters and inputs to {self.dtype}")
         lowered: dict[Value, Value] = {}
-        twins: dict[Param, Param] = {}
+        copies: dict[Param, Param] = {}
         for node in graph.nodes:
-            outputs_kept = node.output in kept
+            is_wide = node.output in wide
             for i, operand in enumerate(node.inputs):
-                if operand is None or _wide(node, i):
+                if operand is None or _stays_f32(node, i):
                     continue
-                if operand in kept and not outputs_kept:
+                if operand in wide and not is_wide:
                     node.set_input(i, self._lower(graph, node, operand, lowered))
-                elif outputs_kept and isinstance(operand, Param) and operand.type != types.get(operand, operand.type):
-                    if operand not in twins:
-                        first = types[operand]
-                        twins[operand] = graph.add_param(f"{operand.name}.{first.dtype}", first, operand.recipe)
-                    node.set_input(i, twins[operand])
-            if node.op is ops.scan:  # it computes as before, whatever it reads
+                elif is_wide and isinstance(operand, Param) and operand.type != types.get(operand, operand.type):
+                    if operand not in copies:
+                        type = types[operand]
+                        copies[operand] = graph.add_param(f"{operand.name}.{type.dtype}", type, operand.recipe)
+                    node.set_input(i, copies[operand])
+            if node.op is ops.scan:  # the step still computes in its own dtypes
                 read = [v.type.dtype for v in node.inputs if v is not None]
                 node.attrs["step"] = beside(node.attrs["step"], read)
-            found = node.op.types([None if v is None else v.type for v in node.inputs], node.attrs)
-            for v, t in zip(node.outputs, found, strict=True):
+            output_types = node.op.types([None if v is None else v.type for v in node.inputs], node.attrs)
+            for v, t in zip(node.outputs, output_types, strict=True):
                 v.type = t
 
     def _changes(self, v: Value) -> bool:
@@ -94,40 +95,39 @@ class Cast(Pass):
         equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
 
 
-def _wide(node: Node, operand: int) -> bool:
-    """Return whether the operand stays f32 beside narrower ones: rotary frequencies, scales of caches, sums over all
-    tokens."""
+def _stays_f32(node: Node, operand: int) -> bool:
+    """Return whether `operand` of `node` stays f32: rotary frequencies, scales of caches, sums over all tokens."""
     frequencies = node.op is ops.rope and node.op.operands[operand].name == "frequencies"
     codes = node.op is ops.attention and node.op.operands[operand].name in ("k_scale", "v_scale")
     return frequencies or codes or operand in sums(node)
 
 
-def _positional(graph: Graph) -> set[Value]:
-    """Values that stay f32: frequencies of rope, sums over all tokens, floats made from integers and what is made
-    elementwise from only those and parameters, with those parameters.
+def _find_f32_values(graph: Graph) -> set[Value]:
+    """Return the values that stay f32: frequencies of rope, sums over all tokens, floats cast from integers, and values
+    computed elementwise from only those and parameters, with these parameters.
     """
-    kept: set[Value] = set()
+    wide: set[Value] = set()
     for node in graph.nodes:
-        kept.update(v for i, v in enumerate(node.inputs) if v is not None and _wide(node, i))
+        wide.update(v for i, v in enumerate(node.inputs) if v is not None and _stays_f32(node, i))
         floats = [v for v in node.inputs if v is not None and v.type.dtype.is_float]
         if not node.output.type.dtype.is_float:
             continue
         if not floats or node.op is ops.cast:
-            kept.update(node.outputs)
+            wide.update(node.outputs)
         elif {Trait.ELEMENTWISE, Trait.VIEW} & node.op.traits or node.op in (
             ops.expand,
             ops.concat,
             ops.slice_,
             ops.split,
         ):
-            inside = [v for v in floats if v in kept and not isinstance(v, Param)]
-            if inside and all(v in kept or isinstance(v, Param) for v in floats):
-                kept.update(floats)
-                kept.update(node.outputs)
-    # A parameter with other readers is cast for them; the positions get a twin of it.
-    kept -= {v for v in kept if isinstance(v, Param) and any(not _keeps(n, i, kept) for n, i in v.uses)}
-    return kept
+            computed = [v for v in floats if v in wide and not isinstance(v, Param)]
+            if computed and all(v in wide or isinstance(v, Param) for v in floats):
+                wide.update(floats)
+                wide.update(node.outputs)
+    # A parameter with other readers is cast for them; positions read a copy of it.
+    wide -= {v for v in wide if isinstance(v, Param) and any(not _keeps_f32(n, i, wide) for n, i in v.uses)}
+    return wide
 
 
-def _keeps(node: Node, operand: int, kept: set[Value]) -> bool:
-    return _wide(node, operand) or node.output in kept
+def _keeps_f32(node: Node, operand: int, wide: set[Value]) -> bool:
+    return _stays_f32(node, operand) or node.output in wide

@@ -16,12 +16,12 @@ from ...core.trace import Trace
 
 @dataclass(frozen=True)
 class Cse(Pass):
-    """Compute equal things once.
+    """Compute equal expressions once.
 
-    Equal are nodes with the same op, operands (of commutative ops in any order) and attributes, and parameters with
-    the same recipe and type. The first of them stays, with its name and scope. Merging parameters is what ties an
-    output head to an embedding table that the checkpoint stores once; those that are only filled with a number stay
-    apart, for they are the initial values of different weights.
+    Nodes are equal if they have the same op, operands (of commutative ops in any order) and attributes; parameters, if
+    they have the same recipe and type. The first of them stays, with its name and scope. Merging parameters ties an
+    output head to an embedding table that the checkpoint stores once. Parameters filled with a constant are not merged,
+    since they are the initial values of different weights.
 
     Condition: none; ops have no side effects.
 
@@ -51,21 +51,21 @@ class Cse(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         params: dict[Hashable, Param] = {}
         for p in list(graph.params.values()):
-            if _filled(p.recipe):
+            if _is_filled(p.recipe):
                 continue
             first = params.setdefault((p.type, spell_recipe(p.recipe)), p)
             if first is not p:
                 trace.fired("equal parameters", p.name)
                 p.replace_uses(first)
                 graph.erase_param(p)
-        number: dict[Value | None, int] = {None: -1}
+        indices: dict[Value | None, int] = {None: -1}
         nodes: dict[Hashable, Node] = {}
         for node in graph.nodes:
-            # Operands of commutative ops are sorted by these numbers: values themselves have no order.
-            operands = [number.setdefault(v, len(number)) for v in node.inputs]
+            # Operands of commutative ops are sorted by these indices: values themselves have no order.
+            operands = [indices.setdefault(v, len(indices)) for v in node.inputs]
             if Trait.COMMUTATIVE in node.op.traits:
                 operands.sort()
-            attrs = tuple((k, repr(v)) for k, v in node.attrs.items())  # repr tells 0.0 from -0.0
+            attrs = tuple((k, repr(v)) for k, v in node.attrs.items())  # repr distinguishes 0.0 from -0.0
             same = nodes.setdefault((node.op.name, tuple(operands), attrs), node)
             if same is not node:
                 trace.fired("equal nodes", node.output.name)
@@ -74,5 +74,5 @@ class Cse(Pass):
                 graph.erase(node)
 
 
-def _filled(recipe: Recipe) -> bool:
-    return all(map(_filled, recipe.parts)) if recipe.parts else isinstance(recipe, Full)
+def _is_filled(recipe: Recipe) -> bool:
+    return all(map(_is_filled, recipe.parts)) if recipe.parts else isinstance(recipe, Full)

@@ -16,7 +16,7 @@ class Dce(Pass):
 
     Graph inputs stay: they are the interface.
 
-    Condition: no output depends on what goes, through whatever nodes.
+    Condition: no output depends on a removed node, directly or through others.
 
     Source: Aho, Lam, Sethi and Ullman, Compilers, second edition (2006), 9.1.
 
@@ -39,7 +39,7 @@ class Dce(Pass):
     on_fused = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        # Backwards: when a node is met, its dead readers are gone already.
+        # Backwards: the dead readers of a node are erased before it is visited.
         for node in reversed(graph.nodes):
             if not any(v.uses or v.is_output for v in node.outputs):
                 trace.fired("dead node", node.output.name)

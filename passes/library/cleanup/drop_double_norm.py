@@ -1,4 +1,4 @@
-"""A norm that another norm makes idle."""
+"""A norm made redundant by a later norm."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...edits.edit import drop, replace_uses
 
 @dataclass(frozen=True)
 class DropDoubleNorm(Pass):
-    """Leave out an RMSNorm where everything that it leads to is normalized again: norm(W · rms(x)) → norm(W x).
+    """Remove an RMSNorm whose result is only used through a later norm: norm(W · rms(x)) → norm(W x).
 
-    RMSNorm multiplies a row by a number, bias-free linears, splits into heads and rotations pass that on, and a norm
-    takes it away again, if its ε is 0. With ε > 0 it does not, for ε then stands beside rows of another size: the
-    result is off by about ε/2 times what 1/mean(y²) of the rows y before the second norm differs by.
+    RMSNorm multiplies a row by a scalar; bias-free linears, splits into heads and rotations pass it on, and a norm with
+    ε = 0 divides by it again. With ε > 0 the result changes, since ε is then added to rows of another size: the error
+    is about ε/2 times the change of 1/mean(y²), y the rows before the second norm.
 
-    Condition: all ways from the norm lead, through linear maps of single rows without biases, to RMSNorms or LayerNorms
-    of ε = 0; the norm has no weight (run fold-norm-scale before).
+    Condition: all paths from the norm lead, through linear maps of single rows without biases, to RMSNorms or
+    LayerNorms of ε = 0; the norm has no weight (run fold-norm-scale before).
 
     Source: FlashNorm (Graef 2024, 2407.09577, from version 5), where ε is neglected.
 
@@ -45,19 +45,19 @@ class DropDoubleNorm(Pass):
         for norm in graph.nodes:
             if norm.op is not ops.rms_norm:
                 continue
-            seconds, others = _ends(norm)
+            seconds, other_readers = _find_readers(norm)
             if not seconds:
                 continue
             x, wanting = norm.inputs[0], [n for n in seconds if n.attrs["eps"] != 0]
             assert x is not None
-            if others:
+            if other_readers:
                 trace.refuse(
-                    self.name, norm.output.name, f"its scale goes into {others[0]}, where no norm takes it away"
+                    self.name, norm.output.name, f"its scale reaches {other_readers[0]} without a norm that removes it"
                 )
             elif wanting:
                 eps, at = wanting[0].attrs["eps"], wanting[0].output.name
                 trace.refuse(
-                    self.name, norm.output.name, f"%{at} has eps={eps}, which counts against rows of this size"
+                    self.name, norm.output.name, f"%{at} has eps={eps}, which is not negligible for rows of this size"
                 )
             elif norm.operand("weight") is not None:
                 trace.refuse(self.name, norm.output.name, "it has a weight; run fold-norm-scale before")
@@ -67,26 +67,26 @@ class DropDoubleNorm(Pass):
                 drop(graph, [norm])
 
 
-def _ends(norm: Node) -> tuple[list[Node], list[str]]:
-    """The norms that the scale of `norm` reaches through linear maps of single rows, and what else it reaches."""
+def _find_readers(norm: Node) -> tuple[list[Node], list[str]]:
+    """Return the norms that the scale of `norm` reaches through linear maps of single rows, and its other readers."""
     lead = norm.output.shape[:-1]
     seconds: list[Node] = []
-    others: list[str] = []
+    other_readers: list[str] = []
     waiting = [norm.output]
     for value in waiting:
         if value.is_output:
-            others.append(f"the output %{value.name}")
+            other_readers.append(f"the output %{value.name}")
         for node, i in value.uses:
             if i == 0 and node.op in (ops.rms_norm, ops.layer_norm):
                 seconds.append(node)
-            elif i == 0 and _scales(node, lead):
+            elif i == 0 and _is_homogeneous(node, lead):
                 waiting += node.outputs
             else:
-                others.append(f"{node.op.name} (%{node.output.name})")
-    return seconds, others
+                other_readers.append(f"{node.op.name} (%{node.output.name})")
+    return seconds, other_readers
 
 
-def _scales(node: Node, lead: tuple[object, ...]) -> bool:
+def _is_homogeneous(node: Node, lead: tuple[object, ...]) -> bool:
     """Return whether scaling a row (of leading axes `lead`) scales the result of `node` equally."""
     if not all(len(v.shape) > len(lead) and v.shape[: len(lead)] == lead for v in node.outputs):
         return False

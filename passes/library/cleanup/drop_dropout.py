@@ -1,4 +1,4 @@
-"""Dropout, which is for training."""
+"""Removal of dropout, which only acts in training."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ def drops(graph: Graph) -> bool:
 
 @dataclass(frozen=True)
 class DropDropout(Pass):
-    """Take out dropout: dropout(x) → x, as it is where nothing is trained.
+    """Remove dropout: dropout(x) → x, as in inference.
 
-    Condition: none; but a PyTorch module of the graph then trains without it.
+    Condition: none; but a PyTorch module of the graph then trains without dropout.
 
-    Source: Srivastava 2014, JMLR 15, section 4, which scales weights where the op scales what is left in training.
+    Source: Srivastava 2014, JMLR 15, section 4, which scales weights at test time; the op scales activations in
+    training.
 
     Example drop-dropout::
 

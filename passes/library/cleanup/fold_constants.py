@@ -25,9 +25,9 @@ class FoldConstants(Pass):
     """Replace nodes whose operands are all parameters, and iotas of fixed length, by parameters.
 
     Weights are never computed here: their transposes, reshapes, slices, concatenations, scales, sums and elementwise
-    maps become recipes, and what has no recipe stays a node. Constants that no weight enters are computed by the
-    references if they have at most `limit` elements. Without `weights` only those are folded: what is trained stays
-    what the architecture declares.
+    maps become recipes, and other nodes stay. Constants that do not depend on weights are computed by the references if
+    they have at most `limit` elements. Without `weights` only those are folded, so that the parameters that are trained
+    stay those of the architecture.
 
     Condition: every operand is a parameter, and the shape of the result is fixed.
 
@@ -55,55 +55,55 @@ class FoldConstants(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            counted = node.op is ops.iota
+            is_iota = node.op is ops.iota
             operands = [v for v in node.inputs if isinstance(v, Param)]
-            if not counted and len(operands) != len(node.inputs):
+            if not is_iota and len(operands) != len(node.inputs):
                 continue
             if not self.weights and not all(p.recipe.constant for p in operands):
                 continue
             shapes = [tuple(s for s in v.shape if isinstance(s, int)) for v in node.outputs]
             if any(len(s) != len(v.shape) for s, v in zip(shapes, node.outputs, strict=True)):
                 continue
-            if counted:
+            if is_iota:
                 (length,) = shapes[0]
-                found: list[Recipe] = [Literal.of(np.arange(length))] if length <= self.limit else []
+                recipes: list[Recipe] = [Literal.of(np.arange(length))] if length <= self.limit else []
             else:
-                found = _recipes(node, operands, shapes[0]) or self._evaluated(graph, node, operands, shapes)
-            if not found:
+                recipes = _recipes(node, operands, shapes[0]) or self._evaluate(graph, node, operands, shapes)
+            if not recipes:
                 continue
             trace.fired(node.op.name, node.output.name)
             base = operands[0].name if len(operands) == 1 else node.output.name
-            for old, recipe in zip(node.outputs, found, strict=True):
+            for old, recipe in zip(node.outputs, recipes, strict=True):
                 new = graph.add_param(f"{base}.{node.op.name}", old.type, recipe)
                 replace_uses(old, new)
-                if _named(old):
+                if _is_named(old):
                     rename(new, old)
             drop(graph, [node])
 
-    def _evaluated(self, graph: Graph, node: Node, operands: list[Param], shapes: list[Shape]) -> list[Recipe]:
-        """The outputs written out, if they are small and no weight enters."""
-        sizes = [*shapes, *(_fixed(p) for p in operands)]
+    def _evaluate(self, graph: Graph, node: Node, operands: list[Param], shapes: list[Shape]) -> list[Recipe]:
+        """Return the outputs as literals if they are small and no weight enters, else []."""
+        sizes = [*shapes, *(_concrete_shape(p) for p in operands)]
         if any(math.prod(s) > self.limit for s in sizes) or any(p.recipe.has(Source, *RANDOM) for p in operands):
             return []
         arrays = [widen(np.asarray(p.recipe.evaluate(graph.reader))) for p in operands]
         return [Literal.of(a) for a in run_node(node.op, list(arrays), node.attrs, {})]
 
 
-def _named(value: Value) -> bool:
-    """Return whether the author named `value`, which else is called as its op."""
+def _is_named(value: Value) -> bool:
+    """Return whether the author named `value`, by default named after its op."""
     assert value.producer is not None
     return re.fullmatch(rf"{value.producer.op.name}(_\d+)?", value.name.rpartition(".")[2]) is None
 
 
-def _fixed(param: Param) -> Shape:
+def _concrete_shape(param: Param) -> Shape:
     return param.type.concrete({})
 
 
 def _recipes(node: Node, operands: list[Param], shape: Shape) -> list[Recipe]:
-    """The outputs of `node` (the first of `shape`) as recipes over those of its operands; empty if there are none."""
-    form = _MOVES.get(node.op) or (_ARITHMETIC.get(node.op) if operands[0].type.dtype.is_float else None)
-    found = form(node, operands, shape) if form else None
-    return [] if found is None else found if isinstance(found, list) else [found]
+    """Return recipes of the outputs of `node` (the first of `shape`) over those of its operands; [] if it has none."""
+    build = _MOVES.get(node.op) or (_ARITHMETIC.get(node.op) if operands[0].type.dtype.is_float else None)
+    recipes = build(node, operands, shape) if build else None
+    return [] if recipes is None else recipes if isinstance(recipes, list) else [recipes]
 
 
 def _reshape(node: Node, operands: list[Param], shape: Shape) -> Recipe:
@@ -121,11 +121,11 @@ def _slice(node: Node, operands: list[Param], shape: Shape) -> Recipe:
 
 
 def _split(node: Node, operands: list[Param], shape: Shape) -> list[Recipe]:
-    axis, found, start = node.attrs["axis"] % len(shape), list[Recipe](), 0
+    axis, recipes, start = node.attrs["axis"] % len(shape), list[Recipe](), 0
     for size in node.attrs["sizes"]:
-        found.append(Slice(operands[0].recipe, axis, start, start + size))
+        recipes.append(Slice(operands[0].recipe, axis, start, start + size))
         start += size
-    return found
+    return recipes
 
 
 def _concat(node: Node, operands: list[Param], shape: Shape) -> Recipe:
@@ -139,25 +139,25 @@ def _affine(node: Node, operands: list[Param], shape: Shape) -> Recipe:
 
 def _add(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
     x, y = operands
-    return Add((x.recipe, y.recipe)) if _fixed(x) == _fixed(y) else None
+    return Add((x.recipe, y.recipe)) if _concrete_shape(x) == _concrete_shape(y) else None
 
 
 def _sub(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
     x, y = operands
-    return Add((x.recipe, Scale(y.recipe, -1.0))) if _fixed(x) == _fixed(y) else None
+    return Add((x.recipe, Scale(y.recipe, -1.0))) if _concrete_shape(x) == _concrete_shape(y) else None
 
 
 def _mul(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
-    """A tensor times a vector along one of its axes, as in folding a norm's weight into a matrix."""
-    for tensor, other in (operands, operands[::-1]):
-        factor, dims = other.recipe, _fixed(other)
-        if _fixed(tensor) != shape or len(dims) > len(shape):
+    """Return a tensor scaled by a vector along one of its axes, as when a norm's weight is folded into a matrix."""
+    for tensor, vector_param in (operands, operands[::-1]):
+        factor, dims = vector_param.recipe, _concrete_shape(vector_param)
+        if _concrete_shape(tensor) != shape or len(dims) > len(shape):
             continue
         dims = (1,) * (len(shape) - len(dims)) + dims
-        wide = [a for a, n in enumerate(dims) if n != 1]
-        if len(wide) == 1:
-            (axis,) = wide
-            vector = factor if len(_fixed(other)) == 1 else Reshape(factor, (dims[axis],))
+        long_axes = [a for a, n in enumerate(dims) if n != 1]
+        if len(long_axes) == 1:
+            (axis,) = long_axes
+            vector = factor if len(_concrete_shape(vector_param)) == 1 else Reshape(factor, (dims[axis],))
             return Scale(tensor.recipe, vector, axis)
     return None
 
@@ -166,25 +166,25 @@ def _gather(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
     x, indices = operands
     if not isinstance(indices.recipe, Literal) or len(indices.recipe.dims) != 1:
         return None
-    return Take(x.recipe, tuple(int(i) for i in indices.recipe.values), node.attrs["axis"] % len(_fixed(x)))
+    return Take(x.recipe, tuple(int(i) for i in indices.recipe.values), node.attrs["axis"] % len(_concrete_shape(x)))
 
 
 def _map(fn: str) -> Callable[[Node, list[Param], Shape], Recipe]:
-    def mapped(node: Node, operands: list[Param], shape: Shape) -> Recipe:
-        recipe = operands[0].recipe  # GGUF stores −e^A_log, of which A_log is read: undone, it is exact
-        return recipe.item if isinstance(recipe, Map) and _UNDOES.get(fn) == recipe.fn else Map(recipe, fn)
+    def build(node: Node, operands: list[Param], shape: Shape) -> Recipe:
+        recipe = operands[0].recipe  # GGUF stores −e^A_log, read back as A_log: cancelling inverse maps is exact
+        return recipe.item if isinstance(recipe, Map) and _INVERSES.get(fn) == recipe.fn else Map(recipe, fn)
 
-    return mapped
+    return build
 
 
 def _cast(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
     narrower = node.attrs["to"].is_float and node.attrs["to"].bits <= operands[0].type.dtype.bits
-    return operands[0].recipe if narrower else None  # the parameter's own dtype rounds, last
+    return operands[0].recipe if narrower else None  # the parameter's own dtype rounds, as the last step
 
 
-_UNDOES = {"exp": "log", "log": "exp", "neg": "neg", "reciprocal": "reciprocal"}
-Form = Callable[[Node, list[Param], Shape], Recipe | list[Recipe] | None]
-_MOVES: dict[Op, Form] = {
+_INVERSES = {"exp": "log", "log": "exp", "neg": "neg", "reciprocal": "reciprocal"}
+Builder = Callable[[Node, list[Param], Shape], Recipe | list[Recipe] | None]
+_MOVES: dict[Op, Builder] = {
     ops.reshape: _reshape,
     ops.squeeze: _reshape,
     ops.unsqueeze: _reshape,
@@ -194,7 +194,7 @@ _MOVES: dict[Op, Form] = {
     ops.concat: _concat,
     ops.gather: _gather,
 }
-_ARITHMETIC: dict[Op, Form] = {
+_ARITHMETIC: dict[Op, Builder] = {
     ops.affine: _affine,
     ops.add: _add,
     ops.sub: _sub,

@@ -1,4 +1,4 @@
-"""Vocabularies of round sizes."""
+"""Padding of the vocabulary to a round size."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import derive, only_params, replace_param, replace_uses
 
-MOST = 65_536  # tokens that a vocabulary is made a multiple of
+MOST = 65_536  # the largest `multiple`
 
 
 @dataclass(frozen=True)
 class PadVocab(Pass):
-    """Append zero rows to the head and its tied table, until their number is a multiple of `multiple`.
+    """Append zero rows to the head and its tied table until the vocabulary size is a multiple of `multiple`.
 
-    [W; 0] x = [W x; 0], of which the logits are the first `vocab`: a slice takes the others away before anything reads
-    them. Kernels and shards want round sizes (64, 128, or as many as there are devices); 50257 is a prime number. An
-    embedding has the new rows too where it shares them, or has as many rows as the head; no token asks for them.
+    [W; 0] x = [W x; 0]: the logits are its first `vocab` elements, and a slice removes the others before they are read.
+    Kernels and shards want round sizes (64, 128, or the number of devices); 50257 is a prime number. An embedding also
+    gets the new rows if it shares them or has the same number of rows as the head; no token id selects them.
 
     Condition: the weight of the head is a parameter that only heads and embeddings read.
 
@@ -41,7 +41,7 @@ class PadVocab(Pass):
     name = "pad-vocab"
     effect = "exact"
     purpose = "Same function, other weights"
-    tradeoff = "the logits of up to multiple - 1 more tokens are computed and thrown away"
+    tradeoff = "the logits of up to multiple - 1 more tokens are computed and discarded"
     multiple: int = 64
 
     def run(self, graph: Graph, trace: Trace) -> None:
@@ -49,56 +49,61 @@ class PadVocab(Pass):
             raise WeftError(f"{self.name}: multiple={self.multiple} must be from 1 to {MOST}")
         head = _head(graph)
         if head is None:
-            raise WeftError(f"{self.name}: graph {graph.name} has no output logits that a linear makes")
+            raise WeftError(f"{self.name}: graph {graph.name} has no output logits computed by a linear")
         weight, at = head.inputs[1], head.output.name
         if not isinstance(weight, Param) or not only_params(head.inputs[1:]):
             trace.refuse(self.name, at, "its weight is computed")
             return
         vocab = head.output.width
         extra = -vocab % self.multiple
-        others = [n for n in weight.users if n is not head and n.op is not ops.embedding]
-        if others:
-            trace.refuse(self.name, at, f"%{weight.name} is read by {others[0].op.name} (%{others[0].output.name}) too")
+        other_readers = [n for n in weight.users if n is not head and n.op is not ops.embedding]
+        if other_readers:
+            trace.refuse(
+                self.name,
+                at,
+                f"%{weight.name} is also read by {other_readers[0].op.name} (%{other_readers[0].output.name})",
+            )
         elif extra:
             trace.fired(self.name, at)
             _pad(head, weight, extra)
 
 
 def _head(graph: Graph) -> Node | None:
-    """The linear that makes the logits, but for what is done to each of them alone."""
+    """Return the linear that computes the logits, up to elementwise ops and slices after it; None if another op
+    does."""
     logits = graph.outputs.get("logits")
     node = None if logits is None else logits.producer
     while node is not None and node.op is not ops.linear:
-        alone = Trait.ELEMENTWISE in node.op.traits or node.op is ops.slice_
-        x = node.inputs[0] if alone else None
+        keeps_logits = Trait.ELEMENTWISE in node.op.traits or node.op is ops.slice_
+        x = node.inputs[0] if keeps_logits else None
         node = None if x is None else x.producer
     return node
 
 
 def _pad(head: Node, weight: Param, extra: int) -> None:
-    """Give `head`, and the embeddings of as many tokens, `extra` more rows."""
+    """Append `extra` zero rows to `head` and to token embeddings with the same number of rows."""
     graph, vocab = head.graph, head.output.width
-    tables = [n.inputs[1] for n in graph.nodes if n.op is ops.embedding and _asked_by_tokens(n)]
-    found = dict.fromkeys(
+    tables = [n.inputs[1] for n in graph.nodes if n.op is ops.embedding and _is_token_embedding(n)]
+    params = dict.fromkeys(
         p for p in (weight, *head.inputs[2:], *tables) if isinstance(p, Param) and p.shape[0] == vocab
     )
     padded: dict[Value | None, Param] = {}
-    for old in found:
+    for old in params:
         rest = old.type.concrete({})[1:]
         recipe = Concat((old.recipe, Full(0.0, (extra, *rest))))
         padded[old] = derive(old, recipe, (vocab + extra, *rest))
     with graph.inserting(before=head):
         logits = ops.linear(head.inputs[0], *(padded.get(p) for p in head.inputs[1:]), name="padded")
-        kept = ops.slice(logits, axis=len(logits.shape) - 1, start=0, stop=vocab)
-    replace_uses(head.output, kept)
+        sliced = ops.slice(logits, axis=len(logits.shape) - 1, start=0, stop=vocab)
+    replace_uses(head.output, sliced)
     graph.erase(head)
-    for table in found:
+    for table in params:
         for node, i in table.uses:
             node.set_input(i, padded[table])
         replace_param(table, padded[table])
 
 
-def _asked_by_tokens(embedding: Node) -> bool:
+def _is_token_embedding(embedding: Node) -> bool:
     ids = embedding.inputs[0]
     return ids is not None and any(
         v is ids and name.endswith("input_ids") for name, v in embedding.graph.inputs.items()

@@ -1,4 +1,4 @@
-"""Noisy routers without their noise."""
+"""Removal of the noise of noisy routers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ INPUT = "router_noise."
 
 
 def noises(graph: Graph) -> list[str]:
-    """The inputs of `graph` that are noise for routers."""
+    """Return the names of the inputs of `graph` that are router noise."""
     return [name for name in graph.inputs if name.startswith(INPUT)]
 
 
 @dataclass(frozen=True)
 class QuietRouters(Pass):
-    """Route by the logits themselves where noise was added to them, which is for training.
+    """Route by the logits alone where noise is added to them, which only helps training.
 
-    Takes out the inputs router_noise.i and what is made with them: logits + noise ⊙ spread → logits.
+    Removes the inputs router_noise.i and the nodes that depend on them: logits + noise ⊙ spread → logits.
 
     Condition: all noise is zero.
 
@@ -52,10 +52,10 @@ class QuietRouters(Pass):
     purpose = "Simplify"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        found = noises(graph)
-        if not found:
+        names = noises(graph)
+        if not names:
             raise WeftError(f"quiet-routers: graph {graph.name} has no input {INPUT}0")
-        for name in found:
+        for name in names:
             for scaled in graph.inputs[name].users:
                 for noisy in scaled.output.users:
                     if (scaled.op, noisy.op) != (ops.mul, ops.add):
@@ -70,8 +70,8 @@ class QuietRouters(Pass):
             del graph.inputs[name]
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Without noise both are equal."""
+        """With zero noise the outputs are equal."""
         inputs = equivalence.inputs(before)
         quiet = {name: np.zeros_like(x) if name.startswith(INPUT) else x for name, x in inputs.items()}
-        left = {name: x for name, x in quiet.items() if name in after.inputs}
-        equivalence.same(equivalence.run(before, quiet), equivalence.run(after, left), EXACT)
+        remaining = {name: x for name, x in quiet.items() if name in after.inputs}
+        equivalence.same(equivalence.run(before, quiet), equivalence.run(after, remaining), EXACT)

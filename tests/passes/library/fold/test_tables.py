@@ -72,7 +72,7 @@ def test_after_the_logits_of_the_last_token_only() -> None:
 
 
 def test_heads_that_cannot_be_padded() -> None:
-    with pytest.raises(WeftError, match="has no output logits that a linear makes"):
+    with pytest.raises(WeftError, match="has no output logits computed by a linear"):
         applied("pad-vocab", ZOO["family/bert"]())
     with pytest.raises(WeftError, match="multiple=0 must be from 1 to 65536"):
         applied("pad-vocab{multiple=0}", decoder())
@@ -81,7 +81,7 @@ def test_heads_that_cannot_be_padded() -> None:
     g.add_output("other", ops.linear(other, g.params["lm_head.weight"], name="other"))
     trace = Trace()
     assert str(applied("pad-vocab", g, trace)) == str(g)
-    assert trace.refusals[0].reason == "%lm_head.weight is read by linear (%other) too"
+    assert trace.refusals[0].reason == "%lm_head.weight is also read by linear (%other)"
 
 
 # -- fold-token-types

@@ -169,8 +169,8 @@ def without_first(graph: Graph) -> Graph:
 @pytest.mark.parametrize(
     ("graph", "reason", "low", "high"),
     [
-        (double(1e-6), "%second has eps=1e-06, which counts against rows of this size", 1e-9, 1e-4),
-        (double(1e-2), "%second has eps=0.01, which counts against rows of this size", 1e-4, 1.0),
+        (double(1e-6), "%second has eps=1e-06, which is not negligible for rows of this size", 1e-9, 1e-4),
+        (double(1e-2), "%second has eps=0.01, which is not negligible for rows of this size", 1e-4, 1.0),
         (double(0.0, bias=True), "", 1e-3, 10.0),  # the scale does not get through to the second norm
     ],
     ids=["eps", "large eps", "bias"],
@@ -186,7 +186,7 @@ def test_a_value_without_a_norm_keeps_it() -> None:
     """Queries and keys are normed again, values are not."""
     trace = Trace()
     applied("drop-double-norm", Tiny(qk_norm=True, rope=False).graph(), trace)
-    assert reasons(trace)[0] == "its scale goes into attention (%layers.0.attn.attention), where no norm takes it away"
+    assert reasons(trace)[0] == "its scale reaches attention (%layers.0.attn.attention) without a norm that removes it"
 
 
 def test_a_weight_is_folded_first() -> None:
