@@ -1,4 +1,4 @@
-"""Biases around attention that softmax makes superfluous: that of the keys vanishes, that of the values moves on."""
+"""Biases around attention that softmax makes redundant: the key bias is dropped, the value bias moves to the output."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ...edits.edit import changed, derive, derive_bias, replace_param
 
 @dataclass(frozen=True)
 class DropKBias(Pass):
-    """Leave out the bias of the keys.
+    """Drop the bias of the keys.
 
-    q·(k + b) = q·k + q·b, and q·b is the same for all keys that a query sees: softmax does not notice. A linear that is
-    packed keeps its other biases.
+    q·(k + b) = q·k + q·b, and q·b is the same for all keys that a query sees: softmax is invariant to it. A packed
+    linear keeps its other biases.
 
-    Condition: between the bias and softmax nothing but a product with q, a scale and what is added to scores. Refused
-    under RoPE (b turns with the position of its key), a norm or clip of the keys, a soft cap, sinks (they are not
-    shifted along), where keys are values too, and where caches hold the keys.
+    Condition: between the bias and softmax there are only a product with q, a scale and additions to the scores.
+    Refused under RoPE (b is rotated with the position of its key), a norm or clip of the keys, a soft cap, sinks (they
+    are not shifted along), where keys are also values, and where caches store the keys.
 
     Source: Vaswani 2017, Attention Is All You Need; softmax(s + c) = softmax(s).
 
@@ -54,45 +54,45 @@ class DropKBias(Pass):
             k = branch_of(node, "k")
             if isinstance(k, str):
                 trace.refuse(self.name, node.output.name, k)
-            elif (bias := _bias(k)) is not None:
-                reason = _felt(node, k)
+            elif (bias := _nonzero_bias(k)) is not None:
+                reason = _key_bias_effect(node, k)
                 if reason is not None:
                     trace.refuse(self.name, node.output.name, reason)
                     continue
                 trace.fired(self.name, bias.name)
-                _drop(k)
+                _drop_bias(k)
 
 
-def _felt(node: Node, k: Branch) -> str | None:
-    """Say why a key bias changes the result of the attention `node`; None if it does not."""
+def _key_bias_effect(node: Node, k: Branch) -> str | None:
+    """Return the reason why a key bias changes the result of the attention `node`; None if it does not."""
     if node.operand("past_k") is not None:
         return "its cache holds keys with their bias; run drop-k-bias before kv-cache"
     if node.operand("v") is None:
-        return "its keys are its values too"
+        return "its keys are also its values"
     if node.attrs["softcap"] is not None:
-        return "its soft cap bends scores: they notice a shift"
+        return "its soft cap is not invariant to a shift of the scores"
     if node.operand("sinks") is not None:
         return "its sinks are not shifted with the scores"
     for step in k.between:
         if step.op is ops.rope:
-            return "RoPE turns the bias with the position of its key"
+            return "RoPE rotates the bias with the position of its key"
         if step.op is not ops.reshape:
-            return f"{step.op.name} (%{step.output.name}) stands between the bias and the scores"
+            return f"{step.op.name} (%{step.output.name}) is between the bias and the scores"
     return None
 
 
 @dataclass(frozen=True)
 class VBiasToOBias(Pass):
-    """Move the bias of the values behind the output projection.
+    """Move the bias of the values into the bias of the output projection.
 
     The weights of a row of attention sum to 1: Σ α (v + b) = Σ α v + b. So W_o (y + b) + b_o is W_o y + b', with
-    b' = W_o b + b_o, b repeated for the query heads of a group. A linear that is packed keeps its other biases.
+    b' = W_o b + b_o, b repeated for the query heads of a group. A packed linear keeps its other biases.
 
-    Condition: every row sees a key; a row that sees nothing is 0, not b. Self-attention sees its own token, whatever
-    window or pattern it has, and attention to everything sees what the text has, be it padded: a batch must not hold a
-    text without tokens. Refused with sinks (rows sum to less than 1), where a mask meets causality, a window or a
-    pattern (rows of padding may see nothing), under a bias that may be −∞, where anything but a linear reads the
-    result, and where caches hold the values.
+    Condition: every query sees a key; a row without visible keys is 0, not b. A query of self-attention sees its own
+    token under any window or pattern, and full attention sees all valid tokens of its sequence, even if padded: a batch
+    must not contain an empty sequence. Refused with sinks (rows sum to less than 1), where a mask is combined with
+    causality, a window or a pattern (rows of padding may see nothing), under a bias that may be −∞, where anything but
+    a linear reads the result, and where caches store the values.
 
     Source: Vaswani 2017, Attention Is All You Need; linearity.
 
@@ -116,7 +116,7 @@ class VBiasToOBias(Pass):
     purpose = "Fold into weights"
     see = ("drop-k-bias",)
     tradeoff = (
-        "the output's bias, where it had none, is as long as the model is wide; that of the values may be shorter"
+        "an output projection without a bias gets one of the model's width; the bias of the values may be shorter"
     )
 
     def run(self, graph: Graph, trace: Trace) -> None:
@@ -126,25 +126,25 @@ class VBiasToOBias(Pass):
             v = branch_of(node, "v")
             if isinstance(v, str):
                 trace.refuse(self.name, node.output.name, v)
-            elif (bias := _bias(v)) is not None:
+            elif (bias := _nonzero_bias(v)) is not None:
                 o = output_of(node)
-                reason = o if isinstance(o, str) else _unequal(node, v)
+                reason = o if isinstance(o, str) else _value_bias_obstacle(node, v)
                 if reason is not None or isinstance(o, str):
                     trace.refuse(self.name, node.output.name, str(reason))
                     continue
                 trace.fired(self.name, bias.name)
-                _move(node, v, bias, o)
-                _drop(v)
+                _move_bias(node, v, bias, o)
+                _drop_bias(v)
 
 
-def _unequal(node: Node, v: Branch) -> str | None:
-    """Say why attention weights of `node` may not sum to 1, or why the bias of `v` may not reach them."""
+def _value_bias_obstacle(node: Node, v: Branch) -> str | None:
+    """Return the reason why weights of `node` may not sum to 1, or not apply to the bias of `v`; None if they do."""
     if node.operand("past_v") is not None:
         return "its cache holds values with their bias; run v-bias-to-o-bias before kv-cache"
     if (step := next((n for n in v.between if n.op is not ops.reshape), None)) is not None:
-        return f"{step.op.name} (%{step.output.name}) stands between the bias and the values"
+        return f"{step.op.name} (%{step.output.name}) is between the bias and the values"
     if node.operand("sinks") is not None:
-        return "its sinks take a part of every row: the others sum to less than 1"
+        return "its sinks take a part of every row: the other weights sum to less than 1"
     bias, a = node.operand("bias"), node.attrs
     if bias is not None and not _finite(bias):
         return f"its bias %{bias.name} may hide all keys of a row"
@@ -152,7 +152,7 @@ def _unequal(node: Node, v: Branch) -> str | None:
     assert q is not None and k is not None
     local = a["window"] is not None or a["pattern"] != "dense"
     if node.operand("key_mask") is not None and (a["causal"] or local):
-        return "rows of padding may see no key: those that it lets them see may be masked"
+        return "rows of padding may see no key: all keys within their reach may be masked"
     if local and q.shape[1] != k.shape[1]:
         return "rows may be further from all keys than it sees"
     return None
@@ -161,12 +161,12 @@ def _unequal(node: Node, v: Branch) -> str | None:
 def _finite(bias: Value) -> bool:
     """Return whether `bias` is finite: a parameter, or a function of distances."""
     if isinstance(bias, Param):
-        # These two can spell out −∞, as masks do.
+        # These two recipes can contain −∞, as masks do.
         return not bias.recipe.has(Literal, Full)
     return bias.producer is not None and bias.producer.op in (ops.alibi, ops.relative_position_bias)
 
 
-def _move(node: Node, v: Branch, bias: Param, o: Node) -> None:
+def _move_bias(node: Node, v: Branch, bias: Param, o: Node) -> None:
     heads, kv_heads, weight, old = node.attrs["heads"], node.attrs["kv_heads"], o.operand("weight"), o.operand("bias")
     assert isinstance(weight, Param)
     start, stop = v.span
@@ -180,16 +180,16 @@ def _move(node: Node, v: Branch, bias: Param, o: Node) -> None:
     replace_param(old, new)
 
 
-def _bias(branch: Branch) -> Param | None:
-    """The bias of `branch`, unless its part is 0."""
+def _nonzero_bias(branch: Branch) -> Param | None:
+    """Return the bias of `branch`; None if it has none or its part is 0."""
     if branch.bias is None:
         return None
-    own = rows(branch.bias.recipe, *branch.span, branch.linear.graph.reader)
-    return None if is_zero(own) else branch.bias
+    part = rows(branch.bias.recipe, *branch.span, branch.linear.graph.reader)
+    return None if is_zero(part) else branch.bias
 
 
-def _drop(branch: Branch) -> None:
-    """Take the part of `branch` out of the bias of its linear."""
+def _drop_bias(branch: Branch) -> None:
+    """Zero the part of `branch` in the bias of its linear, or drop a bias that is then 0."""
     linear, bias, (start, stop) = branch.linear, branch.bias, branch.span
     assert bias is not None
     reader, count = linear.graph.reader, int(bias.shape[0])

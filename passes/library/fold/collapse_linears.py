@@ -1,4 +1,4 @@
-"""Products of linear maps, and sums of them, as one."""
+"""Products and sums of linear maps as one linear map."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...edits.edit import derive, drop_params, only_params, replace_param, repla
 
 @dataclass(frozen=True)
 class Chain:
-    """A linear map weight x + bias, computed by `nodes`: linears and multiplications by a number, the last first."""
+    """A linear map weight x + bias, computed by `nodes`: linears and scalar multiplications, last one first."""
 
     x: Value
     weight: Recipe
@@ -31,21 +31,21 @@ class Chain:
 
     @property
     def work(self) -> int:
-        """Multiplications per row."""
+        """Return the multiplications per row."""
         return sum(n.output.width * x.width for n in self.linears if (x := n.inputs[0]) is not None)
 
 
 @dataclass(frozen=True)
 class CollapseLinears(Pass):
-    """Multiply weights that are applied one after the other, and add those that are applied side by side.
+    """Multiply the weights of consecutive linears, and add the weights of parallel ones.
 
     B(A x + a) + b = (BA) x + (Ba + b), where BA costs no more than A and B do; W x + s·B(A x) = (W + s·BA) x, which is
-    how a low-rank adapter (LoRA) is merged; and an embedding behind which a linear widens the rows (Decoder or encoder
-    with embed_dim) becomes a wide table, E[i] Wᵀ + b = (E Wᵀ + 1 bᵀ)[i].
+    how a low-rank adapter (LoRA) is merged; and an embedding followed by a linear that widens the rows (decoder or
+    encoder with embed_dim) becomes a wide table, E[i] Wᵀ + b = (E Wᵀ + 1 bᵀ)[i].
 
-    Condition: nothing stands between and nobody else reads in between. A map through a narrow middle stays, for its
-    product would cost more; a table that is a head's weight too stays; a norm or added positions between an embedding
-    and its linear (ALBERT) keep them apart.
+    Condition: the linears are adjacent and the values between them have no other readers. A map through a narrow
+    bottleneck stays, since its product would cost more; a table that is also a head's weight stays; a norm or added
+    positions between an embedding and its linear (ALBERT) prevent the merge.
 
     Source: LoRA (Hu 2021, 2106.09685), section 4.1; ALBERT (Lan 2019, 1909.11942) on factorized embeddings.
 
@@ -73,45 +73,43 @@ class CollapseLinears(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
             if node.op is ops.add:
-                self._add(node, trace)
+                self._merge_sum(node, trace)
         for node in graph.nodes:
             if node.op is ops.linear:
                 last = node
-                while (product := self._multiply(last, trace)) is not None:
+                while (product := self._merge_product(last, trace)) is not None:
                     last = product
-                self._tabulate(last, trace)
+                self._merge_table(last, trace)
 
-    def _add(self, node: Node, trace: Trace) -> None:
-        """A sum of linear maps of the same value becomes one of them."""
-        sides = _pair(node)
+    def _merge_sum(self, node: Node, trace: Trace) -> None:
+        """Replace `node`, a sum of linear maps of the same value, by one linear."""
+        sides = _matching_chains(node)
         if sides is None:
             return
-        # The shorter chain gives the names: in W x + B(A x) that is W.
+        # The shorter chain provides the names: in W x + B(A x) that is W.
         base = min(sides, key=lambda chain: len(chain.nodes)).linears[0]
-        merged, apart = node.output.width * sides[0].x.width, sum(chain.work for chain in sides)
-        if merged > apart:
-            trace.refuse(self.name, node.output.name, f"one product takes {merged} multiplications a row, not {apart}")
+        merged, before = node.output.width * sides[0].x.width, sum(chain.work for chain in sides)
+        if merged > before:
+            trace.refuse(self.name, node.output.name, f"one product takes {merged} multiplications a row, not {before}")
             return
         trace.fired(self.name, node.output.name)
         biases = tuple(chain.bias for chain in sides if chain.bias is not None)
         bias = Add(biases) if len(biases) > 1 else biases[0] if biases else None
-        whole = Chain(
+        total = Chain(
             sides[0].x, Add((sides[0].weight, sides[1].weight)), bias, (node, *sides[0].nodes, *sides[1].nodes)
         )
-        _replace(whole, base)
+        _replace_chain(total, base)
 
-    def _multiply(self, outer: Node, trace: Trace) -> Node | None:
-        """A linear of a linear becomes one; returns it."""
-        found = list(_chains(outer.output, None))
-        if len(found) < 2:
+    def _merge_product(self, outer: Node, trace: Trace) -> Node | None:
+        """Merge `outer` with the linear before it; return the merged linear, or None if there is none to merge."""
+        chains = list(_chains(outer.output, None))
+        if len(chains) < 2:
             x = outer.inputs[0]
-            if x is not None and x.producer is not None and x.producer.op is ops.linear and found:
-                trace.refuse(
-                    self.name, outer.output.name, f"%{x.name} is read by others too, or its weight is computed"
-                )
+            if x is not None and x.producer is not None and x.producer.op is ops.linear and chains:
+                trace.refuse(self.name, outer.output.name, f"%{x.name} has other readers, or its weight is computed")
             return None
-        # found[0] is `outer` alone; found[1] takes in the linear before it.
-        chain = found[1]
+        # chains[0] is `outer` alone; chains[1] includes the linear before it.
+        chain = chains[1]
         merged = outer.output.width * chain.x.width
         if merged > chain.work:
             trace.refuse(
@@ -119,43 +117,45 @@ class CollapseLinears(Pass):
             )
             return None
         trace.fired(self.name, outer.output.name)
-        return _replace(chain, outer)
+        return _replace_chain(chain, outer)
 
-    def _tabulate(self, outer: Node, trace: Trace) -> None:
-        """A linear of rows that are looked up becomes a lookup of what it makes of them."""
+    def _merge_table(self, outer: Node, trace: Trace) -> None:
+        """Replace `outer`, a linear of embedding rows, by an embedding whose table it was applied to."""
         (chain, *_), rows = [*_chains(outer.output, None), None], outer.inputs[0]
         lookup = None if rows is None else rows.producer
         table = lookup.inputs[1] if lookup is not None and lookup.op is ops.embedding else None
         if chain is None or rows is None or lookup is None or not isinstance(table, Param):
             return
-        others = [n for n in (*rows.users, *table.users) if n not in (outer, lookup)]
-        if others or rows.is_output:
-            reader = f"{others[0].op.name} (%{others[0].output.name})" if others else "the caller"
-            trace.refuse(self.name, outer.output.name, f"%{table.name}, or what is looked up, is read by {reader} too")
+        other_readers = [n for n in (*rows.users, *table.users) if n not in (outer, lookup)]
+        if other_readers or rows.is_output:
+            reader = f"{other_readers[0].op.name} (%{other_readers[0].output.name})" if other_readers else "the caller"
+            trace.refuse(
+                self.name, outer.output.name, f"%{table.name}, or the result of its lookup, is also read by {reader}"
+            )
             return
         trace.fired(self.name, outer.output.name)
         count, width = int(table.shape[0]), outer.output.width
-        left: Recipe = table.recipe
-        right: Recipe = Permute(chain.weight, (1, 0))
+        table_recipe: Recipe = table.recipe
+        map_recipe: Recipe = Permute(chain.weight, (1, 0))
         if chain.bias is not None:  # [E 1] [Wᵀ; bᵀ]
-            left = Concat((left, Full(1.0, (count, 1))), 1)
-            right = Concat((right, Reshape(chain.bias, (1, width))))
-        wide = derive(table, MatMul(left, right), (count, width))
+            table_recipe = Concat((table_recipe, Full(1.0, (count, 1))), 1)
+            map_recipe = Concat((map_recipe, Reshape(chain.bias, (1, width))))
+        wide_table = derive(table, MatMul(table_recipe, map_recipe), (count, width))
         with outer.graph.inserting(before=lookup):
-            y = ops.embedding(lookup.inputs[0], wide)
+            y = ops.embedding(lookup.inputs[0], wide_table)
         outer.graph.replace(outer, y)
         outer.graph.erase(lookup)
-        replace_param(table, wide)
+        replace_param(table, wide_table)
         drop_params(outer.graph, outer.inputs)
 
 
 def _chains(value: Value, reader: Node | None) -> Iterator[Chain]:
-    """`value`, which nobody but `reader` reads, as a linear map of what is one linear back, two linears back …"""
+    """Yield `value`, which only `reader` reads, as a linear map of the input one linear back, two linears back …"""
     weight: Recipe | None = None
     bias: Recipe | None = None
     scale, nodes = 1.0, list[Node]()
 
-    def scaled(recipe: Recipe) -> Recipe:
+    def apply_scale(recipe: Recipe) -> Recipe:
         return recipe if scale == 1 else Scale(recipe, scale)
 
     while (node := value.producer) is not None and (reader is None or private(value, reader)):
@@ -171,47 +171,47 @@ def _chains(value: Value, reader: Node | None) -> Iterator[Chain]:
             step, added = (v.recipe if isinstance(v, Param) else None for v in (*node.inputs[1:], None)[:2])
             assert step is not None
             if added is not None:
-                added = scaled(added if weight is None else MatMul(weight, added))
+                added = apply_scale(added if weight is None else MatMul(weight, added))
                 bias = added if bias is None else Add((added, bias))
             weight = step if weight is None else MatMul(weight, step)
-            yield Chain(x, scaled(weight), bias, tuple(nodes))
+            yield Chain(x, apply_scale(weight), bias, tuple(nodes))
         reader, value = node, x
 
 
-def _pair(node: Node) -> tuple[Chain, Chain] | None:
-    """Both summands of `node` as linear maps of the same value, the nearest that there is. A piece of a packed linear
-    is taken out of it first."""
+def _matching_chains(node: Node) -> tuple[Chain, Chain] | None:
+    """Return both summands of `node` as linear maps of their nearest common value, or None without one. A piece of a
+    packed linear is first unpacked."""
     a, b = node.inputs
     if a is None or b is None or a is b or a.type != b.type:
         return None
-    for one, other in ((a, b), (b, a)):
-        piece = projected(one)
-        if piece is None or not piece.packed or not private(one, node) or len(piece.node.output.users) > 1:
+    for side, opposite in ((a, b), (b, a)):
+        piece = projected(side)
+        if piece is None or not piece.packed or not private(side, node) or len(piece.node.output.users) > 1:
             continue
-        if any(chain.x is piece.x for chain in _chains(other, node)) and one.producer is not None:
-            take_apart(one.producer)
-            return _pair(node)
+        if any(chain.x is piece.x for chain in _chains(opposite, node)) and side.producer is not None:
+            take_apart(side.producer)
+            return _matching_chains(node)
     first, second = list(_chains(a, node)), list(_chains(b, node))
     return next(((p, q) for p in first for q in second if p.x is q.x), None)
 
 
-def _replace(chain: Chain, base: Node) -> Node:
-    """One linear, its parameters named like those of `base`, instead of the nodes of `chain`; returns it."""
+def _replace_chain(chain: Chain, base: Node) -> Node:
+    """Replace the nodes of `chain` by one linear, its parameters named after those of `base`, and return it."""
     last, graph = chain.nodes[0], base.graph
     weight = base.inputs[1]
     assert isinstance(weight, Param)
     width = last.output.width
-    given = [v for n in (base, *chain.nodes) if n.op is ops.linear and isinstance(v := n.operand("bias"), Param)]
-    made = derive(weight, chain.weight, (width, chain.x.width))
-    bias = None if chain.bias is None else derive(given[0], chain.bias, (width,))
+    biases = [v for n in (base, *chain.nodes) if n.op is ops.linear and isinstance(v := n.operand("bias"), Param)]
+    merged = derive(weight, chain.weight, (width, chain.x.width))
+    bias = None if chain.bias is None else derive(biases[0], chain.bias, (width,))
     with graph.inserting(before=last):
-        y = ops.linear(chain.x, made, bias)
+        y = ops.linear(chain.x, merged, bias)
     replace_uses(last.output, y)
     # `nodes` begin with the last, so each is erased after its reader.
     for node in chain.nodes:
         graph.erase(node)
-    replace_param(weight, made)
-    replace_param(given[0] if given else None, bias)
+    replace_param(weight, merged)
+    replace_param(biases[0] if biases else None, bias)
     drop_params(graph, [v for node in chain.nodes for v in node.inputs])
     assert y.producer is not None
     return y.producer

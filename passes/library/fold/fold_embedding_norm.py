@@ -1,4 +1,4 @@
-"""Folding the norm of an embedding into its table."""
+"""Fold the norm after an embedding into its table."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ...edits.edit import derive, drop, only_params, replace_param, replace_uses
 class FoldEmbeddingNorm(Pass):
     """Normalize the rows of an embedding table once instead of every row that is looked up.
 
-    norm(E[i]) = norm(E)[i]: the norm right behind the embedding of Bloom is baked into the table, weight, bias and all.
-    With `untie`, a table that is the head's weight too is copied.
+    norm(E[i]) = norm(E)[i]: the norm right after the embedding of Bloom, with weight and bias, is applied to the table.
+    With `untie` a table that is also the head's weight is copied.
 
-    Condition: the norm alone reads what is looked up, and looks at nothing else: not where positions or types are added
+    Condition: only the norm reads the looked-up rows, and reads them directly: not where positions or types are added
     before it, as in BERT.
 
     Source: norms work row by row; the embedding norm is that of Bloom (Le Scao 2022, 2211.05100).
@@ -53,7 +53,7 @@ class FoldEmbeddingNorm(Pass):
                 makers = [v.producer.op for v in lookup.inputs if v is not None and v.producer is not None]
                 if lookup.op not in (ops.add, ops.affine) or x.users != (norm,) or ops.embedding not in makers:
                     continue
-                why = f"%{x.name} is not what is looked up: {lookup.op.name} stands between"
+                why = f"%{x.name} is not a looked-up row: {lookup.op.name} is between"
             if why := why or self._obstacle(norm, lookup):
                 trace.refuse(self.name, norm.output.name, why)
             else:
@@ -64,9 +64,13 @@ class FoldEmbeddingNorm(Pass):
         table, rows = lookup.inputs[1], lookup.output
         if not isinstance(table, Param) or not only_params(norm.inputs[1:]):
             return "its weight, or the table, is computed"
-        others = [n for n in rows.users if n is not norm]
-        if others or rows.is_output:
-            who = f"read by {others[0].op.name} (%{others[0].output.name})" if others else "an output of the graph"
+        other_readers = [n for n in rows.users if n is not norm]
+        if other_readers or rows.is_output:
+            who = (
+                f"read by {other_readers[0].op.name} (%{other_readers[0].output.name})"
+                if other_readers
+                else "an output of the graph"
+            )
             return f"%{rows.name} is also {who}"
         tied = [n for n in table.users if n is not lookup]
         if tied and not self.untie:
@@ -75,7 +79,7 @@ class FoldEmbeddingNorm(Pass):
 
 
 def _fold(norm: Node, lookup: Node) -> None:
-    """Let `lookup` look up rows that `norm`, its only reader, has normalized."""
+    """Apply `norm`, the only reader of `lookup`, to the table instead of its result."""
     table = lookup.inputs[1]
     assert isinstance(table, Param)
     weight, bias = (v.recipe if isinstance(v, Param) else None for v in (*norm.inputs[1:], None, None)[:2])

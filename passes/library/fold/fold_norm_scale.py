@@ -1,4 +1,4 @@
-"""Folding the weight and bias of norms into the linears that read them."""
+"""Fold the weight and bias of norms into the linears that read them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ...edits.edit import changed, drop_params, only_params
 
 @dataclass(frozen=True)
 class Site:
-    """A norm, and the linears and experts that are all that reads what it makes."""
+    """A norm whose result only linears and experts read, with these readers."""
 
     norm: Node
     readers: tuple[Node, ...]
 
     @property
     def key(self) -> tuple[Value | None, ...]:
-        """Properties that readers of a shared weight must have in common for it to stay shared."""
+        """Return the norm's weight and bias, which all readers of a shared weight must have in common."""
         return self.norm.operand("weight"), _bias(self.norm)
 
 
@@ -32,20 +32,20 @@ def _bias(norm: Node) -> Value | None:
 
 
 def site(norm: Node) -> Site | str:
-    """The readers of `norm`, or why they cannot take its weight and bias."""
-    found = reads(norm.output)
-    if isinstance(found, str):
-        return found
-    for node, i in found:
-        why = unable(node, i)
-        if why is not None:
-            return why
+    """Return `norm` with its readers, or the reason why they cannot absorb its weight and bias."""
+    readers = reads(norm.output)
+    if isinstance(readers, str):
+        return readers
+    for node, i in readers:
+        reason = unable(node, i)
+        if reason is not None:
+            return reason
     if not only_params((norm.operand("weight"), _bias(norm))):
         return "its weight is computed"
-    return Site(norm, tuple(dict.fromkeys(node for node, _ in found)))
+    return Site(norm, tuple(dict.fromkeys(node for node, _ in readers)))
 
 
-def sites(
+def find_sites(
     graph: Graph,
     name: str,
     trace: Trace,
@@ -53,44 +53,43 @@ def sites(
     untie: bool,
     needed: Callable[[Site], bool] = lambda s: True,
 ) -> list[Site]:
-    """Collect the sites that `find` returns for the norms of `graph`; its reasons are traced as refusals of pass
-    `name`.
+    """Collect the sites that `find` returns for the norms of `graph`; its reasons become refusals of pass `name`.
 
-    Unless `untie`, so are those whose weights somebody else reads, if they need to change (`needed`): changing them
-    would copy them. They may be shared among sites with equal norm weights, as those of shared layers are.
+    Unless `untie`, sites that need to change a weight (`needed`) which other nodes also read are refused, since the
+    change would copy it. Sites with equal norm weights may share it, as those of shared layers do.
     """
-    found: dict[Node, Site] = {}
+    by_norm: dict[Node, Site] = {}
     for norm in (n for n in graph.nodes if Trait.NORM in n.op.traits):
-        one = find(norm)
-        if isinstance(one, str):
-            trace.refuse(name, norm.output.name, one)
-        elif one is not None:
-            found[norm] = one
-    # To a fixpoint: refusing a site may leave another one's weight with a reader that does not change.
+        result = find(norm)
+        if isinstance(result, str):
+            trace.refuse(name, norm.output.name, result)
+        elif result is not None:
+            by_norm[norm] = result
+    # To a fixpoint: after a refusal, another site's weight may have a reader that does not change.
     while not untie:
-        reading = {reader: s for s in found.values() for reader in s.readers}
-        stuck = {n: why for n, s in found.items() if needed(s) and (why := _shared(s, reading)) is not None}
+        reading = {reader: s for s in by_norm.values() for reader in s.readers}
+        stuck = {n: why for n, s in by_norm.items() if needed(s) and (why := _sharing_obstacle(s, reading)) is not None}
         if not stuck:
             break
         for norm, why in stuck.items():
             trace.refuse(name, norm.output.name, f"{why}; untie=true copies it")
-            del found[norm]
-    return list(found.values())
+            del by_norm[norm]
+    return list(by_norm.values())
 
 
-def _shared(s: Site, reading: dict[Node, Site]) -> str | None:
+def _sharing_obstacle(s: Site, reading: dict[Node, Site]) -> str | None:
     for reader in s.readers:
         for weight in weights_read_with(reader):
-            for other in weight.users:
-                if other not in reading or reading[other].key != s.key:
-                    return f"its reader's %{weight.name} is shared with {other.op.name} (%{other.output.name})"
+            for user in weight.users:
+                if user not in reading or reading[user].key != s.key:
+                    return f"its reader's %{weight.name} is shared with {user.op.name} (%{user.output.name})"
             if weight.is_output:
                 return f"its reader's %{weight.name} is an output of the graph"
     return None
 
 
 def fold(s: Site) -> Site:
-    """Take the weight and bias of the norm into the weights and biases of its readers, by recipe."""
+    """Fold the weight and bias of the norm of `s` into its readers, by recipe, and return the new site."""
     weight, bias = s.key
     if weight is None and bias is None:
         return s
@@ -106,15 +105,14 @@ def fold(s: Site) -> Site:
 class FoldNormScale(Pass):
     """Fold the weight g and bias β of norms into every linear that reads them.
 
-    W (g ⊙ x̂ + β) + b = (W diag g) x̂ + (b + W β): RMSNorm and LayerNorm are then without parameters, also where they
-    are fused with the residual addition. Routers and the up and gate projections of experts count as linears; slices
-    and gathers of whole rows may stand between. A linear without a bias gets one where the norm has one. With `untie`,
-    a weight that others read too, such as the head that is the embedding table, is copied; otherwise its norm is left
-    alone.
+    W (g ⊙ x̂ + β) + b = (W diag g) x̂ + (b + W β): RMSNorm and LayerNorm then have no parameters, also where they are
+    fused with the residual addition. Routers and the up and gate projections of experts count as linears; slices and
+    gathers of whole rows may be in between. A linear without a bias gets one where the norm has one. With `untie` a
+    weight with other readers, such as a head tied to the embedding table, is copied; otherwise its norm is unchanged.
 
-    Condition: nothing but linears and experts reads the norm. Where its output is also the residual (post-norm), goes
-    into a sum (a norm after a sublayer), into rope or attention (norms of queries and keys), or out of the graph, the
-    weight has to stay; and into the linear *before* a norm it cannot go, because the norm would divide by it again.
+    Condition: only linears and experts read the norm. The weight stays where its output is also the residual
+    (post-norm) or an output of the graph, or is read by a sum (a norm after a sublayer), rope or attention (norms of
+    queries and keys). It cannot go into the linear *before* the norm, because the norm would divide by it again.
 
     Source: FlashNorm (Graef 2024, 2407.09577); SliceGPT (Ashkboos 2024, 2401.15024).
 
@@ -138,9 +136,9 @@ class FoldNormScale(Pass):
     untie: bool = False
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        def found(norm: Node) -> Site | str | None:
+        def find_site(norm: Node) -> Site | str | None:
             return None if norm.operand("weight") is None and _bias(norm) is None else site(norm)
 
-        for one in sites(graph, self.name, trace, found, self.untie):
-            trace.fired(self.name, one.norm.output.name)
-            fold(one)
+        for norm_site in find_sites(graph, self.name, trace, find_site, self.untie):
+            trace.fired(self.name, norm_site.norm.output.name)
+            fold(norm_site)

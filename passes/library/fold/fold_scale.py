@@ -1,4 +1,4 @@
-"""Folding factors into weights: of scores, embeddings, logits, residual branches, routers."""
+"""Fold factors of scores, embeddings, logits, residual branches and routers into weights."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from weft.ir import Graph, Node, Param, ops
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import changed, drop_params
-from .scaling import Edit, Factor, absorbed, apply, numbered, other_use, reading, spread, writing
+from .scaling import Edit, Factor, absorb, apply, numbered, other_use, reading, spread, writing
 
 
 @dataclass
 class _Plan:
-    """The nodes `sites` multiply by `factor`, which `edits` make needless."""
+    """The nodes `sites` that multiply by `factor`, and the `edits` of weights that replace them."""
 
     sites: list[Node]
     factor: Factor
@@ -25,18 +25,18 @@ class _Plan:
 
 @dataclass(frozen=True)
 class FoldScale(Pass):
-    """Fold factors into the weights that make, or read, what they multiply.
+    """Fold factors into the weights that produce, or read, the values they multiply.
 
     The scale s of attention goes into W_q and its bias, s·(W_q x)·k = ((s W_q) x)·k, or into the weight of a norm of
-    the queries; attention then multiplies by 1. A number or a vector that multiplies the result of linears, norms,
+    the queries; attention then multiplies by 1. A number or vector that multiplies the result of linears, norms,
     experts or an embedding (affine, mul by a parameter: multipliers of embeddings, residuals and logits, LayerScale,
     ReZero) goes into their weights and biases, or into the columns of the linears that read it; the scale of a router
-    into the experts' down. A head tied to an embedding passes the factor of the logits on to the final norm; a factor
-    s of a tied embedding goes into the table, and 1/s into the final norm. With `untie`, a weight that is shared is
-    copied instead where no other way is left. A power of two changes no digit of a weight.
+    goes into the down projection of the experts. If the head is tied to an embedding, the factor of the logits goes to
+    the final norm; a factor s of a tied embedding goes into the table, and 1/s into the final norm. With `untie` a
+    shared weight is copied where there is no other way. A factor that is a power of two changes no digit of a weight.
 
-    Condition: between factor and weights stands only what is linear, and nobody else reads it: a soft cap (tanh) after
-    the factor lets it through, one before it does not. Weights that others share must be multiplied for all.
+    Condition: only linear ops are between factor and weights, without other readers: a soft cap (tanh) after the factor
+    is allowed, one before it is not. A shared weight must be multiplied for all of its readers.
 
     Source: linearity; multipliers of Granite (IBM 2024), Cohere and Gemma; LayerScale (Touvron 2021, 2103.17239),
     ReZero (Bachlechner 2020, 2003.04887).
@@ -64,13 +64,13 @@ class FoldScale(Pass):
     untie: bool = False
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        while True:  # a node takes one factor in a round
+        while True:  # each node absorbs one factor per round
             refused: dict[str, str] = {}
-            accepted = self._accepted(graph, refused)
+            accepted = self._accept(graph, refused)
             for plan in accepted:
                 for site in plan.sites:
                     trace.fired(self.name, site.output.name)
-                # frexp gives a mantissa of exactly ±0.5 for powers of two, and for nothing else.
+                # frexp returns a mantissa of exactly ±0.5 for powers of two only.
                 if isinstance(plan.factor, float) and abs(math.frexp(plan.factor)[0]) == 0.5:
                     trace.note(f"{self.name}: {plan.factor:g} is a power of two: no digit of a weight changes")
             for plan in accepted:
@@ -82,17 +82,17 @@ class FoldScale(Pass):
         for at, why in refused.items():
             trace.refuse(self.name, at, why)
 
-    def _accepted(self, graph: Graph, refused: dict[str, str]) -> list[_Plan]:
-        """Plans that do not meet in any node, and scale no weight for some of its readers only."""
-        order, taken, plans = numbered(graph), set[Node](), list[_Plan]()
-        for plan in _merged(_plans(graph, order, refused)):
+    def _accept(self, graph: Graph, refused: dict[str, str]) -> list[_Plan]:
+        """Return plans without common nodes that scale each weight for all of its readers."""
+        order, used, plans = numbered(graph), set[Node](), list[_Plan]()
+        for plan in _merge_plans(_plans(graph, order, refused)):
             _compensate(plan, order)
             nodes = {e.node for e in plan.edits}.union(plan.sites)
-            # A plan that meets an earlier one waits for the next round: its edits name nodes as they are now.
-            if not taken & nodes:
-                taken |= nodes
+            # A plan with nodes of an earlier one waits for the next round: its edits refer to the nodes of this round.
+            if not used & nodes:
+                used |= nodes
                 plans.append(plan)
-        # To a fixpoint: dropping a plan may leave another one's weight scaled for some of its readers only.
+        # To a fixpoint: without a dropped plan, another one may scale a weight for some of its readers only.
         while not self.untie:
             edited = {(e.node, e.index): e.what for plan in plans for e in plan.edits}
             broken = {id(plan): f"{why}; untie copies it" for plan in plans if (why := other_use(plan.edits, edited))}
@@ -111,14 +111,14 @@ def _plans(graph: Graph, order: Mapping[Node, int], refused: dict[str, str]) -> 
         edits: list[Edit] | str
         if node.op is ops.attention and (scale := _score_scale(node)) != 1:
             factor: Factor = scale
-            edits = absorbed(node, 0, factor, order)
+            edits = absorb(node, 0, factor, order)
         elif node.op is ops.route and node.attrs["scale"] != 1:
             factor = float(node.attrs["scale"])
-            edits = _experts(node, factor)
-        elif (found := _multiplied(node)) is not None:
-            index, factor = found
-            edits = absorbed(node, index, factor, order)
-            # First the weights that make the value, then those that read it; if both fail, the first reason is told.
+            edits = _expert_edits(node, factor)
+        elif (product := _find_product(node)) is not None:
+            index, factor = product
+            edits = absorb(node, index, factor, order)
+            # First the producers of the value, then its readers; if both fail, the first reason is reported.
             forward = reading(x, factor) if isinstance(edits, str) else edits
             edits = edits if isinstance(forward, str) else forward
         else:
@@ -136,8 +136,8 @@ def _score_scale(attention: Node) -> float:
     return float(1 / math.sqrt(q.width // attention.attrs["heads"]) if scale is None else scale)
 
 
-def _multiplied(node: Node) -> tuple[int, Factor] | None:
-    """The operand that `node` only multiplies, and the factor: a number, or a vector as wide as the result."""
+def _find_product(node: Node) -> tuple[int, Factor] | None:
+    """Return the operand index that `node` multiplies, and its factor, a number or a vector as wide as the result."""
     y = node.output
     if not y.type.dtype.is_float or not y.shape or not isinstance(y.shape[-1], int):
         return None
@@ -155,8 +155,8 @@ def _multiplied(node: Node) -> tuple[int, Factor] | None:
     return None
 
 
-def _experts(route: Node, factor: Factor) -> list[Edit] | str:
-    """The downs of the experts that `route` asks, perhaps up to their capacity."""
+def _expert_edits(route: Node, factor: Factor) -> list[Edit] | str:
+    """Return the edits of the down projections that `route` weighs, or the reason why there are none."""
     edits, values = list[Edit](), [route.output]
     while values:
         value = values.pop()
@@ -164,48 +164,48 @@ def _experts(route: Node, factor: Factor) -> list[Edit] | str:
             return f"%{value.name} is an output of the graph"
         for node, i in value.uses:
             if node.op is ops.moe and i == 1:
-                found = writing(node, factor)
-                if isinstance(found, str):
-                    return found
-                edits += found
+                down_edits = writing(node, factor)
+                if isinstance(down_edits, str):
+                    return down_edits
+                edits += down_edits
             elif node.op is ops.limit_capacity:
                 values.append(node.output)
-            elif node.op is not ops.load_balance_loss:  # which only asks what is not 0
+            elif node.op is not ops.load_balance_loss:  # which only compares with 0
                 return f"%{value.name} is read by {node.op.name} (%{node.output.name})"
     return edits
 
 
-def _merged(plans: Iterator[_Plan]) -> list[_Plan]:
-    """`plans`, those of embeddings with one table as one."""
-    found: dict[object, _Plan] = {}
+def _merge_plans(plans: Iterator[_Plan]) -> list[_Plan]:
+    """Return `plans` with the plans of embeddings of one table merged."""
+    by_table: dict[object, _Plan] = {}
     for plan in plans:
         table = next((e for e in plan.edits if e.node.op is ops.embedding), None)
         key = id(plan) if table is None else (table.param, table.what)
-        if key in found:
-            found[key].sites += plan.sites
-            found[key].edits += plan.edits
+        if key in by_table:
+            by_table[key].sites += plan.sites
+            by_table[key].edits += plan.edits
         else:
-            found[key] = plan
-    return list(found.values())
+            by_table[key] = plan
+    return list(by_table.values())
 
 
 def _compensate(plan: _Plan, order: Mapping[Node, int]) -> None:
-    """Shrink the input of linears whose weights, tied to a table, grow, where possible."""
+    """Add edits to `plan` that divide the input of linears whose weights are tied to a scaled table, where possible."""
     for table in {e.param: e for e in plan.edits if e.node.op is ops.embedding}.values():
         for node, i in table.param.uses:
             if node.op is ops.linear and i == 1 and isinstance(table.factor, float):
-                shrunk = absorbed(node, 0, 1 / table.factor, order)
+                shrunk = absorb(node, 0, 1 / table.factor, order)
                 if not isinstance(shrunk, str):
                     plan.edits += [*shrunk, replace(table, node=node, index=i)]
 
 
 def _remove(site: Node) -> None:
-    """Take out the factor itself."""
-    found = _multiplied(site)
-    if found is None:
+    """Remove the multiplication itself from `site`."""
+    product = _find_product(site)
+    if product is None:
         changed(site, scale=1.0)
         return
-    x, params = site.inputs[found[0]], site.inputs
+    x, params = site.inputs[product[0]], site.inputs
     assert x is not None
     site.output.replace_uses(x)
     site.graph.erase(site)

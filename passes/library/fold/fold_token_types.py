@@ -1,4 +1,4 @@
-"""Encoders for texts of one segment."""
+"""Encoders for inputs of one segment."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ INPUT = "token_type_ids"
 
 @dataclass(frozen=True)
 class FoldTokenTypes(Pass):
-    """Leave out the input token_type_ids of an encoder that only sees texts of one segment, all of type 0.
+    """Remove the input token_type_ids of an encoder that only sees inputs of one segment, all of type 0.
 
-    Every token then gets the same row T₀ of the table of types. It is added to each row of another table whose rows are
-    added to the same sum: P'_i = P_i + T₀, P the positions, or the tokens where no positions are added.
+    Every token then gets the same row T₀ of the table of types. It is added to each row of another table in the same
+    sum: P'_i = P_i + T₀, P the position table, or the token table where no positions are added.
 
-    Condition: all token types are 0. The rows of types are only added, to a sum with a table that nobody else reads.
+    Condition: all token types are 0. The type rows are only added, to a sum with a table that has no other readers.
 
     Source: Devlin 2018 (1810.04805), figure 2: the sum of token, segment and position embeddings.
 
@@ -52,40 +52,40 @@ class FoldTokenTypes(Pass):
         ids = graph.inputs.get(INPUT)
         if ids is None:
             raise WeftError(f"{self.name}: graph {graph.name} has no input {INPUT}")
-        found: dict[Node, Node] = {}  # lookups of types, and those that take their row in
+        targets: dict[Node, Node] = {}  # lookups of types, and the lookups whose tables absorb their row
         for total in totals(graph):
             terms = [v.producer for v in summands(total) if v.producer is not None and v.producer.op is ops.embedding]
             for types in (n for n in terms if n.inputs[0] is ids and len(n.output.uses) == 1 and not fixed(n.output)):
-                alone = [
+                candidates = [
                     n for n in terms if n is not types and isinstance(t := n.inputs[1], Param) and len(t.uses) == 1
                 ]
-                if alone and isinstance(types.inputs[1], Param):
+                if candidates and isinstance(types.inputs[1], Param):
                     # Token ids are an input, positions of an encoder are computed: this prefers the table of positions.
-                    found[types] = max(alone, key=lambda n: n.inputs[0] not in graph.inputs.values())
-        left = [n for n in ids.users if n not in found]
-        if left or ids.is_output:
-            who = f"{left[0].op.name} (%{left[0].output.name})" if left else "an output"
+                    targets[types] = max(candidates, key=lambda n: n.inputs[0] not in graph.inputs.values())
+        other_readers = [n for n in ids.users if n not in targets]
+        if other_readers or ids.is_output:
+            who = f"{other_readers[0].op.name} (%{other_readers[0].output.name})" if other_readers else "an output"
             raise WeftError(f"{self.name}: {who} does more with {INPUT} than add rows of a table to those of another")
-        for types, other in found.items():
+        for types, target in targets.items():
             trace.fired(self.name, types.output.name)
-            _fold(types, other)
+            _fold(types, target)
         del graph.inputs[INPUT]
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """For texts of type 0 both are equal."""
+        """With all token types 0 the outputs are equal."""
         inputs = equivalence.inputs(before)
         inputs[INPUT] = np.zeros_like(inputs[INPUT])
-        left = {name: x for name, x in inputs.items() if name != INPUT}
-        equivalence.same(equivalence.run(before, inputs), equivalence.run(after, left), EXACT)
+        remaining = {name: x for name, x in inputs.items() if name != INPUT}
+        equivalence.same(equivalence.run(before, inputs), equivalence.run(after, remaining), EXACT)
 
 
-def _fold(types: Node, other: Node) -> None:
-    """Add row 0 of the table of `types` to all rows of that of `other`, and leave `types` out of the sum."""
-    row, table = types.inputs[1], other.inputs[1]
+def _fold(types: Node, target: Node) -> None:
+    """Add row 0 of the table of `types` to all rows of the table of `target`, and remove `types` from the sum."""
+    row, table = types.inputs[1], target.inputs[1]
     assert isinstance(row, Param) and isinstance(table, Param)
     everywhere = MatMul(Full(1.0, (int(table.shape[0]), 1)), Slice(row.recipe, 0, 0, 1))
     new = derive(table, Add((table.recipe, everywhere)))
-    other.set_input(1, new)
+    target.set_input(1, new)
     replace_param(table, new)
     take_out(types.output)
     types.graph.erase(types)

@@ -1,4 +1,4 @@
-"""LayerNorm into RMSNorm, by centring all that writes into the residual stream."""
+"""LayerNorm to RMSNorm, by centring the writers of the residual stream."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .fold_norm_scale import Site, site
 
 @dataclass(frozen=True)
 class LayernormToRmsnorm(Pass):
-    """Turn the LayerNorms of a pre-norm model into RMSNorms, by weights that keep the residual stream centred.
+    """Replace the LayerNorms of a pre-norm model by RMSNorms, with weights that keep the residual stream centred.
 
-    LayerNorm(x) = RMSNorm(x − μ(x)) ⊙ g + β. The mean is a linear map, so that a stream whose every summand is centred
-    is centred: C = I − 11ᵀ/n is multiplied into the tables of tokens, positions and types, into the linears and
-    experts that end a sublayer, and into their biases. ε stays. β goes into the biases of the linears that read the
-    norm, or is added after it. A table that is the head's weight too stays shared if what the head reads is centred as
-    well (a LayerNorm without weight and bias); otherwise it is left alone, and what is looked up in it is centred.
+    LayerNorm(x) = RMSNorm(x − μ(x)) ⊙ g + β. The mean is linear, so a stream is centred if every summand is:
+    C = I − 11ᵀ/n is multiplied into the tables of tokens, positions and types, into the linears and experts that end a
+    sublayer, and into their biases. ε is unchanged. β goes into the biases of the linears that read the norm, or is
+    added after it. A table that is also the head's weight stays shared if the head's input is also centred (a LayerNorm
+    without weight and bias); otherwise the table is unchanged and its looked-up rows are centred.
 
-    Condition: every norm that reads the stream is a LayerNorm, every writer is linear, and nothing else reads it. A
-    LayerNorm whose result is the residual (post-norm) is not centred after its weight and bias.
+    Condition: every norm that reads the stream is a LayerNorm, every writer is linear, and there are no other readers.
+    A LayerNorm whose result is the residual (post-norm) is not centred after its weight and bias.
 
     Source: SliceGPT (Ashkboos 2024, 2401.15024), section 3.2; Jiang 2023, 2305.14858.
 
@@ -54,16 +54,16 @@ class LayernormToRmsnorm(Pass):
     tradeoff = "the bias of a LayerNorm becomes biases of its readers"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        found = [s for s in residual_streams(graph, self.name) if any(map(is_layer, s.norms))]
-        require(found, self.name, _obstacle)
-        heads = _centred_heads(found)
-        write_mapped(found, centred, _centred_rows, heads)
+        streams = [s for s in residual_streams(graph, self.name) if any(map(is_layer, s.norms))]
+        require(streams, self.name, _obstacle)
+        heads = _find_centred_heads(streams)
+        write_mapped(streams, centred, _centre_rows, heads)
         for head in heads:
             read_through(head, centred)
-        for norm in (n for stream in found for n in stream.norms):
+        for norm in (n for stream in streams for n in stream.norms):
             trace.fired(self.name, norm.output.name)
-            _to_rms(norm)
-        if not found:
+            _replace_by_rms_norm(norm)
+        if not streams:
             trace.note(f"{self.name}: no LayerNorm reads a residual stream")
 
 
@@ -74,24 +74,24 @@ def _obstacle(stream: Stream) -> str | None:
     return f"{readers[0].op.name} (%{readers[0].output.name}) reads its mean" if readers else None
 
 
-def _centred_heads(streams: list[Stream]) -> list[Node]:
-    """The linears whose weight is a table of `streams`, and what they read a LayerNorm without weight and bias."""
+def _find_centred_heads(streams: list[Stream]) -> list[Node]:
+    """Return the linears that read a LayerNorm without weight and bias and whose weight is a table of `streams`."""
     norms = [n for stream in streams for n in stream.norms if n.op is not ops.norm_linear]
     plain = [n.output for n in norms if n.operand("weight") is None and n.operand("bias") is None]
     shared = set(tables(streams))
     return [n for v in plain for n, i in v.uses if n.op is ops.linear and i == 0 and n.inputs[1] in shared]
 
 
-def _centred_rows(x: Value) -> Value:
+def _centre_rows(x: Value) -> Value:
     return ops.sub(x, ops.mean(x, axes=(-1,), keepdims=True), name="centred")
 
 
-def _to_rms(norm: Node) -> None:
-    """An RMS norm for the LayerNorm `norm` of what is centred."""
+def _replace_by_rms_norm(norm: Node) -> None:
+    """Replace the LayerNorm `norm`, whose input is centred, by an RMSNorm."""
     graph, bias = norm.graph, None if norm.op is ops.norm_linear else norm.operand("bias")
-    found = site(norm) if isinstance(bias, Param) else None
-    if isinstance(found, Site) and isinstance(bias, Param):
-        for reader in found.readers:
+    bias_site = site(norm) if isinstance(bias, Param) else None
+    if isinstance(bias_site, Site) and isinstance(bias, Param):
+        for reader in bias_site.readers:
             read_through(reader, None, bias.recipe)
     if norm.op is ops.layer_norm:
         with graph.inserting(before=norm):
@@ -99,7 +99,7 @@ def _to_rms(norm: Node) -> None:
         graph.replace(norm, y)
     else:
         y = changed(norm, {"bias": None} if bias is not None else None, kind="rms").output
-    if bias is not None and not isinstance(found, Site):
+    if bias is not None and not isinstance(bias_site, Site):
         with graph.inserting(after=y.producer):
             shifted = ops.add(y, bias, name="shifted")
         y.replace_uses(shifted, keep=[n for n in [shifted.producer] if n is not None])

@@ -1,4 +1,4 @@
-"""Looking up what the first layer makes of a token, instead of computing it."""
+"""Lookup of the first layer's projections per token instead of computing them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from ...edits.edit import drop, replace_uses
 
 @dataclass(frozen=True)
 class Rows:
-    """A value whose row at token i is row i of the table [vocab, width] that `recipe` makes, i being of `ids`.
-    `costly` if it took a linear to make."""
+    """A value whose row at token i of `ids` is row i of the table [vocab, width] of `recipe`.
+
+    `costly` values took a linear to compute.
+    """
 
     ids: Value
     recipe: Recipe
@@ -27,14 +29,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class PrecomputeFirstLayer(Pass):
-    """Look up queries, keys and values of the first layer, per token, in a table made when the model is written.
+    """Look up queries, keys and values of the first layer by token, in a table computed when the model is written.
 
-    The first layer normalizes and projects rows E[i] of the embedding, and W N(E[i]) = (N(E) Wᵀ)[i]: what depends on
-    the token alone can have a table of its own. So can the feed-forward's gate and up in a parallel block. All of it is
-    one lookup; rotations come after it and stay.
+    The first layer normalizes and projects rows E[i] of the embedding, and W N(E[i]) = (N(E) Wᵀ)[i]: values that depend
+    on the token alone can have a table of their own. So can the gate and up projections of a parallel block. All of
+    them are one lookup; rotations come after it and stay.
 
-    Condition: before them lie nothing but norms, linears, sums and factors of a token's own embedding; positions or
-    types that are added to it (GPT-2, BERT) are in the way.
+    Condition: before them are only norms, linears, sums and factors of a token's own embedding; positions or types that
+    are added to it (GPT-2, BERT) prevent it.
 
     Source: Graef 2024 (2402.13388), precomputing the first layer.
 
@@ -59,73 +61,73 @@ class PrecomputeFirstLayer(Pass):
     name = "precompute-first-layer"
     effect = "exact"
     purpose = "Fold into weights"
-    tradeoff = "a table of vocab rows, as wide as what the first layer makes of a token, takes the place of its weights"
+    tradeoff = "a table of vocab rows, as wide as all projections of the first layer, replaces their weights"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        known: dict[Value, Rows] = {}
+        tables: dict[Value, Rows] = {}
         for node in graph.nodes:
             # strict=False: a node that cannot be tabulated gives no rows.
-            known.update(zip(node.outputs, _tabulated(node, known), strict=False))
+            tables.update(zip(node.outputs, _tabulate_node(node, tables), strict=False))
         wanted: dict[tuple[Value, int], list[Value]] = {}
-        for value, rows in known.items():
-            # Only values behind a linear get a table: it replaces the linear's work and weights.
-            if rows.costly and (value.is_output or any(n.output not in known for n in value.users)):
+        for value, rows in tables.items():
+            # Only values after a linear get a table: it replaces the linear's work and weights.
+            if rows.costly and (value.is_output or any(n.output not in tables for n in value.users)):
                 wanted.setdefault((rows.ids, rows.vocab), []).append(value)
         for (ids, vocab), values in wanted.items():
             trace.fired(self.name, values[0].name)
-            _look_up(ids, values, known, vocab)
+            _look_up(ids, values, tables, vocab)
         for node in list(graph.nodes) if not wanted else ():
-            reader = next((n for v in node.outputs for n in v.users if n.output not in known), None)
-            if node.op is ops.embedding and node.output in known and reader is not None:
-                why = f"{reader.op.name} (%{reader.output.name}) makes of it what depends on more than the token"
-                trace.refuse(self.name, node.output.name, why)
+            reader = next((n for v in node.outputs for n in v.users if n.output not in tables), None)
+            if node.op is ops.embedding and node.output in tables and reader is not None:
+                reason = f"{reader.op.name} (%{reader.output.name}) combines it with more than the token"
+                trace.refuse(self.name, node.output.name, reason)
 
 
-def _tabulated(node: Node, known: Mapping[Value, Rows]) -> list[Rows]:
-    """The outputs of `node` as rows of tables, if they depend on one token each."""
+def _tabulate_node(node: Node, tables: Mapping[Value, Rows]) -> list[Rows]:
+    """Return the outputs of `node` as rows of tables if they depend on one token each, else []."""
     op, a = node.op, node.attrs
-    x, *others = (*node.inputs, None, None, None)[:4]
-    params = [v.recipe if isinstance(v, Param) else None for v in others]
+    x, *operands = (*node.inputs, None, None, None)[:4]
+    params = [v.recipe if isinstance(v, Param) else None for v in operands]
     if op is ops.embedding and isinstance(table := node.inputs[1], Param):
         return [Rows(x, table.recipe, int(table.shape[0]))] if x is not None and not isinstance(x, Param) else []
-    rows = known.get(x) if x is not None else None
+    rows = tables.get(x) if x is not None else None
     if rows is None:
         return []
 
-    def made(recipe: Recipe, costly: bool = False) -> Rows:
+    def rows_of(recipe: Recipe, costly: bool = False) -> Rows:
         return Rows(rows.ids, recipe, rows.vocab, rows.costly or costly)
 
     if op in (ops.add, ops.add_norm):
-        other = known.get(others[0]) if others[0] is not None else None
-        if other is None or (other.ids, other.vocab) != (rows.ids, rows.vocab):
+        addend = tables.get(operands[0]) if operands[0] is not None else None
+        if addend is None or (addend.ids, addend.vocab) != (rows.ids, rows.vocab):
             return []
-        total = made(Add((rows.recipe, other.recipe)), other.costly)
+        total = rows_of(Add((rows.recipe, addend.recipe)), addend.costly)
         return (
             [total]
             if op is ops.add
-            else [made(RowNorm(total.recipe, a["kind"], a["eps"], *params[1:]), total.costly), total]
+            else [rows_of(RowNorm(total.recipe, a["kind"], a["eps"], *params[1:]), total.costly), total]
         )
-    if any(v is not None and not isinstance(v, Param) for v in others):
+    if any(v is not None and not isinstance(v, Param) for v in operands):
         return []
     match op:
         case ops.rms_norm | ops.layer_norm:
             return [
-                made(RowNorm(rows.recipe, "rms" if op is ops.rms_norm else "layer", a["eps"], params[0], params[1]))
+                rows_of(RowNorm(rows.recipe, "rms" if op is ops.rms_norm else "layer", a["eps"], params[0], params[1]))
             ]
         case ops.linear:
-            return [made(_projected(rows.recipe, rows.vocab, node), True)]
+            return [rows_of(_project_table(rows.recipe, rows.vocab, node), True)]
         case ops.norm_linear:
-            return [made(_projected(RowNorm(rows.recipe, a["kind"], a["eps"]), rows.vocab, node), True)]
+            return [rows_of(_project_table(RowNorm(rows.recipe, a["kind"], a["eps"]), rows.vocab, node), True)]
         case ops.affine:
-            return [made(Add((Scale(rows.recipe, a["by"]),), a["plus"]))]
+            return [rows_of(Add((Scale(rows.recipe, a["by"]),), a["plus"]))]
         case ops.split if x is not None and a["axis"] % len(x.shape) == len(x.shape) - 1:
             ends = [sum(a["sizes"][: i + 1]) for i in range(len(a["sizes"]))]
-            return [made(Slice(rows.recipe, 1, end - size, end)) for end, size in zip(ends, a["sizes"], strict=True)]
+            return [rows_of(Slice(rows.recipe, 1, end - size, end)) for end, size in zip(ends, a["sizes"], strict=True)]
     return []
 
 
-def _projected(table: Recipe, vocab: int, linear: Node) -> Recipe:
-    """All rows of `table` through `linear`: [E 1] [Wᵀ; bᵀ]."""
+def _project_table(table: Recipe, vocab: int, linear: Node) -> Recipe:
+    """Return `linear` of all rows of `table`: [E 1] [Wᵀ; bᵀ]."""
     weight, bias = (*linear.inputs, None)[1:3]
     assert isinstance(weight, Param)
     if not isinstance(bias, Param):
@@ -134,19 +136,19 @@ def _projected(table: Recipe, vocab: int, linear: Node) -> Recipe:
     return MatMul(Concat((table, Full(1.0, (vocab, 1))), 1), Concat((Permute(weight.recipe, (1, 0)), row)))
 
 
-def _look_up(ids: Value, values: list[Value], known: Mapping[Value, Rows], vocab: int) -> None:
-    """One lookup of all `values`, instead of what makes them."""
+def _look_up(ids: Value, values: list[Value], tables: Mapping[Value, Rows], vocab: int) -> None:
+    """Replace the nodes that compute `values` by one lookup of all of them."""
     first, graph = values[0].producer, ids.graph
     assert first is not None
     widths = tuple(v.width for v in values)
-    recipes = tuple(known[v].recipe for v in values)
+    recipes = tuple(tables[v].recipe for v in values)
     name = f"{first.scope}.by_token.weight" if first.scope else "by_token.weight"
     type = TensorType(values[0].type.dtype, (vocab, sum(widths)))
     table = graph.add_param(name, type, recipes[0] if len(recipes) == 1 else Concat(recipes, 1))
     with graph.inserting(before=first):
         looked_up = ops.embedding(ids, table, name="by_token")
         pieces = ops.split.emit(looked_up, sizes=widths) if len(widths) > 1 else (looked_up,)
-    makers = [node for node in graph.nodes if node.output in known]
+    makers = [node for node in graph.nodes if node.output in tables]
     for old, new in zip(values, pieces, strict=True):
         replace_uses(old, new)
     drop(graph, reversed(makers))

@@ -1,7 +1,7 @@
-"""Move a factor into weights: those that make a value, or those that read it.
+"""Move a factor into weights: those that produce a value, or those that read it.
 
-`absorbed` walks from a value towards what makes it, through ops that hand a factor on, until every way ends at a
-parameter; what it finds is a list of `Edit`s, each an operand that is multiplied. Nothing is changed before `apply`.
+`absorb` walks from a value towards its producers, through ops that pass a factor on, until every path ends at a
+parameter; the result is a list of `Edit`s, each an operand to multiply. Nothing is changed before `apply`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ...analysis.projections import rows
 from ...edits.absorb import WRITERS
 from ...edits.edit import derive, replace_param
 
-Factor = float | Recipe  # a number, or a vector along the last axis of what is multiplied
-# Ops that pass a number on from operand to result; most may move or mix the last axis: no vector passes.
-_HANDS_ON = {
+Factor = float | Recipe  # a number, or a vector along the last axis of the multiplied value
+# Ops that commute with a scalar factor; most may move or mix the last axis, so a vector does not pass.
+_HOMOGENEOUS = {
     *(ops.rope, ops.reshape, ops.transpose, ops.squeeze, ops.unsqueeze, ops.expand, ops.slice_, ops.gather),
     ops.head_linear,
 }
@@ -29,7 +29,7 @@ _HANDS_ON = {
 
 @dataclass(frozen=True)
 class Edit:
-    """Operand `index` of `node`, a parameter, becomes `factor` times as large: along `axis`, in the rows start:stop."""
+    """A multiplication of operand `index` of `node`, a parameter, by `factor` along `axis`, in the rows start:stop."""
 
     node: Node
     index: int
@@ -46,20 +46,20 @@ class Edit:
 
     @property
     def what(self) -> tuple[Factor, int, int, int | None]:
-        """The change without its place: two edits with equal `what` make the same of one parameter."""
+        """Return the change without its place: edits with equal `what` change a parameter in the same way."""
         return self.factor, self.axis, self.start, self.stop
 
 
 def apply(edits: Sequence[Edit]) -> None:
-    """Multiply the parameters, by recipe."""
+    """Multiply the parameters of `edits`, by recipe."""
     for e in edits:
         old = e.param
-        new = derive(old, _scaled(e, old))
+        new = derive(old, _scale_param(e, old))
         e.node.set_input(e.index, new)
         replace_param(old, new)
 
 
-def _scaled(e: Edit, param: Param) -> Recipe:
+def _scale_param(e: Edit, param: Param) -> Recipe:
     if e.stop is None:
         return Scale(param.recipe, e.factor, e.axis)
     reader, count = param.graph.reader, int(param.shape[0])
@@ -72,12 +72,12 @@ def _scaled(e: Edit, param: Param) -> Recipe:
 
 
 def spread(scalar: Recipe, width: int) -> Recipe:
-    """The only number of `scalar`, `width` times: [width]."""
+    """Return the single element of `scalar` repeated `width` times: [width]."""
     return MatMul(Full(1.0, (width, 1)), Reshape(scalar, (1,)))
 
 
 def writing(node: Node, factor: Factor, start: int = 0, stop: int | None = None) -> list[Edit] | str:
-    """The edits that make what `node` writes `factor` times as large (rows start:stop of it), or why there are none."""
+    """Return the edits that multiply the result of `node` (its rows start:stop) by `factor`, or why there are none."""
     edits, at = list[Edit](), f"{node.op.name} (%{node.output.name})"
     for name, axis in WRITERS[node.op].items():
         operand = node.operand(name)
@@ -91,7 +91,7 @@ def writing(node: Node, factor: Factor, start: int = 0, stop: int | None = None)
 
 
 def reading(value: Value, factor: Factor) -> list[Edit] | str:
-    """The edits of what reads `value`, in place of multiplying it by `factor`: linears only."""
+    """Return the edits of the linears that read `value` which multiply it by `factor`, or why there are none."""
     if value.is_output:
         return f"%{value.name} is an output of the graph"
     for node, i in value.uses:
@@ -100,10 +100,10 @@ def reading(value: Value, factor: Factor) -> list[Edit] | str:
     return [Edit(node, 1, factor, axis=1) for node in value.users]
 
 
-def absorbed(reader: Node, index: int, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
-    """The edits that make operand `index` of `reader` `factor` times as large for it, or why there are none.
+def absorb(reader: Node, index: int, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
+    """Return the edits that multiply operand `index` of `reader` by `factor`, or why there are none.
 
-    `order` numbers the nodes as they run. Whoever else reads what is on the way stands in the way.
+    `order` maps nodes to their position in execution order. Other readers of a value on the way prevent it.
     """
     walk = _Walk(order)
     walk.demand(reader, index, factor)
@@ -111,7 +111,7 @@ def absorbed(reader: Node, index: int, factor: Factor, order: Mapping[Node, int]
 
 
 def absorbed_for_all(value: Value, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
-    """The edits that make `value` `factor` times as large for all that read it, or why there are none."""
+    """Return the edits that multiply `value` by `factor` for all of its readers, or why there are none."""
     walk = _Walk(order)
     for reader, index in value.uses:
         walk.demand(reader, index, factor)
@@ -119,7 +119,7 @@ def absorbed_for_all(value: Value, factor: Factor, order: Mapping[Node, int]) ->
 
 
 def other_use(edits: Sequence[Edit], edited: Mapping[tuple[Node, int], object]) -> str | None:
-    """Say why a parameter of `edits` cannot be scaled: it has a use that is not among those `edited`, or otherwise."""
+    """Return the use without the same edit in `edited` that keeps a parameter of `edits` from being scaled, if any."""
     for e in edits:
         for node, i in e.param.uses:
             if edited.get((node, i)) != e.what:
@@ -128,7 +128,7 @@ def other_use(edits: Sequence[Edit], edited: Mapping[tuple[Node, int], object]) 
 
 
 class _Walk:
-    """Demands on values, met from the last made to the first."""
+    """A walk that fulfils demanded factors of values, from the last node to the first."""
 
     def __init__(self, order: Mapping[Node, int]) -> None:
         self.order = order
@@ -143,7 +143,7 @@ class _Walk:
         self.why = self.why or why
 
     def demand(self, reader: Node, index: int, factor: Factor) -> None:
-        """Operand `index` of `reader` shall be `factor` times as large."""
+        """Demand that operand `index` of `reader` is multiplied by `factor`."""
         value = reader.inputs[index]
         assert value is not None
         if isinstance(value, Param):
@@ -157,7 +157,7 @@ class _Walk:
             place = self.order[value.producer]
             if place not in self.nodes:
                 self.nodes[place] = value.producer
-                # The latest node first: all readers of a value have demanded before its producer is met.
+                # The latest node first: all readers of a value are visited before its producer.
                 heapq.heappush(self.waiting, (-place, place))
 
     def run(self) -> list[Edit] | str:
@@ -165,16 +165,18 @@ class _Walk:
             node = self.nodes[heapq.heappop(self.waiting)[1]]
             demanded = [(v, self.factors[v]) for v in node.outputs if v in self.factors]
             for v, _ in demanded:
-                others = [n for n, i in v.uses if (n, i) not in self.readers[v]]
-                if others or v.is_output:
-                    who = f"read by {others[0].op.name} (%{others[0].output.name})" if others else "an output"
+                other_uses = [n for n, i in v.uses if (n, i) not in self.readers[v]]
+                if other_uses or v.is_output:
+                    who = (
+                        f"read by {other_uses[0].op.name} (%{other_uses[0].output.name})" if other_uses else "an output"
+                    )
                     self.refuse(f"%{v.name} is also {who}")
             if self.why is None:
-                self.meet(node, demanded)
+                self.visit(node, demanded)
         return self.edits if self.why is None else self.why
 
-    def meet(self, node: Node, demanded: list[tuple[Value, Factor]]) -> None:
-        """Hand the demands on outputs of `node` on to its operands, or end them at its parameters."""
+    def visit(self, node: Node, demanded: list[tuple[Value, Factor]]) -> None:
+        """Pass the demands on outputs of `node` on to its operands, or fulfil them at its parameters."""
         op, (value, factor) = node.op, demanded[0]
         number = not isinstance(factor, Recipe)
         if op in (ops.linear, ops.norm_linear):
@@ -185,22 +187,22 @@ class _Walk:
             self.refuse(f"%{value.name} is a sum of residuals")
         elif op in WRITERS:
             self.take(writing(node, factor))
-        elif (op in (ops.add, ops.sub) and (number or _aligned(node))) or (op is ops.concat and number):
+        elif (op in (ops.add, ops.sub) and (number or _has_full_width(node))) or (op is ops.concat and number):
             for i in range(len(node.inputs)):
                 self.demand(node, i, factor)
-        elif op is ops.mul and (number or _aligned(node)) and any(isinstance(v, Param) for v in node.inputs):
-            # One factor of a product is enough, and at the parameter the walk ends.
+        elif op is ops.mul and (number or _has_full_width(node)) and any(isinstance(v, Param) for v in node.inputs):
+            # Scaling one operand of a product is enough; the walk ends at the parameter.
             self.demand(node, next(i for i, v in enumerate(node.inputs) if isinstance(v, Param)), factor)
         elif op is ops.glu and node.attrs["limit"] is None and node.attrs["shift"] == 0:
             # act(gate) ⊙ up is linear in `up` only.
             self.demand(node, 1, factor)
-        elif op is ops.cast or (op is ops.affine and node.attrs["plus"] == 0) or (op in _HANDS_ON and number):
+        elif op is ops.cast or (op is ops.affine and node.attrs["plus"] == 0) or (op in _HOMOGENEOUS and number):
             self.demand(node, 0, factor)
         else:
-            self.refuse(f"{op.name} (%{value.name}) stands between the scale and the weights")
+            self.refuse(f"{op.name} (%{value.name}) is between the scale and the weights")
 
     def linear(self, node: Node, factor: Factor) -> None:
-        """Into weight and bias; past a weight that is a table too, into the bias and what is read."""
+        """Scale weight and bias of a linear; if the weight is also a table, scale the bias and demand the input."""
         weight, bias = node.operand("weight"), node.operand("bias")
         if not isinstance(weight, Param) or not (bias is None or isinstance(bias, Param)):
             self.refuse(f"the weight of %{node.output.name} is computed")
@@ -211,7 +213,7 @@ class _Walk:
             self.demand(node, 0, factor)
 
     def split(self, node: Node, demanded: list[tuple[Value, Factor]]) -> None:
-        """On to all that is split if every piece is scaled alike; of a packed linear, into the rows of the piece."""
+        """Demand the operand of a split if all pieces get the same factor; else scale the rows of a packed linear."""
         x, (value, factor) = node.inputs[0], demanded[0]
         assert x is not None
         if len(demanded) == len(node.outputs) and not isinstance(factor, Recipe):
@@ -221,23 +223,23 @@ class _Walk:
             return
         packed = projected(value)
         if packed is None or len(demanded) > 1 or len(x.uses) > 1 or x.is_output:
-            self.refuse(f"%{value.name} is a piece of %{x.name}, which is no packed linear")
+            self.refuse(f"%{value.name} is a piece of %{x.name}, which is not a packed linear")
         else:
             self.take(writing(packed.node, factor, packed.start, packed.stop))
 
-    def take(self, found: list[Edit] | str) -> None:
-        """End here, with these edits, or fail."""
-        if isinstance(found, str):
-            self.refuse(found)
+    def take(self, edits: list[Edit] | str) -> None:
+        """Add the edits that end a path, or refuse with the reason."""
+        if isinstance(edits, str):
+            self.refuse(edits)
         else:
-            self.edits += found
+            self.edits += edits
 
 
-def _aligned(node: Node) -> bool:
+def _has_full_width(node: Node) -> bool:
     """Return whether all operands are as wide as the result."""
     return all(v is not None and v.shape[-1:] == node.output.shape[-1:] for v in node.inputs)
 
 
 def numbered(graph: Graph) -> dict[Node, int]:
-    """The nodes of `graph`, numbered as they run."""
+    """Return the position of each node of `graph` in execution order."""
     return {node: i for i, node in enumerate(graph.nodes)}

@@ -11,7 +11,7 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.absorb import is_layer
 from ...edits.edit import changed, drop, only_params, replace_uses
-from ..fold.fold_norm_scale import Site, fold, site, sites
+from ..fold.fold_norm_scale import Site, find_sites, fold, site
 
 
 def _fusible(norm: Node) -> Site | str | None:
@@ -102,7 +102,7 @@ class FuseNormLinear(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         find, untie = (_fusible, self.untie) if self.fold else (_as_declared, True)
-        for one in sites(graph, self.name, trace, find, untie, _changes_weights):
+        for one in find_sites(graph, self.name, trace, find, untie, _changes_weights):
             found = fold(one) if self.fold else one
             norm, linears = found.norm, found.readers
             x = norm.inputs[0]

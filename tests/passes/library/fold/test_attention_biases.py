@@ -119,11 +119,11 @@ def test_packing_before_or_after_is_the_same() -> None:
 
 
 K_REASONS = {
-    "rope": "RoPE turns the bias with the position of its key",
+    "rope": "RoPE rotates the bias with the position of its key",
     "softcap": "its soft cap bends scores",
     "sinks": "its sinks are not shifted",
-    "norm": "rms_norm (%rms_norm) stands between the bias and the scores",
-    "clip": "clip (%clip) stands between the bias and the scores",
+    "norm": "rms_norm (%rms_norm) is between the bias and the scores",
+    "clip": "clip (%clip) is between the bias and the scores",
 }
 
 
@@ -141,7 +141,7 @@ def test_a_bias_of_keys_that_is_felt(kind: str) -> None:
 
 V_REASONS = {
     "sinks": "its sinks take a part of every row",
-    "clip": "clip (%clip_2) stands between the bias and the values",
+    "clip": "clip (%clip_2) is between the bias and the values",
     "causal mask": "rows of padding may see no key",
     "mask and window": "rows of padding may see no key",
     "across, window": "rows may be further from all keys than it sees",
@@ -202,7 +202,7 @@ def test_keys_that_are_values() -> None:
     g.add_output("y", ops.attention(x, k, heads=2, kv_heads=1, value_dim=3))
     trace = Trace()
     after = applied("drop-k-bias", g, trace)
-    assert trace.refusals[0].reason == "its keys are its values too"
+    assert trace.refusals[0].reason == "its keys are also its values"
     next(n for n in after.nodes if n.output.name == "k").set_input(2, None)
     assert worst(g, after) > 0.1
 

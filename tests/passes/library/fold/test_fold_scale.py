@@ -145,7 +145,7 @@ def test_a_factor_after_an_activation_goes_into_the_columns_of_its_reader() -> N
         assert after.params["up"].recipe == g.params["up"].recipe and not left(after) and worst(g, after) <= EXACT
         g.add_output("seen", scaled)
         trace = Trace()
-        assert left(applied("fold-scale", g, trace)) and "stands between" in trace.refusals[0].reason
+        assert left(applied("fold-scale", g, trace)) and "is between" in trace.refusals[0].reason
         wrong = Graph(name)
         x = wrong.add_input("x", TensorType(dtypes.f32, (BATCH, SEQ, 6)))
         through = op(ops.affine(ops.linear(x, weight(wrong, "up", 9, 6)), by=3.0))
@@ -162,7 +162,7 @@ def test_what_caps_comes_after_the_factor() -> None:
     before, trace = model.graph(), Trace()
     after = applied("fold-scale", before, trace)
     assert left(after) == ["logits_capped"] and worst(before, after) <= EXACT
-    assert [r.reason for r in trace.refusals] == ["tanh (%tanh) stands between the scale and the weights"]
+    assert [r.reason for r in trace.refusals] == ["tanh (%tanh) is between the scale and the weights"]
     wrong = after.clone()
     head = next(n for n in wrong.nodes if n.output.name == "lm_head")
     with wrong.inserting(after=head):
@@ -176,7 +176,7 @@ def test_what_caps_comes_after_the_factor() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("variant/clipped", "clip (%layers.0.attn.q_clipped) stands between"),
+        ("variant/clipped", "clip (%layers.0.attn.q_clipped) is between"),
         ("variant/norms of q and k, no weights", "rms_norm (%layers.0.attn.q_norm) has no weight"),
     ],
 )

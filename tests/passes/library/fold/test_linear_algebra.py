@@ -56,7 +56,7 @@ def test_what_others_read_or_what_bends_keeps_linears_apart() -> None:
     g.add_output("y", mapped(g, inner, "b", 8))
     g.add_output("inner", inner)
     trace = Trace()
-    assert str(applied("collapse-linears", g, trace)) == str(g) and "%a is read by others" in trace.refusals[0].reason
+    assert str(applied("collapse-linears", g, trace)) == str(g) and "%a has other readers" in trace.refusals[0].reason
     g, x = start("bent")
     g.add_output("y", mapped(g, ops.relu(mapped(g, x, "a", 9)), "b", 8))
     assert str(applied("collapse-linears", g)) == str(g)
@@ -145,7 +145,7 @@ def test_a_factorized_embedding_becomes_one_table(bias: bool) -> None:
 def test_tables_that_are_tied_or_normed_stay() -> None:
     before, trace = looked_up(tied=True), Trace()
     assert str(applied("collapse-linears", before, trace)) == str(before)
-    assert trace.refusals[0].reason == "%embed.weight, or what is looked up, is read by linear (%linear) too"
+    assert trace.refusals[0].reason == "%embed.weight, or the result of its lookup, is also read by linear (%linear)"
     normed = looked_up(norm=True)
     assert str(applied("collapse-linears", normed)) == str(normed)
     assert worst(normed, looked_up()) > 0.1  # what collapsing over the norm would make of it

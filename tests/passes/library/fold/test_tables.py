@@ -156,7 +156,7 @@ def test_positions_that_are_added_are_in_the_way(settings: dict[str, LearnedPosi
     after = applied("precompute-first-layer", before, trace)
     assert (str(after) == str(before)) == bool(settings)
     if settings:
-        assert "add (%positions_added) makes of it what depends on more" in trace.refusals[0].reason
+        assert "add (%positions_added) combines it with more than the token" in trace.refusals[0].reason
         wrong = applied("precompute-first-layer", Decoder(37, 16, 2, block).graph())
         assert (
             difference(

@@ -112,7 +112,7 @@ def test_bloom_becomes_rms_once_its_embedding_norm_is_folded() -> None:
 def test_embedding_norms_that_stay() -> None:
     for name, reason in {
         "family/bloom": "%embed.weight is shared with linear (%lm_head); untie=true copies it",
-        "family/bert": "%positions_added is not what is looked up: add stands between",
+        "family/bert": "%positions_added is not a looked-up row: add is between",
         "family/llama-gqa-tied": "%embed is also read by add (%layers.0.attn_residual)",
     }.items():
         trace = Trace()

@@ -116,7 +116,7 @@ def test_pieces_of_packed_weights() -> None:
 @pytest.mark.parametrize(
     ("pipeline", "place", "reason"),
     [
-        ("dce", "layers.0.attn.attention", "attention (%layers.0.attn.attention) stands between the scale and"),
+        ("dce", "layers.0.attn.attention", "attention (%layers.0.attn.attention) is between the scale and"),
         ("fold-norm-scale", "layers.0.attn_norm", "rms_norm (%layers.0.attn_norm) has no weight"),
     ],
 )
