@@ -1,4 +1,4 @@
-"""Gated units that were spelled out."""
+"""Gated linear units from elementwise ops."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ...edits.edit import drop, replace_uses
 class FuseGlu(Pass):
     """Recognize gated units: act(gate) ⊙ up becomes the op `glu`.
 
-    The activation may be any that `glu` knows, by its own op or spelled out (x·σ(βx), max(0, x)²), or none at all
-    (bilinear). Clamps and a shift of up, as gpt-oss has them, become `limit` and `shift`. What was one op to the mind
-    is then one to the backends, and to the passes that look for feed-forwards.
+    The activation may be any that `glu` supports, as its own op or spelled out (x·σ(βx), max(0, x)²), or none at all
+    (bilinear). Clamps and a shift of up, as in gpt-oss, become `limit` and `shift`. Backends, and passes that match
+    feed-forwards, then see a single op.
 
-    Condition: gate and up are projections of the same value, by two linears or by one and a split. Products of other
-    things, such as the gates of attention and of state spaces, stay.
+    Condition: gate and up are projections of the same value, by two linears or by one and a split. Other products,
+    such as the gates of attention and state-space layers, stay.
 
     Source: Shazeer 2020 (2002.05202), definition.
 
@@ -46,12 +46,12 @@ class FuseGlu(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            found = gated(node) if node.op is ops.mul else None
-            if isinstance(found, str):
-                trace.refuse(self.name, node.output.name, found)
-            elif isinstance(found, Gate):
+            gate = gated(node) if node.op is ops.mul else None
+            if isinstance(gate, str):
+                trace.refuse(self.name, node.output.name, gate)
+            elif isinstance(gate, Gate):
                 with graph.inserting(before=node):
-                    unit = ops.glu(found.gate, found.up, **found.attrs)
+                    unit = ops.glu(gate.gate, gate.up, **gate.attrs)
                 trace.fired(self.name, node.output.name)
                 replace_uses(node.output, unit)
-                drop(graph, found.nodes)
+                drop(graph, gate.nodes)

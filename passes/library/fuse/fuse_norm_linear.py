@@ -1,4 +1,4 @@
-"""Fusing a norm with the linears that read it."""
+"""Fuse a norm with the linears that read it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from ...edits.edit import changed, drop, only_params, replace_uses
 from ..fold.fold_norm_scale import Site, find_sites, fold, site
 
 
-def _fusible(norm: Node) -> Site | str | None:
-    """The linears that alone read `norm`, directly, or what else does; None if nobody does."""
-    found = site(norm)
-    if isinstance(found, str):
-        return found
+def _find_fusible(norm: Node) -> Site | str | None:
+    """Return `norm` with its readers if all are linears, the reason if not, None if it has no readers."""
+    fusible = site(norm)
+    if isinstance(fusible, str):
+        return fusible
     if isinstance(norm.inputs[0], Param):
         return "it normalizes a parameter"
-    for reader in (*norm.output.users, *found.readers):
+    for reader in (*norm.output.users, *fusible.readers):
         if reader.op is not ops.linear:
             return f"it is read by {reader.op.name} (%{reader.output.name})"
-    return found if found.readers else None
+    return fusible if fusible.readers else None
 
 
-def _as_declared(norm: Node) -> Site | str | None:
-    """The linears that alone read `norm`, which keeps its weight, or what else does; None if it is no norm of tokens
-    by weights of its own."""
+def _find_unfolded(norm: Node) -> Site | str | None:
+    """Return `norm`, which keeps its weight, with its readers if all are projections, or the reason if not.
+
+    None if it does not normalize tokens [batch, seq, width], has a computed weight, or has no readers.
+    """
     readers = norm.output.users
     if norm.op is ops.add_norm or len(norm.output.shape) != 3 or not only_params(norm.inputs[1:]):
         return None
@@ -40,7 +42,7 @@ def _as_declared(norm: Node) -> Site | str | None:
 
 
 def is_projection(node: Node) -> bool:
-    """Return whether `node` is a linear map of tokens [batch, seq, width] by weights of its own."""
+    """Return whether `node` is a linear map of tokens [batch, seq, width] whose weights are parameters."""
     return node.op is ops.linear and len(node.output.shape) == 3 and only_params(node.inputs[1:])
 
 
@@ -48,15 +50,16 @@ def _changes_weights(s: Site) -> bool:
     return any(v is not None for v in s.key)
 
 
-def _fuse(norm: Node, linear: Node, x: Value) -> Value:
-    """One norm_linear for `norm` of `x` and the `linear` that reads it."""
+def _fuse_reader(norm: Node, linear: Node, x: Value) -> Value:
+    """Replace `linear`, which reads `norm` of `x`, by a norm_linear (a mixture by one with norm) and return its
+    result."""
     kind = "layer" if is_layer(norm) else "rms"
-    kept: dict[str, Any] = {"norm_weight": norm.operand("weight")}
-    kept |= {"norm_bias": norm.operand("bias")} if kind == "layer" else {}
+    norm_operands: dict[str, Any] = {"norm_weight": norm.operand("weight")}
+    norm_operands |= {"norm_bias": norm.operand("bias")} if kind == "layer" else {}
     if linear.op is ops.mixture:
-        return changed(linear, {"x": x, **kept}, kind=kind, eps=norm.attrs["eps"]).output
+        return changed(linear, {"x": x, **norm_operands}, kind=kind, eps=norm.attrs["eps"]).output
     with norm.graph.inserting(before=linear):
-        y = ops.norm_linear(x, *linear.inputs[1:], **kept, kind=kind, eps=norm.attrs["eps"])
+        y = ops.norm_linear(x, *linear.inputs[1:], **norm_operands, kind=kind, eps=norm.attrs["eps"])
     norm.graph.replace(linear, y)
     return y
 
@@ -65,17 +68,17 @@ def _fuse(norm: Node, linear: Node, x: Value) -> Value:
 class FuseNormLinear(Pass):
     """Fuse a norm with every linear that reads it: linear(norm(x), W, b) → norm_linear(x, W′, b′).
 
-    RMSNorm divides a row by one number, which commutes with the product: ((x/r) ⊙ g) Wᵀ + b = (x W′ᵀ)/r + b with
+    RMSNorm divides a row by a scalar, which commutes with the product: ((x/r) ⊙ g) Wᵀ + b = (x W′ᵀ)/r + b with
     W′ = W diag(g), so that the product need not wait for the sum of squares; b′ = b + W β where the norm has a bias β.
-    A norm fused with the residual addition (add_norm) leaves the addition. Packed linears are fused as one.
+    A norm fused with the residual addition (add_norm) is split from the addition. Packed linears are fused as one.
 
-    Without `fold` weights stay as they are declared, and g and β become operands of norm_linear: so the kernels of a
-    decode step take them, whose weights are those of the module beside it. Linears of tokens without a norm, which the
-    same kernels compute, become norm_linear, too, of the kind none.
+    Without `fold` weights are unchanged, and g and β become operands of norm_linear, as the kernels of a decode step
+    need, which share the weights of the module. Linears of tokens without a norm, which the same kernels compute, then
+    also become norm_linear, of the kind none.
 
-    Condition: linears alone read the norm; experts, slices or sums that do need it in its own right. Where others read
-    the weights too, the norm stays as it is, unless `untie` copies them or nothing in them has to change (a norm
-    without a weight, or `fold` is false).
+    Condition: only linears read the norm; experts, slices or sums need its result. Where the weights have other
+    readers, the norm is unchanged unless `untie` copies them or they do not change (a norm without a weight, or `fold`
+    is false).
 
     Source: FlashNorm (Graef 2024, 2407.09577).
 
@@ -96,15 +99,15 @@ class FuseNormLinear(Pass):
     effect = "exact"
     purpose = "Fuse and take apart"
     on_fused = True
-    tradeoff = "results are divided instead of x, by every linear of a norm: a few FLOPs more for a trip to memory less"
+    tradeoff = "every linear of a norm divides its result instead of x: a few more FLOPs for one memory round trip less"
     untie: bool = False
     fold: bool = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        find, untie = (_fusible, self.untie) if self.fold else (_as_declared, True)
-        for one in find_sites(graph, self.name, trace, find, untie, _changes_weights):
-            found = fold(one) if self.fold else one
-            norm, linears = found.norm, found.readers
+        find, untie = (_find_fusible, self.untie) if self.fold else (_find_unfolded, True)
+        for matched in find_sites(graph, self.name, trace, find, untie, _changes_weights):
+            folded = fold(matched) if self.fold else matched
+            norm, linears = folded.norm, folded.readers
             x = norm.inputs[0]
             if norm.op is ops.add_norm:
                 with graph.inserting(before=norm):
@@ -112,7 +115,7 @@ class FuseNormLinear(Pass):
                 replace_uses(norm.outputs[1], x)
             assert x is not None
             for linear in linears:
-                trace.fired(self.name, _fuse(norm, linear, x).name)
+                trace.fired(self.name, _fuse_reader(norm, linear, x).name)
             drop(graph, [norm])
         for linear in () if self.fold else [node for node in graph.nodes if is_projection(node)]:
             trace.fired(self.name, linear.output.name)

@@ -1,4 +1,4 @@
-"""Parallel attention and feed-forward as two wide products."""
+"""Fuse parallel attention and feed-forward into two wide linears."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import cuts_rows, derive, drop, joint_name, only_params, replace_uses
 from ...edits.sums import fixed, summands, take_out, totals
-from .pack import packed
+from .pack import pack_linears
 
 
 @dataclass(frozen=True)
 class FuseParallelBlock(Pass):
     """Compute a block x + attn(N x) + ffn(N x) with one linear into both branches and one out of both.
 
-    Queries, keys, values, gate and up read the same normed value: [W_q; W_k; W_v; W_gate; W_up] makes them at once.
-    The outputs of both branches are added up: W_o a + W_down h = [W_o W_down] [a; h]. Two large products take the place
-    of up to seven small ones, which is why such blocks were made parallel.
+    Queries, keys, values, gate and up read the same normalized value: one linear with [W_q; W_k; W_v; W_gate; W_up]
+    computes all of them. The outputs of both branches are summed: W_o a + W_down h = [W_o W_down] [a; h]. Two large
+    products replace up to seven small ones, the reason why such blocks are parallel.
 
-    Condition: both read the same value, and nothing but additions lies behind W_o and W_down. Two norms (GPT-NeoX) make
-    two values: only the way out is fused then, unless fold-norm-scale and cse have made them one.
+    Condition: both branches read the same value, and only additions follow W_o and W_down. With two norms (GPT-NeoX)
+    they read two values: then only the output linears are fused, unless fold-norm-scale and cse merged the norms.
 
     Source: GPT-J (Wang 2021), PaLM (Chowdhery 2022, 2204.02311), section 2.
 
@@ -58,32 +58,32 @@ class FuseParallelBlock(Pass):
     tradeoff = "the inner results of both branches are copied side by side"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        place = {node: i for i, node in enumerate(graph.nodes)}
-        known = [projections(node) for node in graph.nodes if node.op is ops.attention]
-        attentions = {p.o: p for p in known if isinstance(p, Projections)}
+        order = {node: i for i, node in enumerate(graph.nodes)}
+        matches = [projections(node) for node in graph.nodes if node.op is ops.attention]
+        attentions = {p.o: p for p in matches if isinstance(p, Projections)}
         for total in totals(graph):
             terms = [v.producer for v in summands(total) if v.producer and len(v.uses) == 1 and not v.is_output]
-            found = [attentions[n] for n in terms if n in attentions]
+            parallel = [attentions[n] for n in terms if n in attentions]
             feeds = [f for n in terms if isinstance(f := feed_forward(n), FeedForward)]
-            if len(found) != 1 or len(feeds) != 1:
-                continue  # not side by side
-            attention, feed = found[0], feeds[0]
+            if len(parallel) != 1 or len(feeds) != 1:
+                continue  # not a parallel block
+            attention, feed = parallel[0], feeds[0]
             at = total.outputs[-1].name
-            first, last = sorted((attention.o, feed.down), key=lambda n: place[n])
-            why = _misfit(attention, feed) or ("nothing else is added" if fixed(first.output) else None)
+            first, last = sorted((attention.o, feed.down), key=lambda n: order[n])
+            why = _fusion_obstacle(attention, feed) or ("nothing else is added" if fixed(first.output) else None)
             if why is not None:
                 trace.refuse(self.name, at, why)
                 continue
             trace.fired(self.name, at)
-            _way_out(first, last)
-            ins = [*(b.linear for b in attention.branches), *(p.node for p in feed.parts[:-1])]
-            if len({n.inputs[0] for n in ins}) > 1:
-                trace.refuse(self.name, at, "its branches read different values: only the way out is one")
+            _fuse_outputs(first, last)
+            input_linears = [*(b.linear for b in attention.branches), *(p.node for p in feed.parts[:-1])]
+            if len({n.inputs[0] for n in input_linears}) > 1:
+                trace.refuse(self.name, at, "its branches read different values: only the output linears are fused")
             else:
-                _way_in(sorted(dict.fromkeys(ins), key=lambda n: place[n]))
+                _fuse_inputs(sorted(dict.fromkeys(input_linears), key=lambda n: order[n]))
 
 
-def _misfit(attention: Projections, feed: FeedForward) -> str | None:
+def _fusion_obstacle(attention: Projections, feed: FeedForward) -> str | None:
     nodes = [attention.o, feed.down, *(b.linear for b in attention.branches), *(p.node for p in feed.parts[:-1])]
     for node in nodes:
         if node.op is not ops.linear:
@@ -103,38 +103,38 @@ def _biases(nodes: list[Node]) -> list[Param | None]:
     return [b if isinstance(b := n.operand("bias"), Param) else None for n in nodes]
 
 
-def _way_out(first: Node, last: Node) -> None:
-    """Let `last` compute the sum of both, out of what both read."""
+def _fuse_outputs(first: Node, last: Node) -> None:
+    """Replace `first` and `last`, whose results are summed, by one linear of the concatenation of their inputs."""
     graph, nodes, width = last.graph, [first, last], last.output.width
-    weights, given, bias = _weights(nodes), [b for b in _biases(nodes) if b is not None], None
+    weights, present_biases, bias = _weights(nodes), [b for b in _biases(nodes) if b is not None], None
     name, shape = joint_name(weights, "out"), (width, sum(w.width for w in weights))
     weight = derive(weights[0], Concat(tuple(w.recipe for w in weights), 1), shape, f"{name}.weight")
-    if given:
-        recipe = Add(tuple(b.recipe for b in given)) if len(given) > 1 else given[0].recipe
-        bias = derive(given[0], recipe, (width,), f"{name}.bias")
+    if present_biases:
+        recipe = Add(tuple(b.recipe for b in present_biases)) if len(present_biases) > 1 else present_biases[0].recipe
+        bias = derive(present_biases[0], recipe, (width,), f"{name}.bias")
     take_out(first.output)
     with graph.inserting(before=last):
-        both = ops.concat(*(n.inputs[0] for n in nodes), axis=len(last.output.shape) - 1, name="both")
-        y = ops.linear(both, weight, bias, name="out")
+        inputs = ops.concat(*(n.inputs[0] for n in nodes), axis=len(last.output.shape) - 1, name="both")
+        y = ops.linear(inputs, weight, bias, name="out")
     replace_uses(last.output, y)
     drop(graph, [first, last])
 
 
-def _way_in(nodes: list[Node]) -> None:
-    """Make what `nodes`, linears of one value, make with one linear."""
+def _fuse_inputs(nodes: list[Node]) -> None:
+    """Replace `nodes`, linears of one value, by one packed linear."""
     graph, x = nodes[0].graph, nodes[0].inputs[0]
     assert x is not None
     pieces: list[Value] = []
     splits: list[Node] = []
     for node in nodes:
-        (reader, *others) = node.output.users
-        if not others and reader.op is ops.split and cuts_rows(reader):
+        (reader, *more_readers) = node.output.users
+        if not more_readers and reader.op is ops.split and cuts_rows(reader):
             pieces += reader.outputs
             splits.append(reader)
         else:
             pieces.append(node.output)
     with graph.inserting(before=nodes[0]):
-        made = packed(x, _weights(nodes), _biases(nodes), "in", [piece.width for piece in pieces])
-    for old, new in zip(pieces, made, strict=True):
+        results = pack_linears(x, _weights(nodes), _biases(nodes), "in", [piece.width for piece in pieces])
+    for old, new in zip(pieces, results, strict=True):
         replace_uses(old, new)
     drop(graph, [*splits, *nodes])

@@ -1,4 +1,4 @@
-"""Fusing a residual addition with the norm that reads it."""
+"""Fuse a residual addition with the norm that reads it."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def _fuse(
 
 @dataclass(frozen=True)
 class FuseResidualNorm(Pass):
-    """Add and normalize at once: norm(x + y) → add_norm(x, y).
+    """Fuse addition and norm: norm(x + y) → add_norm(x, y).
 
-    The second output is x + y, for everyone else who reads it: the sum is written once and not read again.
+    The second output is x + y, for its other readers: the sum is written once and not read again.
 
     Condition: x and y have the same shape and dtype.
 

@@ -1,4 +1,4 @@
-"""Top-k routers that were spelled out."""
+"""Top-k routers from simpler ops."""
 
 from __future__ import annotations
 
@@ -15,67 +15,66 @@ from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern
 
 
-def _scattered(weights: Value, indices: Value) -> Value:
-    """The weights of the chosen experts in their places: Σ_j weights_j · one_hot(indices_j)."""
+def _scatter_weights(weights: Value, indices: Value) -> Value:
+    """Emit the weights of the chosen experts by expert: Σ_j weights_j · one_hot(indices_j)."""
     placed = ops.mul(ops.unsqueeze(weights, axes=ANY("at")), ops.one_hot(indices, depth=ANY("depth")))
     return ops.sum(placed, axes=ANY("over"), keepdims=False)
 
 
-def _renormalized(weights: Value) -> Value:
+def _renormalize(weights: Value) -> Value:
     return ops.div(weights, ops.sum(weights, axes=ANY("along"), keepdims=True))
 
 
-def _softmax_of_best(logits: Value) -> Value:
+def _softmax_of_top(logits: Value) -> Value:
     best, indices = ops.top_k.emit(logits, k=ANY("k"))
-    return _scattered(ops.softmax(best, axis=ANY("axis")), indices)
+    return _scatter_weights(ops.softmax(best, axis=ANY("axis")), indices)
 
 
-def _best_of_softmax(logits: Value) -> Value:
+def _renormalized_top_of_softmax(logits: Value) -> Value:
     best, indices = ops.top_k.emit(ops.softmax(logits, axis=ANY("axis")), k=ANY("k"))
-    return _scattered(_renormalized(best), indices)
+    return _scatter_weights(_renormalize(best), indices)
 
 
-def _kept_of_softmax(logits: Value) -> Value:
+def _top_of_softmax(logits: Value) -> Value:
     best, indices = ops.top_k.emit(ops.softmax(logits, axis=ANY("axis")), k=ANY("k"))
-    return _scattered(best, indices)
+    return _scatter_weights(best, indices)
 
 
-def _best_of_sigmoid(logits: Value) -> Value:
+def _renormalized_top_of_sigmoid(logits: Value) -> Value:
     best, indices = ops.top_k.emit(ops.sigmoid(logits), k=ANY("k"))
-    return _scattered(_renormalized(best), indices)
+    return _scatter_weights(_renormalize(best), indices)
 
 
-def _sigmoid_of_best(logits: Value) -> Value:
+def _sigmoid_of_top(logits: Value) -> Value:
     best, indices = ops.top_k.emit(logits, k=ANY("k"))
-    return _scattered(ops.sigmoid(best), indices)
+    return _scatter_weights(ops.sigmoid(best), indices)
 
 
-def _kept_of_sigmoid(logits: Value) -> Value:
+def _top_of_sigmoid(logits: Value) -> Value:
     best, indices = ops.top_k.emit(ops.sigmoid(logits), k=ANY("k"))
-    return _scattered(best, indices)
+    return _scatter_weights(best, indices)
 
 
 FORMS: dict[str, tuple[Callable[..., Value], dict[str, Any]]] = {
-    "softmax(topk)": (_softmax_of_best, {}),
-    "renorm(topk(softmax))": (_best_of_softmax, {}),
-    "topk(softmax)": (_kept_of_softmax, {"renormalize": False}),
-    "renorm(topk(sigmoid))": (_best_of_sigmoid, {"scoring": "sigmoid"}),
-    "topk(sigmoid)": (_kept_of_sigmoid, {"scoring": "sigmoid", "renormalize": False}),
-    "sigmoid(topk)": (_sigmoid_of_best, {"scoring": "sigmoid", "renormalize": False}),
+    "softmax(topk)": (_softmax_of_top, {}),
+    "renorm(topk(softmax))": (_renormalized_top_of_softmax, {}),
+    "topk(softmax)": (_top_of_softmax, {"renormalize": False}),
+    "renorm(topk(sigmoid))": (_renormalized_top_of_sigmoid, {"scoring": "sigmoid"}),
+    "topk(sigmoid)": (_top_of_sigmoid, {"scoring": "sigmoid", "renormalize": False}),
+    "sigmoid(topk)": (_sigmoid_of_top, {"scoring": "sigmoid", "renormalize": False}),
 }
 
 
 @dataclass(frozen=True)
 class FuseRouter(Pass):
-    """Recognize top-k routers: what chooses k experts, weighs and places them becomes the op `route`.
+    """Recognize top-k routers: ops that choose and weigh k experts and scatter the weights become the op `route`.
 
     The softmax of the k largest logits equals the k largest probabilities divided by their sum, because e^x keeps the
-    order and the common denominator cancels: softmax(topk(x)) = renorm(topk(softmax(x))). So both are one router, the
-    renormalized one of `route`. Sigmoids have no common denominator: sigmoid(topk(x)) = topk(sigmoid(x)) is another,
-    which is not renormalized.
+    order and the common denominator cancels: softmax(topk(x)) = renorm(topk(softmax(x))). So both are the renormalized
+    router of `route`. Sigmoids have no common denominator: sigmoid(topk(x)) = topk(sigmoid(x)) is not renormalized.
 
-    Condition: the weights are those of the chosen, placed by one_hot of their own indices and summed over the k. A
-    choice by other numbers than those weighed (by scores with a correction, or of noisy logits) is not recognized.
+    Condition: the weights are those of the chosen experts, scattered by one_hot of their indices and summed over the k.
+    A choice by other scores than the weights (by scores with a correction, or of noisy logits) is not recognized.
 
     Source: Shazeer 2017 (1701.06538), equations 3 to 5; Mixtral (Jiang 2024, 2401.04088).
 

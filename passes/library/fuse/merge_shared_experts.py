@@ -1,4 +1,4 @@
-"""Feed-forwards that run side by side become one wide one."""
+"""Merge parallel feed-forwards into one wide feed-forward."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ...edits.sums import fixed, summands, take_out, totals
 
 @dataclass(frozen=True)
 class MergeSharedExperts(Pass):
-    """Compute a sum of feed-forwards of the same value as one as wide as all of them.
+    """Merge a sum of feed-forwards of the same value into one as wide as all of them.
 
-    D₁ a(U₁ x) + D₂ a(U₂ x) = [D₁ D₂] a([U₁; U₂] x), since the activation works element by element; gates are stacked
-    like ups, and biases of down added. This joins several experts that all tokens pass, or parallel feed-forwards.
+    D₁ a(U₁ x) + D₂ a(U₂ x) = [D₁ D₂] a([U₁; U₂] x), since the activation is elementwise; gates are stacked like
+    ups, and biases of down are added. This merges shared experts, or parallel feed-forwards.
 
-    Condition: they read the same value, have the same activation, are all gated or all not, and nothing but additions
-    lies between them: one behind a gate of its own (Qwen2-MoE's σ(w x)) or with another factor is not joined. Factors
-    that are numbers go away with fold-scale.
+    Condition: they read the same value, have the same activation, are all gated or all not, and only additions are
+    between them: one with a gate on its output (Qwen2-MoE's σ(w x)) or another factor is not merged. fold-scale removes
+    constant factors.
 
     Source: DeepSeekMoE (Dai 2024, 2401.06066), whose N shared experts are one of N times the width.
 
@@ -52,25 +52,27 @@ class MergeSharedExperts(Pass):
     purpose = "Fuse and take apart"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        place = {node: i for i, node in enumerate(graph.nodes)}
+        order = {node: i for i, node in enumerate(graph.nodes)}
         for total in totals(graph):
-            sites: dict[Value, list[tuple[str, FeedForward | str]]] = {}  # what reads a value, or why it does not count
+            sites: dict[
+                Value, list[tuple[str, FeedForward | str]]
+            ] = {}  # by input: feed-forwards that read it, or why they cannot merge
             for term in summands(total):
-                found = _summand(term)
-                if found is not None:
-                    sites.setdefault(found[0], []).append((term.name, found[1]))
-            for site in (found for found in sites.values() if len(found) > 1):
+                summand = _summand(term)
+                if summand is not None:
+                    sites.setdefault(summand[0], []).append((term.name, summand[1]))
+            for site in (terms for terms in sites.values() if len(terms) > 1):
                 kinds: dict[object, list[FeedForward]] = {}
-                for at, whole in site:
-                    if isinstance(whole, str):
-                        trace.refuse(self.name, at, whole)
+                for at, feed in site:
+                    if isinstance(feed, str):
+                        trace.refuse(self.name, at, feed)
                     else:
-                        kinds.setdefault(whole.kind, []).append(whole)
+                        kinds.setdefault(feed.kind, []).append(feed)
                 for alike in kinds.values():
-                    alike.sort(key=lambda f: place[f.down])
+                    alike.sort(key=lambda f: order[f.down])
                     at = alike[-1].down.output.name
                     if any(fixed(f.down.output) for f in alike[:-1]):
-                        trace.refuse(self.name, at, "an add_norm adds nothing else: run unfuse-residual-norm before")
+                        trace.refuse(self.name, at, "it is an operand of add_norm: run unfuse-residual-norm before")
                     elif len(alike) > 1:
                         trace.fired(self.name, at)
                         _merge(alike)
@@ -79,42 +81,42 @@ class MergeSharedExperts(Pass):
 
 
 def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
-    """Return the input of the feed-forward that makes `term`, with it or the reason why it cannot merge."""
+    """Return the input of the feed-forward that computes `term`, with it or the reason why it cannot merge."""
     node = term.producer
     if node is None:
         return None
     if node.op in (ops.mul, ops.affine):
         for v in node.inputs:
-            behind = feed_forward(v.producer) if v is not None and v.producer is not None else None
-            if isinstance(behind, FeedForward):
-                return behind.x, f"{node.op.name} multiplies it"
-    found = feed_forward(node)
-    if not isinstance(found, FeedForward):
+            scaled_feed = feed_forward(v.producer) if v is not None and v.producer is not None else None
+            if isinstance(scaled_feed, FeedForward):
+                return scaled_feed.x, f"{node.op.name} multiplies it"
+    feed = feed_forward(node)
+    if not isinstance(feed, FeedForward):
         return None
-    if found.up.normed:
-        return found.x, "its norm is fused into it: run before fuse-norm-linear"
-    return found.x, "its result is read by others too" if len(term.uses) > 1 or term.is_output else found
+    if feed.up.normed:
+        return feed.x, "its norm is fused into it: run before fuse-norm-linear"
+    return feed.x, "its result has other readers" if len(term.uses) > 1 or term.is_output else feed
 
 
 def _merge(parts: list[FeedForward]) -> None:
-    """Let the last of `parts` compute all, and take the others out of the additions."""
+    """Replace the last of `parts` by a merged feed-forward, and remove the others from the sum."""
     last, graph = parts[-1], parts[0].x.graph
     with graph.inserting(before=last.down):
-        up = _wide([f.up for f in parts], 0, "up", last.x)
+        up = _merge_linears([f.up for f in parts], 0, "up", last.x)
         if last.gate is None:
             hidden = activate(up, last.activation)
         else:
-            gate = _wide([f.gate for f in parts if f.gate is not None], 0, "gate", last.x)
+            gate = _merge_linears([f.gate for f in parts if f.gate is not None], 0, "gate", last.x)
             hidden = ops.glu(gate, up, activation=last.activation, limit=last.limit, shift=last.shift)
-        y = _wide([f.out for f in parts], 1, "down", hidden)
+        y = _merge_linears([f.out for f in parts], 1, "down", hidden)
     replace_uses(last.down.output, y)
     for f in parts[:-1]:
         take_out(f.down.output)
     drop(graph, backward_slice([f.down.output for f in parts], [last.x]))
 
 
-def _wide(sides: list[Projection], axis: int, name: str, x: Value) -> Value:
-    """`sides` side by side (axis 0), or added up (axis 1), as one linear of x."""
+def _merge_linears(sides: list[Projection], axis: int, name: str, x: Value) -> Value:
+    """Emit `sides`, stacked (axis 0) or summed (axis 1), as one linear of x."""
     rows = sum(s.stop - s.start for s in sides) if axis == 0 else sides[0].stop
     weights, biases = [s.params[0] for s in sides], [b for s in sides if (b := s.params[1]) is not None]
     recipe, full, bias = Concat(tuple(s.weight for s in sides), axis), joint_name(weights, name), None

@@ -1,4 +1,4 @@
-"""Packing: linears that read the same activations become one, with their weights concatenated by recipe."""
+"""Pack linears that read the same activations into one, with their weights concatenated by recipe."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from ...edits.edit import derive, drop, joint_name, replace_uses
 from ...edits.pattern import ANY, Pattern
 
 
-def packed(
+def pack_linears(
     x: Value,
     weights: Sequence[Param],
     biases: Sequence[Value | None],
     name: str,
     widths: Sequence[int] | None = None,
 ) -> tuple[Value, ...]:
-    """One linear over the concatenation of `weights` and a split into what each would have made, or into `widths`.
+    """Emit one linear with the concatenated `weights`, and the split of its result by linear, or into `widths`.
 
-    Where only some have a bias, the others get zeros. What is packed again (a layer applied twice) has the same
-    parameters, so that shared weights stay shared.
+    Linears without a bias get zeros where another has one. Packing the same linears again (a layer applied twice)
+    reuses the parameters, so that shared weights stay shared.
     """
     rows = [int(w.shape[0]) for w in weights]
     full, shape = joint_name(weights, name), (sum(rows), weights[0].width)
     weight = derive(weights[0], Concat(tuple(w.recipe for w in weights)), shape, f"{full}.weight")
-    given, bias = [b for b in biases if isinstance(b, Param)], None
-    if given:
+    present_biases, bias = [b for b in biases if isinstance(b, Param)], None
+    if present_biases:
         parts = (b.recipe if isinstance(b, Param) else Full(0.0, (n,)) for b, n in zip(biases, rows, strict=True))
-        bias = derive(given[0], Concat(tuple(parts)), (sum(rows),), f"{full}.bias")
+        bias = derive(present_biases[0], Concat(tuple(parts)), (sum(rows),), f"{full}.bias")
     return ops.split.emit(ops.linear(x, weight, bias, name=name), sizes=tuple(widths or rows))
 
 
 def misfit(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> str | None:
-    """Say why linears with these weights and biases cannot be packed; None if they can."""
+    """Return the reason why linears with these weights and biases cannot be packed; None if they can."""
     for w in (*weights, *(b for b in biases if b is not None)):
         if not isinstance(w, Param):
-            return f"{w!r} is no parameter"
+            return f"{w!r} is not a parameter"
         if not all(isinstance(s, int) for s in w.shape):
             return f"parameter {w!r} has no fixed shape"
     if (
@@ -61,9 +61,9 @@ def misfit(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> s
 class PackQkv(Pass):
     """Compute query, key and value with one linear: linear(x, [Wq; Wk; Wv]) → split.
 
-    Of every attention, those of the linears behind its q, k and v are packed that read the same x (in cross attention
-    only k and v do); rotations, reshapes and norms in between stay. The weights become Concat recipes; originals that
-    something else reads stay as they are. A linear without a bias beside one with gets zeros.
+    For every attention, the linears that compute its q, k and v from the same x are packed (in cross attention only k
+    and v); rotations, reshapes and norms in between stay. The weights become Concat recipes; originals with other
+    readers stay. A linear without a bias gets zeros if another has one.
 
     Condition: the linears read the same value, and their weights are parameters of one dtype.
 
@@ -96,7 +96,7 @@ class PackQkv(Pass):
                 continue
             linears: dict[Node, str] = {}
             for role in "qkv":
-                if node := _linear_behind(attention.operand(role)):
+                if node := _find_linear(attention.operand(role)):
                     linears.setdefault(node, role)
             by_input: dict[Value | None, list[Node]] = {}
             for node in linears:
@@ -108,8 +108,8 @@ class PackQkv(Pass):
             trace.note(f"{self.name}: no attention has q, k or v from several linears of the same value")
 
 
-def _linear_behind(value: Value | None) -> Node | None:
-    """The linear that makes `value`, looking through what treats its first operand row by row."""
+def _find_linear(value: Value | None) -> Node | None:
+    """Return the linear that computes `value`, through ops that treat their first operand row by row, or None."""
     while value is not None and (node := value.producer) is not None:
         if node.op is ops.linear:
             return node
@@ -125,9 +125,9 @@ def _pack(graph: Graph, x: Value, group: list[Node], name: str, trace: Trace) ->
     if why:
         trace.note(f"pack-qkv: left %{group[0].output.name} alone: {why}")
         return
-    # x is computed before the first of them, and all readers of their results come later.
+    # x is computed before the first linear, and all readers of their results come later.
     with graph.inserting(before=graph.nodes.first(group)):
-        pieces = packed(x, [w for w in weights if isinstance(w, Param)], biases, name)
+        pieces = pack_linears(x, [w for w in weights if isinstance(w, Param)], biases, name)
     for node, piece in zip(group, pieces, strict=True):
         replace_uses(node.output, piece)
     trace.fired("pack-qkv", pieces[0].name)
@@ -138,10 +138,10 @@ def _pack(graph: Graph, x: Value, group: list[Node], name: str, trace: Trace) ->
 class PackGateUp(Pass):
     """Compute gate and up of a gated MLP with one linear: linear(x, [Wgate; Wup]) → split → glu.
 
-    The weights become one Concat recipe. A linear without a bias beside one with gets zeros.
+    The weights become one Concat recipe. A linear without a bias gets zeros if the other has one.
 
-    Condition: both read the same value, nothing but the glu reads what they make, and their weights are different
-    parameters of one dtype.
+    Condition: both read the same value, only the glu reads their results, and their weights are different parameters of
+    one dtype.
 
     Source: the way Phi-3 stores them (Abdin 2024, arXiv:2404.14219); the unit is Shazeer's (2020, arXiv:2002.05202).
 
@@ -186,5 +186,5 @@ def _pack_gated(
     why = misfit((gate, up), (gate_bias, up_bias))
     if why:
         return Refusal(why)
-    g, u = packed(x, (gate, up), (gate_bias, up_bias), "gate_up")
+    g, u = pack_linears(x, (gate, up), (gate_bias, up_bias), "gate_up")
     return ops.glu(g, u, activation=activation, limit=limit)

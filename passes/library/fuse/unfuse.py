@@ -15,10 +15,10 @@ from ...edits.legalization import is_fused, legalize
 class Unfuse(Pass):
     """Replace fused ops by their bodies, until only simple ops are left: the inverse of the pipeline decode-torch.
 
-    With `all` also add_norm and a norm_linear without the norm's weight, which other passes and targets know.
+    With `all` also add_norm and a norm_linear without the norm's weight, which other passes and targets support.
 
-    Packed weights become a concatenation, which fold-constants takes into one weight. The rotation in a norm_qkv
-    becomes arithmetic, not the op rope, so that backends do not fuse it with attention: keep the graph from before.
+    Packed weights become a concatenation, which fold-constants turns into one weight. The rotation in a norm_qkv
+    becomes arithmetic, not the op rope, and backends do not fuse it with attention: keep the original graph for that.
 
     Condition: none.
 
@@ -47,5 +47,5 @@ class Unfuse(Pass):
     all: bool = False
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        known = (ops.add_norm, ops.norm_linear) if self.all else ()
-        legalize(graph, lambda node: ["it is fused"] if is_fused(node) or node.op in known else None, trace)
+        also_fused = (ops.add_norm, ops.norm_linear) if self.all else ()
+        legalize(graph, lambda node: ["it is fused"] if is_fused(node) or node.op in also_fused else None, trace)

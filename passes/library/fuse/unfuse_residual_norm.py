@@ -12,11 +12,11 @@ from ...core.trace import Trace
 
 @dataclass(frozen=True)
 class UnfuseResidualNorm(Pass):
-    """Add, then normalize: add_norm(x, y) → norm(x + y), and x + y for everyone else who reads the sum.
+    """Add, then normalize: add_norm(x, y) → norm(x + y), and x + y for other readers of the sum.
 
-    The inverse of fuse-residual-norm, for targets without such a kernel and passes that look for plain norms.
+    The inverse of fuse-residual-norm, for targets without such a kernel and passes that match plain norms.
 
-    The sum stands in the scope that its name tells, if a term of it does: that of the layer that it ends.
+    The sum is moved to the scope in its name, that of the layer it ends, if one of its terms is in that scope.
 
     Condition: none.
 
@@ -49,13 +49,13 @@ class UnfuseResidualNorm(Pass):
             with graph.inserting(before=node):
                 normed, total = node.op.expand(node)
             graph.replace(node, normed, total)
-            _settle(total)
+            _move_to_scope(total)
 
 
-def _settle(total: Value) -> None:
-    """Move a sum to the scope that it is named after, if one of its terms is made in there; to the top, if all are."""
-    made, home = total.producer, total.name.rpartition(".")[0]
-    assert made is not None
-    scopes = [term.producer.scope for term in made.inputs if term is not None and term.producer is not None]
+def _move_to_scope(total: Value) -> None:
+    """Move a sum to the scope in its name if one of its terms is computed there; to the top level if all are there."""
+    addition, home = total.producer, total.name.rpartition(".")[0]
+    assert addition is not None
+    scopes = [term.producer.scope for term in addition.inputs if term is not None and term.producer is not None]
     if any(f"{scope}.".startswith(f"{home}.") for scope in scopes) if home else not any(scopes):
-        made.scope = home
+        addition.scope = home

@@ -1,4 +1,4 @@
-"""Unpacking: the inverse of pack-qkv and pack-gate-up."""
+"""Unpack linears: the inverse of pack-qkv and pack-gate-up."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ...edits.edit import cuts_rows, only_params
 
 @dataclass(frozen=True)
 class Unpack(Pass):
-    """Compute the pieces of a packed linear by linears of their own.
+    """Split a packed linear into separate linears.
 
-    split(linear(x, [A; B])) becomes linear(x, A), linear(x, B). The weights are rows of the packed one; where that was
-    put together by a Concat recipe, they are its items again.
+    split(linear(x, [A; B])) becomes linear(x, A), linear(x, B). The weights are rows of the packed weight; if it is a
+    Concat recipe, they are its items.
 
     Condition: the split cuts the last axis, and nothing else reads the packed result.
 
@@ -40,7 +40,7 @@ class Unpack(Pass):
     effect = "exact"
     purpose = "Fuse and take apart"
     see = ("pack-qkv", "pack-gate-up")
-    tradeoff = "several small products instead of a large one: as many FLOPs, but x is read by each"
+    tradeoff = "several small products instead of a large one: equal FLOPs, but each reads x"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
@@ -51,7 +51,7 @@ class Unpack(Pass):
             if not cuts_rows(node):
                 trace.refuse(self.name, at, f"the split cuts axis {node.attrs['axis']}, not the last")
             elif len(x.users) > 1 or x.is_output:
-                trace.refuse(self.name, at, f"%{x.name} is read by others too")
+                trace.refuse(self.name, at, f"%{x.name} has other readers")
             elif not only_params(x.producer.inputs[1:]):
                 trace.refuse(self.name, at, f"the weight of %{x.name} is computed")
             else:

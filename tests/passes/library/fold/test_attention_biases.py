@@ -120,7 +120,7 @@ def test_packing_before_or_after_is_the_same() -> None:
 
 K_REASONS = {
     "rope": "RoPE rotates the bias with the position of its key",
-    "softcap": "its soft cap bends scores",
+    "softcap": "its soft cap is not invariant to a shift",
     "sinks": "its sinks are not shifted",
     "norm": "rms_norm (%rms_norm) is between the bias and the scores",
     "clip": "clip (%clip) is between the bias and the scores",

@@ -126,7 +126,7 @@ def test_what_cannot_be_packed_is_left_with_a_line() -> None:
     g.add_output("y", attention(q, k, v))
     trace = Trace()
     applied("pack-qkv", g, trace)
-    assert not trace.rewrites and "is no parameter" in trace.lines[0]
+    assert not trace.rewrites and "is not a parameter" in trace.lines[0]
     g = Graph("none")
     x = g.add_input("x", HIDDEN)
     g.add_output("y", attention(x, x, x))
