@@ -54,9 +54,7 @@ class MergeSharedExperts(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         order = {node: i for i, node in enumerate(graph.nodes)}
         for total in totals(graph):
-            sites: dict[
-                Value, list[tuple[str, FeedForward | str]]
-            ] = {}  # by input: feed-forwards that read it, or why they cannot merge
+            sites: dict[Value, list[tuple[str, FeedForward | str]]] = {}  # by input; a str is why one cannot merge
             for term in summands(total):
                 summand = _summand(term)
                 if summand is not None:

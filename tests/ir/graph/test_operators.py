@@ -102,7 +102,7 @@ def test_sums_and_products_with_a_number_are_one_op() -> None:
         (lambda x, y, i: x / 0, "div: .* is divided by 0"),
         (lambda x, y, i: i % 0, "mod: .* is divided by 0"),
         (lambda x, y, i: x + i, "operands have dtypes f32 and i64; cast one of them"),
-        (lambda x, y, i: i + 0.5, "must be whole"),
+        (lambda x, y, i: i + 0.5, "must be integers"),
         (lambda x, y, i: (-2) ** x, "the base -2.0 must be positive"),
         (lambda x, y, i: ops.linear(x, 3), "op linear: operand weight is a number"),
         (lambda x, y, i: ops.add(1, 2), "op add: all operands are numbers"),

@@ -127,7 +127,7 @@ def test_equal_scans_are_one() -> None:
     [
         (0, "takes 2 values .x, w. or 4 with states, not 1"),
         (1, r"w f32\[2, 4\] must be f32\[4, 4\]"),
-        (2, r"x f32\[2, 3, 5\] must be f32\[2, 3, 4\], of which the step takes f32\[2, 4\] at a token"),
+        (2, r"x f32\[2, 3, 5\] must be f32\[2, 3, 4\]: the step reads f32\[2, 4\] for each token"),
         (3, r"c f32\[2, 4\] must be f32\[2, 2, 2\]"),
         (4, r"x f64\[2, 3, 4\] must be f32\[2, 3, 4\]"),
     ],

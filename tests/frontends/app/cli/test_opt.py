@@ -29,7 +29,7 @@ def test_opt_tells_what_was_done_shown_and_left(tiny: Path) -> None:
     assert quiet.startswith("weft: pack-qkv rewrote nothing: ") and quiet.count("\n") == 1
     verified = done("opt", tiny, "-p", "pack-qkv, kv-cache", "--verify", "-o", os.devnull).stderr.splitlines()
     assert [line.partition("): ")[0] for line in verified] == ["weft: pack-qkv (exact", "weft: kv-cache (conditional"]
-    assert verified[1].endswith("(two ways for models above a million parameters).")
+    assert verified[1].endswith("(two ways above a million parameters) equals the full pass.")
 
 
 def test_opt_of_a_checkpoint_goes_through_a_pipe(minilm_folder: Path) -> None:
