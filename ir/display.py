@@ -1,4 +1,5 @@
-"""Objects that notebooks show. What draws them registers itself, so nothing here knows of pictures."""
+"""Objects that notebooks display. The module that draws them registers itself, so this one depends on no drawing
+code."""
 
 from __future__ import annotations
 
@@ -9,15 +10,16 @@ _renderers: list[Callable[..., Any]] = []
 
 
 def register_renderer(render: Callable[..., Any]) -> None:
-    """Let `render` draw what is `Displayable`: ``render(source, **options)`` returns an object with ``_repr_html_``."""
+    """Let `render` draw `Displayable` objects: ``render(source, **options)`` returns an object with ``_repr_html_``."""
     _renderers.append(render)
 
 
 class Displayable:
-    """An object that a notebook shows as its picture."""
+    """An object that a notebook displays as its picture."""
 
     def show(self, height: int = 640, depth: int | None = None, parts: tuple[str, ...] = ()) -> Any:
-        """Return its picture, as `weft.show` makes it: `height` in pixels, `depth` levels of parts and `parts` open."""
+        """Return the picture that `weft.show` draws: `height` in pixels, `depth` levels of parts and `parts`
+        expanded."""
         return _renderers[-1](self, height=height, depth=depth, parts=parts)
 
     def _repr_html_(self) -> str | None:

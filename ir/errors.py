@@ -6,14 +6,15 @@ from collections.abc import Iterable
 
 
 class WeftError(Exception):
-    """Bad input, told in one sentence that names the culprit and what would help.
+    """Bad input, reported in one sentence that names the culprit and the remedy.
 
     The command line prints the message and exits with status 2; any other exception is a bug in weft.
     """
 
 
 def unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> WeftError:
-    """Return an error about a `name` that is not `known`: it suggests the nearest, or says `otherwise`."""
+    """Return the error for a `name` that is not in `known`: it suggests the nearest names, or else ends with
+    `otherwise`."""
     import difflib
 
     names = list(known)

@@ -1,4 +1,5 @@
-"""The interpreter: runs the references in float64. It is the meaning of the IR and the oracle of every pass."""
+"""The interpreter: runs the references of ops in float64. It defines the meaning of the IR, and every pass is checked
+against it."""
 
 from __future__ import annotations
 
@@ -41,12 +42,12 @@ def interpret(
             raise WeftError(f"graph {graph.name} needs a value for input {name!r}: {value.type}")
         env[value] = widen(np.asarray(inputs[name]))
     binding: dict[str, int] = {}
-    known = -1
-    while known < len(binding):  # `past + seq` tells past once seq is known, whichever input comes first
-        known = len(binding)
+    solved = -1
+    while solved < len(binding):  # `past + seq` gives past once seq is known, in any order of inputs
+        solved = len(binding)
         for name, value in graph.inputs.items():
             bind(value.type, env[value].shape, binding, name)
-    # Later nodes overwrite earlier ones. Outputs count too: what nobody reads is dropped by its own node.
+    # Later nodes overwrite earlier ones. Outputs count as uses: one without readers is dropped by its own node.
     last_use: dict[Value, Node] = {
         v: node for node in graph.nodes for v in (*node.outputs, *node.inputs) if v is not None
     }
@@ -59,7 +60,7 @@ def interpret(
     def fetch(v: Value | None) -> Array | None:
         if v is None or v in env:
             return None if v is None else env[v]
-        # Not kept in `env`: the weights of one node are in memory at a time.
+        # Not stored in `env`: the weights of one node are in memory at a time.
         param = graph.params[v.name]
         return widen(np.asarray(overrides[v.name] if v.name in overrides else param.recipe.evaluate(graph.reader)))
 
@@ -71,26 +72,26 @@ def interpret(
             watch(node, tuple(env[v] for v in node.outputs))
         for v in dying.get(node, ()):
             env.pop(v, None)
-    found = {name: fetch(v) for name, v in graph.outputs.items()}
-    return {name: array for name, array in found.items() if array is not None}
+    outputs = {name: fetch(v) for name, v in graph.outputs.items()}
+    return {name: array for name, array in outputs.items() if array is not None}
 
 
 def run_node(op: Op, operands: list[Array | None], attrs: Mapping[str, Any], binding: Mapping[str, int]) -> Any:
-    """The reference of `op`, sizes among its attributes bound."""
-    concrete = {k: _bound(v, binding) for k, v in attrs.items()}
+    """Run the reference of `op` on `operands`, with the sizes among `attrs` evaluated under `binding`."""
+    concrete = {k: _bind_sizes(v, binding) for k, v in attrs.items()}
     return op.run_reference(operands, concrete)
 
 
-def _bound(value: Any, binding: Mapping[str, int]) -> Any:
+def _bind_sizes(value: Any, binding: Mapping[str, int]) -> Any:
     if isinstance(value, Poly):
         return sizes.evaluate(value, binding)
     if isinstance(value, tuple):
-        return tuple(_bound(v, binding) for v in value)
+        return tuple(_bind_sizes(v, binding) for v in value)
     return value
 
 
 def widen(array: Array) -> Array:
-    """Floats as float64, integers as int64, booleans as they are."""
+    """Return floats as float64, integers as int64, booleans as they are."""
     if array.dtype == np.bool_:
         return array
     if np.issubdtype(array.dtype, np.integer):
@@ -99,7 +100,7 @@ def widen(array: Array) -> Array:
 
 
 def bind(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name: str) -> None:
-    """Match a concrete shape against `type`, adding the sizes that become known to `binding`.
+    """Match the concrete `shape` of input `name` against `type`, and add the sizes that it determines to `binding`.
 
     Raises:
         WeftError: if they do not match.
@@ -120,7 +121,7 @@ def bind(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name
 
 
 def free_sizes(graph: Graph) -> Iterator[str]:
-    """Named sizes of the graph inputs, each once."""
+    """Yield the named sizes of the graph inputs, each once."""
     seen: set[str] = set()
     for value in graph.inputs.values():
         for size in value.type.shape:

@@ -8,11 +8,12 @@ from typing import NamedTuple, NoReturn
 
 from .errors import WeftError
 
-BLANK = r"[ \t\r\n]+|\#[^\n]*"  # what separates tokens: white space, comments to the end of the line
+BLANK = r"[ \t\r\n]+|\#[^\n]*"  # separates tokens: white space, comments to the end of the line
 
 
 class Token(NamedTuple):
-    """A piece of a text: its `kind` (a group of the language's pattern), and where it begins."""
+    """A token: its `kind` (the named group of the language's pattern), its characters, and the position where it
+    begins."""
 
     kind: str
     text: str
@@ -20,13 +21,14 @@ class Token(NamedTuple):
 
 
 def language(pattern: str) -> re.Pattern[str]:
-    """The pattern of a language: `pattern` is a verbose alternation of named groups, one for each kind of token."""
-    # The blank behind a token is part of its match: one match per token.
+    """Compile the pattern of a language: a verbose alternation of named groups, one for each kind of token."""
+    # The blank after a token is part of its match: one match per token.
     return re.compile(rf"(?:{pattern})(?:{BLANK})*", re.VERBOSE)
 
 
 class Lexer:
-    """The tokens of `text`, taken from the front. `where` says in errors where a character is, such as ``file:3:7``."""
+    """The tokens of `text`, consumed from the front; a number has at most `most` characters. `where` formats a position
+    for errors, such as ``file:3:7``."""
 
     def __init__(self, text: str, pattern: re.Pattern[str], where: Callable[[int], str], most: int = 1 << 62) -> None:
         self.text, self.where = text, where
@@ -47,10 +49,10 @@ class Lexer:
             self.fail(f"unexpected character {text[at]!r}", at)
         self.tokens.append(Token("end", "the end", len(text)))
         self.pos = 0
-        self.token = self.tokens[0]  # the one at `pos`
+        self.token = self.tokens[0]  # always the token at `pos`
 
     def fail(self, message: str, at: int | None = None) -> NoReturn:
-        """Raise WeftError with `message`, at the current token unless `at` says where."""
+        """Raise WeftError with `message`, located at the position `at` or else at the current token."""
         raise WeftError(f"{self.where(self.token.at if at is None else at)}: {message}")
 
     def goto(self, pos: int) -> None:
@@ -59,37 +61,37 @@ class Lexer:
         self.token = self.tokens[pos]
 
     def ahead(self, count: int = 1) -> Token:
-        """The token `count` behind the current one, or the end."""
+        """Return the token `count` positions after the current one, or the end token."""
         return self.tokens[min(self.pos + count, len(self.tokens) - 1)]
 
     def next(self) -> Token:
-        """Take the current token."""
+        """Consume the current token and return it."""
         token = self.token
         if token.kind != "end":
             self.goto(self.pos + 1)
         return token
 
     def accept(self, text: str) -> bool:
-        """Take the current token if it is the word or sign `text`."""
+        """Consume the current token if it is the word or sign `text`; return whether it was."""
         if self.token.text == text and self.token.kind in ("punct", "name"):
             self.next()
             return True
         return False
 
     def take(self, *expected: str) -> Token:
-        """Take the current token, which must be one of the signs or of the kinds `expected`."""
+        """Consume the current token, which must be one of the signs or kinds `expected`, and return it."""
         token = self.token
         if token.kind not in expected and not (token.kind in ("punct", "name") and token.text in expected):
-            self.fail(f"expected {' or '.join(expected)} but found {self.found}")
+            self.fail(f"expected {' or '.join(expected)} but found {self.spelling}")
         return self.next()
 
-    def of_kind(self, kind: str, what: str) -> str:
-        """Take a token of `kind`, or fail with `what` was expected."""
+    def of_kind(self, kind: str, description: str) -> str:
+        """Consume a token of `kind` and return its characters; `description` names the expected token in the error."""
         if self.token.kind != kind:
-            self.fail(f"expected {what} but found {self.found}")
+            self.fail(f"expected {description} but found {self.spelling}")
         return self.next().text
 
     @property
-    def found(self) -> str:
-        """The current token, as errors spell it."""
+    def spelling(self) -> str:
+        """The current token as errors quote it."""
         return self.token.text if self.token.kind == "end" else repr(self.token.text)

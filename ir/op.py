@@ -66,7 +66,8 @@ __all__ = [
 def op(
     *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Declare an op; the decorated function is its reference. `outputs` names the outputs, separated by spaces."""
+    """Return a decorator that declares an op; the decorated function is its reference. `outputs` names the outputs,
+    separated by spaces."""
 
     def declare(reference: Callable[..., Any]) -> Op:
         new = Op(reference, outputs, traits, cases)

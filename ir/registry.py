@@ -1,6 +1,6 @@
-"""Registries: things of one kind by name, which modules add when they are imported: weft's own, and plugins.
+"""Registries: items of one kind by name, which modules add when they are imported: weft's own modules, and plugins.
 
-Plugins are what other packages add, by entry points of the group `weft.plugins`, or modules that somebody imports.
+Plugins are modules of other packages, found by entry points of the group `weft.plugins` or imported explicitly.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from .storage.documents import told
 
 T = TypeVar("T")
 GROUP = "weft.plugins"
-_depth = 0  # catalogues that are being imported: one may look up names of another
+_depth = 0  # number of catalogues being imported: one may look up names of another
 _plugins = ""  # "loading", "loaded"
-_trouble = ""  # of the first plugin that failed
+_trouble = ""  # the error message of the first plugin that failed
 
 
 class DeclaredTwice(WeftError, ValueError):
-    """Two things of one kind have the same name."""
+    """Error for two items of one kind with the same name."""
 
 
 class Registry(Mapping[str, T]):
-    """Things of one `kind` by name.
+    """Items of one `kind` by name.
 
-    The first look at all of them, or for a name that is not there yet, imports the `catalogues`, packages whose modules
-    add weft's own, and then the plugins. Names keep the order of addition. `hint` is what the error for an unknown name
-    suggests.
+    The first iteration, or lookup of a name that is missing, imports the `catalogues` (packages whose modules add the
+    items of weft itself) and then the plugins. Names keep the order of addition. `hint` ends the error for an unknown
+    name.
     """
 
     def __init__(self, kind: str, catalogues: str, hint: str) -> None:
@@ -40,35 +40,35 @@ class Registry(Mapping[str, T]):
         self._loaded = self._complete = False
 
     def add(self, name: str, item: T) -> None:
-        """Add `item`. A class may be defined again, as by a cell of a notebook: the last one counts.
+        """Add `item`. A class may be defined again, as by a cell of a notebook: the last definition counts.
 
         Raises:
-            DeclaredTwice: if the name is taken.
-            WeftError: if it is no text.
+            DeclaredTwice: if another item has the name.
+            WeftError: if the name is not a string.
         """
         if not isinstance(name, str):
             raise WeftError(f"{self.kind} {name!r}: a name must be a text")
-        known = self._items.setdefault(name, item)
-        if known is not item and getattr(known, "__qualname__", known) != getattr(item, "__qualname__", item):
-            raise DeclaredTwice(f"{self.kind} {name} is declared twice: {known!r} and {item!r}")
+        present = self._items.setdefault(name, item)
+        if present is not item and getattr(present, "__qualname__", present) != getattr(item, "__qualname__", item):
+            raise DeclaredTwice(f"{self.kind} {name} is declared twice: {present!r} and {item!r}")
         self._items[name] = item
 
     def remove(self, name: str) -> None:
-        """Forget the item called `name`, if there is one."""
+        """Remove the item called `name`, if it exists."""
         self._items.pop(name, None)
 
     def lookup(self, name: str) -> T:
         """Return the item called `name`.
 
         Raises:
-            WeftError: if there is none, with the nearest names.
+            WeftError: if it does not exist; the message suggests the nearest names.
         """
         if name not in self:
             raise unknown(self.kind, name, self, self.hint)
         return self[name]
 
     def load(self) -> None:
-        """Import the catalogue and the plugins, once.
+        """Import the catalogues and the plugins, once.
 
         Raises:
             WeftError: if a plugin cannot be loaded.
@@ -82,7 +82,7 @@ class Registry(Mapping[str, T]):
             try:
                 for catalogue in self.catalogues:
                     importlib.import_module(catalogue)
-                self._append(early)  # what others have added stands behind weft's own
+                self._append(early)  # items added before the import follow weft's own
             except BaseException:
                 self._loaded = False
                 raise
@@ -96,7 +96,7 @@ class Registry(Mapping[str, T]):
             self.add(name, item)
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._items:  # so that what weft's modules name while they are imported imports no plugin
+        if name not in self._items:  # names that weft's modules look up during their import must not import plugins
             self.load()
         return self._items[name]
 
@@ -110,37 +110,37 @@ class Registry(Mapping[str, T]):
 
 
 class Alternatives(Registry[list[T]]):
-    """Things of one `kind` of which several may serve one name, in the order in which they are tried."""
+    """Lists of items of one `kind` by name, in the order in which they are tried."""
 
     def __init__(self, kind: str, catalogues: str, hint: str) -> None:
         super().__init__(kind, catalogues, hint)
         self._first: dict[str, list[T]] = {}
 
     def put(self, name: str, item: T, first: bool = False) -> None:
-        """Add `item` behind those of the same name, or as the `first`."""
-        known = self._items.setdefault(name, [])
+        """Add `item` after the others of the same name, or before them if `first`."""
+        items = self._items.setdefault(name, [])
         if first:
             self._first.setdefault(name, []).insert(0, item)
         else:
-            known.append(item)
+            items.append(item)
 
     def _append(self, items: dict[str, list[T]]) -> None:
-        for name, known in items.items():
-            self._items.setdefault(name, []).extend(known)
+        for name, added in items.items():
+            self._items.setdefault(name, []).extend(added)
 
     def __getitem__(self, name: str) -> list[T]:
-        self.load()  # a plugin may have put one there before weft's own
-        known = self._items[name]
-        return [*self._first.get(name, ()), *known]
+        self.load()  # always: a plugin may have added to `name` before weft's own items
+        items = self._items[name]
+        return [*self._first.get(name, ()), *items]
 
 
 def load_plugins() -> bool:
-    """Import the plugins of all installed packages, once; return whether all are there: not while they are imported.
+    """Import the plugins of all installed packages, once; return True when all are loaded, False during their import.
 
-    An entry point names a module, which registers what it adds when it is imported, or a callable, which then does so.
+    An entry point names a module, which registers its items when it is imported, or a callable that registers them.
 
     Raises:
-        WeftError: naming a plugin that fails; at every call, so that nothing runs with a part of the plugins.
+        WeftError: naming a plugin that fails; at every call, so that nothing runs with an incomplete set of plugins.
     """
     global _plugins, _trouble
     if not _plugins:
@@ -152,9 +152,9 @@ def load_plugins() -> bool:
                 plugin = point.load()
                 if callable(plugin):
                     plugin()
-            except BaseException as error:  # of anybody's code
+            except BaseException as error:  # foreign code raises anything
                 owner = f" of {point.dist.name}" if point.dist else ""
-                _trouble = f"the plugin {point.name}{owner} ({point.value}) cannot be loaded: {_sentence(error)}"
+                _trouble = f"the plugin {point.name}{owner} ({point.value}) cannot be loaded: {_describe(error)}"
                 raise WeftError(_trouble) from error
         _plugins = "loaded"
     if _trouble:
@@ -163,25 +163,25 @@ def load_plugins() -> bool:
 
 
 def import_plugin(name: str) -> None:
-    """Import the module `name`, from the Python path or the working folder; it registers what it adds.
+    """Import the module `name`, from the Python path or the working folder; it registers its items.
 
     Raises:
-        WeftError: if there is none, or it fails.
+        WeftError: if the module does not exist, or fails.
     """
     sys.path.append(folder := os.getcwd())  # at the end, where it hides no installed module
     try:
         importlib.import_module(name)
-    except BaseException as error:  # of anybody's code
+    except BaseException as error:  # foreign code raises anything
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise WeftError(f"there is no module {name} on the Python path or in the working folder") from error
-        raise WeftError(f"the module {name} cannot be imported: {_sentence(error)}") from error
+        raise WeftError(f"the module {name} cannot be imported: {_describe(error)}") from error
     finally:
-        with contextlib.suppress(ValueError):  # where the module has taken it out itself
+        with contextlib.suppress(ValueError):  # the module may have removed it
             sys.path.remove(folder)
 
 
-def _sentence(error: BaseException) -> str:
-    """Return what went wrong in somebody's code. Raises `error` again where it is an interrupt, or of a signal."""
+def _describe(error: BaseException) -> str:
+    """Return a description of `error` of foreign code. Raise it again if it is an interrupt or comes from a signal."""
     if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and type(error) is not SystemExit):
         raise error
     return str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {told(error)}"

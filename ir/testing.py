@@ -1,4 +1,4 @@
-"""Graphs made of the example cases of ops: what conformance tests of backends and passes run."""
+"""Graphs built from the example cases of ops, for conformance tests of backends and passes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from .types.dtypes import DType
 def one_node(
     op: Op, case: Case, seed: int = 0, dtype: DType = dtypes.f32, weights: Collection[str] = ()
 ) -> tuple[Graph, dict[str, Array]]:
-    """A graph that applies `op` once to its inputs, and numbers for them: floats (float64) are declared as `dtype`.
+    """Return a graph that applies `op` once to the operands of `case`, and the arrays of its inputs by name; floats
+    (float64 in the arrays) are declared as `dtype`.
 
-    Inputs are called like the operands (numbered if variadic), outputs y0, y1, …. The operands named in `weights`
+    Inputs have the names of the operands (numbered if variadic), outputs y0, y1, …. The operands named in `weights`
     become parameters, read from a checkpoint in memory.
     """
     reader = MemoryReader({})
@@ -27,7 +28,7 @@ def one_node(
     feeds: dict[str, Array] = {}
     operands: list[Value | None] = []
     arrays, attrs = case.draw(seed), dict(case.attrs)
-    if isinstance(step := attrs.get("step"), Step):  # its states stay f32
+    if isinstance(step := attrs.get("step"), Step):  # states of the step stay f32
         attrs["step"] = beside(step, [dtype] * len(arrays))
     names = op.operand_names(arrays, attrs)
     for i, array in enumerate(arrays):
@@ -51,7 +52,8 @@ def one_node(
 
 
 def expand(graph: Graph) -> Graph:
-    """A copy of `graph` with every node whose op has a body replaced by it, once (not what the bodies contain)."""
+    """Return a copy of `graph` in which the body of each op replaces its nodes, once: ops in bodies are not
+    expanded."""
     copy = graph.clone()
     for node in list(copy.nodes):
         if node.op.has_body:

@@ -1,6 +1,6 @@
 """The graph: values, nodes, parameters, outputs, the verifier and the analysis view.
 
-Never here: an op, the parser of the text form, rewrites.
+Never here: ops, the parser of the text form, rewrites.
 """
 
 from .graph import AttrValue, Graph, Node, Op, Param, Value

@@ -15,7 +15,7 @@ from .graph import Graph, Node, Value
 
 
 def critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[Node], int]:
-    """The chain of dependent nodes with the most FLOPs under `binding`, and that number."""
+    """Return the chain of dependent nodes with the most FLOPs under `binding`, and these FLOPs."""
     view = graph.to_networkx()
     for source, _, data in view.edges(data=True):
         flops = source.op.node_cost(source).flops if isinstance(source, Node) else 0
@@ -26,7 +26,7 @@ def critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[Node],
 
 
 def scopes(graph: Graph) -> dict[str, list[Node]]:
-    """Nodes by scope, in order of first appearance."""
+    """Return nodes by scope, in order of first appearance."""
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
         groups.setdefault(node.scope, []).append(node)
@@ -34,7 +34,7 @@ def scopes(graph: Graph) -> dict[str, list[Node]]:
 
 
 def block_hash(nodes: Iterable[Node]) -> str:
-    """A hash of the structure of some nodes: equal for blocks that differ in names and weights only."""
+    """Return a hash of the structure of `nodes`: equal for blocks that differ only in names and weights."""
     order: dict[Value, str] = {}
     text = []
     for node in nodes:
@@ -52,7 +52,7 @@ def block_hash(nodes: Iterable[Node]) -> str:
 
 
 def total_cost(nodes: Iterable[Node]) -> Cost:
-    """Sum of the costs of some nodes."""
+    """Return the sum of the costs of `nodes`."""
     total = Cost(0, 0, 0)
     for node in nodes:
         total = total + node.op.node_cost(node)
@@ -60,5 +60,5 @@ def total_cost(nodes: Iterable[Node]) -> Cost:
 
 
 def attributes(node: Node) -> dict[str, Any]:
-    """Attributes of a node that differ from their defaults."""
+    """Return the attributes of a node that differ from their defaults."""
     return {k: v for k, v in node.attrs.items() if node.op.attrs[k].default != v}

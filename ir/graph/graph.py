@@ -3,8 +3,8 @@
 A `Graph` owns an ordered list of `Node`s; a node applies an `Op` to `Value`s and defines new ones. A `Param` is a value
 whose bytes come from a recipe. Hierarchy is a string on the node, its `scope` ("layers.3.attn").
 
-The graph keeps the uses of every value: they change only through `Graph` and `Node` methods and cannot go stale.
-Walking ``graph.nodes`` while editing is defined, see `linked`.
+The graph records the uses of every value: they change only through `Graph` and `Node` methods, so they are never
+stale. Editing a graph during iteration over ``graph.nodes`` is safe, see `linked`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .outputs import Outputs
 if TYPE_CHECKING:
     import networkx as nx
 
-AttrValue = Any  # int | float | bool | str | DType | Size | tuple of those | None: what text can spell
+AttrValue = Any  # int | float | bool | str | DType | Size | tuple of them | None: values that the text form can spell
 
 
 class Value(Operators["Value"]):
@@ -55,7 +55,7 @@ class Value(Operators["Value"]):
         attrs: Mapping[str, AttrValue],
         name: str | Sequence[str] | None,
     ) -> tuple[Value, ...]:
-        """Apply `op` at the insertion point of the graph."""
+        """Apply `op` at the insertion point of the graph and return its outputs."""
         full = op.check_attrs(attrs)
         types = op.types([None if v is None else v.type for v in operands], full)
         hints = [name] * len(types) if isinstance(name, str) else list(name or op.names_for(len(types), full))
@@ -95,7 +95,7 @@ class Value(Operators["Value"]):
         return size
 
     def replace_uses(self, new: Value, keep: Iterable[Node] = ()) -> None:
-        """Make every user (but those in `keep`) and every graph output read `new` instead."""
+        """Make every user (except nodes in `keep`) and every graph output read `new` instead."""
         keys = set(keep)
         for node, i in self.uses:
             if node not in keys:
@@ -105,7 +105,7 @@ class Value(Operators["Value"]):
 
 
 class Param(Value):
-    """A value whose bytes come from `recipe`. Never mutated in place by passes: derive a new one."""
+    """A value whose bytes come from `recipe`. Passes never change one in place: they derive a new one."""
 
     __slots__ = ("__weakref__", "recipe")
 
@@ -115,16 +115,17 @@ class Param(Value):
 
 
 class Op(OpSchema[Value]):
-    """One operation on values: its schema, and what it makes of a node."""
+    """One operation on values: its schema, and methods on nodes that apply it."""
 
     def node_cost(self, node: Node) -> Cost:
-        """The cost of one node of this op; every operand is read once unless the op says otherwise."""
+        """Return the cost of one node of this op; every operand is read once unless the cost function declares
+        otherwise."""
         operands = [None if v is None else v.type for v in node.inputs]
         return self.cost_of(operands, [v.type for v in node.outputs], node.attrs)
 
     def expand(self, node: Node) -> tuple[Value, ...]:
-        """Emit the body in place of `node` (at the current insertion point) and return the values it defines."""
-        return self.expanded(node.inputs, node.attrs)
+        """Emit the body in place of `node`, at the current insertion point, and return the values that it defines."""
+        return self.emit_body(node.inputs, node.attrs)
 
 
 class Node(Linked):
@@ -146,7 +147,8 @@ class Node(Linked):
         return f"{self.op.name}({args}) in {self.scope or 'the top scope'}"
 
     def __str__(self) -> str:
-        """The line of the text form: outputs with types, op, operands, attributes that differ from their default."""
+        """Return the line of the text form: outputs with types, op, operands, attributes that differ from their
+        default."""
 
         cut = len(self.scope)
         inside = f"{self.scope}." if cut else ""
@@ -166,18 +168,18 @@ class Node(Linked):
         return self.outputs[0]
 
     def operand(self, name: str) -> Value | None:
-        """The operand called `name` in the signature of the op; None if absent."""
+        """Return the operand called `name` in the signature of the op; None if absent."""
         i = self.op.operand_index(name, self.attrs)
         return self.inputs[i] if i < len(self.inputs) else None
 
     def required(self, name: str) -> Value:
-        """The operand called `name`, which the op never lacks."""
+        """Return the operand called `name`, which must be present."""
         value = self.operand(name)
         assert value is not None, name
         return value
 
     def set_input(self, index: int, value: Value | None) -> None:
-        """Replace one operand, keeping use lists right; absent ones at the end are dropped, as where nodes are made."""
+        """Replace one operand and update use lists; trailing absent operands are dropped, as in new nodes."""
         old = self.inputs[index]
         if old is value:
             return
@@ -195,9 +197,10 @@ class Node(Linked):
 class Graph(Displayable):
     """A computation: ordered `inputs` and `outputs` by name, `params` by name, `nodes` in execution order.
 
-    `meta` holds facts of the whole model that text can spell (kind of model, special tokens …); `reader` is the
-    checkpoint that `Source` recipes refer to, and `tokenize` makes token ids of texts, where the model came with a
-    tokenizer; `origins` say by scope what emitted it, where a frontend knows. None of these is part of equality.
+    `meta` holds facts about the model that the text form can spell (kind of model, special tokens …). `reader` is the
+    checkpoint that `Source` recipes refer to. `tokenize` converts strings to token ids, where the model came with a
+    tokenizer. `origins` maps scopes to the modules that emitted them, where a frontend knows. Equality ignores all of
+    these but `meta`.
     """
 
     def __init__(self, name: str = "model", reader: TensorReader = EMPTY) -> None:
@@ -217,7 +220,7 @@ class Graph(Displayable):
         return len(self.nodes)
 
     def __str__(self) -> str:
-        """The text form, which `weft.ir.text` describes; it ends in a newline."""
+        """Return the text form, which `weft.ir.text` describes; it ends in a newline."""
         lines = [f"graph {self.name} {{", *(f"  meta {k} = {json.dumps(v)}" for k, v in self.meta.items())]
         for name, v in self.inputs.items():
             lines.append(f"  input %{v.name}: {v.type}" + ("" if name == v.name else f" as {name}"))
@@ -240,7 +243,7 @@ class Graph(Displayable):
     # -- names and scopes
 
     def fresh(self, hint: str) -> str:
-        """A value name not used before: `hint`, or `hint` with the next free number."""
+        """Return a value name not used before: `hint`, or `hint` with the next free number."""
         name = hint
         while name in self._names:
             self._names[hint] += 1
@@ -250,7 +253,7 @@ class Graph(Displayable):
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """New nodes and parameters inside get `name` appended to their scope."""
+        """Append `name` to the scope of nodes and parameters that are created in the block."""
         outer = self._scope
         self._scope = f"{outer}.{name}" if outer and name else outer or name
         try:
@@ -265,7 +268,7 @@ class Graph(Displayable):
 
     @contextlib.contextmanager
     def inserting(self, *, before: Node | None = None, after: Node | None = None) -> Iterator[None]:
-        """New nodes inside go before (or after) the given node and take over its scope."""
+        """Insert nodes that are created in the block before (or after) the given node, in its scope."""
         node = before or after
         assert node is not None and node.graph is self
         outer = self._anchor, self._scope
@@ -278,7 +281,7 @@ class Graph(Displayable):
     # -- building
 
     def add_input(self, name: str, type: TensorType, value_name: str | None = None) -> Value:
-        """A new graph input; its value is called `value_name`, or like the input."""
+        """Add a graph input and return its value, called `value_name` or else `name`."""
         if name in self.inputs:
             raise WeftError(f"graph {self.name} already has an input {name!r}")
         value = Value(self, self.fresh(value_name or name), type)
@@ -286,7 +289,7 @@ class Graph(Displayable):
         return value
 
     def add_param(self, name: str, type: TensorType, recipe: Recipe) -> Param:
-        """A new parameter; a taken name gets a number."""
+        """Add a parameter and return it; a number is appended to a name in use."""
         unique = self.fresh(name)
         self.params[unique] = Param(self, unique, type, recipe)
         return self.params[unique]
@@ -307,7 +310,7 @@ class Graph(Displayable):
         names: Sequence[str],
         scope: str | None = None,
     ) -> Node:
-        """Insert a node at the insertion point. Ops call this after checking; prefer calling the op on values."""
+        """Insert a node at the insertion point. Ops call this after checking; call the op on values instead."""
         node = Node(self, op, inputs, attrs, self._scope if scope is None else scope)
         node.outputs = tuple(
             Value(self, self.fresh(n), t, node, i) for i, (n, t) in enumerate(zip(names, types, strict=True))
@@ -326,13 +329,13 @@ class Graph(Displayable):
             raise ValueError(f"value {value!r} was erased")
 
     def forget(self, value: Value) -> None:
-        """Free the name of `value`, which is no part of the graph any more."""
+        """Free the name of `value`, which is not part of the graph any more."""
         self._names.pop(value.name, None)
 
     # -- erasing and replacing
 
     def erase(self, node: Node) -> None:
-        """Remove a node whose outputs nobody reads; a ValueError says that somebody does."""
+        """Remove a node whose outputs have no readers; raise ValueError if one has."""
         for value in node.outputs:
             if value._uses or value.is_output:
                 raise ValueError(f"cannot erase {node!r}: {value!r} is still in use")
@@ -342,13 +345,14 @@ class Graph(Displayable):
         self.nodes.remove(node)
 
     def erase_param(self, param: Param) -> None:
-        """Remove a parameter that nobody reads; its name is free again."""
+        """Remove a parameter without readers and free its name; raise ValueError if it has one."""
         if param._uses or param.is_output:
             raise ValueError(f"cannot erase parameter {param!r}: still in use")
         del self.params[param.name], self._names[param.name]
 
     def replace(self, node: Node, *new: Value) -> None:
-        """Make users read `new` instead of the outputs of `node`, hand over their names, and erase the node."""
+        """Make users read `new` instead of the outputs of `node`, transfer the names of the outputs, and erase the
+        node."""
         for old, value in zip(node.outputs, new, strict=True):
             old.replace_uses(value)
             if value.producer is not None and not value.producer.erased:
@@ -356,33 +360,34 @@ class Graph(Displayable):
         self.erase(node)
 
     def clone(self, recipes: Mapping[str, Recipe] | None = None) -> Graph:
-        """An independent copy sharing ops, the reader, and recipes other than those in `recipes`, by parameter."""
-        other = Graph(self.name, self.reader)
-        other.tokenize, other.meta, other.origins = self.tokenize, dict(self.meta), dict(self.origins)
+        """Return an independent copy that shares ops, reader and recipes, except for `recipes`, by parameter name."""
+        copied = Graph(self.name, self.reader)
+        copied.tokenize, copied.meta, copied.origins = self.tokenize, dict(self.meta), dict(self.origins)
         mapped: dict[Value, Value] = {}
         for name, v in self.inputs.items():
-            mapped[v] = other.add_input(name, v.type, v.name)
+            mapped[v] = copied.add_input(name, v.type, v.name)
         for p in self.params.values():
-            mapped[p] = other.add_param(p.name, p.type, (recipes or {}).get(p.name, p.recipe))
+            mapped[p] = copied.add_param(p.name, p.type, (recipes or {}).get(p.name, p.recipe))
         for node in self.nodes:
             operands = [None if v is None else mapped[v] for v in node.inputs]
             outs = node.outputs
-            copy = other.add_node(
+            copy = copied.add_node(
                 node.op, operands, node.attrs, [v.type for v in outs], [v.name for v in outs], node.scope
             )
             mapped.update(zip(outs, copy.outputs, strict=True))
         for name, v in self.outputs.items():
-            other.add_output(name, mapped[v])
-        other._names = dict(self._names)  # fresh names go on as in the original
-        return other
+            copied.add_output(name, mapped[v])
+        copied._names = dict(self._names)  # fresh names go on as in the original
+        return copied
 
     def to_networkx(self) -> nx.MultiDiGraph:
-        """The analysis view: nodes, inputs, parameters and outputs as a multigraph; an edge per operand.
+        """Return the analysis view: nodes, inputs, parameters and outputs as a multigraph, with an edge for each
+        operand.
 
         Vertices are `Node`s, input and parameter `Value`s, and output names (str), each with `kind` and `label`; an
         edge carries `value` and operand `index`.
         """
-        import networkx as nx  # it takes a fifth of a second
+        import networkx as nx  # the import takes a fifth of a second
 
         view: nx.MultiDiGraph = nx.MultiDiGraph(name=self.name)
         for v in self.inputs.values():

@@ -1,7 +1,7 @@
-"""A linked list that may be edited while it is walked.
+"""A linked list that may be edited while it is iterated over.
 
-Items inserted after the current one are visited, those inserted before are not; removing any item, the current one
-included, is safe, because a removed item keeps its links.
+Items inserted after the current one are visited, items inserted before it are not. Removing any item, even the current
+one, is safe because a removed item keeps its links.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class LinkedList(Generic[L]):
         return self._count
 
     def __iter__(self) -> Iterator[L]:
-        # A walker that stands on an erased item follows old links, and may pass other erased ones.
+        # An iterator at an erased item follows its old links, and may pass other erased items.
         return (item for item in _walk(self._first, "_next") if not item.erased)
 
     def __reversed__(self) -> Iterator[L]:
         return (item for item in _walk(self._last, "_prev") if not item.erased)
 
     def before(self, item: L) -> Iterator[L]:
-        """The items before `item`, nearest first."""
+        """Yield the items before `item`, nearest first."""
         return _walk(item._prev, "_prev")
 
     def after(self, item: L) -> Iterator[L]:
-        """The items after `item`, nearest first."""
+        """Yield the items after `item`, nearest first."""
         return _walk(item._next, "_next")
 
     def insert(self, item: L, before: L | None = None) -> None:
-        """Insert `item` before another, which may have been removed meanwhile, or at the end."""
-        # Erased items keep their links, so this leads to the next one that is still in the list.
+        """Insert `item` at the end, or before another item, which may have been removed already."""
+        # Erased items keep their links, so this finds the next item that is still in the list.
         while before is not None and before.erased:
             before = before._next
         after = before._prev if before is not None else self._last
@@ -69,7 +69,7 @@ class LinkedList(Generic[L]):
         self._count += 1
 
     def remove(self, item: L) -> None:
-        """Take `item` out. It keeps its links, so that walkers standing on it find their way."""
+        """Remove `item`. It keeps its links, so that iterators at it can continue."""
         if item._prev is None:
             self._first = item._next
         else:
@@ -82,19 +82,19 @@ class LinkedList(Generic[L]):
         self._count -= 1
 
     def first(self, items: Iterable[L]) -> L:
-        """The one of `items` that comes first, found in as many steps as they are apart."""
-        first, *others = dict.fromkeys(items)
-        left: set[L | None] = set(others)
+        """Return the first of `items` in list order, in time proportional to their distance."""
+        first, *rest = dict.fromkeys(items)
+        remaining: set[L | None] = set(rest)
         for before, after in itertools.zip_longest(self.before(first), self.after(first)):
-            if not left:
+            if not remaining:
                 break
-            first = before if before and before in left else first
-            left -= {before, after}
+            first = before if before and before in remaining else first
+            remaining -= {before, after}
         return first
 
 
 def _walk(item: L | None, link: str) -> Iterator[L]:
-    """`item` and what follows it along `link`, which is read when the walk goes on."""
+    """Yield `item` and its successors along `link`, which is read only when iteration continues."""
     while item is not None:
         yield item
         item = getattr(item, link)

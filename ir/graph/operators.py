@@ -1,7 +1,7 @@
 """Arithmetic and comparisons of values, in the operators of Python: ``x * sigmoid(x) + 1``, ``i - j < window``.
 
-Each is the op of that name; numbers may stand on either side. There is no ``==``, which tells whether two names are the
-same value: `ops.equal` compares elements.
+Each operator emits the op of that name; either side may be a number. ``==`` compares identity, not elements: use
+`ops.equal` for these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..schema.op import OPS
 from ..schema.signature import is_number
 from ..types.dtypes import bool_
 
-V = TypeVar("V")  # what operators make: values, or terms of a pattern
+V = TypeVar("V")  # results of operators: values, or terms of a pattern
 
 
 class Operators(Generic[V]):
@@ -21,7 +21,7 @@ class Operators(Generic[V]):
 
     __slots__ = ()
     __emit_priority__: ClassVar[int] = 0  # the operand with the highest emits
-    __array_ufunc__ = None  # numpy's numbers leave `number * value` to the value
+    __array_ufunc__ = None  # numpy scalars leave `number * value` to the value
 
     def __add__(self, other: V | float) -> V:
         return self._apply("add", self, other)
@@ -96,8 +96,8 @@ class Operators(Generic[V]):
         return self._apply("logical_not", self)
 
     def __bool__(self) -> bool:
-        """Refuse to decide by a condition: ``if x < 3``, ``a < b < c`` and ``not (x < 3)`` would take any for true."""
-        kind = getattr(self, "type", None)  # the variables of patterns have none
+        """Raise WeftError for a condition: ``if x < 3``, ``a < b < c`` and ``not (x < 3)`` would take any for true."""
+        kind = getattr(self, "type", None)  # variables of patterns have no type
         if kind is not None and kind.dtype == bool_:
             raise WeftError(
                 f"{self!r} is a condition whose elements are not known while a graph is built: choose between values "
@@ -106,7 +106,8 @@ class Operators(Generic[V]):
         return True
 
     def _apply(self, name: str, *operands: Any) -> V:
-        """The op called `name` of `operands`; other types are left to Python, which refuses them by name."""
-        known = all(isinstance(v, Operators) or is_number(v) for v in operands)
-        value: V = OPS[name](*operands) if known else NotImplemented
+        """Emit the op called `name` on `operands`; for other types return NotImplemented, so that Python raises
+        TypeError."""
+        supported = all(isinstance(v, Operators) or is_number(v) for v in operands)
+        value: V = OPS[name](*operands) if supported else NotImplemented
         return value

@@ -1,4 +1,4 @@
-"""Origins of the nodes of a scope."""
+"""Origins of scopes: the modules that emitted their nodes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a scope's nodes: the module `made` that emitted them, whose repr is its constructor, and its file and
-    line."""
+    """Origin of the nodes of a scope: the module `made` that emitted them, whose repr is its constructor call, and its
+    file and line."""
 
     made: object
     file: str | None = None

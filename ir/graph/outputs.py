@@ -9,15 +9,14 @@ V = TypeVar("V")
 
 
 class Outputs(UserDict[str, V], Generic[V]):
-    """Values by name, in order. Finding the names of a value takes no longer the more outputs there are: a decoder with
-    caches has two for every layer."""
+    """Values by name, in order. `names` takes constant time: a decoder with caches has two outputs for every layer."""
 
     def __init__(self) -> None:
         self._names: dict[V, dict[str, None]] = {}
         super().__init__()
 
     def names(self, value: V) -> tuple[str, ...]:
-        """The names of `value`, none if it is no output."""
+        """Return the names of `value`, () if it is not an output."""
         return tuple(self._names.get(value, ()))
 
     def __setitem__(self, name: str, value: V) -> None:

@@ -1,6 +1,6 @@
-"""One token of a recurrence as data: the graph that the op `scan` has for an attribute.
+"""One token of a recurrence as data: the graph that is an attribute of the op `scan`.
 
-Its text form is a block of statements; nodes are those of a graph, in no scope ::
+Its text form is a block of statements; nodes are written as in a graph, without scopes ::
 
     {
       state %h: f32[batch, 8]
@@ -12,7 +12,7 @@ Its text form is a block of statements; nodes are those of a graph, in no scope 
       output y = %new
     }
 
-A state that does not begin with zeros says with what: ``state %m: f32[batch, 8] = -1e+30``.
+A state with an initial value other than 0 spells it: ``state %m: f32[batch, 8] = -1e+30``.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ..types import TensorType, sizes
 from .graph import Graph, Node, Param, Value
 
 BATCH = sizes.sym("batch")  # the first axis of states, of inputs at one token and of outputs
-NEXT = "next."  # what the outputs of the graph are called that are new states
+NEXT = "next."  # prefix of graph outputs that are new states
 
 
 class Step:
-    """A function of states and of inputs at one token, which gives new states and outputs; immutable.
+    """A function from states and the inputs at one token to new states and outputs; immutable.
 
-    `graph` takes the states [batch, ...], then `tokens` [batch, ...], then constants (whole), and returns the new state
-    of each state (called ``next.`` and its name), then the outputs [batch, ...]. `initial` has, by the name of each
-    state, the number that it is filled with before the first token. Two steps are equal if their texts are.
+    Inputs of `graph` are the states [batch, ...], then `tokens` [batch, ...], then constants of any shape. Its outputs
+    are the new state of each state (called ``next.`` and its name), then the outputs [batch, ...]. `initial` maps each
+    state to the number that fills it before the first token. Two steps are equal if their text forms are.
 
     Raises:
         WeftError: if a new state has another type than its state, an axis of states and tokens is missing, or a size
@@ -45,11 +45,11 @@ class Step:
         self.graph, renamed = _canonical(graph)
         self.initial = {renamed[name]: float(value) for name, value in initial.items()}
         self.tokens = tuple(renamed[name] for name in tokens)
-        known = {*self.initial, *self.tokens}
-        self.constants = tuple(name for name in self.graph.inputs if name not in known)
+        varying = {*self.initial, *self.tokens}
+        self.constants = tuple(name for name in self.graph.inputs if name not in varying)
         self.outputs = tuple(name for name in self.graph.outputs if not name.startswith(NEXT))
         self._check()
-        self.text = self.__spelled__ = _text(self)
+        self.text = self.__spelled__ = _format_step(self)
 
     def __repr__(self) -> str:
         return f"Step({self.text!r})"
@@ -65,11 +65,11 @@ class Step:
         return tuple(self.initial)
 
     def new(self, state: str) -> Value:
-        """The value in the graph that is the new `state`."""
+        """Return the value in the graph that is the new `state`."""
         return self.graph.outputs[NEXT + state]
 
     def type(self, name: str, batch: sizes.Size) -> TensorType:
-        """The type of the input `name` for so many texts."""
+        """Return the type of the input `name` for a batch of size `batch`."""
         return placed(self.graph.inputs[name].type, batch)
 
     def _check(self) -> None:
@@ -106,52 +106,52 @@ class Step:
 
 
 def placed(type: TensorType, batch: sizes.Size) -> TensorType:
-    """`type` with a size in place of batch."""
+    """Return `type` with `batch` in place of the size called batch."""
     return type.with_shape(*(sizes.substitute(size, {"batch": batch}) for size in type.shape))
 
 
 def _canonical(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """A copy of `graph` without scopes and unread nodes, whose values have names without dots; and, by the names of its
-    inputs, what they are called there."""
-    other, mapped, renamed = Graph("step"), dict[Value, Value](), dict[str, str]()
+    """Return a copy of `graph` without scopes and unused nodes, in which names have no dots, and the new names of its
+    inputs by the old."""
+    clone, mapped, renamed = Graph("step"), dict[Value, Value](), dict[str, str]()
     for name, value in graph.inputs.items():
-        renamed[name] = other.fresh(_plain(name))
-        mapped[value] = Value(other, renamed[name], value.type)
-        other.inputs[renamed[name]] = mapped[value]
+        renamed[name] = clone.fresh(_plain(name))
+        mapped[value] = Value(clone, renamed[name], value.type)
+        clone.inputs[renamed[name]] = mapped[value]
     for param in graph.params.values():
-        mapped[param] = other.add_param(_plain(param.name), param.type, param.recipe)
+        mapped[param] = clone.add_param(_plain(param.name), param.type, param.recipe)
     for node in live_nodes(graph, graph.outputs.values()):
         operands = [None if v is None else mapped[v] for v in node.inputs]
         names = [_plain(v.name) for v in node.outputs]
-        copy = other.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], names, "")
+        copy = clone.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], names, "")
         mapped.update(zip(node.outputs, copy.outputs, strict=True))
     for name, value in graph.outputs.items():
         state = name.startswith(NEXT)
-        other.add_output(NEXT + renamed.get(name[len(NEXT) :], name) if state else _plain(name), mapped[value])
-    ordered = [*(n for n in other.outputs if n.startswith(NEXT)), *(n for n in other.outputs if n[: len(NEXT)] != NEXT)]
+        clone.add_output(NEXT + renamed.get(name[len(NEXT) :], name) if state else _plain(name), mapped[value])
+    ordered = [*(n for n in clone.outputs if n.startswith(NEXT)), *(n for n in clone.outputs if n[: len(NEXT)] != NEXT)]
     for name in ordered:  # new states before outputs
-        value = other.outputs[name]
-        del other.outputs[name]
-        other.outputs[name] = value
-    return other, renamed
+        value = clone.outputs[name]
+        del clone.outputs[name]
+        clone.outputs[name] = value
+    return clone, renamed
 
 
 def live_nodes(graph: Graph, values: Iterable[Value], known: Container[Value] = ()) -> list[Node]:
-    """The nodes of `graph` that `values` depend on, in order; not those that make what is `known`."""
-    needed, found = set(values), list[Node]()
+    """Return the nodes of `graph` that `values` depend on, in order; nodes are not needed for values in `known`."""
+    needed, live = set(values), list[Node]()
     for node in reversed(list(graph.nodes)):
         if not needed.isdisjoint(node.outputs):
-            found.append(node)
+            live.append(node)
             needed.update(v for v in node.inputs if v is not None and v not in known)
-    return found[::-1]
+    return live[::-1]
 
 
 def _plain(name: str) -> str:
-    """The last part of a dotted name, in letters that text can spell."""
+    """Return the last part of a dotted name, with characters that the text form allows."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name.rpartition(".")[2]) or "v"
 
 
-def _text(step: Step) -> str:
+def _format_step(step: Step) -> str:
     lines = ["{"]
     kinds: Sequence[tuple[str, Iterable[str]]] = (
         ("state", step.states), ("token", step.tokens), ("constant", step.constants)
@@ -159,7 +159,7 @@ def _text(step: Step) -> str:
     for kind, names in kinds:
         for name in names:
             start = step.initial.get(name, 0.0)
-            # repr: -0.0 is another start than 0.0
+            # repr: -0.0 and 0.0 are different initial values
             value = f" = {start!r}" if repr(start) != "0.0" else ""
             lines.append(f"  {kind} %{name}: {step.graph.inputs[name].type}{value}")
     lines += ["  " + str(node).replace("\n", "\n  ") for node in step.graph.nodes]
@@ -177,44 +177,44 @@ def traced_step(
     states: Mapping[str, tuple[TensorType, float]],
     tokens: Mapping[str, TensorType],
 ) -> tuple[Step, tuple[Value, ...]]:
-    """Return the step that `function` computes of states and tokens, and the other values of `graph` that it reads.
+    """Return the step that `function` computes from states and tokens, and the other values of `graph` that it reads.
 
-    `states` have a type [batch, ...] and the number that they begin with, `tokens` a type [batch, ...]. What the
-    function emits goes into `graph`, where it makes its parameters, and is taken out again.
+    `states` maps names to a type [batch, ...] and an initial value, `tokens` to a type [batch, ...]. The function emits
+    its nodes into `graph`; they are removed again, parameters that it creates stay.
 
     Raises:
-        WeftError: if it reads a value of all tokens, or makes what no step is (see `Step`).
+        WeftError: if it reads a value with a token axis, or does not build a valid `Step`.
     """
     before = set(graph.nodes)
     types = {**{name: type for name, (type, _) in states.items()}, **tokens}
-    given = {name: Value(graph, graph.fresh(name), type) for name, type in types.items()}
+    inputs = {name: Value(graph, graph.fresh(name), type) for name, type in types.items()}
     try:
-        made, outputs = function([given[n] for n in states], [given[n] for n in tokens])
+        new_states, outputs = function([inputs[n] for n in states], [inputs[n] for n in tokens])
         nodes = [n for n in graph.nodes if n not in before]
-        return _cut(nodes, given, {name: start for name, (_, start) in states.items()}, made, outputs)
+        return _extract_step(nodes, inputs, {name: start for name, (_, start) in states.items()}, new_states, outputs)
     finally:
         nodes = [n for n in graph.nodes if n not in before]
         for node in reversed(nodes):
             graph.erase(node)
-        for value in (*given.values(), *(v for node in nodes for v in node.outputs)):
+        for value in (*inputs.values(), *(v for node in nodes for v in node.outputs)):
             graph.forget(value)
 
 
-def _cut(
+def _extract_step(
     nodes: Sequence[Node],
-    given: Mapping[str, Value],
+    inputs: Mapping[str, Value],
     initial: Mapping[str, float],
-    made: Sequence[Value],
+    new_states: Sequence[Value],
     outputs: Sequence[Value],
 ) -> tuple[Step, tuple[Value, ...]]:
-    """The step that `nodes` are, and the values from outside that they read."""
+    """Return the step that consists of `nodes`, and the values from outside that they read."""
     body, mapped, read = Graph("step"), dict[Value, Value](), list[Value]()
-    for name, value in given.items():
+    for name, value in inputs.items():
         mapped[value] = body.add_input(name, value.type)
-    own = {*given.values(), *(v for node in nodes for v in node.outputs)}
-    for v in (*(v for node in nodes for v in node.inputs if v is not None), *made, *outputs):
-        if v not in own and v not in mapped:
-            if not isinstance(v, Param) and (sym := _of_tokens(v)):
+    internal = {*inputs.values(), *(v for node in nodes for v in node.outputs)}
+    for v in (*(v for node in nodes for v in node.inputs if v is not None), *new_states, *outputs):
+        if v not in internal and v not in mapped:
+            if not isinstance(v, Param) and (sym := _token_axis(v)):
                 raise WeftError(
                     f"the step reads %{v.name} {v.type}, which has an axis {sym}: give it to scan as an input"
                 )
@@ -225,13 +225,13 @@ def _cut(
         names = [v.name.rpartition(".")[2] for v in node.outputs]
         copy = body.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], names, "")
         mapped.update(zip(node.outputs, copy.outputs, strict=True))
-    for name, value in zip(initial, made, strict=True):
+    for name, value in zip(initial, new_states, strict=True):
         body.add_output(NEXT + name, mapped[value])
     for i, value in enumerate(outputs):
         body.add_output(f"y{i}" if len(outputs) > 1 else "y", mapped[value])
-    return Step(body, initial, [name for name in given if name not in initial]), tuple(read)
+    return Step(body, initial, [name for name in inputs if name not in initial]), tuple(read)
 
 
-def _of_tokens(value: Value) -> str:
-    """The name of a size of `value` that is not the batch."""
+def _token_axis(value: Value) -> str:
+    """Return the name of a size of `value` other than batch, "" if it has none."""
     return next((n for size in value.shape for n in sorted(sizes.names(size)) if n != "batch"), "")

@@ -1,4 +1,4 @@
-"""The verifier: what must hold of every graph, as a table of rules."""
+"""The verifier: the invariants of every graph, as a table of rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rule = Callable[[Graph], Iterator[str]]
 
 
 def verify(graph: Graph, recipes: bool = False) -> None:
-    """Check `graph`; with `recipes`, also that every recipe makes the shape of its parameter.
+    """Check `graph`; with `recipes`, also that every recipe has the shape of its parameter.
 
     Raises:
         WeftError: with the first broken rule.
@@ -23,14 +23,14 @@ def verify(graph: Graph, recipes: bool = False) -> None:
 
 
 def values_defined_before_use(graph: Graph) -> Iterator[str]:
-    known: set[Value] = {*graph.inputs.values(), *graph.params.values()}
+    defined: set[Value] = {*graph.inputs.values(), *graph.params.values()}
     for node in graph.nodes:
         for v in node.inputs:
-            if v is not None and v not in known:
+            if v is not None and v not in defined:
                 yield f"{node!r} reads {v!r} before it is defined"
-        known.update(node.outputs)
+        defined.update(node.outputs)
     for name, v in graph.outputs.items():
-        if v not in known:
+        if v not in defined:
             yield f"output {name} is {v!r}, which nothing defines"
 
 

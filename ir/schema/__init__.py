@@ -1,4 +1,4 @@
 """The schema of an op: operands, attributes, type function, cost, body, example cases.
 
-Never here: an op (`ops` has them), a graph.
+Never here: ops themselves (`ops` has them), graphs.
 """

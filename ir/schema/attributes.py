@@ -1,4 +1,4 @@
-"""Attributes of ops and passes: which values fit a declared type, and how the type reads."""
+"""Attributes of ops and passes: checking values against a declared type, and formatting that type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..types import Shape
 
 @dataclass(frozen=True)
 class Attr:
-    """An attribute: `type` as annotated, `default` (``inspect.Parameter.empty`` if required)."""
+    """An attribute: its name, `type` as annotated, and `default` (``inspect.Parameter.empty`` if required)."""
 
     name: str
     type: Any
@@ -28,7 +28,11 @@ class Attr:
         return self.default is inspect.Parameter.empty
 
     def check(self, value: Any, op: str) -> Any:
-        """`value` in canonical form (lists become tuples, ints become floats where floats are wanted)."""
+        """Return `value` in canonical form: lists become tuples, ints become floats for a float attribute.
+
+        Raises:
+            WeftError: naming `op`, if the value is not of the declared type.
+        """
         canonical = _conform(value, self.type)
         if canonical is _MISFIT:
             raise WeftError(f"{op}: attribute {self.name}={value!r} is not of type {type_name(self.type)}")
@@ -52,18 +56,18 @@ def type_name(t: Any) -> str:
     return {"DType": "dtype", "Poly": "size"}.get(name, name)
 
 
-@functools.cache  # of the few types in signatures; taking one apart costs more than checking a value
-def _taken_apart(t: Any) -> tuple[tuple[Any, ...], Any]:
-    """The options of a union, floats last, and what a tuple holds; empty and None for any other type."""
+@functools.cache  # signatures have few types, and splitting one takes longer than checking a value
+def _split_type(t: Any) -> tuple[tuple[Any, ...], Any]:
+    """Return the options of a union, float last, and the item type of a tuple; () and None for any other type."""
     origin, arguments = typing.get_origin(t), typing.get_args(t)
     if origin in (types.UnionType, typing.Union):
-        # float takes integers too and would turn them into floats: it is tried last.
+        # float also accepts integers and would convert them, so it is tried last.
         return tuple(sorted(arguments, key=lambda a: a is float)), None
     return (), arguments[0] if origin is tuple else None
 
 
 def _conform(value: Any, t: Any) -> Any:
-    options, item = _taken_apart(t)
+    options, item = _split_type(t)
     if options:
         for option in options:
             converted = _conform(value, option)
@@ -77,7 +81,7 @@ def _conform(value: Any, t: Any) -> Any:
         return _MISFIT if any(v is _MISFIT for v in items) else items
     if t is type(None):
         return None if value is None else _MISFIT
-    # Before the numbers: bool is a subclass of int.
+    # Before float and int: bool is a subclass of int.
     if isinstance(value, (bool, np.bool_)):
         return bool(value) if t is bool else _MISFIT
     if t is float and isinstance(value, (int, float, np.floating, np.integer)):

@@ -1,4 +1,4 @@
-"""Example cases of ops: random operands by description, drawn from a seed."""
+"""Example cases of ops: random operands, each described by shape and kind and drawn from a seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ..recipes.readers import Array
 
 @dataclass(frozen=True)
 class Sample:
-    """A recipe for one random operand of a case: `shape`, `kind` normal | positive | int | bool, ints below `high`."""
+    """One random operand of a case: `shape`, `kind` normal | positive | int | bool, ints below `high`, normals times
+    `scale`."""
 
     shape: tuple[int, ...]
     kind: str = "normal"
@@ -31,13 +32,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Case:
-    """An example application: operands (samples, ready arrays or None) and attributes."""
+    """An example call of an op: operands (samples, arrays or None) and attributes."""
 
     operands: tuple[Sample | Array | None, ...]
     attrs: Mapping[str, Any]
 
     def draw(self, seed: int = 0) -> list[Array | None]:
-        """The operands, floats in float64."""
+        """Return the operands, samples drawn from `seed`, floats in float64."""
         rng = np.random.default_rng(seed)
         return [o.draw(rng) if isinstance(o, Sample) else None if o is None else np.asarray(o) for o in self.operands]
 

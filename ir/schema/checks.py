@@ -1,4 +1,4 @@
-"""Checks and small computations that the type functions of ops share: conditions, fixed sizes, broadcasting, axes."""
+"""Checks and computations that the type functions of ops share: conditions, fixed sizes, broadcasting, axes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fixed(size: Size, message: str) -> int:
     """Return `size`, which must not be symbolic.
 
     Raises:
-        WeftError: with `message`, if it is.
+        WeftError: with `message`, if it is symbolic.
     """
     if not isinstance(size, int):
         raise WeftError(message)
@@ -27,7 +27,7 @@ def fixed(size: Size, message: str) -> int:
 
 
 def broadcast(*operands: TensorType | None) -> Shape:
-    """Broadcast shapes as numpy does; a symbolic size only meets itself or 1."""
+    """Return the shape that the operands broadcast to, as in numpy; a symbolic size only matches itself or 1."""
     shapes = [t.shape for t in operands if t is not None]
     rank = max(map(len, shapes))
     out: list[Size] = []
@@ -43,12 +43,12 @@ def broadcast(*operands: TensorType | None) -> Shape:
 
 
 def show(shape: Shape) -> str:
-    """Spell a shape: [batch, seq, 64]."""
+    """Format a shape: [batch, seq, 64]."""
     return f"[{', '.join(map(str, shape))}]"
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """Count `axis` from the front.
+    """Return `axis` counted from the front, 0 to rank − 1.
 
     Raises:
         WeftError: if it is out of range.
@@ -58,7 +58,7 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def total(items: Iterable[Size]) -> Size:
-    """Sum of sizes."""
+    """Return the sum of sizes."""
     result: Size = 0
     for item in items:
         result = result + item

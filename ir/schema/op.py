@@ -1,4 +1,4 @@
-"""The schema of an op: all that weft knows of one operation.
+"""The schema of an op: the complete description of one operation.
 
 An op is declared by its reference: a numpy function in float64 that *is* the definition. Its positional parameters are
 the operands (``Array``, optional ``Array | None = None``, or variadic ``*xs: Array``), its keyword-only parameters are
@@ -7,7 +7,7 @@ the attributes with their types and defaults, its docstring is the documentation
     @op(cases=[case(normal(2, 3, 8), normal(8), eps=1e-5)])
     def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Array: ...
 
-What else there is to say reads one call of the op, a `OpCall`: its operands and attributes, by name. ::
+The remaining declarations are functions of one call of the op, an `OpCall` with its operands and attributes by name. ::
 
     @rms_norm.infer  # operand types -> output type(s), or None: that of the first operand; raise WeftError on a misfit
     def _(n: OpCall) -> None: ...
@@ -18,15 +18,15 @@ What else there is to say reads one call of the op, a `OpCall`: its operands and
     @rms_norm.body  # values -> value(s) in simpler ops: specification and fallback
     def _(n: OpCall) -> Value: ...
 
-    @ssd.states  # operand types -> what a node keeps from call to call; nothing by default
+    @ssd.states  # operand types -> the states that a node keeps between calls; none by default
     def _(n: OpCall) -> tuple[StateSpec, ...]: ...
 
-    @scan.names  # attributes -> names of operands and outputs, where a variadic operand has parts with names
+    @scan.names  # attributes -> names of operands and outputs, where a variadic operand has named parts
     def _(attrs: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]: ...
 
 Calling an op on values emits a node at the insertion point of their graph, and returns its value, or a named tuple of
-several. Operands may be given by name; arithmetic and comparisons also take numbers (`numbers` says what they become).
-The same call on pattern variables builds a pattern: operands emit, by their method ``__emit__``.
+several. Operands may be passed by name; arithmetic and comparisons also accept Python numbers (see `numbers`). The same
+call on pattern variables builds a pattern, as the method ``__emit__`` of the operands builds the result.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ V = TypeVar("V")  # the values that an op is called on
 
 
 class Trait(enum.Enum):
-    """Facts about an op that passes ask for."""
+    """Properties of an op that passes query."""
 
-    ELEMENTWISE = "elementwise"  # output element depends on the operands' elements at the same (broadcast) place
+    ELEMENTWISE = "elementwise"  # an output element depends on the operand elements at the same (broadcast) index
     COMMUTATIVE = "commutative"  # the two operands may be swapped
     VIEW = "view"  # moves no data: the bytes of the operand in the same order
     COPY = "copy"  # moves data and computes nothing
-    ROWWISE = "rowwise"  # every row (last axis) of the first operand is treated alone
+    ROWWISE = "rowwise"  # each row (last axis) of the first operand is processed independently
     ATTENTION = "attention"  # a softmax over keys: operands q, k and v, attribute heads
-    RECURRENT = "recurrent"  # its result depends on earlier tokens by sums over all of them, of constant size
-    NORM = "norm"  # the first output is the first operand, or the sum of two, normed and times `weight`
-    FUSED = "fused"  # what one kernel of a decode step computes, and its body with simpler ops
-    COMPARES = "compares tokens"  # what it makes of a token depends on the other tokens of the call
+    RECURRENT = "recurrent"  # depends on all earlier tokens, through states of constant size
+    NORM = "norm"  # the first output is the first operand, or a sum of two, normalized and times `weight`
+    FUSED = "fused"  # computed by one kernel of a decode step; the body has the same in simpler ops
+    COMPARES = "compares tokens"  # the result for a token depends on the other tokens of the call
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ AnyNamesFn = TypeVar("AnyNamesFn", bound=NamesFn)
 
 
 class OpSchema(Signature, Generic[V]):
-    """One operation on values of type V; see the module docstring. Declare with `weft.ir.op.op`."""
+    """One operation on values of type V; see the module docstring. Declare one with `weft.ir.op.op`."""
 
     def __init__(self, reference: Callable[..., Any], outputs: str, traits: Sequence[Trait], cases: Sequence[Case]):
         super().__init__(reference, tuple(outputs.split()))
@@ -121,7 +121,7 @@ class OpSchema(Signature, Generic[V]):
         return fn
 
     def cost(self, fn: AnyCostFn) -> AnyCostFn:
-        """Register the cost function (FLOPs, or a whole Cost)."""
+        """Register the cost function, which returns FLOPs or a full Cost."""
         self._cost = fn
         return fn
 
@@ -131,17 +131,18 @@ class OpSchema(Signature, Generic[V]):
         return fn
 
     def states(self, fn: AnyStatesFn) -> AnyStatesFn:
-        """Register the states that a node keeps from call to call; without one it keeps none."""
+        """Register the states that a node keeps between calls; without it a node has none."""
         self._states = fn
         return fn
 
     def numbers(self, fn: AnyNumbersFn) -> AnyNumbersFn:
-        """Register what the op is where some operands are numbers; without it an op takes none."""
+        """Register the function that emits the op where some operands are numbers; without it an op accepts none."""
         self._numbers = fn
         return fn
 
     def names(self, fn: AnyNamesFn) -> AnyNamesFn:
-        """Register the names of operands and outputs that attributes declare; without it those of the signature."""
+        """Register the function from attributes to names of operands and outputs; by default the signature names
+        them."""
         self._names = fn
         return fn
 
@@ -157,68 +158,70 @@ class OpSchema(Signature, Generic[V]):
         return self._body is not None
 
     def types(self, operands: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
-        """Output types.
+        """Return the output types.
 
         Raises:
             WeftError: if the operand types do not fit.
         """
         try:
-            found = self._infer(OpCall(self, operands, attrs)) if self._infer else None
+            inferred = self._infer(OpCall(self, operands, attrs)) if self._infer else None
         except WeftError as e:
             raise WeftError(str(e) if str(e).startswith(f"{self.name}:") else f"{self.name}: {e}") from None
-        except ArithmeticError as e:  # of sizes and attributes that are 0, or that no machine has
+        except ArithmeticError as e:  # from sizes or attributes that are 0 or too large
             raise WeftError(f"{self.name}: its attributes do not fit: {e}") from None
-        if found is None:
+        if inferred is None:
             assert operands[0] is not None
             return (operands[0],)
-        return found if isinstance(found, tuple) else (found,)
+        return inferred if isinstance(inferred, tuple) else (inferred,)
 
     # -- use
 
     def emit(self, *operands: Any, name: str | Sequence[str] | None = None, **attrs: Any) -> tuple[V, ...]:
         """Apply the op to values of one graph and return all outputs.
 
-        `name` hints at the names of the outputs: the last component, put behind the current scope.
+        `name` suggests names for the outputs (one for all, or a sequence), which are appended to the current scope.
         """
         operands, attrs = self.split(operands, attrs)
-        given = self.check_operands(operands)
-        if any(map(is_number, given)):
-            return (self._with_numbers(given, name, attrs),)
-        for operand, v in zip(self.operand_names(given), given, strict=True):
+        values = self.check_operands(operands)
+        if any(map(is_number, values)):
+            return (self._emit_with_numbers(values, name, attrs),)
+        for operand, v in zip(self.operand_names(values), values, strict=True):
             if v is not None and not hasattr(v, "__emit__"):
                 raise WeftError(f"op {self.name}: operand {operand} is a {type(v).__name__}, not a value")
-        first = max((v for v in given if v is not None), key=lambda v: v.__emit_priority__)  # patterns before values
-        return tuple(first.__emit__(self, given, attrs, name))
+        first = max((v for v in values if v is not None), key=lambda v: v.__emit_priority__)  # patterns before values
+        return tuple(first.__emit__(self, values, attrs, name))
 
     def __call__(self, *operands: Any, name: str | None = None, **attrs: Any) -> V:
-        """Apply the op and return its value; of several, a tuple, named where the op names its outputs.
+        """Apply the op and return its output; of several outputs a tuple, named where the op names its outputs.
 
-        The annotation is that of most ops. `weft.ops` has precise ones; `emit` always returns a tuple.
+        The annotation fits most ops. `weft.ops` has precise ones; `emit` always returns a tuple.
         """
-        value: V = self.packed(self.emit(*operands, name=name, **attrs))
+        value: V = self.pack_outputs(self.emit(*operands, name=name, **attrs))
         return value
 
-    def _with_numbers(self, given: Sequence[Any], name: str | Sequence[str] | None, attrs: Mapping[str, Any]) -> V:
+    def _emit_with_numbers(
+        self, operands: Sequence[Any], name: str | Sequence[str] | None, attrs: Mapping[str, Any]
+    ) -> V:
         if self._numbers is None:
-            at = next(n for n, v in zip(self.operand_names(given), given, strict=True) if is_number(v))
+            at = next(n for n, v in zip(self.operand_names(operands), operands, strict=True) if is_number(v))
             raise WeftError(
                 f"op {self.name}: operand {at} is a number; arithmetic takes numbers, other ops take values"
             )
-        if all(map(is_number, given)):
+        if all(map(is_number, operands)):
             raise WeftError(f"op {self.name}: all operands are numbers, so Python can compute it; one must be a value")
         self.check_attrs(attrs)
-        value: V = self._numbers(*given, name=name)
+        value: V = self._numbers(*operands, name=name)
         return value
 
     def run_reference(self, operands: Sequence[Array | None], attrs: Mapping[str, Any]) -> tuple[Array, ...]:
-        """The reference on arrays (floats in float64)."""
-        found = self.reference(*operands, **attrs)
-        return tuple(np.asarray(v) for v in (found if isinstance(found, tuple) else (found,)))
+        """Run the reference on arrays, floats in float64, and return its outputs."""
+        outputs = self.reference(*operands, **attrs)
+        return tuple(np.asarray(v) for v in (outputs if isinstance(outputs, tuple) else (outputs,)))
 
     def cost_of(
         self, operands: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Mapping[str, Any]
     ) -> Cost:
-        """The cost of the op from these types to these, with all its attributes."""
+        """Return the cost of a call with these operand and output types and all attributes."""
         written = total([t.bytes for t in outputs])
         read = total([t.bytes for t in operands if t is not None])
         if Trait.VIEW in self.traits:
@@ -226,23 +229,23 @@ class OpSchema(Signature, Generic[V]):
         if self._cost is None:
             computed = 0 if Trait.COPY in self.traits else total([t.elements for t in outputs])
             return Cost(computed, read, written)
-        found = self._cost(OpCall(self, operands, attrs))
-        return found if isinstance(found, Cost) else Cost(found, read, written)
+        cost = self._cost(OpCall(self, operands, attrs))
+        return cost if isinstance(cost, Cost) else Cost(cost, read, written)
 
     def states_of(self, operands: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[StateSpec, ...]:
-        """The states that the op keeps from call to call with these operands and attributes."""
+        """Return the states that the op keeps between calls with these operands and attributes."""
         return self._states(OpCall(self, operands, attrs)) if self._states else ()
 
-    def expanded(self, operands: Sequence[V | None], attrs: Mapping[str, Any]) -> tuple[V, ...]:
-        """Emit the body for `operands` and return the values it defines.
+    def emit_body(self, operands: Sequence[V | None], attrs: Mapping[str, Any]) -> tuple[V, ...]:
+        """Emit the body for `operands` and return the values that it defines.
 
         Raises:
-            WeftError: if the op has none.
+            WeftError: if the op has no body.
         """
         if self._body is None:
             raise WeftError(f"op {self.name} has no body in simpler ops")
-        found = self._body(OpCall(self, operands, attrs))
-        return found if isinstance(found, tuple) else (found,)
+        outputs = self._body(OpCall(self, operands, attrs))
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 OPS: Registry[OpSchema[Any]] = Registry("op", "weft.ir.ops", "see `weft ops`")

@@ -1,4 +1,4 @@
-"""The signature of an op, and calls of it: operands by place or by name, attributes, what the call returns."""
+"""The signature of an op, and calls of it: operands by position or by name, attributes, and results."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Operand:
 
 
 class Signature:
-    """The operands, attributes and outputs of an op, read off the parameters of its reference."""
+    """The operands, attributes and outputs of an op, derived from the parameters of its reference."""
 
     def __init__(self, reference: Callable[..., Any], output_names: tuple[str, ...]) -> None:
         # References such as `slice_` end in _ where Python has the name.
         self.name = reference.__name__.rstrip("_")
         self.output_names = output_names
         hints = typing.get_type_hints(reference)
-        made = hints.get("return")
-        several = typing.get_origin(made) is tuple and typing.get_args(made)[1:] == (Ellipsis,)
-        self.several = several and not output_names  # as many results as an attribute says
+        returned = hints.get("return")
+        several = typing.get_origin(returned) is tuple and typing.get_args(returned)[1:] == (Ellipsis,)
+        self.several = several and not output_names  # an attribute determines the number of results
         operands, attrs = [], []
         for p in inspect.signature(reference).parameters.values():
             if p.kind is p.KEYWORD_ONLY:
@@ -44,7 +44,7 @@ class Signature:
         self.__signature__ = self._for_inspect()
 
     def call_names(self, attrs: Mapping[str, Any] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The names of operands and outputs of a call; `attrs` may say what stands in a variadic operand."""
+        """Return the names of operands and outputs of a call; `attrs` may name the parts of a variadic operand."""
         return tuple(o.name for o in self.operands), self.output_names
 
     def operand_index(self, name: str, attrs: Mapping[str, Any] | None = None) -> int:
@@ -54,15 +54,15 @@ class Signature:
         return names.index(name)
 
     def check_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        """All attributes in canonical form, defaults filled in.
+        """Return all attributes in canonical form, defaults filled in.
 
         Raises:
             WeftError: on an unknown, missing or ill-typed attribute.
         """
         for name in attrs:
             if name not in self.attrs:
-                known = ", ".join(self.attrs) or "none"
-                raise WeftError(f"op {self.name} has no attribute {name!r}; it has {known}")
+                names = ", ".join(self.attrs) or "none"
+                raise WeftError(f"op {self.name} has no attribute {name!r}; it has {names}")
         full = {}
         for attr in self.attrs.values():
             if attr.required and attr.name not in attrs:
@@ -71,7 +71,7 @@ class Signature:
         return full
 
     def check_operands(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Operands with trailing absent ones dropped.
+        """Return the operands without trailing absent ones.
 
         Raises:
             WeftError: if there are too few or too many.
@@ -92,12 +92,13 @@ class Signature:
         return tuple(operands)
 
     def operand_names(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> list[str]:
-        """Return the name of the operand that each of `operands` is."""
+        """Return the name of each of `operands`; all parts of a variadic operand have its name unless `attrs` names
+        them."""
         names, _ = self.call_names(attrs)
         return [names[min(i, len(names) - 1)] for i in range(len(operands))]
 
     def names_for(self, count: int, attrs: Mapping[str, Any] | None = None) -> list[str]:
-        """Default names of `count` outputs."""
+        """Return default names for `count` outputs."""
         _, names = self.call_names(attrs)
         if not names or count > len(names):
             return [self.name] * count
@@ -107,7 +108,7 @@ class Signature:
         """Split a call into its operands, in the order of the signature, and its attributes.
 
         Raises:
-            WeftError: if an operand is given twice, by place and by name.
+            WeftError: if an operand is passed twice, by position and by name.
         """
         names = [o.name for o in self.operands if not o.variadic]
         by_name = {name: keywords[name] for name in names if name in keywords}
@@ -119,13 +120,14 @@ class Signature:
         return (*operands, *rest), {k: v for k, v in keywords.items() if k not in by_name}
 
     def results(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-        """Name the outputs of a call: a present state (`present_k`) only where its past (`past_k`) is given."""
+        """Return the names of the outputs of a call: a present state (`present_k`) only where its past (`past_k`) is
+        passed."""
         names, outputs = self.call_names(attrs)
         present = {name for name, v in zip(names, operands, strict=False) if v is not None}
         states = [n.replace("present", "past", 1) if n.startswith("present") else None for n in outputs]
         return tuple(name for name, past in zip(outputs, states, strict=True) if past is None or past in present)
 
-    def packed(self, outputs: tuple[Any, ...]) -> Any:
+    def pack_outputs(self, outputs: tuple[Any, ...]) -> Any:
         """Return the only one of `outputs`, or a tuple of all of them, named where the op names its outputs."""
         if self.several:
             return outputs
@@ -134,7 +136,8 @@ class Signature:
         return record(self.name, self.output_names[: len(outputs)])(*outputs)
 
     def _for_inspect(self) -> inspect.Signature:
-        """Return the signature for `inspect`, `help` and the stubs: operands, attributes, `name` of the outputs."""
+        """Return the signature for `inspect`, `help` and the stubs: operands, attributes, and `name` for the
+        outputs."""
         parameter, empty = inspect.Parameter, inspect.Parameter.empty
         operands = [
             parameter(
@@ -151,8 +154,8 @@ class Signature:
 
 
 class OpCall:
-    """One application of an op: its attributes, and its operands (types or values; None if absent, a tuple if variadic)
-    by name."""
+    """One call of an op: its attributes, and its operands by name (types or values; None if absent, a tuple if
+    variadic)."""
 
     def __init__(self, op: Signature, operands: Sequence[Any], attrs: Mapping[str, Any]) -> None:
         for i, o in enumerate(op.operands):
@@ -165,16 +168,16 @@ class OpCall:
 
 
 def is_number(operand: object) -> bool:
-    """Tell a number from a value; numpy's numbers count."""
+    """Return whether `operand` is a number, including those of numpy, rather than a value."""
     return isinstance(operand, numbers.Real)
 
 
 @functools.cache
 def record(name: str, fields: tuple[str, ...]) -> Any:
-    """The named tuple of what the op called `name` returns: ``TopKResults(values, indices)``."""
+    """Return the named tuple class for the outputs of the op called `name`: ``TopKResults(values, indices)``."""
     return namedtuple(record_name(name), fields)
 
 
 def record_name(name: str) -> str:
-    """`top_k` as TopKResults."""
+    """Return the class name of the outputs of an op: `top_k` has TopKResults."""
     return "".join(word.capitalize() for word in name.split("_")) + "Results"

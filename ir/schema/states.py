@@ -1,11 +1,11 @@
-"""States: what a node keeps from call to call, as one record that passes, backends, runtimes and pictures read.
+"""States: the tensors that a node keeps between calls, as one record that passes, backends, runtimes and pictures read.
 
-| growth | slots | a call | at the start of a text | rewinds | rows of beams |
+| growth | slots | a call | at the start of a sequence | rewinds | rows of beams |
 |---|---|---|---|---|---|
 | text | position p in slot p | writes its tokens | stays: no row looks beyond its length | yes | slots in use |
-| window | position p in slot p mod capacity | writes over old ones | stays | no | whole |
-| constant | none | replaces all of it | `initial`, mostly zeros | no | whole |
-| source | tokens of an encoded source | reads it | made anew | yes | follow their source |
+| window | position p in slot p mod capacity | overwrites old ones | stays | no | all slots |
+| constant | none | replaces all of it | `initial`, mostly zeros | no | all of it |
+| source | tokens of an encoded source | reads it | computed again | yes | follow their source |
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from ..types import TensorType, dtypes, sizes
 from ..types.sizes import Size
 
-CODES = {8: dtypes.i8, 4: dtypes.i4}  # what a quantized cache holds, by bits
+CODES = {8: dtypes.i8, 4: dtypes.i4}  # dtype of the codes in a quantized cache, by bits
 
 
 class StateKind(enum.Enum):
-    """The kind of a state: what its numbers are."""
+    """The kind of a state: the meaning of its values."""
 
     KV = "kv"  # keys, or values, of an attention
-    LATENT = "latent"  # keys that are values too
+    LATENT = "latent"  # keys that also serve as values
     INDEX = "index"  # keys by which a query chooses the keys that it attends to
-    CONV = "conv"  # the last rows that a convolution saw
+    CONV = "conv"  # the last input rows of a convolution
     SSM = "ssm"  # the state of a state space
     RECURRENT = "recurrent"  # the sum of keys times values of linear attention
     NORM = "norm"  # the sum of keys that its result is divided by
-    SCAN = "scan"  # what a recurrence of the user's own carries
+    SCAN = "scan"  # the state of a user-defined recurrence
     CROSS = "cross"  # keys, or values, of an encoded source
 
     @property
@@ -39,7 +39,7 @@ class StateKind(enum.Enum):
 
 
 class Growth(enum.Enum):
-    """The growth of a state, which decides how it is indexed, reset and gathered: see the table of the module."""
+    """The growth of a state, which determines how it is indexed, reset and gathered: see the table of the module."""
 
     TEXT = "text"
     WINDOW = "window"
@@ -48,43 +48,44 @@ class Growth(enum.Enum):
 
     @property
     def rewinds(self) -> bool:
-        """Return whether a row can drop tokens."""
+        """Return whether a batch row can drop its last tokens."""
         return self in (Growth.TEXT, Growth.SOURCE)
 
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One state of a call of an op: a tensor whose first axis counts rows.
+    """One state of a call of an op: a tensor whose first axis is the batch.
 
-    `type` is the state's as it is, or as a cache that no call has yet would be, its axis of slots then `capacity`.
-    `window` is how many tokens an attention looks back, whether or not its cache rolls; `initial` is every number of a
-    state of constant size at the start of a text.
+    `type` is the type of the state; for a cache that the node does not take yet, the type it would have with `capacity`
+    slots. `window` is the number of tokens that an attention looks back, whether or not its cache rolls; `initial`
+    fills a state of constant size at the start of a sequence.
     """
 
-    part: str  # what it is called among the states of a node
+    part: str  # its name among the states of a node
     kind: StateKind
     growth: Growth
-    taken: str  # the operand that takes it
-    made: str  # the output that makes it; "" if calls leave it as it is
+    taken: str  # the operand that receives the past state
+    made: str  # the output with the new state; "" if calls do not change it
     type: TensorType
     slots: int | None = None  # the axis that counts slots
-    positions: str = ""  # the operand that tells the slots of the call's tokens
+    positions: str = ""  # the operand with the slots of the tokens of the call
     window: int | None = None
     initial: float = 0.0
 
     @property
     def row(self) -> tuple[Size, ...]:
-        """The shape of one row."""
+        """The shape of one batch row of the state."""
         return self.type.shape[1:]
 
     @property
     def per_slot(self) -> tuple[Size, ...]:
-        """The shape of what one row keeps in one slot, or at all where there are none."""
+        """The shape of one slot of one batch row, or of the row where the state has no slots."""
         return tuple(s for axis, s in enumerate(self.type.shape) if axis not in (0, self.slots))
 
 
 def constant_state(kind: StateKind, like: TensorType, *row: Size, part: str = "", suffix: str = "") -> StateSpec:
-    """A state of constant size, `row` for each text of `like` [batch, ...], taken and made as past and present."""
+    """Return a state [batch, *row] of constant size, with the batch of `like` [batch, ...], operand past and output
+    present."""
     dtype = dtypes.f32 if kind.accumulates else like.dtype
     type = like.with_dtype(dtype).with_shape(like.shape[0], *row)
     return StateSpec(part or kind.value, kind, Growth.CONSTANT, f"past{suffix}", f"present{suffix}", type)
@@ -101,10 +102,11 @@ def caches(
     bits: int | None = None,
     kind: StateKind | None = None,
 ) -> tuple[StateSpec, ...]:
-    """The caches [batch, heads, capacity, width] of a causal attention: of keys alone where they are its values too.
+    """Return the caches [batch, heads, capacity, width] of a causal attention, one of keys alone if these serve as
+    values.
 
-    k and v [batch, keys, heads · width] are those of a call, `past` is the cache of keys that the node takes. With
-    `bits` caches hold codes. `kind` is that of keys with another use.
+    k and v [batch, keys, heads · width] are those of a call (v is None for shared keys), `past` is the key cache that
+    the node takes. With `bits` caches hold codes. `kind` is for keys with another use.
     """
     kind = kind or (StateKind.LATENT if v is None else StateKind.KV)
     growth = Growth.WINDOW if rolling else Growth.TEXT
@@ -120,10 +122,10 @@ def caches(
 
 
 def cross_states(k: TensorType, v: TensorType | None) -> tuple[StateSpec, ...]:
-    """Keys and values [batch, source, width] of an encoded source, which every call of a text reads again."""
+    """Return states for keys and values [batch, source, width] of an encoded source, which every call reads again."""
     parts = (("key", "k", k), ("value", "v", v))
     return tuple(
-        StateSpec(part, StateKind.CROSS, Growth.SOURCE, taken, "", type, slots=1)
-        for part, taken, type in parts
+        StateSpec(part, StateKind.CROSS, Growth.SOURCE, operand, "", type, slots=1)
+        for part, operand, type in parts
         if type is not None
     )

@@ -17,8 +17,9 @@ class VisibleBlocks:
     """The attributes of `block_sparse_attention` that hide keys, in blocks of `block` tokens; the last may be shorter.
 
     The first `first` and the last `last` blocks are global: their queries see all keys, and all queries see their keys.
-    Any other block sees the `sides` blocks on each side of it besides, and itself. A key of the first `first` blocks
-    counts `first_weight` times for queries that are not global. Texts of at most `dense` tokens see all keys once.
+    Any other block also sees itself and the `sides` blocks on each side. A key of the first `first` blocks counts
+    `first_weight` times for queries that are not global. In sequences of at most `dense` tokens all keys are visible,
+    once.
     """
 
     block: int
@@ -30,11 +31,11 @@ class VisibleBlocks:
 
     @classmethod
     def of(cls, attrs: Mapping[str, Any]) -> VisibleBlocks:
-        """Read them off the attributes of a node."""
+        """Build it from the attributes of a node."""
         return cls(**{f.name: attrs[f.name] for f in fields(cls)})
 
     def problem(self) -> str | None:
-        """Return what does not fit, or None."""
+        """Return an error message about the first attribute out of range, or None."""
         for name, least in {"block": 1, "sides": 0, "first": 0, "last": 0, "first_weight": 1, "dense": 0}.items():
             if getattr(self, name) < least:
                 return f"{name}={getattr(self, name)} must be at least {least}"
@@ -48,20 +49,20 @@ class VisibleBlocks:
         return self.first + self.last
 
     def blocks(self, length: Size) -> Size:
-        """Return the number of blocks of a text of `length` tokens."""
+        """Return the number of blocks in a sequence of `length` tokens."""
         return sizes.floordiv(length + self.block - 1, self.block)
 
     def sparse(self, length: Size) -> Size:
-        """Return 0 for texts that see all keys, and 1 for longer ones."""
+        """Return 0 if all keys are visible in a sequence of `length` tokens, and 1 if it is longer than `dense`."""
         return sizes.minimum(1, sizes.floordiv(length, self.dense + 1)) if self.dense else 1
 
     def columns(self, length: Size) -> Size:
-        """Return the number of blocks that a block sees besides the global ones, hidden ones included."""
+        """Return the number of blocks that a block sees in addition to the global ones, hidden ones included."""
         sparse = self.sparse(length)
         return sparse * (2 * self.sides + 1) + (1 - sparse) * self.blocks(length)
 
     def counts(self, length: int) -> np.ndarray[Any, Any]:
-        """Compute how often a query counts a key, [length, length]: 0 where it does not see it."""
+        """Compute how often each query counts each key, [length, length]: 0 where it does not see the key."""
         if length <= self.dense:
             return np.ones((length, length))
         at, blocks = np.arange(length) // self.block, -(-length // self.block)

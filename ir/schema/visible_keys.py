@@ -1,16 +1,16 @@
 """Visible keys: which keys a query of softmax attention sees, by the positions of both.
 
-There is one description of masks by position, `VisibleKeys`; masks by data are the operands `key_mask` and `bias`. Its
+`VisibleKeys` is the only description of masks by position; masks by data are the operands `key_mask` and `bias`. Its
 `conditions` are written once, with operators of Python, and run on numpy arrays (the reference), on values of a graph
-(the op's body), on tensors of an ONNX model and on the text of a PyTorch model. So they use only ``-``, ``%``, ``//``,
-``<``, ``>=``, ``|``, ``&``, `abs` and `equal`.
+(the body of the op), on tensors of an ONNX model and on expressions in the source of a PyTorch model. So they use only
+``-``, ``%``, ``//``, ``<``, ``>=``, ``|``, ``&``, `abs` and `equal`.
 
-A new pattern is a name in `Pattern` and a condition in `conditions`; CONTRIBUTING.md lists the checks and words that it
-asks for besides. Three things must hold of it, which tests/ir/test_visible_keys.py checks for every name. A pattern as
-a whole depends on `query` and `key` both: ONNX Runtime wants a mask with a row for each query. A query sees its own
-position: v-bias-to-o-bias relies on rows that sum to 1. Nothing changes when both positions move by `stride`: pictures
+A new pattern needs a name in `Pattern` and a condition in `conditions`; CONTRIBUTING.md lists the checks and labels
+that it also needs. tests/ir/test_visible_keys.py checks three properties for every name. The conditions of a pattern
+together depend on both `query` and `key`: ONNX Runtime requires a mask with a row for each query. A query sees its own
+position: v-bias-to-o-bias relies on rows that sum to 1. Shifting both positions by `stride` changes nothing: pictures
 of receptive fields rely on it, `_earliest` in backends/viz/panels/attention.py. Kernels that skip keys name the
-patterns that they take, and leave others to masks.
+patterns that they support, and leave others to masks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class VisibleKeys:
       1904.10509), fixed (the same block of `stride`, or the last `summary` of any block; Child 2019), chunked (the same
       block of `stride`; Llama 4).
 
-    Neither window nor pattern hides the first `keep_first` keys of a text (Xiao 2023, arXiv 2309.17453).
+    Neither window nor pattern hides the first `keep_first` keys of a sequence (Xiao 2023, arXiv 2309.17453).
     """
 
     causal: bool = False
@@ -49,22 +49,23 @@ class VisibleKeys:
 
     @classmethod
     def of(cls, attrs: Mapping[str, Any]) -> VisibleKeys:
-        """Read them off the attributes of a node; those that its op lacks keep their defaults."""
+        """Build it from the attributes of a node; attributes that its op lacks keep their defaults."""
         return cls(**{f.name: attrs[f.name] for f in fields(cls) if f.name in attrs})
 
     @property
     def local(self) -> bool:
-        """Return whether more than causality hides keys."""
+        """Return whether a window or a pattern hides keys."""
         return self.window is not None or self.pattern != "dense"
 
     def conditions(self, query: Any, key: Any, equal: Callable[[Any, Any], Any] = operator.eq) -> list[Any]:
-        """The conditions on the positions `query` and `key`, causality last. All must hold; none hides nothing.
+        """Return the conditions on the positions `query` and `key`, causality last. All must hold; an empty list hides
+        nothing.
 
-        `equal` stands for ``==``, which means something else for values of a graph.
+        `equal` replaces ``==``, which has another meaning for values of a graph.
         """
         near: list[Any] = []
         distance = query - key
-        size = distance if self.causal else abs(distance)  # causality comes on its own, below
+        size = distance if self.causal else abs(distance)  # causality is a condition of its own, below
         if self.window is not None:
             near.append(size < self.window)
         if self.pattern == "dilated":
@@ -77,12 +78,13 @@ class VisibleKeys:
             near.append(block if ending is None else block | ending)
         else:
             assert self.pattern == "dense", self.pattern
-        # Before causality is added: it holds for the first keys too.
+        # Before causality is added, which also applies to the first keys.
         if self.keep_first and near:
             near = [functools.reduce(operator.and_, near) | (key < self.keep_first)]
         return [*near, query >= key] if self.causal else near
 
     def mask(self, query: np.ndarray[Any, Any], key: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Compute the reference mask: True where queries at positions `query` see keys at `key`, which broadcast."""
+        """Compute the reference mask: True where queries at positions `query` see keys at positions `key`, which
+        broadcast."""
         everything = np.ones(np.broadcast_shapes(query.shape, key.shape), np.bool_)
         return functools.reduce(np.logical_and, self.conditions(query, key), everything)

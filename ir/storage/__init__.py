@@ -1,8 +1,8 @@
-"""Files: foreign ones read with limits, and results written so that nothing is lost.
+"""Files: untrusted ones read with limits, and results written so that nothing is lost.
 
-`documents` reads text and JSON. `output` writes: `whole_folder` and `whole_file` are the only ways by which weft writes
-a result. `contents` records and checks the files of a folder, `partials` names and removes temporary files, `stamps`
-notices sources that change while they are read, `disk` wraps the system calls. Never here: the meaning of the files.
+`documents` reads text and JSON. `output` writes: weft writes results only by `whole_folder` and `whole_file`.
+`contents` records and checks the files of a folder, `partials` names and removes temporary files, `stamps` notices
+sources that change while they are read, `disk` wraps the system calls. Never here: the meaning of the files.
 """
 
 from .contents import MANIFEST, PROVENANCE, check_contents, check_format, seal

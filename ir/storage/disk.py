@@ -1,4 +1,4 @@
-"""System calls: flush to the disk, swap two names, say why the system refused."""
+"""System calls: flush to the disk, swap two names, explain why the system refused."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def exchange(a: Path, b: Path) -> bool:
-    """Swap what the names `a` and `b` stand for in one step; return False where the file system cannot.
+    """Swap the files or folders at `a` and `b` in one step; return False where the file system cannot.
 
-    A process that opens either name finds the one or the other folder at every moment (renameat2(2), renamex_np(2)).
+    A process that opens either name gets one or the other at every moment (renameat2(2), renamex_np(2)).
 
     Raises:
         OSError: if the system refuses.
@@ -35,8 +35,8 @@ def exchange(a: Path, b: Path) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Force a file, or a folder's list of names, to the disk."""
-    # fsync takes a descriptor that only reads, and folders have no other kind.
+    """Force a file, or the list of names in a folder, to the disk."""
+    # fsync accepts read-only descriptors, the only kind that folders have.
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -48,7 +48,7 @@ def flush(path: Path) -> None:
 
 
 def flush_tree(folder: Path) -> None:
-    """Force everything in `folder` to the disk: files first, then the folders that name them, inner ones first."""
+    """Force all files and folders in `folder` to the disk: files before their folders, inner folders first."""
     for at, _, files in os.walk(folder, topdown=False):
         for name in files:
             flush(Path(at, name))
@@ -64,7 +64,7 @@ def umask() -> int:
 
 
 def reason(e: OSError) -> str:
-    """Say in a few words why the system refused to write, and what would help."""
+    """Return in a few words why the system refused to write, and the remedy."""
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full; free some space or name a folder on another disk"
     if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

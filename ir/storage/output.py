@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import WeftError
-from .contents import MANIFESTS, altered, remove_listed, unlisted
+from .contents import MANIFESTS, find_altered, remove_listed, find_unlisted
 from .disk import exchange, flush, flush_tree, reason, umask
 from .partials import ASIDE, alone, log, scratch_folder, temporary
 
@@ -116,8 +116,8 @@ def _at_stake(out: Path, contents: bool) -> tuple[list[str], list[str]]:
     while True:
         before = os.stat(out)
         try:
-            foreign = unlisted(out)
-            edited = altered(out) if contents and not foreign else []
+            foreign = find_unlisted(out)
+            edited = find_altered(out) if contents and not foreign else []
         except FileNotFoundError:
             if not out.exists():
                 return [], []
@@ -184,7 +184,7 @@ def _replace(new: Path, out: Path) -> None:
         out.rename(old)
         new.rename(out)
     flush(out.parent)
-    if foreign := unlisted(old):
+    if foreign := find_unlisted(old):
         if old == new:
             exchange(new, out)
         else:

@@ -1,4 +1,4 @@
-"""Notice that a source changes while it is read."""
+"""Stamps of files, which reveal a source that changes while it is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import WeftError
 
 
 class Stamp(NamedTuple):
-    """Size and time, which change when a file is written to, and device and inode, when it is replaced."""
+    """Size and time, which change when a file is written to, and device and inode, which change when it is replaced."""
 
     size: int
     mtime_ns: int
@@ -20,12 +20,12 @@ class Stamp(NamedTuple):
 
 
 def stamps(paths: Iterable[Path]) -> dict[Path, Stamp]:
-    """Return the stamps of those of `paths` that are files; take them before the first byte is read."""
+    """Return the stamps of the files among `paths`; call it before the first byte is read."""
     return {path: _stamp(path) for path in paths if path.is_file()}
 
 
 def check_unchanged(before: Mapping[Path, Stamp]) -> None:
-    """Check that the files still have the stamps that they had `before`.
+    """Check that the files still have the stamps in `before`.
 
     Raises:
         WeftError: naming the first file that was written to, replaced or removed since.

@@ -9,8 +9,8 @@
       output logits = %lm_head
     }
 
-A leading dot stands for the current scope. Attributes that equal their default are left out; absent operands are ``_``.
-Never here: what a graph means, file formats of others.
+A leading dot abbreviates the current scope. Attributes that equal their default are omitted; absent operands are ``_``.
+Never here: the meaning of a graph, other file formats.
 """
 
 from ..graph import Graph

@@ -1,4 +1,4 @@
-"""Parser of the text form that `printer` writes. Errors name file, line and column."""
+"""Parser of the text form that ``str(graph)`` writes. Errors name file, line and column."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ..storage.documents import MOST_DIGITS, json_at
 from ..types import TensorType, dtypes, sizes
 from ..types.sizes import Size
 
-MOST_BYTES = 16 << 20  # of a text; that of the largest models takes 3 MB
-DEEPEST = 64  # lists and recipes in each other; what weft writes has a dozen
+MOST_BYTES = 16 << 20  # of the text form of a graph; the largest models take 3 MB
+DEEPEST = 64  # nested lists and recipes; weft writes about a dozen levels
 T = TypeVar("T")
 _LANGUAGE = language(
     r"""(?P<string>"(?:[^"\\\n]|\\.)*")
@@ -37,12 +37,12 @@ _LANGUAGE = language(
 
 @functools.cache
 def _fields(recipe: str) -> dict[str, Attr]:
-    """The fields of a recipe, by name."""
+    """Return the fields of a recipe, by name."""
     return {key: Attr(key, kind, MISSING) for key, kind in typing.get_type_hints(REGISTRY[recipe]).items()}
 
 
 def parse(text: str, source: str = "<text>", reader: TensorReader = EMPTY) -> Graph:
-    """The graph that `text` spells; `source` is what errors call it, `reader` what `source(...)` recipes refer to.
+    """Parse the graph in `text`; errors call it `source`, and its `source(...)` recipes refer to `reader`.
 
     Raises:
         WeftError: on a syntax or type error, as ``file:line:column: message``.
@@ -51,7 +51,7 @@ def parse(text: str, source: str = "<text>", reader: TensorReader = EMPTY) -> Gr
 
 
 def parse_step(text: str) -> Step:
-    """The step that `text` spells.
+    """Parse the step in `text`.
 
     Raises:
         WeftError: on a syntax or type error.
@@ -63,7 +63,7 @@ def parse_step(text: str) -> Step:
     return step
 
 
-# Graphs are linked lists, too deep to pickle: a step is copied and pickled as its text.
+# Graphs are linked lists, too deep to pickle: a step is copied and pickled as its text form.
 copyreg.pickle(Step, lambda step: (parse_step, (step.text,)))
 
 
@@ -73,11 +73,11 @@ class _Parser(Lexer):
             return f"{source}:{text.count(chr(10), 0, at) + 1}:{at - text.rfind(chr(10), 0, at)}"
 
         super().__init__(text, _LANGUAGE, where, MOST_DIGITS)
-        self.types: dict[str, tuple[TensorType, int]] = {}  # by spelling, with how many tokens it takes
-        self.depth = 0  # of lists and recipes in each other
+        self.types: dict[str, tuple[TensorType, int]] = {}  # by spelling, with the number of its tokens
+        self.depth = 0  # of nested lists and recipes
 
-    def checked(self, at: int, call: Callable[[], T]) -> T:
-        """The result of `call`, with its errors placed at `at`."""
+    def check(self, at: int, call: Callable[[], T]) -> T:
+        """Return the result of `call`, with its errors located at `at`."""
         try:
             return call()
         except (WeftError, ValueError, TypeError) as e:
@@ -85,14 +85,14 @@ class _Parser(Lexer):
 
     # -- values and types
 
-    def deeper(self) -> None:
-        """Note that the value at hand is inside another one, or fail where too many are in each other."""
+    def enter_nesting(self) -> None:
+        """Increase the nesting depth, or fail if it exceeds `DEEPEST`; the caller decreases it again."""
         self.depth += 1
         if self.depth > DEEPEST:
             self.fail(f"values are nested more than {DEEPEST} deep", self.token.at)
 
-    def listed(self, item: Callable[[], Any]) -> tuple[Any, ...]:
-        self.deeper()
+    def parse_list(self, item: Callable[[], Any]) -> tuple[Any, ...]:
+        self.enter_nesting()
         self.take("[")
         items = []
         while not self.accept("]"):
@@ -103,7 +103,7 @@ class _Parser(Lexer):
         return tuple(items)
 
     def tensor_type(self) -> TensorType:
-        """A type, made once of each spelling: layers have the same types over and over."""
+        """Parse a type. Layers repeat types, so each spelling is parsed once."""
         at, first = self.token.at, self.pos
         end = self.text.find("]", at)
         spelled = self.text[at : end + 1]
@@ -112,30 +112,30 @@ class _Parser(Lexer):
             self.goto(self.pos + count)
             return kind
         name = self.of_kind("name", "a dtype")
-        dtype = self.checked(at, lambda: dtypes.parse(name))
-        kind = TensorType(dtype, self.listed(self.size))
+        dtype = self.check(at, lambda: dtypes.parse(name))
+        kind = TensorType(dtype, self.parse_list(self.size))
         if self.tokens[self.pos - 1].at == end:  # a comment may hold a bracket
             self.types[spelled] = kind, self.pos - first
         return kind
 
     def attr(self) -> Any:
-        """A literal: number, string, true, false, none, list, dtype, recipe call or size expression."""
+        """Parse a literal: number, string, true, false, none, list, dtype, recipe call or size expression."""
         t = self.token
         if t.kind == "string":
-            return self.checked(t.at, lambda: json_at(self.next().text, 0)[0])
+            return self.check(t.at, lambda: json_at(self.next().text, 0)[0])
         if t.text == "[":
-            return self.listed(self.attr)
+            return self.parse_list(self.attr)
         if t.text == "{":
             return self.step()
         if t.kind == "name":
             after = self.tokens[self.pos + 1].text
             if after == "(" and t.text in REGISTRY:
                 return self.recipe()
-            # A name alone; followed by an operator it begins a size, such as seq + 1.
+            # A single name; followed by an operator it begins a size, such as seq + 1.
             if after in (",", ")", "]"):
                 self.next()
-                known = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
-                return known[t.text] if t.text in known else dtypes.ALL.get(t.text) or sizes.sym(t.text)
+                words = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
+                return words[t.text] if t.text in words else dtypes.ALL.get(t.text) or sizes.sym(t.text)
         negative = t.text == "-"
         number = self.tokens[self.pos + negative]
         if (number.kind == "number" or number.text == "inf") and self.tokens[self.pos + negative + 1].text in ",)]":
@@ -147,18 +147,18 @@ class _Parser(Lexer):
         return self.size()
 
     def step(self) -> Step:
-        """The body of a recurrence, in braces."""
+        """Parse the body of a recurrence, in braces."""
         at, graph = self.token.at, Graph("step")
         values: dict[str, Value] = {}
         initial: dict[str, float] = {}
         tokens: list[str] = []
-        self.deeper()
+        self.enter_nesting()
         self.take("{")
         while not self.accept("}"):
             start = self.token.at
             if kind := next((k for k in ("state", "token", "constant") if self.accept(k)), ""):
                 name, type = self.typed_name("")
-                self.define(values, start, name, self.checked(start, partial(graph.add_input, name, type)))
+                self.define(values, start, name, self.check(start, partial(graph.add_input, name, type)))
                 if kind == "state":
                     initial[name] = self.number() if self.accept("=") else 0.0
                 elif kind == "token":
@@ -168,26 +168,26 @@ class _Parser(Lexer):
                 self.take("=")
                 if state not in initial:
                     self.fail(f"%{state} is no state", start)
-                self.checked(start, partial(graph.add_output, NEXT + state, self.use(values, "")))
+                self.check(start, partial(graph.add_output, NEXT + state, self.use(values, "")))
             elif self.accept("output"):
                 name = self.of_kind("name", "an output name")
                 self.take("=")
-                self.checked(start, partial(graph.add_output, name, self.use(values, "")))
+                self.check(start, partial(graph.add_output, name, self.use(values, "")))
             elif self.token.kind == "value":
                 self.node(graph, values, "")
             else:
-                self.fail(f"expected state, token, constant, next, output or a node, found {self.found}", start)
+                self.fail(f"expected state, token, constant, next, output or a node, found {self.spelling}", start)
         self.depth -= 1
-        return self.checked(at, lambda: Step(graph, initial, tokens))
+        return self.check(at, lambda: Step(graph, initial, tokens))
 
     def number(self) -> float:
-        """A number, which may have a sign or be infinite."""
+        """Parse a number, which may have a sign or be infinite."""
         sign = -1.0 if self.accept("-") else 1.0
         text = self.take("number", "inf").text
         return sign * float(text)
 
     def size(self) -> Size:
-        """A size expression: everything up to the comma or bracket that ends it."""
+        """Parse a size expression, up to the comma or bracket that ends it."""
         start, depth = self.token.at, 0
         while not (depth == 0 and self.token.text in (",", "]", ")")):
             token = self.next()
@@ -199,9 +199,7 @@ class _Parser(Lexer):
                 depth -= 1
         text = self.text[start : self.token.at].strip()
         return (
-            int(text)
-            if text.isdecimal() and len(text) <= MOST_DIGITS
-            else self.checked(start, lambda: sizes.parse(text))
+            int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else self.check(start, lambda: sizes.parse(text))
         )
 
     def recipe(self) -> Recipe:
@@ -210,30 +208,30 @@ class _Parser(Lexer):
         cls = REGISTRY.get(name)
         if cls is None:
             self.fail(f"unknown recipe {name!r}; known are {', '.join(REGISTRY)}", at)
-        self.deeper()
+        self.enter_nesting()
         self.take("(")
-        known, attrs = call_order(cls), _fields(name)
-        given: dict[str, Any] = {}
+        parameters, attrs = call_order(cls), _fields(name)
+        values: dict[str, Any] = {}
         while not self.accept(")"):
             if self.token.kind == "name" and self.tokens[self.pos + 1].text == "=":
                 key = self.next().text
                 self.take("=")
-            elif len(given) < len(known):
-                key = known[len(given)].name
+            elif len(values) < len(parameters):
+                key = parameters[len(values)].name
             else:
                 self.fail(f"too many arguments for recipe {name}", self.token.at)
             start = self.token.at
-            if key not in attrs or key in given:
-                self.fail(f"recipe {name} takes no {'second ' if key in given else ''}argument {key!r}", start)
+            if key not in attrs or key in values:
+                self.fail(f"recipe {name} takes no {'second ' if key in values else ''}argument {key!r}", start)
             value = self.attr()
-            given[key] = self.checked(start, partial(attrs[key].check, value, name))
+            values[key] = self.check(start, partial(attrs[key].check, value, name))
             if self.token.text != ")":
                 self.take(",")
         self.depth -= 1
-        missing = [f.name for f in known if f.name not in given and f.default is MISSING]
+        missing = [f.name for f in parameters if f.name not in values and f.default is MISSING]
         if missing:
             self.fail(f"recipe {name} needs {', '.join(missing)}", at)
-        return self.checked(at, lambda: cls(**given))
+        return self.check(at, lambda: cls(**values))
 
     def json_value(self) -> Any:
         start = self.token.at
@@ -265,7 +263,7 @@ class _Parser(Lexer):
             elif self.accept("input"):
                 name, type = self.typed_name("")
                 key = self.of_kind("name", "an input name") if self.accept("as") else name
-                self.define(values, at, name, self.checked(at, partial(graph.add_input, key, type, name)))
+                self.define(values, at, name, self.check(at, partial(graph.add_input, key, type, name)))
             elif self.accept("param"):
                 name, type = self.typed_name("")
                 self.take("=")
@@ -278,11 +276,11 @@ class _Parser(Lexer):
                 name = self.of_kind("name", "an output name")
                 self.take("=")
                 value = self.use(values, "")
-                self.checked(at, partial(graph.add_output, name, value))
+                self.check(at, partial(graph.add_output, name, value))
             elif self.token.kind == "value":
                 self.node(graph, values, scope)
             else:
-                self.fail(f"expected meta, input, param, scope, output or a node, found {self.found}", at)
+                self.fail(f"expected meta, input, param, scope, output or a node, found {self.spelling}", at)
         if self.token.kind != "end":
             self.fail("unexpected text after the graph", self.token.at)
         return graph
@@ -315,7 +313,7 @@ class _Parser(Lexer):
         self.take("=")
         at = self.token.at
         name = self.of_kind("name", "an op")
-        op = self.checked(at, lambda: lookup(name))
+        op = self.check(at, lambda: lookup(name))
         self.take("(")
         operands: list[Value | None] = []
         attrs: dict[str, Any] = {}
@@ -330,9 +328,9 @@ class _Parser(Lexer):
                 attrs[key] = self.attr()
             if self.token.text != ")":
                 self.take(",")
-        inputs = self.checked(at, lambda: op.check_operands(operands))
-        full = self.checked(at, lambda: op.check_attrs(attrs))
-        types = self.checked(at, lambda: op.types([None if v is None else v.type for v in inputs], full))
+        inputs = self.check(at, lambda: op.check_operands(operands))
+        full = self.check(at, lambda: op.check_attrs(attrs))
+        types = self.check(at, lambda: op.types([None if v is None else v.type for v in inputs], full))
         if len(types) != len(outs):
             self.fail(f"op {name} defines {len(types)} values, not {len(outs)}", start)
         for (out, declared), inferred in zip(outs, types, strict=True):

@@ -1,6 +1,6 @@
 """Types of values: sizes of axes, element types, tensor types.
 
-Never here: values, weights, anything that knows an op.
+Never here: values, weights, anything that depends on an op.
 """
 
 from .tensor_type import Shape, TensorType

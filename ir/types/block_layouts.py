@@ -1,20 +1,20 @@
-"""Block layouts: a matrix as quantized blocks, in a checkpoint or made by the pass quantize.
+"""Block layouts: how a quantized matrix is stored in blocks, by a checkpoint or by the pass quantize.
 
-A row is cut into groups. A group has a scale, perhaps a zero point or a minimum, and a code of a few bits for every
-number:
+A row is split into groups. A group has a scale, perhaps a zero point or a minimum, and a code of a few bits for each
+element:
 
     weight[n, k] = scales[n, g] · (codes[n, k] − zeros[n, g]) + offsets[n, g],     g = k // group.
 
-Without zero points, zeros are 2^{bits−1}. Or the codes are floats, of 8 bits (e4m3 of arXiv 2209.05433 without
-infinities) or 4 (e2m1, `small_floats`), and a weight is scale · float. Offsets may be integers in groups, too
-(`BlockLayout.sums`).
-A block of a file holds one group, or several (`SuperBlock`).
-A layout is data: one of a file format is a `BlockLayout`, registered by `add_layout`; those of integers that weft
-quantizes to, or reads from folders of GPTQ, AWQ and others, are made by `integer_layout`. `layout_of` finds either.
-Kernels and lowerings never ask for a layout by name, they say which bits, groups, zero points and offsets they take. A
-registered layout states the bits of an unpacked code: one with codes of w bits declares the smallest of 4 and 8 that
-holds them, in its dtype or as `code_bits`. If it has no minimum, `unpack` adds 2^{bits−1} − 2^{w−1}, so that the same
-code stands for 0.
+Without zero points, zeros are 2^{bits−1}. Codes may also be floats, of 8 bits (e4m3 of arXiv 2209.05433 without
+infinities) or 4 (e2m1, `small_floats`); a weight is then scale · float. Offsets may be stored as integer codes in
+groups (`BlockLayout.sums`). A block of a file holds one group, or several (`SuperBlock`).
+
+A layout is data. Each file format registers a `BlockLayout` by `add_layout`. Layouts of integers, which weft quantizes
+to and which folders of GPTQ, AWQ and others contain, come from `integer_layout`. `layout_of` finds both kinds.
+Kernels and lowerings never ask for a layout by name: they state the bits, groups, zero points and offsets that they
+support. A registered layout states the bits of an unpacked code, in its dtype or as `code_bits`: the smaller of 4 and 8
+that holds the w bits of a stored code. Without a minimum, `unpack` adds 2^{bits−1} − 2^{w−1} to each code, so that the
+code 2^{bits−1} represents 0 in every such layout.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ import numpy as np
 from ..registry import Registry
 from . import dtypes, super_blocks
 from .dtypes import DType
-from .small_floats import E2M1, scale_bytes, scale_numbers
+from .small_floats import E2M1, decode_scales, encode_scales
 
 Array = np.ndarray[Any, Any]
 BITS = (4, 8)  # of codes that `pack_words` and kernels take
 INTEGER_BITS = (2, 3, 4, 8)  # of codes of `integer_layout`
-LARGEST = dtypes.f16  # of the scales of a row, where they are u8
+LARGEST = dtypes.f16  # dtype of the largest scale of a row, where scales are u8
 
 
 class Blocks(NamedTuple):
-    """A matrix: codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups]; offsets f32 and zeros u8, both
-    shaped as scales, or None. Stacked matrices have more axes in front. What is behind the groups of a layout with
-    `sums`, see there. `tensor_scales` f32 [rows, 1] are the numbers that scales are counted in, where a layout has
-    such; scales are multiplied by them already."""
+    """A matrix in blocks: codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups]; offsets f32 and zeros
+    u8, both shaped like scales, or None. Stacked matrices have more leading axes. In a layout with `sums` the last
+    groups of a row hold its offsets, see there. `tensor_scales` f32 [rows, 1] is the scale of the matrix that a layout
+    with `tensor_scale` stores; `scales` are multiplied by it already."""
 
     codes: Array
     scales: Array
@@ -59,15 +59,15 @@ class Packing(NamedTuple):
 
 
 class SuperBlock(NamedTuple):
-    """A block of several groups, whose scales are packed, too: `unpack` takes the bytes [..., bytes] of blocks apart,
-    into codes u8 [..., groups, group], scales f32 [..., groups] and minima, or None."""
+    """A block of several groups, whose scales are packed as well: `unpack` takes the bytes [..., bytes] of blocks and
+    returns codes u8 [..., groups, group], scales f32 [..., groups], and minima of that shape or None."""
 
     groups: int
     unpack: Callable[[Array], super_blocks.Groups]
 
 
 def pack_pairs(codes: Array) -> Array:
-    """Put pairs of 4-bit codes along the last axis into one byte, the first in the low half; an odd one gets a 0."""
+    """Pack pairs of 4-bit codes along the last axis into bytes, low half first; pad an odd count with 0."""
     if codes.shape[-1] % 2:
         codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], -1)
     if codes.flags.c_contiguous:
@@ -79,7 +79,7 @@ def pack_pairs(codes: Array) -> Array:
 
 
 def pack_codes(codes: Array, bits: int) -> Array:
-    """Put codes u8 [..., n] of `bits` each into bytes [..., ⌈n · bits / 8⌉], the lowest bits first."""
+    """Pack codes u8 [..., n] of `bits` each into bytes [..., ⌈n · bits / 8⌉], the lowest bits first."""
     if bits == 8:
         return codes
     if bits == 4:
@@ -95,7 +95,7 @@ def pack_codes(codes: Array, bits: int) -> Array:
 
 
 def unpack_codes(packed: Array, bits: int, count: int) -> Array:
-    """Take `count` codes out of the bytes along the last axis: the inverse of `pack_codes`."""
+    """Unpack `count` codes from the bytes along the last axis: the inverse of `pack_codes`."""
     if bits == 8:
         return packed[..., :count]
     if 8 % bits:
@@ -106,10 +106,10 @@ def unpack_codes(packed: Array, bits: int, count: int) -> Array:
 
 
 def pack_words(codes: Array, bits: int) -> Array:
-    """Put the codes u8 [rows, groups, group] of `bits` each into words, i32 [rows, words], in chunks of 16 words.
+    """Pack the codes u8 [rows, groups, group] of `bits` each into words, i32 [rows, words], in chunks of 16 words.
 
-    A chunk holds tiles of 32 codes, 4 tiles of 4 bits or 2 of 8: codes 2i and 2i + 1 of tile t stand in word i, from
-    bits t · bits and 16 + t · bits on. The last chunk is filled up with zeros.
+    A chunk holds tiles of 32 codes, 4 tiles of 4 bits or 2 of 8: codes 2i and 2i + 1 of tile t are in word i, from bits
+    t · bits and 16 + t · bits on. The last chunk is padded with zeros.
     """
     flat = codes.reshape(len(codes), -1).astype(np.uint32)
     flat = np.pad(flat, ((0, 0), (0, -flat.shape[1] % (512 // bits))))
@@ -120,7 +120,7 @@ def pack_words(codes: Array, bits: int) -> Array:
 
 
 def unpack_words(words: Array, bits: int) -> Array:
-    """Take the codes u8 [rows, words · 32 / bits] out of `words`, i32 [rows, words]: the inverse of `pack_words`."""
+    """Unpack the codes u8 [rows, words · 32 / bits] of `words`, i32 [rows, words]: the inverse of `pack_words`."""
     chunks = np.ascontiguousarray(words).view(np.uint32).reshape(len(words), -1, 1, 16, 1)
     shifts = np.arange(0, 16, bits, dtype=np.uint32)[:, None, None] + np.array([0, 16], np.uint32)
     codes: Array = (chunks >> shifts & np.uint32((1 << bits) - 1)).astype(np.uint8)
@@ -136,7 +136,7 @@ def _pack_halves(codes: Array) -> Array:
 HALVES = Packing(_pack_halves, lambda raw: np.concatenate([raw & 15, raw >> 4], -1))  # low halves first, then high ones
 BYTES = Packing(lambda codes: codes, lambda raw: raw)
 FIVES = Packing(super_blocks.pack_fives, super_blocks.unpack_fives)
-MOVED_FIVES = Packing(  # from codes of 5 bits that stand for code − 16 to codes of 8
+MOVED_FIVES = Packing(  # stored codes of 5 bits represent code − 16; unpacked ones have 8 bits
     lambda codes: super_blocks.pack_fives(codes - np.uint8(128 - 16)),
     lambda raw: super_blocks.unpack_fives(raw) + np.uint8(128 - 16),
 )
@@ -145,20 +145,21 @@ SIGNED = Packing(lambda codes: codes ^ 128, lambda raw: raw ^ 128)  # two's comp
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """The layout of the blocks of `dtype`: a scale, a minimum if `has_minimum`, then the codes as `packing` says.
+    """The layout of the blocks of `dtype`: a scale, a minimum if `has_minimum`, then the codes, packed by `packing`.
 
-    Or `packing` says all, where a block holds several groups. Unpacked codes have `code_bits` bits, if these are not
-    those of the dtype.
+    A `SuperBlock` as `packing` describes the full block. Unpacked codes have `code_bits` bits, if these differ from the
+    dtype.
 
     Scale and minimum m are stored in the dtype `scale`. With a minimum a weight is scale · code + m, so that the offset
-    of the module's formula is m + scale · 2^{bits−1}. With `has_zeros` a block ends with a byte, its zero point.
-    `floats` says that codes are floats, of 8 bits or 4, without minimum. The scales of those of 4 bits are floats of 8
-    bits themselves: e8m0 where `scale` is u8, or f8e4m3. With `tensor_scale` these are counted in a number f32 that all
-    rows of a matrix share, each of which ends with a block that begins with it.
+    in the formula of the module is m + scale · 2^{bits−1}. With `has_zeros` a block ends with its zero point, one byte.
+    With `floats` codes are floats, of 8 bits or 4, without minimum. The scales of 4-bit floats are 8-bit floats: e8m0
+    where `scale` is u8, or f8e4m3. With `tensor_scale` these are multiples of one f32 scale that all rows of a matrix
+    share; each row ends with an additional block that begins with it.
 
-    With `sums` the offsets of a row are numbers in groups of codes themselves, and come behind its groups, so that
-    blocks have none apart: a product multiplies them by the sums of the activations over each group of the row, which
-    come behind the activations. Scales are then u8 (`scale`), in 255ths of the largest of the row, which is f16.
+    With `sums` the offsets of a row are quantized into groups of codes that follow the groups of the row, so that its
+    blocks store no offsets: a product multiplies the offset groups by the sums of the activations over each group,
+    which are appended to the activations. Scales are then u8 (`scale`), in 255ths of the largest of the row, which is
+    f16.
     """
 
     dtype: DType
@@ -186,34 +187,34 @@ class BlockLayout:
 
     @property
     def middle(self) -> int:
-        """The code that stands for 0 without a zero point."""
+        """The code that represents 0 without a zero point."""
         return 1 << (self.bits - 1)
 
     @property
     def numbers(self) -> DType:
-        """Dtype that holds every scale as a number."""
+        """Dtype that represents every decoded scale exactly."""
         return dtypes.f32 if self.sums or self.small_floats else self.scale
 
     @property
     def small_floats(self) -> bool:
-        """True where codes are floats of 4 bits."""
+        """True where codes are 4-bit floats."""
         return self.floats and self.bits == 4
 
     @property
     def unit(self) -> DType:
-        """Dtype of the scales, or of the largest of a row, in which the others are counted."""
+        """Dtype that limits scales: their own, or, where they are fractions of the largest scale of a row, the dtype of
+        that."""
         return LARGEST if self.sums else self.scale
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of a weight of a long row with its share of the scale and of what stands beside it; zero points take
-        `bits`."""
+        """Bits per weight of a long row, scales, minima and zero points included; a zero point takes `bits`."""
         minima = self.has_minimum and not self.sums
         bits = self.bits + (self.scale.bits * (1 + minima) + self.bits * self.has_zeros) / self.group
         return bits * (1 + self.sums / self.group)
 
     def row_bits(self, width: int) -> float:
-        """Bits of a row of `width` numbers, filled up to whole groups."""
+        """Bits of a row of `width` elements, padded to full groups."""
         groups = -(-width // self.group)
         if not self.sums:
             return groups * self.group * self.bits_per_weight + dtypes.f32.bits * self.tensor_scale
@@ -221,7 +222,7 @@ class BlockLayout:
         return groups * (self.group * self.bits + self.bits + self.scale.bits) + LARGEST.bits
 
     def unpack(self, raw: Array) -> Blocks:
-        """Take blocks apart, u8 [rows, blocks, bytes of a block], exactly."""
+        """Decode stored blocks, u8 [rows, blocks, bytes of a block], without rounding."""
         if isinstance(self.packing, SuperBlock):
             codes, scales, minima = self.packing.unpack(raw)
             scales = scales.reshape(*raw.shape[:-2], -1)
@@ -230,15 +231,15 @@ class BlockLayout:
         if self.small_floats:
             return self._unpack_floats(raw)
         head = (1 + self.has_minimum) * self.scale.bits // 8
-        numbers = np.ascontiguousarray(raw[..., :head]).view(self.scale.numpy).astype(np.float32)
-        scales = numbers[..., 0]
-        offsets = numbers[..., 1] + self.middle * scales if self.has_minimum else None
+        factors = np.ascontiguousarray(raw[..., :head]).view(self.scale.numpy).astype(np.float32)
+        scales = factors[..., 0]
+        offsets = factors[..., 1] + self.middle * scales if self.has_minimum else None
         zeros = raw[..., -1] if self.has_zeros else None
         codes = self.packing.unpack(raw[..., head : -1 if self.has_zeros else None])
         return Blocks(codes, scales, offsets, zeros)
 
     def pack(self, blocks: Blocks) -> Array:
-        """Put blocks together as they are stored: the inverse of `unpack`, but for rounding scales and minima.
+        """Encode blocks as they are stored: the inverse of `unpack`, except for rounding of scales and minima.
 
         Raises:
             TypeError: for blocks of several groups.
@@ -247,56 +248,59 @@ class BlockLayout:
             raise TypeError(f"blocks of {self} are read, not written: choosing their scales is a search")
         if self.small_floats:
             return self._pack_floats(blocks)
-        numbers = [blocks.scales]
+        factors = [blocks.scales]
         if blocks.offsets is not None:
-            numbers.append(blocks.offsets - self.middle * blocks.scales)
-        head = np.ascontiguousarray(np.stack(numbers, -1).astype(self.scale.numpy)).view(np.uint8)
+            factors.append(blocks.offsets - self.middle * blocks.scales)
+        head = np.ascontiguousarray(np.stack(factors, -1).astype(self.scale.numpy)).view(np.uint8)
         last = [] if blocks.zeros is None else [blocks.zeros[..., None]]
         return np.concatenate([head, self.packing.pack(blocks.codes), *last], -1)
 
     def _unpack_floats(self, raw: Array) -> Blocks:
         assert isinstance(self.packing, Packing)
-        whole = None
+        tensor_scales = None
         if self.tensor_scale:
-            whole = np.ascontiguousarray(raw[..., -1, :4]).view(np.float32)
+            tensor_scales = np.ascontiguousarray(raw[..., -1, :4]).view(np.float32)
             raw = raw[..., :-1, :]
-        return Blocks(self.packing.unpack(raw[..., 1:]), self.scales_of(raw[..., 0], whole), tensor_scales=whole)
+        return Blocks(
+            self.packing.unpack(raw[..., 1:]), self.scales_of(raw[..., 0], tensor_scales), tensor_scales=tensor_scales
+        )
 
     def _pack_floats(self, blocks: Blocks) -> Array:
         assert isinstance(self.packing, Packing)
-        raw = np.concatenate([self.scale_bytes(blocks)[..., None], self.packing.pack(blocks.codes)], -1)
+        raw = np.concatenate([self.encode_scales(blocks)[..., None], self.packing.pack(blocks.codes)], -1)
         if blocks.tensor_scales is None:
             return raw
         last = np.zeros_like(raw[..., :1, :])
         last[..., 0, :4] = np.ascontiguousarray(blocks.tensor_scales, np.float32).view(np.uint8)
         return np.concatenate([raw, last], -2)
 
-    def scale_bytes(self, blocks: Blocks) -> Array:
-        """The scales of `blocks` of floats of 4 bits as stored, u8 [rows, groups]."""
-        return scale_bytes(blocks.scales, self.scale == dtypes.u8, blocks.tensor_scales)
+    def encode_scales(self, blocks: Blocks) -> Array:
+        """Return the scales of `blocks` of 4-bit floats as stored, u8 [rows, groups]."""
+        return encode_scales(blocks.scales, self.scale == dtypes.u8, blocks.tensor_scales)
 
-    def scales_of(self, raw: Array, whole: Array | None) -> Array:
-        """The scales f32 that `raw` u8 [rows, groups] stand for, times `whole` [rows, 1]: the inverse."""
-        return scale_numbers(raw, self.scale == dtypes.u8, whole)
+    def scales_of(self, raw: Array, tensor_scales: Array | None) -> Array:
+        """Decode the stored scales `raw` u8 [rows, groups] of 4-bit floats to f32, times `tensor_scales` [rows, 1]: the
+        inverse of `encode_scales`."""
+        return decode_scales(raw, self.scale == dtypes.u8, tensor_scales)
 
     @property
     def integers(self) -> BlockLayout:
-        """The layout of the groups alone, where there are sums."""
+        """The layout of the groups of codes alone, without the groups of offsets of `sums`."""
         return replace(self, sums=False)
 
-    def apart(self, blocks: Blocks) -> Blocks:
-        """`blocks` with offsets apart from the groups, as numbers; of a layout with `sums`."""
+    def decode_offsets(self, blocks: Blocks) -> Blocks:
+        """Return `blocks` of a layout with `sums` with decoded offsets f32 instead of groups of offset codes."""
         codes, scales, _, zeros, _ = blocks
         assert zeros is not None
         count = scales.shape[-1] - -(-scales.shape[-1] // (self.group + 1))
-        behind = Blocks(codes[..., count:, :], scales[..., count:], None, zeros[..., count:])
-        offsets = self.integers.dequantize(behind)[..., :count]
+        trailing = Blocks(codes[..., count:, :], scales[..., count:], None, zeros[..., count:])
+        offsets = self.integers.dequantize(trailing)[..., :count]
         return Blocks(codes[..., :count, :], scales[..., :count], offsets, zeros[..., :count])
 
     def dequantize(self, blocks: Blocks) -> Array:
-        """The numbers that blocks stand for, f32 [rows, groups · group]: the meaning of a layout."""
+        """Return the values of `blocks`, f32 [rows, groups · group]: the meaning of a layout."""
         if self.sums:
-            blocks = self.apart(blocks)
+            blocks = self.decode_offsets(blocks)
         if self.small_floats:
             values = E2M1[blocks.codes]
         elif self.floats:
@@ -307,46 +311,46 @@ class BlockLayout:
         values *= blocks.scales[..., None]
         if blocks.offsets is not None:
             values += blocks.offsets[..., None]
-        numbers: Array = values.reshape(*values.shape[:-2], -1)
-        return numbers
+        weights: Array = values.reshape(*values.shape[:-2], -1)
+        return weights
 
 
 @functools.cache
 def integer_layout(bits: int, group: int, zeros: bool, scale: DType = dtypes.f16) -> BlockLayout:
     """Return the layout of integer codes of `bits` bits in groups of `group`, with zero points or without.
 
-    It is called int4_32, with zero points uint4_32, and its scales are f16 unless its name ends in another dtype.
+    Its name is int4_32, for example, or uint4_32 with zero points; a dtype other than f16 of the scales is appended.
     """
     name = f"{'u' * zeros}int{bits}_{group}{'' if scale == dtypes.f16 else f'_{scale}'}"
-    whole = scale.bits // 8 + -(-group * bits // 8) + zeros
+    block_bytes = scale.bits // 8 + -(-group * bits // 8) + zeros
     packing = Packing(lambda codes: pack_codes(codes, bits), lambda raw: unpack_codes(raw, bits, group))
-    return BlockLayout(DType(name, "block", bits, group, whole), packing, scale=scale, has_zeros=zeros)
+    return BlockLayout(DType(name, "block", bits, group, block_bytes), packing, scale=scale, has_zeros=zeros)
 
 
 @functools.cache
 def offset_layout(bits: int, group: int) -> BlockLayout:
-    """Return the layout of integer codes with zero points and offsets that are such codes: uint4_32_sums."""
-    whole = integer_layout(bits, group, True)
-    dtype = DType(f"{whole}_sums", "block", bits, group, whole.dtype.block_bytes)
-    return BlockLayout(dtype, whole.packing, has_minimum=True, scale=dtypes.u8, has_zeros=True, sums=True)
+    """Return the layout of integer codes with zero points, whose offsets are such codes as well: uint4_32_sums."""
+    integers = integer_layout(bits, group, True)
+    dtype = DType(f"{integers}_sums", "block", bits, group, integers.dtype.block_bytes)
+    return BlockLayout(dtype, integers.packing, has_minimum=True, scale=dtypes.u8, has_zeros=True, sums=True)
 
 
 def largest_scales(scales: Array) -> Array:
-    """The largest of the `scales` [rows, groups] of each row, f16 [rows, 1]."""
+    """Return the largest of the `scales` [rows, groups] of each row, f16 [rows, 1]."""
     largest: Array = scales.max(-1, keepdims=True).astype(LARGEST.numpy)
     return largest
 
 
 def scale_levels(scales: Array, largest: Array) -> Array:
-    """`scales` f32 [rows, groups], none negative, in 255ths of the `largest` of each row, u8; 1 stands for smaller
-    ones, too."""
+    """Round non-negative `scales` f32 [rows, groups] to 255ths of the `largest` of each row, u8; smaller positive ones
+    become 1."""
     with np.errstate(divide="ignore", invalid="ignore"):
         levels = np.rint(scales / (largest.astype(np.float32) / np.float32(255)))
     return np.where(scales > 0, levels.clip(1, 255), 0).astype(np.uint8)
 
 
 def level_scales(levels: Array, largest: Array) -> Array:
-    """The scales f32 that `levels` stand for: the inverse of `scale_levels`, but for rounding."""
+    """Return the scales f32 that `levels` represent: the inverse of `scale_levels`, except for rounding."""
     scales: Array = levels * (largest.astype(np.float32) / np.float32(255))
     return scales
 
@@ -355,7 +359,7 @@ LAYOUTS: Registry[BlockLayout] = Registry("block layout", __name__, "see docs/ex
 
 
 def add_layout(layout: BlockLayout) -> None:
-    """Register `layout`: weights that a checkpoint stores in blocks of its dtype can stay so."""
+    """Register `layout`: weights that a checkpoint stores in blocks of its dtype can keep these blocks."""
     LAYOUTS.add(layout.dtype.name, layout)
 
 
@@ -373,10 +377,10 @@ for _dtype, _groups, _unpack, _has_minimum, _bits in (
     (dtypes.q6_k, 16, super_blocks.unpack_q6_k, False, 8),
 ):
     add_layout(BlockLayout(_dtype, SuperBlock(_groups, _unpack), _has_minimum, dtypes.f32, code_bits=_bits))
-# Folders of Hugging Face: a scale for a tile of 128 · 128, which here every row of the tile has.
+# Folders of Hugging Face: a scale for a tile of 128 · 128, repeated here for every row of the tile.
 add_layout(BlockLayout(dtypes.f8e4m3_128, BYTES, scale=dtypes.f32, floats=True))
-# OCP Microscaling Formats 1.0, in the order that GGUF files have, and the format of NVIDIA's Blackwell. The blocks that
-# GGUF calls NVFP4 are others: four groups of 16.
+# OCP Microscaling Formats 1.0, in the order of GGUF files, and the format of NVIDIA's Blackwell. The blocks that GGUF
+# calls NVFP4 are different: four groups of 16.
 add_layout(BlockLayout(dtypes.mxfp4, HALVES, scale=dtypes.u8, floats=True))
 PAIRS = Packing(pack_pairs, lambda raw: unpack_codes(raw, 4, 2 * raw.shape[-1]))
 NVFP4 = DType("nvfp4", "block", 4, block=16, block_bytes=9)
@@ -387,7 +391,7 @@ _INTEGER = re.compile(r"(u?)int([2348])_([1-9]\d{0,8})(?:_(bf16|f32))?")
 
 
 def layout_of(dtype: DType) -> BlockLayout | None:
-    """Return the layout of blocks of `dtype`: a registered one, or that of integers whose name it bears, if any."""
+    """Return the layout of blocks of `dtype`: a registered one or the integer layout of that name, else None."""
     layout = LAYOUTS.get(dtype.name)
     if layout is None and (match := _INTEGER.fullmatch(dtype.name)) is not None:
         zeros, bits, group, scale = match.groups()

@@ -1,8 +1,8 @@
-"""Element types: what one number of a tensor is and how many bits it takes.
+"""Element types: the number format of the elements of a tensor, and the bits that each takes.
 
 A `DType` is an object, never a string. Dense types know their numpy twin (ml_dtypes supplies bf16, fp8 and the 4-bit
-integers). Block-quantized types describe storage only: they say how many elements share a block and how many bytes the
-block takes, and are decoded to float32 by whoever reads the checkpoint.
+integers). Block-quantized types describe storage only: the elements that share a block and the bytes of a block.
+Checkpoint readers decode them to float32.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DType:
         """The numpy (or ml_dtypes) element type.
 
         Raises:
-            WeftError: for block-quantized types, which have none.
+            WeftError: for block-quantized types, which numpy cannot represent.
         """
         if self.name not in _NUMPY:
             raise WeftError(f"dtype {self.name} is block-quantized storage; dequantize it before computing with it")
@@ -63,7 +63,7 @@ class DType:
         return float(finfo(self.numpy).eps)
 
     def bytes_for(self, elements: int) -> int:
-        """Bytes that `elements` numbers take in memory, rounded up to whole blocks or bytes."""
+        """Return the bytes that `elements` take in memory, rounded up to full blocks or bytes."""
         if self.is_block:
             return -(-elements // self.block) * self.block_bytes
         return -(-elements * self.bits // 8)
@@ -112,7 +112,7 @@ q4_1 = DType("q4_1", "block", 4, block=32, block_bytes=20)
 q5_0 = DType("q5_0", "block", 5, block=32, block_bytes=22)
 q5_1 = DType("q5_1", "block", 5, block=32, block_bytes=24)
 q8_0 = DType("q8_0", "block", 8, block=32, block_bytes=34)
-f8e4m3_128 = DType("f8e4m3_128", "block", 8, block=128, block_bytes=132)  # a float32 and what it multiplies
+f8e4m3_128 = DType("f8e4m3_128", "block", 8, block=128, block_bytes=132)  # a float32 scale, then 128 codes
 mxfp4 = DType("mxfp4", "block", 4, block=32, block_bytes=17)
 q2_k = DType("q2_k", "block", 2, block=256, block_bytes=84)
 q3_k = DType("q3_k", "block", 3, block=256, block_bytes=110)
@@ -137,10 +137,10 @@ _ALIASES = {"float32": "f32", "fp32": "f32", "float16": "f16", "fp16": "f16", "b
 
 
 def parse(name: str, known: Iterable[str] = ALL) -> DType:
-    """The dtype called `name` (``f16``; ``fp16`` and ``float16`` are understood too).
+    """Return the dtype called `name` (``f16``; ``fp16`` and ``float16`` are aliases).
 
     Raises:
-        WeftError: if there is none; it lists those in `known`.
+        WeftError: if no dtype has that name; the message lists `known`.
     """
     dtype = ALL.get(_ALIASES.get(name, name))
     if dtype is None:
@@ -149,7 +149,7 @@ def parse(name: str, known: Iterable[str] = ALL) -> DType:
 
 
 def of(array: np.ndarray[Any, Any]) -> DType:
-    """The dtype of a numpy array."""
+    """Return the dtype of a numpy array."""
     dtype = _BY_NUMPY.get(array.dtype)
     if dtype is None:
         raise WeftError(f"numpy dtype {array.dtype} has no counterpart in weft; cast the array first")

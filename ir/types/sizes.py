@@ -1,8 +1,8 @@
 """Sizes of tensor axes: integers, or polynomials with integer coefficients over named sizes.
 
 ``batch``, ``seq`` and ``past + seq`` are sizes. Equality is structural after expansion: ``(a + b) * 2 == 2*b + 2*a``.
-What is no polynomial (``min``, ``max``, division that leaves a rest) becomes an opaque term that still prints, parses
-and evaluates. A size that turns out constant is always a plain ``int``.
+A ``min``, a ``max`` or a division with a remainder becomes an opaque term that still prints, parses and evaluates. A
+size without names is always a plain ``int``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Poly:
 
     def __add__(self, other: Size) -> Size:
         if not isinstance(other, int | Poly):
-            return NotImplemented  # a value: no op makes one of a size
+            return NotImplemented  # a `Value`: no op converts sizes to values
         if other == 0:
             return self
         sums = dict(self.terms)
@@ -94,7 +94,7 @@ class Poly:
         return hash(self.terms)
 
     def __reduce__(self) -> tuple[type[Poly], tuple[object, ...]]:
-        return Poly, (self.terms,)  # without the hash: those of strings differ from process to process
+        return Poly, (self.terms,)  # without the hash: string hashes differ from process to process
 
     def __str__(self) -> str:
         return self._text
@@ -121,9 +121,9 @@ def _terms(size: Size) -> Iterable[tuple[Monomial, int]]:
     return size.terms if isinstance(size, Poly) else (((), size),)
 
 
-@functools.lru_cache(maxsize=4096)  # the sizes of a model have few monomials, which come again in every layer
+@functools.lru_cache(maxsize=4096)  # the sizes of a model have few monomials, repeated in every layer
 def _times(m1: Monomial, m2: Monomial) -> Monomial:
-    """The product of two monomials."""
+    """Return the product of two monomials."""
     powers = dict(m1)
     for atom, p in m2:
         powers[atom] = powers.get(atom, 0) + p
@@ -133,7 +133,7 @@ def _times(m1: Monomial, m2: Monomial) -> Monomial:
 
 @functools.lru_cache(maxsize=4096)
 def _rank(mono: Monomial) -> tuple[int, str]:
-    """Order of monomials: highest degree first, the constant last, names in alphabetical order."""
+    """Return the sort key of a monomial: highest degree first, the constant last, names in alphabetical order."""
     return -sum(p for _, p in mono), str(mono)
 
 
@@ -152,7 +152,7 @@ def _make(terms: Mapping[Monomial, int]) -> Size:
 
 @functools.lru_cache(maxsize=1024)
 def sym(name: str) -> Poly:
-    """The size called `name`."""
+    """Return the size called `name`."""
     return Poly(((((name, 1),), 1),))
 
 
@@ -161,7 +161,7 @@ def _call(fn: str, *args: Size) -> Poly:
 
 
 def floordiv(a: Size, b: Size) -> Size:
-    """``a // b``: exact where b divides a, otherwise an opaque term.
+    """Return ``a // b``: exact where b divides a, otherwise an opaque term.
 
     Raises:
         WeftError: if `b` is 0.
@@ -172,9 +172,9 @@ def floordiv(a: Size, b: Size) -> Size:
         return a // b
     if a == b:
         return 1
-    (mono_b, c_b), *more = _terms(b)
+    (mono_b, c_b), *rest = _terms(b)
     # A divisor of one term divides `a` if it divides each term of `a`; other divisors stay opaque.
-    if not more:
+    if not rest:
         out: dict[Monomial, int] = {}
         for mono, c in _terms(a):
             powers = dict(mono)
@@ -188,7 +188,7 @@ def floordiv(a: Size, b: Size) -> Size:
 
 
 def minimum(a: Size, b: Size) -> Size:
-    """The smaller size."""
+    """Return the smaller size."""
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
     # Sorted: min(a, b) and min(b, a) are the same size and must compare equal.
@@ -196,7 +196,7 @@ def minimum(a: Size, b: Size) -> Size:
 
 
 def product(shape: Iterable[Size]) -> Size:
-    """Number of elements of a tensor of this shape."""
+    """Return the product of the sizes: the number of elements of a tensor of this shape."""
     total: Size = 1
     for size in shape:
         total = total * size
@@ -204,7 +204,7 @@ def product(shape: Iterable[Size]) -> Size:
 
 
 def total(sizes: Iterable[Size]) -> Size:
-    """The sum of many sizes."""
+    """Return the sum of sizes."""
     terms: dict[Monomial, int] = {}
     for size in sizes:
         for mono, c in _terms(size):
@@ -213,7 +213,7 @@ def total(sizes: Iterable[Size]) -> Size:
 
 
 def names(size: Size) -> set[str]:
-    """The named sizes that `size` depends on."""
+    """Return the named sizes that `size` depends on."""
     symbols: set[str] = set()
     for mono, _ in _terms(size):
         for atom, _p in mono:
@@ -222,7 +222,7 @@ def names(size: Size) -> set[str]:
 
 
 def substitute(size: Size, binding: Mapping[str, Size]) -> Size:
-    """`size` with named sizes replaced; the unbound ones stay."""
+    """Return `size` with named sizes replaced by `binding`; unbound ones stay."""
     if isinstance(size, int):
         return size
     total: Size = 0
@@ -241,10 +241,10 @@ def substitute(size: Size, binding: Mapping[str, Size]) -> Size:
 
 
 def evaluate(size: Size, binding: Mapping[str, Size]) -> int:
-    """The integer that `size` is under `binding`.
+    """Return the integer value of `size` under `binding`.
 
     Raises:
-        WeftError: naming the sizes left unbound.
+        WeftError: naming the sizes that `binding` lacks.
     """
     value = substitute(size, binding)
     if not isinstance(value, int):
@@ -253,7 +253,7 @@ def evaluate(size: Size, binding: Mapping[str, Size]) -> int:
 
 
 def maximum(a: Size, b: Size) -> Size:
-    """The larger size."""
+    """Return the larger size."""
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)
     return a if a == b else _call("max", *sorted((a, b), key=str))
@@ -274,10 +274,10 @@ def _nesting(text: str) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def parse(text: str) -> Size:
-    """Parse what ``str(size)`` prints: sums, products, powers, parentheses, ``min``/``max``/``floordiv``.
+    """Parse a size as ``str(size)`` prints it: sums, products, powers, parentheses, ``min``/``max``/``floordiv``.
 
     Raises:
-        WeftError: if the text is no size, or is too large or too deep to be one.
+        WeftError: if `text` does not spell a size, or is too large or too deep to be one.
     """
     if any(len(digits) > MOST_BITS // 4 for digits in re.findall(r"\d+", text)):
         raise WeftError(f"a size holds a number of more than {MOST_BITS // 4} digits")

@@ -1,7 +1,7 @@
-"""Unpack the blocks of GGUF with codes of 5 bits, and its K-quants: blocks of 256 numbers in groups of 16 or 32.
+"""Unpack the blocks of GGUF with 5-bit codes, and its K-quants: blocks of 256 elements in groups of 16 or 32.
 
-A K-quant has one scale in f16 for the block, and one for its minima if it has any, and multiplies each by a small
-integer of the group. Codes without a minimum come out moved, so that 2^{bits−1} stands for 0.
+A K-quant has one f16 scale for the block, and one for its minima if it has any, and multiplies each by a small integer
+of the group. Codes without a minimum are shifted when they are unpacked, so that 2^{bits−1} represents 0.
 
 | type | code | scale and minimum of a group | group |
 |---|---|---|---|
@@ -21,34 +21,35 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 Groups = tuple[Array, Array, Array | None]  # codes u8 [..., groups, group]; scales and minima f32 [..., groups]
 
-SIZE = 256  # numbers in a block of a K-quant
+SIZE = 256  # elements in a block of a K-quant
 
 
 def pack_fives(codes: Array) -> Array:
-    """Put codes of 5 bits [..., 32] into bytes: their highest bits, then the others, the first half in the low ones."""
+    """Pack 5-bit codes [..., 32] into bytes [..., 20]: 4 bytes of high bits, then 16 of low bits, codes 0–15 in low
+    halves."""
     first, second = np.split(codes & 15, 2, -1)
     return np.concatenate([np.packbits(codes >> 4, axis=-1, bitorder="little"), first | (second << 4)], -1)
 
 
 def unpack_fives(raw: Array) -> Array:
-    """Take codes of 5 bits [..., 32] out of their bytes: the inverse of `pack_fives`."""
+    """Unpack 5-bit codes [..., 32] from bytes [..., 20]: the inverse of `pack_fives`."""
     high = np.unpackbits(raw[..., :4], axis=-1, bitorder="little")
     codes: Array = np.concatenate([raw[..., 4:] & 15, raw[..., 4:] >> 4], -1) | (high << 4)
     return codes
 
 
 def unpack_q2_k(raw: Array) -> Groups:
-    """Take blocks of Q2_K [..., 84] apart, into codes of 2 bits."""
+    """Unpack blocks of Q2_K [..., 84], with codes of 2 bits."""
     codes = _planes(raw[..., 16:80], 2, 32).reshape(*raw.shape[:-1], 16, 16)
     scales = _halves(raw[..., 80:82]) * (raw[..., :16] & 15)
     return codes, scales, -(_halves(raw[..., 82:84]) * (raw[..., :16] >> 4))
 
 
 def unpack_q3_k(raw: Array) -> Groups:
-    """Take blocks of Q3_K [..., 110] apart, into codes of 4 bits."""
+    """Unpack blocks of Q3_K [..., 110], with codes of 4 bits."""
     low = _planes(raw[..., 32:96], 2, 32)
     codes = low + (_planes(raw[..., :32], 1, 32) << 2) + np.uint8(8 - 4)
-    # The low 4 bits of the first 8 scales are in the low halves of 8 bytes, those of the others in the high ones.
+    # The low 4 bits of the first 8 scales are in the low halves of 8 bytes, those of the last 8 in the high ones.
     small = _planes(raw[..., 96:104], 4, 8).reshape(*raw.shape[:-1], 16)
     large = _planes(raw[..., 104:108], 2, 4).reshape(*raw.shape[:-1], 16)
     scales = _halves(raw[..., 108:110]) * ((small | large << 4).astype(np.float32) - 32)
@@ -56,17 +57,17 @@ def unpack_q3_k(raw: Array) -> Groups:
 
 
 def unpack_q4_k(raw: Array) -> Groups:
-    """Take blocks of Q4_K [..., 144] apart, into codes of 4 bits."""
+    """Unpack blocks of Q4_K [..., 144], with codes of 4 bits."""
     return _planes(raw[..., 16:], 4, 32), *_scales_and_minima(raw)
 
 
 def unpack_q5_k(raw: Array) -> Groups:
-    """Take blocks of Q5_K [..., 176] apart, into codes of 5 bits."""
+    """Unpack blocks of Q5_K [..., 176], with codes of 5 bits."""
     return _planes(raw[..., 48:], 4, 32) | _planes(raw[..., 16:48], 1, 32) << 4, *_scales_and_minima(raw)
 
 
 def unpack_q6_k(raw: Array) -> Groups:
-    """Take blocks of Q6_K [..., 210] apart, into codes of 8 bits."""
+    """Unpack blocks of Q6_K [..., 210], with codes of 8 bits."""
     low = _planes(raw[..., :128], 4, 64).reshape(*raw.shape[:-1], SIZE)
     high = _planes(raw[..., 128:192], 2, 32).reshape(*raw.shape[:-1], SIZE)
     codes = (low | high << 4) + np.uint8(128 - 32)
@@ -75,22 +76,23 @@ def unpack_q6_k(raw: Array) -> Groups:
 
 
 def _planes(raw: Array, bits: int, run: int) -> Array:
-    """Take codes [..., runs, run] out of bytes: of every `run` bytes the lowest `bits` first, then the next ones."""
+    """Unpack codes [..., runs, run] from bytes: each `run` bytes give a run of their lowest `bits`, then one of the
+    next."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     planes = raw.reshape(*raw.shape[:-1], -1, 1, run) >> shifts & np.uint8((1 << bits) - 1)
     return planes.reshape(*raw.shape[:-1], -1, run)
 
 
 def _halves(raw: Array) -> Array:
-    """The f16 numbers in bytes [..., 2], as f32 [..., 1]."""
+    """Return the f16 values in bytes [..., 2] as f32 [..., 1]."""
     return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
 
 
 def _scales_and_minima(raw: Array) -> tuple[Array, Array]:
-    """The scales and minima of the 8 groups of a Q4_K or Q5_K block.
+    """Return the scales and minima f32 [..., 8] of the groups of a Q4_K or Q5_K block.
 
-    Those of the first 4 groups are the low 6 bits of 8 bytes; those of the others have their low 4 bits in 4 more
-    bytes, and their high 2 where the first 8 have theirs free.
+    The first 4 groups have theirs in the low 6 bits of 8 bytes. The last 4 groups have the low 4 bits in 4 more bytes
+    and the high 2 in the free bits of the first 8.
     """
     scales, minima, low = np.split(raw[..., 4:16], 3, -1)
     scales = np.concatenate([scales & 63, low & 15 | scales >> 2 & 48], -1)

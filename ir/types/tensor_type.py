@@ -44,17 +44,17 @@ class TensorType:
         return replace(self, shape=tuple(shape))
 
     def with_axis(self, axis: int, *sizes: Size) -> TensorType:
-        """With `sizes` in place of the size of `axis` (non-negative)."""
+        """Return this type with `sizes` in place of the size of `axis` (non-negative)."""
         return self.with_shape(*self.shape[:axis], *sizes, *self.shape[axis + 1 :])
 
     def with_dtype(self, dtype: DType) -> TensorType:
         return replace(self, dtype=dtype)
 
     def concrete(self, binding: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape as integers under `binding`.
+        """Return the shape as integers under `binding`.
 
         Raises:
-            WeftError: naming a size left unbound.
+            WeftError: naming a size that `binding` lacks.
         """
         return tuple(sizes.evaluate(s, binding) for s in self.shape)
 

@@ -163,14 +163,14 @@ def _side_by_side(layout: BlockLayout, blocks: Blocks, names: Sequence[str]) -> 
 def one_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
     """The part called `part` of `blocks` in `layout`."""
     if layout.sums and part not in WITH_SUMS:
-        blocks = layout.apart(blocks)
+        blocks = layout.decode_offsets(blocks)
     codes, scales, offsets, zeros, _ = blocks
     if part == "largest":
         return largest_scales(scales)
     if part == "tensor_scale":
         return np.ones_like(scales[..., :1]) if blocks.tensor_scales is None else blocks.tensor_scales
     if part == "levels" and layout.small_floats:
-        return layout.scale_bytes(blocks)
+        return layout.encode_scales(blocks)
     if part == "levels":
         return scale_levels(scales, largest_scales(scales))
     if part in ("steps", "every_step"):
