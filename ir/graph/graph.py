@@ -361,24 +361,24 @@ class Graph(Displayable):
 
     def clone(self, recipes: Mapping[str, Recipe] | None = None) -> Graph:
         """Return an independent copy that shares ops, reader and recipes, except for `recipes`, by parameter name."""
-        copied = Graph(self.name, self.reader)
-        copied.tokenize, copied.meta, copied.origins = self.tokenize, dict(self.meta), dict(self.origins)
+        clone = Graph(self.name, self.reader)
+        clone.tokenize, clone.meta, clone.origins = self.tokenize, dict(self.meta), dict(self.origins)
         mapped: dict[Value, Value] = {}
         for name, v in self.inputs.items():
-            mapped[v] = copied.add_input(name, v.type, v.name)
+            mapped[v] = clone.add_input(name, v.type, v.name)
         for p in self.params.values():
-            mapped[p] = copied.add_param(p.name, p.type, (recipes or {}).get(p.name, p.recipe))
+            mapped[p] = clone.add_param(p.name, p.type, (recipes or {}).get(p.name, p.recipe))
         for node in self.nodes:
             operands = [None if v is None else mapped[v] for v in node.inputs]
             outs = node.outputs
-            copy = copied.add_node(
+            copy = clone.add_node(
                 node.op, operands, node.attrs, [v.type for v in outs], [v.name for v in outs], node.scope
             )
             mapped.update(zip(outs, copy.outputs, strict=True))
         for name, v in self.outputs.items():
-            copied.add_output(name, mapped[v])
-        copied._names = dict(self._names)  # fresh names go on as in the original
-        return copied
+            clone.add_output(name, mapped[v])
+        clone._names = dict(self._names)  # fresh names go on as in the original
+        return clone
 
     def to_networkx(self) -> nx.MultiDiGraph:
         """Return the analysis view: nodes, inputs, parameters and outputs as a multigraph, with an edge for each

@@ -1,8 +1,8 @@
-"""Files from elsewhere, read with limits: bytes, text, JSON, and the values in JSON by type.
+"""Untrusted files, read with limits: bytes, text, JSON, and the values in JSON by type.
 
-Whatever weft reads may have been cut, edited or made to do harm. So nothing but a regular file is opened (a FIFO would
-wait for ever), JSON has a largest size, depth and number of values (a list of lists takes 60 times its text), and
-`Record` says by file and key which value is of another type than it should be.
+Any file that weft reads may be truncated, edited or malicious. So only regular files are opened (a FIFO would wait for
+ever), JSON has a largest size, depth and number of values (a list of lists takes 60 times its text), and `Record`
+reports by file and key a value of the wrong type.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, Union, get_args, get_origin
 
 from ..errors import WeftError
 
-MOST_BYTES = 256 << 20  # of a text; the largest tokenizer.json is 35 MB
+MOST_BYTES = 256 << 20  # of a text file; the largest tokenizer.json is 35 MB
 MOST_VALUES = 8_000_000  # of a document; 1 GB where all of them are objects
-DEEPEST = 100  # lists and objects in each other
+DEEPEST = 100  # nested lists and objects
 MOST_DIGITS = 100  # of an integer; tokenizers write 10^30 for "no limit"
 REQUIRED: Any = object()
 _CUT = 60  # characters of a value that an error shows
-_STRUCTURE = ",[{"  # a value stands behind each
+_STRUCTURE = ",[{"  # each is followed by a value
 _BLANKS = " \t\r\n"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _TOO_DEEP = f"its lists and objects are nested more than {DEEPEST} deep"
@@ -35,7 +35,7 @@ def expanded(path: str | Path) -> Path:
     """Return `path` with the home folder in place of ~.
 
     Raises:
-        WeftError: if nobody says where that is.
+        WeftError: if the home folder is unknown.
     """
     try:
         return Path(path).expanduser()
@@ -44,9 +44,9 @@ def expanded(path: str | Path) -> Path:
 
 
 def check_regular(path: Path) -> None:
-    """Raise WeftError if `path` is there, but neither a file nor a folder: reading a FIFO or a terminal may never end.
+    """Raise WeftError if `path` exists but is neither a file nor a folder: reading a FIFO or a terminal may never end.
 
-    A path that cannot be looked up is left to whoever opens it.
+    Errors of looking up a path are left to the caller that opens it.
     """
     try:
         mode = path.stat().st_mode
@@ -62,10 +62,10 @@ def _kind_of_file(mode: int) -> str:
 
 
 def open_regular(path: Path) -> int:
-    """Return a descriptor of the file at `path`, for reading.
+    """Open the file at `path` for reading and return its descriptor.
 
     Raises:
-        WeftError: if it is no regular file; OSErrors pass.
+        WeftError: if it is not a regular file; OSErrors pass.
     """
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # opening a FIFO would wait for a writer
     try:
@@ -80,10 +80,10 @@ def open_regular(path: Path) -> int:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return what the file at `path` holds, which must be at most `most` bytes.
+    """Return the bytes of the file at `path`, which must be at most `most`.
 
     Raises:
-        WeftError: if it is no regular file, too large, or cannot be read.
+        WeftError: if it is not a regular file, too large, or cannot be read.
     """
     try:
         with open(open_regular(path), "rb") as file:
@@ -104,10 +104,10 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
 
 
 def decoded(raw: bytes, name: str) -> str:
-    """Return the UTF-8 text in `raw`, line ends as \\n.
+    """Decode the UTF-8 text in `raw`, line ends as \\n.
 
     Raises:
-        WeftError: saying that what is called `name` is not UTF-8.
+        WeftError: if it is not UTF-8; the message calls it `name`.
     """
     try:
         text = raw.decode("utf-8")
@@ -120,22 +120,22 @@ def read_json(path: Path, kind: type = dict, most: int = MOST_BYTES) -> Any:
     """Return the JSON in the file at `path`, which must be of `kind`: dict or list.
 
     Raises:
-        WeftError: naming the file, if it cannot be read, is no JSON, exceeds a limit, or is of another kind.
+        WeftError: naming the file, if it cannot be read, is not JSON, exceeds a limit, or is of another kind.
     """
     return parse_json(read_bytes(path, most), str(path), kind)
 
 
 def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = False, values: int = MOST_VALUES) -> Any:
-    """Return the JSON that `raw` spells, of `kind`, with at most `values` values; errors call it `name`.
+    """Return the JSON in `raw`, which must be of `kind` and have at most `values` values; errors call it `name`.
 
-    `unique`: as the standard says, no object has a key twice, and no number is NaN or infinite.
+    With `unique` objects must not repeat a key, and numbers must not be NaN or infinite, as the standard demands.
 
     Raises:
-        WeftError: if it is no JSON, exceeds a limit, or is of another kind.
+        WeftError: if it is not JSON, exceeds a limit, or is of another kind.
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
-        # A bound read off the text, before Python makes any object; signs inside of strings count too.
+        # An upper bound, counted before Python creates any object; characters in strings count as well.
         if (count := sum(map(text.count, _STRUCTURE))) > values:
             raise WeftError(f"it holds {count} values, more than the {values} that JSON may have here")
         value, end = json_at(text, len(text) - len(text.lstrip(_BLANKS)), unique)
@@ -144,17 +144,18 @@ def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = Fa
     except (WeftError, json.JSONDecodeError) as error:
         raise WeftError(f"{name}: not valid JSON: {error}") from None
     if text[end:].strip(_BLANKS):
-        raise WeftError(f"{name}: not valid JSON: more text stands behind its end, at character {end}")
+        raise WeftError(f"{name}: not valid JSON: more text follows its end, at character {end}")
     if not isinstance(value, kind):
         raise WeftError(f"{name}: a JSON {_JSON_NAMES[kind]} was expected, not {_json_name(value)}")
     return value
 
 
 def json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start` of `text`, and where it ends. `unique`: as of `parse_json`.
+    """Return the JSON value that begins at `start` of `text`, and the position of its end. `unique` is as in
+    `parse_json`.
 
     Raises:
-        json.JSONDecodeError: if there is none.
+        json.JSONDecodeError: if there is no JSON value.
         WeftError: if it exceeds a limit.
     """
     try:
@@ -164,12 +165,12 @@ def json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int]:
     level = [value]
     # Level by level instead of recursively: the depth cannot exhaust Python's stack.
     for _ in range(DEEPEST):
-        level = [item for outer in level for item in _contained(outer)]
+        level = [item for outer in level for item in _nested_containers(outer)]
         if not level:
             break
     else:
         raise WeftError(_TOO_DEEP)
-    # Only such an escape can make half a pair; without one the costly check by encoding is left out.
+    # Only such an escape can produce half a pair; without one the slow check by encoding is skipped.
     if _HALF.search(text, start, end):
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -178,7 +179,7 @@ def json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int]:
     return value, end
 
 
-def _contained(value: Any) -> Iterator[Any]:
+def _nested_containers(value: Any) -> Iterator[Any]:
     """Yield the lists and objects in a list or an object."""
     if isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
@@ -186,7 +187,7 @@ def _contained(value: Any) -> Iterator[Any]:
                 yield item
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique_pairs = dict(pairs)
     if len(unique_pairs) < len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
@@ -200,12 +201,12 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _no_number(text: str) -> float:
+def _reject_constant(text: str) -> float:
     raise WeftError(f"{text} is no number of JSON")
 
 
 _DECODER = json.JSONDecoder(parse_int=_integer)  # knows NaN and Infinity, which transformers writes
-_UNIQUE = json.JSONDecoder(parse_int=_integer, parse_constant=_no_number, object_pairs_hook=_without_twins)
+_UNIQUE = json.JSONDecoder(parse_int=_integer, parse_constant=_reject_constant, object_pairs_hook=_reject_duplicates)
 
 
 # -- values by type
@@ -220,7 +221,7 @@ def _json_name(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return how an error shows `value`: cut where it is long."""
+    """Return `value` as errors quote it: its repr, shortened to `_CUT` characters."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python prints
@@ -232,7 +233,7 @@ def fits(value: Any, hint: Any) -> bool:
     """Return whether `value` is of the annotated type `hint`: an int is a float, a bool is neither."""
     if hint is Any or hint is None:
         return hint is Any or value is None
-    if isinstance(hint, type):  # most are
+    if isinstance(hint, type):  # the usual case
         number = hint is int or hint is float
         return isinstance(value, (int, float) if hint is float else hint) and not (number and isinstance(value, bool))
     origin, arguments = get_origin(hint), get_args(hint)
@@ -250,10 +251,9 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 class Record:
-    """An object of JSON, or other metadata, read by type: errors name `source`, the key, and the value that misfits.
+    """A JSON object, or other metadata, read by type: errors name `source`, the key, and a value of the wrong type.
 
-    `prefix` is put before keys in errors: that of the object inside which this one is. `asked` are the keys whose
-    values were asked for.
+    `prefix` is put before keys in errors: the path to this object in `source`. `asked` are the keys that were read.
     """
 
     def __init__(self, source: str | Path, data: Mapping[str, Any], prefix: str = "") -> None:
@@ -285,11 +285,11 @@ class Record:
         return value
 
     def text(self, key: str, default: Any = REQUIRED) -> Any:
-        """Return the text of `key`; errors as of `get`."""
+        """Return the string of `key`; errors as of `get`."""
         return self.get(key, str, default)
 
     def integer(self, key: str, default: Any = REQUIRED, least: int | None = None, most: int | None = None) -> Any:
-        """Return the integer of `key`, which is within the bounds; errors as of `get`."""
+        """Return the integer of `key`, at least `least` and at most `most`; errors as of `get`."""
         value = self.get(key, int, default)
         if value is not default and least is not None and value < least:
             raise self.misfit(key, f"it must be at least {least}")
@@ -298,11 +298,11 @@ class Record:
         return value
 
     def flag(self, key: str, default: Any = REQUIRED) -> Any:
-        """Return true or false; errors as of `get`."""
+        """Return the boolean of `key`; errors as of `get`."""
         return self.get(key, bool, default)
 
     def choice(self, key: str, choices: tuple[str, ...], default: Any = REQUIRED) -> Any:
-        """Return the text of `key`, one of `choices`; errors as of `get`."""
+        """Return the string of `key`, one of `choices`; errors as of `get`."""
         value = self.text(key, default)
         if value is not default and value not in choices:
             *most, last = map(repr, choices)
@@ -319,7 +319,7 @@ class Record:
         return [Record(self.source, item, f"{self.prefix}{key}.{i}.") for i, item in enumerate(listed)]
 
     def tokens(self, key: str) -> list[int]:
-        """Return the token ids of `key`: one, a list, or none where it is null or missing; errors as of `get`."""
+        """Return the token ids of `key`, a number or a list, or [] where it is null or missing; errors as of `get`."""
         value = self.data.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(fits(i, int) and i >= 0 for i in ids):
@@ -327,12 +327,12 @@ class Record:
         return ids
 
     def misfit(self, key: str, expected: str) -> WeftError:
-        """Return the error that the value of `key` is not what is `expected`."""
+        """Return the error for a value of `key` that differs from `expected`."""
         return WeftError(f"{self.source}: {self.prefix}{key} is {shown(self.data.get(key))}, but {expected}")
 
 
 def type_name(hint: Any) -> str:
-    """Return how errors call the type `hint`."""
+    """Return the name of the type `hint` in errors."""
     if isinstance(hint, UnionType):
         return " or ".join(map(type_name, get_args(hint)))
     if (origin := get_origin(hint)) is not None:
@@ -341,7 +341,8 @@ def type_name(hint: Any) -> str:
 
 
 def told(error: BaseException) -> str:
-    """Return what `error` says: the __str__ of foreign exceptions may fail, which must not hide what went wrong."""
+    """Return the message of `error`: the __str__ of foreign exceptions may fail, which must not hide the original
+    failure."""
     try:
         return str(error)
     except (Exception, SystemExit, GeneratorExit) as failure:

@@ -1,4 +1,4 @@
-"""Output folders and files: they appear whole or not at all, and replace nothing but what weft itself wrote."""
+"""Output folders and files: they appear complete or not at all, and replace only output of weft itself."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import WeftError
-from .contents import MANIFESTS, find_altered, remove_listed, find_unlisted
+from .contents import MANIFESTS, find_altered, find_unlisted, remove_listed
 from .disk import exchange, flush, flush_tree, reason, umask
-from .partials import ASIDE, alone, log, scratch_folder, temporary
+from .partials import ASIDE, hold_lock, log, scratch_folder, temporary
 
 SHOWN = 3  # foreign names in an error
 
 
 @contextlib.contextmanager
 def whole_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
-    """Yield a temporary folder that takes the place of `out` when the block ends well; the block must `seal` it.
+    """Yield a temporary folder that replaces `out` when the block ends without an error; the block must `seal` it.
 
-    At every moment `out` is the older folder or the new one, both whole, also for other processes and after a power
-    failure: all is flushed to the disk, then the two names are swapped in one step. If the block fails or is
-    interrupted the temporary folder goes, and an older `out` stays. A link given as `out` stays one. `sources` are the
-    files that are read meanwhile.
+    At every moment `out` is the complete older folder or the complete new one, also for other processes and after a
+    power failure: all files are flushed to the disk, then the two names are swapped in one step. If the block fails or
+    is interrupted the temporary folder is removed, and an older `out` stays. If `out` is a link, its target is
+    replaced. `sources` are the files that are read meanwhile.
 
     Raises:
         WeftError: as `check_free`, or if `out` cannot be written: no permission, or the disk is full.
@@ -40,18 +40,19 @@ def whole_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
             assert any((partial / name).is_file() for name in MANIFESTS), "a folder without a manifest is not ours"
             # mkdtemp makes folders that only their owner can open.
             partial.chmod(stat.S_IMODE(out.stat().st_mode) if out.is_dir() else 0o777 & ~umask())
-            # Before the names change: after a power failure the new name must not stand for files without their bytes.
+            # Before the names change: after a power failure the new name must not refer to files without their bytes.
             flush_tree(partial)
-            _take_place(partial, out, sources)
+            _install(partial, out, sources)
     except OSError as e:
         raise WeftError(f"cannot write to {out}: {reason(e)}") from e
 
 
 @contextlib.contextmanager
 def whole_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
-    """Yield a temporary file beside `out` that takes its place when the block ends well; else an older `out` stays.
+    """Yield a temporary file next to `out` that replaces it when the block ends without an error; else an older `out`
+    stays.
 
-    A device or a pipe given as `out` is written into. `sources` are the files that are read meanwhile.
+    If `out` is a device or a pipe the result is written into it. `sources` are the files that are read meanwhile.
 
     Raises:
         WeftError: if `out` cannot be written: it is a folder or a source, no permission, or the disk is full.
@@ -60,7 +61,7 @@ def whole_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
         if out.is_dir():
             raise WeftError(f"cannot write to {out}: it is a folder")
         out = _destination(out) if out.is_file() or not out.exists() else out.absolute()
-        _check_apart(out, sources)
+        _check_sources(out, sources)
         plain = out.is_file() or not out.exists()
         with contextlib.ExitStack() as stack:
             if plain:
@@ -82,37 +83,37 @@ def whole_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
 
 
 def check_free(out: Path, sources: Iterable[Path] = (), *, contents: bool = False) -> None:
-    """Check that `whole_folder` may take the place of `out`; to be asked before long work for it.
+    """Check that `whole_folder` may replace `out`; call this before long work for it.
 
-    It replaces what weft wrote: an empty folder, or one whose manifest lists every file in it, none of them changed
-    since. The last takes reading them all: `whole_folder` does so once, by `contents`; else only names are compared.
+    It replaces only an empty folder, or one whose manifest lists every file in it, all unchanged since weft wrote them.
+    With `contents` all files are read to compare checksums, as `whole_folder` does once; else only names are compared.
 
     Raises:
-        WeftError: naming what would be lost.
+        WeftError: naming files that would be lost.
     """
     out = _destination(out)
     try:
         if out.exists() and not out.is_dir():
             raise WeftError(f"cannot write to {out}: a file with that name is in the way")
-        _check_apart(out, sources)
-        foreign, edited = _at_stake(out, contents) if out.is_dir() else ([], [])
+        _check_sources(out, sources)
+        foreign, edited = _find_losses(out, contents) if out.is_dir() else ([], [])
     except OSError as e:
         raise WeftError(f"cannot write to {out}: {reason(e)}") from e
     if foreign:
         raise WeftError(
-            f"will not replace {out}: it holds files that weft did not write ({_some(foreign)}); "
+            f"will not replace {out}: it holds files that weft did not write ({_list_some(foreign)}); "
             "name an empty or new folder"
         )
     if edited:
         raise WeftError(
-            f"will not replace {out}: files in it have changed since weft wrote them ({_some(edited)}); "
+            f"will not replace {out}: files in it have changed since weft wrote them ({_list_some(edited)}); "
             "name another folder, or remove this one"
         )
 
 
-def _at_stake(out: Path, contents: bool) -> tuple[list[str], list[str]]:
-    """Return the names of what is foreign in `out`, and with `contents` of what has changed; again, where another
-    process replaces `out` meanwhile."""
+def _find_losses(out: Path, contents: bool) -> tuple[list[str], list[str]]:
+    """Return the names of foreign files in `out`, and with `contents` of changed ones; retry while another process
+    replaces `out`."""
     while True:
         before = os.stat(out)
         try:
@@ -128,32 +129,32 @@ def _at_stake(out: Path, contents: bool) -> tuple[list[str], list[str]]:
 
 
 def _destination(out: Path) -> Path:
-    """Return the place that `out` stands for, links followed."""
+    """Return the real path of `out`, with links followed."""
     try:
         return Path(os.path.realpath(out))
     except (OSError, ValueError) as e:
         raise WeftError(f"cannot write to {out}: {e}") from e
 
 
-def _check_apart(out: Path, sources: Iterable[Path]) -> None:
-    """Raise WeftError if one of `sources` is `out` or lies in it."""
+def _check_sources(out: Path, sources: Iterable[Path]) -> None:
+    """Raise WeftError if one of `sources` is `out` or inside it."""
     for source in sources:
         real = Path(os.path.realpath(source))
         if real == out or out in real.parents or (real.exists() and out.exists() and real.samefile(out)):
-            what = "is" if real == out or not out.is_dir() else "holds"
-            raise WeftError(f"will not write to {out}: it {what} the source {source}; name another place")
+            relation = "is" if real == out or not out.is_dir() else "holds"
+            raise WeftError(f"will not write to {out}: it {relation} the source {source}; name another place")
 
 
-def _take_place(new: Path, out: Path, sources: Iterable[Path]) -> None:
-    """Put `new` in the place of `out`, whether there is one or not.
+def _install(new: Path, out: Path, sources: Iterable[Path]) -> None:
+    """Replace `out` by `new`, or create it.
 
     Raises:
-        WeftError: if something foreign has come into `out` meanwhile.
+        WeftError: if foreign files have been added to `out` meanwhile.
         OSError: as the system reports it.
     """
     while True:
         try:
-            with alone(out):
+            with hold_lock(out):
                 check_free(out, sources)
                 _replace(new, out)
                 return
@@ -161,25 +162,24 @@ def _take_place(new: Path, out: Path, sources: Iterable[Path]) -> None:
         except FileNotFoundError:
             pass
         try:
-            new.rename(out)  # over nothing, or an empty folder
+            new.rename(out)  # succeeds if `out` is missing or an empty folder
             flush(out.parent)
             return
         except OSError as e:
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise  # else another process was faster
+                raise  # otherwise another process was faster
 
 
 def _replace(new: Path, out: Path) -> None:
-    """Swap `new` and `out`, and remove the older one, unless something foreign came into it at the last moment: then
-    it comes back.
+    """Swap `new` and `out` and remove the older folder; swap back if foreign files were added to it at the last moment.
 
     Raises:
-        WeftError: if something foreign came into it.
+        WeftError: if foreign files were added.
         OSError: as the system reports it.
     """
     old = new
     if not exchange(new, out):
-        # no such call here: between the two renames a reader finds nothing, and `_restore` mends a kill between them
+        # no system call swaps: between the two renames `out` is missing; `_restore` repairs a kill between them
         old = _aside(out)
         out.rename(old)
         new.rename(out)
@@ -190,7 +190,9 @@ def _replace(new: Path, out: Path) -> None:
         else:
             out.rename(new)
             old.rename(out)
-        raise WeftError(f"will not replace {out}: it was written to meanwhile ({_some(foreign)}); name a new folder")
+        raise WeftError(
+            f"will not replace {out}: it was written to meanwhile ({_list_some(foreign)}); name a new folder"
+        )
     remove_listed(old)
 
 
@@ -199,11 +201,12 @@ def _aside(out: Path) -> Path:
 
 
 def _restore(out: Path) -> None:
-    """Bring back the older `out` that a process, killed between two renames, left aside; or remove it."""
+    """Rename back the older `out` that a process killed between two renames left aside, or remove it if `out`
+    exists."""
     aside = _aside(out)
     if not aside.is_dir():
         return
-    with alone(aside):
+    with hold_lock(aside):
         if not out.exists():
             aside.rename(out)
             log.warning("restored %s, which an interrupted run had put aside", out)
@@ -212,6 +215,6 @@ def _restore(out: Path) -> None:
             log.warning("removed %s, which an interrupted run had left", aside)
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+def _list_some(names: list[str]) -> str:
+    rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + rest

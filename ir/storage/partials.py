@@ -1,7 +1,7 @@
-"""Temporary files and folders of running processes, told from those of dead ones by a lock.
+"""Temporary files and folders of running processes, distinguished from leftovers of dead ones by a lock.
 
-A process holds a lock (flock(2)) on each of its own; the kernel drops it however the process ends. Whoever writes
-beside one that nobody holds removes it, and says so.
+A process holds a lock (flock(2)) on each of its own; the kernel drops it however the process ends. A process that
+writes next to an unlocked one removes it, and logs that.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..readable import size
 from .contents import MANIFESTS, remove_listed
 from .disk import reason
 
-PARTIAL = ".weft-partial-"  # beside the result; short, so that any name of a result leaves room for it
-ASIDE = ".weft-old-"  # the older result, where two names cannot be swapped in one step
+PARTIAL = ".weft-partial-"  # next to the result; short, so that it fits before any name of a result
+ASIDE = ".weft-old-"  # prefix of the older result where two names cannot be swapped in one step
 SCRATCH = "weft-scratch-"  # in the system's temporary folder
-PATIENCE = 60  # seconds that a replacement waits for another one beside it
+PATIENCE = 60  # seconds that a replacement waits for another one of the same folder
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 log = logging.getLogger("weft")
@@ -34,10 +34,10 @@ log = logging.getLogger("weft")
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a folder for the time of the block in the system's temporary folder.
+    """Yield a folder in the temporary folder of the system, which is removed after the block.
 
     Raises:
-        WeftError: if it cannot be made.
+        WeftError: if it cannot be created.
     """
     parent = Path(tempfile.gettempdir())
     with contextlib.ExitStack() as stack:
@@ -50,7 +50,8 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary(parent: Path, prefix: str = PARTIAL, folder: bool = True) -> Iterator[Path]:
-    """Make a temporary `folder` in `parent`, or a file, locked while the block runs; then what has its name goes."""
+    """Yield a temporary `folder` in `parent`, or a file, locked during the block; remove whatever has its name
+    afterwards."""
     sweep(parent, prefix)
     path, lock = _claim(parent, prefix, folder)
     try:
@@ -63,7 +64,7 @@ def temporary(parent: Path, prefix: str = PARTIAL, folder: bool = True) -> Itera
 
 
 def _claim(parent: Path, prefix: str, folder: bool) -> tuple[Path, int | None]:
-    """Make a temporary file or folder and lock it; again, where a sweeper was faster than the lock."""
+    """Create a temporary file or folder and lock it; retry where another process swept it before it was locked."""
     while True:
         if folder:
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -78,16 +79,16 @@ def _claim(parent: Path, prefix: str, folder: bool) -> tuple[Path, int | None]:
 
 
 def _lock(path: Path) -> int | None:
-    """Return a descriptor that holds the lock of `path`; None where the file system has no locks.
+    """Lock `path` and return a descriptor that holds the lock; None where the file system has no locks.
 
     Raises:
         BlockingIOError: if another process holds it.
         FileNotFoundError: if `path` was removed meanwhile.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe must not stop us
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # opening a pipe must not block
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Between open and flock another process may have replaced the file: then this lock guards nothing.
+        # Between open and flock another process may have replaced the file: then this lock protects nothing.
         if os.fstat(fd).st_ino != os.lstat(path).st_ino:
             raise FileNotFoundError(errno.ENOENT, "replaced", str(path))
     except OSError as e:
@@ -99,12 +100,12 @@ def _lock(path: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold the lock of the folder at `path`: one process at a time replaces it, and no other removes it meanwhile.
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of the folder at `path`, so that only one process replaces it, and no other removes it meanwhile.
 
     Raises:
-        FileNotFoundError: if there is none.
-        WeftError: if another process holds it for longer than `PATIENCE`.
+        FileNotFoundError: if the folder does not exist.
+        WeftError: if another process holds the lock for longer than `PATIENCE`.
     """
     give_up = time.monotonic() + PATIENCE
     while True:
@@ -123,23 +124,23 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def sweep(parent: Path, prefix: str = PARTIAL) -> None:
-    """Remove what dead processes of this user left in `parent`, and log each.
+    """Remove leftovers of dead processes of this user in `parent`, and log each.
 
-    A leftover with a manifest is an older result whose removal was interrupted: only what the manifest lists goes.
+    A leftover with a manifest is an older result whose removal was interrupted: only its listed files are removed.
     """
     for path in sorted(parent.glob(f"{prefix}*")):
         lock = None
         try:
             status = path.lstat()
-            # The system's temporary folder is shared: others may leave links or files of such names there.
+            # The system's temporary folder is shared: other users may leave links or files of such names there.
             if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid():
                 continue
             lock = _lock(path)
-            if lock is None:  # no telling whether its process lives
+            if lock is None:  # its process may still run
                 continue
             bytes_ = _bytes(path)
             _remove(path)
-        except OSError:  # held, or removed by somebody else meanwhile
+        except OSError:  # locked, or removed by another process meanwhile
             continue
         finally:
             if lock is not None:

@@ -31,7 +31,7 @@ BAD: dict[str, tuple[bytes | str, str]] = {
     "half a pair": (r'{"a": "\ud800"}', "half of a surrogate pair"),
     "raw half of a pair": (b'{"a": "\xed\xa0\x80"}', "byte 7 is no UTF-8"),
     "cut": ('{"a": 1', "not valid JSON: Expecting"),
-    "two": ("{} {}", "more text stands behind its end, at character 2"),
+    "two": ("{} {}", "more text follows its end, at character 2"),
     "empty": ("", "not valid JSON: Expecting value"),
     "a list": ("[1]", "a JSON object was expected, not array"),
 }
