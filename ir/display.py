@@ -1,5 +1,4 @@
-"""Objects that notebooks display. The module that draws them registers itself, so this one depends on no drawing
-code."""
+"""Objects that notebooks display. Renderers register themselves, so this module depends on no drawing code."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ class Displayable:
     """An object that a notebook displays as its picture."""
 
     def show(self, height: int = 640, depth: int | None = None, parts: tuple[str, ...] = ()) -> Any:
-        """Return the picture that `weft.show` draws: `height` in pixels, `depth` levels of parts and `parts`
-        expanded."""
+        """Return the picture that `weft.show` draws: `height` in pixels, `depth` levels of parts and `parts` open."""
         return _renderers[-1](self, height=height, depth=depth, parts=parts)
 
     def _repr_html_(self) -> str | None:

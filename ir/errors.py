@@ -13,8 +13,7 @@ class WeftError(Exception):
 
 
 def unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> WeftError:
-    """Return the error for a `name` that is not in `known`: it suggests the nearest names, or else ends with
-    `otherwise`."""
+    """Return the error for a `name` that is not in `known`: it suggests the nearest names, or else adds `otherwise`."""
     import difflib
 
     names = list(known)

@@ -1,5 +1,4 @@
-"""The interpreter: runs the references of ops in float64. It defines the meaning of the IR, and every pass is checked
-against it."""
+"""The interpreter: runs references in float64. It defines the meaning of the IR, and is the oracle for every pass."""
 
 from __future__ import annotations
 

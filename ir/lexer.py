@@ -12,8 +12,7 @@ BLANK = r"[ \t\r\n]+|\#[^\n]*"  # separates tokens: white space, comments to the
 
 
 class Token(NamedTuple):
-    """A token: its `kind` (the named group of the language's pattern), its characters, and the position where it
-    begins."""
+    """A token: its `kind` (a named group of the language's pattern), its characters, and its position."""
 
     kind: str
     text: str

@@ -52,8 +52,7 @@ def one_node(
 
 
 def expand(graph: Graph) -> Graph:
-    """Return a copy of `graph` in which the body of each op replaces its nodes, once: ops in bodies are not
-    expanded."""
+    """Return a copy of `graph` in which the bodies of ops replace nodes, once: ops in bodies are not expanded."""
     copy = graph.clone()
     for node in list(copy.nodes):
         if node.op.has_body:

@@ -118,8 +118,7 @@ class Op(OpSchema[Value]):
     """One operation on values: its schema, and methods on nodes that apply it."""
 
     def node_cost(self, node: Node) -> Cost:
-        """Return the cost of one node of this op; every operand is read once unless the cost function declares
-        otherwise."""
+        """Return the cost of one node of this op; operands are read once unless the op declares another cost."""
         operands = [None if v is None else v.type for v in node.inputs]
         return self.cost_of(operands, [v.type for v in node.outputs], node.attrs)
 
@@ -147,8 +146,7 @@ class Node(Linked):
         return f"{self.op.name}({args}) in {self.scope or 'the top scope'}"
 
     def __str__(self) -> str:
-        """Return the line of the text form: outputs with types, op, operands, attributes that differ from their
-        default."""
+        """Return the line of the text form: outputs with types, op, operands, attributes other than their default."""
 
         cut = len(self.scope)
         inside = f"{self.scope}." if cut else ""
@@ -351,8 +349,7 @@ class Graph(Displayable):
         del self.params[param.name], self._names[param.name]
 
     def replace(self, node: Node, *new: Value) -> None:
-        """Make users read `new` instead of the outputs of `node`, transfer the names of the outputs, and erase the
-        node."""
+        """Make users read `new` instead of the outputs of `node`, transfer the names of these, and erase the node."""
         for old, value in zip(node.outputs, new, strict=True):
             old.replace_uses(value)
             if value.producer is not None and not value.producer.erased:
@@ -381,8 +378,7 @@ class Graph(Displayable):
         return clone
 
     def to_networkx(self) -> nx.MultiDiGraph:
-        """Return the analysis view: nodes, inputs, parameters and outputs as a multigraph, with an edge for each
-        operand.
+        """Return the analysis view: nodes, inputs, parameters and outputs as a multigraph, with one edge per operand.
 
         Vertices are `Node`s, input and parameter `Value`s, and output names (str), each with `kind` and `label`; an
         edge carries `value` and operand `index`.

@@ -106,8 +106,7 @@ class Operators(Generic[V]):
         return True
 
     def _apply(self, name: str, *operands: Any) -> V:
-        """Emit the op called `name` on `operands`; for other types return NotImplemented, so that Python raises
-        TypeError."""
+        """Emit the op called `name` on `operands`; return NotImplemented for other types, which Python then rejects."""
         supported = all(isinstance(v, Operators) or is_number(v) for v in operands)
         value: V = OPS[name](*operands) if supported else NotImplemented
         return value

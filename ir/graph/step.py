@@ -94,7 +94,7 @@ class Step:
             if not old.dtype.is_float:
                 raise WeftError(f"step: the state {name} is {old}; states are floating-point numbers")
         if len(graph.outputs) != len(self.initial) + len(self.outputs):
-            raise WeftError("step: something is next that is no state")
+            raise WeftError("step: a name after next is not a state")
         by_row = {name: inputs[name].type for name in (*self.initial, *self.tokens)}
         by_row |= {name: graph.outputs[name].type for name in self.outputs}
         for name, type in by_row.items():
@@ -102,7 +102,7 @@ class Step:
                 raise WeftError(f"step: {name} is {type}; its first axis must be batch")
         for name, type in {**by_row, **{name: inputs[name].type for name in self.constants}}.items():
             if named := {n for size in type.shape for n in sizes.names(size)} - {"batch"}:
-                raise WeftError(f"step: {name} is {type}, but {named.pop()} is no size of a single token")
+                raise WeftError(f"step: {name} is {type}, but {named.pop()} is not a size of a single token")
 
 
 def placed(type: TensorType, batch: sizes.Size) -> TensorType:
@@ -111,8 +111,8 @@ def placed(type: TensorType, batch: sizes.Size) -> TensorType:
 
 
 def _canonical(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """Return a copy of `graph` without scopes and unused nodes, in which names have no dots, and the new names of its
-    inputs by the old."""
+    """Return a copy of `graph` without scopes, unused nodes and dots in names, and the new names of its inputs by the
+    old."""
     clone, mapped, renamed = Graph("step"), dict[Value, Value](), dict[str, str]()
     for name, value in graph.inputs.items():
         renamed[name] = clone.fresh(_plain(name))

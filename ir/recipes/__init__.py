@@ -1,4 +1,4 @@
-"""Weight recipes: how the bytes of a parameter are made from a checkpoint, as data, and their evaluation.
+"""Weight recipes: expressions that compute a parameter from a checkpoint, as data, and their evaluation.
 
 Importing this package registers all recipes.
 Never here: graphs, passes, file formats (their readers implement `TensorReader`).

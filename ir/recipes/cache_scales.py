@@ -1,4 +1,4 @@
-"""Scales of caches of 8-bit floats, from the weights that make keys and values."""
+"""Scales of caches of 8-bit floats, computed from the projections of keys and values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .recipe import Recipe
 
 @dataclass(frozen=True)
 class HeadScales(Recipe):
-    """f32 [heads]: the size that keys or values of each head have, as scales of caches of 8-bit floats.
+    """f32 [heads]: the expected magnitude of keys or values of each head, as scales of caches of 8-bit floats.
 
-    That is the root mean square over a head's rows of the product of `weight` [heads · d, in] with what a norm makes,
-    if its numbers do not hang together: of size 1 but for the `gains` [in], with the `biases` [heads · d] added. A
-    weight of one head stands for all. Floats hold 1/64 to 448 times that with all their bits.
+    It is the root mean square over the rows of a head of `weight` [heads · d, in] times a normalized vector of
+    independent elements with magnitudes `gains` [in] (default 1), plus `biases` [heads · d]. A weight with the rows of
+    one head serves all heads. 8-bit floats hold 1/64 to 448 times the scale without losing bits.
     """
 
     weight: Recipe
@@ -33,7 +33,7 @@ class HeadScales(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         rows = self.weight.shape(reader)[0]
         if rows not in (self.width, self.heads * self.width):
-            raise WeftError(f"{rows} rows are not those of {self.heads} heads of {self.width}")
+            raise WeftError(f"{rows} rows do not fit {self.heads} heads of {self.width}")
         return (self.heads,)
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -48,7 +48,7 @@ class HeadScales(Recipe):
 
 @dataclass(frozen=True)
 class FittedScales(Recipe):
-    """f32: scales of a cache of whole numbers, the tensor `item`, as a pass fitted them; they are never trained."""
+    """f32: scales of a cache of integers, the tensor `item`, as a pass fitted them; they are never trained."""
 
     item: Recipe
 

@@ -1,4 +1,4 @@
-"""The recipes: reading checkpoint tensors, drawing and writing out numbers, moving data, arithmetic."""
+"""The recipes: reading checkpoint tensors, random and literal values, moving data, arithmetic."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.random import Generator, default_rng  # here, not at the first draw: while it loads it swallows a Ctrl-C
+from numpy.random import Generator, default_rng  # at import: loading it at the first draw would swallow a Ctrl-C
 
 from ..errors import WeftError
 from .readers import Array, TensorReader
-from .recipe import Recipe as Recipe  # also to be had here, beside its kinds
+from .recipe import Recipe as Recipe  # exported here as well, with its subclasses
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Source(Recipe):
 
 @dataclass(frozen=True)
 class Literal(Recipe):
-    """Numbers written out: `values` in row-major order, of shape `dims`."""
+    """A literal tensor: `values` in row-major order, of shape `dims`."""
 
     trained: ClassVar[bool] = False
     values: tuple[float | int | bool, ...]
@@ -54,14 +54,14 @@ class Literal(Recipe):
 
     @staticmethod
     def of(array: Any) -> Literal:
-        """The literal that spells out `array` (anything numpy takes)."""
+        """Return the literal of the values in `array` (anything numpy accepts)."""
         a = np.asarray(array)
         return Literal(tuple(a.reshape(-1).tolist()), a.shape)
 
 
 @dataclass(frozen=True)
 class Full(Recipe):
-    """`value` everywhere."""
+    """A tensor filled with `value`."""
 
     value: float
     dims: tuple[int, ...]
@@ -75,9 +75,10 @@ class Full(Recipe):
 
 @dataclass(frozen=True)
 class Normal(Recipe):
-    """Random initialization: normal numbers of deviation `std` around `mean`, drawn from (`seed`, `stream`).
+    """Random initialization: normal values of deviation `std` around `mean`, drawn from (`seed`, `stream`).
 
-    Every block of rows can be drawn by itself: row r uses its own counter, so slices agree with the whole.
+    Any block of rows can be drawn alone: chunks of rows have their own generators, so slices agree with the full
+    tensor.
     """
 
     dims: tuple[int, ...]
@@ -90,13 +91,13 @@ class Normal(Recipe):
         return self.dims
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        drawn = _drawn(self, start, stop, Generator.standard_normal)
+        drawn = _draw_rows(self, start, stop, Generator.standard_normal)
         return drawn * np.float32(self.std) + np.float32(self.mean)
 
 
 @dataclass(frozen=True)
 class Uniform(Recipe):
-    """Random initialization: numbers spread evenly over `low` to `high`, drawn from (`seed`, `stream`) as `Normal`."""
+    """Random initialization: values uniform between `low` and `high`, drawn from (`seed`, `stream`) as in `Normal`."""
 
     dims: tuple[int, ...]
     low: float
@@ -108,29 +109,30 @@ class Uniform(Recipe):
         return self.dims
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        drawn = _drawn(self, start, stop, Generator.random)
+        drawn = _draw_rows(self, start, stop, Generator.random)
         return drawn * np.float32(self.high - self.low) + np.float32(self.low)
 
 
 RANDOM = (Normal, Uniform)
 
 
-def _drawn(recipe: Normal | Uniform, start: int, stop: int, draw: Callable[..., Array]) -> Array:
-    """Return rows ``start:stop`` of float32 numbers that `draw` makes of (generator, shape, dtype)."""
+def _draw_rows(recipe: Normal | Uniform, start: int, stop: int, draw: Callable[..., Array]) -> Array:
+    """Return rows ``start:stop`` of float32 values that `draw` computes from (generator, shape, dtype)."""
     width = math.prod(recipe.dims[1:])
     chunk = max(1, 65_536 // max(1, width))  # rows that share one generator
     key = zlib.crc32(recipe.stream.encode())  # hash() differs from process to process
     out = np.empty((stop - start, width), np.float32)
     for c in range(start // chunk, -(-stop // chunk)):
         first, last = max(start, c * chunk), min(stop, (c + 1) * chunk)
-        drawn = draw(default_rng((recipe.seed, key, c)), (last - c * chunk, width), np.float32)  # slices agree
+        # Drawn from the first row of the chunk, so that slices agree.
+        drawn = draw(default_rng((recipe.seed, key, c)), (last - c * chunk, width), np.float32)
         out[first - start : last - start] = drawn[first - c * chunk : last - c * chunk]
     return out.reshape(stop - start, *recipe.dims[1:])
 
 
 @dataclass(frozen=True)
 class Concat(Recipe):
-    """`items` one after the other along `axis`."""
+    """`items` concatenated along `axis`."""
 
     items: tuple[Recipe, ...]
     axis: int = 0
@@ -146,14 +148,14 @@ class Concat(Recipe):
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         if self.axis:
             return np.concatenate([p.read(reader, start, stop) for p in self.items], self.axis)
-        taken, offset = [], 0
+        blocks, offset = [], 0
         for p in self.items:
             rows = p.shape(reader)[0]
             first, last = max(start - offset, 0), min(stop - offset, rows)
             if first < last:
-                taken.append(p.read(reader, first, last))
+                blocks.append(p.read(reader, first, last))
             offset += rows
-        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class Permute(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         shape = self.item.shape(reader)
         if sorted(self.axes) != list(range(len(shape))):
-            raise WeftError(f"axes {self.axes} are no permutation of the axes of a tensor of shape {shape}")
+            raise WeftError(f"axes {self.axes} are not a permutation of the axes of a tensor of shape {shape}")
         return tuple(shape[a] for a in self.axes)
 
     @property
@@ -201,13 +203,13 @@ class Permute(Recipe):
         if self.axes[0] == 0:
             return self.item.read(reader, start, stop).transpose(self.axes)
         cut = (slice(None),) * self.axes[0] + (slice(start, stop),)
-        taken = [np.ascontiguousarray(b[cut]) for b in self.item.blocks(reader)]  # a view would keep the block alive
-        return np.concatenate(taken).transpose(self.axes)
+        columns = [np.ascontiguousarray(b[cut]) for b in self.item.blocks(reader)]  # a view would keep the block alive
+        return np.concatenate(columns).transpose(self.axes)
 
 
 @dataclass(frozen=True)
 class Reshape(Recipe):
-    """`item` read in row-major order as shape `dims`; a last size of -1 stands for what is left."""
+    """`item` reshaped to `dims` in row-major order; a last size of -1 is inferred."""
 
     item: Recipe
     dims: tuple[int, ...]
@@ -232,7 +234,7 @@ class Reshape(Recipe):
 
 @dataclass(frozen=True)
 class Take(Recipe):
-    """`item` with the rows (indices along `axis`) of `indices`: permutations, gathers, repeats."""
+    """`item` at the `indices` along `axis`: permutations, gathers, repeats."""
 
     item: Recipe
     indices: tuple[int, ...]
@@ -247,12 +249,12 @@ class Take(Recipe):
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         if self.axis:
             return np.asarray(np.take(self.item.read(reader, start, stop), self.indices, self.axis))
-        return _gathered(self.item, reader, np.array(self.indices[start:stop]))
+        return _gather_rows(self.item, reader, np.array(self.indices[start:stop]))
 
 
 @dataclass(frozen=True)
 class Shuffle(Recipe):
-    """`item` with the indices start:stop along `axis` in a random order, drawn from `seed` and their number alone."""
+    """`item` with the indices start:stop along `axis` in a random order, drawn from `seed` and their count alone."""
 
     item: Recipe
     axis: int
@@ -268,7 +270,7 @@ class Shuffle(Recipe):
         return shape
 
     def order(self, count: int) -> Array:
-        """All `count` indices of the axis in their order."""
+        """Return all `count` indices of the axis in their new order."""
         drawn = default_rng(self.seed).permutation(self.stop - self.start) + self.start
         return np.concatenate([np.arange(self.start), drawn, np.arange(self.stop, count)])
 
@@ -276,11 +278,11 @@ class Shuffle(Recipe):
         order = self.order(self.item.shape(reader)[self.axis])
         if self.axis:
             return np.asarray(np.take(self.item.read(reader, start, stop), order, self.axis))
-        return _gathered(self.item, reader, order[start:stop])
+        return _gather_rows(self.item, reader, order[start:stop])
 
 
-def _gathered(item: Recipe, reader: TensorReader, rows: Array) -> Array:
-    """Read `rows` of `item`; rows between them too where they are few or cost nothing."""
+def _gather_rows(item: Recipe, reader: TensorReader, rows: Array) -> Array:
+    """Read `rows` of `item`; also read the rows between them where these are few or cost nothing."""
     low, high = int(rows.min()), int(rows.max()) + 1
     if item.needs_full_read or high - low <= 2 * len(rows):
         return np.asarray(item.read(reader, low, high)[rows - low])
@@ -292,7 +294,7 @@ def _gathered(item: Recipe, reader: TensorReader, rows: Array) -> Array:
 
 @dataclass(frozen=True)
 class Scale(Recipe):
-    """`item` times the number `factor`, or times a tensor that broadcasts along `axis` (its only axis)."""
+    """`item` times the number `factor`, or times a vector `factor` along `axis`."""
 
     item: Recipe
     factor: float | Recipe
@@ -314,7 +316,7 @@ class Scale(Recipe):
 
 @dataclass(frozen=True)
 class Add(Recipe):
-    """Sum of tensors of one shape, or of `items` and the number `offset`."""
+    """The sum of tensors of one shape, plus the number `offset`."""
 
     items: tuple[Recipe, ...]
     offset: float = 0.0
@@ -334,7 +336,7 @@ class Add(Recipe):
 
 @dataclass(frozen=True)
 class Map(Recipe):
-    """`fn` of every element; see `MAPS` for the functions."""
+    """`fn` applied to every element; see `MAPS` for the functions."""
 
     item: Recipe
     fn: str
@@ -362,7 +364,7 @@ MAPS: dict[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class MeanPool(Recipe):
-    """Mean over groups: axis 0 holds heads·dim rows; heads fall into `groups` runs that are averaged (Ainslie 2023)."""
+    """The mean over groups: axis 0 holds heads·dim rows; heads form `groups` runs that are averaged (Ainslie 2023)."""
 
     item: Recipe
     heads: int
@@ -385,7 +387,7 @@ class MeanPool(Recipe):
 
 @dataclass(frozen=True)
 class Cast(Recipe):
-    """`item` rounded to `dtype` and back to float32 (storage in fewer bits than the parameter has)."""
+    """`item` rounded to `dtype` and back to float32: storage in fewer bits than the parameter has."""
 
     item: Recipe
     dtype: str

@@ -1,6 +1,6 @@
 """Recipes of position tables: RoPE frequencies with every published scaling, cos/sin tables, sinusoids.
 
-The model asks for frequencies (one per rotated pair); extending a context replaces this recipe and nothing else.
+A model has a parameter of frequencies (one per rotated pair); extending a context replaces only its recipe.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .readers import Array, TensorReader
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Scaling of RoPE frequencies for texts longer than those of training, with the settings of all scalings.
+    """Scaling of RoPE frequencies for sequences longer than in training, with the settings of all scalings.
 
     `scaling` is ``none``; ``linear`` (position interpolation, Chen 2023: f/factor); ``ntk`` (θ·factor^(dim/(dim-2)));
     ``yarn`` (Peng 2023: blend by wavelength with `beta_fast`, `beta_slow`, `truncate`); ``llama3`` (low/high frequency
     factors); ``longrope`` (a divisor per frequency, Ding 2024: `factors` up to the original context, `long_factors`
-    beyond); ``dynamic`` (ntk, by as much as the length exceeds the original); ``proportional`` (0 from the frequency
-    `rotated` on). `original` is the context the model was trained on, `length` the longest text it will see; longrope
-    and dynamic depend on it.
+    beyond); ``dynamic`` (ntk, scaled by how far the length exceeds the original); ``proportional`` (0 from the
+    frequency `rotated` on). `original` is the context length of training, `length` the longest sequence that the model
+    will see; longrope and dynamic depend on it.
     """
 
     scaling: str = "none"
@@ -44,7 +44,7 @@ class RopeScaling:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The scaling with all its settings, as arguments of what else is scaled so."""
+        """The scaling with all its settings, as keyword arguments for other recipes that scale in the same way."""
         return {f.name: getattr(self, f.name) for f in fields(RopeScaling)}
 
     @property
@@ -59,7 +59,7 @@ class RopeScaling:
         return SCALINGS[self.scaling]
 
     def base(self, dim: int, theta: float) -> float:
-        """Return the base of the frequencies of `dim` numbers: `theta`, or the larger one of NTK-aware scaling."""
+        """Return the base of the frequencies of `dim` features: `theta`, or the larger one of NTK-aware scaling."""
         if self.scaling not in ("ntk", "dynamic"):
             return theta
         growth = self.factor
@@ -72,19 +72,20 @@ class RopeScaling:
         return self._formula.scale(self, self.base(dim, theta) ** -(np.arange(0, dim, 2) / dim), theta)
 
     def attention_factor(self, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
-        """Return the amplitude of `rope` that the paper of `scaling` pairs with it; YaRN's with DeepSeek's mscales."""
+        """Return the amplitude of `rope` that the paper of `scaling` pairs with it; with DeepSeek's mscales for
+        YaRN."""
         if self.scaling == "yarn":
             return yarn_amplitude(self.factor, mscale, mscale_all_dim)
         return longrope_amplitude(self.factor, self.original) if self.scaling == "longrope" else 1.0
 
     def describe(self) -> str:
-        """Return a sentence about the scaling, nothing for none."""
+        """Return a sentence about the scaling, "" for none."""
         return self._formula.sentence.format(**self.settings)
 
 
 class _Formula(NamedTuple):
-    """A published scaling: the settings it depends on, how it scales frequencies (given with the base before scaling),
-    and a sentence about it."""
+    """A published scaling: names of its settings, the function of settings, frequencies and the base before scaling
+    that returns scaled frequencies, and a sentence about it."""
 
     settings: str
     scale: Callable[[RopeScaling, Array, float], Array]
@@ -94,11 +95,11 @@ class _Formula(NamedTuple):
 def _yarn(s: RopeScaling, frequencies: Array, theta: float) -> Array:
     dim = 2 * len(frequencies)
 
-    def pair_turning(rotations: float) -> float:
-        """Index of the pair that turns `rotations` times within the original context."""
+    def rotating_pair(rotations: float) -> float:
+        """Return the index of the pair that rotates `rotations` times within the original context."""
         return dim * math.log(s.original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair_turning(s.beta_fast), pair_turning(s.beta_slow)
+    low, high = rotating_pair(s.beta_fast), rotating_pair(s.beta_slow)
     if s.truncate:
         low, high = math.floor(low), math.ceil(high)
     # dim − 1 as in transformers, though there are only dim/2 pairs.
@@ -109,8 +110,8 @@ def _yarn(s: RopeScaling, frequencies: Array, theta: float) -> Array:
 
 
 def _llama3(s: RopeScaling, frequencies: Array, theta: float) -> Array:
-    turns = s.original * frequencies / (2 * math.pi)  # rotations within the original context
-    smooth = np.clip((turns - s.low_freq) / (s.high_freq - s.low_freq), 0, 1)
+    rotations = s.original * frequencies / (2 * math.pi)  # within the original context
+    smooth = np.clip((rotations - s.low_freq) / (s.high_freq - s.low_freq), 0, 1)
     return (1 - smooth) * frequencies / s.factor + smooth * frequencies
 
 
@@ -156,19 +157,20 @@ SCALINGS = {
 
 
 def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
-    """√(1/t) of YaRN (Peng 2023) for a context `factor` times the original, its logarithm times `mscale`."""
+    """Return √(1/t) of YaRN (Peng 2023) for a context `factor` times the original, its logarithm times `mscale`."""
     return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def yarn_amplitude(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
-    """The amplitude of `rope` under YaRN for a context `factor` times the original, with DeepSeek's two mscales."""
+    """Return the amplitude of `rope` with YaRN for a context `factor` times the original, with DeepSeek's two
+    mscales."""
     if not (mscale and mscale_all_dim):
         return yarn_temperature(factor)
     return yarn_temperature(factor, mscale) / yarn_temperature(factor, mscale_all_dim)
 
 
 def longrope_amplitude(factor: float, original: int) -> float:
-    """The amplitude of `rope` under LongRoPE (Ding 2024) for a context `factor` times the `original`."""
+    """Return the amplitude of `rope` with LongRoPE (Ding 2024) for a context `factor` times the `original`."""
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
@@ -192,7 +194,7 @@ class RopeFrequencies(RopeScaling, Recipe):
         return self.frequencies()[start:stop].astype(np.float32)
 
     def frequencies(self) -> Array:
-        """All dim/2 frequencies in float64."""
+        """Return all dim/2 frequencies in float64."""
         return self.apply(self.dim, self.theta)
 
 
@@ -200,7 +202,7 @@ class RopeFrequencies(RopeScaling, Recipe):
 class RopeTable(Recipe):
     """``amplitude · fn(position · frequency)`` for positions below `length`: [length, dim/2], `fn` is cos or sin.
 
-    Angles are formed in float64: at position 100,000 float32 angles are wrong by 0.004 radians.
+    Angles are computed in float64: at position 100,000 float32 angles are wrong by 0.004 radians.
     """
 
     frequencies: Recipe
@@ -221,9 +223,9 @@ class RopeTable(Recipe):
 
 @dataclass(frozen=True)
 class Sinusoid(Recipe):
-    """Sinusoidal positions (Vaswani 2017): [length, dim]; sin and cos interleaved, or sin half then cos half.
+    """Sinusoidal positions (Vaswani 2017): [length, dim]; sin and cos interleaved, or all sin before all cos.
 
-    Row p is that of position p/`factor`. The last frequency is 1/`base` if `inclusive` (tensor2tensor), else above it.
+    Row p encodes position p/`factor`. The last frequency is 1/`base` if `inclusive` (tensor2tensor), else above it.
     """
 
     trained: ClassVar[bool] = False
@@ -238,19 +240,19 @@ class Sinusoid(Recipe):
         return (self.length, self.dim)
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        places = np.arange(start, stop) / self.factor
+        positions = np.arange(start, stop) / self.factor
         span = self.dim - 2 if self.inclusive else self.dim
-        angles = np.outer(places, self.base ** (-np.arange(0, self.dim, 2) / span))
+        angles = np.outer(positions, self.base ** (-np.arange(0, self.dim, 2) / span))
         pair = [np.sin(angles), np.cos(angles)]
         out = np.stack(pair, -1).reshape(stop - start, -1) if self.interleaved else np.concatenate(pair, 1)
-        # For an odd dim the last cosine is left out.
+        # For an odd dim the last cosine is dropped.
         return out[:, : self.dim]
 
 
 @dataclass(frozen=True)
 class Interpolate(Recipe):
-    """A table of `length` rows out of the rows of `item`: row p is what stands at row p/`factor`, linearly between its
-    neighbours; behind the last row it is the last row (position interpolation of learned positions)."""
+    """The rows of `item` interpolated to `length` rows: row p is `item` at position p/`factor`, linear between
+    neighbours, and its last row beyond the end (position interpolation of learned positions)."""
 
     item: Recipe
     length: int
@@ -263,17 +265,18 @@ class Interpolate(Recipe):
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         last = self.item.shape(reader)[0] - 1
-        places = np.minimum(np.arange(start, stop) / self.factor, last)
-        low = np.floor(places).astype(int)
+        positions = np.minimum(np.arange(start, stop) / self.factor, last)
+        low = np.floor(positions).astype(int)
         high = np.minimum(low + 1, last)
         rows = self.item.read(reader, int(low[0]), int(high[-1]) + 1)
-        share = (places - low).astype(rows.dtype).reshape(-1, *(1,) * (rows.ndim - 1))
+        share = (positions - low).astype(rows.dtype).reshape(-1, *(1,) * (rows.ndim - 1))
         return np.asarray(rows[low - low[0]] * (1 - share) + rows[high - low[0]] * share)
 
 
 @dataclass(frozen=True)
 class AlibiSlopes(Recipe):
-    """ALiBi slopes (Press 2022), one per head: geometric from 2^(-8/n); past a power of two every other of the next."""
+    """ALiBi slopes (Press 2022), one per head: geometric from 2^(-8/n); heads beyond a power of two n use every other
+    slope for 2n heads."""
 
     trained: ClassVar[bool] = False
     heads: int
@@ -285,5 +288,5 @@ class AlibiSlopes(Recipe):
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         power = 2 ** math.floor(math.log2(self.heads))
         slopes = 2.0 ** (-self.max_bias / power * np.arange(1, power + 1))
-        more = 2.0 ** (-self.max_bias / (2 * power) * np.arange(1, 2 * power + 1, 2))
-        return np.concatenate([slopes, more])[: self.heads][start:stop].astype(np.float32)
+        interleaved = 2.0 ** (-self.max_bias / (2 * power) * np.arange(1, 2 * power + 1, 2))
+        return np.concatenate([slopes, interleaved])[: self.heads][start:stop].astype(np.float32)

@@ -1,7 +1,6 @@
-"""Recipes of linear algebra: products and inverses of matrices, centring, norms of rows, orthogonal matrices, the
-identity.
+"""Recipes of linear algebra: products and inverses of matrices, centring, row norms, orthogonal and identity matrices.
 
-Products are summed in float64 and rounded once to the precision of what they read (float32 from checkpoints), so that
+Products are summed in float64 and rounded once to the precision of their operands (float32 from checkpoints), so that
 a block of rows is the same whether it is computed alone or with others. Centred and normalized rows stay float64.
 """
 
@@ -11,7 +10,7 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.random import default_rng  # here, not at the first draw: while it loads it swallows a Ctrl-C
+from numpy.random import default_rng  # at import: loading it at the first draw would swallow a Ctrl-C
 
 from ..errors import WeftError
 from .readers import Array, TensorReader
@@ -74,7 +73,7 @@ class Centre(Recipe):
 @dataclass(frozen=True)
 class RowNorm(Recipe):
     """The rows (last axis) of `item` normalized as by rms_norm or layer_norm (`kind` rms or layer), times `weight` and
-    plus `bias` [width] if they are given."""
+    plus `bias` [width] if present."""
 
     item: Recipe
     kind: str
@@ -100,7 +99,7 @@ class RowNorm(Recipe):
 
 @dataclass(frozen=True)
 class Norms(Recipe):
-    """The Euclidean norms of the slices of `item` along `axis`: a vector as long as that axis."""
+    """The Euclidean norms of the slices of `item` along `axis`: a vector with the length of that axis."""
 
     item: Recipe
     axis: int = 0
@@ -116,13 +115,13 @@ class Norms(Recipe):
         return self.axis != 0 or self.item.needs_full_read
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        others = tuple(a for a in range(len(self.item.shape(reader))) if a != self.axis)
+        axes = tuple(a for a in range(len(self.item.shape(reader))) if a != self.axis)
         if self.axis == 0:
-            squares = np.square(self.item.read(reader, start, stop), dtype=np.float64).sum(others)
+            squares = np.square(self.item.read(reader, start, stop), dtype=np.float64).sum(axes)
         else:
             squares = np.zeros(self.shape(reader))
             for block in self.item.blocks(reader):
-                squares += np.square(block, dtype=np.float64).sum(others)
+                squares += np.square(block, dtype=np.float64).sum(axes)
             squares = squares[start:stop]
         return np.asarray(np.sqrt(squares).astype(np.float32))
 
@@ -145,7 +144,7 @@ class Inverse(Recipe):
     """The inverses of the square matrices `item` [..., n, n].
 
     Raises:
-        WeftError: if one has none.
+        WeftError: if one is singular.
     """
 
     item: Recipe
@@ -161,20 +160,21 @@ class Inverse(Recipe):
         return True
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        whole = self.item.evaluate(reader)
+        matrices = self.item.evaluate(reader)
         try:
-            found: Array = np.linalg.inv(whole.astype(np.float64))[start:stop]
+            inverses: Array = np.linalg.inv(matrices.astype(np.float64))[start:stop]
         except np.linalg.LinAlgError:
             raise WeftError("a matrix that is to be inverted has no inverse") from None
-        return found.astype(whole.dtype if whole.dtype == np.float64 else np.float32)
+        return inverses.astype(matrices.dtype if matrices.dtype == np.float64 else np.float32)
 
 
 @dataclass(frozen=True)
 class RandomOrthogonal(Recipe):
-    """A random orthogonal matrix [size, size] that spreads every vector over all places, drawn from `seed`.
+    """A random orthogonal matrix [size, size] that spreads every vector over all coordinates, drawn from `seed`.
 
-    Random signs of the rows, times the Kronecker product of the Hadamard matrix of the largest power of two in `size`
-    with a uniformly random orthogonal matrix of the odd rest (randomized Hadamard transform; QuaRot, Ashkboos 2024).
+    It is a diagonal of random signs times the Kronecker product of the Hadamard matrix of the largest power of two in
+    `size` and a uniformly random orthogonal matrix of the odd factor (randomized Hadamard transform; QuaRot, Ashkboos
+    2024).
     """
 
     size: int
@@ -190,7 +190,7 @@ class RandomOrthogonal(Recipe):
 @functools.lru_cache(maxsize=1)
 def _orthogonal(size: int, seed: int) -> Array:
     rng = default_rng(seed)
-    # The lowest bit that is set: the largest power of two that divides `size`.
+    # The lowest set bit: the largest power of two that divides `size`.
     power = size & -size
     odd, triangle = np.linalg.qr(rng.standard_normal((size // power,) * 2))
     # QR alone is not uniform; with the signs of R's diagonal it is (Mezzadri 2007, math-ph/0609050).
@@ -199,6 +199,6 @@ def _orthogonal(size: int, seed: int) -> Array:
     while len(hadamard) < power:
         hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
     matrix: Array = rng.choice((-1.0, 1.0), (size, 1)) * np.kron(hadamard / np.sqrt(power), odd)
-    # The cache hands the same array to every caller.
+    # The cache returns the same array to every caller.
     matrix.flags.writeable = False
     return matrix

@@ -1,7 +1,7 @@
 """Sources of weights: the small interface that every checkpoint reader offers.
 
-A reader hands out rows, never whole files, so that a compilation needs memory for a slice of the largest tensor and not
-for the model. It reads with plain file reads (pages of mapped files count as resident memory).
+A reader returns rows, never full files, so that a compilation needs memory only for a slice of the largest tensor and
+not for the model. It reads with plain file reads (pages of mapped files count as resident memory).
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ class TensorReader(Protocol):
         ...
 
     def keys(self) -> Iterable[str]:
-        """Names of all tensors."""
+        """Return the names of all tensors."""
         ...
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """Shape, axis 0 outermost."""
+        """Return the shape, axis 0 outermost."""
         ...
 
     def dtype(self, key: str) -> DType:
-        """Stored element type."""
+        """Return the stored element type."""
         ...
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        """Rows ``start:stop`` of axis 0; floats as float32, integers as stored."""
+        """Return rows ``start:stop`` of axis 0; floats as float32, integers as stored."""
         ...
 
 
 @runtime_checkable
 class BlockTensorReader(TensorReader, Protocol):
-    """A reader that can also hand out quantized blocks as they are stored."""
+    """A reader that can also return quantized blocks as they are stored."""
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """The blocks of rows ``start:stop`` of axis 0, u8 [rows, ..., blocks in a row, bytes of a block]."""
+        """Return the blocks of rows ``start:stop`` of axis 0, u8 [rows, ..., blocks in a row, bytes of a block]."""
         ...
 
 
 class MemoryReader:
-    """Named numpy arrays behind the `TensorReader` interface (tests, converted models)."""
+    """Named numpy arrays with the `TensorReader` interface (tests, converted models)."""
 
     def __init__(self, arrays: Mapping[str, Array], path: str = "<memory>") -> None:
         self.arrays = dict(arrays)
@@ -92,12 +92,12 @@ class MemoryReader:
 
 
 class SpilledTensors:
-    """The reader `base` with computed tensors on top: what passes that must look at weights make.
+    """The reader `base` with computed tensors on top, for passes that compute new weights.
 
-    The computed tensors are spilled to an unnamed temporary file, so that memory is needed for one of them only.
+    The computed tensors are spilled to an unnamed temporary file, so that only one of them is in memory at a time.
 
     Raises:
-        WeftError: if there is nowhere to make such a file.
+        WeftError: if the temporary file cannot be created.
     """
 
     def __init__(self, base: TensorReader) -> None:
@@ -107,12 +107,12 @@ class SpilledTensors:
                 self._file = files.enter_context(tempfile.TemporaryFile())
             except OSError as e:
                 raise WeftError(f"no temporary file for computed tensors can be made: {e.strerror or e}") from e
-            weakref.finalize(self, files.pop_all().close)  # it lives as long as this object
+            weakref.finalize(self, files.pop_all().close)  # closed when this object is freed
         self._places: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
 
     @classmethod
     def over(cls, reader: TensorReader) -> SpilledTensors:
-        """Return `reader` if it takes computed tensors already, and one on top of it if not."""
+        """Return `reader` if it accepts computed tensors already, else a `SpilledTensors` on top of it."""
         return reader if isinstance(reader, cls) else cls(reader)
 
     @property
@@ -125,15 +125,15 @@ class SpilledTensors:
         return tuple(self._places)
 
     def fresh(self, key: str) -> str:
-        """Return `key`, or with a number behind it, so that no tensor has that name."""
-        taken, name, n = {*self.keys()}, key, 1
-        while name in taken:
+        """Return `key`, with a number appended if a tensor has that name."""
+        keys, name, n = {*self.keys()}, key, 1
+        while name in keys:
             n += 1
             name = f"{key}.{n}"
         return name
 
     def put(self, key: str, array: Array) -> None:
-        """Add the tensor `key`, of floats or bytes; one of that name is hidden from now on.
+        """Add the tensor `key`, of floats or bytes; it hides a tensor of the same name from now on.
 
         Raises:
             WeftError: if the temporary folder has no room.
@@ -171,10 +171,10 @@ class SpilledTensors:
 
 
 class SwitchedTensors:
-    """The reader `base` with slots on top: tensors of given `shapes` that are zero, or what a choice holds for them.
+    """The reader `base` with slots on top: tensors of the given `shapes`, filled by a selected choice or with zeros.
 
-    Factors of adapters that are not merged are slots: which adapter they belong to is chosen when the model runs.
-    `choices` are arrays by slot, by the name of the choice; a slot that one lacks is zero for it.
+    Factors of unmerged adapters are slots: the adapter is selected when the model runs. `choices` maps the name of each
+    choice to arrays by slot; a slot that a choice lacks is zero.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class SwitchedTensors:
 
     @contextlib.contextmanager
     def chosen(self, name: str) -> Iterator[None]:
-        """Let the slots hold what the choice `name` has for them."""
+        """Fill the slots with the arrays of the choice `name` during the block."""
         self._chosen = name
         try:
             yield
@@ -196,7 +196,7 @@ class SwitchedTensors:
             self._chosen = ""
 
     def reads_slots(self, keys: Iterable[str]) -> bool:
-        """Return whether what is made of the tensors `keys` depends on the choice."""
+        """Return whether any of the tensors `keys` is a slot, whose values depend on the choice."""
         return not self.shapes.keys().isdisjoint(keys)
 
     def keys(self) -> Iterable[str]:
@@ -221,7 +221,7 @@ class SwitchedTensors:
 
 
 def switched(reader: TensorReader) -> SwitchedTensors | None:
-    """Return the slots that `reader` reads, below tensors that passes have computed."""
+    """Return the `SwitchedTensors` below `reader` and its computed tensors, or None."""
     while not isinstance(reader, SwitchedTensors):
         if (base := getattr(reader, "base", None)) is None:
             return None

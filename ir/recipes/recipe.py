@@ -1,8 +1,8 @@
-"""Weight recipes: how the bytes of a parameter are made, as data. This is what all of them are; `recipes` has them.
+"""Weight recipes: expressions that compute a parameter, as data. This module has their base class, `recipes` the rest.
 
 A recipe is a frozen expression over checkpoint tensors. It prints, parses, hashes and composes; passes derive new
 recipes and never touch bytes. Evaluation is lazy, in float32, one block of rows at a time (`Recipe.blocks`), and the
-cast to the parameter's dtype comes last, so compiling needs memory for a slice of the largest tensor only.
+cast to the dtype of the parameter comes last, so compiling needs memory only for a slice of the largest tensor.
 
 `shape` and `read` take the `TensorReader` that `Source` leaves refer to. All axes are non-negative.
 """
@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 
 from .readers import Array, TensorReader
 
-BLOCK_ELEMENTS = 1 << 19  # a block of rows is at most 2 MiB of float32: it stays in the processor's cache
-SWEEP_ELEMENTS = 1 << 23  # 32 MiB where every block costs a sweep over the whole item
+BLOCK_ELEMENTS = 1 << 19  # a block of rows is at most 2 MiB of float32: it fits into the processor's cache
+SWEEP_ELEMENTS = 1 << 23  # 32 MiB where every block costs a full read of the item
 REGISTRY: dict[str, type[Recipe]] = {}
 
 
 def call_order(kind: Any) -> tuple[Field[Any], ...]:
-    """Return the fields of a dataclass in the order of calls: those with a position before those with a name only."""
+    """Return the fields of a dataclass in the order of calls: positional ones before keyword-only ones."""
     return tuple(sorted(fields(kind), key=lambda f: f.kw_only is True))
 
 
@@ -31,26 +31,26 @@ class Recipe:
     """Base of all recipes. Subclasses are registered under their snake_case `name` for printing and parsing."""
 
     name: ClassVar[str] = ""
-    trained: ClassVar[bool] = True  # of a leaf: its numbers are read, drawn or initial ones, not those of a table
+    trained: ClassVar[bool] = True  # of a leaf: its values are weights or initial ones, not a constant table
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = "".join("_" + c.lower() if c.isupper() else c for c in cls.__name__).lstrip("_")
-        if not cls.__name__.startswith("_"):  # those of a module's own have no text form
+        if not cls.__name__.startswith("_"):  # private recipes have no text form
             REGISTRY[cls.name] = cls
 
     def __post_init__(self) -> None:
-        """Whole numbers become floats where a field is one: equal recipes have equal texts."""
+        """Convert integers in float fields to floats, so that equal recipes have equal text forms."""
         for f in fields(self):
             value = getattr(self, f.name)
-            # The type is text where a module has `from __future__ import annotations`.
+            # The type is a string where a module has `from __future__ import annotations`.
             if f.type in ("float", float):
                 object.__setattr__(self, f.name, float(value))
             elif f.type == "tuple[float, ...]":
                 object.__setattr__(self, f.name, tuple(map(float, value)))
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        """The shape this recipe makes; checks that the parts fit.
+        """Return the shape of the tensor; check that the parts fit.
 
         Raises:
             WeftError: if a source is missing or shapes do not fit.
@@ -58,12 +58,12 @@ class Recipe:
         raise TypeError(f"recipe {self.name} defines no shape")
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """Rows ``start:stop`` of axis 0, float32 (or integers)."""
+        """Return rows ``start:stop`` of axis 0, float32 (or integers)."""
         raise TypeError(f"recipe {self.name} defines no read")
 
     @property
     def parts(self) -> tuple[Recipe, ...]:
-        """The recipes this one is made of."""
+        """The recipes that are operands of this one."""
         parts: list[Recipe] = []
         for f in fields(self):
             value = getattr(self, f.name)
@@ -71,7 +71,7 @@ class Recipe:
         return tuple(parts)
 
     def map_parts(self, change: Callable[[Recipe], Recipe]) -> Recipe:
-        """Return this recipe with `change` applied to each recipe that it is made of."""
+        """Return this recipe with `change` applied to each of its `parts`."""
         changed: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -82,7 +82,7 @@ class Recipe:
         return replace(self, **changed) if changed else self
 
     def substituted(self, table: Mapping[str, Recipe]) -> Recipe:
-        """Return this recipe with the recipes of `table`, by checkpoint key, in the place of the sources they name."""
+        """Return this recipe with sources replaced by the recipes in `table`, by checkpoint key."""
         return self.map_parts(lambda part: part.substituted(table))
 
     def has(self, *kinds: type[Recipe]) -> bool:
@@ -91,27 +91,27 @@ class Recipe:
 
     @property
     def constant(self) -> bool:
-        """Return whether the table is never trained: it reads no checkpoint, random or initial values."""
+        """Return whether the tensor is never trained: it reads no checkpoint, random or initial values."""
         parts = self.parts
         return all(part.constant for part in parts) if parts else not self.trained
 
     def sources(self) -> Iterator[str]:
-        """Checkpoint keys that are read, in order, with repetitions."""
+        """Yield the checkpoint keys that are read, in order, with repetitions."""
         for part in self.parts:
             yield from part.sources()
 
     def evaluate(self, reader: TensorReader) -> Array:
-        """The whole tensor; scalars too."""
+        """Return the full tensor; scalars have shape ()."""
         shape = self.shape(reader)
         return self.read(reader, 0, shape[0] if shape else 1).reshape(shape)
 
     @property
     def needs_full_read(self) -> bool:
-        """Return whether reading a row needs the whole input, as for transpositions."""
+        """Return whether reading a row needs the full input, as for transpositions."""
         return any(p.needs_full_read for p in self.parts)
 
     def blocks(self, reader: TensorReader, elements: int | None = None) -> Iterator[Array]:
-        """The tensor as consecutive blocks of rows, each of at most `elements` numbers (at least one row)."""
+        """Yield the tensor as consecutive blocks of rows, each of at most `elements` elements (at least one row)."""
         shape = self.shape(reader)
         elements = elements or (SWEEP_ELEMENTS if self.needs_full_read else BLOCK_ELEMENTS)
         rows = shape[0] if shape else 1

@@ -1,4 +1,4 @@
-"""Attribute values and recipes as text: how the text form of a graph spells them."""
+"""The text form of attribute values and recipes in a graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .recipe import Recipe, call_order
 
 
 def spell(value: Any) -> str:
-    """An attribute value as text."""
+    """Return the text form of an attribute value."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -27,13 +27,13 @@ def spell(value: Any) -> str:
         return value.name
     if isinstance(value, Recipe):
         return spell_recipe(value)
-    if (text := getattr(value, "__spelled__", None)) is not None:  # a graph inside a node, see `Step`
+    if (text := getattr(value, "__spelled__", None)) is not None:  # a graph in a node, see `Step`
         return str(text)
     raise TypeError(f"{value!r} has no text form")
 
 
 def spell_recipe(recipe: Recipe) -> str:
-    """A recipe as a call: the first field by position, others by name unless they equal their default."""
+    """Return the text form of a recipe, a call: the first field by position, others by name unless at their default."""
     args = []
     for i, (name, default) in enumerate(_fields(recipe)):
         value = getattr(recipe, name)
@@ -45,7 +45,7 @@ def spell_recipe(recipe: Recipe) -> str:
 
 
 def _fields(recipe: Recipe) -> tuple[tuple[str, Any], ...]:
-    """The fields of its kind of recipe, with their defaults."""
+    """Return the names and defaults of the fields of a recipe."""
     kind = type(recipe)
     if kind not in _FIELDS:
         _FIELDS[kind] = tuple((f.name, f.default) for f in call_order(kind))

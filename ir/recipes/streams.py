@@ -1,6 +1,6 @@
-"""The numbers of a recipe in order, in small blocks also where a row is large: the weights of an expert, for example.
+"""The elements of a recipe in order, in small blocks even where a row is large: the weights of an expert, for example.
 
-A recipe is read by rows of its first axis. Stacked weights [experts, out, in] have few and large ones; but a row of a
+A recipe is read by rows of its first axis. Stacked weights [experts, out, in] have few and large rows; but a row of a
 stack is mostly a recipe itself, whose own rows can be read alone.
 """
 
@@ -36,7 +36,7 @@ from .recipe import BLOCK_ELEMENTS, Recipe
 
 
 def stream(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
-    """The tensor in row-major order as blocks of rows of one of its axes, each as small as its recipe allows.
+    """Yield the tensor in row-major order as blocks of rows of one of its axes, each as small as its recipe allows.
 
     Raises:
         WeftError: if a source is missing or shapes do not fit.
@@ -54,9 +54,9 @@ def stream(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
 
 
 def narrow(values: Array, dtype: DType, name: str) -> Array:
-    """Cast `values` of the tensor `name` to `dtype`, contiguous: the last step of everything that stores weights.
+    """Cast `values` of the tensor `name` to `dtype`, contiguous: the last step before weights are stored.
     Raises WeftError where a value is NaN, infinite, or beyond the range of `dtype`."""
-    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+    with np.errstate(over="ignore", invalid="ignore"):  # checked below
         stored = np.ascontiguousarray(values.astype(dtype.numpy, copy=False))
     if dtype.is_float:
         check_finite(values, stored, dtype, name)
@@ -64,7 +64,7 @@ def narrow(values: Array, dtype: DType, name: str) -> Array:
 
 
 def check_finite(values: Array, stored: Array, dtype: DType, name: str) -> None:
-    """Raises WeftError, naming the tensor and the value, where `stored`, made of `values` in `dtype`, is not finite."""
+    """Raise WeftError, naming the tensor and the value, where `stored`, `values` cast to `dtype`, is not finite."""
     finite = np.isfinite(stored)
     if finite.all():
         return
@@ -76,14 +76,14 @@ def check_finite(values: Array, stored: Array, dtype: DType, name: str) -> None:
 
 
 def stored_part(recipe: Recipe) -> Stored | None:
-    """The part of a weight's blocks that `recipe` is, in whatever shape, if it is one."""
+    """Return the `Stored` part of blocks that `recipe` reshapes, if it is one, else None."""
     while isinstance(recipe, Reshape):
         recipe = recipe.item
     return recipe if isinstance(recipe, Stored) else None
 
 
 def stream_parts(parts: Sequence[Stored], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
-    """Like `stream`, for several parts of the blocks of one weight at a time, whose rows are read and rounded once."""
+    """Yield several parts of the blocks of one weight at a time, like `stream`; rows are read and rounded once."""
     item, names = parts[0].item, [part.part for part in parts]
     layout, width = block_layout(item, reader), item.shape(reader)[-1]
     assert isinstance(layout, BlockLayout)
@@ -92,35 +92,35 @@ def stream_parts(parts: Sequence[Stored], reader: TensorReader) -> Iterator[tupl
 
 
 def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
-    """Row `index` of `recipe` as a recipe of one axis less; None where the row can only be read whole."""
+    """Return row `index` of `recipe` as a recipe with one axis less; None where the row can only be read as array."""
     match recipe:
         case Concat(axis=0):
-            return _within(recipe, reader, index)
+            return _row_of_concat(recipe, reader, index)
         case Concat(items, axis):
-            arrays = _each(items, reader, index)
+            arrays = _rows_of_items(items, reader, index)
             return Concat(arrays, axis - 1) if arrays else None
         case Add(items):
-            arrays = _each(items, reader, index)
+            arrays = _rows_of_items(items, reader, index)
             return replace(recipe, items=arrays) if arrays else None
         case Full(value, dims):
             return Full(value, dims[1:])
         case Reshape():
-            return _of_reshaped(recipe, reader, index)
+            return _row_of_reshape(recipe, reader, index)
         case MatMul(left):
             part = row(left, reader, index)
             return part and replace(recipe, left=part)
         case Dequantize(codes, scales, zeros):
-            arrays = _each((codes, scales) if zeros is None else (codes, scales, zeros), reader, index)
-            return _with_parts(recipe, arrays) if arrays else None
+            arrays = _rows_of_items((codes, scales) if zeros is None else (codes, scales, zeros), reader, index)
+            return _replace_dequantize(recipe, arrays) if arrays else None
         case Float8(codes, scales):
-            arrays = _each((codes, scales), reader, index)
+            arrays = _rows_of_items((codes, scales), reader, index)
             return replace(recipe, codes=arrays[0], scales=arrays[1]) if arrays else None
-        case Float4(codes, scales, whole):
-            arrays = _each((codes, scales) if whole is None else (codes, scales, whole), reader, index)
-            return _small_floats(recipe, arrays) if arrays else None
-        case ToFloat4(item, _, whole):
+        case Float4(codes, scales, outer):
+            arrays = _rows_of_items((codes, scales) if outer is None else (codes, scales, outer), reader, index)
+            return _replace_float4(recipe, arrays) if arrays else None
+        case ToFloat4(item, _, outer):
             part = row(item, reader, index)
-            return part and replace(recipe, item=part, tensor_scales=whole[index : index + 1] if whole[1:] else whole)
+            return part and replace(recipe, item=part, tensor_scales=outer[index : index + 1] if outer[1:] else outer)
         case Map(item) | Cast(item) | Quantize(item) | ToFloat8(item) | InBytes(item) | Kept(item) | Stored(item):
             part = row(item, reader, index)
             return part and replace(recipe, item=part)
@@ -136,24 +136,24 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
     return None
 
 
-def _with_parts(recipe: Dequantize, parts: tuple[Recipe, ...]) -> Recipe:
+def _replace_dequantize(recipe: Dequantize, parts: tuple[Recipe, ...]) -> Recipe:
     codes, scales, *zeros = parts
     return replace(recipe, codes=codes, scales=scales, zeros=zeros[0] if zeros else None)
 
 
-def _small_floats(recipe: Float4, parts: tuple[Recipe, ...]) -> Float4:
-    codes, scales, *whole = parts
-    return replace(recipe, codes=codes, scales=scales, tensor_scales=whole[0] if whole else None)
+def _replace_float4(recipe: Float4, parts: tuple[Recipe, ...]) -> Float4:
+    codes, scales, *tensor_scales = parts
+    return replace(recipe, codes=codes, scales=scales, tensor_scales=tensor_scales[0] if tensor_scales else None)
 
 
-def _each(items: tuple[Recipe, ...], reader: TensorReader, index: int) -> tuple[Recipe, ...]:
-    """Row `index` of every item; nothing if some row can only be read whole."""
-    arrays = [row(p, reader, index) for p in items]
-    known = tuple(p for p in arrays if p is not None)
-    return known if len(known) == len(arrays) else ()
+def _rows_of_items(items: tuple[Recipe, ...], reader: TensorReader, index: int) -> tuple[Recipe, ...]:
+    """Return row `index` of every item; () if some row can only be read as an array."""
+    rows = [row(p, reader, index) for p in items]
+    recipes = tuple(p for p in rows if p is not None)
+    return recipes if len(recipes) == len(rows) else ()
 
 
-def _within(recipe: Concat, reader: TensorReader, index: int) -> Recipe | None:
+def _row_of_concat(recipe: Concat, reader: TensorReader, index: int) -> Recipe | None:
     for p in recipe.items:
         rows = p.shape(reader)[0]
         if index < rows:
@@ -162,10 +162,10 @@ def _within(recipe: Concat, reader: TensorReader, index: int) -> Recipe | None:
     return None
 
 
-def _of_reshaped(recipe: Reshape, reader: TensorReader, index: int) -> Recipe | None:
+def _row_of_reshape(recipe: Reshape, reader: TensorReader, index: int) -> Recipe | None:
     dims, inner = recipe.shape(reader), recipe.item.shape(reader)
-    rows, left = divmod(inner[0], dims[0])
-    if left:
+    rows, remainder = divmod(inner[0], dims[0])
+    if remainder:
         return None
     if rows == 1:
         part = row(recipe.item, reader, index)

@@ -13,8 +13,7 @@ from ..recipes.readers import Array
 
 @dataclass(frozen=True)
 class Sample:
-    """One random operand of a case: `shape`, `kind` normal | positive | int | bool, ints below `high`, normals times
-    `scale`."""
+    """One random operand of a case: `shape`, `kind` normal (times `scale`) | positive | int (below `high`) | bool."""
 
     shape: tuple[int, ...]
     kind: str = "normal"

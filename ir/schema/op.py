@@ -141,8 +141,7 @@ class OpSchema(Signature, Generic[V]):
         return fn
 
     def names(self, fn: AnyNamesFn) -> AnyNamesFn:
-        """Register the function from attributes to names of operands and outputs; by default the signature names
-        them."""
+        """Register the function from attributes to names of operands and outputs; the default is the signature."""
         self._names = fn
         return fn
 

@@ -92,7 +92,7 @@ class Signature:
         return tuple(operands)
 
     def operand_names(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> list[str]:
-        """Return the name of each of `operands`; all parts of a variadic operand have its name unless `attrs` names
+        """Return the name of each of `operands`; parts of a variadic operand share its name unless `attrs` names
         them."""
         names, _ = self.call_names(attrs)
         return [names[min(i, len(names) - 1)] for i in range(len(operands))]
@@ -120,7 +120,7 @@ class Signature:
         return (*operands, *rest), {k: v for k, v in keywords.items() if k not in by_name}
 
     def results(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-        """Return the names of the outputs of a call: a present state (`present_k`) only where its past (`past_k`) is
+        """Return the names of the outputs of a call: a present state (`present_k`) only if its past (`past_k`) is
         passed."""
         names, outputs = self.call_names(attrs)
         present = {name for name, v in zip(names, operands, strict=False) if v is not None}
@@ -136,8 +136,7 @@ class Signature:
         return record(self.name, self.output_names[: len(outputs)])(*outputs)
 
     def _for_inspect(self) -> inspect.Signature:
-        """Return the signature for `inspect`, `help` and the stubs: operands, attributes, and `name` for the
-        outputs."""
+        """Return the signature for `inspect`, `help` and the stubs: operands, attributes, and `name` of the outputs."""
         parameter, empty = inspect.Parameter, inspect.Parameter.empty
         operands = [
             parameter(
@@ -154,8 +153,7 @@ class Signature:
 
 
 class OpCall:
-    """One call of an op: its attributes, and its operands by name (types or values; None if absent, a tuple if
-    variadic)."""
+    """One call of an op: its attributes and operands by name (types or values; None if absent, tuples if variadic)."""
 
     def __init__(self, op: Signature, operands: Sequence[Any], attrs: Mapping[str, Any]) -> None:
         for i, o in enumerate(op.operands):

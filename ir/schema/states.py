@@ -84,8 +84,7 @@ class StateSpec:
 
 
 def constant_state(kind: StateKind, like: TensorType, *row: Size, part: str = "", suffix: str = "") -> StateSpec:
-    """Return a state [batch, *row] of constant size, with the batch of `like` [batch, ...], operand past and output
-    present."""
+    """Return a state [batch, *row] of constant size, from operand past to output present; `like` has the batch."""
     dtype = dtypes.f32 if kind.accumulates else like.dtype
     type = like.with_dtype(dtype).with_shape(like.shape[0], *row)
     return StateSpec(part or kind.value, kind, Growth.CONSTANT, f"past{suffix}", f"present{suffix}", type)
@@ -102,11 +101,10 @@ def caches(
     bits: int | None = None,
     kind: StateKind | None = None,
 ) -> tuple[StateSpec, ...]:
-    """Return the caches [batch, heads, capacity, width] of a causal attention, one of keys alone if these serve as
-    values.
+    """Return the caches [batch, heads, capacity, width] of a causal attention, only of keys if these serve as values.
 
-    k and v [batch, keys, heads · width] are those of a call (v is None for shared keys), `past` is the key cache that
-    the node takes. With `bits` caches hold codes. `kind` is for keys with another use.
+    k and v [batch, keys, heads · width] belong to a call (v is None if keys serve as values), `past` is the key cache
+    that the node takes. With `bits` caches hold codes. `kind` is for keys with another use.
     """
     kind = kind or (StateKind.LATENT if v is None else StateKind.KV)
     growth = Growth.WINDOW if rolling else Growth.TEXT

@@ -58,8 +58,7 @@ class VisibleKeys:
         return self.window is not None or self.pattern != "dense"
 
     def conditions(self, query: Any, key: Any, equal: Callable[[Any, Any], Any] = operator.eq) -> list[Any]:
-        """Return the conditions on the positions `query` and `key`, causality last. All must hold; an empty list hides
-        nothing.
+        """Return the conditions on the positions `query` and `key`, causality last; a key is visible where all hold.
 
         `equal` replaces ``==``, which has another meaning for values of a graph.
         """
@@ -84,7 +83,6 @@ class VisibleKeys:
         return [*near, query >= key] if self.causal else near
 
     def mask(self, query: np.ndarray[Any, Any], key: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Compute the reference mask: True where queries at positions `query` see keys at positions `key`, which
-        broadcast."""
+        """Compute the reference mask: True where queries at positions `query` see keys at `key`; the two broadcast."""
         everything = np.ones(np.broadcast_shapes(query.shape, key.shape), np.bool_)
         return functools.reduce(np.logical_and, self.conditions(query, key), everything)

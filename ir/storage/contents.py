@@ -136,8 +136,7 @@ def sha256(path: Path, abandoned: Any = None) -> str:
 
 
 def _manifest(folder: Path, links: bool = False) -> tuple[Path, dict[str, Any] | None]:
-    """Return the first manifest in `folder` that lists files as weft does, after its path; with `links` it may be a
-    link."""
+    """Return the first manifest of weft in `folder`, or None, after its path; `links` allows a link."""
     for name in MANIFESTS:
         path = folder / name
         if (path.is_symlink() and not links) or not path.is_file():

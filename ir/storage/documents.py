@@ -140,7 +140,7 @@ def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = Fa
             raise WeftError(f"it holds {count} values, more than the {values} that JSON may have here")
         value, end = json_at(text, len(text) - len(text.lstrip(_BLANKS)), unique)
     except UnicodeDecodeError as error:
-        raise WeftError(f"{name}: not valid JSON: byte {error.start} is no UTF-8") from None
+        raise WeftError(f"{name}: not valid JSON: byte {error.start} is not UTF-8") from None
     except (WeftError, json.JSONDecodeError) as error:
         raise WeftError(f"{name}: not valid JSON: {error}") from None
     if text[end:].strip(_BLANKS):
@@ -151,8 +151,7 @@ def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = Fa
 
 
 def json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start` of `text`, and the position of its end. `unique` is as in
-    `parse_json`.
+    """Return the JSON value that begins at `start` of `text`, and the position of its end; `unique` as in `parse_json`.
 
     Raises:
         json.JSONDecodeError: if there is no JSON value.
@@ -175,7 +174,7 @@ def json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int]:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise WeftError("it holds half of a surrogate pair (\\ud800 to \\udfff), which is no text") from None
+            raise WeftError("it holds half of a surrogate pair (\\ud800 to \\udfff), which is not valid text") from None
     return value, end
 
 
@@ -202,7 +201,7 @@ def _integer(text: str) -> int:
 
 
 def _reject_constant(text: str) -> float:
-    raise WeftError(f"{text} is no number of JSON")
+    raise WeftError(f"{text} is not a JSON number")
 
 
 _DECODER = json.JSONDecoder(parse_int=_integer)  # knows NaN and Infinity, which transformers writes
@@ -341,8 +340,7 @@ def type_name(hint: Any) -> str:
 
 
 def told(error: BaseException) -> str:
-    """Return the message of `error`: the __str__ of foreign exceptions may fail, which must not hide the original
-    failure."""
+    """Return the message of `error`: the __str__ of foreign exceptions may fail, which must not hide the failure."""
     try:
         return str(error)
     except (Exception, SystemExit, GeneratorExit) as failure:

@@ -49,8 +49,7 @@ def whole_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
-    """Yield a temporary file next to `out` that replaces it when the block ends without an error; else an older `out`
-    stays.
+    """Yield a temporary file next to `out` that replaces it when the block succeeds; else an older `out` stays.
 
     If `out` is a device or a pipe the result is written into it. `sources` are the files that are read meanwhile.
 
@@ -112,8 +111,7 @@ def check_free(out: Path, sources: Iterable[Path] = (), *, contents: bool = Fals
 
 
 def _find_losses(out: Path, contents: bool) -> tuple[list[str], list[str]]:
-    """Return the names of foreign files in `out`, and with `contents` of changed ones; retry while another process
-    replaces `out`."""
+    """Return the names of foreign files in `out`, with `contents` also of changed ones; retry if `out` is replaced."""
     while True:
         before = os.stat(out)
         try:
@@ -201,8 +199,7 @@ def _aside(out: Path) -> Path:
 
 
 def _restore(out: Path) -> None:
-    """Rename back the older `out` that a process killed between two renames left aside, or remove it if `out`
-    exists."""
+    """Rename back the older `out` that a process killed between two renames left, or remove it if `out` exists."""
     aside = _aside(out)
     if not aside.is_dir():
         return

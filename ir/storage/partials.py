@@ -50,8 +50,7 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary(parent: Path, prefix: str = PARTIAL, folder: bool = True) -> Iterator[Path]:
-    """Yield a temporary `folder` in `parent`, or a file, locked during the block; remove whatever has its name
-    afterwards."""
+    """Yield a temporary `folder` in `parent`, or a file, locked during the block and removed afterwards."""
     sweep(parent, prefix)
     path, lock = _claim(parent, prefix, folder)
     try:

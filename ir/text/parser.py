@@ -167,7 +167,7 @@ class _Parser(Lexer):
                 state = self.of_kind("value", "a state such as %h")[1:]
                 self.take("=")
                 if state not in initial:
-                    self.fail(f"%{state} is no state", start)
+                    self.fail(f"%{state} is not a state", start)
                 self.check(start, partial(graph.add_output, NEXT + state, self.use(values, "")))
             elif self.accept("output"):
                 name = self.of_kind("name", "an output name")

@@ -202,8 +202,8 @@ class BlockLayout:
 
     @property
     def unit(self) -> DType:
-        """Dtype that limits scales: their own, or, where they are fractions of the largest scale of a row, the dtype of
-        that."""
+        """Dtype that limits the range of scales: their own, or of the largest scale of a row if they are fractions of
+        it."""
         return LARGEST if self.sums else self.scale
 
     @property
@@ -279,8 +279,8 @@ class BlockLayout:
         return encode_scales(blocks.scales, self.scale == dtypes.u8, blocks.tensor_scales)
 
     def scales_of(self, raw: Array, tensor_scales: Array | None) -> Array:
-        """Decode the stored scales `raw` u8 [rows, groups] of 4-bit floats to f32, times `tensor_scales` [rows, 1]: the
-        inverse of `encode_scales`."""
+        """Decode the stored scales `raw` u8 [rows, groups], times `tensor_scales` [rows, 1]: inverse of
+        `encode_scales`."""
         return decode_scales(raw, self.scale == dtypes.u8, tensor_scales)
 
     @property
@@ -342,8 +342,8 @@ def largest_scales(scales: Array) -> Array:
 
 
 def scale_levels(scales: Array, largest: Array) -> Array:
-    """Round non-negative `scales` f32 [rows, groups] to 255ths of the `largest` of each row, u8; smaller positive ones
-    become 1."""
+    """Round non-negative `scales` f32 [rows, groups] to 255ths of the `largest` per row, u8; small positive ones get
+    1."""
     with np.errstate(divide="ignore", invalid="ignore"):
         levels = np.rint(scales / (largest.astype(np.float32) / np.float32(255)))
     return np.where(scales > 0, levels.clip(1, 255), 0).astype(np.uint8)

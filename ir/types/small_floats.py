@@ -50,8 +50,7 @@ def e4m3_scales(largest: Array, tensor_scale: Array | np.float32) -> Array:
 
 
 def encode_scales(scales: Array, powers: bool, tensor_scale: Array | None = None) -> Array:
-    """Encode scales as bytes u8: E8M0 if they are `powers` of two, else the nearest E4M3, of `scales` / `tensor_scale`
-    if that is given."""
+    """Encode scales (divided by `tensor_scale` if given) as bytes u8: E8M0 if they are `powers` of two, else E4M3."""
     if powers:
         _, exponents = np.frexp(scales)
         return np.asarray(exponents - 1 + BIAS).astype(np.uint8)
@@ -63,7 +62,7 @@ def encode_scales(scales: Array, powers: bool, tensor_scale: Array | None = None
 
 
 def decode_scales(raw: Array, powers: bool, tensor_scale: Array | None = None) -> Array:
-    """Decode the bytes `raw` to scales f32, times `tensor_scale` if given: the inverse of `encode_scales`. Bytes that
-    encode NaN give NaN."""
+    """Decode the bytes `raw` to scales f32, times `tensor_scale` if given: the inverse of `encode_scales`, NaN for
+    NaN."""
     scales: Array = _E8M0[raw] if powers else np.ascontiguousarray(raw).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     return scales if tensor_scale is None else scales * tensor_scale

@@ -25,7 +25,7 @@ SIZE = 256  # elements in a block of a K-quant
 
 
 def pack_fives(codes: Array) -> Array:
-    """Pack 5-bit codes [..., 32] into bytes [..., 20]: 4 bytes of high bits, then 16 of low bits, codes 0–15 in low
+    """Pack 5-bit codes [..., 32] into bytes [..., 20]: 4 with the high bits, then 16, first half of codes in low
     halves."""
     first, second = np.split(codes & 15, 2, -1)
     return np.concatenate([np.packbits(codes >> 4, axis=-1, bitorder="little"), first | (second << 4)], -1)
@@ -76,8 +76,8 @@ def unpack_q6_k(raw: Array) -> Groups:
 
 
 def _planes(raw: Array, bits: int, run: int) -> Array:
-    """Unpack codes [..., runs, run] from bytes: each `run` bytes give a run of their lowest `bits`, then one of the
-    next."""
+    """Unpack codes [..., runs, run]: each `run` bytes give a run of their lowest `bits`, then a run of the next
+    bits."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     planes = raw.reshape(*raw.shape[:-1], -1, 1, run) >> shifts & np.uint8((1 << bits) - 1)
     return planes.reshape(*raw.shape[:-1], -1, run)

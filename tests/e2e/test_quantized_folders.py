@@ -146,7 +146,7 @@ def test_tiles_of_fp8_stay_so(tmp_path: Path) -> None:
 def test_rows_that_are_no_whole_tiles_are_widened(tmp_path: Path) -> None:
     folder, _ = in_fp8("qwen3-gqa", tmp_path)
     notes = weft.compile(folder, tmp_path / "out", target="torch", keep_blocks="all", max_length=LENGTH).trace
-    assert any("its rows are no multiple of 128 numbers" in note for note in notes)
+    assert any("the width of its rows is not a multiple of 128" in note for note in notes)
 
 
 def test_a_code_that_is_no_number_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Weights as quantized blocks: which layout a recipe is stored in, its parts as kernels take them, rounding to blocks.
+"""Weights as quantized blocks: the block layout of a recipe, its parts in the forms of kernels, rounding to blocks.
 
-Importing this package registers its recipes. Never here: which backend takes what; how codes are chosen by a text
-(`weft.passes.fitting`).
+Importing this package registers its recipes. Never here: the layouts that a backend supports; choosing codes with
+calibration text (`weft.passes.fitting`).
 """
 
 from .floats import Float4, Float8, InBytes, ToFloat4, ToFloat8, in_bytes

@@ -1,10 +1,10 @@
-"""Recipes that round weights to floats of 8 and 4 bits in groups, and that read weights stored so.
+"""Recipes that round weights to floats of 8 and 4 bits in groups, and that read weights stored in these.
 
 Floats of 8 bits are e4m3 of FP8 Formats for Deep Learning (arXiv 2209.05433), without infinities; tiles of 128 · 128
 share a scale, as in DeepSeek-V3 (arXiv 2412.19437, 3.3). Blocks repeat the scale for each row of a tile.
 
 Floats of 4 bits are E2M1. ``mxfp4``: groups of 32 with a power of two, E8M0 (OCP Microscaling Formats 1.0). ``nvfp4``:
-groups of 16 with a scale E4M3, counted in one number f32 for a matrix (NVIDIA, arXiv 2509.25149).
+groups of 16 with a scale E4M3, times one f32 scale of the matrix (NVIDIA, arXiv 2509.25149).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from .spans import extremes, grouped, reciprocal
 
 FLOAT8 = LAYOUTS.lookup(dtypes.f8e4m3_128.name)
 TALL = 128  # rows of a tile
-MOST = np.float32(448)  # the largest of the floats
+MOST = np.float32(448)  # the largest E4M3
 FORMATS = (dtypes.mxfp4.name, NVFP4.name)
-_DOUBLED = (128 + 2 * E2M1).astype(np.uint8)  # by code, with 128 for 0
-LEAST = np.finfo(np.float32).tiny  # of the scales of matrices: smaller ones would lose bits
+_DOUBLED = (128 + 2 * E2M1).astype(np.uint8)  # by code; 128 represents 0
+LEAST = np.finfo(np.float32).tiny  # the least scale of a matrix: subnormal ones would lose bits
 
 
 @dataclass(frozen=True)
 class ToFloat8(BlockRecipe):
-    """`item` [..., out, in] rounded to the nearest floats of 8 bits, a tile of 128 · 128 numbers at a time: the one of
-    largest magnitude becomes ±448 scales. The last tiles of an axis may be cut.
+    """`item` [..., out, in] rounded to the nearest 8-bit floats in tiles of 128 · 128 elements: the largest magnitude
+    of a tile becomes ±448 scales. The last tiles of an axis may be smaller.
 
     Raises:
-        WeftError: where a number is not finite.
+        WeftError: where a value is not finite.
     """
 
     item: Recipe
@@ -49,26 +49,26 @@ class ToFloat8(BlockRecipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         shape = self.item.shape(reader)
         if len(shape) < 2 or not shape[-1]:
-            raise WeftError(f"{', '.join(self.sources())} of shape {list(shape)} is no matrix to quantize")
+            raise WeftError(f"{', '.join(self.sources())} of shape {list(shape)} is not a matrix to quantize")
         return shape
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
-        # Whole tiles are read; those of a stack are within its matrices.
+        # Full tiles are read; in a stack each matrix has its own tiles.
         rows, *rest = self.shape(reader)
         first, last = (start, stop) if rest[1:] else (start // TALL * TALL, min(-(-stop // TALL) * TALL, rows))
         groups = grouped(self.item.read(reader, first, last), FLOAT8.group)
-        scales = _of_tiles(np.maximum(*(np.abs(end) for end in extremes(groups))) / MOST)
+        scales = _tile_maxima(np.maximum(*(np.abs(end) for end in extremes(groups))) / MOST)
         groups, scales = groups[start - first : stop - first], scales[start - first : stop - first]
         if not np.isfinite(scales).all():
             raise WeftError(f"a weight of {', '.join(self.sources())} is not finite: it cannot be quantized")
         if not codes:
             return Blocks(np.empty((*scales.shape, 0), np.uint8), scales)
-        numbers = groups * reciprocal(scales)[..., None]
-        return Blocks(numbers.clip(-MOST, MOST).astype(dtypes.f8e4m3.numpy).view(np.uint8), scales)
+        scaled = groups * reciprocal(scales)[..., None]
+        return Blocks(scaled.clip(-MOST, MOST).astype(dtypes.f8e4m3.numpy).view(np.uint8), scales)
 
 
-def _of_tiles(sizes: Array) -> Array:
-    """The largest of `sizes` [..., rows, groups] in each tile of rows, for each row of it."""
+def _tile_maxima(sizes: Array) -> Array:
+    """Return the largest of `sizes` [..., rows, groups] in each tile of rows, repeated for each of its rows."""
     *lead, rows, groups = sizes.shape
     padded = np.pad(sizes, [*((0, 0) for _ in lead), (0, -rows % TALL), (0, 0)])
     tall = padded.reshape(*lead, -1, TALL, groups).max(-2)
@@ -78,8 +78,8 @@ def _of_tiles(sizes: Array) -> Array:
 
 @dataclass(frozen=True)
 class Float8(BlockRecipe):
-    """The matrix [..., out, `width`] that `codes` stand for: u8 [..., out, groups · 128], the bytes of floats, times
-    `scales` f32 [..., out, groups]."""
+    """The matrix [..., out, `width`] of `codes` u8 [..., out, groups · 128], the bytes of 8-bit floats, times `scales`
+    f32 [..., out, groups]."""
 
     codes: Recipe
     scales: Recipe
@@ -91,25 +91,25 @@ class Float8(BlockRecipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         lead, groups = self.scales.shape(reader)[:-1], -(-self.width // FLOAT8.group)
         for part, count in ((self.codes, groups * FLOAT8.group), (self.scales, groups)):
-            if (found := part.shape(reader)) != (*lead, count) or not lead or not count:
+            if (actual := part.shape(reader)) != (*lead, count) or not lead or not count:
                 raise WeftError(
-                    f"{', '.join(part.sources())} {list(found)} does not fit: rows of {self.width} floats have {count} "
-                    f"here, in {list(lead)} rows"
+                    f"{', '.join(part.sources())} {list(actual)} does not fit: rows of {self.width} floats have "
+                    f"{count} here, in {list(lead)} rows"
                 )
         return (*lead, self.width)
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         scales = self.scales.read(reader, start, stop).astype(np.float32, copy=False)
-        found = np.empty((*scales.shape, 0), np.uint8)
+        raw = np.empty((*scales.shape, 0), np.uint8)
         if codes:
-            found = self.codes.read(reader, start, stop).reshape(*scales.shape, FLOAT8.group)
-            if not np.isfinite(scales).all() or np.isnan(found.view(dtypes.f8e4m3.numpy)).any():
+            raw = self.codes.read(reader, start, stop).reshape(*scales.shape, FLOAT8.group)
+            if not np.isfinite(scales).all() or np.isnan(raw.view(dtypes.f8e4m3.numpy)).any():
                 raise WeftError(f"a number of {', '.join(self.sources())} is not finite: the weights are broken")
-        return Blocks(found, scales)
+        return Blocks(raw, scales)
 
 
 def float4_layout(name: str) -> BlockLayout:
-    """Return the layout of floats of 4 bits called `name`.
+    """Return the layout of 4-bit floats called `name`.
 
     Raises:
         WeftError: if there is none.
@@ -120,21 +120,20 @@ def float4_layout(name: str) -> BlockLayout:
 
 
 def tensor_scale(largest: float) -> float:
-    """The number that the scales of a matrix are counted in whose largest magnitude is `largest`: with it the largest
-    number is 6 of the largest E4M3."""
+    """Return the scale of a matrix that maps its magnitude `largest` to 6 times the largest E4M3 scale."""
     return float(max(np.float32(largest) / (LARGEST_E2M1 * LARGEST_E4M3), LEAST))
 
 
 @dataclass(frozen=True)
 class ToFloat4(BlockRecipe):
-    """`item` [..., out, in] rounded to the nearest floats of 4 bits, ties to even, a group of a row at a time.
+    """`item` [..., out, in] rounded to the nearest 4-bit floats, ties to even, in groups of a row.
 
-    The scales of ``mxfp4`` are 2^(⌊log2 largest⌋ − 2) for the largest magnitude of a group; numbers beyond 6 scales
-    become 6. Those of ``nvfp4`` are the E4M3 nearest to largest / 6 / tensor scale, but 0 for zeros alone;
-    `tensor_scales` has one for all or, of a stack [experts, out, in], one for each matrix.
+    The scales of ``mxfp4`` are 2^(⌊log2 largest⌋ − 2) for the largest magnitude of a group; values beyond 6 scales
+    become 6. The scales of ``nvfp4`` are the E4M3 nearest to largest / 6 / tensor scale, and 0 only for groups of
+    zeros; `tensor_scales` has one for all matrices or, for a stack [experts, out, in], one for each.
 
     Raises:
-        WeftError: where a number is not finite.
+        WeftError: where a value is not finite.
     """
 
     item: Recipe
@@ -147,7 +146,7 @@ class ToFloat4(BlockRecipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         layout, shape = self.layout(reader), self.item.shape(reader)
         if len(shape) < 2 or not shape[-1]:
-            raise WeftError(f"{', '.join(self.sources())} of shape {list(shape)} is no matrix to quantize")
+            raise WeftError(f"{', '.join(self.sources())} of shape {list(shape)} is not a matrix to quantize")
         count = len(self.tensor_scales)
         wanted = {1, shape[0] if len(shape) > 2 else 1} if layout.tensor_scale else {0}
         if count not in wanted or not all(0 < s < math.inf for s in self.tensor_scales):
@@ -159,7 +158,7 @@ class ToFloat4(BlockRecipe):
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         layout, rows = self.layout(reader), self.item.read(reader, start, stop)
-        whole = self._whole(rows, start) if layout.tensor_scale else None
+        row_scales = self._row_scales(rows, start) if layout.tensor_scale else None
         step = max(1, CHUNK // max(1, int(np.prod(rows.shape[1:]))))
         parts = []
         for i in range(0, max(len(rows), 1), step):
@@ -167,28 +166,28 @@ class ToFloat4(BlockRecipe):
             largest = np.maximum(*(np.abs(end) for end in extremes(groups)))
             if not np.isfinite(largest).all():
                 raise WeftError(f"a weight of {', '.join(self.sources())} is not finite: it cannot be quantized")
-            own = None if whole is None else whole[i : i + step]
-            scales = power_scales(largest) if own is None else e4m3_scales(largest, own) * own
-            found = np.empty((*scales.shape, 0), np.uint8)
+            chunk = None if row_scales is None else row_scales[i : i + step]
+            scales = power_scales(largest) if chunk is None else e4m3_scales(largest, chunk) * chunk
+            rounded = np.empty((*scales.shape, 0), np.uint8)
             if codes:
-                with np.errstate(over="ignore"):  # beyond 6 scales all is 6
-                    found = nearest_e2m1(groups / np.where(scales == 0, np.float32(1), scales)[..., None])
-            parts.append(Blocks(found, scales, tensor_scales=own))
+                with np.errstate(over="ignore"):  # values beyond 6 scales become 6
+                    rounded = nearest_e2m1(groups / np.where(scales == 0, np.float32(1), scales)[..., None])
+            parts.append(Blocks(rounded, scales, tensor_scales=chunk))
         return parts[0] if len(parts) == 1 else joined(parts)
 
-    def _whole(self, rows: Array, start: int) -> Array:
-        """The scale of the matrix of each row, f32 [..., 1]."""
+    def _row_scales(self, rows: Array, start: int) -> Array:
+        """Return the scale of the matrix of each row, f32 [..., 1]."""
         scales = np.array(self.tensor_scales, np.float32)
-        own = scales if len(scales) == 1 else scales[start : start + len(rows)]
+        selected = scales if len(scales) == 1 else scales[start : start + len(rows)]
         lead = rows.shape[:-1]
-        return np.broadcast_to(own.reshape(-1, *(1 for _ in lead)), (*lead, 1))
+        return np.broadcast_to(selected.reshape(-1, *(1 for _ in lead)), (*lead, 1))
 
 
 @dataclass(frozen=True)
 class Float4(BlockRecipe):
-    """The matrix [..., out, `width`] that `codes` stand for: u8 [..., out, groups · group / 2], the first of two E2M1
-    in the low half of a byte, times `scales` u8 [..., out, groups], the bytes of E8M0 or E4M3, and, of ``nvfp4``,
-    times `tensor_scales` f32 [..., out, 1].
+    """The matrix [..., out, `width`] of `codes` u8 [..., out, groups · group / 2], the first of two E2M1 in the low
+    half of a byte, times `scales` u8 [..., out, groups], the bytes of E8M0 or E4M3, and, for ``nvfp4``, times
+    `tensor_scales` f32 [..., out, 1].
 
     Raises:
         WeftError: where a scale is not finite.
@@ -212,33 +211,33 @@ class Float4(BlockRecipe):
         if self.tensor_scales is not None:
             parts.append((self.tensor_scales, 1))
         for part, count in parts:
-            if (found := part.shape(reader)) != (*lead, count) or not lead or not groups:
+            if (actual := part.shape(reader)) != (*lead, count) or not lead or not groups:
                 raise WeftError(
-                    f"{', '.join(part.sources())} {list(found)} does not fit: a row of {self.width} floats in "
+                    f"{', '.join(part.sources())} {list(actual)} does not fit: a row of {self.width} floats in "
                     f"{self.format} has {count} here, in {list(lead)} rows"
                 )
         return (*lead, self.width)
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         layout = self.layout(reader)
-        whole = None if self.tensor_scales is None else self.tensor_scales.read(reader, start, stop)
-        if whole is not None:
-            whole = whole.astype(np.float32, copy=False)
-        with np.errstate(over="ignore", invalid="ignore"):  # found below
-            scales = layout.scales_of(self.scales.read(reader, start, stop), whole)
+        tensor_scales = None if self.tensor_scales is None else self.tensor_scales.read(reader, start, stop)
+        if tensor_scales is not None:
+            tensor_scales = tensor_scales.astype(np.float32, copy=False)
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below
+            scales = layout.scales_of(self.scales.read(reader, start, stop), tensor_scales)
             if not np.isfinite(scales * LARGEST_E2M1).all():
                 raise WeftError(f"a scale of {', '.join(self.sources())} is not finite: the weights are broken")
-        found = np.empty((*scales.shape, 0), np.uint8)
+        unpacked = np.empty((*scales.shape, 0), np.uint8)
         if codes:
             packed = self.codes.read(reader, start, stop)
-            found = unpack_codes(packed, 4, scales.shape[-1] * layout.group).reshape(*scales.shape, layout.group)
-        return Blocks(found, scales, tensor_scales=whole)
+            unpacked = unpack_codes(packed, 4, scales.shape[-1] * layout.group).reshape(*scales.shape, layout.group)
+        return Blocks(unpacked, scales, tensor_scales=tensor_scales)
 
 
 @dataclass(frozen=True)
 class InBytes(BlockRecipe):
-    """The matrix that `item` makes in floats of 4 bits, exactly, as integers of 8 bits: twice a float is one, from −12
-    to 12. Kernels of 8 bits take them so."""
+    """The matrix `item` of 4-bit floats, exactly, as 8-bit integers for kernels of 8 bits: twice a 4-bit float is an
+    integer from −12 to 12."""
 
     item: Recipe
 
@@ -251,12 +250,12 @@ class InBytes(BlockRecipe):
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         assert isinstance(self.item, BlockRecipe)
-        found = self.item.read_blocks(reader, start, stop, codes)
-        return Blocks(_DOUBLED[found.codes], found.scales * np.float32(0.5))
+        blocks = self.item.read_blocks(reader, start, stop, codes)
+        return Blocks(_DOUBLED[blocks.codes], blocks.scales * np.float32(0.5))
 
 
 def in_bytes(recipe: Recipe, reader: TensorReader) -> Recipe:
-    """`recipe` with floats of 4 bits as `InBytes`."""
+    """Return `recipe` with matrices of 4-bit floats as `InBytes`."""
     if isinstance(recipe, BlockRecipe):
         return InBytes(recipe) if recipe.layout(reader).small_floats else recipe
     return recipe.map_parts(lambda part: in_bytes(part, reader))

@@ -1,4 +1,4 @@
-"""The block layout of a recipe: of rows that a checkpoint stores in blocks, or that a recipe makes as blocks."""
+"""Block layouts of recipes: of rows that a checkpoint stores in blocks, or that a recipe produces as blocks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..recipe import Recipe
 
 
 class BlockRecipe(Recipe):
-    """Base of recipes that make a matrix [..., out, in] as blocks; its numbers are those that the blocks stand for."""
+    """Base of recipes that produce a matrix [..., out, in] as blocks; `read` dequantizes these."""
 
     def layout(self, reader: TensorReader) -> BlockLayout:
-        """The layout of the blocks."""
+        """Return the layout of the blocks."""
         raise TypeError(f"recipe {self.name} defines no layout")
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
-        """The blocks of rows ``start:stop`` of axis 0; the last group of a row is filled up. Without `codes` the blocks
-        have none, which is quicker."""
+        """Return the blocks of rows ``start:stop`` of axis 0; the last group of a row is padded. If `codes` is false,
+        their codes are empty, which is faster."""
         raise TypeError(f"recipe {self.name} defines no read_blocks")
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -33,7 +33,7 @@ class BlockRecipe(Recipe):
 class Kept(Recipe):
     """The matrix `item` [..., out, in], marked: targets multiply by the blocks that store it, with sums in f32.
 
-    `activations` is the dtype ("fp8") to which they round the activations of many tokens; "" leaves those as they are.
+    `activations` is the dtype ("fp8") to which targets round the activations of many tokens; with "" they do not round.
     """
 
     item: Recipe
@@ -47,22 +47,23 @@ class Kept(Recipe):
 
 
 def block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
-    """Return the layout of the blocks that every row of `recipe` consists of, or why it is not made of whole blocks."""
+    """Return the layout of the blocks that form every row of `recipe`, or the reason why its rows are not full
+    blocks."""
     leaves = block_leaves(recipe, reader)
     if isinstance(leaves, str):
         return leaves
-    layouts = [_of_leaf(leaf, reader) for leaf in leaves]
+    layouts = [_leaf_layout(leaf, reader) for leaf in leaves]
     for layout in layouts:
         if isinstance(layout, str):
             return layout
-    first, *others = dict.fromkeys(layouts)
-    if others:
-        return f"its rows are stored in different ways ({', '.join(sorted(map(str, (first, *others))))})"
+    first, *rest = dict.fromkeys(layouts)
+    if rest:
+        return f"its rows are stored in different ways ({', '.join(sorted(map(str, (first, *rest))))})"
     return first
 
 
 def block_leaves(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, ...] | str:
-    """Return the tensors and block recipes whose whole rows `recipe` rearranges, or why it does something else."""
+    """Return the tensors and block recipes whose full rows `recipe` rearranges, or why it does anything else."""
     if isinstance(recipe, (Source, BlockRecipe)):
         return (recipe,)
     if not recipe.parts:
@@ -71,17 +72,17 @@ def block_leaves(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, ...] | s
         if not recipe.has(Source, BlockRecipe):
             return "it is not read from a file"
         return f"its recipe ({recipe.name}) does more than move whole rows"
-    found: list[Recipe] = []
+    collected: list[Recipe] = []
     for part in recipe.parts:
         leaves = block_leaves(part, reader)
         if isinstance(leaves, str):
             return leaves
-        found += leaves
-    return tuple(found)
+        collected += leaves
+    return tuple(collected)
 
 
 def _moves_rows(recipe: Recipe, reader: TensorReader) -> bool:
-    """Return whether the last step of `recipe` leaves the rows of its last axis as they are."""
+    """Return whether the last operation of `recipe` does not change the rows of its last axis."""
     if isinstance(recipe, (Concat, Slice, Take)):
         return recipe.axis == 0 or recipe.axis < len(recipe.parts[0].shape(reader)) - 1
     if isinstance(recipe, Permute):
@@ -90,7 +91,7 @@ def _moves_rows(recipe: Recipe, reader: TensorReader) -> bool:
 
 
 def leaf_blocks(leaf: Recipe, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
-    """The blocks of rows ``start:stop`` of a leaf that has a layout; `codes` as of `BlockRecipe.read_blocks`."""
+    """Return the blocks of rows ``start:stop`` of a leaf with a layout; `codes` as in `BlockRecipe.read_blocks`."""
     if isinstance(leaf, BlockRecipe):
         return leaf.read_blocks(reader, start, stop, codes)
     assert isinstance(leaf, Source) and isinstance(reader, BlockTensorReader)
@@ -99,7 +100,7 @@ def leaf_blocks(leaf: Recipe, reader: TensorReader, start: int, stop: int, codes
     return layout.unpack(np.asarray(reader.read_blocks(leaf.key, start, stop)))
 
 
-def _of_leaf(leaf: Recipe, reader: TensorReader) -> BlockLayout | str:
+def _leaf_layout(leaf: Recipe, reader: TensorReader) -> BlockLayout | str:
     if isinstance(leaf, BlockRecipe):
         return leaf.layout(reader)
     assert isinstance(leaf, Source)
@@ -110,5 +111,5 @@ def _of_leaf(leaf: Recipe, reader: TensorReader) -> BlockLayout | str:
     if not isinstance(reader.base if isinstance(reader, SpilledTensors) else reader, BlockTensorReader):
         return "its reader returns no blocks"
     if reader.shape(leaf.key)[-1] % dtype.block:
-        return f"its rows are no multiple of {dtype.block} numbers, those of a block"
+        return f"the width of its rows is not a multiple of {dtype.block}, the elements of a block"
     return layout

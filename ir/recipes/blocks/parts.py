@@ -1,31 +1,30 @@
 """The parts of blocks in the forms that kernels take.
 
-`words`, `steps` and `offsets`, for kernels that take codes of 4 or 8 bits in words of 32 bits:
+`words`, `steps` and `offsets` are for kernels that take codes of 4 or 8 bits in words of 32 bits:
 
     weight[n, k] = steps[n, g] · (codes[n, k] − 2^{bits−1}) + offsets[n, g],     g = k // group.
 
 Codes of 2 and 3 bits are widened to 4 for these, and zero points become offsets.
 
-`packed`, `steps` and `points`: the codes in their own bits, and the zero points in as many.
+`packed`, `steps` and `points`: the codes in their own bits, and the zero points in the same number of bits.
 
-`codes`, `scales`, `zeros`, for kernels that take 4-bit codes alone. There an 8-bit code is two of them:
-``q = 16 · (high − 8) + low``, so a row becomes the row of its high halves followed by the row of its low halves, and is
-multiplied by the activations twice over; its zero points, if it has any, are in the offsets.
+`codes`, `scales`, `zeros` are for kernels that only take 4-bit codes. They see an 8-bit code as two of these,
+``q = 16 · (high − 8) + low``: a row becomes the row of its high halves followed by the row of its low halves, and is
+multiplied by the activations repeated twice. The zero points of 8-bit codes are part of the offsets.
 
-`signed`, `steps` and `signed_zeros`, for integers of two's complement, as DequantizeLinear takes them: codes and zero
-points less 2^{bits−1}, one to a byte. `halves`, `steps` and `middles`: codes of up to 4 bits, the first half of a row
-in the low halves of its bytes and the second in the high ones, and zero points, one to a byte.
+`signed`, `steps` and `signed_zeros` are for two's complement integers, as DequantizeLinear takes them: codes and zero
+points minus 2^{bits−1}, one per byte. `halves`, `steps` and `middles`: codes of up to 4 bits, the first half of a row
+in the low halves of its bytes and the second in the high ones, and zero points, one per byte.
 
-`levels` and `largest`: scales in 255ths of the largest of the row, and that; `every_step`: scales as numbers. They,
-`packed`, `points`, `signed` and `signed_zeros` are also of the groups of offsets behind a row, where a layout has such;
-the others have `offsets`. Of floats of 4 bits, `levels` are the bytes of scales, and `tensor_scale` is the number that
-these are counted in.
+`levels` and `largest`: scales in 255ths of the largest of the row, and that largest scale; `every_step`: scales as
+floats. These three, `packed`, `points`, `signed` and `signed_zeros` include the groups of offsets that follow the row
+in a layout with `sums`; other parts have `offsets`. For 4-bit floats, `levels` are the bytes of scales, and
+`tensor_scale` is the scale of the matrix, which multiplies them.
 
-Several parts joined by "+", as in "packed+steps", are one whose rows are the bytes of each side by side, u8: so all of
-them are made of rows that are read, and rounded, once.
+Several parts joined by "+", as in "packed+steps", are one part whose rows are the bytes of each in order, u8: so all of
+them come from rows that are read, and rounded, once.
 
-Nothing is rounded but the offsets, to f32; what a reader stored as a minimum was rounded by it, to the dtype of the
-layout.
+Only the offsets are rounded, to f32; a minimum that a reader stored was rounded by it, to the dtype of the layout.
 """
 
 from __future__ import annotations
@@ -73,45 +72,45 @@ DTYPES: Mapping[str, DType] = {
     "tensor_scale": dtypes.f32,
     "every_step": dtypes.f32,
 }
-WITH_CODES = ("words", "packed", "codes", "signed", "halves")  # the others need no codes
-# Of the groups of offsets, too.
+WITH_CODES = ("words", "packed", "codes", "signed", "halves")  # parts that depend on codes
+# Parts that include the groups of offsets.
 WITH_SUMS = ("packed", "points", "signed", "signed_zeros", "levels", "largest", "every_step")
 
 
 def wide(layout: BlockLayout) -> int:
-    """Bits of a code where kernels take 4 or 8: the smallest of them that hold it."""
+    """Return the bits of a code for kernels that take 4 or 8: the smaller of these that holds a code of `layout`."""
     return 4 if layout.bits <= 4 else 8
 
 
 def part_shapes(layout: BlockLayout, width: int) -> dict[str, int]:
-    """The numbers in a row of each part, of a matrix [out, width]."""
+    """Return the number of elements in a row of each part, by name, for a matrix [out, width]."""
     groups, planes = -(-width // layout.group), wide(layout) // 4
-    every = groups + (-(-groups // layout.group) if layout.sums else 0)
+    all_groups = groups + (-(-groups // layout.group) if layout.sums else 0)
     return {
         "words": -(-groups * layout.group * wide(layout) // 512) * 16,
         "steps": groups,
         "offsets": groups,
-        "packed": every * -(-layout.group * layout.bits // 8),
-        "points": -(-every * layout.bits // 8),
+        "packed": all_groups * -(-layout.group * layout.bits // 8),
+        "points": -(-all_groups * layout.bits // 8),
         "codes": planes * groups * layout.group // 2,
         "scales": planes * groups,
         "zeros": -(-planes * groups // 2),
-        "signed": every * layout.group,
-        "signed_zeros": every,
+        "signed": all_groups * layout.group,
+        "signed_zeros": all_groups,
         "halves": groups * layout.group // 2,
         "middles": groups,
-        "levels": every,
+        "levels": all_groups,
         "largest": 1,
         "tensor_scale": 1,
-        "every_step": every,
+        "every_step": all_groups,
     }
 
 
 @dataclass(frozen=True)
 class Part(Recipe):
-    """One part of the blocks of `leaf`, a checkpoint tensor or a recipe that makes blocks: [..., out, numbers of it].
+    """One part of the blocks of `leaf` (a tensor or a recipe that produces blocks): [..., out, elements of the part].
 
-    Recipes that move whole rows of blocks move rows of their parts.
+    Recipes that move full rows of blocks can move the rows of parts instead.
     """
 
     leaf: Recipe
@@ -132,36 +131,36 @@ class Part(Recipe):
         layout = block_layout(self.leaf, reader)
         assert isinstance(layout, BlockLayout)
         _, *inner = self.leaf.shape(reader)
-        step = max(1, BLOCK_ELEMENTS // max(1, int(np.prod(inner))))  # whoever transposes a part reads all of its rows
+        step = max(1, BLOCK_ELEMENTS // max(1, int(np.prod(inner))))  # a transposition reads all rows of a part at once
         names = self.part.split("+")
         codes = layout.sums or not set(names).isdisjoint(WITH_CODES)
         rows = [
-            _side_by_side(layout, leaf_blocks(self.leaf, reader, first, min(first + step, stop), codes), names)
+            _concat_parts(layout, leaf_blocks(self.leaf, reader, first, min(first + step, stop), codes), names)
             for first in range(start, max(stop, start + 1), step)
         ]
         return np.concatenate(rows) if len(rows) > 1 else rows[0]
 
 
 def row_bytes(layout: BlockLayout, width: int, names: Sequence[str]) -> list[int]:
-    """The bytes in a row of each of the parts called `names`, of a matrix [out, width]."""
+    """Return the bytes in a row of each of the parts `names`, for a matrix [out, width]."""
     shapes = part_shapes(layout, width)
     return [DTYPES[name].bytes_for(shapes[name]) for name in names]
 
 
 def split_parts(rows: Array, layout: BlockLayout, width: int, names: Sequence[str]) -> tuple[Array, ...]:
-    """Take `rows` u8 [..., bytes] of parts side by side apart into these."""
+    """Split `rows` u8 [..., bytes], which join several parts, into the arrays of the parts `names`."""
     ends = np.cumsum(row_bytes(layout, width, names))
     columns = zip(names, np.split(rows, ends[:-1], -1), strict=True)
     return tuple(np.ascontiguousarray(column).view(DTYPES[name].numpy) for name, column in columns)
 
 
-def _side_by_side(layout: BlockLayout, blocks: Blocks, names: Sequence[str]) -> Array:
-    parts = [one_part(layout, blocks, name) for name in names]
+def _concat_parts(layout: BlockLayout, blocks: Blocks, names: Sequence[str]) -> Array:
+    parts = [encode_part(layout, blocks, name) for name in names]
     return np.concatenate([np.ascontiguousarray(p).view(np.uint8) for p in parts], -1) if parts[1:] else parts[0]
 
 
-def one_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
-    """The part called `part` of `blocks` in `layout`."""
+def encode_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
+    """Return the part called `part` of `blocks` in `layout`."""
     if layout.sums and part not in WITH_SUMS:
         blocks = layout.decode_offsets(blocks)
     codes, scales, offsets, zeros, _ = blocks
@@ -183,9 +182,9 @@ def one_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
     if part == "offsets":
         return _offsets(layout, scales, offsets, zeros)
     if part in ("signed", "signed_zeros", "halves", "middles"):
-        return _single(layout, blocks, part)
+        return _byte_part(layout, blocks, part)
     bits = wide(layout)
-    if bits != layout.bits:  # the same code stands for 0
+    if bits != layout.bits:  # shift codes so that the middle one still represents 0
         codes = codes + np.uint8((1 << (bits - 1)) - layout.middle)
     if part == "words":
         lead = codes.shape[:-2]
@@ -199,34 +198,37 @@ def one_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
         "scales": (16 * scales, scales) if two else (scales,),
         "zeros": (eights, np.zeros_like(eights)) if two else (eights,),
     }[part]
-    whole = np.concatenate(planes, -1)
-    return whole if part == "scales" else pack_pairs(whole)
+    rows = np.concatenate(planes, -1)
+    return rows if part == "scales" else pack_pairs(rows)
 
 
-def _single(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
-    """Codes or zero points, one to a byte, or codes in `halves`."""
+def _byte_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
+    """Return codes or zero points, one per byte, or codes as `halves`."""
     codes, scales, _, zeros, _ = blocks
     if part in ("middles", "signed_zeros"):
-        numbers = np.full(scales.shape, layout.middle, np.uint8) if zeros is None else zeros
+        values = np.full(scales.shape, layout.middle, np.uint8) if zeros is None else zeros
     else:
-        numbers = codes.reshape(*codes.shape[:-2], -1)
+        values = codes.reshape(*codes.shape[:-2], -1)
     if part == "halves":
-        first, second = np.split(numbers, 2, -1)
+        first, second = np.split(values, 2, -1)
         pairs: Array = first | (second << 4)
         return pairs
-    return numbers if part == "middles" else (numbers - np.uint8(layout.middle)).view(np.int8)
+    return values if part == "middles" else (values - np.uint8(layout.middle)).view(np.int8)
 
 
 def _offsets(layout: BlockLayout, scales: Array, offsets: Array | None, zeros: Array | None) -> Array:
-    found = np.zeros_like(scales) if offsets is None else offsets
+    total = np.zeros_like(scales) if offsets is None else offsets
     if zeros is not None:
-        found = found + scales * (np.float32(layout.middle) - zeros)
-    return found
+        total = total + scales * (np.float32(layout.middle) - zeros)
+    return total
 
 
 def joined_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) -> Blocks:
-    """Return the blocks of integer codes behind `parts` [rows, numbers of each], by name, of a matrix [rows, width]:
-    the inverse of `one_part`, but that zero points which `offsets` were rounded from come to the nearest."""
+    """Return the blocks of integer codes from `parts` [rows, elements of each] by name, for a matrix [rows, width].
+
+    It is the inverse of `encode_part`, except that zero points which became `offsets` are rounded to the nearest
+    integer.
+    """
     groups, bits = -(-width // layout.group), wide(layout)
     widened = np.uint8((1 << (bits - 1)) - layout.middle)
     scales, zeros = parts["steps"] if "steps" in parts else parts["scales"][:, -groups:], None
@@ -237,7 +239,7 @@ def joined_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) ->
     elif "words" in parts:
         codes = unpack_words(parts["words"], bits)[:, :count] - widened
     elif "signed" in parts:
-        codes = _unsigned(layout, parts["signed"])
+        codes = _to_unsigned(layout, parts["signed"])
     elif "halves" in parts:
         codes = HALVES.unpack(parts["halves"])
     elif bits == 8:
@@ -248,7 +250,7 @@ def joined_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) ->
     if layout.has_zeros and "points" in parts:
         zeros = unpack_codes(parts["points"], layout.bits, groups)
     elif layout.has_zeros and "signed_zeros" in parts:
-        zeros = _unsigned(layout, parts["signed_zeros"])
+        zeros = _to_unsigned(layout, parts["signed_zeros"])
     elif layout.has_zeros and "middles" in parts:
         zeros = parts["middles"]
     elif layout.has_zeros and "zeros" in parts and bits != 8:
@@ -260,6 +262,6 @@ def joined_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) ->
     return Blocks(codes.reshape(len(scales), groups, layout.group), scales.astype(np.float32), None, zeros)
 
 
-def _unsigned(layout: BlockLayout, numbers: Array) -> Array:
-    codes: Array = numbers.astype(np.int8).view(np.uint8) + np.uint8(layout.middle)
+def _to_unsigned(layout: BlockLayout, values: Array) -> Array:
+    codes: Array = values.astype(np.int8).view(np.uint8) + np.uint8(layout.middle)
     return codes

@@ -1,4 +1,4 @@
-"""Recipes that round weights to integer blocks, and that read blocks which are rounded already."""
+"""Recipes that round weights to integer blocks, and that read blocks which are already rounded."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe
 from .searches import MINIMA, SEARCHES
-from .spans import grouped, nearest, unscaled, with_sums
+from .spans import grouped, nearest_codes, quantize_with_offsets, scale_error
 
-CHUNK = 1 << 17  # numbers that are rounded at once: with what is made of them they stay in the processor's cache
+CHUNK = 1 << 17  # elements rounded at once: with the intermediate arrays they fit into the processor's cache
 
 
 @dataclass(frozen=True)
 class Quantize(BlockRecipe):
-    """`item` [..., out, in] rounded to the nearest codes of `bits` bits, a group of `group` numbers of a row at a time.
+    """`item` [..., out, in] rounded to the nearest codes of `bits` bits, in groups of `group` elements of a row.
 
-    With zero points (`zeros`) the codes 0 to 2^bits − 1 cover a group from its least to its greatest number, and 0.
-    Without, the number of largest magnitude becomes the code 0, which stands for −2^{bits−1} scales. Scales are rounded
-    to the dtype `scale` before codes are chosen. `search` looks for scales and zero points that lose less:
-    "kquant" by weighted squares; "hqq" for minima, by half-quadratic splitting, which are then codes, too, as of
+    With zero points (`zeros`) the codes 0 to 2^bits − 1 cover a group from its least to its greatest value, and 0.
+    Without, the value of largest magnitude gets the code 0, which represents −2^{bits−1} scales. Scales are rounded to
+    the dtype `scale` before codes are chosen. `search` selects a search for scales and zero points with smaller errors:
+    "kquant" by weighted squares; "hqq" for minima, by half-quadratic splitting, which are then quantized as well, as in
     `offset_layout`.
 
     Raises:
-        WeftError: where a number is not finite, or scales exceed the range of their dtype.
+        WeftError: where a value is not finite, or scales exceed the range of their dtype.
     """
 
     item: Recipe
@@ -53,15 +53,15 @@ class Quantize(BlockRecipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         _layout(self.bits, self.group, self.zeros, self.scale)
         if self.search not in SEARCHES and self.search not in MINIMA:
-            known = " and ".join(filter(None, [*SEARCHES, *MINIMA]))
-            raise WeftError(f"there is no search {self.search!r} for scales; there is {known}")
-        return _matrix(self, self.item.shape(reader))
+            names = " and ".join(filter(None, [*SEARCHES, *MINIMA]))
+            raise WeftError(f"there is no search {self.search!r} for scales; there is {names}")
+        return _check_matrix(self, self.item.shape(reader))
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         rows = self.item.read(reader, start, stop)
-        numbers = self.layout(reader).dequantize(self._blocks(reader, rows))[..., : rows.shape[-1]]
-        # float64 stays: inverses of recipes, and trials of passes, compute in it.
-        return numbers.astype(rows.dtype) if rows.dtype == np.float64 else numbers
+        values = self.layout(reader).dequantize(self._blocks(reader, rows))[..., : rows.shape[-1]]
+        # float64 stays: inverses of recipes, and checks of passes, compute in it.
+        return values.astype(rows.dtype) if rows.dtype == np.float64 else values
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         return self._blocks(reader, self.item.read(reader, start, stop), codes)
@@ -78,9 +78,9 @@ class Quantize(BlockRecipe):
 
 @dataclass(frozen=True)
 class Dequantize(BlockRecipe):
-    """The matrix [..., out, `width`] that `codes` stand for: u8 [..., out, groups · group · bits / 8], the lowest bits
-    first, with `scales` [..., out, groups] and, if there are any, `zeros` u8 [..., out, groups · bits / 8]. With `sums`
-    the groups of offsets are among these, behind the others, and the layout is `offset_layout`."""
+    """The matrix [..., out, `width`] of `codes` u8 [..., out, groups · group · bits / 8], the lowest bits first,
+    `scales` [..., out, groups] and, if present, `zeros` u8 [..., out, groups · bits / 8]. With `sums` these also
+    include the groups of offsets, after the others, and the layout is `offset_layout`."""
 
     codes: Recipe
     scales: Recipe
@@ -102,66 +102,67 @@ class Dequantize(BlockRecipe):
         wanted = {"codes": groups * self.group * self.bits // 8, "scales": groups, "zeros": -(-groups * self.bits // 8)}
         for name, count in wanted.items():
             part: Recipe | None = getattr(self, name)
-            if part is not None and (found := part.shape(reader)) != (*lead, count):
+            if part is not None and (actual := part.shape(reader)) != (*lead, count):
                 raise WeftError(
-                    f"the {name} {list(found)} of {', '.join(self.sources())} do not fit: a row of {self.width} "
-                    f"numbers of {self.bits} bits in groups of {self.group} has {count}, in {list(lead)} rows"
+                    f"the {name} {list(actual)} of {', '.join(self.sources())} do not fit: a row of {self.width} "
+                    f"codes of {self.bits} bits in groups of {self.group} has {count}, in {list(lead)} rows"
                 )
-        return _matrix(self, (*lead, self.width))
+        return _check_matrix(self, (*lead, self.width))
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         scales = self.scales.read(reader, start, stop).astype(np.float32, copy=False)
         if not np.isfinite(scales).all():
             raise WeftError(f"a scale of {', '.join(self.scales.sources())} is not finite: the weights are broken")
         groups = scales.shape[-1]
-        found = np.empty((*scales.shape, 0), np.uint8)
+        unpacked = np.empty((*scales.shape, 0), np.uint8)
         if codes:
             packed = self.codes.read(reader, start, stop)
-            found = unpack_codes(packed, self.bits, groups * self.group).reshape(*scales.shape, self.group)
+            unpacked = unpack_codes(packed, self.bits, groups * self.group).reshape(*scales.shape, self.group)
         points = None if self.zeros is None else self.zeros.read(reader, start, stop)
         zeros = None if points is None else unpack_codes(points, self.bits, groups)
-        return Blocks(found, scales, None, zeros)
+        return Blocks(unpacked, scales, None, zeros)
 
 
 def _layout(bits: int, group: int, zeros: bool, scale: str) -> BlockLayout:
     if bits not in INTEGER_BITS:
         raise WeftError(f"there are no codes of {bits} bits; there are those of {', '.join(map(str, INTEGER_BITS))}")
     if group < 8 or group % 8:
-        raise WeftError(f"groups of {group} numbers fill no bytes: a group is a multiple of 8")
+        raise WeftError(f"groups of {group} elements do not fill bytes: a group is a multiple of 8")
     return integer_layout(bits, group, zeros, dtypes.parse(scale))
 
 
-def _matrix(recipe: Recipe, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _check_matrix(recipe: Recipe, shape: tuple[int, ...]) -> tuple[int, ...]:
     if len(shape) < 2 or not shape[-1]:
-        raise WeftError(f"{', '.join(recipe.sources())} of shape {list(shape)} is no matrix to quantize")
+        raise WeftError(f"{', '.join(recipe.sources())} of shape {list(shape)} is not a matrix to quantize")
     return shape
 
 
 def joined(parts: list[Blocks]) -> Blocks:
-    """Blocks of consecutive rows as one."""
+    """Concatenate blocks of consecutive rows."""
 
-    def column(found: list[Array | None]) -> Array | None:
-        arrays = [array for array in found if array is not None]
+    def column(optional: list[Array | None]) -> Array | None:
+        arrays = [array for array in optional if array is not None]
         return np.concatenate(arrays) if arrays else None
 
     codes, scales = (np.concatenate(arrays) for arrays in ([b.codes for b in parts], [b.scales for b in parts]))
-    others = ([getattr(b, name) for b in parts] for name in ("offsets", "zeros", "tensor_scales"))
-    return Blocks(codes, scales, *map(column, others))
+    columns = ([getattr(b, name) for b in parts] for name in ("offsets", "zeros", "tensor_scales"))
+    return Blocks(codes, scales, *map(column, columns))
 
 
 def round_rows(
     rows: Array, layout: BlockLayout, names: tuple[str, ...] = (), with_codes: bool = True, search: str = ""
 ) -> Blocks:
-    """`rows` [..., width] as blocks of `layout`, each number rounded to the nearest; `names` are for messages."""
+    """Quantize `rows` [..., width] to blocks of `layout`, each element to the nearest code; errors name tensors
+    `names`."""
     groups = grouped(rows, layout.group)
-    with np.errstate(over="ignore", invalid="ignore"):  # found below
+    with np.errstate(over="ignore", invalid="ignore"):  # checked below
         if layout.sums:
-            made = with_sums(groups, *MINIMA[search](groups, layout), layout)
+            blocks = quantize_with_offsets(groups, *MINIMA[search](groups, layout), layout)
         else:
             scales, zeros = SEARCHES[search](groups, layout)
-            made = Blocks(np.empty((*scales.shape, 0), np.uint8), scales, None, zeros)
-    if not np.isfinite(made.scales).all():
-        raise unscaled(rows, names, str(layout.unit))
+            blocks = Blocks(np.empty((*scales.shape, 0), np.uint8), scales, None, zeros)
+    if not np.isfinite(blocks.scales).all():
+        raise scale_error(rows, names, str(layout.unit))
     if layout.sums or not with_codes:
-        return made
-    return made._replace(codes=nearest(groups, made.scales, made.zeros, layout))
+        return blocks
+    return blocks._replace(codes=nearest_codes(groups, blocks.scales, blocks.zeros, layout))

@@ -1,7 +1,8 @@
-"""Searches for the scales and zero points of groups by their weights alone, without a text.
+"""Searches for the scales and zero points of groups by their weights alone, without calibration text.
 
 Each takes groups f32 [..., group] and a layout of integer codes, and returns scales f32 [...], already rounded to the
-layout's dtype, and zero points u8 [...] if the layout has any; those in `MINIMA` return scales and offsets, both f32.
+dtype of the layout, and zero points u8 [...] if the layout has any; searches in `MINIMA` return scales and offsets,
+f32.
 """
 
 from __future__ import annotations
@@ -12,82 +13,82 @@ import numpy as np
 
 from ...types.block_layouts import BlockLayout
 from ..readers import Array
-from .spans import extremes, offset_codes, reciprocal, rounded_scales, spanned
+from .spans import extremes, offset_codes, reciprocal, round_scales, spanned
 
-Found = tuple[Array, Array | None]
+Scaling = tuple[Array, Array | None]
 
-NORM, PENALTY, GROWTH, ROUNDS = 0.7, 10.0, 1.01, 20  # of half_quadratic: its authors' numbers
+NORM, PENALTY, GROWTH, ROUNDS = 0.7, 10.0, 1.01, 20  # of half_quadratic, as its authors chose them
 STEPS = np.linspace(-1, 1, 21, dtype=np.float32)  # added to the number of codes that the range of a group covers
 
 
-def by_range(groups: Array, layout: BlockLayout) -> Found:
-    """Cover each group from its least to its greatest number: no search."""
+def by_range(groups: Array, layout: BlockLayout) -> Scaling:
+    """Return scales and zero points that cover each group from its least to its greatest value, without a search."""
     return spanned(*extremes(groups), layout)
 
 
-def by_squares(groups: Array, layout: BlockLayout) -> Found:
-    """Minimize the squared errors of a group, weighed by √(mean square) + |number|, as the k-quants of GGML do.
+def by_squares(groups: Array, layout: BlockLayout) -> Scaling:
+    """Minimize the squared errors of each group, weighted by √(mean square) + |value|, as the k-quants of GGML do.
 
-    For each of 21 ranges of codes the numbers are rounded, the scale (and minimum) is fitted to the codes in closed
-    form, and the best is kept; the zero point is the nearest integer to what the fit asks for.
+    For each of 21 ranges of codes the values are rounded, the scale (and minimum) is fitted to the codes in closed
+    form, and the best fit is returned; the zero point is rounded to the nearest integer.
     """
     weights = np.sqrt(np.square(groups).mean(-1, keepdims=True)) + np.abs(groups)
     scales, zeros = by_range(groups, layout)
     least = _error(groups, weights, scales, zeros, layout)
     low, high = extremes(groups)
     for step in STEPS:
-        found = _refit(groups, weights, low, high, step, layout)
-        error = _error(groups, weights, *found, layout)
+        fit = _refit(groups, weights, low, high, step, layout)
+        error = _error(groups, weights, *fit, layout)
         better = error < least
-        least, scales = np.where(better, error, least), np.where(better, found[0], scales)
-        if zeros is not None and found[1] is not None:
-            zeros = np.where(better, found[1], zeros)
+        least, scales = np.where(better, error, least), np.where(better, fit[0], scales)
+        if zeros is not None and fit[1] is not None:
+            zeros = np.where(better, fit[1], zeros)
     return scales, zeros
 
 
-def _refit(groups: Array, weights: Array, low: Array, high: Array, step: np.float32, layout: BlockLayout) -> Found:
-    """Scales and zero points fitted to the codes that the range of a group, less or more by `step` codes, gives."""
+def _refit(groups: Array, weights: Array, low: Array, high: Array, step: np.float32, layout: BlockLayout) -> Scaling:
+    """Return scales and zero points fitted to the codes for the range of each group, widened by `step` codes."""
     top = np.float32(2**layout.bits - 1)
     if not layout.has_zeros:
         most = np.where(high > -low, high, low) / np.float32(-layout.middle)
-        codes = _signed(groups, most * np.float32(layout.middle) / (np.float32(layout.middle) + step), layout)
-        own = (weights * codes * codes).sum(-1)
-        return rounded_scales((weights * codes * groups).sum(-1) * reciprocal(own), layout), None
+        codes = _signed_codes(groups, most * np.float32(layout.middle) / (np.float32(layout.middle) + step), layout)
+        weighted = (weights * codes * codes).sum(-1)
+        return round_scales((weights * codes * groups).sum(-1) * reciprocal(weighted), layout), None
     low, high = np.minimum(low, 0), np.maximum(high, 0)
     inverse = (top + step) * reciprocal(high - low)
     codes = np.clip(np.rint((groups - low[..., None]) * inverse[..., None]), 0, top)
-    # The weighted regression of the numbers on their codes: number ≈ scale · code + minimum.
+    # The weighted regression of values on their codes: value ≈ scale · code + minimum.
     total, first, second = weights.sum(-1), (weights * codes).sum(-1), (weights * codes * codes).sum(-1)
-    own, mixed = (weights * groups).sum(-1), (weights * groups * codes).sum(-1)
+    weighted, mixed = (weights * groups).sum(-1), (weights * groups * codes).sum(-1)
     spread = reciprocal(total * second - first * first)
-    scale = rounded_scales(np.maximum(0, (total * mixed - first * own) * spread), layout)
-    minimum = np.minimum(0, (own - scale * first) * reciprocal(total))
-    with np.errstate(invalid="ignore"):  # NaN is found by the caller
+    scale = round_scales(np.maximum(0, (total * mixed - first * weighted) * spread), layout)
+    minimum = np.minimum(0, (weighted - scale * first) * reciprocal(total))
+    with np.errstate(invalid="ignore"):  # the caller checks for NaN
         return scale, np.rint(-minimum * reciprocal(scale)).clip(0, top).astype(np.uint8)
 
 
 def half_quadratic(groups: Array, layout: BlockLayout) -> tuple[Array, Array]:
-    """Scales over the range of each group, and offsets for which the p-norm of its errors is least, p = 0.7: large
-    errors count for less than in squares, so that outliers do not pull at the others.
+    """Return scales over the range of each group, and offsets that minimize the p-norm of its errors, p = 0.7: large
+    errors count less than in squares, so that outliers have little influence on the rest.
 
-    That is HQQ (Badri and Shaji 2023, mobiusml.github.io/hqq_blog). In steps of the scale, the errors e of rounding to
-    codes are split into r, the part that is forgiven, and the rest; in turn r = sign(e) · max(0, |e| − |e|^{p−1} / β),
-    and the zero point z, a real number, becomes the mean of code − number + r. β grows. The best z of all rounds stays.
-    (Its authors measure errors in the weights' own unit, so that β has another effect on small weights than on large.)
+    This is HQQ (Badri and Shaji 2023, mobiusml.github.io/hqq_blog). In units of the scale, rounding errors e are split
+    into r, which is ignored, and the rest. Two updates alternate: r = sign(e) · max(0, |e| − |e|^{p−1} / β), and the
+    real zero point z becomes the mean of code − value + r. β grows. The best z of all rounds is returned. (The authors
+    measure errors in the unit of the weights, so that β has a different effect on small weights than on large ones.)
     """
     low, high = extremes(groups)
     top = np.float32(2**layout.bits - 1)
     scales = (high - low) / top
-    numbers = groups * reciprocal(scales)[..., None]
+    scaled = groups * reciprocal(scales)[..., None]
     zeros = -low * reciprocal(scales)
     least, best, penalty = np.full_like(zeros, np.inf), zeros, np.float32(PENALTY)
     for _ in range(ROUNDS):
-        codes = np.clip(np.rint(numbers + zeros[..., None]), 0, top)
-        codes -= numbers
-        errors = zeros[..., None] - codes  # number − (code − zero point)
+        codes = np.clip(np.rint(scaled + zeros[..., None]), 0, top)
+        codes -= scaled
+        errors = zeros[..., None] - codes  # value − (code − zero point)
         sizes = np.abs(errors)
-        lost = (sizes**NORM).mean(-1)
-        least, best = np.where(lost < least, lost, least), np.where(lost < least, zeros, best)
+        loss = (sizes**NORM).mean(-1)
+        least, best = np.where(loss < least, loss, least), np.where(loss < least, zeros, best)
         with np.errstate(divide="ignore"):
             sizes -= sizes ** np.float32(NORM - 1) / penalty
         np.maximum(sizes, 0, out=sizes)
@@ -96,7 +97,7 @@ def half_quadratic(groups: Array, layout: BlockLayout) -> tuple[Array, Array]:
     return scales, np.where(scales > 0, (layout.middle - best) * scales, low)
 
 
-def _signed(groups: Array, scales: Array, layout: BlockLayout) -> Array:
+def _signed_codes(groups: Array, scales: Array, layout: BlockLayout) -> Array:
     codes: Array = np.rint(groups * reciprocal(scales)[..., None])
     return np.clip(codes, -layout.middle, layout.middle - 1, out=codes)
 
@@ -109,5 +110,5 @@ def _error(groups: Array, weights: Array, scales: Array, zeros: Array | None, la
     return error
 
 
-SEARCHES: dict[str, Callable[[Array, BlockLayout], Found]] = {"": by_range, "kquant": by_squares}
+SEARCHES: dict[str, Callable[[Array, BlockLayout], Scaling]] = {"": by_range, "kquant": by_squares}
 MINIMA: dict[str, Callable[[Array, BlockLayout], tuple[Array, Array]]] = {"hqq": half_quadratic}

@@ -1,4 +1,4 @@
-"""Groups of numbers, and the codes nearest to them with given scales and zero points."""
+"""Groups of elements, and the codes nearest to them for given scales and zero points."""
 
 from __future__ import annotations
 
@@ -13,63 +13,64 @@ from ..readers import Array
 
 
 def grouped(rows: Array, group: int) -> Array:
-    """`rows` [..., width] as [..., groups, group], the last group filled up with zeros."""
+    """Return `rows` [..., width] as f32 [..., groups, group], the last group padded with zeros."""
     rows = rows.astype(np.float32, copy=False)
     if short := -rows.shape[-1] % group:
         rows = np.concatenate([rows, np.zeros((*rows.shape[:-1], short), np.float32)], -1)
     return rows.reshape(*rows.shape[:-1], -1, group)
 
 
-def unscaled(rows: Array, names: Iterable[str], unit: str) -> WeftError:
-    """Return the error for `rows` of the tensors `names` that get no finite scales in the dtype `unit`."""
+def scale_error(rows: Array, names: Iterable[str], unit: str) -> WeftError:
+    """Return the error for `rows` of the tensors `names` whose scales are not finite in the dtype `unit`."""
     largest = float(np.abs(rows).max())
-    fault = f"exceeds what scales in {unit} reach, with {largest:g}" if np.isfinite(largest) else "is not finite"
+    fault = f"exceeds the range of scales in {unit}, with {largest:g}" if np.isfinite(largest) else "is not finite"
     advice = " (the argument keep of quantize leaves it as it is)" if np.isfinite(largest) else ""
     return WeftError(f"a weight of {', '.join(names)} {fault}: it cannot be quantized{advice}")
 
 
 def extremes(groups: Array) -> tuple[Array, Array]:
-    """The least and the largest number of each group, of `groups` f32 [..., group]; a group is a multiple of 4."""
-    # numpy is several times as fast along an axis that is not the short last one, and transposes numbers three times as
-    # fast if it takes four of them for one of 16 bytes; what is left of a group is transposed once more.
+    """Return the least and the largest value of each group of `groups` f32 [..., group], with group a multiple of 4."""
+    # numpy reduces several times as fast along an axis other than the short last one, and transposes three times as
+    # fast if it moves four elements as one of 16 bytes; the four extremes per group are then transposed once more.
     fours = np.ascontiguousarray(groups.reshape(-1, groups.shape[-1]).view(np.complex128).T).view(np.float32)
     low, high = (np.ascontiguousarray(ends.reshape(-1, 4).T) for ends in (fours.min(0), fours.max(0)))
     return low.min(0).reshape(groups.shape[:-1]), high.max(0).reshape(groups.shape[:-1])
 
 
 def spanned(low: Array, high: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
-    """Scales f32, and zero points u8 if the layout has any, of groups whose numbers are between `low` and `high`."""
+    """Return scales f32, and zero points u8 if the layout has any, for groups with values between `low` and `high`."""
     if layout.has_zeros:
         low, high = np.minimum(low, 0), np.maximum(high, 0)
-        scales = rounded_scales((high - low) / np.float32(2**layout.bits - 1), layout)
-        with np.errstate(invalid="ignore"):  # NaN is found by the caller
+        scales = round_scales((high - low) / np.float32(2**layout.bits - 1), layout)
+        with np.errstate(invalid="ignore"):  # the caller checks for NaN
             zeros = np.rint(-low * reciprocal(scales)).clip(0, 2**layout.bits - 1).astype(np.uint8)
         return scales, zeros
-    return rounded_scales(np.where(high > -low, high, low) / np.float32(-layout.middle), layout), None
+    return round_scales(np.where(high > -low, high, low) / np.float32(-layout.middle), layout), None
 
 
-def rounded_scales(scales: Array, layout: BlockLayout) -> Array:
-    """Scales as the layout stores them, in f32."""
+def round_scales(scales: Array, layout: BlockLayout) -> Array:
+    """Return `scales` rounded to the dtype of the layout, in f32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(scales.astype(layout.scale.numpy).astype(np.float32))
 
 
 def reciprocal(scales: Array) -> Array:
-    """1 / scales, and 0 for scales of 0: their groups are zeros."""
+    """Return 1 / scales, and 0 for scales of 0, whose groups are zero."""
     with np.errstate(divide="ignore"):
         return np.where(scales == 0, np.float32(0), np.float32(1) / scales)
 
 
 def offset_codes(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
-    """The codes nearest to `groups` [..., group] with these scales and zero points [...], less the zero points: f32."""
+    """Return the codes nearest to `groups` [..., group] for scales and zero points [...], minus the zero points,
+    f32."""
     centre = _centre(zeros, layout)
     codes = _float_codes(groups, scales, centre, layout)
     codes -= centre
     return codes
 
 
-def nearest(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
-    """The codes u8 nearest to `groups` [..., group] with these scales and zero points [...]."""
+def nearest_codes(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
+    """Return the codes u8 nearest to `groups` [..., group] for these scales and zero points [...]."""
     return _float_codes(groups, scales, _centre(zeros, layout), layout).astype(np.uint8)
 
 
@@ -81,36 +82,36 @@ def _float_codes(groups: Array, scales: Array, centre: Array | np.float32, layou
     codes: Array = groups * reciprocal(scales)[..., None]
     np.rint(codes, out=codes)
     codes += centre
-    # Clipped last: numpy clips to numbers ten times as fast as to arrays, and a sum that is not exact is far outside.
+    # Clipped last: numpy clips to scalars ten times as fast as to arrays, and inexact sums are far out of range.
     return np.clip(codes, np.float32(0), np.float32(2**layout.bits - 1), out=codes)
 
 
-def with_sums(numbers: Array, scales: Array, offsets: Array, layout: BlockLayout) -> Blocks:
-    """`numbers` [..., groups, group] in `layout`, whose offsets are codes, with scales and offsets [..., groups] near
-    to those given."""
+def quantize_with_offsets(values: Array, scales: Array, offsets: Array, layout: BlockLayout) -> Blocks:
+    """Quantize `values` [..., groups, group] to `layout`, whose offsets are codes, with scales and offsets near to the
+    given `scales` and `offsets` [..., groups]."""
     with np.errstate(divide="ignore", invalid="ignore"):
         points = np.rint(layout.middle - offsets / scales)
     inside = (scales > 0) & (points >= 0) & (points < 2**layout.bits)
-    # Blocks that have 0 outside of what their codes reach, or no scale, are rounded anew.
+    # Blocks whose codes cannot represent 0, or without a scale, get new scales from their values.
     integers = integer_layout(layout.bits, layout.group, True, dtypes.f32)
-    anew, zeros = spanned(*extremes(numbers), integers)
+    fitted, zeros = spanned(*extremes(values), integers)
     assert zeros is not None
     points = np.where(inside, points, zeros).astype(np.uint8)
     rest = np.where(inside, offsets + scales * (points.astype(np.float32) - layout.middle), 0)
-    scales = np.where(inside, scales, anew)
+    scales = np.where(inside, scales, fitted)
     largest = largest_scales(scales)
     scales = level_scales(scale_levels(scales, largest), largest)
-    codes = nearest(numbers - rest[..., None], scales, points, integers)
-    # What the rounding of a scale leaves off, the offset makes up for on average.
+    codes = nearest_codes(values - rest[..., None], scales, points, integers)
+    # Offsets compensate the mean error of rounding the scales.
     reached = scales[..., None] * (codes.astype(np.float32) - points[..., None])
-    behind = grouped((numbers - reached).mean(-1), layout.group)
-    low, high = extremes(behind)
+    residual = grouped((values - reached).mean(-1), layout.group)
+    low, high = extremes(residual)
     steps, _ = spanned(low, high, integers)
     steps = level_scales(scale_levels(steps, largest), largest)
-    more = np.rint(-np.minimum(low, 0) * reciprocal(steps)).clip(0, 2**layout.bits - 1).astype(np.uint8)
+    residual_zeros = np.rint(-np.minimum(low, 0) * reciprocal(steps)).clip(0, 2**layout.bits - 1).astype(np.uint8)
     return Blocks(
-        np.concatenate([codes, nearest(behind, steps, more, integers)], -2),
+        np.concatenate([codes, nearest_codes(residual, steps, residual_zeros, integers)], -2),
         np.concatenate([scales, steps], -1),
         None,
-        np.concatenate([points, more], -1),
+        np.concatenate([points, residual_zeros], -1),
     )

@@ -73,10 +73,10 @@ def test_what_nobody_reads_and_scopes_do_not_count() -> None:
     [
         ("next %c = %c_2", "next %c = %new", r"the new state c is f32\[batch, 4\], not f32\[batch, 2, 2\]"),
         ("  next %c = %c_2\n", "", "nothing is the next %c"),
-        ("next %c", "next %x", "%x is no state"),
+        ("next %c", "next %x", "%x is not a state"),
         ("-1e+30", "-inf", "begins with -inf; begin with a finite number"),
         ("token %x: f32[batch, 4]", "token %x: f32[batch, 4]\n  token %late: f32[4]", "first axis must be batch"),
-        ("constant %w: f32[4, 4]", "constant %w: f32[4, 4]\n  constant %o: f32[seq]", "seq is no size of a single tok"),
+        ("constant %w: f32[4, 4]", "constant %w: f32[4, 4]\n  constant %o: f32[seq]", "seq is not a size of a single tok"),
         ("  output y = %new\n", "", "needs a state, an input and an output"),
         ("state %c", "state %x", "defined twice|already has an input"),
         ("output y = %new", "output y = %nothing", "not defined"),

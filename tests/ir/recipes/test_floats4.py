@@ -218,7 +218,7 @@ def test_mxfp4_is_that_of_gguf(rng: np.random.Generator) -> None:
     ("recipe", "why"),
     [
         (ToFloat4(Source("w"), "fp4"), "no floats of 4 bits called 'fp4'; there are mxfp4 and nvfp4"),
-        (ToFloat4(Source("v")), r"v of shape \[8\] is no matrix to quantize"),
+        (ToFloat4(Source("v")), r"v of shape \[8\] is not a matrix to quantize"),
         (ToFloat4(Source("nan")), "a weight of nan is not finite"),
         (ToFloat4(Source("inf"), "nvfp4", (1.0,)), "a weight of inf is not finite"),
         (ToFloat4(Source("w"), "nvfp4"), r"w of shape \[2, 32\] in nvfp4 has 0 scales of matrices; it takes 1"),

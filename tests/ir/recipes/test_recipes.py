@@ -243,7 +243,7 @@ MISFITS = {
     "cannot concatenate shapes [(12, 5), (6, 4, 3)] along axis 0": r.Concat((a, t)),
     "cannot take 3:13 along axis 0 of a tensor of shape (12, 5)": r.Slice(a, 0, 3, 13),
     "cannot take 0:1 along axis 2 of a tensor of shape (12, 5)": r.Slice(a, 2, 0, 1),
-    "axes (0, 0) are no permutation of the axes of a tensor of shape (12, 5)": r.Permute(a, (0, 0)),
+    "axes (0, 0) are not a permutation of the axes of a tensor of shape (12, 5)": r.Permute(a, (0, 0)),
     "cannot reshape a tensor of shape (12, 5) to (7, 9)": r.Reshape(a, (7, 9)),
     "indices of take exceed axis 0 of a tensor of shape (12, 5)": r.Take(a, (12,)),
     "cannot scale axis 1 of (12, 5) by shape (12,)": r.Scale(a, v, 1),

@@ -29,7 +29,7 @@ BAD: dict[str, tuple[bytes | str, str]] = {
     "many": ("[" + "[]," * MOST_VALUES, "more than the 8000000 that JSON may have here"),
     "long integer": ('{"a": ' + "9" * 5000 + "}", "an integer of 5000 digits"),
     "half a pair": (r'{"a": "\ud800"}', "half of a surrogate pair"),
-    "raw half of a pair": (b'{"a": "\xed\xa0\x80"}', "byte 7 is no UTF-8"),
+    "raw half of a pair": (b'{"a": "\xed\xa0\x80"}', "byte 7 is not UTF-8"),
     "cut": ('{"a": 1', "not valid JSON: Expecting"),
     "two": ("{} {}", "more text follows its end, at character 2"),
     "empty": ("", "not valid JSON: Expecting value"),
@@ -53,7 +53,7 @@ def test_json_within_the_limits() -> None:
     with pytest.raises(WeftError, match="the key 'a' is there twice"):
         parse_json('{"a": 1, "a": 2}', "x", unique=True)
     assert parse_json('{"a": Infinity}', "x") == {"a": float("inf")}
-    with pytest.raises(WeftError, match="Infinity is no number of JSON"):
+    with pytest.raises(WeftError, match="Infinity is not a JSON number"):
         parse_json('{"a": Infinity}', "x", unique=True)
 
 

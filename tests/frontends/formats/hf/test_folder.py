@@ -232,7 +232,7 @@ SOUND = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (struct.pack("<Q", 5000) + b"{}", "truncated or not safetensors: header of 5000 bytes in 10"),
         (header(b"{]"), "the header of .*: not valid JSON"),
         (header([1, 2]), "the header of .*: a JSON object was expected, not array"),
-        (header(b"\xff\xfe{}"), "the header of .*: not valid JSON: byte 0 is no UTF-8"),
+        (header(b"\xff\xfe{}"), "the header of .*: not valid JSON: byte 0 is not UTF-8"),
         (header({"x": 5}), "entry of tensor 'x' is malformed"),
         (header({"x": {"dtype": "F32"}}), "entry of tensor 'x' is malformed"),
         (header({"x": {**SOUND, "shape": [-2]}}, b"\0" * 8), "entry of tensor 'x' is malformed"),
