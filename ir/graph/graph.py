@@ -196,9 +196,8 @@ class Graph(Displayable):
     """A computation: ordered `inputs` and `outputs` by name, `params` by name, `nodes` in execution order.
 
     `meta` holds facts about the model that the text form can spell (kind of model, special tokens …). `reader` is the
-    checkpoint that `Source` recipes refer to. `tokenize` converts strings to token ids, where the model came with a
-    tokenizer. `origins` maps scopes to the modules that emitted them, where a frontend knows. Equality ignores all of
-    these but `meta`.
+    checkpoint of `Source` recipes, `tokenize` converts strings to token ids if the model has a tokenizer, and `origins`
+    maps scopes to the modules that emitted them, where a frontend knows. Equality ignores all of these but `meta`.
     """
 
     def __init__(self, name: str = "model", reader: TensorReader = EMPTY) -> None:

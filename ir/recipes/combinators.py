@@ -77,8 +77,7 @@ class Full(Recipe):
 class Normal(Recipe):
     """Random initialization: normal values of deviation `std` around `mean`, drawn from (`seed`, `stream`).
 
-    Any block of rows can be drawn alone: chunks of rows have their own generators, so slices agree with the full
-    tensor.
+    Any block of rows can be drawn alone: chunks of rows have their own generators, so slices agree with the tensor.
     """
 
     dims: tuple[int, ...]
@@ -119,12 +118,11 @@ RANDOM = (Normal, Uniform)
 def _draw_rows(recipe: Normal | Uniform, start: int, stop: int, draw: Callable[..., Array]) -> Array:
     """Return rows ``start:stop`` of float32 values that `draw` computes from (generator, shape, dtype)."""
     width = math.prod(recipe.dims[1:])
-    chunk = max(1, 65_536 // max(1, width))  # rows that share one generator
+    chunk = max(1, 65_536 // max(1, width))  # rows with one generator, drawn from the first, so that slices agree
     key = zlib.crc32(recipe.stream.encode())  # hash() differs from process to process
     out = np.empty((stop - start, width), np.float32)
     for c in range(start // chunk, -(-stop // chunk)):
         first, last = max(start, c * chunk), min(stop, (c + 1) * chunk)
-        # Drawn from the first row of the chunk, so that slices agree.
         drawn = draw(default_rng((recipe.seed, key, c)), (last - c * chunk, width), np.float32)
         out[first - start : last - start] = drawn[first - c * chunk : last - c * chunk]
     return out.reshape(stop - start, *recipe.dims[1:])
