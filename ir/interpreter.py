@@ -26,8 +26,8 @@ def interpret(
 ) -> dict[str, Array]:
     """Run `graph` on `inputs` (by input name) and return its outputs by name; floats are float64.
 
-    `params` overrides parameters by name; others come from their recipes. `watch(node, outputs)` sees every node.
-    Values are dropped after their last use.
+    `params` overrides parameters by name; others come from their recipes. `watch(node, outputs)` is called after every
+    node. Values are dropped after their last use.
 
     Raises:
         WeftError: if an input is missing, unknown, or does not fit its type.

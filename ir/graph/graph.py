@@ -356,7 +356,7 @@ class Graph(Displayable):
         self.erase(node)
 
     def clone(self, recipes: Mapping[str, Recipe] | None = None) -> Graph:
-        """Return an independent copy that shares ops, reader and recipes, except for `recipes`, by parameter name."""
+        """Return an independent copy that shares ops and reader; `recipes` replaces recipes by parameter name."""
         clone = Graph(self.name, self.reader)
         clone.tokenize, clone.meta, clone.origins = self.tokenize, dict(self.meta), dict(self.origins)
         mapped: dict[Value, Value] = {}

@@ -42,7 +42,7 @@ def uses_are_exact(graph: Graph) -> Iterator[str]:
                 counted.setdefault(v, set()).add((node, i))
         for i, v in enumerate(node.outputs):
             if v.producer is not node or v.index != i:
-                yield f"{v!r} does not know that {node!r} produces it"
+                yield f"{v!r} does not have {node!r} as its producer"
     for v in [*graph.inputs.values(), *graph.params.values(), *(o for n in graph.nodes for o in n.outputs)]:
         if set(v.uses) != counted.get(v, set()):
             yield f"the use list of {v!r} is stale"
@@ -56,7 +56,7 @@ def names_are_unique(graph: Graph) -> Iterator[str]:
         seen.add(v.name)
     for name, p in graph.params.items():
         if p.name != name:
-            yield f"parameter {name} calls itself {p.name}"
+            yield f"parameter {name} has the name {p.name}"
 
 
 def ops_are_registered(graph: Graph) -> Iterator[str]:
@@ -76,7 +76,7 @@ def types_agree(graph: Graph) -> Iterator[str]:
             continue
         declared = tuple(v.type for v in node.outputs)
         if declared != types:
-            yield f"{node!r} makes {', '.join(map(str, types))} but its outputs say {', '.join(map(str, declared))}"
+            yield f"{node!r} makes {', '.join(map(str, types))} but declares {', '.join(map(str, declared))}"
 
 
 def recipes_fit(graph: Graph) -> Iterator[str]:

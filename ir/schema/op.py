@@ -63,7 +63,7 @@ class Trait(enum.Enum):
     ATTENTION = "attention"  # a softmax over keys: operands q, k and v, attribute heads
     RECURRENT = "recurrent"  # depends on all earlier tokens, through states of constant size
     NORM = "norm"  # the first output is the first operand, or a sum of two, normalized and times `weight`
-    FUSED = "fused"  # computed by one kernel of a decode step; the body has the same in simpler ops
+    FUSED = "fused"  # computed by one kernel of a decode step; the body defines it in simpler ops
     COMPARES = "compares tokens"  # the result for a token depends on the other tokens of the call
 
 

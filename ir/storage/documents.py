@@ -53,7 +53,7 @@ def check_regular(path: Path) -> None:
     except (OSError, ValueError):
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise WeftError(f"{path} is {_kind_of_file(mode)}, not a file: write what it holds into one")
+        raise WeftError(f"{path} is {_kind_of_file(mode)}, not a file: write its contents into one")
 
 
 def _kind_of_file(mode: int) -> str:

@@ -71,7 +71,7 @@ def pack_pairs(codes: Array) -> Array:
     if codes.shape[-1] % 2:
         codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], -1)
     if codes.flags.c_contiguous:
-        pairs = codes.view("<u2")  # the second code of a pair is in the high byte, 4 bits from where it goes
+        pairs = codes.view("<u2")  # the second code of a pair is in the high byte, 4 bits from its packed position
         joined: Array = (pairs | (pairs >> 4)).astype(np.uint8)
         return joined
     packed: Array = codes[..., ::2] | (codes[..., 1::2] << 4)
@@ -140,7 +140,7 @@ MOVED_FIVES = Packing(  # stored codes of 5 bits represent code − 16; unpacked
     lambda codes: super_blocks.pack_fives(codes - np.uint8(128 - 16)),
     lambda raw: super_blocks.unpack_fives(raw) + np.uint8(128 - 16),
 )
-SIGNED = Packing(lambda codes: codes ^ 128, lambda raw: raw ^ 128)  # two's complement; codes are that plus 128
+SIGNED = Packing(lambda codes: codes ^ 128, lambda raw: raw ^ 128)  # stored in two's complement; codes add 128
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Call:
         return f"{self.fn}({', '.join(map(str, self.args))})"
 
 
-MOST_TERMS = 512  # of a polynomial; those of real models have a handful
+MOST_TERMS = 512  # of a polynomial; sizes in real models have a handful
 MOST_DEGREE = 64
 MOST_BITS = 512  # of a number in the text of a size
 MOST_NESTED = 64  # parentheses in the text of a size

@@ -28,11 +28,11 @@ FEWEST = 4  # distinct values that a group needs to identify a grid
 
 @dataclass(frozen=True)
 class OnGrid(BlockRecipe):
-    """The matrix `item` [out, in], a float tensor on grids of `bits` bits in groups of `group` elements of a row, as
-    the blocks that it was before it was saved as floats, see `grid_layout`.
+    """The matrix `item` [out, in], a float tensor dequantized from blocks of `bits` bits in groups of `group` elements
+    of a row, as these blocks again; see `grid_layout`.
 
-    Grids of 4 bits in groups of 32 may have `minima`: "codes", offsets as in `AsStored`, or "numbers", as in Q4_1. A
-    group that is on no grid is rounded to one over its range.
+    Blocks of 4 bits in groups of 32 may have `minima`: "codes", offsets as in `AsStored`, or "numbers", as in Q4_1. A
+    group that blocks cannot represent exactly is rounded to a grid over its range.
 
     Raises:
         WeftError: where a value is not finite, or a scale exceeds the range of f16.
@@ -69,9 +69,9 @@ class OnGrid(BlockRecipe):
 
 
 def grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLayout]) -> BlockLayout | None:
-    """Return the first of `layouts` whose grids contain all values of `recipe`, which moves rows of float tensors.
+    """Return the first of `layouts` that represents all values of `recipe`, which moves rows of float tensors, or None.
 
-    Some rows of each tensor suffice: values that never were in blocks are on no grid in any group.
+    Only some rows of each tensor are checked: values that never were in blocks do not fit in any group.
     """
     leaves = block_leaves(recipe, reader)
     if isinstance(leaves, str) or any(_unit(leaf, reader) is None for leaf in leaves):
@@ -94,7 +94,7 @@ def grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLay
 def _sample(leaf: Recipe, reader: TensorReader) -> Array:
     """Return some rows [rows, width] from the beginning, the middle and the end of a tensor."""
     count, *stacked, width = leaf.shape(reader)
-    rows = 1 if len(stacked) else SAMPLED  # of a stack, one matrix
+    rows = 1 if len(stacked) else SAMPLED  # in a stack a row is a matrix
     starts = dict.fromkeys(int(at) for at in np.linspace(0, max(0, count - rows), SAMPLES))
     parts = [leaf.read(reader, at, min(at + rows, count)).reshape(-1, width)[-SAMPLED:] for at in starts]
     return np.concatenate(parts)
@@ -107,7 +107,7 @@ def _is_on_grids(groups: Array, layout: BlockLayout, unit: float) -> bool:
         return False
     if (values < FEWEST).mean() > 0.5:  # a few values are on any grid
         return False
-    with np.errstate(over="ignore", invalid="ignore"):  # such values are on no grid
+    with np.errstate(over="ignore", invalid="ignore"):  # values that overflow are on no grid
         return bool(fit_grids(groups, layout, unit)[1].all())
 
 
@@ -116,12 +116,12 @@ def _unit(leaf: Recipe, reader: TensorReader) -> float | None:
 
 
 def fit_grids(groups: Array, layout: BlockLayout, unit: float) -> tuple[Blocks, Array]:
-    """Return the blocks that `groups` [..., groups, group] were dequantized from, and which groups are on a grid, bool
-    [..., groups]; the other groups are rounded to grids over their ranges.
+    """Return the blocks that `groups` [..., groups, group] were dequantized from, and which groups they represent
+    exactly, bool [..., groups]; the other groups are rounded to grids over their ranges.
 
-    On a grid all values of a group are integer multiples of one step, counted from 0, or from the least value where
+    The values of a group on a grid are integer multiples of one step, counted from 0, or from the least value where
     `layout` has minima. `unit` is the relative rounding error of the dtype that they are read from: the tolerance of a
-    value. A step must be about ten times the tolerance, or else any values would be on a grid.
+    value. A step must be about ten times the tolerance, or else any values would fit.
     """
     rows = groups.reshape(-1, groups.shape[-1])
     low, high = extremes(rows)

@@ -31,7 +31,7 @@ class BlockRecipe(Recipe):
 
 @dataclass(frozen=True)
 class Kept(Recipe):
-    """The matrix `item` [..., out, in], marked: targets multiply by the blocks that store it, with sums in f32.
+    """The matrix `item` [..., out, in], marked so that targets multiply by its stored blocks, with sums in f32.
 
     `activations` is the dtype ("fp8") to which targets round the activations of many tokens; with "" they do not round.
     """

@@ -125,7 +125,7 @@ class Dequantize(BlockRecipe):
 
 def _layout(bits: int, group: int, zeros: bool, scale: str) -> BlockLayout:
     if bits not in INTEGER_BITS:
-        raise WeftError(f"there are no codes of {bits} bits; there are those of {', '.join(map(str, INTEGER_BITS))}")
+        raise WeftError(f"codes of {bits} bits are not supported; choose {', '.join(map(str, INTEGER_BITS))}")
     if group < 8 or group % 8:
         raise WeftError(f"groups of {group} elements do not fill bytes: a group is a multiple of 8")
     return integer_layout(bits, group, zeros, dtypes.parse(scale))

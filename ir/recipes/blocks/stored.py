@@ -114,8 +114,8 @@ def _unpacked_layout(layout: BlockLayout) -> BlockLayout:
 
 
 def as_stored(recipe: Recipe, reader: TensorReader, grid: BlockLayout) -> Recipe:
-    """Return `recipe`, which moves rows of tensors, with tensors stored in blocks as `AsStored`, and float tensors on
-    the grids of the layout `grid` as `OnGrid`."""
+    """Return `recipe`, which moves rows of tensors, with tensors stored in blocks as `AsStored`, and with float
+    tensors, which the layout `grid` represents exactly, as `OnGrid`."""
     if not isinstance(recipe, Source):
         return recipe.map_parts(lambda part: as_stored(part, reader, grid))
     if layout_of(reader.dtype(recipe.key)) is not None:

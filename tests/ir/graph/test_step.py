@@ -76,7 +76,7 @@ def test_what_nobody_reads_and_scopes_do_not_count() -> None:
         ("next %c", "next %x", "%x is not a state"),
         ("-1e+30", "-inf", "begins with -inf; begin with a finite number"),
         ("token %x: f32[batch, 4]", "token %x: f32[batch, 4]\n  token %late: f32[4]", "first axis must be batch"),
-        ("constant %w: f32[4, 4]", "constant %w: f32[4, 4]\n  constant %o: f32[seq]", "seq is not a size of a single tok"),
+        ("constant %w: f32[4, 4]", "constant %w: f32[4, 4]\n  constant %o: f32[seq]", "seq is not a size of a single"),
         ("  output y = %new\n", "", "needs a state, an input and an output"),
         ("state %c", "state %x", "defined twice|already has an input"),
         ("output y = %new", "output y = %nothing", "not defined"),

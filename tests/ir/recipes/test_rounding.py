@@ -189,7 +189,7 @@ def test_floats_of_8_bits_are_the_nearest(width: int, rng: np.random.Generator) 
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
-        (Quantize(Source("w"), 5), "no codes of 5 bits; there are those of 2, 3, 4, 8"),
+        (Quantize(Source("w"), 5), "codes of 5 bits are not supported; choose 2, 3, 4, 8"),
         (Quantize(Source("w"), 4, 12), "groups of 12 elements do not fill bytes"),
         (Quantize(Source("v")), r"v of shape \[8\] is not a matrix to quantize"),
         (Quantize(Source("nan")), "a weight of nan is not finite"),
