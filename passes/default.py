@@ -1,5 +1,4 @@
-"""Pipelines by name: the default one, which a graph is compiled through before a target adds its own phase, and that of
-a decode step."""
+"""Pipelines by name: the default pipeline, to which a target adds its own phase, and the pipeline of a decode step."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ from .library.fuse.pack import PackGateUp, PackQkv
 from .library.fuse.unfuse import Unfuse
 from .library.fuse.unfuse_residual_norm import UnfuseResidualNorm
 
-# A node for each kernel of a decode step. The order matters: recurrences and mixtures take up norms that would
-# otherwise be fused with products; what is left of these is packed last.
+# One node per kernel of a decode step. The order matters: recurrences and mixtures absorb norms that would otherwise be
+# fused with linears; the remaining linears are packed last.
 FUSE_DECODE = Phase(
     "fuse-decode",
     (
@@ -42,16 +41,16 @@ PIPELINES.add("decode-torch", Pipeline((Phase("simplify", SIMPLIFY), FUSE_DECODE
 
 
 def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: bool = False) -> Pipeline:
-    """Return the default pipeline for `graph`; ``meta["kind"]`` decides about caches.
+    """Return the default pipeline for `graph`; models whose ``meta["kind"]`` is a kind of decoder get a cache phase.
 
-    A graph that has caches, or the logits of one token only, needs no pass to get them. Caches of attentions whose
-    window is below `max_length`, the longest text (None: the model's context), roll. Fused ops are taken apart, noise
-    of routers and dropout left out. What `trains` keeps dropout, and the parameters that the architecture declares: no
-    expression of them is folded into one.
+    The cache phase has only the passes that `graph` needs: kv-cache if it has no caches, last-token-logits if it
+    returns the logits of all tokens, and rolling-buffer if an attention has a window below `max_length`, the longest
+    sequence (None: the model's context). Fused ops are expanded; router noise and dropout are removed. With `trains`,
+    dropout stays, and no parameter that the architecture declares is folded into another.
     """
-    given = {Unfuse(): any(map(is_fused, graph.nodes)), QuietRouters(): bool(noises(graph))}
-    given |= {DropDropout(): drops(graph) and not trains}
-    first = tuple(p for p, needed in given.items() if needed)
+    cleanup = {Unfuse(): any(map(is_fused, graph.nodes)), QuietRouters(): bool(noises(graph))}
+    cleanup |= {DropDropout(): drops(graph) and not trains}
+    first = tuple(p for p, needed in cleanup.items() if needed)
     simplify = Phase("simplify", (*first, Dce(), Cse(), FoldConstants(weights=not trains)))
     fuse = Phase("fuse", (PackQkv(), PackGateUp(), FuseResidualNorm()))
     if graph.meta.get("kind") not in ("decoder", "encoder-decoder"):
@@ -64,6 +63,6 @@ def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: boo
     local = [a for a in local if a["causal"] and not a["rolling"]]
     rolls = any(limit is None or a["window"] < limit for a in local)
     roll = RollingBuffer(None if max_length == context else max_length)
-    wanted: dict[Pass, bool] = {KvCache(): not has_cache(graph), roll: rolls, LastTokenLogits(): not last}
-    cache = tuple(p for p, needed in wanted.items() if needed)
+    caching: dict[Pass, bool] = {KvCache(): not has_cache(graph), roll: rolls, LastTokenLogits(): not last}
+    cache = tuple(p for p, needed in caching.items() if needed)
     return Pipeline((simplify, fuse, Phase("cache", cache)) if cache else (simplify, fuse))

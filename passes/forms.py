@@ -1,7 +1,7 @@
-"""Forms of a graph: what pipelines make of it for a target, which is built from several of them.
+"""Forms of a graph: the graphs that pipelines derive from it for a target that is built from several graphs.
 
-A decoder of PyTorch is a model and its decode step, an encoder-decoder for ONNX Runtime two models: each a form, made
-by passes of the graph itself or of another form. Forms have names; that of the graph itself is "".
+A PyTorch decoder consists of a model and its decode step, an encoder-decoder for ONNX Runtime of two models. Each is a
+form: the result of passes on the original graph, which is the form named "", or on another form.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .runner import run_passes
 
 @dataclass(frozen=True)
 class Form:
-    """The recipe of a form: run `pipeline` on the form called `of`, where "" is the graph that is compiled."""
+    """The recipe of a form: run `pipeline` on the form named `of`, where "" is the graph that is compiled."""
 
     pipeline: Pipeline
     of: str = ""
@@ -41,24 +41,24 @@ def make_forms(
     dump: str | Path | None = None,
     report: Report | None = None,
 ) -> dict[str, Graph]:
-    """Return `graph` and the `forms` of it, by name; each may be made of one before it.
+    """Return the graphs of `forms` by name, and `graph` itself as ""; a form may derive from an earlier one.
 
-    `verify`, `dump` and `report` are those of `run_passes`; every form gets a folder of its name within `dump`.
+    `verify`, `dump` and `report` are passed to `run_passes`; every form gets a subfolder of `dump` with its name.
 
     Raises:
-        WeftError: as `run_passes` does; or if what an encoder makes has another type than its decoder reads.
+        WeftError: as `run_passes` does; or if an encoder's output differs in type from its decoder's input.
     """
-    made = {"": graph}
+    graphs = {"": graph}
     for name, form in forms.items():
         folder = None if dump is None else Path(dump) / name
-        made[name] = run_passes(made[form.of], form.pipeline, verify=verify, dump=folder, report=report)
+        graphs[name] = run_passes(graphs[form.of], form.pipeline, verify=verify, dump=folder, report=report)
     for side in (p for form in forms.values() for p in form.pipeline.passes if isinstance(p, EncoderSide)):
-        package(made[ENCODER], made[DECODER], side.at).connections()
-    return made
+        package(graphs[ENCODER], graphs[DECODER], side.at).connections()
+    return graphs
 
 
 def canonical(graph: Graph, without: tuple[str, ...] = ()) -> Graph:
-    """Return a copy of `graph` with nothing fused, packed, repeated or unused, and `without` some outputs."""
+    """Return a copy of `graph` without the outputs `without`, and without fused, packed, duplicate and unused nodes."""
     dropping = (DropOutputs(without),) if without else ()
     folding = (FoldConstants(),) if any(map(is_fused, graph.nodes)) else ()  # packed weights are constants
     return run_passes(graph, Pipeline((Phase("", (*dropping, Unfuse(all=True), *folding, Unpack(), Cse(), Dce())),)))

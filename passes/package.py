@@ -1,4 +1,4 @@
-"""Packages: graphs that are one model together, such as an encoder and its decoder."""
+"""Packages: graphs that form one model together, such as an encoder and its decoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Connection:
-    """An output of the graph `maker` that the graph `reader` reads, by the `name` that the model has for it."""
+    """An output of the graph `maker` that is an input of the graph `reader`; `name` is its name in the model."""
 
     maker: str
     reader: str
@@ -24,42 +24,41 @@ class Connection:
 class Package:
     """Graphs by name, in the order in which they run.
 
-    An input is the output of an earlier graph that is called so, or else one of the model. `renamed` has the names of
-    inputs and outputs in the model, by graph, where they are others.
+    An input of a graph is the output of an earlier graph with the same name, or else an input of the model. `renamed`
+    maps, by graph, its names of inputs and outputs to their names in the model, where these differ.
     """
 
     graphs: Mapping[str, Graph]
     renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def connections(self) -> list[Connection]:
-        """Return what goes from one graph to another.
+        """Return the connections between the graphs, in the order in which they are read.
 
         Raises:
-            WeftError: if a graph reads a value in another type than it is made in, naming both.
+            WeftError: if a graph's input has another type than the output that it reads, naming both.
         """
-        made, found = dict[str, tuple[str, TensorType]](), list[Connection]()
+        outputs, connections = dict[str, tuple[str, TensorType]](), list[Connection]()
         for reader, graph in self.graphs.items():
             for name, value in graph.inputs.items():
-                named = self._in_model(reader, name)
-                if named not in made:
+                model_name = self._in_model(reader, name)
+                if model_name not in outputs:
                     continue
-                maker, type = made[named]
+                maker, type = outputs[model_name]
                 if value.type != type:
-                    raise WeftError(f"{reader} reads {named} as {value.type}, which {maker} makes as {type}")
-                found.append(Connection(maker, reader, named, type))
-            made |= {self._in_model(reader, name): (reader, v.type) for name, v in graph.outputs.items()}
-        return found
+                    raise WeftError(f"{reader} reads {model_name} as {value.type}, which {maker} makes as {type}")
+                connections.append(Connection(maker, reader, model_name, type))
+            outputs |= {self._in_model(reader, name): (reader, v.type) for name, v in graph.outputs.items()}
+        return connections
 
     def run(
         self, run: Callable[[Graph, Mapping[str, Array]], Mapping[str, Array]], inputs: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Run every graph by `run`, which takes its inputs, and return `inputs` and all outputs by their names in the
-        model."""
-        known = dict(inputs)
+        """Call `run` on every graph with its inputs; return `inputs` and all outputs by their names in the model."""
+        values = dict(inputs)
         for reader, graph in self.graphs.items():
-            made = run(graph, {name: known[self._in_model(reader, name)] for name in graph.inputs})
-            known |= {self._in_model(reader, name): array for name, array in made.items()}
-        return known
+            outputs = run(graph, {name: values[self._in_model(reader, name)] for name in graph.inputs})
+            values |= {self._in_model(reader, name): array for name, array in outputs.items()}
+        return values
 
     def _in_model(self, graph: str, name: str) -> str:
         return self.renamed.get(graph, {}).get(name, name)

@@ -17,14 +17,14 @@ _LAYER = re.compile(r"\.\d+\.")
 
 @dataclass(frozen=True)
 class Price:
-    """FLOPs of a text of 64 tokens, and bytes of parameters."""
+    """The FLOPs of a run on 64 tokens, and the bytes of all parameters."""
 
     flops: int
     weights: int
 
     @classmethod
     def of(cls, graph: Graph) -> Price:
-        """That of one run of `graph`."""
+        """Return the price of one run of `graph`."""
         flops = cost(graph).flops
         assert isinstance(flops, int)
         return cls(flops, weight_bytes(graph))
@@ -32,8 +32,11 @@ class Price:
 
 @dataclass(frozen=True)
 class Record:
-    """One pass of a run: its trace, time without hooks, nodes before and after, and where asked for the price before
-    and after, what the check of its effect has shown, and the largest relative difference that it found."""
+    """One pass of a run: its trace, its time without hooks, and the number of nodes before and after.
+
+    If asked for: the prices before and after, the evidence that the check of its effect gave (`shown`), and the largest
+    relative difference of outputs that the check measured.
+    """
 
     phase: str
     applied: Pass
@@ -54,8 +57,8 @@ class Record:
 
     @property
     def summary(self) -> list[str]:
-        """Lines of the trace, with lines that repeat for other layers counted instead."""
-        return _folded(self.lines)
+        """Lines of the trace, with equal lines of several layers merged into one with their count."""
+        return _merge_layers(self.lines)
 
     @property
     def warnings(self) -> list[str]:
@@ -64,7 +67,7 @@ class Record:
 
     @property
     def idle(self) -> str:
-        """Reason why the pass rewrote nothing, in a sentence that names it; "" if it did rewrite."""
+        """Reason why the pass rewrote nothing, as a sentence that names the pass; "" if it rewrote something."""
         if self.rewrites or self.nodes[0] != self.nodes[1]:
             return ""
         why = self.trace.nearest.removeprefix(f"{self.applied.name}: ")
@@ -101,8 +104,8 @@ def _change(before: int, after: int) -> str:
     return f"{before:,}" if before == after else f"{before:,} -> {after:,}"
 
 
-def _folded(lines: Iterable[str]) -> list[str]:
-    """`lines` without those that say of another layer what one before them says, which is counted instead."""
+def _merge_layers(lines: Iterable[str]) -> list[str]:
+    """Merge `lines` that differ in the number of the layer only, and append their count, as in ``(× 12)``."""
     alike: dict[str, list[str]] = {}
     for line in lines:
         alike.setdefault(_LAYER.sub(".", line), []).append(line)

@@ -1,4 +1,4 @@
-"""Running pipelines: one pass after the other on a copy of the graph, with hooks in between."""
+"""Running pipelines: passes are applied one after another to a copy of the graph, with hooks after each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .report import Price, Record, Report
 
 @dataclass
 class Step:
-    """One pass that ran. `before` is there when the run verifies."""
+    """One pass that ran. `before` is set only if the run verifies."""
 
     index: int
     phase: str
@@ -52,13 +52,13 @@ def run_passes(
     report: Report | None = None,
     hooks: Iterable[Hook] = (),
     seed: int = 0,
-    progress: Progress = lambda name, done, total: None,
+    progress: Progress = lambda name, record, total: None,
 ) -> Graph:
-    """Run `pipeline` on a copy of `graph` and return it; the well-formedness of the graph is checked after every pass.
+    """Run `pipeline` on a copy of `graph` and return the copy; its well-formedness is checked after every pass.
 
-    `verify` also shows the declared effect of every pass on small random inputs and weights (from `seed`) through the
-    float64 interpreter. `dump` is a folder that gets the text form before and after every pass, as ``NN-pass.weft``.
-    `report` is filled in, `hooks` are called after every pass, `progress` by passes that take long.
+    `verify` also checks the declared effect of every pass on small random inputs and weights (from `seed`) in the
+    float64 interpreter. `dump` is a folder for the IR text of the input and after every pass, as ``NN-pass.weft``.
+    `report` is filled in, `hooks` are called after every pass, and passes that take long call `progress`.
 
     Raises:
         WeftError: if the text of the pipeline is wrong, a pass cannot do its work, or a check fails (naming the pass).
@@ -66,15 +66,15 @@ def run_passes(
     if isinstance(pipeline, str):
         pipeline = parse_pipeline(pipeline, default_pipeline(graph))
     current = graph.clone()
-    every: list[Hook] = [_well_formed]
+    inner_hooks: list[Hook] = [_verify_graph]
     if dump is not None:
         folder = Path(dump)
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder, 0, "input", current)
-        every.append(lambda step: _write(folder, step.index, step.applied.name, step.after))
+        inner_hooks.append(lambda step: _write(folder, step.index, step.applied.name, step.after))
     equivalence = EquivalenceCheck(seed)
     if verify:
-        every.append(lambda step: _check_effect(step, equivalence))
+        inner_hooks.append(lambda step: _check_effect(step, equivalence))
     index, priced = 0, report is not None and report.priced
     price = Price.of(current) if priced else None
     for phase in pipeline.phases:
@@ -89,21 +89,21 @@ def run_passes(
             seconds = time.perf_counter() - start
             step = Step(index, phase.name, applied, seconds, trace, (count, len(current)), current, before)
             equivalence.largest = None
-            for hook in every:
+            for hook in inner_hooks:
                 hook(step)
             if report is not None:
-                dear, price = price, Price.of(current) if priced else None
-                prices = (dear, price) if dear is not None and price is not None else None
+                old_price, price = price, Price.of(current) if priced else None
+                prices = (old_price, price) if old_price is not None and price is not None else None
                 evidence = applied.shows() if verify else ""
-                done = Record(phase.name, applied, seconds, trace, step.nodes, prices, evidence, equivalence.largest)
-                report.records.append(done)
+                record = Record(phase.name, applied, seconds, trace, step.nodes, prices, evidence, equivalence.largest)
+                report.records.append(record)
             for hook in hooks:
                 hook(step)
     return current
 
 
 def refuse_fused(graph: Graph, applied: Pass) -> None:
-    """Refuse a graph with fused ops, into which `applied` does not look.
+    """Raise an error if `graph` has fused ops, which `applied` does not look into.
 
     Raises:
         WeftError: naming the first fused op.
@@ -115,7 +115,7 @@ def refuse_fused(graph: Graph, applied: Pass) -> None:
         )
 
 
-def _well_formed(step: Step) -> None:
+def _verify_graph(step: Step) -> None:
     try:
         verify_graph(step.after, recipes=False)
     except WeftError as e:

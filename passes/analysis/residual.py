@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 
-from ..edits.absorb import WRITERS, AxisMap, computed, moves_rows, write_through
+from ..edits.absorb import WRITERS, AxisMap, find_computed_weight, moves_rows, write_through
 from ..edits.edit import backward_slice, derive, replace_param
 
 
@@ -162,7 +162,7 @@ def unwritable(stream: Stream, norms: bool = False) -> str | None:
             return f"%{value.name} is made by {writer.op.name}, a norm whose result is part of the residual{cure}"
         if writer.op not in WRITERS:
             return f"%{value.name} is made by {writer.op.name}"
-        if why := computed(writer):
+        if why := find_computed_weight(writer):
             return why
     return None
 

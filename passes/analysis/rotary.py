@@ -143,7 +143,7 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
 
 
 def expected(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[..., Array]:
-    """Return the reference of the node `rope` with frequencies `recipe`: `oracle.turned` with `settings` (interleaved,
+    """Return the reference of the node `rope` with frequencies `recipe`: `oracle.rotate_pairs` with `settings` (interleaved,
     amplitude).
 
     The numbers are those of its parameter, rounded to float32 as they are.
@@ -160,7 +160,7 @@ def expected(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[.
         raise WeftError(f"frequencies %{param.name} differ by {error:.1e} from those of {recipe.scaling}")
 
     def turn(x: Array, at: Array, *_: Array, heads: int, **__: Any) -> Array:
-        return oracle.turned(x, at, found, heads=heads, **settings)
+        return oracle.rotate_pairs(x, at, found, heads=heads, **settings)
 
     return turn
 

@@ -1,7 +1,7 @@
 """The Pass: one rewrite of a graph, with its arguments, its declared effect and the check of that effect.
 
-A pass is a frozen dataclass; its fields are its arguments, its docstring is its documentation, and defining it puts it
-into the registry::
+A pass is a frozen dataclass. Its fields are its arguments, its docstring is its documentation, and defining the class
+registers the pass::
 
     @dataclass(frozen=True)
     class MhaToGqa(Pass):
@@ -63,7 +63,7 @@ class Argument(Attr):
         return type_name(self.type)
 
     def check(self, value: Any, op: str = "") -> Any:
-        """`value` in canonical form; names of dtypes become dtypes.
+        """Return `value` in canonical form; names of dtypes become dtypes.
 
         Raises:
             WeftError: if it is not of the type.
@@ -86,15 +86,15 @@ def _show(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Pass:
-    """Base of all passes."""
+    """The base class of all passes."""
 
     name: ClassVar[str] = ""
     effect: ClassVar[Effect]
     purpose: ClassVar[Purpose] = "Other"
     see: ClassVar[tuple[str, ...]] = ()  # names of related passes, such as its inverse
-    tradeoff: ClassVar[str] = ""  # what may cost more afterwards, and why that can be worth it
-    needs: ClassVar[str] = ""  # the passes without which it finds nothing, as a pipeline
-    on_fused: ClassVar[bool] = False  # it takes graphs with fused ops, into which other passes do not look
+    tradeoff: ClassVar[str] = ""  # a cost that may rise, and why that can be worth it
+    needs: ClassVar[str] = ""  # the passes that have to run before it, as a pipeline
+    on_fused: ClassVar[bool] = False  # whether it accepts graphs with fused ops, which other passes refuse
     idempotent: ClassVar[bool] = True  # whether a second run changes nothing
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -103,21 +103,21 @@ class Pass:
             PASSES.add(cls.name, cls)
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        """Rewrite `graph` in place. The pipeline hands over a copy of the caller's graph.
+        """Rewrite `graph` in place; the pipeline passes a copy of the caller's graph.
 
         Raises:
-            WeftError: if the graph does not have what the pass needs.
+            WeftError: if the graph lacks something that the pass needs.
         """
         raise TypeError(f"pass {self.name} defines no run")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Outputs before and after agree to 1e-12, on small random inputs and weights in float64.
 
-        So for exact passes; conditional, lossy and changing ones supply a check of their own, whose summary says what
-        it shows.
+        This is the check of exact passes. Conditional, lossy and changing passes override it; reports print the first
+        sentence of the override's docstring as the evidence.
 
         Raises:
-            WeftError: if it does not hold.
+            WeftError: if the effect does not hold.
         """
         if self.effect != "exact":
             raise TypeError(f"the {self.effect} pass {self.name} defines no check")
@@ -126,11 +126,11 @@ class Pass:
 
     @classmethod
     def shows(cls) -> str:
-        """Evidence of a passed check: the summary of its docstring."""
+        """Return the evidence that a passed check gives: the summary of its docstring."""
         return " ".join(inspect.cleandoc(cls.check.__doc__ or "").partition("\n\n")[0].split())
 
     def __str__(self) -> str:
-        """As in a pipeline text; arguments that equal their default are left out."""
+        """Return the pass as a pipeline spells it, without arguments that equal their default."""
         arguments = []
         for argument in self.arguments():
             value = getattr(self, argument.name)
@@ -140,7 +140,7 @@ class Pass:
 
     @classmethod
     def arguments(cls) -> tuple[Argument, ...]:
-        """The fields, in order: those of the pass, then those that it shares with others."""
+        """Return the fields in order: positional ones, then the keyword-only ones of shared base classes."""
         hints = typing.get_type_hints(cls)
         arguments = []
         for f in call_order(cls):
@@ -154,12 +154,12 @@ class Pass:
 
     @classmethod
     def documentation(cls) -> Documentation:
-        """The parts of the docstring."""
+        """Return the parts of the docstring."""
         return read_docstring(cls.doc())
 
     @classmethod
     def make(cls, given: Mapping[str, Any]) -> Pass:
-        """The pass with arguments as a pipeline text gives them.
+        """Return the pass with the arguments `given`, values as `parse_pipeline` reads them.
 
         Raises:
             WeftError: on an unknown, missing or ill-typed argument.
@@ -184,10 +184,10 @@ def all_passes() -> dict[str, type[Pass]]:
 
 
 def lookup(name: str) -> type[Pass]:
-    """Return the pass called `name`.
+    """Return the pass named `name`.
 
     Raises:
-        WeftError: if there is none, with the nearest names.
+        WeftError: if no pass has this name; the message lists the nearest names.
     """
     longer = f"p{name}".replace("_", "-")  # `-ppack-qkv` is -p with its value, and so is -pack-qkv
     if name not in PASSES and longer in PASSES:

@@ -1,7 +1,8 @@
-"""Parts of a pass's docstring: the text of its help and of its page.
+"""The parts of a pass's docstring, which are printed as its help and on its documentation page.
 
-A docstring is a summary line, paragraphs with the mathematics, a paragraph each that starts with ``Condition:`` and
-``Source:``, and an example: a line ``Example NAME{arguments}::`` and, indented below it, a small graph in IR text.
+A docstring has a summary line, paragraphs with the mathematics, a paragraph that starts with ``Condition:``, one that
+starts with ``Source:``, and an example: a line ``Example NAME{arguments}::`` and, indented below, a small graph as IR
+text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from weft.ir import WeftError
 
 @dataclass(frozen=True)
 class Documentation:
-    """The parts of a docstring; `pipeline` is the example's pass with its arguments, `graph` its IR text."""
+    """The parts of a docstring; `pipeline` is the example's pass with its arguments, `graph` the example's IR text."""
 
     summary: str
     text: str = ""
@@ -27,10 +28,10 @@ class Documentation:
 
 
 def read_docstring(docstring: str) -> Documentation:
-    """The parts of `docstring`.
+    """Split `docstring` into its parts.
 
     Raises:
-        WeftError: if a part stands twice.
+        WeftError: if it has two paragraphs ``Condition:`` or ``Source:``.
     """
     sections: dict[str, str] = {}
     text: list[str] = []

@@ -1,7 +1,8 @@
-"""Trials: small random inputs and weights on which a pass shows its effect, through the float64 interpreter.
+"""Checks of a pass's effect: run graphs on small random inputs and weights in the float64 interpreter.
 
-Checkpoint tensors and random initializations are replaced by float64 numbers of the same shape, drawn from their name,
-so that a graph before and after a rewrite sees the same weights and no rounding of recipes hides or feigns an error.
+Checkpoint tensors and random initializations are replaced by float64 values of the same shape, seeded by the tensor's
+name. A graph before and after a rewrite therefore sees the same weights, and rounding in recipes neither hides an error
+nor causes one.
 """
 
 from __future__ import annotations
@@ -24,17 +25,16 @@ from weft.ir.recipes.readers import EMPTY, Array
 from weft.ir.schema.states import CODES
 from weft.ir.types import dtypes, sizes
 
-EXACT = 1e-12  # the largest difference of exact passes, relative to the largest number of an output
+EXACT = 1e-12  # the largest difference that exact passes may cause, relative to the largest magnitude of an output
 SIZES = {"batch": 3, "seq": 5}
-TILE = 65_521  # big weights repeat this many numbers; it is prime, so that rows differ
+TILE = 65_521  # big weights repeat this number of values; it is prime, so that rows differ
 
 
 class RandomReader:
-    """Stands in for the checkpoint of `graphs`: the same names and shapes, random float64 numbers; integers as they
-    are.
+    """A reader that replaces the checkpoint `real`: same names and shapes, random float64 values, integers unchanged.
 
-    Without a checkpoint a tensor has the shape of the parameter that it alone makes. `exact` are numbers of `known`
-    tensors that are not drawn, `signs` those that all numbers of a tensor have, where its logarithm is read.
+    `known` has the shapes of tensors that the checkpoint lacks. `exact` has the values of tensors that are not drawn,
+    `signs` the sign of all elements of a tensor whose logarithm is read.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RandomReader:
         self.seed = seed
         self.exact, self.signs = exact or {}, signs or {}
         self.present = set(real.keys())
-        # Weights are read block by block but drawn whole. A cache on the class would keep readers alive.
+        # Weights are read block by block but drawn at once. A cache on the class would keep readers alive.
         self.draw = functools.lru_cache(maxsize=2)(self._draw)
 
     @property
@@ -64,7 +64,7 @@ class RandomReader:
         if key in self.present:
             return self.real.shape(key)
         if key not in self.known:
-            raise WeftError(f"there is no checkpoint to tell the shape of tensor {key!r}; give one to verify with")
+            raise WeftError(f"there is no checkpoint with the shape of tensor {key!r}; give one to verify with")
         return self.known[key]
 
     def dtype(self, key: str) -> DType:
@@ -79,9 +79,9 @@ class RandomReader:
     def _draw(self, key: str) -> Array:
         if key in self.exact:
             return self.exact[key]
-        return self.signs[key] * np.abs(self._drawn(key)) if key in self.signs else self._drawn(key)
+        return self.signs[key] * np.abs(self._sample(key)) if key in self.signs else self._sample(key)
 
-    def _drawn(self, key: str) -> Array:
+    def _sample(self, key: str) -> Array:
         shape = self.shape(key)
         rng = np.random.default_rng((self.seed, zlib.crc32(key.encode())))
         if len(shape) < 2:  # norm weights, biases, decays: none of them zero or negative
@@ -92,8 +92,10 @@ class RandomReader:
 
 
 class EquivalenceCheck:
-    """Random weights and inputs from one `seed`. `largest` is the largest difference that `same` has seen so far, None
-    where it was not asked."""
+    """Runs graphs on random weights and inputs from one `seed`, and compares their outputs.
+
+    `largest` is the largest difference that `same` has measured so far, None if it has not been called.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -103,14 +105,14 @@ class EquivalenceCheck:
         self.signs: dict[str, int] = {}
 
     def run(self, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Outputs by name, with random weights."""
+        """Run `graph` with random weights, and return its outputs by name."""
         return interpret(self.stage(graph), inputs)
 
     def run_as(
         self, graph: Graph, inputs: Mapping[str, Array], meanings: Mapping[str, Callable[..., Any]]
     ) -> dict[str, Array]:
-        """`run`, where the nodes whose first outputs have the names in `meanings` compute those functions of their
-        operands and attributes instead."""
+        """Run `graph` as `run` does, with other references for the nodes whose first output's name is in `meanings`:
+        functions of the node's operands and attributes."""
         staged = self.stage(graph)
         for node in staged.nodes:
             if node.output.name in meanings:
@@ -120,43 +122,43 @@ class EquivalenceCheck:
         return interpret(staged, inputs)
 
     def stage(self, graph: Graph) -> Graph:
-        """A copy of `graph` whose weights are random."""
+        """Return a copy of `graph` with random weights."""
         staged = graph.clone()
         for p in staged.params.values():
             if isinstance(p.recipe, Source):
-                self.known.setdefault(p.recipe.key, _fixed(p))
-            p.recipe = self._randomized(p.recipe)
+                self.known.setdefault(p.recipe.key, _concrete_shape(p))
+            p.recipe = self._randomize(p.recipe)
         staged.reader = RandomReader(graph.reader, self.known, self.seed, self.exact, self.signs)
         return staged
 
-    def _randomized(self, recipe: Recipe) -> Recipe:
+    def _randomize(self, recipe: Recipe) -> Recipe:
         if isinstance(recipe, (Normal, Uniform, Full)):
             key = f"{recipe.name} {recipe!r}"
             self.known[key] = recipe.dims
-            if not isinstance(recipe, Normal):  # the numbers themselves, but no rounding of what is made of them
+            if not isinstance(recipe, Normal):  # their own values, but in float64: recipes of them do not round
                 self.exact[key] = recipe.evaluate(EMPTY).astype(np.float64)
             return Source(key)
         if isinstance(recipe, Map) and recipe.fn == "log":
-            self._sign(recipe.item, 1)
-        return recipe.map_parts(self._randomized)
+            self._record_sign(recipe.item, 1)
+        return recipe.map_parts(self._randomize)
 
-    def _sign(self, recipe: Recipe, sign: int) -> None:
-        """Note that the numbers of `recipe` have `sign`."""
+    def _record_sign(self, recipe: Recipe, sign: int) -> None:
+        """Record that all elements of `recipe` have `sign`."""
         if isinstance(recipe, Source):
             self.signs[recipe.key] = sign
         elif not (isinstance(recipe, Map) and recipe.fn == "exp"):
             flips = isinstance(recipe, Map) and recipe.fn == "neg"
             for part in recipe.parts:
-                self._sign(part, -sign if flips else sign)
+                self._record_sign(part, -sign if flips else sign)
 
     def inputs(self, graph: Graph, **given: int) -> dict[str, Array]:
-        """Random inputs by name, of the sizes `given` (batch, seq … otherwise small odd numbers).
+        """Return random inputs by name, with the sizes `given` and small ones otherwise (batch 3, seq 5 …).
 
-        Token ids stay below the rows of the tables they index, masks are ones followed by zeros, positions run on from
-        where the mask says that the cache ends, and no text is longer than a table of positions.
+        Token ids stay below the rows of the tables they index, masks are ones followed by zeros, positions continue
+        after the cached tokens of the mask, and no sequence is longer than the position table.
         """
         rng = np.random.default_rng(self.seed)
-        longest: int = graph.meta.get("max_positions") or 1_000_000  # a table of positions ends there
+        longest: int = graph.meta.get("max_positions") or 1_000_000  # the rows of the position table
         binding = {**SIZES, "seq": min(SIZES["seq"], longest), **given}
         batch, seq = binding["batch"], binding["seq"]
         past = np.zeros(batch, int)
@@ -171,27 +173,27 @@ class EquivalenceCheck:
         valid = rng.integers(1, seq + 1, batch)
         # One row is full, so that the last tokens are compared too.
         valid[0] = seq
-        found: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         for name, value in graph.inputs.items():
             shape = value.type.concrete(binding)
             if name.endswith("attention_mask") and value.shape[1] == sizes.sym("samples"):
-                found[name] = (np.arange(shape[1]) < shape[1] * valid[:, None] // seq).astype(np.int64)
+                arrays[name] = (np.arange(shape[1]) < shape[1] * valid[:, None] // seq).astype(np.int64)
             elif name == "attention_mask":
-                found[name] = (np.arange(shape[1]) < (past + valid)[:, None]).astype(np.int64)
+                arrays[name] = (np.arange(shape[1]) < (past + valid)[:, None]).astype(np.int64)
             elif name == "position_ids":
-                found[name] = past[:, None] + np.arange(shape[1])
+                arrays[name] = past[:, None] + np.arange(shape[1])
             elif value.type.dtype in CODES.values():
-                found[name] = rng.integers(-8, 8, shape)
+                arrays[name] = rng.integers(-8, 8, shape)
             elif value.type.dtype.is_int:
-                found[name] = rng.integers(0, _limit(value), shape)
+                arrays[name] = rng.integers(0, _limit(value), shape)
             elif value.type.dtype == dtypes.bool_:
-                found[name] = rng.random(shape) < 0.6
+                arrays[name] = rng.random(shape) < 0.6
             else:
-                found[name] = rng.standard_normal(shape)
-        return found
+                arrays[name] = rng.standard_normal(shape)
+        return arrays
 
     def same(self, expected: Mapping[str, Array], actual: Mapping[str, Array], bound: float) -> None:
-        """Outputs agree within `bound` of the largest expected number.
+        """Check that outputs differ by at most `bound`, relative to the largest expected magnitude of each.
 
         Raises:
             WeftError: naming the first output that does not.
@@ -206,13 +208,13 @@ class EquivalenceCheck:
             self.largest = max(self.largest or 0.0, error)
             # Not `error > bound`: NaN has to fail.
             if not error <= bound:
-                raise WeftError(f"output {name} differs by {error:.1e} of its largest number; {bound:.0e} is allowed")
+                raise WeftError(
+                    f"output {name} differs by {error:.1e} of its largest magnitude; {bound:.0e} is allowed"
+                )
 
 
 def difference(expected: Array, actual: Array) -> float:
-    """The largest absolute difference over the largest expected magnitude; NaN unless both are NaN at the same
-    places.
-    """
+    """Return the largest absolute difference over the largest expected magnitude; NaN if only one has NaN somewhere."""
     if not expected.size:
         return 0.0
     a, b = expected.astype(np.float64), actual.astype(np.float64)
@@ -223,15 +225,15 @@ def difference(expected: Array, actual: Array) -> float:
 
 
 def _lengthen(graph: Graph, binding: dict[str, int]) -> None:
-    """Double the lengths of sounds in `binding` until convolutions make some frames of them."""
+    """Double the lengths of audio in `binding` until every convolution returns at least 5 frames."""
     lengths = [name for name in ("samples", "frames") if name in binding]
-    made = [node.output.shape[1] for node in graph.nodes if node.op is ops.conv1d] if lengths else []
-    while any(sizes.evaluate(frames, binding) < 5 for frames in made if isinstance(frames, sizes.Poly)):
+    frame_counts = [node.output.shape[1] for node in graph.nodes if node.op is ops.conv1d] if lengths else []
+    while any(sizes.evaluate(frames, binding) < 5 for frames in frame_counts if isinstance(frames, sizes.Poly)):
         binding.update((name, 2 * binding[name]) for name in lengths)
 
 
 def _limit(ids: Value) -> int:
-    """Return a bound on `ids`: the rows of the smallest table that they index."""
+    """Return the exclusive bound of `ids`: the rows of the smallest table that they index, or 2 without a table."""
     rows = []
     for node, i in ids.uses:
         table = node.inputs[1 - i] if (node.op, i) in ((ops.embedding, 0), (ops.gather, 1)) else None
@@ -241,5 +243,5 @@ def _limit(ids: Value) -> int:
     return min(rows, default=2)
 
 
-def _fixed(param: Value) -> tuple[int, ...]:
+def _concrete_shape(param: Value) -> tuple[int, ...]:
     return param.type.concrete({})

@@ -1,4 +1,4 @@
-"""Definitions of attention, rotation and its frequencies that share no code with the ops: what checks compare with."""
+"""Reference definitions of attention, RoPE and its frequencies for checks; they share no code with the ops."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def attend(
     value_dim: int | None,
     **_: Any,
 ) -> Array:
-    """The op `attention` without a cache, its window and pattern replaced: query i sees key j if `sees(i, j)`.
+    """Compute the op `attention` without a cache; query i sees key j if `sees(i, j)`, not by its window and pattern.
 
-    One head after the other, e^score over its sum.
+    Loops over batch rows and heads, and computes the softmax as e^score over its sum.
     """
     batch, seq, width = q.shape
     d = width // heads
-    seen = np.array([[sees(i, j) and (j <= i or not causal) for j in range(k.shape[1])] for i in range(seq)])
+    allowed = np.array([[sees(i, j) and (j <= i or not causal) for j in range(k.shape[1])] for i in range(seq)])
     rows = []
     for b in range(batch):
         outputs = []
@@ -47,29 +47,31 @@ def attend(
                 score = softcap * np.tanh(score / softcap)
             if bias is not None:
                 score = score + bias[b % len(bias), h % bias.shape[1]]
-            visible = seen if key_mask is None else seen & (key_mask[b % len(key_mask)] != 0)
-            most = np.where(visible, score, -np.inf).max(1, keepdims=True)
+            visible = allowed if key_mask is None else allowed & (key_mask[b % len(key_mask)] != 0)
+            highest = np.where(visible, score, -np.inf).max(1, keepdims=True)
             # A row that sees no key: −∞ − (−∞) would be NaN.
-            most = np.where(np.isfinite(most), most, 0)
+            highest = np.where(np.isfinite(highest), highest, 0)
             # Hidden scores are replaced first, as exp of them may overflow.
-            power = np.where(visible, np.exp(np.where(visible, score, most) - most), 0)
-            whole = power.sum(1, keepdims=True) + (0 if sinks is None else np.exp(sinks[h] - most))
-            # A row that sees nothing is 0.
-            outputs.append(power @ value / np.where(whole == 0, 1, whole))
+            powers = np.where(visible, np.exp(np.where(visible, score, highest) - highest), 0)
+            total = powers.sum(1, keepdims=True) + (0 if sinks is None else np.exp(sinks[h] - highest))
+            # The output of a row that sees no key is 0.
+            outputs.append(powers @ value / np.where(total == 0, 1, total))
         rows.append(np.concatenate(outputs, 1))
     return np.stack(rows)
 
 
-def turned(x: Array, at: Array, frequencies: Array, *, heads: int, interleaved: bool, amplitude: float = 1.0) -> Array:
-    """The op `rope`: pairs as complex numbers, times amplitude · e^(i · position · frequency)."""
+def rotate_pairs(
+    x: Array, at: Array, frequencies: Array, *, heads: int, interleaved: bool, amplitude: float = 1.0
+) -> Array:
+    """Compute the op `rope`: multiply pairs, as complex numbers, by amplitude · e^(i · position · frequency)."""
     batch, seq, width = x.shape
     pairs = len(frequencies)
     y = x.reshape(batch, seq, heads, width // heads).copy()
     real, imaginary = (
         (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(0, pairs), slice(pairs, 2 * pairs))
     )
-    turn = amplitude * np.exp(1j * (at[:, :, None, None] * frequencies))
-    z = (y[..., real] + 1j * y[..., imaginary]) * turn
+    rotation = amplitude * np.exp(1j * (at[:, :, None, None] * frequencies))
+    z = (y[..., real] + 1j * y[..., imaginary]) * rotation
     y[..., real], y[..., imaginary] = z.real, z.imag
     return y.reshape(x.shape)
 
@@ -93,7 +95,7 @@ def frequencies(
     truncate: bool,
     **_: Any,
 ) -> Array:
-    """RoPE frequencies [dim/2] after `scaling`, pair by pair as the papers put it: by wavelengths and turns.
+    """Return the RoPE frequencies [dim/2] after `scaling`, pair by pair by the wavelengths that the papers define.
 
     none, linear (Chen 2023: positions shrink), ntk (bloc97 2023: the last pair is interpolated, the first is not), yarn
     (Peng 2023, with the pairs between the bounds blended by index as its code does), llama3 (Llama 3.1, 2024).
@@ -113,7 +115,7 @@ def frequencies(
                 share = (original / wavelength - low_freq) / (high_freq - low_freq)
                 plain *= share + (1 - share) / factor
         elif scaling == "yarn":
-            # the pairs whose wavelength lets them turn beta times within the original context
+            # the pairs whose wavelength fits beta times into the original context
             fast, slow = (math.log(original / beta / (2 * math.pi), theta) * dim / 2 for beta in (beta_fast, beta_slow))
             fast, slow = (math.floor(fast), math.ceil(slow)) if truncate else (fast, slow)
             fast, slow = max(fast, 0), min(slow, dim - 1)

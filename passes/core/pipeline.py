@@ -11,7 +11,7 @@ from .base import Pass
 
 @dataclass(frozen=True)
 class Phase:
-    """Passes under a name, such as simplify, fuse, cache, target."""
+    """A named group of passes, such as simplify, fuse, cache or target."""
 
     name: str
     passes: tuple[Pass, ...]
@@ -19,7 +19,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Phases in order. Its text parses back to it."""
+    """Phases in order; `parse_pipeline` reads its text back."""
 
     phases: tuple[Phase, ...] = ()
 
@@ -32,7 +32,7 @@ class Pipeline:
         return tuple(p for phase in self.phases for p in phase.passes)
 
     def then(self, name: str, *passes: Pass) -> Pipeline:
-        """This pipeline with one more phase."""
+        """Return this pipeline with one more phase."""
         return Pipeline((*self.phases, Phase(name, passes)))
 
 

@@ -1,7 +1,7 @@
-"""Results of long fits in a folder, so that a run that was stopped goes on where it was.
+"""Results of long fits, stored in a folder so that an interrupted run continues where it stopped.
 
-A result is found by a digest of all that it was made of: the tokens, the constants of the method, and every matrix up
-to it. A folder may therefore serve any number of models and settings, and never returns what belongs to another one.
+The key of a result is a digest of all its inputs: the tokens, the constants of the method, and every matrix up to it.
+One folder can therefore serve any number of models and settings, and never returns the result of another one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from weft.ir.storage.documents import expanded
 from weft.ir.types.block_layouts import BlockLayout, Blocks
 
 
-class Finished:
-    """Blocks of matrices in `folder`, in the order in which they are fitted; without a folder nothing is kept.
+class ResultStore:
+    """A store of fitted blocks in `folder`, for matrices in the order of fitting; without a folder it stores nothing.
 
     Raises:
-        WeftError: if the folder cannot be made.
+        WeftError: if the folder cannot be created.
     """
 
     def __init__(self, folder: str | None, tokens: Sequence[Array], *settings: object) -> None:
@@ -41,41 +41,41 @@ class Finished:
 
     @property
     def keeps(self) -> bool:
-        """True if results are kept at all."""
+        """True if results are stored."""
         return self._folder is not None
 
     def advance(self, param: Param, layout: BlockLayout) -> str:
-        """Take the next matrix into account, and return the key of its result."""
+        """Add the next matrix to the digest, and return the key of its result."""
         self._digest.update(f"{param.name} {layout} {param.shape}".encode())
         for rows in param.recipe.blocks(param.graph.reader):
             self._digest.update(np.ascontiguousarray(rows).tobytes())
         return self._digest.hexdigest()[:32]
 
     def load(self, key: str) -> list[Blocks] | None:
-        """The blocks called `key`, of a stack one for each matrix; None if there are none, or the file is broken."""
+        """Return the blocks stored as `key`, one per matrix of a stack; None if they are missing or broken."""
         assert self._folder is not None
         broken = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
         path = self._folder / f"{key}.npz"
         with contextlib.suppress(*broken), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            found = []
+            blocks = []
             for i in range(int(arrays["count"])):
                 zeros = arrays.get(f"zeros{i}")
-                found.append(Blocks(arrays[f"codes{i}"], arrays[f"scales{i}"], None, zeros))
-            return found
+                blocks.append(Blocks(arrays[f"codes{i}"], arrays[f"scales{i}"], None, zeros))
+            return blocks
         return None
 
     def save(self, key: str, blocks: Sequence[Blocks]) -> None:
-        """Keep `blocks` under `key`; the file is whole or not there.
+        """Store `blocks` as `key`; the file is written completely or not at all.
 
         Raises:
             WeftError: if there is no room.
         """
         assert self._folder is not None
         arrays: dict[str, Array] = {"count": np.array(len(blocks))}
-        for i, one in enumerate(blocks):
-            arrays |= {f"codes{i}": one.codes, f"scales{i}": one.scales}
-            if one.zeros is not None:
-                arrays[f"zeros{i}"] = one.zeros
+        for i, block in enumerate(blocks):
+            arrays |= {f"codes{i}": block.codes, f"scales{i}": block.scales}
+            if block.zeros is not None:
+                arrays[f"zeros{i}"] = block.zeros
         partial = None
         try:
             with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".partial", delete=False) as file:

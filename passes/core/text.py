@@ -1,9 +1,9 @@
 """Pipelines as text: ``"mha-to-gqa{kv_heads=4, method=svd}, default, -last-token-logits"``.
 
-Passes are separated by commas, with arguments in braces. ``default`` stands for the default pipeline of the graph,
-``decode-torch`` for that of a decode step of target torch; ``-name`` takes out every pass of that name before it.
+Passes are separated by commas, with arguments in braces. ``default`` means the default pipeline of the graph,
+``decode-torch`` the pipeline of a decode step of target torch; ``-name`` removes every earlier pass of that name.
 ``fuse: a, b; cache: c`` groups passes into named phases.
-Values are numbers, ``true``, ``false``, ``none``, plain words, "quoted text", and lists in brackets.
+Values are integers, floats, ``true``, ``false``, ``none``, plain words, "quoted text", and lists in brackets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 def parse_pipeline(text: str, default: Pipeline | None = None) -> Pipeline:
-    """The pipeline that `text` spells; `default` is what the word ``default`` stands for.
+    """Parse `text` into a pipeline; the word ``default`` means the pipeline `default`.
 
     Raises:
         WeftError: on a syntax error (with its column), an unknown pass, or an argument that does not fit.
@@ -55,7 +55,7 @@ class _Parser(Lexer):
                 gone = self.take("name")
                 if not self.remove(gone.text, phases, passes):
                     self.fail(
-                        f"there is no pass {gone.text!r} before this to take out; a name behind - takes that pass out, "
+                        f"there is no pass {gone.text!r} before this to take out; a name after - takes that pass out, "
                         f"as in 'default, -{gone.text.replace('_', '-')}'; without - it adds it",
                         gone.at,
                     )
@@ -68,7 +68,7 @@ class _Parser(Lexer):
                 phases += PIPELINES[self.next().text].phases
                 name, passes = "", []
             else:
-                passes.append(self.one())
+                passes.append(self.parse_pass())
             if self.accept(";"):
                 close()
                 name, passes = self.label(), []
@@ -89,15 +89,15 @@ class _Parser(Lexer):
     @staticmethod
     def remove(name: str, phases: list[Phase], passes: list[Pass]) -> bool:
         remaining = [Phase(ph.name, tuple(p for p in ph.passes if p.name != name)) for ph in phases]
-        left = [p for p in passes if p.name != name]
-        changed = remaining != phases or left != passes
-        phases[:], passes[:] = remaining, left
+        rest = [p for p in passes if p.name != name]
+        changed = remaining != phases or rest != passes
+        phases[:], passes[:] = remaining, rest
         return changed
 
-    def one(self) -> Pass:
+    def parse_pass(self) -> Pass:
         word = self.take("name")
         if word.text == "default":
-            self.fail("'default' has no meaning here: no graph says which pipeline is meant", word.at)
+            self.fail("'default' has no meaning here: it depends on the graph, and there is none", word.at)
         try:
             cls = lookup(word.text)
             return cls.make(self.arguments())
@@ -144,10 +144,10 @@ class _Parser(Lexer):
 
 
 def _finite(text: str) -> float:
-    """The number `text`.
+    """Return the float that `text` spells.
 
     Raises:
-        ValueError: if no float is so large.
+        ValueError: if it is too large for a float.
     """
     if math.isinf(number := float(text)):
         raise ValueError("the number is too large")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Miss:
-    """Reason of a failed match. `depth` is the number of nodes that matched before it: higher is nearer."""
+    """The reason of a failed match; `depth` is the number of nodes that matched before it failed: higher is nearer."""
 
     depth: float
     at: str
@@ -20,8 +20,8 @@ class Miss:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A site that `rule` looked at and left alone."""
+class RefusedSite:
+    """A site that `rule` examined and left unchanged."""
 
     rule: str
     at: str
@@ -33,33 +33,35 @@ class Refused:
 
 @dataclass
 class Trace:
-    """`lines` in order of writing; `rewrites` by rule; `refusals` and the nearest `misses` of rules that never fired,
-    which are among the lines too; `near` has the nearest miss by the value at which it was. A pass that takes long says
-    how far it is by `progress(done, in all)`."""
+    """The log of a pass: `lines` in the order of writing, and counts of rewrites by rule.
+
+    `refusals`, and in `misses` the nearest miss of every rule that never fired, are among the lines also; `near` has
+    the nearest miss by the name of the value where it occurred. Long passes report by `progress(done, total)`.
+    """
 
     lines: list[str] = field(default_factory=list)
     rewrites: Counter[str] = field(default_factory=Counter)
-    refusals: list[Refused] = field(default_factory=list)
+    refusals: list[RefusedSite] = field(default_factory=list)
     misses: list[Miss] = field(default_factory=list)
     near: dict[str, Miss] = field(default_factory=dict)
     progress: Callable[[int, int], None] = field(default=lambda done, total: None, repr=False, compare=False)
 
     def fired(self, rule: str, at: str) -> None:
-        """One rewrite by `rule` at the value called `at`."""
+        """Count one rewrite by `rule` at the value named `at`."""
         self.rewrites[rule] += 1
         self.lines.append(f"{rule}: rewrote %{at}")
 
     def refuse(self, rule: str, at: str, reason: str) -> None:
-        """`rule` leaves the value called `at` alone, because of `reason`."""
-        self.refusals.append(Refused(rule, at, reason))
+        """Record that `rule` leaves the value named `at` unchanged, because of `reason`."""
+        self.refusals.append(RefusedSite(rule, at, reason))
         self.lines.append(str(self.refusals[-1]))
 
     def note(self, text: str) -> None:
-        """A line for the reader, such as what was left alone and why."""
+        """Add a line for the user, such as a value left unchanged with the reason."""
         self.lines.append(text)
 
     def missed(self, rule: str, miss: Miss | None) -> None:
-        """`rule` fired nowhere; `miss` is the nearest it came."""
+        """Record that `rule` never fired; `miss` is its nearest miss."""
         self.misses += [miss] if miss else []
         self.lines.append(f"{rule}: fired 0 times" + (f"; nearest miss {miss}" if miss else "; nothing resembles it"))
 

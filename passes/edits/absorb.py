@@ -1,8 +1,8 @@
 """Absorb a linear map of vectors into the weights of the linears and experts that read or write them.
 
-A map is an `AxisMap`: the recipe of a tensor whose every vector along one axis is mapped. Vectors are rows, v → v M:
-what writes v then writes v M, and what reads v M instead of v and must not notice takes M⁻ᵀ along the axis that it
-reads (for a scale diag(g) that is now missing from v, diag(g) itself).
+An `AxisMap` returns the recipe of a tensor with every vector along one axis mapped. Vectors are rows, v → v M. A node
+that writes v then writes v M; a node that reads v M instead of v keeps its result if its weight is mapped by M⁻ᵀ along
+the axis that multiplies v (by diag(g) if a scale diag(g) was removed from v).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from weft.ir.recipes.matrices import Centre, MatMul
 
 from .edit import changed, derive, derive_bias, replace_param
 
-AxisMap = Callable[[Recipe, int, int], Recipe]  # a recipe, the axis to map, the rank
+AxisMap = Callable[[Recipe, int, int], Recipe]  # of a recipe, the axis to map, and the rank
 Use = tuple[Node, int]
-# Op: its weights as operands with their biases; all read the last axis of theirs.
+# By op, its weight operands with their biases; each weight multiplies along its last axis.
 _READERS = {
     ops.linear: {"weight": "bias"},
     ops.norm_linear: {"weight": "bias"},
     ops.moe: {"up": "up_bias", "gate": "gate_bias"},
 }
-# Op: the operands that make its result, and which axis of them does, counted from the last.
+# By op, the operands that a map of its result is absorbed into, and their axis of outputs, counted from the last.
 _AFFINE = {"weight": 1, "bias": 1}
 WRITERS = {
     ops.linear: {"weight": 2, "bias": 1},
@@ -37,17 +37,17 @@ WRITERS = {
 
 
 def scaled(factor: float | Recipe) -> AxisMap:
-    """Multiplication by a number, or by a vector element by element."""
+    """Return the map that multiplies by a number, or elementwise by a vector."""
     return lambda recipe, axis, rank: Scale(recipe, factor, axis)
 
 
 def centred(recipe: Recipe, axis: int, rank: int) -> Recipe:
-    """Subtraction of the mean."""
+    """Map `recipe` by the `AxisMap` that subtracts the mean of every vector."""
     return Centre(recipe, axis)
 
 
 def multiplied(matrix: Recipe) -> AxisMap:
-    """v → v M for a square `matrix` M."""
+    """Return the map v → v M for a square `matrix` M."""
 
     def along(recipe: Recipe, axis: int, rank: int) -> Recipe:
         if rank == 1 or (rank == 2 and axis == 0):
@@ -69,7 +69,7 @@ def is_layer(norm: Node) -> bool:
 
 
 def moves_rows(node: Node) -> bool:
-    """Return whether the rows (last axis) of the result are rows of the first operand, of any operand of `concat`."""
+    """Return whether every row (last axis) of the result is a row of the first operand, of any operand of `concat`."""
     x = node.inputs[0] if node.inputs else None
     if x is None or not x.shape:
         return False
@@ -94,8 +94,8 @@ def moves_rows(node: Node) -> bool:
 
 
 def reads(value: Value) -> list[Use] | str:
-    """Who computes with the rows of `value`, also after they were moved; a sentence if they leave the graph."""
-    found: list[Use] = []
+    """Return the uses that compute with rows of `value`, moved or not; a sentence if the rows are a graph output."""
+    uses: list[Use] = []
     waiting = [value]
     for v in waiting:
         if v.is_output:
@@ -105,21 +105,21 @@ def reads(value: Value) -> list[Use] | str:
             if i == 0 and node.op is not ops.concat and moves_rows(node):
                 waiting += node.outputs
             else:
-                found.append((node, i))
-    return found
+                uses.append((node, i))
+    return uses
 
 
 def unable(node: Node, index: int) -> str | None:
-    """Say why `node` cannot absorb a map of its operand `index` into its weights; None if it can."""
+    """Return why `node` cannot absorb a map of its operand `index` into its weights; None if it can."""
     if node.op in (ops.add, ops.add_norm):
         return f"it is a summand of {node.op.name} (%{node.outputs[-1].name})"
     if node.op not in (ops.linear, ops.moe) or index:
         return f"it is read by {node.op.name} (%{node.output.name})"
-    return computed(node)
+    return find_computed_weight(node)
 
 
-def computed(node: Node) -> str | None:
-    """Name the weight of `node` that is computed and not a parameter; None if there is none."""
+def find_computed_weight(node: Node) -> str | None:
+    """Return a sentence that names a weight of `node` that is computed and not a parameter; None without any."""
     # These operands are activations or ids; all others should be weights.
     for name in (o.name for o in node.op.operands if o.name not in ("x", "y", "ids", "combine")):
         operand = node.operand(name)
@@ -129,7 +129,7 @@ def computed(node: Node) -> str | None:
 
 
 def weights_read_with(node: Node) -> Iterator[Param]:
-    """The weights that `node` reads its first operand with."""
+    """Yield the weights that multiply the first operand of `node`."""
     for name in _READERS[node.op]:
         weight = node.operand(name)
         if isinstance(weight, Param):
@@ -137,43 +137,43 @@ def weights_read_with(node: Node) -> Iterator[Param]:
 
 
 def read_through(node: Node, along: AxisMap | None, shift: Recipe | None = None) -> Node:
-    """`node`, whose first operand was y, for an operand x of which y is `along` plus `shift`: y = x M + s.
+    """Absorb y = x M + s into `node`, which reads y, so that it computes the same result from x.
 
-    The weights take in `along` over their last axis, the biases what the weights make of `shift`. Returns the node, or
-    the one that replaces it if biases had to be made.
+    `along` maps the last axis of its weights, and the biases gain the products of the weights with `shift`, which is s.
+    The first operand stays. Return the node, or its replacement if it had no bias and needs one.
     """
-    made: dict[str, Recipe] = {}
+    recipes: dict[str, Recipe] = {}
     for name, bias in _READERS[node.op].items():
-        weight, given = node.operand(name), node.operand(bias)
+        weight, old_bias = node.operand(name), node.operand(bias)
         if not isinstance(weight, Param):
             continue
         rank = len(weight.shape)
         if along is not None:
-            made[name] = along(weight.recipe, rank - 1, rank)
+            recipes[name] = along(weight.recipe, rank - 1, rank)
         if shift is not None:
             added = MatMul(weight.recipe, shift)
-            made[bias] = Add((given.recipe, added)) if isinstance(given, Param) else added
-    return _reweighed(node, made)
+            recipes[bias] = Add((old_bias.recipe, added)) if isinstance(old_bias, Param) else added
+    return _replace_recipes(node, recipes)
 
 
 def write_through(node: Node, along: AxisMap) -> None:
-    """Let `node` write what `along` makes of its result: a linear, experts, an embedding, or a norm with a weight.
+    """Map the result of `node`, a linear, experts, an embedding or a norm with a weight, by `along`, in its weights.
 
-    Norms take numbers and vectors only, into weight and bias.
+    Norms can absorb scales only, by a number or a vector, into weight and bias.
     """
-    made = {}
+    recipes = {}
     for name, axis in WRITERS[node.op].items():
         param = node.operand(name)
         if isinstance(param, Param):
             rank = len(param.shape)
-            made[name] = along(param.recipe, rank - axis, rank)
-    _reweighed(node, made)
+            recipes[name] = along(param.recipe, rank - axis, rank)
+    _replace_recipes(node, recipes)
 
 
-def _reweighed(node: Node, recipes: Mapping[str, Recipe]) -> Node:
-    """`node` with other recipes for the parameters named: itself, or another if biases had to be made."""
+def _replace_recipes(node: Node, recipes: Mapping[str, Recipe]) -> Node:
+    """Give the named parameters of `node` new `recipes`; return `node`, or its replacement if it lacked a bias."""
     old = {name: node.operand(name) for name in recipes}
-    new = {name: _derived(node, name, recipe) for name, recipe in recipes.items()}
+    new = {name: _derive_operand(node, name, recipe) for name, recipe in recipes.items()}
     # Operands that exist are set in place; a bias that is new needs a new node.
     if all(v is not None for v in old.values()):
         for name, param in new.items():
@@ -185,7 +185,7 @@ def _reweighed(node: Node, recipes: Mapping[str, Recipe]) -> Node:
     return node
 
 
-def _derived(node: Node, name: str, recipe: Recipe) -> Param:
+def _derive_operand(node: Node, name: str, recipe: Recipe) -> Param:
     old = node.operand(name)
     if isinstance(old, Param):
         return derive(old, recipe)

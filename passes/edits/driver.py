@@ -15,17 +15,18 @@ from .pattern import Match, Pattern
 
 @dataclass(frozen=True)
 class Refusal:
-    """Returned by a rule that, on a closer look, does not want the match."""
+    """Returned by a rule that rejects a match for a reason that its pattern cannot express."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`rewrite` is a pure function of the match: it takes the variables and captured attributes of `pattern` by name,
-    emits nodes, and returns the values that replace what the pattern returns, or a `Refusal` before emitting any.
+    """A `pattern` with its `rewrite`, a pure function of the match.
 
-    What an `either` did not bind is not given, but for parameters of the pattern's function, which are then None.
+    `rewrite` takes the variables and captured attributes of the pattern by name, emits nodes, and returns the values
+    that replace the pattern's results, or a `Refusal` before emitting any. Names that an `either` did not bind are not
+    passed, except parameters of the pattern's function, which are None.
     """
 
     name: str
@@ -34,11 +35,11 @@ class Rule:
 
 
 def apply_rules(graph: Graph, rules: Sequence[Rule], trace: Trace) -> int:
-    """Apply `rules`, earlier ones first, to a fixpoint; the number of rewrites.
+    """Apply `rules`, earlier ones first, until none matches; return the number of rewrites.
 
-    New nodes stand where the root of the match stood (or before the first outside reader of a replaced value, if that
-    is earlier), in the scope of the root, and take over the names of what they replace. For a rule that never fires
-    the trace gets its nearest miss.
+    New nodes are inserted before the root of the match (or before the first outside reader of a replaced value, if that
+    is earlier), in the scope of the root, and take over the names of the values that they replace. The trace records
+    the nearest miss of every rule that never fires.
     """
     fired = {rule.name: 0 for rule in rules}
     nearest: dict[str, Miss | None] = {rule.name: None for rule in rules}
@@ -51,7 +52,7 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], trace: Trace) -> int:
                 # `nodes` may be edited while it is walked: an earlier rule may have erased this node.
                 if node.erased or rule.pattern.root.op is not node.op:
                     continue
-                # The name is taken now: the rewrite hands it to the replacement.
+                # Read the name first: the rewrite gives it to the replacement.
                 match, name = rule.pattern.match(node), node.output.name
                 miss = _rewrite(graph, rule, match, node) if isinstance(match, Match) else match
                 if miss is not None:
@@ -72,7 +73,7 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], trace: Trace) -> int:
 
 
 def _rewrite(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
-    """Replace one match; a Miss if the rule refuses or no place for the new nodes exists."""
+    """Replace one match; return a Miss if the rule refuses, or if there is no place for the new nodes."""
     at = f"{root.op.name} (%{root.output.name})"
     # A full match is nearer than any miss inside the pattern, whose bonus is at most 0.5.
     depth = len(match.nodes) + 0.75
@@ -102,10 +103,10 @@ def _rewrite(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
 
 
 def _anchor(graph: Graph, match: Match, root: Node) -> Node | str:
-    """The node before which the replacement goes, or why there is no such place."""
+    """Return the node before which the replacement is inserted, or why there is no such place."""
     inside = set(match.nodes.values())
     readers = {n for v in match.exposed for n in v.users if n not in inside}
-    # If only results of the root are read outside, its place is right: behind all operands, before all readers.
+    # If only results of the root are read outside, its place is right: after all operands, before all readers.
     if not any(v.producer is not root and any(n not in inside for n in v.users) for v in match.exposed):
         return root
     # An inner result may have a reader before the root; the replacement must come before that reader.

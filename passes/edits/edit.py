@@ -13,14 +13,14 @@ _derived: WeakKeyDictionary[Param, dict[tuple[Recipe, TensorType], Param]] = Wea
 
 
 def replace_uses(old: Value, new: Value, *, rename: bool = True) -> None:
-    """Make everybody read `new` instead of `old`; with `rename`, `new` also takes the name of `old`."""
+    """Replace `old` by `new` in all its readers; with `rename`, `new` also takes the name of `old`."""
     old.replace_uses(new)
     if rename and new.producer is not None:
         old.name, new.name = new.name, old.name
 
 
 def drop(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Erase those of `nodes` that nobody reads, then the parameters that only they read."""
+    """Erase the nodes among `nodes` that have no readers, then the parameters that only they read."""
     waiting = list(nodes)
     progress = True
     # `nodes` may list a node before its readers: repeat until a round erases nothing.
@@ -37,36 +37,36 @@ def drop(graph: Graph, nodes: Iterable[Node]) -> None:
 
 
 def drop_params(graph: Graph, values: Iterable[Value | None]) -> None:
-    """Erase the parameters among `values` that nobody reads any more."""
+    """Erase the parameters among `values` that have no readers."""
     for v in dict.fromkeys(values):
         if isinstance(v, Param) and graph.params.get(v.name) is v and not v.uses and not v.is_output:
             graph.erase_param(v)
 
 
 def derive(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None, name: str = "") -> Param:
-    """A parameter beside `old`, of its dtype, made by `recipe`; of its shape unless `shape` says otherwise.
+    """Return a new parameter with `recipe`, of the dtype of `old`, and of its shape unless another `shape` is given.
 
-    The same recipe derived twice is one parameter, so that shared layers stay shared. `replace_param` gives it the name
-    of `old` once nobody reads that any more; what is something else gets a `name` of its own.
+    Deriving the same recipe again returns the same parameter, so that shared layers stay shared. `replace_param`
+    gives it the name of `old` once `old` has no readers; pass a `name` for one that does not replace `old`.
     """
     graph, type = old.graph, old.type if shape is None else TensorType(old.type.dtype, shape)
     cached = _derived.setdefault(old, {})
-    found = cached.get((recipe, type))
+    param = cached.get((recipe, type))
     # The cached parameter may have been erased since.
-    if found is None or graph.params.get(found.name) is not found:
-        found = cached[recipe, type] = graph.add_param(name or old.name, type, recipe)
-    return found
+    if param is None or graph.params.get(param.name) is not param:
+        param = cached[recipe, type] = graph.add_param(name or old.name, type, recipe)
+    return param
 
 
 def derive_bias(weight: Param, recipe: Recipe, rows: int | None = None) -> Param:
-    """A bias for what reads `weight` [.., out, in] and has none, named after it; of `rows` instead of out."""
+    """Return a new bias for a linear with `weight` [.., out, in], named after it; `rows` replaces out as its length."""
     stem = weight.name.removesuffix("weight")
     shape = tuple(weight.shape[:-1]) if rows is None else (rows,)
     return derive(weight, recipe, shape, f"{stem}bias" if stem != weight.name else f"{stem}.bias")
 
 
 def joint_name(params: Sequence[Param], name: str) -> str:
-    """`name` in the scope that `params` share: behind the longest dotted prefix of all their names."""
+    """Return `name` in the scope that `params` share: after the longest dotted prefix of all their names."""
     shared: list[str] = []
     for parts in zip(*(param.name.split(".") for param in params), strict=False):
         if len(set(parts)) > 1:
@@ -76,12 +76,12 @@ def joint_name(params: Sequence[Param], name: str) -> str:
 
 
 def scoped(graph: Graph, name: str) -> str:
-    """`name` in the scope in which nodes are inserted now."""
+    """Return `name` in the scope in which nodes are inserted now."""
     return f"{graph.insertion_scope}.{name}" if graph.insertion_scope else name
 
 
 def replace_param(old: Value | None, new: Value | None) -> None:
-    """If nobody reads the parameter `old` any more, erase it; `new`, derived from it, takes over name and place."""
+    """Erase the parameter `old` if it has no readers; `new`, derived from it, takes over its name and its place."""
     if not isinstance(old, Param) or old is new or old.uses or old.is_output:
         return
     graph = old.graph
@@ -95,7 +95,7 @@ def replace_param(old: Value | None, new: Value | None) -> None:
 
 
 def rename(param: Param, old: Value) -> None:
-    """Let `param` take the name of `old`, which nobody reads any more and no parameter is."""
+    """Give `param` the name of `old`, a value without readers that is not a parameter."""
     graph = param.graph
     del graph.params[param.name]
     param.name, old.name = old.name, param.name
@@ -111,7 +111,7 @@ def rename_all(
 ) -> None:
     """Rename all values, scopes, inputs and outputs of `graph` in place, each by its map from old to new names.
 
-    The new names of values must differ.
+    The new names of values must be unique.
     """
     values = [*graph.inputs.values(), *graph.params.values(), *(v for node in graph.nodes for v in node.outputs)]
     for value in values:
@@ -123,19 +123,19 @@ def rename_all(
         node.scope = scopes.get(node.scope, "")
     graph.inputs = {inputs[name]: value for name, value in graph.inputs.items()}
     graph.params = {param.name: param for param in graph.params.values()}
-    made = list(graph.outputs.items())
+    old_outputs = list(graph.outputs.items())
     graph.outputs.clear()
-    for name, value in made:
+    for name, value in old_outputs:
         graph.add_output(outputs[name], value)
 
 
 def reweigh(
     linear: Node, weight: Recipe, bias: Recipe | Literal["same"] | None = "same", rows: int | None = None
 ) -> Node:
-    """The node `linear` with another weight, erased for it: `rows` (as many as before if None) of the same width.
+    """Replace `linear` by one with another weight of the same width, with `rows` rows if given, and return it.
 
-    `bias` is left as it is, dropped (None), replaced or added. With other `rows` whoever reads the result must
-    fit or be changed in turn. Names stay.
+    `bias` is left as it is ("same"), dropped (None), replaced or added. With another number of rows, the caller
+    has to adapt the readers. Names stay.
     """
     old, old_bias = linear.operand("weight"), linear.operand("bias")
     assert isinstance(old, Param)
@@ -153,23 +153,22 @@ def reweigh(
 
 
 def changed(node: Node, operands: Mapping[str, Value | None] | None = None, **attrs: Any) -> Node:
-    """`node` with other `operands` (by their names in the op) and attributes; it is erased, and names stay.
+    """Replace `node` by one with other `operands` (by their names in the op) and attributes; return it. Names stay.
 
-    Outputs of another type are handed over as well: whoever reads them must fit or be changed in turn. It may have
-    more outputs than before.
+    It may have more outputs than before. If outputs change their type, the caller has to adapt the readers.
     """
-    given = list(node.inputs)
+    inputs = list(node.inputs)
     for name, value in (operands or {}).items():
         index = node.op.operand_index(name, node.attrs)
         # Nodes drop absent operands at the end.
-        given += [None] * (index + 1 - len(given))
-        given[index] = value
+        inputs += [None] * (index + 1 - len(inputs))
+        inputs[index] = value
     with node.graph.inserting(before=node):
-        outs = node.op.emit(*given, **{**node.attrs, **attrs})
+        outs = node.op.emit(*inputs, **{**node.attrs, **attrs})
     node.graph.replace(node, *outs[: len(node.outputs)])
-    made = outs[0].producer
-    assert made is not None
-    return made
+    replacement = outs[0].producer
+    assert replacement is not None
+    return replacement
 
 
 def only_params(values: Iterable[Value | None]) -> bool:
@@ -184,7 +183,7 @@ def cuts_rows(split: Node) -> bool:
 
 
 def backward_slice(values: Iterable[Value], known: Iterable[Value | None]) -> list[Node]:
-    """The nodes between `known` and `values`: all that `values` are computed with, not looking behind `known`."""
+    """Return the nodes that `values` are computed with, back to the values `known`."""
     stop, reached, stack = set(known), dict[Node, None](), list(values)
     while stack:
         value = stack.pop()

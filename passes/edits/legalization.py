@@ -1,4 +1,4 @@
-"""Legalization: ops that a target does not take are expanded into their bodies until it takes everything."""
+"""Legalization: ops that a target does not accept are expanded into their bodies until it accepts every node."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ..core.trace import Trace
 from .edit import backward_slice, replace_uses
 
 Accepts = Callable[[Node], list[str] | None]
-# What targets take of nodes, in a form of a graph: they add themselves.
+# By target, its `Accepts` for a graph and the name of its form; targets register themselves.
 TAKES: Registry[Callable[[Graph, str], Accepts]] = Registry("target", "weft.backends.catalogue", "see `weft targets`")
 
 
 def is_fused(node: Node) -> bool:
-    """Return whether passes for simple ops do not look into `node`; all know a norm without a weight and a product."""
+    """Return whether passes for simple ops cannot handle `node`; all can handle a weightless norm before a linear."""
     plain = node.op is ops.norm_linear and len(node.inputs) <= 3 and node.attrs["activation"] == "identity"
     return node.op is ops.pack or (Trait.FUSED in node.op.traits and not (plain and node.attrs["kind"] != "none"))
 
 
 def legalize(graph: Graph, accepts: Accepts, trace: Trace | None = None) -> None:
-    """Expand bodies in place until `accepts` takes every node. It returns None to take a node, or why it refuses.
+    """Expand nodes into their bodies in place until `accepts` returns None for each; else it returns the reasons.
 
     Raises:
-        WeftError: naming the op that is neither taken nor has a body, what it came from, and every refusal.
+        WeftError: if a refused op has no body, naming the op, the ops it was expanded from, and every reason.
     """
     for node in list(graph.nodes):
         _legalize(graph, node, accepts, trace or Trace(), ())

@@ -1,4 +1,4 @@
-"""Patterns: functions in the vocabulary of the ops, traced into something that matches.
+"""Patterns: functions that call ops, traced into trees of terms that match nodes of a graph.
 
 ::
 
@@ -7,11 +7,11 @@
         return ops.rms_norm(total, weight, eps=ANY("eps")), total
 
 The parameters of the function are variables: ``Param`` matches parameters only, ``| None`` also an absent operand,
-and a variable used twice must be the same value. What the function returns may be read by nodes outside; values
-inside that it does not return may not (a match would tear them out). The first value returned is made by the root,
-where matching starts. Attributes not mentioned must have their default; `ANY` captures one. Operands of commutative
-ops match in any order. `either` lists ways to make a value; what only some of them bind is absent in the others.
-`value`, `maybe` and `param` are variables without a parameter, for patterns that functions share.
+and a variable used twice must be the same value. Values that the function returns may have readers outside the match;
+other values inside may not, because a rewrite removes them. The root, where matching starts, makes the first value
+returned. Attributes not mentioned must have their default; `ANY` captures one. Operands of commutative ops match in any
+order. `either` lists alternatives for a value; names that only some of them bind are absent in the others. `value`,
+`maybe` and `param` are variables without a parameter, for patterns that functions share.
 """
 
 from __future__ import annotations
@@ -33,21 +33,23 @@ from ..core.trace import Miss
 
 @dataclass(frozen=True)
 class ANY:
-    """Any value of an attribute, captured as `name` unless that is empty; `where` limits it. `length` is the number of
-    pieces of a split."""
+    """Any value of an attribute, captured as `name` unless that is empty; `where` restricts it.
+
+    `length` is the number of pieces of a split.
+    """
 
     name: str = ""
     where: Callable[[Any], bool] | None = None
     length: int = 0
 
 
-def captured(*names: str) -> dict[str, Any]:
-    """Return attributes of a pattern that have any value, each captured as it is called."""
+def capture(*names: str) -> dict[str, Any]:
+    """Return attributes of a pattern that match any value, each captured under its own name."""
     return {name: ANY(name) for name in names}
 
 
 class Term(Operators["Term"]):
-    """A value in a pattern. Calling an op on terms makes terms."""
+    """A value in a pattern; an op called on terms returns terms."""
 
     # Above the 0 of graph values: an op on a term and a value emits a term.
     __emit_priority__ = 1
@@ -55,7 +57,7 @@ class Term(Operators["Term"]):
     def __emit__(
         self, op: Op, operands: tuple[Any, ...], attrs: dict[str, Any], name: str | Sequence[str] | None
     ) -> tuple[Result, ...]:
-        apply = Apply(op, operands, _checked(op, attrs))
+        apply = Apply(op, operands, _check_attrs(op, attrs))
         pieces = attrs.get("sizes")
         # The sizes are known only when a node matches, so `ANY.length` gives the number of outputs.
         if isinstance(pieces, ANY):
@@ -67,7 +69,7 @@ class Term(Operators["Term"]):
 
 @dataclass(frozen=True, eq=False)
 class Variable(Term):
-    """Any value: a parameter only if `param`, perhaps absent if `optional`."""
+    """A term that matches any value: only a parameter if `param`, also an absent operand if `optional`."""
 
     name: str
     param: bool
@@ -94,26 +96,26 @@ class Result(Term):
 
 @dataclass(frozen=True, eq=False)
 class Either(Term):
-    """A value that one of several terms matches, tried in order."""
+    """A term that matches a value if one of several terms does, tried in order."""
 
     terms: tuple[Term, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Called(Term):
-    """A value that `term` matches, bound to `name`."""
+class Binding(Term):
+    """A term that matches a value if `term` does, and binds it to `name`."""
 
     name: str
     term: Term
 
 
-def called(name: str, term: Value) -> Value:
-    """Return a value of a pattern that `term` matches, which a rule gets as `name`."""
-    return typing.cast(Value, Called(name, typing.cast(Term, term)))  # patterns are written as if of values
+def bind_name(name: str, term: Value) -> Value:
+    """Return a value of a pattern that matches as `term` does, and that a rule gets as `name`."""
+    return typing.cast(Value, Binding(name, typing.cast(Term, term)))  # patterns are typed as functions of values
 
 
 def value(name: str) -> Value:
-    """Return a variable, as a parameter of the pattern's function called `name` would be."""
+    """Return a variable, equal to a parameter `name` of the pattern's function."""
     return typing.cast(Value, Variable(name, param=False, optional=False))
 
 
@@ -123,16 +125,16 @@ def maybe(name: str) -> Value:
 
 
 def param(name: str, *, optional: bool = False) -> Value:
-    """Return a variable that is a parameter, or may be absent where it is `optional`."""
+    """Return a variable that matches a parameter, and an absent operand if `optional`."""
     return typing.cast(Value, Variable(name, param=True, optional=optional))
 
 
 def either(*terms: Value) -> Value:
-    """Return a value of a pattern that one of `terms` matches, tried in order."""
+    """Return a value of a pattern that matches if one of `terms` does, tried in order."""
     return typing.cast(Value, Either(typing.cast(tuple[Term, ...], terms)))
 
 
-def _checked(op: Op, attrs: Mapping[str, Any]) -> dict[str, Any]:
+def _check_attrs(op: Op, attrs: Mapping[str, Any]) -> dict[str, Any]:
     for name in attrs:
         if name not in op.attrs:
             raise ValueError(f"pattern: op {op.name} has no attribute {name!r}")
@@ -145,7 +147,7 @@ def _checked(op: Op, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Match:
-    """A successful match: `bindings` of variables and captured attributes by name, nodes by their pattern."""
+    """A successful match: variables and captured attributes by name, nodes by their pattern, the values returned."""
 
     bindings: dict[str, Any] = field(default_factory=dict)
     nodes: dict[Apply, Node] = field(default_factory=dict)
@@ -156,7 +158,9 @@ class Match:
         return Match(dict(self.bindings), dict(self.nodes))
 
 
-Goal = tuple[Term | None, Value | None, Node, str]  # pattern, value, who reads it and as what
+Goal = tuple[
+    Term | None, Value | None, Node, str
+]  # pattern, value, the node that reads it, and the name of the operand
 
 
 class Pattern:
@@ -167,14 +171,14 @@ class Pattern:
         self.variables = [_variable(name, hints.get(name, Value)) for name in inspect.signature(fn).parameters]
         traced = fn(*self.variables)
         results = traced if isinstance(traced, tuple) else (traced,)
-        results = tuple(r.term if isinstance(r, Called) else r for r in results)
+        results = tuple(r.term if isinstance(r, Binding) else r for r in results)
         if not all(isinstance(r, Result) for r in results):
-            raise ValueError(f"pattern {fn} must return what ops made, not its own parameters")
+            raise ValueError(f"pattern {fn} must return results of ops, not its own parameters")
         self.results: tuple[Result, ...] = results
         self.root = self.results[0].apply
 
     def match(self, node: Node) -> Match | Miss:
-        """Match with `node` as the root, or the deepest reason why not."""
+        """Return the match with `node` as the root, or the deepest miss."""
         attempt = _Attempt()
         start = Match()
         for state in attempt.apply(self.root, node, start, ()):
@@ -225,7 +229,7 @@ class _Attempt:
             return
         # `rest` is passed down and solved last, so that its failure backtracks into the choices made for `term`.
         (term, value, reader, role), rest = goals[0], goals[1:]
-        if isinstance(term, Called):
+        if isinstance(term, Binding):
             bound = state.copy()
             bound.bindings[term.name] = value
             yield from self.solve(((term.term, value, reader, role), *rest), bound)
@@ -249,7 +253,7 @@ class _Attempt:
             return
         assert isinstance(term, Variable)
         if term.param and not isinstance(value, Param):
-            self.miss(state, reader, f"operand {role}, %{value.name}, is no parameter")
+            self.miss(state, reader, f"operand {role}, %{value.name}, is not a parameter")
             return
         yield from self.bind(term, value, reader, rest, state)
 
@@ -278,11 +282,11 @@ class _Attempt:
             kind = "a parameter" if isinstance(value, Param) else "a graph input"
             self.miss(state, reader, f"operand {role}, %{value.name}, is {kind}, not made by {op.name}")
         elif node.op is not op:
-            behind = any(v is not None and v.producer and v.producer.op is op for v in node.inputs)
-            between = f" ({node.op.name} stands between it and {op.name})" if behind else ""
+            one_step_back = any(v is not None and v.producer and v.producer.op is op for v in node.inputs)
+            between = f" ({node.op.name} is between it and {op.name})" if one_step_back else ""
             # The bonus of half a node: the right op one step further back is a nearer miss than an unrelated op.
             reason = f"operand {role}, %{value.name}, is made by {node.op.name}, not by {op.name}{between}"
-            self.miss(state, reader, reason, bonus=0.5 if behind else 0.0)
+            self.miss(state, reader, reason, bonus=0.5 if one_step_back else 0.0)
         elif value.index != term.index:
             self.miss(state, reader, f"operand {role}, %{value.name}, is another output of {op.name}")
         elif state.nodes.get(term.apply, node) is not node:
@@ -296,7 +300,7 @@ class _Attempt:
 
     def apply(self, pattern: Apply, node: Node, state: Match, rest: tuple[Goal, ...]) -> Iterator[Match]:
         if node.op is not pattern.op:
-            self.miss(state, node, f"it is no {pattern.op.name}")
+            self.miss(state, node, f"it is not {pattern.op.name}")
             return
         state = state.copy()
         state.nodes[pattern] = node

@@ -8,20 +8,20 @@ from weft.ir import Graph, Node, Value, ops
 
 
 def totals(graph: Graph) -> Iterator[Node]:
-    """The last addition of every sum, which may be that of an add_norm."""
+    """Yield the last addition of every sum, which may be an add_norm."""
     for node in list(graph.nodes):
-        if not node.erased and (node.op is ops.add_norm or (node.op is ops.add and not _inner(node))):
+        if not node.erased and (node.op is ops.add_norm or (node.op is ops.add and not _is_inner(node))):
             yield node
 
 
 def summands(total: Node) -> list[Value]:
     """Return the summands of `total` that have its type; an inner sum with other readers counts as one summand."""
-    found: list[Value] = []
+    values: list[Value] = []
     for v in total.inputs[:2]:
         assert v is not None
-        inner = v.producer is not None and v.producer.op is ops.add and _inner(v.producer)
-        found += summands(v.producer) if inner and v.producer else [v] if v.type == total.outputs[-1].type else []
-    return found
+        inner = v.producer is not None and v.producer.op is ops.add and _is_inner(v.producer)
+        values += summands(v.producer) if inner and v.producer else [v] if v.type == total.outputs[-1].type else []
+    return values
 
 
 def fixed(value: Value) -> bool:
@@ -30,15 +30,15 @@ def fixed(value: Value) -> bool:
 
 
 def take_out(value: Value) -> None:
-    """Leave the summand `value`, which one addition alone reads, out of the sum."""
+    """Remove the summand `value`, which only one addition reads, from its sum."""
     (reader,) = value.users
-    left = next(v for v in reader.inputs if v is not value)
-    assert left is not None
-    reader.output.replace_uses(left)
+    rest = next(v for v in reader.inputs if v is not value)
+    assert rest is not None
+    reader.output.replace_uses(rest)
     value.graph.erase(reader)
 
 
-def _inner(node: Node) -> bool:
+def _is_inner(node: Node) -> bool:
     """Return whether the sum is only a summand of another sum."""
     if node.output.is_output or len(node.output.uses) != 1:
         return False

@@ -30,7 +30,7 @@ from weft.ir.recipes.blocks.quantize import joined
 from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.types.block_layouts import BlockLayout, Blocks, integer_layout, offset_layout, pack_codes
 
-from ..core.resume import Finished
+from ..core.resume import ResultStore
 from ..edits.edit import derive, replace_param
 from .calibration import Activations
 from .gptq import AIM, RIDGE, SHRINK, Feedback, correction, feedback, gptq
@@ -145,7 +145,7 @@ def fit(
     done, total = 0, sum(matrix.elements for matrix in plan)
     activations = Activations(graph, texts, dtype=np.float32)
     original = _Original(graph, texts) if total <= FOLLOWED else None
-    finished = Finished(resume, texts, RIDGE, SHRINK, AIM if original else 0, POOLED)
+    finished = ResultStore(resume, texts, RIDGE, SHRINK, AIM if original else 0, POOLED)
     waiting = {matrix.param: matrix for matrix in plan}
     for matrix in plan:
         if matrix.kind == "table":

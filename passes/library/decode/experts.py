@@ -10,7 +10,7 @@ from weft.ir import Graph, Value, ops
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
-from ...edits.pattern import ANY, Pattern, captured, maybe, value
+from ...edits.pattern import ANY, Pattern, capture, maybe, value
 from .products import NORM, given, product
 
 ROUTE = tuple(ops.route.attrs)
@@ -20,9 +20,9 @@ UNIT = "activation", "limit", "shift"
 
 def _mixed() -> Value:
     """A pattern: the experts that a router chooses."""
-    combine = ops.route(value("logits"), maybe("correction"), **captured(*ROUTE))
+    combine = ops.route(value("logits"), maybe("correction"), **capture(*ROUTE))
     stacks = value("up"), value("down"), *map(maybe, STACKS)
-    return ops.moe(value("x"), combine, *stacks, **captured(*UNIT, "active"))
+    return ops.moe(value("x"), combine, *stacks, **capture(*UNIT, "active"))
 
 
 def _scaled() -> Value:
@@ -78,7 +78,7 @@ class FuseMixture(Pass):
 
 def _routed() -> tuple[Value, ...]:
     logits = product()
-    return ops.choose_experts.emit(logits, maybe("correction"), **captured(*ROUTE))
+    return ops.choose_experts.emit(logits, maybe("correction"), **capture(*ROUTE))
 
 
 def _route(**match: Any) -> tuple[Value, ...]:

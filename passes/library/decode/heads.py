@@ -13,7 +13,7 @@ from ...analysis.tokens.scores import refusal
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
-from ...edits.pattern import ANY, Pattern, called, captured, either, maybe, value
+from ...edits.pattern import ANY, Pattern, bind_name, capture, either, maybe, value
 from .products import LAST, NORM, gain, given, packed, product
 
 SCORES = "heads", "kv_heads", "window", "keep_first", "scale", "softcap", "pattern", "stride"
@@ -21,7 +21,7 @@ SCORES = "heads", "kv_heads", "window", "keep_first", "scale", "softcap", "patte
 
 def _attention(q: Value, k: Value, v: Value | None, **attrs: Any) -> Value:
     """A pattern: causal attention of a text to itself."""
-    named = captured(*SCORES) | attrs
+    named = capture(*SCORES) | attrs
     return ops.attention(q, k, v, maybe("scores"), None, maybe("sinks"), causal=True, **named)
 
 
@@ -32,7 +32,7 @@ def _again(match: dict[str, Any], q: Value, k: Value, v: Value | None, **attrs: 
 
 
 def _rotated(y: Value, name: str) -> Value:
-    turn = captured("interleaved", "amplitude")
+    turn = capture("interleaved", "amplitude")
     return ops.rope(y, value("positions"), value("frequencies"), heads=ANY(f"{name}heads"), **turn)
 
 
@@ -49,7 +49,7 @@ def _projected(apart: bool, normed: bool, rotated: bool) -> Pattern:
             q, k, v = ops.split.emit(product(), sizes=ANY("sizes", length=3), axis=LAST)
         for wanted, step in ((normed, _normed), (rotated, _rotated)):
             q, k = (step(q, "q_"), step(k, "k_")) if wanted else (q, k)
-        return _attention(q, called("k", k), called("v", v)), k, v
+        return _attention(q, bind_name("k", k), bind_name("v", v)), k, v
 
     return Pattern(pattern)
 

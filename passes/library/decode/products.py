@@ -16,7 +16,7 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.edit import backward_slice, drop, replace_uses
-from ...edits.pattern import ANY, Pattern, captured, either, maybe, param, value
+from ...edits.pattern import ANY, Pattern, capture, either, maybe, param, value
 from ..fuse.pack import misfit
 
 Maybe = Value | None
@@ -160,7 +160,7 @@ def _onto() -> Value:
     names = "x", "chosen", "weights", "up", "down"
     stacks = *map(value, names), *map(maybe, ("gate", "up_bias", "down_bias", "gate_bias")), None
     norm = gain("norm_weight"), gain("norm_bias")
-    return ops.add(value("residual"), ops.mixture(*stacks, *norm, **captured(*ops.mixture.attrs)))
+    return ops.add(value("residual"), ops.mixture(*stacks, *norm, **capture(*ops.mixture.attrs)))
 
 
 def _no_stream(residual: Value, like: Value, width: object) -> Refusal | None:

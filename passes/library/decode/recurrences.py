@@ -13,7 +13,7 @@ from weft.ir.op import Op
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
-from ...edits.pattern import ANY, Pattern, captured, either, maybe, param, value
+from ...edits.pattern import ANY, Pattern, capture, either, maybe, param, value
 from .products import gain, given
 
 
@@ -54,7 +54,7 @@ def _selective() -> Value:
 def _ssd() -> Value:
     delta, a = either(_softened(), value("step")), either(_rate(), value("a"))
     operands = value("x"), delta, a, value("b"), value("c"), maybe("d")
-    return ops.ssd(*operands, **captured(*ops.ssd.attrs))
+    return ops.ssd(*operands, **capture(*ops.ssd.attrs))
 
 
 def _matrix(op: Op, units: bool) -> Value:
@@ -62,7 +62,7 @@ def _matrix(op: Op, units: bool) -> Value:
     by_key = ops.mul(ops.reshape(_softened(), shape=ANY("by_head")), ops.unsqueeze(_rate(), axes=ANY("axes")))
     decay = either(ops.reshape(by_key, shape=ANY()), ops.mul(_softened(), _rate()), maybe("decay"))
     beta = [_scaled(value("beta"), "beta")] if op is ops.gated_delta_rule else []
-    return op(q, k, value("v"), *beta, decay, **captured(*op.attrs))
+    return op(q, k, value("v"), *beta, decay, **capture(*op.attrs))
 
 
 def _unit(name: str) -> Value:

@@ -12,7 +12,7 @@ from weft.ir.types import dtypes
 from weft.passes import ANY, Pattern
 from weft.passes.core.trace import Miss, Trace
 from weft.passes.edits.driver import Rule, apply_rules
-from weft.passes.edits.pattern import Match, called, captured, either, maybe, param, value
+from weft.passes.edits.pattern import Match, bind_name, capture, either, maybe, param, value
 
 from ..models import weight
 
@@ -78,7 +78,7 @@ def test_a_parameter_is_wanted() -> None:
     def pattern(x: Value, w: Param) -> Value:
         return ops.mul(ops.neg(x), w)
 
-    assert "operand y, %y, is no parameter" in missed(pattern, ops.mul(ops.neg(x), y)).reason
+    assert "operand y, %y, is not a parameter" in missed(pattern, ops.mul(ops.neg(x), y)).reason
 
 
 def test_commutative_operands_match_in_both_orders_with_backtracking() -> None:
@@ -177,16 +177,16 @@ def test_ways_to_make_a_value_are_tried_in_order() -> None:
 
 
 def test_variables_that_functions_share() -> None:
-    """They are those of a pattern's own parameters; captured attributes go by their names, a matched value by one."""
+    """They are those of a pattern's own parameters; capture attributes go by their names, a matched value by one."""
     g, x, y = graph()
     w = weight(g, "w", 8)
 
     def pattern() -> Value:
-        return called("sum", ops.add(value("x"), value("x")))
+        return bind_name("sum", ops.add(value("x"), value("x")))
 
     assert matched(lambda: ops.neg(pattern()), ops.neg(doubled := ops.add(x, x))).bindings == {"sum": doubled, "x": x}
     assert "x is both" in missed(lambda: ops.neg(pattern()), ops.neg(ops.add(x, y))).reason
-    norm = Pattern(lambda: ops.rms_norm(value("x"), maybe("w"), **captured("eps")))
+    norm = Pattern(lambda: ops.rms_norm(value("x"), maybe("w"), **capture("eps")))
     for given in (w, None):
         found = norm.match(made(ops.rms_norm(x, given, eps=0.5)))
         assert isinstance(found, Match) and found.bindings == {"x": x, "w": given, "eps": 0.5}
@@ -237,7 +237,7 @@ def test_the_deepest_mismatch_is_told() -> None:
     total = ops.div(ops.add(x, y), y, name="halved")
     miss = missed(normed_sum, ops.rms_norm(total, w, name="norm"))
     assert str(miss) == (
-        "at rms_norm (%norm): operand x, %halved, is made by div, not by add (div stands between it and add)"
+        "at rms_norm (%norm): operand x, %halved, is made by div, not by add (div is between it and add)"
     )
     assert miss.depth > missed(normed_sum, ops.rms_norm(ops.exp(x), w)).depth > missed(normed_sum, ops.exp(x)).depth
 

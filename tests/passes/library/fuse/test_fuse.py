@@ -185,7 +185,7 @@ def test_sums_read_elsewhere_come_from_the_second_output(step: str) -> None:
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
-        ("divided", "%halved, is made by affine, not by add (affine stands between it and add)"),
+        ("divided", "%halved, is made by affine, not by add (affine is between it and add)"),
         ("broadcast", "%x and %p are of types f32[n, 3, 10] and f32[10]"),
     ],
 )
