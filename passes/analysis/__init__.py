@@ -1,4 +1,4 @@
-"""Analyses: facts about a graph that passes and backends ask for. They change nothing.
+"""Analyses: facts about a graph for passes and backends. They change nothing.
 
 Never here: rewrites, facts about a target.
 """

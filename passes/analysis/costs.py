@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and bytes of a graph: what a model has, uses for a token, and keeps for the next one."""
+"""Parameters, FLOPs and bytes of a graph: all that a model has, those used per token, and the size of its caches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ EXPERTS = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")  # operand
 
 
 def learned(graph: Graph) -> list[Param]:
-    """Parameters that hold trained or initialized numbers.
+    """Return the parameters with trained or initialized values.
 
-    Not tables that follow from a formula, nor the correction that a rule adds to a router's scores (DeepSeek-V3), which
-    published counts leave out.
+    Tables computed by a formula do not count, nor does the correction of a router's scores that a rule sets
+    (DeepSeek-V3), which published counts leave out.
     """
 
     def corrects(param: Param) -> bool:
@@ -29,7 +29,7 @@ def learned(graph: Graph) -> list[Param]:
 
 
 def elements(value: Value) -> int:
-    """Count the numbers in a value of fixed shape."""
+    """Count the elements of a value of fixed shape."""
     return sizes.evaluate(value.type.elements, {})
 
 
@@ -50,48 +50,50 @@ def active_count(graph: Graph) -> int:
 
 
 def cached(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
-    """(numbers a token, window) of every attention that keeps a cache, not of those that read another's."""
-    return [(_per_slot(parts), parts[0].window) for node in nodes if (parts := caches(node)) and keeper(node) is node]
+    """Return (cached elements per token, window) of every attention that has its own cache."""
+    return [
+        (_count_per_slot(parts), parts[0].window) for node in nodes if (parts := caches(node)) and keeper(node) is node
+    ]
 
 
 def crossed(nodes: Iterable[Node]) -> int:
-    """Count the numbers that cross-attention caches per source token."""
-    return sum(_per_slot(s for s in specs(node) if s.growth is Growth.SOURCE) for node in nodes)
+    """Count the elements that cross-attention caches per source token."""
+    return sum(_count_per_slot(s for s in specs(node) if s.growth is Growth.SOURCE) for node in nodes)
 
 
-def _per_slot(parts: Iterable[StateSpec]) -> int:
+def _count_per_slot(parts: Iterable[StateSpec]) -> int:
     return sum(sizes.evaluate(sizes.product(spec.per_slot), {}) for spec in parts)
 
 
 def state_bytes(nodes: Iterable[Node], item: int) -> int:
-    """The bytes that recurrences keep for one text, however long it is, where the model's numbers take `item` bytes."""
+    """Return the bytes of recurrent states per sequence, in a model whose dtype has `item` bytes."""
     # Sums over all tokens are kept in f32, whatever the model's dtype (`StateKind.accumulates`).
-    every = (spec for node in nodes for spec in states(node))
-    return sum(sizes.evaluate(sizes.product(s.row), {}) * (4 if s.kind.accumulates else item) for s in every)
+    all_specs = (spec for node in nodes for spec in states(node))
+    return sum(sizes.evaluate(sizes.product(s.row), {}) * (4 if s.kind.accumulates else item) for s in all_specs)
 
 
 TEXT = {"batch": 1, "seq": 64, "past": 0}
-SECOND = {"samples": 16_000, "frames": 100}  # of sound: of a waveform at 16 kHz, of a spectrogram
+SECOND = {"samples": 16_000, "frames": 100}  # of audio: of a waveform at 16 kHz, of a spectrogram
 
 
 def cost(graph: Graph, **given: int) -> Cost:
-    """FLOPs, bytes read and bytes written of one run of `graph`: of one text of 64 tokens with nothing before it, or of
-    the sizes `given`. A sound is a second long. Sizes of no such kind (keys, tokens of a source) are as many as the
-    tokens.
+    """Return the FLOPs, bytes read and bytes written of one run of `graph`: on one sequence of 64 tokens without a
+    cache, or with the sizes `given`. Audio is one second long. Other sizes (keys, source tokens) equal the number of
+    tokens, cached ones included.
     """
     binding = TEXT | SECOND | given
     binding = dict.fromkeys(free_sizes(graph), binding["past"] + binding["seq"]) | binding
     flops = read = written = 0
     for node in graph.nodes:
-        one = node.op.node_cost(node)
-        flops += sizes.evaluate(one.flops, binding)
-        read += sizes.evaluate(one.read, binding)
-        written += sizes.evaluate(one.written, binding)
+        node_cost = node.op.node_cost(node)
+        flops += sizes.evaluate(node_cost.flops, binding)
+        read += sizes.evaluate(node_cost.read, binding)
+        written += sizes.evaluate(node_cost.written, binding)
     return Cost(flops, read, written)
 
 
 def weight_bytes(graph: Graph) -> int:
-    """Bytes of all parameters, in the dtypes that they are declared with."""
+    """Return the bytes of all parameters in their declared dtypes."""
     bits = (sizes.evaluate(p.type.elements, {}) * p.type.dtype.bits for p in graph.params.values())
-    # Divided at the end: a number of 4 bits takes half a byte.
+    # Divided at the end: a value of 4 bits takes half a byte.
     return sum(bits) // 8

@@ -1,7 +1,7 @@
-"""Feed-forwards as they stand in graphs: down(act(up x)), or down(act(gate x) ⊙ up x).
+"""Feed-forwards in graphs: down(act(up x)), or down(act(gate x) ⊙ up x).
 
-They are read through packed linears and, where someone wrote them by hand, through elementwise ops: `activated` names
-an activation, `gated` a gated unit, `feed_forward` the whole of it.
+They are recognized through packed linears, and also if they are spelled out in elementwise ops: `activated` matches an
+activation, `gated` a gated unit, `feed_forward` the complete feed-forward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .projections import rows
 
 @dataclass(frozen=True)
 class Projection:
-    """Rows start:stop of the linear or norm_linear `node`, which `value` holds: its output, or a piece of it."""
+    """Rows start:stop of the linear or norm_linear `node`; `value` is their result: its output, or a piece of it."""
 
     node: Node
     value: Value
@@ -48,7 +48,7 @@ class Projection:
 
     @property
     def params(self) -> tuple[Param, Param | None]:
-        """Weight and bias; of a packed linear, all of it."""
+        """Weight and bias; of a packed linear, with all rows."""
         weight, bias = self.node.operand("weight"), self.node.operand("bias")
         assert isinstance(weight, Param) and (bias is None or isinstance(bias, Param))
         return weight, bias
@@ -75,7 +75,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class Gate:
-    """act(gate) ⊙ (up + shift), clamped at `limit` as in `glu`, computed by `nodes`, the last of them first."""
+    """act(gate) ⊙ (up + shift), clamped at `limit` as in `glu`, computed by `nodes` (the last node first)."""
 
     gate: Value
     up: Value
@@ -86,15 +86,15 @@ class Gate:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """Those of `glu`."""
+        """Attributes of an equal `glu`."""
         return {"activation": self.activation, "limit": self.limit, "shift": self.shift}
 
 
 @dataclass(frozen=True)
 class FeedForward:
-    """The linear `down` over an activation of `up`, times `gate` if there is one; nobody else reads what is inside.
+    """The linear `down` of an activation of `up`, or of act(`gate`) ⊙ `up`; no other node reads the values inside.
 
-    `nodes` compute what down reads from the projections; `limit` and `shift` as in `glu`.
+    `nodes` compute the input of down from the projections; `limit` and `shift` are those of `glu`.
     """
 
     down: Node
@@ -115,19 +115,19 @@ class FeedForward:
 
     @property
     def out(self) -> Projection:
-        """down as a projection."""
+        """The linear down as a projection."""
         return Projection(self.down, self.down.output, 0, self.down.output.width)
 
     @property
     def parts(self) -> tuple[Projection, ...]:
-        """up, gate if there is one, down."""
+        """The projections up, gate if there is one, and down."""
         return (self.up, self.out) if self.gate is None else (self.up, self.gate, self.out)
 
     @property
     def params(self) -> tuple[Param, ...]:
         """All weights and biases, each once."""
-        found = (p for part in self.parts for p in part.params if p is not None)
-        return tuple(dict.fromkeys(found))
+        params = (p for part in self.parts for p in part.params if p is not None)
+        return tuple(dict.fromkeys(params))
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -136,7 +136,8 @@ class FeedForward:
 
 
 def projected(value: Value) -> Projection | None:
-    """The linear, its weights parameters, that `value` is the output of, or a piece of the last axis of."""
+    """Return the projection whose output is `value`, or a piece of it along the last axis; None if `value` is not the
+    result of a linear with parameters as weights."""
     node, start = value.producer, 0
     if node is not None and node.op is ops.split:
         x = node.inputs[0]
@@ -151,12 +152,12 @@ def projected(value: Value) -> Projection | None:
 
 
 def private(value: Value, reader: Node) -> bool:
-    """Return whether `reader` alone reads `value`."""
+    """Return whether `reader` is the only reader of `value`."""
     return not value.is_output and set(value.users) <= {reader}
 
 
 def activation_name(node: Node) -> str | None:
-    """The name, as configs spell it, of the activation that `node` applies."""
+    """Return the name, as configs spell it, of the activation that `node` applies; None if it applies none."""
     for name, (op, attrs) in ACTIVATIONS.items():
         if node.op is op and all(node.attrs[k] == attrs.get(k, a.default) for k, a in op.attrs.items()):
             return name
@@ -164,8 +165,8 @@ def activation_name(node: Node) -> str | None:
 
 
 def activated(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
-    """The activation that makes `value`: its name, of what, and the nodes, `value`'s first. Also x·σ(x) and max(0, x)²
-    spelled out."""
+    """Match an activation with the result `value`, also x·σ(x) and max(0, x)² spelled out; return its name, its operand
+    and its nodes, the last node first."""
     node = value.producer
     if node is None or Trait.ELEMENTWISE not in node.op.traits or not node.inputs:
         return None
@@ -174,7 +175,7 @@ def activated(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
     if name is not None and x is not None:
         return name, x, (node,)
     inner = x.producer if x is not None else None
-    if inner is not None and inner.op is ops.relu and (node.op is ops.square or _twice(node)):
+    if inner is not None and inner.op is ops.relu and (node.op is ops.square or _squares(node)):
         before = inner.inputs[0]
         return None if before is None or not private(inner.output, node) else ("relu2", before, (node, inner))
     if node.op is not ops.mul:
@@ -194,13 +195,15 @@ def activated(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
     return None
 
 
-def _twice(node: Node) -> bool:
+def _squares(node: Node) -> bool:
     return node.op is ops.mul and node.inputs[0] is node.inputs[1]
 
 
 def gated(node: Node) -> Gate | str | None:
-    """The gated unit whose last node is `node`, a glu or a product; None if it is no such thing, or why it is none
-    though it looks like one: gate and up must be projections of the same value, and nobody else may read in between.
+    """Match a gated unit whose last node is `node`, a glu or a product; return None if it is something else.
+
+    Gate and up must be projections of the same value, and the values in between must not have other readers; return a
+    sentence with the reason for a product that only lacks one of these.
     """
     if node.op is ops.glu:
         gate, up = node.inputs
@@ -210,50 +213,51 @@ def gated(node: Node) -> Gate | str | None:
     if a is None or b is None or a is b or a.type != b.type:
         return None
     for opened, up in ((a, b), (b, a)):
-        found = activated(opened)
-        if found is None:
+        match = activated(opened)
+        if match is None:
             continue
-        name, gate, nodes = found
+        name, gate, nodes = match
         if gate is up:
             return None  # an activation itself, spelled out
-        return _gated(node, name, gate, up, nodes)
+        return _match_gate(node, name, gate, up, nodes)
     if projected(a) is None or projected(b) is None:
         return None
-    return _gated(node, "identity", a, b, ())
+    return _match_gate(node, "identity", a, b, ())
 
 
-def _gated(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node, ...]) -> Gate | str | None:
-    """`node` as act(gate) ⊙ up, clamped and shifted as in `glu` where that is spelled out."""
+def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node, ...]) -> Gate | str | None:
+    """Match `node` as act(gate) ⊙ up, with the clamps and the shift of `glu` if they are spelled out."""
     inside = [node, *nodes]
     shift, limit = 0.0, None
     if up.producer is not None and up.producer.op is ops.affine and up.producer.attrs["by"] == 1:
-        shift, inside, up = up.producer.attrs["plus"], [*inside, up.producer], _first(up.producer)
+        shift, inside, up = up.producer.attrs["plus"], [*inside, up.producer], _first_operand(up.producer)
     clips = [v.producer for v in (gate, up) if v.producer is not None and v.producer.op is ops.clip]
     if clips:
         high = clips[-1].attrs["high"]
         if high is None or [(c.attrs["low"], c.attrs["high"]) for c in clips] != [(None, high), (-high, high)]:
             return f"it clamps other than gate ≤ limit, |up| ≤ limit (%{clips[0].output.name})"
         limit, inside = high, [*inside, *clips]
-        gate, up = (_first(c) for c in clips)
+        gate, up = (_first_operand(c) for c in clips)
     sides = projected(gate), projected(up)
     if sides[0] is None:
         return None
     if sides[1] is None or not sides[0].alike(sides[1]):
-        return f"%{up.name} is no projection of what %{gate.name} is one of"
+        return f"%{up.name} and %{gate.name} are not projections of the same value"
     for inner in inside[1:]:
         if any(n not in inside for n in inner.output.users) or inner.output.is_output:
             return f"%{inner.output.name} is read by others too"
     return Gate(gate, up, name, limit, shift, tuple(inside))
 
 
-def _first(node: Node) -> Value:
+def _first_operand(node: Node) -> Value:
     x = node.inputs[0]
     assert x is not None
     return x
 
 
 def feed_forward(down: Node) -> FeedForward | str | None:
-    """The feed-forward that ends in the linear `down`; None if there is none, or who else reads what is inside."""
+    """Match the feed-forward that ends in the linear `down`; return None if there is none, or a sentence about another
+    reader of a value inside."""
     out, hidden = projected(down.output), down.inputs[0] if down.inputs else None
     if down.op is not ops.linear or out is None or hidden is None or hidden.producer is None:
         return None
@@ -262,19 +266,19 @@ def feed_forward(down: Node) -> FeedForward | str | None:
         return None
     if gate is not None:
         up, opened = projected(gate.up), projected(gate.gate)
-        made = gate.activation, gate.limit, gate.shift, gate.nodes
+        unit = gate.activation, gate.limit, gate.shift, gate.nodes
         if up is None or opened is None or not up.alike(opened):
             return None
     else:
-        found = activated(hidden)
-        up, opened = (None if found is None else projected(found[1])), None
-        if found is None or up is None:
+        match = activated(hidden)
+        up, opened = (None if match is None else projected(match[1])), None
+        if match is None or up is None:
             return None
-        made = found[0], None, 0.0, found[2]
-    whole = FeedForward(down, up, opened, *made)
-    inside = {down, *whole.nodes, *(p.value.producer for p in whole.parts[:-1])}
-    for value in [hidden, *(p.value for p in whole.parts[:-1]), *(p.node.output for p in whole.parts[:-1])]:
+        unit = match[0], None, 0.0, match[2]
+    fused = FeedForward(down, up, opened, *unit)
+    inside = {down, *fused.nodes, *(p.value.producer for p in fused.parts[:-1])}
+    for value in [hidden, *(p.value for p in fused.parts[:-1]), *(p.node.output for p in fused.parts[:-1])]:
         outside = [n for n in value.users if n not in inside]
         if outside or value.is_output:
             return f"%{value.name} is read by {outside[0].op.name if outside else 'the caller'} too"
-    return whole
+    return fused

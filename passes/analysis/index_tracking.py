@@ -1,7 +1,7 @@
 """Follow a token's features through reshapes, splits, concatenations and norms, from a linear to an attention.
 
-Places are followed by labels: integers instead of the numbers of a value, pushed through the ops' references. Named
-sizes are 1 meanwhile, and all tokens are labelled alike.
+Features are followed by labels: integers in place of a value's elements, pushed through the ops' references. Named
+sizes are 1 in the meantime, and all tokens get the same labels.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _MOVES = (ops.reshape, ops.split, ops.slice_, ops.concat, ops.expand, ops.unsque
 _STILL = (ops.rms_norm, ops.layer_norm, ops.mul, ops.add, ops.clip, ops.affine)
 
 
-def _ones(*values: Value | None) -> dict[str, int]:
-    """The named sizes of `values`, all of them 1; but a sound is as long as convolutions need to make a frame of it."""
+def _bind_ones(*values: Value | None) -> dict[str, int]:
+    """Bind the named sizes of `values` to 1, or to the length of audio that convolutions need for one frame."""
     shapes = [size for value in values if value is not None for size in value.shape]
     binding = {name: 1 for size in shapes for name in names(size)}
     for size in shapes:
@@ -31,25 +31,27 @@ def _ones(*values: Value | None) -> dict[str, int]:
     return binding
 
 
-def _labelled(value: Value, labels: Array | None = None, first: int = 0) -> Array:
-    """`labels` of the numbers of a token for every token of `value`; without, they are counted from `first`."""
-    shape = value.type.concrete(_ones(value))
+def _label(value: Value, labels: Array | None = None, first: int = 0) -> Array:
+    """Return `labels` of a token's features, repeated for all tokens of `value`; by default they count from `first`."""
+    shape = value.type.concrete(_bind_ones(value))
     labels = np.arange(first, first + int(np.prod(shape[2:]))) if labels is None else labels
     return np.broadcast_to(labels.reshape(shape[2:]), shape)
 
 
-def _nothing(value: Value) -> Array:
-    """Labels that say nothing: zeros."""
-    return np.zeros(value.type.concrete(_ones(value)), int)
+def _label_zero(value: Value) -> Array:
+    """Return labels of an unlabelled value: zeros."""
+    return np.zeros(value.type.concrete(_bind_ones(value)), int)
 
 
 def _push(node: Node, operand: int, labels: Array) -> list[Array] | None:
-    """The labels of what `node` makes, those of its `operand` being `labels`; None if it mixes or computes places."""
+    """Return the labels of the outputs of `node`, given `labels` of one `operand`; None if it mixes features."""
     if node.op in _STILL and operand == 0:
         return [labels]
     if not _moves(node):
         return None
-    return _moved(node, [labels if i == operand else _nothing(v) for i, v in enumerate(node.inputs) if v is not None])
+    return _run_on_labels(
+        node, [labels if i == operand else _label_zero(v) for i, v in enumerate(node.inputs) if v is not None]
+    )
 
 
 def _moves(node: Node) -> bool:
@@ -58,15 +60,15 @@ def _moves(node: Node) -> bool:
     return node.op in _MOVES and all(v.shape[:2] == node.output.shape[:2] for v in operands)
 
 
-def _moved(node: Node, labels: list[Array]) -> list[Array]:
-    """The labels of what `node` makes from `labels` of its operands."""
-    binding = _ones(*node.inputs, *node.outputs)
+def _run_on_labels(node: Node, labels: list[Array]) -> list[Array]:
+    """Return the labels of the outputs of `node` from the `labels` of its operands."""
+    binding = _bind_ones(*node.inputs, *node.outputs)
     return list(run_node(node.op, list(labels), node.attrs, binding))
 
 
 def gathered(value: Value) -> dict[Value, Array]:
-    """The values that the numbers of `value` are moved from, each with labels of a token of `value`: which number of
-    that value a number is, counted from 1; 0 if it is none of them."""
+    """Return the values whose features `value` consists of, each with an array for one token of `value`: the index of
+    the source feature, counted from 1, or 0 if a feature comes from another value."""
     labelled: dict[Value, Array] = {}
     starts: dict[Value, int] = {}
     count = 0  # labels given out
@@ -76,10 +78,10 @@ def gathered(value: Value) -> dict[Value, Array]:
         if v not in labelled:
             node = v.producer
             if node is not None and _moves(node):
-                moved = _moved(node, [labels(x) for x in node.inputs if x is not None])
+                moved = _run_on_labels(node, [labels(x) for x in node.inputs if x is not None])
                 labelled.update(zip(node.outputs, moved, strict=True))
             else:
-                starts[v], labelled[v] = count, _labelled(v, first=count + 1)
+                starts[v], labelled[v] = count, _label(v, first=count + 1)
                 count = int(labelled[v].max())
         return labelled[v]
 
@@ -87,12 +89,12 @@ def gathered(value: Value) -> dict[Value, Array]:
     moved = {
         v: np.where((token > first) & (token <= labelled[v].max()), token - first, 0) for v, first in starts.items()
     }
-    return {v: own for v, own in moved.items() if own.any()}
+    return {v: indices for v, indices in moved.items() if indices.any()}
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The `linear` behind a value, and the steps between, in order, each with the labels of what it makes.
+    """The `linear` that a value originates from, and the steps after it, in order, each with the labels of its output.
 
     Labels are rows of the linear's weight, for one token.
     """
@@ -103,7 +105,7 @@ class Origin:
 
 
 def origin(value: Value) -> Origin | str:
-    """Trace `value` back to its origin, or say why that is impossible; values on the way have no other readers."""
+    """Trace `value` back to its linear through values without other readers; or return why that is impossible."""
     path: list[Value] = []
     while (node := value.producer) is not None:
         if len(value.uses) != 1 or value.is_output:
@@ -119,14 +121,14 @@ def origin(value: Value) -> Origin | str:
         return f"no linear makes %{value.name}"
     if not only_params(node.inputs[1:]):
         return f"the weight of %{node.output.name} is computed"
-    labels = _labelled(node.output)
+    labels = _label(node.output)
     steps: list[tuple[Node, Array]] = []
     for reached in path[1:]:
         step = reached.producer
         assert step is not None
         pushed = _push(step, 0, labels)
         if pushed is None:
-            return f"{step.op.name} (%{reached.name}) moves its numbers about"
+            return f"{step.op.name} (%{reached.name}) mixes its features"
         labels = pushed[reached.index]
         steps.append((step, labels[0, 0]))
     return Origin(node, tuple(steps), labels[0, 0])
@@ -134,7 +136,7 @@ def origin(value: Value) -> Origin | str:
 
 @dataclass(frozen=True)
 class Destination:
-    """The operand `role` of an attention that a value becomes, and the labels there, [heads, d]."""
+    """The attention `node` whose operand `role` (q or k) a value becomes, with its labels there, [heads, d]."""
 
     node: Node
     role: str
@@ -142,14 +144,14 @@ class Destination:
 
 
 def destination(value: Value, token: Array) -> Destination | str:
-    """The attention that alone reads `value`, at last, or why there is none; `token` are labels of one of its tokens.
+    """Follow `value` to the only attention that reads it, or return why there is none; `token` are labels of one token.
 
-    On the way are moves, and what treats all numbers, or whole sets of labels, alike.
+    Nodes on the way may move features, or treat all features, or all features with the same label, alike.
     """
-    labels = _labelled(value, token)
+    labels = _label(value, token)
     while True:
         if len(value.uses) != 1 or value.is_output:
-            return f"%{value.name} is read by others than one attention"
+            return f"%{value.name} is not read by one attention alone"
         ((node, i),) = value.uses
         if node.op is ops.attention and i < 2:
             heads = node.attrs["heads" if i == 0 else "kv_heads"]
@@ -158,7 +160,7 @@ def destination(value: Value, token: Array) -> Destination | str:
         groups = np.sort(labels.reshape(-1, labels.shape[-1]))
         # A norm averages each row: all rows must hold the same labels, in any order.
         uneven = node.op in (ops.rms_norm, ops.layer_norm) and (groups != groups[0]).any()
-        # A second operand, such as a norm's weight, differs from place to place.
+        # A second operand, such as a norm's weight, differs from feature to feature.
         if pushed is None or len(pushed) != 1 or uneven or (node.op in _STILL and len(node.inputs) > 1):
             return f"%{value.name} is read by {node.op.name}, not by an attention"
         value, labels = node.output, pushed[0]

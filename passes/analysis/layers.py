@@ -1,14 +1,14 @@
-"""Layers: the stacks of a graph, known by scopes such as ``layers.3``, and the argument `layers` of passes.
+"""Layers: the stacks of a graph, recognized by scopes such as ``layers.3``, and the argument `layers` of passes.
 
-A layer of a stack is a run of nodes that takes the residual stream in as one value and hands it out as another; passes
-drop layers and copy them, and number anew what is behind.
+A layer of a stack is a sequence of nodes that reads the residual stream as one value and returns it as another; passes
+drop and copy layers, and renumber the layers after them.
 
-The argument `layers` counts attentions of a text to itself, as caches are numbered; those of an encoder come before
-those of its decoder. It is
+The argument `layers` counts self-attentions, in the order of their caches; those of an encoder come before those of its
+decoder. It is
 
 - ``all``, ``even`` (0, 2, 4 …) or ``odd``,
-- a number (-1 is the last layer), a list of them, or text such as ``"0-5, 8"``,
-- a pattern that repeats: ``"local*5 + global"``, also written ``"5:1"``, are the first five of every six.
+- an integer (-1 is the last layer), a list of integers, or a string such as ``"0-5, 8"``,
+- a pattern that repeats: ``"local*5 + global"``, also written ``"5:1"``, selects the first five of every six.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAYER = re.compile(r"((?:.*?\.)?layers)\.(\d+)(?:\.|$)")
 
 @dataclass(frozen=True)
 class Layer:
-    """Layer `number` of the stack whose scopes begin with `stack`: its `nodes` make `y` of `x`."""
+    """Layer `number` of the stack whose scopes begin with `stack`: its `nodes` compute `y` from `x`."""
 
     stack: str
     number: int
@@ -38,84 +38,86 @@ class Layer:
 
 
 def stack_of(graph: Graph, name: str, rule: str) -> list[Layer]:
-    """The layers of the stack called `name` (the only one if that is empty), in order.
+    """Return the layers of the stack `name` ("": the only stack), in order.
 
     Raises:
-        WeftError: in the name of the pass `rule`, if there are several or none, if the graph has caches, or if a layer
-            makes something besides the residual stream that others read.
+        WeftError: in the name of the pass `rule`, if the stack is missing or ambiguous, if the graph has caches, or if
+            nodes outside a layer read more of it than the residual stream.
     """
     if has_cache(graph):
         raise WeftError(f"{rule}: graph {graph.name} has caches already; run {rule} before kv-cache")
-    found: dict[str, dict[int, list[Node]]] = {}
+    stacks: dict[str, dict[int, list[Node]]] = {}
     for node in graph.nodes:
         if match := _LAYER.match(node.scope):
-            found.setdefault(match[1], {}).setdefault(int(match[2]), []).append(node)
-    if not found:
+            stacks.setdefault(match[1], {}).setdefault(int(match[2]), []).append(node)
+    if not stacks:
         raise WeftError(f"{rule}: graph {graph.name} has no layers: no scope is called layers.0")
-    if (not name and len(found) > 1) or (name and name not in found):
-        raise WeftError(f"{rule}: give stack= as one of {', '.join(found)}")
-    stack = name or next(iter(found))
+    if (not name and len(stacks) > 1) or (name and name not in stacks):
+        raise WeftError(f"{rule}: give stack= as one of {', '.join(stacks)}")
+    stack = name or next(iter(stacks))
     layers: list[Layer] = []
-    for number, nodes in sorted(found[stack].items()):
-        y = _handed_on(nodes, f"{rule}: {stack}.{number}")
-        x = layers[-1].y if layers else _taken_in(nodes, y, f"{rule}: {stack}.{number}")
+    for number, nodes in sorted(stacks[stack].items()):
+        y = _find_output(nodes, f"{rule}: {stack}.{number}")
+        x = layers[-1].y if layers else _find_input(nodes, y, f"{rule}: {stack}.{number}")
         layers.append(Layer(stack, number, tuple(nodes), x, y))
     return layers
 
 
-def _handed_on(nodes: Iterable[Node], where: str) -> Value:
+def _find_output(nodes: Iterable[Node], where: str) -> Value:
     inside = set(nodes)
-    made = [v for n in inside for v in n.outputs if v.is_output or any(u not in inside for u in v.users)]
-    if len(made) != 1:
-        names = ", ".join(f"%{v.name}" for v in made) or "nothing"
-        raise WeftError(f"{where} hands on {names}, where a layer makes one value")
-    return made[0]
+    outputs = [v for n in inside for v in n.outputs if v.is_output or any(u not in inside for u in v.users)]
+    if len(outputs) != 1:
+        names = ", ".join(f"%{v.name}" for v in outputs) or "nothing"
+        raise WeftError(f"{where} returns {names}, where a layer returns one value")
+    return outputs[0]
 
 
-def _taken_in(nodes: Iterable[Node], y: Value, where: str) -> Value:
+def _find_input(nodes: Iterable[Node], y: Value, where: str) -> Value:
     inside = set(nodes)
     read = {v: None for n in nodes for v in n.inputs if v is not None and not isinstance(v, Param)}
-    found = [v for v in read if v.producer not in inside and v.type == y.type]
-    if len(found) != 1:
-        raise WeftError(f"{where} reads {', '.join(f'%{v.name}' for v in found) or 'nothing'} of the type of %{y.name}")
-    return found[0]
+    sources = [v for v in read if v.producer not in inside and v.type == y.type]
+    if len(sources) != 1:
+        raise WeftError(
+            f"{where} reads {', '.join(f'%{v.name}' for v in sources) or 'nothing'} of the type of %{y.name}"
+        )
+    return sources[0]
 
 
 def renumber(graph: Graph, stack: str, number: Mapping[int, int]) -> None:
-    """Call layer i of `stack` `number[i]`, in scopes and in names of values and parameters."""
+    """Give layer i of `stack` the number `number[i]`, in scopes and in names of values and parameters."""
     layer = re.compile(rf"{re.escape(stack)}\.(\d+)(?=\.|$)")
 
-    def renamed(text: str) -> str:
+    def rename(text: str) -> str:
         match = layer.match(text)
         return f"{stack}.{number.get(int(match[1]), match[1])}{text[match.end() :]}" if match else text
 
-    taken: set[str] = set()
+    used: set[str] = set()
     for node in graph.nodes:
-        node.scope = renamed(node.scope)
+        node.scope = rename(node.scope)
     for value in [*graph.params.values(), *(v for n in graph.nodes for v in n.outputs)]:
-        new = renamed(value.name)
-        if new in taken:  # by a parameter that layers share, one of which is there no more
+        new = rename(value.name)
+        if new in used:  # by a parameter of several layers, one of which was dropped
             new = graph.fresh(new)
         elif new != value.name:
-            graph.fresh(new)  # no later value gets it
-        taken.add(new)
+            graph.fresh(new)  # reserve it: no later value gets it
+        used.add(new)
         value.name = new
     # The keys are names, which have changed; the order stays.
     graph.params = {p.name: p for p in graph.params.values()}
 
 
 def unfuse(graph: Graph) -> bool:
-    """Take every add_norm apart, the addition in the layer that ends with it; whether there was any."""
+    """Expand every add_norm, with the addition in the scope of the layer that it ends; return whether there was any."""
     fused = [n for n in graph.nodes if n.op is ops.add_norm]
     for node in fused:
         with graph.inserting(before=node):
             normed, total = node.op.expand(node)
         graph.replace(node, normed, total)
-        made = [v.producer.scope for v in node.inputs[:2] if v is not None and v.producer is not None]
-        layers = {int(match[2]): f"{match[1]}.{match[2]}" for scope in made if (match := _LAYER.match(scope))}
+        scopes = [v.producer.scope for v in node.inputs[:2] if v is not None and v.producer is not None]
+        layers = {int(match[2]): f"{match[1]}.{match[2]}" for scope in scopes if (match := _LAYER.match(scope))}
         assert total.producer is not None
-        # The addition belongs to the later of the layers that make its operands: it ends that layer.
-        total.producer.scope = layers[max(layers)] if layers else made[-1] if made else ""
+        # The addition belongs to the later of the layers that compute its operands: it ends that layer.
+        total.producer.scope = layers[max(layers)] if layers else scopes[-1] if scopes else ""
     return bool(fused)
 
 
@@ -124,16 +126,16 @@ ROLES = ("local", "global")
 
 
 def self_attentions(graph: Graph, name: str) -> list[Node]:
-    """The layers of `graph`: the softmax attentions whose keys are as many as their queries.
+    """Return the softmax attentions of `graph` with the same number of keys and queries, in order.
 
     Raises:
         WeftError: in the name of the pass `name`, if there are none, or if they have caches.
     """
     need_early(graph, name)
-    found = [n for n in graph.nodes if Trait.ATTENTION in n.op.traits and _to_itself(n)]
-    if not found:
-        raise WeftError(f"{name}: graph {graph.name} has no softmax attention of a text to itself")
-    return found
+    attentions = [n for n in graph.nodes if Trait.ATTENTION in n.op.traits and _is_self_attention(n)]
+    if not attentions:
+        raise WeftError(f"{name}: graph {graph.name} has no softmax self-attention")
+    return attentions
 
 
 def need_early(graph: Graph, name: str) -> None:
@@ -143,23 +145,23 @@ def need_early(graph: Graph, name: str) -> None:
 
 
 def chosen(graph: Graph, layers: Layers, name: str) -> list[Node]:
-    """The self-attentions of `graph` that `layers` says, in order.
+    """Return the self-attentions of `graph` that `layers` selects, in order.
 
     Raises:
         WeftError: in the name of the pass `name`, if `layers` cannot be read or a layer does not exist.
     """
-    found = self_attentions(graph, name)
+    attentions = self_attentions(graph, name)
     try:
-        return [found[i] for i in numbers(layers, len(found))]
+        return [attentions[i] for i in numbers(layers, len(attentions))]
     except WeftError as e:
         raise WeftError(f"{name}: {e}") from None
 
 
 def numbers(layers: Layers, count: int) -> list[int]:
-    """The layers, of `count`, that `layers` says, in order.
+    """Return the indices of the layers, out of `count`, that `layers` selects, in order.
 
     Raises:
-        WeftError: if it cannot be read, names a layer that does not exist, or says none.
+        WeftError: if it cannot be read, names a layer that does not exist, or selects none.
     """
     wanted = list[int]()
     for i in _read(layers, count):
@@ -167,12 +169,12 @@ def numbers(layers: Layers, count: int) -> list[int]:
             raise WeftError(f"there is no layer {i}; the graph has layers 0 to {count - 1}")
         wanted.append(i)
     if not wanted:
-        raise WeftError(f"layers={layers!r} says none of the layers 0 to {count - 1}")
+        raise WeftError(f"layers={layers!r} selects none of the layers 0 to {count - 1}")
     return sorted({i % count for i in wanted})
 
 
 def _read(layers: Layers, count: int) -> Iterable[int]:
-    """The numbers that `layers` says, as they are; of a range that goes too far they are not all made."""
+    """Return the layer numbers in `layers`, unchecked; ranges stay lazy, so that a huge one costs nothing."""
     if not isinstance(layers, str):
         return [layers] if isinstance(layers, int) else layers
     text = layers.strip()
@@ -184,7 +186,7 @@ def _read(layers: Layers, count: int) -> Iterable[int]:
 
 
 def roles(pattern: str | Sequence[str], count: int) -> list[str]:
-    """``local`` or ``global`` for each of `count` layers: `pattern`, as text or as a list of the two words, repeats.
+    """Return ``local`` or ``global`` for each of `count` layers: `pattern`, a string or a list of both words, repeats.
 
     Raises:
         WeftError: if it cannot be read.
@@ -192,7 +194,7 @@ def roles(pattern: str | Sequence[str], count: int) -> list[str]:
     if isinstance(pattern, str):
         period = _ratio(pattern, count)
         if period is None:
-            period = [role for part in pattern.split("+") for role in _repeated(part, pattern, count)]
+            period = [role for part in pattern.split("+") for role in _expand_role(part, pattern, count)]
     else:
         period = list(pattern)
     if not period or not set(period) <= set(ROLES):
@@ -201,15 +203,15 @@ def roles(pattern: str | Sequence[str], count: int) -> list[str]:
 
 
 def _ratio(text: str, count: int) -> list[str] | None:
-    """Expand ``5:1``; at most `count` of each role."""
+    """Expand ``5:1`` to at most `count` of each role; return None for another pattern."""
     match = re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", text)
     if match is None:
         return None
     return ["local"] * min(int(match[1]), count) + ["global"] * min(int(match[2]), count)
 
 
-def _repeated(part: str, pattern: str, count: int) -> list[str]:
-    """Expand ``local*5``, to at most `count`."""
+def _expand_role(part: str, pattern: str, count: int) -> list[str]:
+    """Expand ``local*5`` to at most `count` roles."""
     match = re.fullmatch(r"\s*([a-z]+)\s*(?:\*\s*(\d{1,9})\s*)?", part)
     if match is None:
         raise WeftError(f"cannot read {part.strip()!r} of pattern {pattern!r}: it takes local or global, with *number")
@@ -230,6 +232,6 @@ def _range(part: str, layers: str) -> range:
     return range(first, last + 1)
 
 
-def _to_itself(node: Node) -> bool:
+def _is_self_attention(node: Node) -> bool:
     q, k = node.operand("q"), node.operand("k")
     return q is not None and k is not None and q.shape[1] == k.shape[1]

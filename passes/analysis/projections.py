@@ -1,7 +1,7 @@
-"""The linear maps around an attention: where q, k and v come from, and where the output goes.
+"""The linears around an attention: those of q, k and v, and the output projection.
 
-`projections` reads them, through packed linears too; `unpacked` takes packed ones apart, so that each has a weight of
-its own.
+`projections` returns them, also those of packed linears; `unpacked` splits packed ones, so that each gets its own
+weight.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ THROUGH = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}  # ops that treat the f
 
 @dataclass(frozen=True)
 class Branch:
-    """The way from a linear to an operand of an attention.
+    """The path from a linear to an operand of an attention.
 
-    `start` is what the linear makes: its output, or a piece of it if the linear is `packed`; `between` are the nodes
-    from there on, first to last: norms of the heads, rotations, reshapes.
+    `start` is the result of the linear: its output, or a piece of it if the linear is `packed`; `between` are the nodes
+    after it, first to last: norms of the heads, rotations, reshapes.
     """
 
     linear: Node
@@ -35,14 +35,14 @@ class Branch:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The rows of the linear that make `start`: from the first to before the second."""
+        """The rows first:last of the linear's weight that compute `start`."""
         pieces = self.start.producer.outputs if self.packed and self.start.producer else (self.start,)
         first = sum(piece.width for piece in pieces[: self.start.index])
         return first, first + self.start.width
 
     @property
     def weight(self) -> Param:
-        """[heads·d, width]; of a packed linear, all of it."""
+        """The weight [heads·d, width]; of a packed linear, with all rows."""
         weight = self.linear.operand("weight")
         assert isinstance(weight, Param)
         return weight
@@ -70,7 +70,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Projections:
-    """The attention `node` with its linears. `v` is None for latent attention, `o` the linear that alone reads y."""
+    """The attention `node` with its linears: `v` is None for latent attention, `o` is the output projection."""
 
     node: Node
     q: Branch
@@ -96,53 +96,53 @@ class Projections:
 
 
 def projections(node: Node) -> Projections | str:
-    """The linears around the attention `node`, or why they cannot be told."""
-    found: dict[str, Branch | None] = {"v": None}
+    """Return the linears around the attention `node`, or a sentence why they cannot be determined."""
+    branches: dict[str, Branch | None] = {"v": None}
     for role in "qkv":
         if node.operand(role) is None:
             continue
         branch = branch_of(node, role)
         if isinstance(branch, str):
             return branch
-        found[role] = branch
+        branches[role] = branch
     o = output_of(node)
     if isinstance(o, str):
         return o
-    q, k = found["q"], found["k"]
+    q, k = branches["q"], branches["k"]
     assert q is not None and k is not None
-    return Projections(node, q, k, found["v"], o)
+    return Projections(node, q, k, branches["v"], o)
 
 
 def output_of(node: Node) -> Node | str:
-    """The linear that alone reads what the attention `node` makes, or why there is none."""
+    """Return the linear that is the only reader of the attention `node`, or a sentence why there is none."""
     readers = [n for n, i in node.output.uses if not (n.op is ops.linear and i == 0)]
     linears = [n for n, _ in node.output.uses if n not in readers]
     if readers or node.output.is_output or len(linears) != 1:
-        who = readers[0].op.name if readers else "the graph's output" if node.output.is_output else "several linears"
-        return f"the result is read by {who}, not by one linear"
+        reader = readers[0].op.name if readers else "the graph's output" if node.output.is_output else "several linears"
+        return f"the result is read by {reader}, not by one linear"
     (o,) = linears
     if not only_params(o.inputs[1:]):
-        return f"the weight of the linear behind it (%{o.output.name}) is computed"
+        return f"the weight of the linear after it (%{o.output.name}) is computed"
     return o
 
 
 def branch_of(node: Node, role: str) -> Branch | str:
-    """The way to the operand `role` (q, k or v) of the attention `node`, or why it cannot be told."""
+    """Return the path to the operand `role` (q, k or v) of the attention `node`, or a sentence why there is none."""
     value = node.operand(role)
     assert value is not None
     if role in "kv" and node.attrs.get("cache_bits") is not None:
         return f"{role} (%{value.name}) is rounded to codes with scales of its own; quantize-cache has to come later"
-    found = _branch(value, node)
-    return f"{role} {found}" if isinstance(found, str) else found
+    branch = _trace_branch(value, node)
+    return f"{role} {branch}" if isinstance(branch, str) else branch
 
 
-def _branch(value: Value, reader: Node) -> Branch | str:
+def _trace_branch(value: Value, reader: Node) -> Branch | str:
     between: list[Node] = []
     at: Node = reader
     while (node := value.producer) is not None:
-        # A change of the linear would reach these other readers too.
-        if others := [n.op.name for n in value.users if n is not at] + ["the caller"] * value.is_output:
-            return f"(%{value.name}) is read by {others[0]} too"
+        # A change of the linear would reach these other readers also.
+        if other_readers := [n.op.name for n in value.users if n is not at] + ["the caller"] * value.is_output:
+            return f"(%{value.name}) is read by {other_readers[0]} too"
         if len(value.uses) > 1:
             return f"(%{value.name}) is read twice by {at.op.name}"
         if node.op is ops.linear:
@@ -168,7 +168,7 @@ def _branch(value: Value, reader: Node) -> Branch | str:
 
 
 def unpacked(node: Node, role: str) -> Branch:
-    """The branch to the operand `role` of the attention `node`, its linear taken apart if it is packed."""
+    """Return the path to the operand `role` of the attention `node`, after splitting its linear if it is packed."""
     branch = branch_of(node, role)
     assert isinstance(branch, Branch)
     if branch.packed and branch.start.producer is not None:
@@ -179,51 +179,51 @@ def unpacked(node: Node, role: str) -> Branch:
 
 
 def take_apart(split: Node) -> list[Value]:
-    """Instead of `split` of a linear, a linear per piece, whose weight is a slice; returns what they make."""
-    (whole,), graph = split.inputs, split.graph
-    assert whole is not None and whole.producer is not None
-    linear = whole.producer
+    """Replace `split` of a linear by one linear per piece, whose weight is a slice; return their outputs."""
+    (packed,), graph = split.inputs, split.graph
+    assert packed is not None and packed.producer is not None
+    linear = packed.producer
     x, weight, bias = (*linear.inputs, None)[:3]
     assert isinstance(weight, Param) and x is not None
-    made, start = [], 0
+    outputs, start = [], 0
     for piece in split.outputs:
         stop = start + piece.width
 
-        def part(whole: Param, kind: str, piece: Value = piece, start: int = start, stop: int = stop) -> Param:
-            recipe = rows(whole.recipe, start, stop, graph.reader)
-            return derive(whole, recipe, (stop - start, *whole.shape[1:]), f"{piece.name}.{kind}")
+        def part(packed: Param, kind: str, piece: Value = piece, start: int = start, stop: int = stop) -> Param:
+            recipe = rows(packed.recipe, start, stop, graph.reader)
+            return derive(packed, recipe, (stop - start, *packed.shape[1:]), f"{piece.name}.{kind}")
 
         with graph.inserting(before=linear):
             y = ops.linear(x, part(weight, "weight"), part(bias, "bias") if isinstance(bias, Param) else None)
         replace_uses(piece, y)
-        made.append(y)
+        outputs.append(y)
         start = stop
     drop(graph, [split, linear])
-    return made
+    return outputs
 
 
 def rows(recipe: Recipe, start: int, stop: int, reader: TensorReader) -> Recipe:
-    """Rows start:stop of `recipe`, without detours: of a concatenation only the items that have them are left."""
+    """Return the rows start:stop of `recipe` as a simplified recipe, such as one item of a concatenation."""
     match recipe:
         case Concat(items, 0):
-            kept, offset = [], 0
+            parts, offset = [], 0
             for item in items:
-                count = _count(item, reader)
+                count = _count_rows(item, reader)
                 if count is None:
                     return Slice(recipe, 0, start, stop)
                 first, last = max(start - offset, 0), min(stop - offset, count)
                 if first < last:
-                    # A whole item is kept as it is, so that packing and unpacking give the first recipes back.
-                    kept.append(item if last - first == count else rows(item, first, last, reader))
+                    # A complete item stays as it is, so that unpacking restores the recipes before packing.
+                    parts.append(item if last - first == count else rows(item, first, last, reader))
                 offset += count
-            return kept[0] if len(kept) == 1 else Concat(tuple(kept))
+            return parts[0] if len(parts) == 1 else Concat(tuple(parts))
         case Slice(item, 0, begin, _, 1):
             return rows(item, begin + start, begin + stop, reader)
         case Take(item, indices, 0):
             return Take(item, indices[start:stop])
         case Full(value, dims):
             return Full(value, (stop - start, *dims[1:]))
-    return recipe if _count(recipe, reader) == stop - start else Slice(recipe, 0, start, stop)
+    return recipe if _count_rows(recipe, reader) == stop - start else Slice(recipe, 0, start, stop)
 
 
 def is_zero(recipe: Recipe) -> bool:
@@ -233,8 +233,8 @@ def is_zero(recipe: Recipe) -> bool:
     return isinstance(recipe, Full) and recipe.value == 0
 
 
-def _count(recipe: Recipe, reader: TensorReader) -> int | None:
-    """Rows of `recipe`; None if no checkpoint is there to tell."""
+def _count_rows(recipe: Recipe, reader: TensorReader) -> int | None:
+    """Return the number of rows of `recipe`; None if it depends on a checkpoint that is not there."""
     try:
         return recipe.shape(reader)[0]
     except WeftError:

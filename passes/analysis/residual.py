@@ -1,7 +1,7 @@
-"""The residual stream: the values that residual additions connect, what writes into them and what reads them.
+"""The residual stream: the values that residual additions connect, the nodes that write into it and that read it.
 
-Scaling, centring or rotating the whole stream is one linear map of its rows: every writer makes mapped rows, every
-reader undoes the map, and what only adds, moves or weighs rows in between need not know.
+Scaling, centring or rotating a stream is one linear map of its rows: every writer writes mapped rows, every reader
+undoes the map, and nodes in between that only add, move or scale rows do not change.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..edits.edit import backward_slice, derive, replace_param
 
 @dataclass
 class Stream:
-    """One residual stream of rows of `width`.
+    """One residual stream of rows of `width` features, the values `values`.
 
-    `values` carry it. `writers` are the nodes, or parameters that are added, whose rows enter it; `norms` and `linears`
-    those that read it. `obstacles` say what else writes or reads it.
+    `writers` are the nodes whose rows enter it, or added parameters, with their values; `norms` and `linears` are nodes
+    that read it. `obstacles` describe other writers and readers, which prevent a map of the stream.
     """
 
     width: int
@@ -33,34 +33,36 @@ class Stream:
 
 
 def streams(graph: Graph) -> list[Stream]:
-    """Every residual stream of `graph` that a norm reads, in order: one in a pre-norm decoder, several where norms of
-    sums are summands in turn (post-norm), and those of encoder and decoder.
+    """Return the residual streams of `graph` that a norm reads, in order.
+
+    A pre-norm decoder has one, a post-norm model several (norms of sums are summands again), and an encoder-decoder at
+    least two.
     """
-    found: list[Stream] = []
+    all_streams: list[Stream] = []
     seen: set[Value] = set()
     for node in graph.nodes:
-        if node.op in (ops.add, ops.add_norm) and node.outputs[-1] not in seen and _residual(node):
-            stream = _connected(node.outputs[-1])
+        if node.op in (ops.add, ops.add_norm) and node.outputs[-1] not in seen and _is_residual(node):
+            stream = _trace_stream(node.outputs[-1])
             seen.update(stream.values)
             if stream.norms:
-                found.append(stream)
-    return found
+                all_streams.append(stream)
+    return all_streams
 
 
 def residual_streams(graph: Graph, rule: str) -> list[Stream]:
-    """The `streams` of `graph`.
+    """Return the `streams` of `graph`.
 
     Raises:
-        WeftError: naming `rule`, if there is none.
+        WeftError: naming `rule`, if `graph` has none.
     """
-    found = streams(graph)
-    if not found:
+    all_streams = streams(graph)
+    if not all_streams:
         raise WeftError(f"{rule}: graph {graph.name} has no residual stream: no norm reads a sum of two values")
-    return found
+    return all_streams
 
 
 def tables(streams: Sequence[Stream]) -> Iterator[Value]:
-    """The tables that are looked up for `streams`."""
+    """Yield the embedding tables whose rows are written into `streams`."""
     for stream in streams:
         for writer in stream.writers:
             table = writer.operand("table") if isinstance(writer, Node) and writer.op is ops.embedding else None
@@ -69,24 +71,24 @@ def tables(streams: Sequence[Stream]) -> Iterator[Value]:
 
 
 def require(streams: Sequence[Stream], rule: str, obstacle: Callable[[Stream], str | None]) -> None:
-    """Every one of `streams` can be mapped.
+    """Check that every one of `streams` can be mapped.
 
     Raises:
-        WeftError: naming `rule` and the first `obstacle`, or what else reads or writes a stream.
+        WeftError: naming `rule` and the reason that `obstacle` returns, or an obstacle of the stream itself.
     """
     for stream in streams:
         if why := obstacle(stream) or next(iter(stream.obstacles), None):
             raise WeftError(f"{rule}: the residual stream cannot be changed: {why}")
 
 
-def _residual(node: Node) -> bool:
+def _is_residual(node: Node) -> bool:
     x, y = node.inputs[:2]
     if x is None or y is None or isinstance(x, Param) or isinstance(y, Param) or x.type != y.type:
         return False
     return x.type.dtype.is_float and len(x.shape) > 1 and isinstance(x.shape[-1], int)
 
 
-def _connected(start: Value) -> Stream:
+def _trace_stream(start: Value) -> Stream:
     stream = Stream(start.width, {start: None})
     waiting = [start]
 
@@ -101,26 +103,26 @@ def _connected(start: Value) -> Stream:
         node = value.producer
         if isinstance(value, Param):
             stream.writers[value] = value
-            continue  # its other readers are none of this stream's
+            continue  # its other readers do not belong to this stream
         if node is None:
             stream.obstacles.append(f"%{value.name} is an input of the graph")
-        elif operands := carried(node, value):
-            visit(*(node.inputs[i] for i in operands), *(v for v in node.outputs if carried(node, v)))
+        elif operands := find_carried(node, value):
+            visit(*(node.inputs[i] for i in operands), *(v for v in node.outputs if find_carried(node, v)))
         else:
             stream.writers[node] = value
         if value.is_output:
             stream.obstacles.append(f"%{value.name} is an output of the graph")
         for reader, i in value.uses:
-            outputs = [v for v in reader.outputs if i in carried(reader, v)]
+            outputs = [v for v in reader.outputs if i in find_carried(reader, v)]
             visit(*outputs)
             for out in outputs:
-                visit(*(reader.inputs[j] for j in carried(reader, out)))
-            _note(stream, value, reader, i, bool(outputs))
+                visit(*(reader.inputs[j] for j in find_carried(reader, out)))
+            _add_reader(stream, value, reader, i, bool(outputs))
     return stream
 
 
-def _note(stream: Stream, value: Value, reader: Node, index: int, carries: bool) -> None:
-    """Put the reader of a value of the stream where it belongs; `carries` says that it carries the stream on."""
+def _add_reader(stream: Stream, value: Value, reader: Node, index: int, carries: bool) -> None:
+    """Add the reader of a value to the norms, linears or obstacles of `stream`; nodes that carry it on are none."""
     if reader.op is ops.add_norm or ((Trait.NORM in reader.op.traits or reader.op is ops.norm_linear) and index == 0):
         stream.norms[reader] = None
     elif reader.op is ops.linear and index == 0:
@@ -129,8 +131,8 @@ def _note(stream: Stream, value: Value, reader: Node, index: int, carries: bool)
         stream.obstacles.append(f"%{value.name} is read by {reader.op.name} (%{reader.output.name})")
 
 
-def carried(node: Node, output: Value) -> tuple[int, ...]:
-    """The operands whose rows `node` adds, moves or weighs to make `output`; none if it does more with them."""
+def find_carried(node: Node, output: Value) -> tuple[int, ...]:
+    """Return the operands whose rows `node` only adds, moves or scales to compute `output`; () if it does more."""
     width = output.shape[-1:]
     wide = tuple(i for i, v in enumerate(node.inputs) if v is not None and v.shape[-1:] == width)
     match node.op:
@@ -142,7 +144,7 @@ def carried(node: Node, output: Value) -> tuple[int, ...]:
         case ops.affine:
             # An added constant would not be mapped with the rows.
             return (0,) if node.attrs["plus"] == 0 else ()
-        case ops.mul:  # by a number for every row
+        case ops.mul:  # by a number per row
             other = node.inputs[1 - wide[0]] if len(wide) == 1 else None
             return wide if other is not None and other.shape[-1:] in ((), (1,)) else ()
         case ops.concat:
@@ -151,7 +153,7 @@ def carried(node: Node, output: Value) -> tuple[int, ...]:
 
 
 def unwritable(stream: Stream, norms: bool = False) -> str | None:
-    """Name what writes into the stream without weights that could absorb a map; `norms` allows norms to write."""
+    """Return a sentence that names a writer without weights that could absorb a map, or None; `norms` may write."""
     for writer, value in stream.writers.items():
         if isinstance(writer, Param):
             continue
@@ -173,19 +175,19 @@ def write_mapped(
     rows: Callable[[Value], Value] | None = None,
     heads: Collection[Node] = (),
 ) -> None:
-    """Let every writer of `streams` write what `along` makes of its rows.
+    """Make every writer of `streams` write its rows mapped by `along`, in its weights.
 
-    With `rows`, a table that others than `heads` read besides stays as it is, and `rows` maps what is looked up; so it
-    does what a norm without a weight makes.
+    With `rows`, nodes for the map, made by `rows`, are inserted instead after a norm without a weight, and after a
+    lookup in a table that nodes other than the writers and `heads` read.
     """
     writers = {w for stream in streams for w in stream.writers}
-    known = {*writers, *heads}
-    after = {w for w in writers if rows is not None and isinstance(w, Node) and not _own(w, known)}
+    readers = {*writers, *heads}
+    mapped_after = {w for w in writers if rows is not None and isinstance(w, Node) and not _has_own_weight(w, readers)}
     for stream in streams:
         for writer, value in stream.writers.items():
             if isinstance(writer, Param):
                 _add_mapped(stream, writer, along)
-            elif writer not in after:
+            elif writer not in mapped_after:
                 write_through(writer, along)
             elif rows is not None:
                 with value.graph.inserting(after=writer):
@@ -193,8 +195,8 @@ def write_mapped(
                 value.replace_uses(mapped, keep=backward_slice([mapped], [value]))
 
 
-def _own(writer: Node, writers: Container[Node | Param]) -> bool:
-    """Return whether only `writers` read the weight that a change of `writer` would affect."""
+def _has_own_weight(writer: Node, writers: Container[Node | Param]) -> bool:
+    """Return whether `writer` has a weight that only `writers` read."""
     if Trait.NORM in writer.op.traits:
         return writer.operand("weight") is not None
     table = writer.operand("table") if writer.op is ops.embedding else None
@@ -202,10 +204,10 @@ def _own(writer: Node, writers: Container[Node | Param]) -> bool:
 
 
 def _add_mapped(stream: Stream, param: Param, along: AxisMap) -> None:
-    """Let the additions of the stream add what `along` makes of `param`."""
+    """Replace `param`, in the additions of the stream, by `param` mapped by `along`."""
     rank = len(param.shape)
     new = derive(param, along(param.recipe, rank - 1, rank))
     for node, i in param.uses:
-        if any(v in stream.values and i in carried(node, v) for v in node.outputs):
+        if any(v in stream.values and i in find_carried(node, v) for v in node.outputs):
             node.set_input(i, new)
     replace_param(param, new)

@@ -1,4 +1,4 @@
-"""Rotary positions in a graph: which rotations an attention has, and the parameters of their frequencies."""
+"""Rotary positions in a graph: the rotations of an attention, and the parameters of their frequencies."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from ..core.trace import Trace
 from ..edits.edit import derive, replace_param
 from .projections import THROUGH
 
-HIGHEST, FARTHEST = 1e30, 1e6  # base and factor: beyond, float32 has no such frequencies
+HIGHEST, FARTHEST = 1e30, 1e6  # base and factor: float32 cannot represent the frequencies of larger ones
 _SCALINGS = ("none", "linear", "ntk", "yarn", "llama3")  # that `oracle.frequencies` knows
-_WHOLE = (ops.concat, ops.transpose, ops.split)  # these, too, keep a head's numbers together
+_KEEP_HEADS = (ops.concat, ops.transpose, ops.split)  # these keep the features of a head together also
 
 
 def rotations(attention: Node) -> list[Node]:
-    """The nodes `rope` on the way to q and k of `attention`, no linear behind them."""
-    found = dict[Node, None]()
+    """Return the nodes `rope` between the linears and q and k of `attention`."""
+    ropes = dict[Node, None]()
     stack = [v for v in attention.inputs[:2] if v is not None]
     while stack:
         node = stack.pop().producer
         if node is None or node.op in (ops.linear, ops.norm_linear):
             continue
         if node.op is ops.rope:
-            found[node] = None
-        elif THROUGH & node.op.traits or node.op in _WHOLE:
+            ropes[node] = None
+        elif THROUGH & node.op.traits or node.op in _KEEP_HEADS:
             stack += [v for v in node.inputs if v is not None]
-    return list(found)
+    return list(ropes)
 
 
 def rotation_of(value: Value | None) -> Node | None:
-    """Return the node `rope` that makes `value`, if one does."""
+    """Return the node `rope` whose output is `value`, or None."""
     node = None if value is None else value.producer
     return node if node is not None and node.op is ops.rope else None
 
 
 def unlike(q: Node | None, k: Node | None) -> str | None:
-    """Return why the rotations `q` of queries and `k` of keys turn by different angles; None if they do not, or if
+    """Return why the rotations `q` of queries and `k` of keys have different angles; None if they have the same, or if
     neither is rotated."""
     if q is None or k is None:
         return None if q is k else f"only its {'queries' if k is None else 'keys'} are rotated"
@@ -60,8 +60,8 @@ def unlike(q: Node | None, k: Node | None) -> str | None:
 
 
 def rotated(attention: Node) -> tuple[Node, Node] | str:
-    """Match attention(rope(q), rope(k), …) whose kernel could rotate both: by the same angles, head by head of the
-    attention, and where its cache is written. Return the two rotations, or why they do not match."""
+    """Match attention(rope(q), rope(k), …) whose kernel could rotate both: by the same angles, with the heads of the
+    attention, at the positions where its cache is written. Return the two rotations, or why they do not match."""
     q, k = (rotation_of(attention.operand(name)) for name in "qk")
     if (reason := unlike(q, k)) is not None:
         return reason
@@ -77,21 +77,21 @@ def rotated(attention: Node) -> tuple[Node, Node] | str:
 
 
 def recipe_of(rope: Node) -> RopeFrequencies | None:
-    """The frequencies of the node `rope`; None if something else than `RopeFrequencies` makes them."""
+    """Return the recipe of the frequencies of the node `rope`; None if it is not a `RopeFrequencies`."""
     param = rope.inputs[2]
     return param.recipe if isinstance(param, Param) and isinstance(param.recipe, RopeFrequencies) else None
 
 
 def frequencies(graph: Graph, recipe: RopeFrequencies) -> Param:
-    """The parameter made by `recipe`, one for the whole graph."""
-    for known in reversed(graph.params.values()):  # the layer before has just made it
-        if known.recipe == recipe:
-            return known
+    """Return the parameter of `graph` with `recipe`, a new one if it has none yet."""
+    for param in reversed(graph.params.values()):  # the layer before has just added it
+        if param.recipe == recipe:
+            return param
     return graph.add_param("rope.frequencies", TensorType(dtypes.f32, (recipe.dim // 2,)), recipe)
 
 
 def retune(rope: Node, recipe: RopeFrequencies, amplitude: float | None = None) -> None:
-    """Make the node `rope` turn by the frequencies of `recipe`, with `amplitude` if it is given."""
+    """Give the node `rope` the frequencies of `recipe`, and `amplitude` if it is not None."""
     old = rope.inputs[2]
     assert isinstance(old, Param)
     new = derive(old, recipe)
@@ -103,7 +103,7 @@ def retune(rope: Node, recipe: RopeFrequencies, amplitude: float | None = None) 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingArguments:
-    """The arguments of passes that scale rotary frequencies; `original` None is the context that the model says."""
+    """The arguments of passes that scale rotary frequencies; `original` None is the context of the model."""
 
     original: int | None = None
     beta_fast: float = RopeScaling.beta_fast
@@ -113,18 +113,18 @@ class ScalingArguments:
     truncate: bool = RopeScaling.truncate
 
     def context(self, graph: Graph) -> int:
-        """Return the context before scaling; 0 if nobody says it."""
+        """Return the context before scaling; 0 if it is unknown."""
         return int(graph.meta.get("context") or 0) if self.original is None else self.original
 
     def scaled(self, recipe: RopeFrequencies, scaling: str, factor: float, original: int) -> RopeFrequencies:
-        """Return `recipe` after `scaling`, with the settings that it depends on."""
-        given = {**vars(self), "factor": factor, "original": original}
-        plain = replace(recipe, scaling=scaling)
-        return replace(plain, **{name: given[name] for name in plain.used})
+        """Return `recipe` with `scaling` and the settings that this scaling uses."""
+        settings = {**vars(self), "factor": factor, "original": original}
+        scaled = replace(recipe, scaling=scaling)
+        return replace(scaled, **{name: settings[name] for name in scaled.used})
 
 
 def check_scaling(recipe: RopeFrequencies, name: str) -> None:
-    """Raise WeftError in the name of the pass `name` if the numbers of `recipe` make no frequencies."""
+    """Raise WeftError in the name of the pass `name` if the settings of `recipe` are out of range."""
     if recipe.dim < 2 or recipe.dim % 2:
         raise WeftError(f"{name}: {recipe.dim} numbers of a head are no pairs; choose an even rotary_dim")
     if not 1 < recipe.theta <= HIGHEST:
@@ -137,45 +137,46 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
     if recipe.scaling == "ntk" and recipe.dim < 4:
         raise WeftError(f"{name}: ntk needs at least two pairs, and heads have {recipe.dim // 2}")
     if "original" in recipe.used and recipe.original < 1:
-        raise WeftError(f"{name}: {recipe.scaling} needs original=, the context before it: the model says none")
+        raise WeftError(f"{name}: {recipe.scaling} needs original=, the context before it: the model has none")
     if recipe.scaling == "llama3" and recipe.low_freq >= recipe.high_freq:
         raise WeftError(f"{name}: low_freq={recipe.low_freq} must be below high_freq={recipe.high_freq}")
 
 
 def expected(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[..., Array]:
-    """Return the reference of the node `rope` with frequencies `recipe`: `oracle.rotate_pairs` with `settings` (interleaved,
-    amplitude).
+    """Return a reference of the node `rope` with frequencies `recipe`: `oracle.rotate_pairs` with `settings`
+    (interleaved, amplitude).
 
-    The numbers are those of its parameter, rounded to float32 as they are.
+    It uses the values of the frequency parameter, which are rounded to float32.
 
     Raises:
         WeftError: if they differ from the formulas of the papers by more than that rounding.
     """
     param = rope.inputs[2]
     assert isinstance(param, Param)
-    wanted = oracle.frequencies(recipe.dim, recipe.theta, **recipe.settings)
-    found = param.recipe.evaluate(param.graph.reader).astype(np.float64)
-    error = float(np.max(np.abs(found / wanted - 1)))
+    exact = oracle.frequencies(recipe.dim, recipe.theta, **recipe.settings)
+    stored = param.recipe.evaluate(param.graph.reader).astype(np.float64)
+    error = float(np.max(np.abs(stored / exact - 1)))
     if not error < 1e-6:
         raise WeftError(f"frequencies %{param.name} differ by {error:.1e} from those of {recipe.scaling}")
 
-    def turn(x: Array, at: Array, *_: Array, heads: int, **__: Any) -> Array:
-        return oracle.rotate_pairs(x, at, found, heads=heads, **settings)
+    def rotate(x: Array, at: Array, *_: Array, heads: int, **__: Any) -> Array:
+        return oracle.rotate_pairs(x, at, stored, heads=heads, **settings)
 
-    return turn
+    return rotate
 
 
 def rotations_of(graph: Graph, layers: Sequence[Node], name: str, trace: Trace) -> dict[Node, RopeFrequencies]:
-    """The nodes `rope` of the attentions `layers` with their frequencies.
+    """Return the nodes `rope` of the attentions `layers` with their frequencies.
 
-    Refused are those that other attentions read too, and those whose frequencies are computed or follow the length.
+    The trace refuses those that other attentions read also, and those whose frequencies are computed, or scaled by the
+    length.
     """
     readers: dict[Node, set[Node]] = {}
     for attention in graph.nodes:
         if Trait.ATTENTION in attention.op.traits:
             for rope in rotations(attention):
                 readers.setdefault(rope, set()).add(attention)
-    found = {}
+    recipes = {}
     for rope in dict.fromkeys(rope for attention in layers for rope in rotations(attention)):
         recipe = recipe_of(rope)
         if not readers[rope] <= set(layers):
@@ -184,5 +185,5 @@ def rotations_of(graph: Graph, layers: Sequence[Node], name: str, trace: Trace) 
             how = "computed" if recipe is None else f"scaled in another way ({recipe.scaling})"
             trace.refuse(name, rope.output.name, f"its frequencies are {how}")
         else:
-            found[rope] = recipe
-    return found
+            recipes[rope] = recipe
+    return recipes

@@ -1,4 +1,4 @@
-"""Edits of a graph that passes are made of: patterns and their driver, replacements, factors absorbed into weights.
+"""Edits of a graph that passes are built from: patterns and their driver, replacements, factors absorbed into weights.
 
 Never here: a pass, an analysis that changes nothing.
 """

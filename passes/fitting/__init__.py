@@ -1,4 +1,4 @@
-"""Weights fitted to a text: calibration, moments of activations, merged heads.
+"""Weights fitted to a calibration text: activations and their moments, merged heads, quantized blocks.
 
 Never here: passes (`library` calls this), training.
 """

@@ -1,4 +1,4 @@
-"""Analyses of the steps of recurrences: which are affine in their state, and what that makes of them.
+"""Analyses of the steps of recurrences: which are affine in their state, and which parallel form follows.
 
-They read a step and return graphs; backends choose what to run. Never here: rewrites of whole graphs, text of a target.
+They read a step and return graphs; backends choose which to run. Never here: rewrites of whole graphs, a target's code.
 """

@@ -1,4 +1,4 @@
-"""Analyses of tokens: which nodes treat each alone, and how attention scores those before it.
+"""Analyses of tokens: which nodes treat tokens independently, and how attention scores keys.
 
 Never here: a change of a graph.
 """

@@ -1,4 +1,4 @@
-"""Scores of attention: the nodes that make its biases, and which of them kernels compute themselves."""
+"""Scores of attention: the nodes that compute its biases, and the biases that kernels compute themselves."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from ...edits.edit import backward_slice
 from ..states import caches
 
-SKIPPING = ("chunked", "dilated")  # patterns of keys that kernels know besides the dense one
+SKIPPING = ("chunked", "dilated")  # patterns of keys that kernels support besides the dense one
 
 
 def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:
-    """The nodes, in order, that compute `biases`, down to the iotas that count keys, which lend only a length, and to
-    what has a cache of its own."""
+    """Return the nodes that compute `biases`, in order, back to iotas that count keys and to nodes with a cache.
+
+    Raises:
+        WeftError: if an iota counts keys for a bias and for another node.
+    """
     counts = {n.output: n for n in graph.nodes if n.op is ops.iota}
     makers = set(backward_slice(biases, [*counts, *(n.output for n in graph.nodes if caches(n))]))
     makers |= {node for v, node in counts.items() if makers.intersection(v.users)}
@@ -25,15 +28,15 @@ def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:
 
 
 def refusal(bias: Value | None, pattern: str, keep_first: int, latent: bool) -> str | None:
-    """Say why no kernel computes the scores of a causal attention without a mask; None if one does."""
+    """Return why no kernel computes the scores of a causal attention without a mask; None if one does."""
     if pattern != "dense" and (pattern not in SKIPPING or keep_first or latent):
         return f"its pattern is {pattern}"
-    made = None if bias is None else bias.producer
+    maker = None if bias is None else bias.producer
     if bias is None:
         return None
-    if made is None or made.op is not ops.alibi:
-        chooses = made is not None and made.op is ops.lightning_index
+    if maker is None or maker.op is not ops.alibi:
+        chooses = maker is not None and maker.op is ops.lightning_index
         return "its queries choose keys" if chooses else "it has a bias that is not ALiBi's"
-    slopes, queries, keys = made.inputs
+    slopes, queries, keys = maker.inputs
     counted = isinstance(slopes, Param) and queries is keys and queries is not None and queries.producer is None
     return None if counted else "its ALiBi does not count positions"

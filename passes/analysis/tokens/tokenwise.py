@@ -1,4 +1,4 @@
-"""Classify ops by whether they treat each token alone.
+"""Classify ops by whether they treat tokens independently.
 
 A value *carries tokens* if its first two axes are [batch, seq] of the token ids. Caches and pruned prefixes need nodes
 that compute row (b, t) of their outputs from row (b, t) of their operands only.
@@ -20,9 +20,9 @@ _ALONG_AXES = {
 
 
 def token_axes(graph: Graph) -> Tokens | None:
-    """[batch, seq] of the graph: of its tokens, else of the queries of its first causal attention."""
-    if (given := tokens_of(graph)) is not None and len(given.shape) > 1:
-        return given.shape[0], given.shape[1]
+    """Return the sizes [batch, seq] of the graph's tokens, or without them of its first causal attention's queries."""
+    if (ids := tokens_of(graph)) is not None and len(ids.shape) > 1:
+        return ids.shape[0], ids.shape[1]
     for node in graph.nodes:
         if node.op is ops.attention and node.attrs["causal"]:
             return node.output.shape[0], node.output.shape[1]
@@ -35,7 +35,7 @@ def carries(value: Value | None, tokens: Tokens) -> bool:
 
 
 def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
-    """The operands that `node` takes row by row; None if it mixes tokens, or if nothing tells that it does not.
+    """Return the operands that `node` reads row by row; None if it mixes tokens, or may mix them.
 
     All other operands are the same for every token.
     """
@@ -45,10 +45,10 @@ def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
     op, x = node.op, node.inputs[0]
     if Trait.ELEMENTWISE in op.traits:
         rank = len(node.output.shape)
-        return rows if all(_aligned(v, i in rows, rank) for i, v in enumerate(node.inputs)) else None
+        return rows if all(_is_aligned(v, i in rows, rank) for i, v in enumerate(node.inputs)) else None
     if Trait.ROWWISE in op.traits:
         return rows if 0 in rows and x is not None and len(x.shape) > 2 else None
-    if Trait.VIEW in op.traits:  # of [batch, seq, ...] that leaves [batch, seq, ...], even no more than that
+    if Trait.VIEW in op.traits:  # from [batch, seq, ...] to [batch, seq, ...], perhaps without further axes
         return rows if 0 in rows else None
     if op in (ops.embedding, ops.one_hot, ops.embed_tokens, ops.rotary_angles):
         return rows if 0 in rows and len(node.output.shape) > 2 else None
@@ -62,23 +62,23 @@ def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
         return rows if node.attrs["axes"][:2] == (0, 1) else None
     if op is ops.matmul:
         ranks = [0 if v is None else len(v.shape) for v in node.inputs]
-        if rows == (0, 1):  # a matrix of its own for each token
+        if rows == (0, 1):  # one matrix per token
             return rows if ranks[0] == ranks[1] > 3 else None
-        # By one matrix, or by matrices along axes behind those of tokens.
+        # By one matrix, or by matrices along axes after those of tokens.
         return rows if rows == (0,) and ranks[0] > 2 and ranks[1] <= max(2, ranks[0] - 2) else None
     if op is ops.attention:  # over keys that are not these tokens
         return rows if rows == (0,) and not node.attrs["causal"] and node.operand("bias") is None else None
     return None
 
 
-def _aligned(value: Value | None, carrying: bool, rank: int) -> bool:
+def _is_aligned(value: Value | None, carrying: bool, rank: int) -> bool:
     """Return whether the token axis of a broadcast operand is absent or aligned with the output's."""
     if value is None:
         return True
     if carrying:
         return len(value.shape) == rank
-    place = 1 - (rank - len(value.shape))
-    return place < 0 or value.shape[place] == 1
+    axis = 1 - (rank - len(value.shape))
+    return axis < 0 or value.shape[axis] == 1
 
 
 def _beyond_tokens(node: Node, rank: int) -> bool:

@@ -73,7 +73,7 @@ def test_products_of_other_things_are_no_gated_units() -> None:
     trace = Trace()
     before = unit(UNITS["silu"], same=False)
     assert str(applied("fuse-glu", before, trace)) == str(before)
-    assert "is no projection of what" in trace.refusals[0].reason
+    assert "are not projections of the same value" in trace.refusals[0].reason
     for name in ("variant/gate", "variant/Mamba"):
         before, trace = ZOO[name](), Trace()
         assert str(applied("fuse-glu", before, trace)) == str(before) and len(trace.refusals) == 2

@@ -247,7 +247,7 @@ def test_the_deepest_mismatch_is_told() -> None:
     [
         (lambda x: ops.reshape(x), "needs attribute shape, perhaps ANY"),
         (lambda x: ops.swish(x, gamma=1.0), "no attribute 'gamma'"),
-        (lambda x: x, "must return what ops made"),
+        (lambda x: x, "must return results of ops"),
     ],
 )
 def test_nonsense_patterns_are_refused(fn: Callable[..., Any], message: str) -> None:

@@ -180,7 +180,7 @@ def test_wrong_arguments(text: str, message: str) -> None:
 def test_graphs_they_are_not_for(text: str) -> None:
     with pytest.raises(WeftError, match=r"graph decoder has caches already; run \S* before kv-cache"):
         run_passes(decoder(), f"kv-cache, {text}")
-    with pytest.raises(WeftError, match="graph decoder has no softmax attention of a text to itself"):
+    with pytest.raises(WeftError, match="graph decoder has no softmax self-attention"):
         run_passes(decoder(Mamba(16)), text)
 
 

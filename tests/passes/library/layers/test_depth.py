@@ -118,7 +118,7 @@ def test_impossible_wishes(text: str, reason: str) -> None:
 
 def test_layers_with_two_results() -> None:
     model = Decoder(37, 18, 2, Block(ATTENTION, MoE(4, 5, 2, aux_loss=0.1)))
-    with pytest.raises(WeftError, match=r"layers.0 hands on .*weighted_loss.*, where a layer makes one value"):
+    with pytest.raises(WeftError, match=r"layers.0 returns .*weighted_loss.*, where a layer returns one value"):
         applied("prune-layers{layers=[0]}", model.graph())
     with pytest.raises(WeftError, match="no scope is called"):
         applied("prune-layers{layers=[0]}", ZOO["variant/norms without weights"]().__class__("empty"))

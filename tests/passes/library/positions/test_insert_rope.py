@@ -125,7 +125,7 @@ def test_layers_that_are_rotated_stay() -> None:
         (decoder(), "insert-rope, insert-rope", "there is nothing to rotate; .*extend-context changes them"),
         (decoder(RelativeAttention(2, 3)), "insert-rope", "relative_attention has positions already"),
         (decoder(MLA(2, 8, 6, 4, 6, ROPE)), "strip-positions, insert-rope", "its values are part of its keys"),
-        (decoder(LinearAttention(2)), "insert-rope", "has no softmax attention of a text to itself"),
+        (decoder(LinearAttention(2)), "insert-rope", "has no softmax self-attention"),
         (decoder(), "kv-cache, insert-rope", "graph decoder has caches already; run insert-rope before kv-cache"),
         (decoder(), "insert-rope{layers=2}", "insert-rope: there is no layer 2; the graph has layers 0 to 1"),
         (decoder(), "insert-rope{rotary_dim=10}", "rotary_dim=10 exceeds the 8 numbers of a head"),
