@@ -1,7 +1,7 @@
-"""Detect steps that are affine in each number of their state: new state = a ⊙ state + b, a and b free of all states.
+"""Detect steps that are elementwise affine in their state: new state = a ⊙ state + b, a and b free of all states.
 
-Such a recurrence has a parallel form (Martin & Cundy 2018, arXiv 1709.04057). Nothing declares it: the step is run on
-pairs (a, b) instead of numbers, by rules for the ops that keep a value affine.
+Such a recurrence has a parallel form (Martin & Cundy 2018, arXiv 1709.04057). It is not declared but derived: the step
+is run on pairs (a, b) of values, by rules for the ops that keep a value affine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .rows import keeps_rows
 
 @dataclass(frozen=True)
 class Diagonal:
-    """A value that is a ⊙ `state` + b, in the order of the state's numbers: `a` None is 1, `b` None is 0."""
+    """A value that is a ⊙ `state` + b, up to its `shape`; `a` None means 1, `b` None means 0."""
 
     state: str
     shape: Shape
@@ -32,8 +32,8 @@ class Diagonal:
 class Affine:
     """A step of the form new state = a ⊙ state + b.
 
-    `gates` makes, of tokens and constants, the outputs ``a.`` and ``b.`` and the name of each state; one that is left
-    out is 1, or 0. `after` makes the outputs of the step of its new states, old states, tokens and constants.
+    `gates` computes from tokens and constants the outputs ``a.NAME`` and ``b.NAME`` of each state; a missing a is 1, a
+    missing b is 0. `after` computes the outputs of the step from its new states, old states, tokens and constants.
     """
 
     gates: Graph
@@ -41,7 +41,7 @@ class Affine:
 
 
 def affine(step: Step) -> Affine | None:
-    """Return the parts of `step` if it is affine in each number of its states, and treats each row alone."""
+    """Return the parts of `step` if it is elementwise affine in its states and keeps batch rows apart, else None."""
     graph = step.graph.clone()
     if not all(keeps_rows(node) for node in graph.nodes):
         return None
@@ -52,28 +52,28 @@ def affine(step: Step) -> Affine | None:
     nodes = list(graph.nodes)
     rules = Rules(graph.inputs[step.tokens[0]])
     for node in nodes:
-        known = dependent.intersection(v for v in node.inputs if v is not None)
-        if not known:
+        read = dependent.intersection(v for v in node.inputs if v is not None)
+        if not read:
             continue
         dependent.update(node.outputs)
-        if known <= forms.keys() and (form := rules.form(node, forms)) is not None:
+        if read <= forms.keys() and (form := rules.form(node, forms)) is not None:
             forms[node.output] = form
     gates = Graph("gates")
-    found = dict[str, Value]()
+    gate_values = dict[str, Value]()
     for name in step.states:
         form = forms.get(graph.outputs[NEXT + name])
         if form is None or form.state != name:
             return None
-        parts = ((part, v) for part, v in (("a", form.a), ("b", form.b)) if v is not None)
-        found |= {f"{part}.{name}": _by_row(v, len(form.shape)) for part, v in parts}
-    if not any(reaches(graph.inputs[name], found.values()) for name in step.tokens):
-        return None  # tokens change nothing: there is no recurrence to speak of
-    copy_into(gates, graph, [*step.tokens, *step.constants], found)
-    return Affine(gates, _after(step))
+        factors = ((part, v) for part, v in (("a", form.a), ("b", form.b)) if v is not None)
+        gate_values |= {f"{part}.{name}": _expand_rows(v, len(form.shape)) for part, v in factors}
+    if not any(reaches(graph.inputs[name], gate_values.values()) for name in step.tokens):
+        return None  # tokens do not reach the state: it is not a recurrence
+    copy_into(gates, graph, [*step.tokens, *step.constants], gate_values)
+    return Affine(gates, _build_after(step))
 
 
-def _by_row(value: Value, rank: int) -> Value:
-    """`value` with rows, and of this `rank`."""
+def _expand_rows(value: Value, rank: int) -> Value:
+    """Return `value` with a batch axis, and with `rank` axes."""
     if value.shape[:1] == (BATCH,):
         return value
     value = value if len(value.shape) == rank else ops.unsqueeze(value, axes=tuple(range(rank - len(value.shape))))
@@ -86,19 +86,20 @@ def reaches(value: Value, ends: Iterable[Value]) -> bool:
     return value in ends or any(value in node.inputs for node in live_nodes(value.graph, ends))
 
 
-def _after(step: Step) -> Graph:
-    """The outputs of `step` from its new states, which stand before the inputs that it has."""
+def _build_after(step: Step) -> Graph:
+    """Return the graph of the outputs of `step`, whose inputs are the new states and then the inputs of `step`."""
     graph, after = step.graph, Graph("after")
-    known = {step.new(name): after.add_input(f"new_{name}", step.new(name).type) for name in step.states}
+    new_states = {step.new(name): after.add_input(f"new_{name}", step.new(name).type) for name in step.states}
     outputs = {name: graph.outputs[name] for name in step.outputs}
-    copy_into(after, graph, [*graph.inputs], outputs, known)
+    copy_into(after, graph, [*graph.inputs], outputs, new_states)
     return after
 
 
 def copy_into(
     graph: Graph, source: Graph, inputs: Iterable[str], outputs: Mapping[str, Value], known: Mapping[Value, Value] = {}
 ) -> None:
-    """Copy what `outputs` of `source` need into `graph`, which gets the `inputs`; `known` values are there already."""
+    """Copy the nodes of `source` that compute `outputs` into `graph`, which gets the inputs and outputs; `known` maps
+    values of `source` to values that `graph` has already."""
     mapped = dict(known)
     for name in inputs:
         value = graph.add_input(name, source.inputs[name].type)
@@ -112,81 +113,84 @@ def copy_into(
         graph.add_output(name, mapped[value])
 
 
-# -- rules: the form of what a node makes, of the forms of its operands; None if it has none
+# -- rules: the form of a node's output, given the forms of its operands; None if it is not affine
 
 
 Part = Value | None
 
 
 class Rules:
-    """Emits the parts of forms into a graph; `token` is a value of it with rows, for constants."""
+    """Rules that emit the parts a and b of forms into a graph; `token` is a value of it with a batch axis, from which
+    constants are made."""
 
     def __init__(self, token: Value) -> None:
         self.token = token
 
     def form(self, node: Node, forms: Mapping[Value, Diagonal]) -> Diagonal | None:
-        """The form of the output of `node`, of those of its operands."""
+        """Return the output of `node` as an affine function of a state, given the `forms` of its operands, or None."""
         if len(node.outputs) != 1:
             return None
-        given = [v for v in node.inputs if v is not None]
-        found = [forms.get(v) for v in given]
-        known = [form for form in found if form is not None]
-        if len({form.state for form in known}) != 1:
+        operands = [v for v in node.inputs if v is not None]
+        operand_forms = [forms.get(v) for v in operands]
+        state_forms = [form for form in operand_forms if form is not None]
+        if len({form.state for form in state_forms}) != 1:
             return None
         if node.op in (ops.reshape, ops.unsqueeze, ops.squeeze):
-            return self.viewed(node, known[0])
-        if any(form.shape != node.output.shape for form in known):
-            return None  # it repeats numbers of the state
+            return self.view(node, state_forms[0])
+        if any(form.shape != node.output.shape for form in state_forms):
+            return None  # it broadcasts the state
         if node.op is ops.affine:
-            return self.scaled(known[0], node.attrs["by"], node.attrs["plus"])
+            return self.scale(state_forms[0], node.attrs["by"], node.attrs["plus"])
         if node.op is ops.neg:
-            return self.scaled(known[0], -1, 0)
+            return self.scale(state_forms[0], -1, 0)
         if node.op is ops.cast:
-            return self.each(known[0], lambda v: node.op(v, **node.attrs)) if node.attrs["to"].is_float else None
-        if node.op is ops.mul and len(known) == 1:
-            factor = given[1] if found[0] is not None else given[0]
-            a = factor if known[0].a is None else ops.mul(known[0].a, factor)
-            return replace(known[0], a=a, b=None if known[0].b is None else ops.mul(known[0].b, factor))
-        if node.op is ops.div and found[1] is None:
-            a, b = self.one() if known[0].a is None else known[0].a, known[0].b
-            return replace(known[0], a=ops.div(a, given[1]), b=None if b is None else ops.div(b, given[1]))
+            return self.each(state_forms[0], lambda v: node.op(v, **node.attrs)) if node.attrs["to"].is_float else None
+        if node.op is ops.mul and len(state_forms) == 1:
+            factor = operands[1] if operand_forms[0] is not None else operands[0]
+            a = factor if state_forms[0].a is None else ops.mul(state_forms[0].a, factor)
+            return replace(
+                state_forms[0], a=a, b=None if state_forms[0].b is None else ops.mul(state_forms[0].b, factor)
+            )
+        if node.op is ops.div and operand_forms[1] is None:
+            a, b = self.fill() if state_forms[0].a is None else state_forms[0].a, state_forms[0].b
+            return replace(state_forms[0], a=ops.div(a, operands[1]), b=None if b is None else ops.div(b, operands[1]))
         if node.op in (ops.add, ops.sub):
-            return self.added(node.op, given, found)
-        if node.op is ops.where and found[0] is None:
-            return self.chosen(given, found)
+            return self.add(node.op, operands, operand_forms)
+        if node.op is ops.where and operand_forms[0] is None:
+            return self.choose(operands, operand_forms)
         return None
 
-    def one(self, number: float = 1.0) -> Value:
-        """A `number` for each row, [batch, 1, ...] of the rank of the token."""
+    def fill(self, number: float = 1.0) -> Value:
+        """Return the constant `number` per row, [batch, 1, ...] with the rank of the token."""
         axes = tuple(range(1, len(self.token.shape)))
         x = ops.sum(self.token, axes=axes, keepdims=True) if axes else self.token
         return ops.affine(x, by=0.0, plus=float(number))
 
     def like(self, shape: Shape, number: float) -> Value:
-        """A `number` for each row, of the rank of `shape`."""
-        x = self.one(number)
+        """Return the constant `number` per row, [batch, 1, ...] with the rank of `shape`."""
+        x = self.fill(number)
         return ops.reshape(x, shape=(BATCH, *[1] * (len(shape) - 1)))
 
     def each(self, form: Diagonal, change: Callable[[Value], Value]) -> Diagonal:
         a, b = (None if v is None else change(v) for v in (form.a, form.b))
         return replace(form, a=a, b=b)
 
-    def viewed(self, node: Node, form: Diagonal) -> Diagonal:
+    def view(self, node: Node, form: Diagonal) -> Diagonal:
         before, after = form.shape, node.output.shape
 
-        def view(v: Value) -> Value:
+        def reshape(v: Value) -> Value:
             v = v if len(v.shape) == len(before) else ops.unsqueeze(v, axes=tuple(range(len(before) - len(v.shape))))
             if node.op is not ops.reshape:
                 return node.op(v, **node.attrs)
-            if before[-1] == after[-1]:  # one factor of a row stays one
+            if before[-1] == after[-1]:  # one factor per row stays one
                 full, target = (*before[:-1], v.shape[-1]), (*after[:-1], v.shape[-1])
             else:
                 full, target = before, after
             return ops.reshape(v if v.shape == full else ops.expand(v, shape=full), shape=target)
 
-        return replace(self.each(form, view), shape=after)
+        return replace(self.each(form, reshape), shape=after)
 
-    def scaled(self, form: Diagonal, by: float, plus: float) -> Diagonal:
+    def scale(self, form: Diagonal, by: float, plus: float) -> Diagonal:
         a, b = form.a, form.b
         if by != 1:
             a = self.like(form.shape, by) if a is None else ops.affine(a, by=by)
@@ -196,34 +200,36 @@ class Rules:
             b = self.like(form.shape, plus)
         return replace(form, a=a, b=b)
 
-    def added(self, op: Op, given: list[Value], found: list[Diagonal | None]) -> Diagonal:
-        (x, y), form = found, next(f for f in found if f is not None)
+    def add(self, op: Op, operands: list[Value], forms: list[Diagonal | None]) -> Diagonal:
+        (x, y), form = forms, next(f for f in forms if f is not None)
         if x is None or y is None:
-            other, turned = (given[0], op is ops.sub) if x is None else (given[1], False)
-            a = self.like(form.shape, 1.0) if turned and form.a is None else form.a
-            b = self.joined(op, other, form.b) if x is None else self.joined(op, form.b, other)
-            return replace(form, a=ops.neg(a) if turned and a is not None else a, b=b)
-        zero_one = [self.parts(f, v) for f, v in ((x, given[0]), (y, given[1]))]
-        return replace(form, a=self.joined(op, *(p[0] for p in zero_one)), b=self.joined(op, *(p[1] for p in zero_one)))
+            summand, is_negated = (operands[0], op is ops.sub) if x is None else (operands[1], False)
+            a = self.like(form.shape, 1.0) if is_negated and form.a is None else form.a
+            b = self.add_parts(op, summand, form.b) if x is None else self.add_parts(op, form.b, summand)
+            return replace(form, a=ops.neg(a) if is_negated and a is not None else a, b=b)
+        zero_one = [self.parts(f, v) for f, v in ((x, operands[0]), (y, operands[1]))]
+        return replace(
+            form, a=self.add_parts(op, *(p[0] for p in zero_one)), b=self.add_parts(op, *(p[1] for p in zero_one))
+        )
 
     def parts(self, form: Diagonal | None, value: Value) -> tuple[Part, Part]:
-        """a and b of an operand, None for 0."""
+        """Return a and b of an operand, None for 0."""
         if form is None:
             return None, value
         return (self.like(form.shape, 1.0) if form.a is None else form.a), form.b
 
-    def joined(self, op: Op, x: Part, y: Part) -> Part:
-        """x ± y, where None is 0."""
+    def add_parts(self, op: Op, x: Part, y: Part) -> Part:
+        """Return x ± y, where None is 0."""
         if y is None:
             return x
         return op(x, y) if x is not None else y if op is ops.add else ops.neg(y)
 
-    def chosen(self, given: list[Value], found: list[Diagonal | None]) -> Diagonal:
-        form = next(f for f in found if f is not None)
-        (a, b), (c, d) = (self.parts(f, v) for f, v in zip(found[1:], given[1:], strict=True))
+    def choose(self, operands: list[Value], forms: list[Diagonal | None]) -> Diagonal:
+        form = next(f for f in forms if f is not None)
+        (a, b), (c, d) = (self.parts(f, v) for f, v in zip(forms[1:], operands[1:], strict=True))
 
-        def choose(x: Part, y: Part) -> Part:
+        def select(x: Part, y: Part) -> Part:
             x, y = (self.like(form.shape, 0.0) if v is None else v for v in (x, y))
-            return ops.where(given[0], x, y)
+            return ops.where(operands[0], x, y)
 
-        return replace(form, a=choose(a, c), b=choose(b, d) if b is not None or d is not None else None)
+        return replace(form, a=select(a, c), b=select(b, d) if b is not None or d is not None else None)

@@ -1,4 +1,4 @@
-"""A step as formulas, for people: ``h' = a · h + (1 − a) · x``."""
+"""A step as formulas for readers: ``h' = a · h + (1 − a) · x``."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _ATOM = 4
 
 
 def formulas(step: Step) -> list[str]:
-    """Return a formula for each new state and output of `step`, in which what moves numbers only is left out.
+    """Return a formula for each new state and output of `step`, without ops that only move elements.
 
-    Values that are read several times have formulas of their own before them.
+    Values with several readers get formulas of their own before them.
     """
     names: dict[Value, str] = {v: name for name, v in step.graph.inputs.items()}
     new = {step.new(name): f"{name}{NEW}" for name in step.states}
     outputs = {step.graph.outputs[name]: name for name in step.outputs}
     lines, letters = [], (c for c in "uvwpqrtabcdefgijklnoz" if c not in {*step.graph.inputs, *step.outputs})
 
-    def called(v: Value, op: Op) -> str:
-        own = re.sub(r"_\d+$", "", v.name)
-        return new.get(v) or outputs.get(v) or (next(letters, v.name) if own == op.name else v.name)
+    def name_value(v: Value, op: Op) -> str:
+        stem = re.sub(r"_\d+$", "", v.name)
+        return new.get(v) or outputs.get(v) or (next(letters, v.name) if stem == op.name else v.name)
 
     for node in step.graph.nodes:
-        v, *others = node.outputs
-        once = len(v.uses) + (v in new) + (v in outputs) < 2
-        if not others and v not in new and (once or node.op in _MOVES or _is_short(node)):
+        v, *other_outputs = node.outputs
+        is_read_once = len(v.uses) + (v in new) + (v in outputs) < 2
+        if not other_outputs and v not in new and (is_read_once or node.op in _MOVES or _is_short(node)):
             continue
-        text, _ = _formula(node, names)
-        names |= {v: called(v, node.op) for v in node.outputs}
+        text, _ = _spell_node(node, names)
+        names |= {v: name_value(v, node.op) for v in node.outputs}
         lines.append(f"{', '.join(names[v] for v in node.outputs)} = {text}")
     for v, name in outputs.items():
-        text, _ = _text(v, names)
+        text, _ = _spell_value(v, names)
         if text != name:
             lines.append(f"{name} = {text}")
     return lines
@@ -51,47 +51,47 @@ def _is_short(node: Node) -> bool:
     return node.op is ops.affine and node.required("x").producer is None
 
 
-def _text(value: Value, names: dict[Value, str]) -> tuple[str, int]:
-    """The text of a value, and how tightly its last sign binds."""
+def _spell_value(value: Value, names: dict[Value, str]) -> tuple[str, int]:
+    """Return the text of a value, and the precedence of its last operator."""
     if value in names:
         return names[value], _ATOM
     assert value.producer is not None
-    return _formula(value.producer, names)
+    return _spell_node(value.producer, names)
 
 
-def _formula(node: Node, names: dict[Value, str]) -> tuple[str, int]:
-    given = [_text(v, names) for v in node.inputs if v is not None]
+def _spell_node(node: Node, names: dict[Value, str]) -> tuple[str, int]:
+    operands = [_spell_value(v, names) for v in node.inputs if v is not None]
     if node.op in _MOVES:
-        return given[0]
+        return operands[0]
     if node.op in _SIGNS:
         sign, binds = _SIGNS[node.op]
-        (x, left), (y, right) = given
+        (x, left), (y, right) = operands
         strict = node.op in (ops.sub, ops.div, ops.matmul)
-        return f"{_within(x, left < binds)}{sign}{_within(y, right < binds + strict)}", binds
+        return f"{_parenthesize(x, left < binds)}{sign}{_parenthesize(y, right < binds + strict)}", binds
     if node.op is ops.neg:
-        return f"−{_within(given[0][0], given[0][1] < 2)}", 1
+        return f"−{_parenthesize(operands[0][0], operands[0][1] < 2)}", 1
     if node.op is ops.affine:
-        return _scaled(given[0], node.attrs["by"], node.attrs["plus"])
-    return f"{node.op.name}({', '.join(text for text, _ in given)})", _ATOM
+        return _spell_affine(operands[0], node.attrs["by"], node.attrs["plus"])
+    return f"{node.op.name}({', '.join(text for text, _ in operands)})", _ATOM
 
 
-def _scaled(given: tuple[str, int], by: float, plus: float) -> tuple[str, int]:
-    """x · by + plus."""
+def _spell_affine(given: tuple[str, int], by: float, plus: float) -> tuple[str, int]:
+    """Return the text of x · by + plus, and its precedence; `given` is the operand."""
     if by == 0:
-        return _number(plus), _ATOM
+        return _spell_number(plus), _ATOM
     x, binds = given
     if by == -1 and plus != 0:
-        return f"{_number(plus)} − {_within(x, binds < 2)}", 1
+        return f"{_spell_number(plus)} − {_parenthesize(x, binds < 2)}", 1
     if by != 1:
-        x, binds = f"{_number(by)} · {_within(x, binds < 2)}", 2
+        x, binds = f"{_spell_number(by)} · {_parenthesize(x, binds < 2)}", 2
     if plus == 0:
         return x, binds
-    return f"{x} {'+' if plus > 0 else '−'} {_number(abs(plus))}", 1
+    return f"{x} {'+' if plus > 0 else '−'} {_spell_number(abs(plus))}", 1
 
 
-def _number(x: float) -> str:
+def _spell_number(x: float) -> str:
     return f"{x:.6g}".replace("-", "−")
 
 
-def _within(text: str, closed: bool) -> str:
-    return f"({text})" if closed else text
+def _parenthesize(text: str, needed: bool) -> str:
+    return f"({text})" if needed else text

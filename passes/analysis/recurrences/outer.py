@@ -1,7 +1,7 @@
-"""Detect affine states that are read as those of linear attention are: S ← a ⊙ S + k vᵀ, seen by outputs as S_tᵀ q.
+"""Detect affine states that are read as in linear attention: S ← a ⊙ S + k vᵀ, read by outputs as S_tᵀ q.
 
-Then no state of a token in the middle has to be made: inside a chunk of tokens it is attention (Yang 2023, arXiv
-2312.06635), between chunks the state is carried.
+Then states inside a chunk of tokens are never computed: the chunk is attention (Yang 2023, arXiv 2312.06635), and the
+state is carried between chunks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from .affine import Affine, Diagonal, Rules, copy_into
 
 @dataclass(frozen=True)
 class Outer:
-    """A state that is a sum of products of keys and values: its axes in the order batch, groups, keys, values; `reads`
-    counts the queries that outputs read it by.
+    """A state that is a sum of outer products of keys and values: `order` has its axes as batch, groups, keys, values.
 
-    Of its parts the gates make ``a.``, ``k.`` and ``v.`` [batch, groups, keys], of a [batch, groups, keys or 1], of v
-    [batch, groups, values], and for each reading ``q0.``, ... [batch, groups, keys]; what is read, an input of `after`
-    called ``read0_`` ..., is [batch, groups, values]. Where a token also `changes` what the state holds, its values are
-    v + c ⊙ (wᵀ S) of the state before it, c. [batch, groups, 1] and w. [batch, groups, keys].
+    The gates compute ``a.NAME`` [batch, groups, keys or 1], ``k.NAME`` [batch, groups, keys], ``v.NAME`` [batch,
+    groups, values], and the queries ``q0.NAME`` ... [batch, groups, keys] of its `reads` readings; the results of the
+    readings are the inputs ``read0_NAME`` ... [batch, groups, values] of `after`. If `changes`, the values of a token
+    are v + c ⊙ (wᵀ S) of the state S before it, with ``c.NAME`` [batch, groups, 1], ``w.NAME`` [batch, groups, keys].
     """
 
     order: tuple[int, ...]
@@ -36,8 +35,8 @@ class Outer:
 
 @dataclass(frozen=True)
 class Parallel:
-    """The form in which a step runs on many tokens at once: graphs as of `Affine`, and for each state by name an
-    `Outer`, or None where its values at all tokens are made."""
+    """The form in which a step runs on many tokens at once: graphs as in `Affine`, and by name of the state an `Outer`,
+    or None if the state has to be computed at every token."""
 
     gates: Graph
     after: Graph
@@ -46,7 +45,7 @@ class Parallel:
 
 @dataclass
 class Reading:
-    """A sum of q ⊙ S over the axis of keys, which `node` makes."""
+    """A sum of q ⊙ S over the axis of keys, computed by `node`."""
 
     node: Node
     query: Value
@@ -54,16 +53,16 @@ class Reading:
 
 
 def parallel(step: Step, affine: Affine) -> Parallel:
-    """The parallel form of a `step` that is affine."""
+    """Return the parallel form of a `step` that is affine."""
     gates, after = affine.gates.clone(), affine.after.clone()
     outer: dict[str, Outer | None] = {}
     for name in step.states:
         outer[name] = outer_state(step, name, gates, after)
-    return Parallel(pruned(gates), pruned(after), outer)
+    return Parallel(prune(gates), prune(after), outer)
 
 
-def pruned(graph: Graph) -> Graph:
-    """A copy of `graph` without what no output needs."""
+def prune(graph: Graph) -> Graph:
+    """Return a copy of `graph` without unused nodes and inputs."""
     copy = Graph(graph.name)
     copy_into(copy, graph, [*graph.inputs], dict(graph.outputs))
     for name, value in list(copy.inputs.items()):
@@ -73,84 +72,90 @@ def pruned(graph: Graph) -> Graph:
 
 
 def outer_state(step: Step, name: str, gates: Graph, after: Graph) -> Outer | None:
-    """Turn what is known of the state `name` into keys, values and queries, if that is possible."""
+    """Add the keys, values and queries of the state `name` to the outputs of `gates`, and its readings to the inputs of
+    `after`; return None, without a change, if the state has no such form."""
     state, old = after.inputs[f"new_{name}"], after.inputs[name]
-    readings = _readings(step, state, after)
+    readings = _find_readings(step, state, after)
     a, b = (gates.outputs.get(f"{part}.{name}") for part in "ab")
     if old.uses or not readings or b is None or len({r.axis for r in readings}) != 1:
         return None
-    if not all(is_known(r.query, gates) for r in readings):
+    if not all(depends_on_gates(r.query, gates) for r in readings):
         return None
     shape, keys = state.shape, readings[0].axis
-    factors = [ranked(f, len(shape)) for f in _factors(b)]
-    small = [ranked(v, len(shape)) for v in ([] if a is None else [a])]
+    factors = [pad_rank(f, len(shape)) for f in _factors(b)]
+    scales = [pad_rank(v, len(shape)) for v in ([] if a is None else [a])]
     queries = [r.query for r in readings]
 
     def fits(axis: int) -> bool:
-        apart = all(f.shape[axis] == 1 or f.shape[keys] == 1 for f in factors)
-        return apart and all(v.shape[axis] == 1 for v in (*small, *queries))
+        is_separate = all(f.shape[axis] == 1 or f.shape[keys] == 1 for f in factors)
+        return is_separate and all(v.shape[axis] == 1 for v in (*scales, *queries))
 
-    others = [axis for axis in range(1, len(shape)) if axis != keys]
-    fitting = [axis for axis in others if fits(axis) and isinstance(shape[axis], int) and shape[axis] > 1]
+    other_axes = [axis for axis in range(1, len(shape)) if axis != keys]
+    fitting = [axis for axis in other_axes if fits(axis) and isinstance(shape[axis], int) and shape[axis] > 1]
     if not fitting:
         return None
     values = max(fitting, key=lambda axis: n if isinstance(n := shape[axis], int) else 0)
-    order = (0, *(axis for axis in others if axis != values), keys, values)
-    lay = Layout(shape, order)
+    order = (0, *(axis for axis in other_axes if axis != values), keys, values)
+    layout = Layout(shape, order)
     del gates.outputs[f"b.{name}"]
     if a is not None:
-        gates.outputs[f"a.{name}"] = lay.keys(small[0], whole=False)
-    gates.add_output(f"k.{name}", lay.keys(_product([f for f in factors if f.shape[values] == 1], gates, step)))
-    gates.add_output(f"v.{name}", lay.values(_product([f for f in factors if f.shape[values] != 1], gates, step)))
-    mapped: dict[Value, Value] = {}
+        gates.outputs[f"a.{name}"] = layout.keys(scales[0], whole=False)
+    gates.add_output(f"k.{name}", layout.keys(_product([f for f in factors if f.shape[values] == 1], gates, step)))
+    gates.add_output(f"v.{name}", layout.values(_product([f for f in factors if f.shape[values] != 1], gates, step)))
+    copies: dict[Value, Value] = {}
     for i, reading in enumerate(readings):
-        query = moved(reading.query, gates, mapped)
-        gates.add_output(f"q{i}.{name}", lay.keys(query))
-        read = after.add_input(f"read{i}_{name}", state.type.with_shape(BATCH, lay.groups, shape[values]))
+        query = move_into(reading.query, gates, copies)
+        gates.add_output(f"q{i}.{name}", layout.keys(query))
+        result = after.add_input(f"read{i}_{name}", state.type.with_shape(BATCH, layout.groups, shape[values]))
         with after.inserting(before=reading.node):
-            made = lay.placed(read, reading.node.output.shape)
-        reading.node.output.replace_uses(made)
-    return Outer(order, lay.groups, len(readings))
+            placed = layout.place(result, reading.node.output.shape)
+        reading.node.output.replace_uses(placed)
+    return Outer(order, layout.groups, len(readings))
 
 
-def _readings(step: Step, state: Value, after: Graph) -> list[Reading]:
-    """The sums over one axis of a state, in the order of nodes; none if it is read in another way."""
-    rules, found = Rules(after.inputs[step.tokens[0]]), list[Reading]()
+def _find_readings(step: Step, state: Value, after: Graph) -> list[Reading]:
+    """Return the sums over one axis of a state, in the order of nodes; [] if it is read in another way."""
+    rules, readings = Rules(after.inputs[step.tokens[0]]), list[Reading]()
     forms = {state: Diagonal("", state.shape)}
     for node in list(after.nodes):
         if forms.keys().isdisjoint(node.inputs):
             continue
         reading = reading_of(node, forms, rules)
         if reading is not None:
-            found.append(reading)
+            readings.append(reading)
         elif (form := rules.form(node, forms)) is not None and form.b is None and form.shape == state.shape:
             forms[node.output] = form
         else:
             return []
-    return [] if any(v in forms for v in after.outputs.values()) else found
+    return [] if any(v in forms for v in after.outputs.values()) else readings
 
 
 def reading_of(node: Node, forms: dict[Value, Diagonal], rules: Rules) -> Reading | None:
-    given = [v for v in node.inputs if v is not None]
-    held = [forms.get(v) for v in given]
-    form = next(f for f in held if f is not None)
+    operands = [v for v in node.inputs if v is not None]
+    operand_forms = [forms.get(v) for v in operands]
+    form = next(f for f in operand_forms if f is not None)
     rank = len(form.shape)
     if node.op is ops.sum and len(node.attrs["axes"]) == 1:
         axis = node.attrs["axes"][0] % rank
         query = rules.like(form.shape, 1.0) if form.a is None else form.a
-        return Reading(node, ranked(query, rank), axis) if axis else None
-    if node.op is not ops.matmul or len(held) != 2 or None not in held or len(node.output.shape) != rank:
+        return Reading(node, pad_rank(query, rank), axis) if axis else None
+    if (
+        node.op is not ops.matmul
+        or len(operand_forms) != 2
+        or None not in operand_forms
+        or len(node.output.shape) != rank
+    ):
         return None
-    at = 1 if held[0] is None else 0  # of the state
-    free = ranked(given[1 - at], rank)
-    if free.shape[-2 if at else -1] != 1:
+    state_index = 1 if operand_forms[0] is None else 0
+    factor = pad_rank(operands[1 - state_index], rank)
+    if factor.shape[-2 if state_index else -1] != 1:
         return None
-    query = ops.transpose(free, axes=(*range(rank - 2), rank - 1, rank - 2))
-    return Reading(node, query if form.a is None else ops.mul(form.a, query), rank - 2 if at else rank - 1)
+    query = ops.transpose(factor, axes=(*range(rank - 2), rank - 1, rank - 2))
+    return Reading(node, query if form.a is None else ops.mul(form.a, query), rank - 2 if state_index else rank - 1)
 
 
 def _factors(value: Value) -> list[Value]:
-    """The values whose product `value` is."""
+    """Return the factors of the product `value`, or `value` itself."""
     node = value.producer
     if node is None or node.op is not ops.mul:
         return [value]
@@ -158,36 +163,36 @@ def _factors(value: Value) -> list[Value]:
 
 
 def _product(factors: Sequence[Value], gates: Graph, step: Step) -> Value:
-    made = factors[0] if factors else Rules(gates.inputs[step.tokens[0]]).one()
+    product = factors[0] if factors else Rules(gates.inputs[step.tokens[0]]).fill()
     for factor in factors[1:]:
-        made = ops.mul(made, factor)
-    return made
+        product = ops.mul(product, factor)
+    return product
 
 
-def ranked(v: Value, rank: int) -> Value:
-    """`v` with axes of one number in front, behind that of rows if it has one."""
+def pad_rank(v: Value, rank: int) -> Value:
+    """Return `v` with leading axes of size 1, up to `rank` axes."""
     missing = rank - len(v.shape)
     if not missing:
         return v
     return ops.unsqueeze(v, axes=tuple(range(missing)))
 
 
-def is_known(value: Value, gates: Graph) -> bool:
-    """Return whether `value`, of the graph behind the recurrence, depends on what the gates are given only."""
+def depends_on_gates(value: Value, gates: Graph) -> bool:
+    """Return whether `value`, of the graph after the recurrence, depends only on inputs that `gates` has also."""
     if value.producer is None:
         return any(v is value for name, v in value.graph.inputs.items() if name in gates.inputs)
-    return all(is_known(v, gates) for v in value.producer.inputs if v is not None)
+    return all(depends_on_gates(v, gates) for v in value.producer.inputs if v is not None)
 
 
-def moved(value: Value, gates: Graph, mapped: dict[Value, Value]) -> Value:
-    """`value` of the graph behind the recurrence, which depends on no state, made in `gates`."""
+def move_into(value: Value, gates: Graph, mapped: dict[Value, Value]) -> Value:
+    """Copy `value`, of the graph after the recurrence, with all that it depends on into `gates`; return the copy."""
     if value in mapped:
         return mapped[value]
     if value.producer is None:
         name = next(n for n, v in value.graph.inputs.items() if v is value)
         return gates.inputs[name]
     node = value.producer
-    operands = [None if v is None else moved(v, gates, mapped) for v in node.inputs]
+    operands = [None if v is None else move_into(v, gates, mapped) for v in node.inputs]
     copy = gates.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], [v.name for v in node.outputs])
     mapped.update(zip(node.outputs, copy.outputs, strict=True))
     return mapped[value]
@@ -202,34 +207,34 @@ class Layout:
         self.groups = math.prod(n for axis in self.between if isinstance(n := shape[axis], int))
 
     def keys(self, x: Value, whole: bool = True) -> Value:
-        """x, of one number along values, as [batch, groups, keys]; of keys maybe 1 if it need not be `whole`."""
-        return self._laid(x, self.at_keys, whole)
+        """Return x, of size 1 along values, as [batch, groups, keys]; unless `whole`, keys may stay 1."""
+        return self._flatten(x, self.at_keys, whole)
 
     def values(self, x: Value) -> Value:
-        return self._laid(x, self.at_values, True)
+        return self._flatten(x, self.at_values, True)
 
-    def _laid(self, x: Value, last: int, whole: bool) -> Value:
-        x = ranked(x, len(self.shape))
-        gone = self.at_values if last == self.at_keys else self.at_keys
-        axes = [axis - (axis > gone) for axis in (0, *self.between, last)]
-        x = _transposed(ops.squeeze(x, axes=(gone,)), axes)
+    def _flatten(self, x: Value, last: int, whole: bool) -> Value:
+        x = pad_rank(x, len(self.shape))
+        dropped = self.at_values if last == self.at_keys else self.at_keys
+        axes = [axis - (axis > dropped) for axis in (0, *self.between, last)]
+        x = _transpose(ops.squeeze(x, axes=(dropped,)), axes)
         row = [self.shape[axis] for axis in (*self.between, last)]
         if not whole:
             row[-1] = x.shape[-1]
         if x.shape != (BATCH, *row):
             x = ops.expand(x, shape=(BATCH, *row))
-        laid = (BATCH, self.groups, row[-1])
-        return x if x.shape == laid else ops.reshape(x, shape=laid)
+        flat = (BATCH, self.groups, row[-1])
+        return x if x.shape == flat else ops.reshape(x, shape=flat)
 
-    def placed(self, read: Value, shape: Shape) -> Value:
-        """Put what is `read` [batch, groups, values] into the axes of the state, in the `shape` of its node."""
+    def place(self, read: Value, shape: Shape) -> Value:
+        """Return the result `read` [batch, groups, values] with the axes of the state, in the `shape` of its node."""
         x = ops.reshape(read, shape=(BATCH, *(self.shape[a] for a in self.between), 1, self.shape[self.at_values]))
-        x = _transposed(x, _inverse(self.order))
+        x = _transpose(x, _inverse(self.order))
         return x if x.shape == shape else ops.reshape(x, shape=shape)
 
 
-def _transposed(x: Value, axes: Sequence[int]) -> Value:
-    """x with its axes in another order, two such steps in one; a reshape where only axes of one number move."""
+def _transpose(x: Value, axes: Sequence[int]) -> Value:
+    """Transpose x, merged with a transpose that x is the result of; a reshape if only axes of size 1 move."""
     if x.producer is not None and x.producer.op is ops.transpose:
         axes, x = [x.producer.attrs["axes"][axis] for axis in axes], x.producer.required("x")
     if list(axes) == list(range(len(axes))):

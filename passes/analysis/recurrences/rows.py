@@ -1,4 +1,4 @@
-"""Ops that treat each row of a step's batch alone, so that the tokens of a text may stand in the place of rows."""
+"""Ops that treat batch rows of a step independently, so that a step may run with the tokens of a sequence as rows."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ def _is_row(value: Value) -> bool:
 
 
 def keeps_rows(node: Node) -> bool:
-    """Return whether row i of what `node` makes depends on row i of its operands only, as far as rules tell."""
-    given = [v for v in node.inputs if v is not None]
-    if not any(map(_is_row, given)):
+    """Return whether row i of the outputs of `node` is known to depend on row i of its operands only."""
+    operands = [v for v in node.inputs if v is not None]
+    if not any(map(_is_row, operands)):
         return not any(map(_is_row, node.outputs)) or node.op is ops.expand
     if not all(map(_is_row, node.outputs)):
         return False
-    first, rank = given[0], len(node.output.shape)
+    first, rank = operands[0], len(node.output.shape)
     if Trait.ELEMENTWISE in node.op.traits:
-        return all(len(v.shape) == rank if _is_row(v) else _below(v, rank) for v in given)
+        return all(len(v.shape) == rank if _is_row(v) else _broadcasts(v, rank) for v in operands)
     if node.op is ops.matmul:
-        return _by_row(*given)
+        return _multiplies_rows(*operands)
     if not _is_row(first):
         return False
     if Trait.ROWWISE in node.op.traits:
-        return len(first.shape) > 1 and not any(map(_is_row, given[1:]))
+        return len(first.shape) > 1 and not any(map(_is_row, operands[1:]))
     if Trait.VIEW in node.op.traits or node.op in (ops.embedding, ops.one_hot):
         return True
     if node.op in _ALONG_AXES:
         axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
-        return all(map(_is_row, given)) and all(axis % len(first.shape) for axis in axes)
+        return all(map(_is_row, operands)) and all(axis % len(first.shape) for axis in axes)
     if node.op is ops.transpose:
         return bool(node.attrs["axes"][0] == 0)
     if node.op is ops.expand:
         return len(first.shape) == rank
     if node.op is ops.gather:
-        return bool(node.attrs["axis"] % len(first.shape)) and not _is_row(given[1])
+        return bool(node.attrs["axis"] % len(first.shape)) and not _is_row(operands[1])
     return False
 
 
-def _below(value: Value, rank: int) -> bool:
-    """Return whether a value without rows broadcasts against those of a value of this `rank`."""
+def _broadcasts(value: Value, rank: int) -> bool:
+    """Return whether a value without rows broadcasts against the rows of a value of this `rank`."""
     return len(value.shape) < rank or value.shape[:1] == (1,)
 
 
-def _by_row(x: Value, y: Value) -> bool:
-    """Return whether the product of two values is one for each row."""
+def _multiplies_rows(x: Value, y: Value) -> bool:
+    """Return whether the matmul of two values treats each row independently."""
     if _is_row(x) and _is_row(y):
         return len(x.shape) == len(y.shape) > 2
     rows, other = (x, y) if _is_row(x) else (y, x)
     if len(rows.shape) > 2:
-        return _below(other, len(rows.shape))
+        return _broadcasts(other, len(rows.shape))
     return rows is x and len(rows.shape) == 2 == len(other.shape)
