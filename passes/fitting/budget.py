@@ -1,9 +1,9 @@
-"""Layouts for the weight matrices of a graph under a budget of bits: what matters most to the outputs gets the most.
+"""Layouts for the weight matrices of a graph under a budget of bits: matrices that matter more get more bits.
 
-How much a matrix matters is measured: it alone is rounded, and the divergence of the graph's outputs on a text
-is what that costs. Rounding errors are small and hardly related, so the costs of matrices add up, and that of another
-layout is in proportion to the squared errors it makes of what the matrix multiplies. Choosing a layout for each matrix
-is then a knapsack problem, of which the relaxation by a price for bits is solved: HAWQ-V3 (Yao 2021, arXiv 2011.10680).
+The cost of a matrix is measured: the matrix alone is rounded, and its cost is the divergence of the graph's outputs on
+a calibration text. Rounding errors are small and hardly correlated, so the costs of matrices add up, and the cost of
+another layout is proportional to the squared errors of the matrix's products. Choosing a layout for each matrix is then
+a knapsack problem, solved by its relaxation with a price for bits: HAWQ-V3 (Yao 2021, arXiv 2011.10680).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .calibration import Activations
 from .matrices import Matrix, matrices
 from .quantizing import Progress, reweigh
 
-TOKENS = 256  # of the text, on which outputs are compared: divergences are expectations over all tokens of a vocabulary
+TOKENS = 256  # on which outputs are compared; few suffice, as divergences average over the vocabulary
 BISECTIONS = 60
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A layout that a matrix may get, its bits, and what it is expected to cost."""
+    """A layout that a matrix may get, its bits, and its expected cost."""
 
     layout: BlockLayout
     bits: float
@@ -45,8 +45,9 @@ def within_budget(
     budget: float,
     progress: Progress = lambda done, total: None,
 ) -> dict[Matrix, BlockLayout]:
-    """Return a layout of `layouts` for every matrix, with `budget` bits for a weight on average; those of a unit of
-    `units` get the same.
+    """Return a layout out of `layouts` for every matrix, with at most `budget` bits per weight on average.
+
+    All matrices of a unit get the same layout. `texts` are the calibration sequences (ids [batch, length]).
 
     Raises:
         WeftError: if all matrices in the smallest layout take more.
@@ -58,9 +59,9 @@ def within_budget(
             f"quantize: budget={budget:g} is less than the {math.ceil(1000 * least) / 1000:g} bits that a weight takes "
             "at least: give more, or let it choose codes of fewer bits (choices=)"
         )
-    # Near the budget divergences are in proportion to squared errors; those of far fewer bits are beyond that.
+    # Divergences are proportional to squared errors near the budget only, not for far fewer bits.
     probe = min(layouts, key=lambda layout: abs(layout.bits_per_weight - budget))
-    measured = _costs(graph, _first(texts), units, layouts, probe, progress)
+    measured = _measure_costs(graph, _take_first(texts), units, layouts, probe, progress)
     tables = [
         [Choice(layout, sum(_bits(matrix, layout) for matrix in unit), cost) for layout, cost in costs.items()]
         for unit, costs in zip(units, measured, strict=True)
@@ -70,36 +71,36 @@ def within_budget(
 
 
 def _bits(matrix: Matrix, layout: BlockLayout) -> float:
-    """The bits of a matrix, whose rows are filled up to whole groups."""
+    """Return the bits of `matrix` in `layout`, with rows padded to whole groups."""
     width = int(matrix.param.shape[-1])
     return matrix.elements // width * (-(-width // layout.group) * layout.group) * layout.bits_per_weight
 
 
 def knapsack(tables: Sequence[Sequence[Choice]], capacity: float) -> list[Choice]:
-    """Choose one of each table so that costs are small and bits are at most `capacity`, which the smallest fit.
+    """Choose one entry per table with a small total cost and at most `capacity` bits, which the smallest entries fit.
 
-    A price for bits is bisected; what its choices leave over goes to whatever saves the most for a bit.
+    Bisects a price for bits, and spends the bits left over on the entries that reduce the cost most per bit.
     """
 
-    def at(price: float) -> list[Choice]:
+    def choose(price: float) -> list[Choice]:
         return [min(table, key=lambda c: (c.cost + price * c.bits, c.bits)) for table in tables]
 
     low, high = 0.0, 1.0
-    if sum(c.bits for c in at(low)) <= capacity:
-        return at(low)
-    while sum(c.bits for c in at(high)) > capacity:
+    if sum(c.bits for c in choose(low)) <= capacity:
+        return choose(low)
+    while sum(c.bits for c in choose(high)) > capacity:
         high *= 4
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        low, high = (low, middle) if sum(c.bits for c in at(middle)) <= capacity else (middle, high)
-    chosen = at(high)
+        low, high = (low, middle) if sum(c.bits for c in choose(middle)) <= capacity else (middle, high)
+    chosen = choose(high)
     while True:
-        left = capacity - sum(c.bits for c in chosen)
+        spare = capacity - sum(c.bits for c in chosen)
         gains = [
             ((now.cost - c.cost) / (c.bits - now.bits), i, c)
             for i, (now, table) in enumerate(zip(chosen, tables, strict=True))
             for c in table
-            if 0 < c.bits - now.bits <= left and c.cost < now.cost
+            if 0 < c.bits - now.bits <= spare and c.cost < now.cost
         ]
         if not gains:
             return chosen
@@ -107,20 +108,20 @@ def knapsack(tables: Sequence[Sequence[Choice]], capacity: float) -> list[Choice
         chosen[best] = choice
 
 
-def _first(texts: Sequence[Array]) -> list[Array]:
-    """The first `TOKENS` tokens of `texts`, or one text if that is longer."""
-    found: list[Array] = []
-    left = TOKENS
+def _take_first(texts: Sequence[Array]) -> list[Array]:
+    """Return the first `TOKENS` tokens of `texts`, or one sequence if that is longer."""
+    batches: list[Array] = []
+    remaining = TOKENS
     for ids in texts:
-        rows = ids[: max(1, left // ids.shape[1])]
-        found.append(rows)
-        left -= rows.size
-        if left < ids.shape[1]:
+        rows = ids[: max(1, remaining // ids.shape[1])]
+        batches.append(rows)
+        remaining -= rows.size
+        if remaining < ids.shape[1]:
             break
-    return found
+    return batches
 
 
-def _costs(
+def _measure_costs(
     graph: Graph,
     texts: Sequence[Array],
     units: Sequence[Sequence[Matrix]],
@@ -128,57 +129,59 @@ def _costs(
     probe: BlockLayout,
     progress: Progress,
 ) -> list[dict[BlockLayout, float]]:
-    """Measure the cost of each layout of each unit: nats a token, or without logits the relative error of outputs.
-    Units are measured in the layout `probe`."""
+    """Measure the cost of each unit in the layout `probe`, and scale it to the other layouts by their squared errors.
+
+    Costs are nats per token, or without logits the relative squared error of the output.
+    """
     graph = graph.clone()
-    twins = _spilled(graph)
+    twins = _spill_matrices(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     activations = Activations(graph, texts, dtype=np.float32)
     output = graph.outputs.get("logits") or next(iter(graph.outputs.values()))
     exact = Activations(graph, texts, dtype=np.float32)(output)
-    found: list[dict[BlockLayout, float]] = [{} for _ in units]
+    costs: list[dict[BlockLayout, float]] = [{} for _ in units]
     done, total = 0, sum(matrix.elements for unit in units for matrix in unit)
     copies = [[twins[matrix.param.name] for matrix in unit] for unit in units]
-    # In the order of the graph, so that all that stands before a matrix is known when it is its turn.
-    for at in sorted(range(len(units)), key=lambda i: order[copies[i][0].readers[0]]):
+    # In the order of the graph, so that the activations before a matrix are already computed when it is measured.
+    for index in sorted(range(len(units)), key=lambda i: order[copies[i][0].readers[0]]):
         progress(done, total)
         rounded: dict[Value, Array] = {}
         errors = dict.fromkeys(layouts, 0.0)
-        for matrix in copies[at]:
+        for matrix in copies[index]:
             weight = matrix.param.recipe.evaluate(graph.reader)
-            sizes = _sizes(activations, matrix)
+            sizes = _input_squares(activations, matrix)
             for layout in layouts:
-                numbers = layout.dequantize(round_rows(weight, layout, (matrix.param.name,)))
-                numbers = numbers[..., : weight.shape[-1]]
-                errors[layout] += float((np.square(numbers - weight) * sizes).sum())
+                values = layout.dequantize(round_rows(weight, layout, (matrix.param.name,)))
+                values = values[..., : weight.shape[-1]]
+                errors[layout] += float((np.square(values - weight) * sizes).sum())
                 if layout is probe:
-                    rounded[matrix.param] = numbers
+                    rounded[matrix.param] = values
             done += matrix.elements
         with activations.replaced(rounded):
             cost = divergence(exact, activations(output), logits="logits" in graph.outputs)
         scale = cost / errors[probe] if errors[probe] else 0.0
-        found[at] = {layout: scale * error for layout, error in errors.items()}
+        costs[index] = {layout: scale * error for layout, error in errors.items()}
     progress(total, total)
-    return found
+    return costs
 
 
-def _spilled(graph: Graph) -> dict[str, Matrix]:
-    """The matrices of `graph` by name, computed once, to a file: they are read for every matrix that is measured."""
+def _spill_matrices(graph: Graph) -> dict[str, Matrix]:
+    """Evaluate the matrices of `graph` to a file, which is read for every matrix measured; return them by name."""
     reader = graph.reader = SpilledTensors(graph.reader)
-    for name, found in [(param.name, found) for param, found in matrices(graph).items()]:
+    for name, matrix in [(param.name, matrix) for param, matrix in matrices(graph).items()]:
         param = graph.params[name]
-        if isinstance(found, Matrix) and not isinstance(param.recipe, Source):
+        if isinstance(matrix, Matrix) and not isinstance(param.recipe, Source):
             key = reader.fresh(name)
             reader.put(key, param.recipe.evaluate(reader).astype(np.float32, copy=False))
             reweigh(param, Source(key))
-    return {param.name: found for param, found in matrices(graph).items() if isinstance(found, Matrix)}
+    return {param.name: matrix for param, matrix in matrices(graph).items() if isinstance(matrix, Matrix)}
 
 
-def _sizes(activations: Activations, matrix: Matrix) -> Array:
-    """The mean squares [in] of what the matrix multiplies first; of experts' hidden numbers they count as equal."""
+def _input_squares(activations: Activations, matrix: Matrix) -> Array:
+    """Return the mean squares [in] of the features that the matrix multiplies first; ones for the down of experts."""
     node = matrix.readers[0]
     if node.op is ops.moe and matrix.param is node.operand("down"):
-        activations(node.required("x"))  # what comes before stays known
+        activations(node.required("x"))  # computes the values before it, which stay cached
         return np.ones(int(matrix.param.shape[-1]), np.float32)
     parts = activations(node.required("x"))
     if node.op is ops.norm_linear:
@@ -190,7 +193,7 @@ def _sizes(activations: Activations, matrix: Matrix) -> Array:
 
 
 def divergence(exact: Sequence[Array], changed: Sequence[Array], logits: bool) -> float:
-    """The mean of Σ p ln(p/q) over positions of `logits`; of other outputs the squared error relative to the square."""
+    """Return the mean of Σ p ln(p/q) over positions of `logits`, or the relative squared error of other outputs."""
     total, count = 0.0, 0.0
     for before, after in zip(exact, changed, strict=True):
         if logits:
@@ -211,15 +214,15 @@ def _log_softmax(logits: Array) -> Array:
 
 
 def report(plan: Mapping[Matrix, BlockLayout]) -> list[str]:
-    """Lines that tell who got what: a layout, the bits of a weight, and the names that end in it."""
+    """Return a line per layout, with its bits per weight, its share of the weights and the names of its matrices."""
     by_layout: dict[BlockLayout, list[Matrix]] = {}
     for matrix, layout in plan.items():
         by_layout.setdefault(layout, []).append(matrix)
     total = sum(matrix.elements for matrix in plan)
     lines = []
-    for layout, found in sorted(by_layout.items(), key=lambda item: item[0].bits_per_weight):
-        share = sum(matrix.elements for matrix in found) / total
-        names = ", ".join(matrix.param.name for matrix in found)
+    for layout, members in sorted(by_layout.items(), key=lambda item: item[0].bits_per_weight):
+        share = sum(matrix.elements for matrix in members) / total
+        names = ", ".join(matrix.param.name for matrix in members)
         lines.append(f"{layout} ({layout.bits_per_weight:.3g} bits a weight), {share:.1%} of the weights: {names}")
     bits = sum(_bits(matrix, layout) for matrix, layout in plan.items()) / total
     return [*lines, f"{bits:.3f} bits a weight on average"]

@@ -1,8 +1,8 @@
 """Calibration: the activations of a graph on a real text, for passes that fit weights to them.
 
-The text is a file of tokens, or plain text where the graph knows its tokenizer. `Activations` computes values of a
-graph on them as they are asked for: a pass that fits layer after layer asks for what one layer reads, changes the
-graph behind it, and goes on.
+The text is a file of token ids, or plain text if the graph has a tokenizer. `Activations` computes values of a graph on
+it on demand: a pass that fits layer after layer requests the inputs of one layer, changes the graph after them, and
+continues.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from weft.ir.storage.documents import check_regular, expanded, open_regular, rea
 from ..core.trace import Trace
 
 MIXTURE = Path(__file__).parent / "mixture.txt"  # prose, dialogue, code, tables and languages, written for weft
-WINDOW = 128  # tokens of a plain text that are read together
-TOGETHER = 512  # tokens of texts that are computed at once
-DRAWN = 64  # tokens of a text that is drawn, for want of a tokenizer
-SPAN = 16  # times the tokens that are wanted, from among which they are sampled
-HELD = 1 << 26  # numbers of weights that are in memory at once, unless one node needs more
-CHARACTERS = 32  # of a plain text, read for a token that is wanted of it: no text has so long ones
+WINDOW = 128  # tokens per sequence of a plain text
+TOGETHER = 512  # tokens per batch
+DRAWN = 64  # tokens per random sequence, without a tokenizer
+SPAN = 16  # tokens read per token wanted, from which they are sampled at even distances
+HELD = 1 << 26  # elements of weights in memory at once, unless one node needs more
+CHARACTERS = 32  # read from a plain text per token wanted: more than any text has per token
 
 
 def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
-    """The texts in the file `path` as arrays of token ids [texts, length], of one length each; `limit` tokens in all.
+    """Return the sequences in the file `path` as arrays of token ids [batch, length], at most `limit` tokens in all.
 
-    A .npy file holds an array of ids, a .json file lists of ids. Anything else is text: decoders read it in windows
+    A .npy file holds an array of ids, a .json file lists of ids. Any other file is text: decoders read it in windows
     of 128 tokens, encoders line by line.
 
     Raises:
         WeftError: if the file cannot be read, holds no tokens or strange ones, or is text and the graph has no
             tokenizer.
     """
-    rows = _rows(graph, expanded(path), CHARACTERS * (limit + 1))
+    rows = _read_rows(graph, expanded(path), CHARACTERS * (limit + 1))
     vocab = vocabulary(graph)
     longest = graph.meta.get("max_positions")
     by_length: dict[int, list[Sequence[int]]] = {}
@@ -67,12 +67,13 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
 def sampled_tokens(
     graph: Graph, path: str | None, limit: int, least: int, name: str, what: str, trace: Trace
 ) -> list[Array]:
-    """Texts as `read_tokens` returns them, `limit` tokens from all over a longer text, as its parts differ: the file
-    `path`, or the one that comes with weft. Without a tokenizer tokens are drawn, and `trace` warns of it. Messages
-    say that the pass `name` fits `what` to them.
+    """Return sequences as `read_tokens` does, with about `limit` tokens sampled evenly from a longer text.
+
+    The text is the file `path`, or the one that comes with weft; without a tokenizer and a file, tokens are random, and
+    `trace` gets a warning. Messages name the pass `name` and the object `what` that it fits.
 
     Raises:
-        WeftError: as `read_tokens`, or if the text has less than `least` tokens.
+        WeftError: as `read_tokens` does, or if the text has fewer than `least` tokens.
     """
     if path is None and graph.tokenize is None:
         trace.note(
@@ -87,11 +88,11 @@ def sampled_tokens(
             f"{name}: {what} need {least} tokens or more, and the calibration text {path} has {count}; give a longer "
             "one, or leave calibration out"
         )
-    return thinned(texts, limit)
+    return subsample_rows(texts, limit)
 
 
-def thinned(texts: Sequence[Array], limit: int) -> list[Array]:
-    """Rows of `texts` at even distances, of `limit` tokens in all or more, less than twice as many."""
+def subsample_rows(texts: Sequence[Array], limit: int) -> list[Array]:
+    """Return rows of `texts` at even distances, with at least `limit` tokens in all and less than twice that."""
     every = max(1, sum(ids.size for ids in texts) // limit)
     rows = [row for ids in texts for row in ids][::every]
     lengths = sorted({len(row) for row in rows})
@@ -104,14 +105,14 @@ def thinned(texts: Sequence[Array], limit: int) -> list[Array]:
 
 
 def _position_tables(graph: Graph) -> list[int]:
-    """The rows of tables that positions index."""
+    """Return the number of rows of each table that position_ids index."""
     at = graph.inputs.get("position_ids")
     tables = [node.inputs[1] for node in (() if at is None else at.users) if node.op is ops.embedding]
     return [table.shape[0] for table in tables if table is not None and isinstance(table.shape[0], int)]
 
 
-def _rows(graph: Graph, path: Path, characters: int) -> list[Sequence[int]]:
-    """The texts in the file `path`, of a plain one only as much as stands in its first `characters`."""
+def _read_rows(graph: Graph, path: Path, characters: int) -> list[Sequence[int]]:
+    """Return the sequences in the file `path`; of plain text, those in its first `characters`."""
     check_regular(path)
     try:
         if path.suffix == ".npy":
@@ -120,7 +121,7 @@ def _rows(graph: Graph, path: Path, characters: int) -> list[Sequence[int]]:
                 raise WeftError(f"{path} holds {array.dtype}{list(array.shape)}, not token ids [texts, length]")
             return list(np.atleast_2d(array).tolist())
         if path.suffix == ".json":
-            return _listed(read_json(path, list), path)
+            return _check_ids(read_json(path, list), path)
         with open(open_regular(path), encoding="utf-8") as lines:
             text = lines.read(characters)
     except (OSError, ValueError, SyntaxError, TokenError) as e:  # the header of .npy is read as Python
@@ -136,10 +137,10 @@ def _rows(graph: Graph, path: Path, characters: int) -> list[Sequence[int]]:
     return [ids[i : i + WINDOW] for i in range(0, max(1, len(ids) - WINDOW + 1), WINDOW)]
 
 
-def _listed(found: Any, path: Path) -> list[Sequence[int]]:
-    rows = found if isinstance(found, list) and found and isinstance(found[0], list) else [found]
+def _check_ids(content: Any, path: Path) -> list[Sequence[int]]:
+    rows = content if isinstance(content, list) and content and isinstance(content[0], list) else [content]
     if not all(isinstance(row, list) and all(type(i) is int for i in row) for row in rows):
-        raise WeftError(f"{path} holds no lists of token ids")
+        raise WeftError(f"{path} does not hold lists of token ids")
     return rows
 
 
@@ -154,12 +155,12 @@ def vocabulary(graph: Graph) -> int:
 
 
 def feeds(graph: Graph, ids: Array) -> dict[str, Array]:
-    """The inputs of `graph` for texts `ids` [texts, length], read from their beginning.
+    """Return the inputs of `graph` for sequences `ids` [batch, length] that start at position 0.
 
     Raises:
-        WeftError: if the graph has an input that text does not tell.
+        WeftError: if the graph has an input that does not follow from token ids.
     """
-    known = {
+    values = {
         "input_ids": ids,
         "encoder_input_ids": ids,
         "attention_mask": np.ones_like(ids),
@@ -167,25 +168,25 @@ def feeds(graph: Graph, ids: Array) -> dict[str, Array]:
         "position_ids": np.broadcast_to(np.arange(ids.shape[1]), ids.shape),
         "token_type_ids": np.zeros_like(ids),
     }
-    found = {}
+    inputs = {}
     for name, value in graph.inputs.items():
         if name.startswith("router_noise."):
             shape = value.type.concrete({"batch": ids.shape[0], "seq": ids.shape[1]})
-            found[name] = np.zeros(shape, np.float32)
-        elif name in known:
-            found[name] = known[name]
+            inputs[name] = np.zeros(shape, np.float32)
+        elif name in values:
+            inputs[name] = values[name]
         else:
-            raise WeftError(f"calibration: a text does not tell the input {name}; leave calibration out")
-    return found
+            raise WeftError(f"calibration: a text does not determine the input {name}; leave calibration out")
+    return inputs
 
 
 class Activations:
-    """Values of `graph` on some `texts` (ids [texts, length]), each as a list with an array for every entry of them.
+    """Values of `graph` on the batches `texts` (ids [batch, length]), each value as a list with one array per batch.
 
-    What is not asked for is not computed, and a value is dropped after its last reader. Between two values that are
-    asked for, one entry of the texts follows the other, so that memory is needed for the stream between layers, for
-    what is asked for, and for `HELD` numbers of weights. Floats stay float32 where the weights are, which recipes may
-    compute in float64; with a `dtype` weights have that. The graph may change behind what was asked for.
+    Values are computed on request, and dropped after their last reader. Between two requested values, the batches run
+    one after another, so memory is needed for the residual stream, the requested values, and `HELD` elements of
+    weights. Activations are float32 if the weights are; recipes may compute weights in float64, unless a `dtype` for
+    them is given. The graph may be changed after a requested value.
     """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], dtype: type[np.floating[Any]] | None = None) -> None:
@@ -193,23 +194,23 @@ class Activations:
         self._dtype = dtype
         fed = [feeds(graph, ids) for ids in texts]
         self._bindings: list[dict[str, int]] = [{} for _ in fed]
-        for one, binding in zip(fed, self._bindings, strict=True):
+        for inputs, binding in zip(fed, self._bindings, strict=True):
             for name, value in graph.inputs.items():
-                bind(value.type, one[name].shape, binding, name)
-        self._known = {value: [one[name] for one in fed] for name, value in graph.inputs.items()}
+                bind(value.type, inputs[name].shape, binding, name)
+        self._known = {value: [inputs[name] for inputs in fed] for name, value in graph.inputs.items()}
         self._done: set[Node] = set()
         self._replaced: Mapping[Value, Array] = {}
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Discard activations computed inside, so that the graph may be edited there."""
-        known, done = dict(self._known), set(self._done)
+        """Discard the activations computed inside the context, so that the graph may be edited there."""
+        values, done = dict(self._known), set(self._done)
         yield
-        self._known, self._done = known, done
+        self._known, self._done = values, done
 
     @contextlib.contextmanager
     def replaced(self, weights: Mapping[Value, Array]) -> Iterator[None]:
-        """Compute with `weights` in the place of parameters inside, and discard what is computed there."""
+        """Replace parameters by `weights` inside the context, and discard the activations computed there."""
         self._replaced = weights
         try:
             with self.aside():
@@ -219,20 +220,20 @@ class Activations:
 
     @contextlib.contextmanager
     def assumed(self, values: Mapping[Value, list[Array]]) -> Iterator[None]:
-        """Compute as if `values` were those given inside, and discard what is computed there."""
+        """Replace computed values by `values` inside the context, and discard the activations computed there."""
         with self.aside():
             self._known.update(values)
             yield
 
     def __call__(self, value: Value) -> list[Array]:
-        """Evaluate `value` on every entry of the texts."""
-        missing = self._missing(value)
-        self._done.difference_update(missing)  # what was dropped is computed again
+        """Evaluate `value` on every batch."""
+        missing = self._missing_nodes(value)
+        self._done.difference_update(missing)  # dropped values are computed again
         for nodes in _batches(missing):
             if _looks_up(nodes[0]):
                 ids, table = nodes[0].inputs
                 assert ids is not None and isinstance(table, Param)
-                self._known[nodes[0].output] = self._looked_up(self._known[ids], table.recipe)
+                self._known[nodes[0].output] = self._look_up(self._known[ids], table.recipe)
             else:
                 self._run(nodes, value)
             self._done.update(nodes)
@@ -242,26 +243,26 @@ class Activations:
                     self._known.pop(v, None)
         return self._known[value]
 
-    def _missing(self, value: Value) -> list[Node]:
-        """The nodes that make `value` of what is known, in order."""
+    def _missing_nodes(self, value: Value) -> list[Node]:
+        """Return the nodes that compute `value` from stored values, in order."""
         # A stack, not recursion: a chain of nodes can be longer than Python's recursion limit.
-        found: dict[Node, None] = {}
+        nodes: dict[Node, None] = {}
         stack = [value]
         while stack:
             node = stack[-1].producer
-            if stack[-1] in self._known or node in found:
+            if stack[-1] in self._known or node in nodes:
                 stack.pop()
                 continue
             assert node is not None
-            missing = [v for v in _operands(node) if v not in self._known and v.producer not in found]
+            missing = [v for v in _operands(node) if v not in self._known and v.producer not in nodes]
             stack += missing
             if not missing:
-                found[node] = None
-        return list(found)
+                nodes[node] = None
+        return list(nodes)
 
     def _run(self, nodes: Sequence[Node], value: Value) -> None:
-        """Run `nodes`, one entry of the texts after the other; `value` and what other nodes read stays known."""
-        made = [v for node in nodes for v in node.outputs]
+        """Run `nodes` on one batch after another; store `value` and the values that other nodes read."""
+        outputs = [v for node in nodes for v in node.outputs]
         weights = {
             v: self._replaced[v] if v in self._replaced else self._cast(v.recipe.evaluate(self.graph.reader))
             for node in nodes
@@ -269,66 +270,66 @@ class Activations:
             if isinstance(v, Param)
         }
         done = self._done.union(nodes)
-        kept = [v for v in made if v is value or not done.issuperset(v.users)]
+        stored = [v for v in outputs if v is value or not done.issuperset(v.users)]
         last = {v: node for node in nodes for v in _operands(node)}
-        found: dict[Value, list[Array]] = {v: [] for v in kept}
+        results: dict[Value, list[Array]] = {v: [] for v in stored}
         for i, binding in enumerate(self._bindings):
             here: dict[Value, Array] = {}
             for node in nodes:
-                given = [
+                operands = [
                     None if v is None else weights[v] if v in weights else here[v] if v in here else self._known[v][i]
                     for v in node.inputs
                 ]
                 # References compute in float64; results are rounded to float32 unless an operand is float64 itself.
-                wide = any(array is not None and array.dtype == np.float64 for array in given)
-                for out, array in zip(node.outputs, run_node(node.op, given, node.attrs, binding), strict=True):
+                wide = any(array is not None and array.dtype == np.float64 for array in operands)
+                for out, array in zip(node.outputs, run_node(node.op, operands, node.attrs, binding), strict=True):
                     here[out] = array if wide or array.dtype != np.float64 else array.astype(np.float32)
                 for v in _operands(node):
-                    if last[v] is node and v not in found:
+                    if last[v] is node and v not in results:
                         here.pop(v, None)
-            for v, arrays in found.items():
+            for v, arrays in results.items():
                 arrays.append(here[v])
-        self._known.update(found)
+        self._known.update(results)
 
     def _cast(self, weight: Array) -> Array:
         return weight if self._dtype is None or weight.dtype.kind != "f" else weight.astype(self._dtype, copy=False)
 
-    def _looked_up(self, ids: Sequence[Array], table: Recipe) -> list[Array]:
-        """Rows of `table`, which is read a block at a time."""
+    def _look_up(self, ids: Sequence[Array], table: Recipe) -> list[Array]:
+        """Return the rows `ids` of `table`, which is read block by block."""
         width = table.shape(self.graph.reader)[1]
-        found = [np.empty(0)] * len(ids)
+        rows = [np.empty(0)] * len(ids)
         start = 0
         for block in map(self._cast, table.blocks(self.graph.reader)):
             for i, wanted in enumerate(ids):
                 # The dtype is known with the first block.
                 if not start:
-                    found[i] = np.empty((*wanted.shape, width), block.dtype)
+                    rows[i] = np.empty((*wanted.shape, width), block.dtype)
                 here = (wanted >= start) & (wanted < start + len(block))
-                found[i][here] = block[wanted[here] - start]
+                rows[i][here] = block[wanted[here] - start]
             start += len(block)
-        return found
+        return rows
 
 
 def _operands(node: Node) -> list[Value]:
-    """The inputs of `node` that are no parameters."""
+    """Return the inputs of `node` that are not parameters."""
     return [v for v in node.inputs if v is not None and not isinstance(v, Param)]
 
 
 def _looks_up(node: Node) -> bool:
-    """Return whether `node` reads rows of a parameter, which need not be in memory as a whole."""
+    """Return whether `node` looks up rows of a parameter, of which only one block has to be in memory."""
     return node.op is ops.embedding and isinstance(node.inputs[1], Param)
 
 
 def _batches(nodes: Iterable[Node]) -> Iterator[list[Node]]:
-    """`nodes` in runs whose weights fit into memory together; lookups are runs of their own."""
+    """Split `nodes` into runs whose weights fit into memory together; every lookup is a run by itself."""
     batch: list[Node] = []
-    held = 0
+    total = 0
     for node in nodes:
         size = sum(math.prod(v.shape) for v in node.inputs if isinstance(v, Param))
-        if batch and (held + size > HELD or _looks_up(node) or _looks_up(batch[0])):
+        if batch and (total + size > HELD or _looks_up(node) or _looks_up(batch[0])):
             yield batch
-            batch, held = [], 0
+            batch, total = [], 0
         batch.append(node)
-        held += size
+        total += size
     if batch:
         yield batch

@@ -1,4 +1,4 @@
-"""Rounding a matrix to blocks so that what it makes of a text changes least: the linear algebra, without a graph.
+"""Rounding a matrix to blocks with the least error of its products on a calibration text: linear algebra on arrays.
 
 GPTQ (Frantar 2022, arXiv 2210.17323) in the form of LDLQ (Chee 2023, arXiv 2307.13304), which is the same algorithm.
 With the second moment H = E[x xᵀ] of the activations, factored as H = (U + I) D (U + I)ᵀ with U strictly upper
@@ -7,13 +7,13 @@ triangular,
     E[|W x − Ŵ x|²] = Σ_k D_k |ŵ_k − w_k − Σ_{j<k} (w_j − ŵ_j) U_jk|²,
 
 so column k is rounded after the errors of the columns before it, weighed by U, are added to it; D_k is what remains of
-the variance of input k once all later ones are known. Rows of W do not depend on each other. Groups of columns come in
-the order of their largest inputs, and so do the columns of a group: what matters most is rounded while there are others
-to make up for it.
+the variance of input k once all later ones are known. Rows of W do not depend on each other. Groups of columns are
+ordered by their largest inputs, and so are the columns of a group: the most important columns are rounded first, while
+others can still compensate for their errors.
 
-What x is has changed already, where weights before this one are rounded. `correction` moves W some way towards the
-matrix that makes of the changed x what W makes of the original one (GPTAQ, Li 2025, arXiv 2504.02692, goes all the way,
-which fits few tokens too closely).
+If weights before this one are rounded, x has changed already. `correction` moves W part of the way towards the matrix
+whose products with the changed x equal those of W with the original x (GPTAQ, Li 2025, arXiv 2504.02692, goes all the
+way, which overfits few tokens).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from weft.ir.types.block_layouts import BlockLayout, Blocks
 
 RIDGE = 0.01  # added to the moment, relative to its mean: directions that the text hardly has keep a weight
 SHRINK = tuple(1 - 0.03 * i for i in range(12))  # of the range of a group, tried for its scale
-AIM = 0.25  # of the way to outputs of the original model, which corrects the layers before and overfits beyond
+AIM = 0.25  # share of the way to the original outputs: corrects errors of earlier layers; more overfits
 COLUMNS = 512  # of a moment that are factored at once
 WIDE = 4096  # inputs from which on moments are factored in f32, to save memory
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """The factors of a moment whose inputs are in another `order` [in]: `unit` is U f32 [in, in], `left` D f32 [in],
-    `diagonal` that of H, all regularized."""
+    """The factors of a moment H with its inputs permuted by `order` [in]: `unit` is U f32 [in, in], `left` D f32 [in],
+    `diagonal` the diagonal of H, all regularized."""
 
     order: Array
     unit: Array
@@ -45,12 +45,12 @@ class Feedback:
 
 
 def feedback(moment: Array, group: int, ridge: float = RIDGE) -> Feedback:
-    """Factor `moment` [in, in], with the inputs filled up to a multiple of `group` by some that are always 0."""
+    """Factor `moment` [in, in], with inputs padded by zeros to a multiple of `group`."""
     width = len(moment)
     count = width + -width % group
     mean = float(np.trace(moment)) / width or 1.0
     full = np.pad(moment, (0, count - width)) if count > width else moment
-    order = _by_size(full.diagonal(), group)
+    order = _order_by_size(full.diagonal(), group)
     full = full[np.ix_(order, order)].astype(np.float32 if count > WIDE else np.float64, copy=False)
     full[np.diag_indices(count)] += ridge * mean
     diagonal = full.diagonal().astype(np.float32)
@@ -76,8 +76,8 @@ def factor(moment: Array) -> None:
             moment[:stop, start:stop] -= above[:stop] @ above[start:stop].T
 
 
-def _by_size(sizes: Array, group: int) -> Array:
-    """The order of inputs: groups by their largest, and within a group the largest first."""
+def _order_by_size(sizes: Array, group: int) -> Array:
+    """Return the order of inputs by descending `sizes`: groups by their largest, then the inputs of each group."""
     by_group = sizes.reshape(-1, group)
     groups = np.argsort(-by_group.max(1), kind="stable")
     inside = np.argsort(-by_group, 1, kind="stable")
@@ -86,8 +86,10 @@ def _by_size(sizes: Array, group: int) -> Array:
 
 
 def correction(moment: Array, crossed: Array, ridge: float = RIDGE) -> Array:
-    """The matrix [in, in] that moves a weight, from its right, by `AIM` of the way towards the least-squares fit of
-    what it makes of the original inputs x₀ on the changed inputs x: `moment` is Σ x xᵀ, `crossed` Σ x₀ xᵀ."""
+    """Return the matrix C [in, in] for which W C is `AIM` of the way from W to the least-squares fit of W x₀ on x.
+
+    x₀ are the original inputs, x the changed ones; `moment` is Σ x xᵀ, `crossed` Σ x₀ xᵀ.
+    """
     mean = float(np.trace(moment)) / len(moment) or 1.0
     unit = np.eye(len(moment), dtype=np.float32)
     away = np.linalg.solve(moment + np.float32(ridge * mean) * unit, (crossed - moment).T).T
@@ -96,23 +98,23 @@ def correction(moment: Array, crossed: Array, ridge: float = RIDGE) -> Array:
 
 
 def gptq(weight: Array, factors: Feedback, layout: BlockLayout) -> Blocks:
-    """Some rows of a `weight`, f32 [out, in], as blocks of `layout`."""
+    """Round rows of a `weight`, f32 [out, in], to blocks of `layout`, with error feedback by `factors`."""
     rows, group = len(weight), layout.group
-    turned = np.zeros((len(factors.unit), rows), np.float32)  # columns of the weight are contiguous
-    turned[: weight.shape[1]] = weight.T
-    turned = turned[factors.order]
-    groups = len(turned) // group
-    errors = np.zeros_like(turned)
-    codes = np.empty((len(turned), rows), np.uint8)
+    columns = np.zeros((len(factors.unit), rows), np.float32)  # columns of the weight are contiguous
+    columns[: weight.shape[1]] = weight.T
+    columns = columns[factors.order]
+    groups = len(columns) // group
+    errors = np.zeros_like(columns)
+    codes = np.empty((len(columns), rows), np.uint8)
     scales = np.empty((groups, rows), np.float32)
     zeros = np.empty((groups, rows), np.uint8) if layout.has_zeros else None
     unit, top = factors.unit, np.float32(2**layout.bits - 1)
     for g in range(groups):
         first, last = g * group, (g + 1) * group
-        base: Array = turned[first:last]
+        base: Array = columns[first:last]
         if first:
             base = base + unit[:first, first:last].T @ errors[:first]
-        scale, points = searched(base, factors.diagonal[first:last], layout)
+        scale, points = search_scales(base, factors.diagonal[first:last], layout)
         scales[factors.order[first] // group] = scale
         if zeros is not None and points is not None:
             zeros[factors.order[first] // group] = points
@@ -123,30 +125,30 @@ def gptq(weight: Array, factors: Feedback, layout: BlockLayout) -> Blocks:
             wanted = base[k] if not k else base[k] + unit[first:at, at] @ errors[first:at]
             steps = np.clip(np.rint(wanted * inverse) + centre, 0, top)
             codes[factors.order[at]] = steps
-            errors[at] = turned[at] - (steps - centre) * scale
+            errors[at] = columns[at] - (steps - centre) * scale
     points = None if zeros is None else np.ascontiguousarray(zeros.T)
     by_row = np.ascontiguousarray(codes.T).reshape(rows, groups, group)
     return Blocks(by_row, np.ascontiguousarray(scales.T), None, points)
 
 
-def searched(groups: Array, weights: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
-    """Scales and zero points [out] of one group [group, out] whose squared rounding errors, times `weights` [group],
-    are least among the ranges of `SHRINK`."""
+def search_scales(groups: Array, weights: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
+    """Return the scales and zero points [out] of one group [group, out] with the least squared rounding errors,
+    weighted by `weights` [group], among the ranges of `SHRINK`."""
     low, high = groups.min(0), groups.max(0)
     scales, zeros = spanned(low, high, layout)
     least = weights @ _squared_errors(groups, scales, zeros, layout)
     for share in SHRINK[1:]:
         narrower, points = spanned(low * np.float32(share), high * np.float32(share), layout)
-        found = weights @ _squared_errors(groups, narrower, points, layout)
-        better = found < least
-        least, scales = np.where(better, found, least), np.where(better, narrower, scales)
+        errors = weights @ _squared_errors(groups, narrower, points, layout)
+        better = errors < least
+        least, scales = np.where(better, errors, least), np.where(better, narrower, scales)
         if zeros is not None and points is not None:
             zeros = np.where(better, points, zeros)
     return scales, zeros
 
 
 def _squared_errors(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
-    """The squared distances of `groups` [group, out] to what their nearest codes stand for."""
+    """Return the squared distances of `groups` [group, out] from the values of their nearest codes."""
     centre = np.float32(layout.middle) if zeros is None else zeros.astype(np.float32)
     errors: Array = groups * reciprocal(scales)
     np.rint(errors, out=errors)

@@ -1,10 +1,10 @@
 """Fewer key and value heads in closed form: the linear algebra, on arrays, without a graph.
 
-What a head computes does not tell its weights: any invertible A between values and outputs (V → A V, O → O A⁻¹), and
-between queries and keys where nothing rotates them, leaves it as it is, so that averages of weights mix what has no
-common basis. The truncated singular value decompositions here do not depend on it, and where the heads that become one
-are the same head in different bases, they are exact. They weigh errors by the second moments E[x xᵀ] = L Lᵀ of the
-activations that the maps are for.
+The function of a head does not determine its weights: any invertible A between values and outputs (V → A V, O → O A⁻¹),
+and between queries and keys without RoPE, leaves it unchanged. Averages of weights therefore mix vectors without a
+common basis. The truncated singular value decompositions here do not depend on the basis, and are exact if the merged
+heads are the same head in different bases. They weigh errors by the second moments E[x xᵀ] = L Lᵀ of the activations x
+that the maps multiply.
 
 All arrays are float64; a bias is a last column, for an activation that is always 1.
 """
@@ -21,7 +21,7 @@ RIDGE = 1e-4  # added to second moments, relative to their mean: directions that
 
 
 def whiten(moment: Array) -> tuple[Array, Array]:
-    """L and L⁻¹ with L Lᵀ = `moment` [n, n], regularized."""
+    """Return L and L⁻¹ with L Lᵀ = `moment` [n, n], regularized."""
     n = len(moment)
     scale = np.trace(moment) / n or 1.0
     values, vectors = np.linalg.eigh(moment / scale + RIDGE * np.eye(n))
@@ -32,18 +32,18 @@ def whiten(moment: Array) -> tuple[Array, Array]:
 
 
 def _root(product: Array) -> Array:
-    """R with R Rᵀ = `product`."""
+    """Return R with R Rᵀ = `product`."""
     values, vectors = np.linalg.eigh(product)
     root: Array = vectors * np.sqrt(np.maximum(values, 0))
     return root
 
 
 def shared_rows(products: list[Array], members: list[Array], moment: Array) -> tuple[Array, list[Array]]:
-    """One map B [d, n] for several `members` W_m [d, n], and A_m [d, d] with A_m B ≈ W_m.
+    """Return one map B [d, n] for several `members` W_m [d, n], and A_m [d, d] with A_m B ≈ W_m.
 
-    The sum over m of E[tr(P_m (W_m x − A_m B x)(W_m x − A_m B x)ᵀ)] is the least possible: `products` P_m [d, d] are
-    what the rest of the head weighs errors with (Oᵀ O summed over the heads that read m for values, E[q qᵀ] for keys).
-    The rows of B are orthonormal.
+    They minimize the sum over m of E[tr(P_m (W_m x − A_m B x)(W_m x − A_m B x)ᵀ)], where x has the second `moment`
+    [n, n]. `products` P_m [d, d] are the weights of errors in the rest of the head (for values Oᵀ O summed over the
+    heads that read m, for keys E[q qᵀ]). The rows of B are orthonormal.
     """
     d = len(members[0])
     root, inverse = whiten(moment)
@@ -56,11 +56,10 @@ def shared_rows(products: list[Array], members: list[Array], moment: Array) -> t
 
 
 def shared_pairs(energies: Array, members: Array, moment: Array) -> tuple[Array, Array]:
-    """The same for rows that come in pairs which rotary positions turn, as complex rows: B [pairs, n] for `members`
-    [members, pairs, n], and factors a [members, pairs] with a_m B ≈ W_m.
+    """Return one map B [pairs, n] for `members` [members, pairs, n], and factors a [members, pairs] with a_m B ≈ W_m.
 
-    Of all maps only complex factors commute with the rotation. `energies` [members, pairs] are E|q|² of the queries
-    that meet each.
+    Rows are the pairs of RoPE as complex numbers; complex factors are the only maps that commute with the rotation.
+    `energies` [members, pairs] are E|q|² of the queries that multiply each pair.
     """
     root, inverse = whiten(moment)
     white = members @ root  # [m, pairs, n]
@@ -84,37 +83,37 @@ class Rotation:
     interleaved: bool
 
     def parts(self, d: int) -> tuple[Array, Array, Array]:
-        """Of a head of `d` numbers: those that are real parts, imaginary parts, and neither."""
-        turned = np.arange(2 * self.pairs)
-        real, imaginary = (turned[0::2], turned[1::2]) if self.interleaved else np.split(turned, 2)
+        """Return the features of a head of `d` features that are real parts, imaginary parts, and not rotated."""
+        rotary = np.arange(2 * self.pairs)
+        real, imaginary = (rotary[0::2], rotary[1::2]) if self.interleaved else np.split(rotary, 2)
         return real, imaginary, np.arange(2 * self.pairs, d)
 
 
-def merged_keys(
+def merge_keys(
     q: Array, k: Array, groups: int, q_moment: Array, k_moments: Array, spread: Array, rotation: Rotation
 ) -> tuple[Array, Array]:
-    """Queries [heads, d, n] for `groups` keys [groups, d, m] instead of `q` [heads, d, n] and `k` [kv_heads, d, m].
+    """Return queries [heads, d, n] and keys [groups, d, m] that replace `q` [heads, d, n] and `k` [kv_heads, d, m].
 
-    Minimizes the squared errors of scores, those of query head h `spread`[h] times, of queries with the second moments
-    `q_moment` [n, n] and keys, independent of them, with `k_moments` [groups, m, m].
+    They minimize the squared errors of scores, weighted by `spread` [heads], for queries with the second moments
+    `q_moment` [n, n] and independent keys with `k_moments` [groups, m, m].
     """
     heads, d, _ = q.shape
     real, imaginary, rest = rotation.parts(d)
     readers = np.arange(heads).reshape(len(k), -1)  # of each old key head
     new_q, new_k = np.empty_like(q), np.empty((groups, *k.shape[1:]))
-    turned_q, turned_k = q[:, real] + 1j * q[:, imaginary], k[:, real] + 1j * k[:, imaginary]
-    energies = np.einsum("hpn,nm,hpm->hp", turned_q, q_moment, turned_q.conj(), optimize=True).real * spread[:, None]
+    complex_q, complex_k = q[:, real] + 1j * q[:, imaginary], k[:, real] + 1j * k[:, imaginary]
+    energies = np.einsum("hpn,nm,hpm->hp", complex_q, q_moment, complex_q.conj(), optimize=True).real * spread[:, None]
     for g, members in enumerate(np.split(np.arange(len(k)), groups)):
-        basis, factors = shared_pairs(energies[readers[members]].sum(1), turned_k[members], k_moments[g])
+        basis, factors = shared_pairs(energies[readers[members]].sum(1), complex_k[members], k_moments[g])
         new_k[g, real], new_k[g, imaginary] = basis.real, basis.imag
         for m, factor in zip(members, factors, strict=True):
             # q · conj(a b) = (q · conj(a)) · conj(b): the factor of a key moves to its queries.
-            turned = turned_q[readers[m]] * factor.conj()[:, None]
-            new_q[np.ix_(readers[m], real)], new_q[np.ix_(readers[m], imaginary)] = turned.real, turned.imag
+            rotated = complex_q[readers[m]] * factor.conj()[:, None]
+            new_q[np.ix_(readers[m], real)], new_q[np.ix_(readers[m], imaginary)] = rotated.real, rotated.imag
         if not len(rest):
             continue
-        still = [np.sqrt(spread[readers[m], None, None]) * q[readers[m]][:, rest] for m in members]
-        products = [(s @ q_moment @ s.swapaxes(1, 2)).sum(0) for s in still]
+        unrotated = [np.sqrt(spread[readers[m], None, None]) * q[readers[m]][:, rest] for m in members]
+        products = [(s @ q_moment @ s.swapaxes(1, 2)).sum(0) for s in unrotated]
         rows, maps = shared_rows(products, [k[m, rest] for m in members], k_moments[g])
         new_k[g, rest] = rows
         for m, a in zip(members, maps, strict=True):
@@ -122,10 +121,10 @@ def merged_keys(
     return new_q, new_k
 
 
-def merged_values(v: Array, o: Array, groups: int, moments: Array) -> tuple[Array, Array]:
-    """`groups` values [groups, d, n] and outputs [heads, out, d] for them instead of `v` [kv_heads, d, n] and `o`.
+def merge_values(v: Array, o: Array, groups: int, moments: Array) -> tuple[Array, Array]:
+    """Return `groups` values [groups, d, n] and outputs [heads, out, d] that replace `v` [kv_heads, d, n] and `o`.
 
-    Minimizes the squared errors of what each head adds; `moments` [groups, n, n] are those of averaged activations.
+    They minimize the squared errors of each head's output; `moments` [groups, n, n] are those of averaged activations.
     """
     readers = np.arange(len(o)).reshape(len(v), -1)
     new_v, new_o = np.empty((groups, *v.shape[1:])), np.empty_like(o)

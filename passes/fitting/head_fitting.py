@@ -1,7 +1,7 @@
-"""Merged key and value heads fitted to what attentions compute: the algebra of `head_conversion`, on a graph.
+"""Merged key and value heads fitted to the outputs of attentions: the algebra of `head_conversion`, on a graph.
 
-A `Fitter` follows a graph on a calibration text. Asked about one attention after the other, it computes what their
-maps see there, and from that the weights for fewer heads; they go into a reader on top of the checkpoint.
+A `Fitter` runs a graph on a calibration text. For one attention after another, it computes the activations that its
+linears read, and from these the weights for fewer heads, which go into a reader on top of the checkpoint.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from weft.ir.recipes.readers import Array, SpilledTensors
 
 from ..analysis.projections import Branch, branch_of, output_of
 from .calibration import Activations
-from .head_conversion import Rotation, merged_keys, merged_values
+from .head_conversion import Rotation, merge_keys, merge_values
 from .head_moments import moments
 
-CAUTION = 5.0  # how many tokens for each number of the outputs' inputs count as much as the weights that were there
+CAUTION = 5.0  # strength of the ridge: tokens, per input of the output linear, that count as much as its old weight
 
 
 @dataclass
 class Fit:
-    """New linears of an attention: weight and bias by role (q, k, v, o), why some are missing, and whether the output
-    has made up for what was lost.
+    """New linears of an attention: weight and bias by role (q, k, v, o), and the `reasons` why some are missing.
+
+    `settled` is True once the output linear has been refitted to compensate for the errors.
     """
 
     linears: dict[str, tuple[Recipe, Recipe | None]]
@@ -37,8 +38,8 @@ class Fit:
 class Fitter:
     """Fits attentions of `graph` to `texts` (see `read_tokens`); without any, to the weights alone.
 
-    `sequential`: what an attention sees is what the graph computes as it was changed before, not as it came, and
-    outputs make up for what was lost. A layer applied twice is fitted once.
+    With `sequential`, the activations are those of the graph with all changes so far, not of the original graph, and
+    output linears are refitted to compensate for errors. A layer applied twice is fitted once.
     """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], sequential: bool) -> None:
@@ -51,33 +52,33 @@ class Fitter:
         self._fits: dict[tuple[object, ...], Fit] = {}
 
     def fit(self, node: Node, groups: int) -> Fit:
-        """New linears for the attention `node`, whose keys and values come from linears, to have `groups` KV heads."""
+        """Return new linears with `groups` KV heads for the attention `node`, whose k and v come from linears."""
         q, k, v = (branch_of(node, role) for role in "qkv")
         o = output_of(node)
         assert isinstance(k, Branch) and isinstance(v, Branch)
-        known = (_identity(q), _identity(k), _identity(v), o.operand("weight") if isinstance(o, Node) else o)
-        if known in self._fits:
-            return self._fits[known]
-        fit = self._fits[known] = Fit({}, [])
+        key = (_identity(q), _identity(k), _identity(v), o.operand("weight") if isinstance(o, Node) else o)
+        if key in self._fits:
+            return self._fits[key]
+        fit = self._fits[key] = Fit({}, [])
         if self._now is None:
-            seen = moments(self._twins[node], groups, self._before)
+            activation_moments = moments(self._twins[node], groups, self._before)
         else:
-            seen = moments(node, groups, self._now)
+            activation_moments = moments(node, groups, self._now)
         heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
         if isinstance(rotation := _rotation(q, k), str):
             fit.reasons.append(f"keys: {rotation}")
         elif isinstance(q, Branch):
             old_q, old_k = self._map(q, heads), self._map(k, kv_heads)
-            inputs = _fitting(seen.q, old_q), _fitting(seen.k, old_k)
-            new_q, new_k = merged_keys(old_q, old_k, groups, *inputs, seen.spread, rotation)
-            fit.linears |= {"q": self._kept(node, q, "q", new_q), "k": self._kept(node, k, "k", new_k)}
+            inputs = _crop_moment(activation_moments.q, old_q), _crop_moment(activation_moments.k, old_k)
+            new_q, new_k = merge_keys(old_q, old_k, groups, *inputs, activation_moments.spread, rotation)
+            fit.linears |= {"q": self._store_maps(node, q, "q", new_q), "k": self._store_maps(node, k, "k", new_k)}
         if opaque := o if isinstance(o, str) else _opaque(v):
             fit.reasons.append(f"values: {opaque}")
         elif isinstance(o, Node):
-            weight = self._evaluated(o.operand("weight"))
+            weight = self._evaluate(o.operand("weight"))
             old_v, old_o = self._map(v, kv_heads), weight.reshape(len(weight), heads, -1).swapaxes(0, 1)
-            new_v, new_o = merged_values(old_v, old_o, groups, _fitting(seen.v, old_v))
-            fit.linears["v"] = self._kept(node, v, "v", new_v)
+            new_v, new_o = merge_values(old_v, old_o, groups, _crop_moment(activation_moments.v, old_v))
+            fit.linears["v"] = self._store_maps(node, v, "v", new_v)
             fit.linears["o"] = (
                 self._put(f"{node.output.name}.o.weight", new_o.swapaxes(0, 1).reshape(weight.shape), o),
                 None,
@@ -85,16 +86,16 @@ class Fitter:
         return fit
 
     def make_up(self, was: Node, node: Node, fit: Fit) -> None:
-        """Let the output linear of `node`, which has the linears of `fit` and replaced the attention `was` in the
-        graph, add what `was` added before: once for each fit, and where that is known.
+        """Refit the output linear of `node`, which has the linears of `fit` and replaced the attention `was`, to the
+        original output of `was`: once per fit, if there is a text and the fitter is sequential.
 
-        Least squares on the text, with a ridge: the less text there is, the nearer to the weight that it has.
+        Solves least squares on the text with a ridge: the shorter the text, the nearer to the present weight.
         """
         old, new = output_of(self._twins[was]), output_of(node)
         if fit.settled or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):
             return
         fit.settled = True
-        weight = self._evaluated(new.operand("weight"))
+        weight = self._evaluate(new.operand("weight"))
         gram, missed, count = np.zeros((weight.shape[1],) * 2), np.zeros_like(weight), 0
         inputs = self._now(node.output)
         # `aside`: the weight of this linear changes below, so its outputs must not be cached.
@@ -109,20 +110,20 @@ class Fitter:
         # Δ · gram = missed, solved transposed, as gram is symmetric. The key is that of `fit`: its recipe stays.
         self._put(f"{node.output.name}.o.weight", weight + np.linalg.solve(gram, missed.T).T, new)
 
-    def _evaluated(self, param: Value | None) -> Array:
+    def _evaluate(self, param: Value | None) -> Array:
         assert isinstance(param, Param)
         return param.recipe.evaluate(self._reader).astype(np.float64)
 
     def _map(self, branch: Branch, heads: int) -> Array:
-        """[heads, d, width]; with a bias, which is a last column, [heads, d, width + 1]."""
+        """Return the linear as [heads, d, width], or with a bias as its last column [heads, d, width + 1]."""
         start, stop = branch.span
-        columns = [self._evaluated(branch.weight)[start:stop]]
+        columns = [self._evaluate(branch.weight)[start:stop]]
         if branch.bias is not None:
-            columns.append(self._evaluated(branch.bias)[start:stop, None])
+            columns.append(self._evaluate(branch.bias)[start:stop, None])
         return np.concatenate(columns, 1).reshape(heads, (stop - start) // heads, -1)
 
-    def _kept(self, node: Node, branch: Branch, role: str, maps: Array) -> tuple[Recipe, Recipe | None]:
-        """Recipes of the weight and the bias in `maps` [heads, d, width], from now on in the reader."""
+    def _store_maps(self, node: Node, branch: Branch, role: str, maps: Array) -> tuple[Recipe, Recipe | None]:
+        """Put the weight and bias in `maps` [heads, d, width] into the reader, and return their recipes."""
         rows = maps.reshape(-1, maps.shape[-1])
         if branch.bias is None:
             return self._put(f"{node.output.name}.{role}.weight", rows, branch.linear), None
@@ -130,7 +131,7 @@ class Fitter:
         return weight, self._put(f"{node.output.name}.{role}.bias", rows[:, -1], branch.linear)
 
     def _put(self, key: str, array: Array, linear: Node) -> Recipe:
-        """The recipe of `array`, from now on in the reader as `key`: as wide numbers as the weight of `linear`."""
+        """Put `array` into the reader as `key`, in the dtype of the weight of `linear`, and return its recipe."""
         like = linear.operand("weight")
         assert isinstance(like, Param)
         self._reader.put(key, array.astype(like.recipe.read(self._reader, 0, 1).dtype))
@@ -142,8 +143,8 @@ def _identity(branch: Branch | str) -> object:
     return branch if isinstance(branch, str) else (branch.weight, branch.bias, branch.span)
 
 
-def _fitting(moment: Array, maps: Array) -> Array:
-    """`moment` of the inputs that `maps` have, without the 1 where they have no bias."""
+def _crop_moment(moment: Array, maps: Array) -> Array:
+    """Return `moment` cropped to the inputs of `maps`: without the constant 1 if they have no bias."""
     n = maps.shape[-1]
     return moment[..., :n, :n]
 
@@ -157,9 +158,9 @@ def _rotation(q: Branch | str, k: Branch) -> Rotation | str:
     if q.rope is None or k.rope is None:
         # `is`: both are None, and nothing rotates.
         return Rotation(0, False) if q.rope is k.rope else "queries and keys are rotated differently"
-    turns = [[n for n in b.between if n.op is ops.rope] for b in (q, k)]
+    ropes = [[n for n in b.between if n.op is ops.rope] for b in (q, k)]
     alike = {(n.inputs[2], n.attrs["interleaved"]) for n in (q.rope, k.rope)}
-    if any(len(found) > 1 for found in turns) or len(alike) > 1:
+    if any(len(branch_ropes) > 1 for branch_ropes in ropes) or len(alike) > 1:
         return "queries and keys are rotated differently"
     return Rotation(0 if q.rope.inputs[2] is None else q.rope.inputs[2].width, q.rope.attrs["interleaved"])
 

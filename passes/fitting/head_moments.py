@@ -1,4 +1,4 @@
-"""Second moments of an attention's activations on a text, the weights of a fit of merged heads."""
+"""Second moments of an attention's activations on a calibration text, which weigh the errors of merged heads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .calibration import Activations
 class Moments:
     """Second moments [n, n] of activations, followed by one that is always 1 (for biases), of trace n.
 
-    `q` are of what queries are made of. `k` [groups, n, n], for each new group of heads, are half of what keys are made
-    of and half of how it differs among the keys that a query attends to: a part that they share moves no attention.
-    `v` [groups, n, n] are half of what values are made of and half of its averages, which is what heads make of values.
-    `spread` [heads] is E[Σ_j p_j (1 − p_j)] of a head's attention p: how much it heeds small errors of scores, which is
-    little where one key has nearly all of it.
+    `q` are those of the query linear's inputs. `k` [groups, n, n], for each new group of heads, are half those of the
+    key linear's inputs and half their covariance under the attention, as a part that all keys share does not change
+    the attention. `v` [groups, n, n] are half those of the value linear's inputs and half those of their averages by
+    the attention. `spread` [heads] is E[Σ_j p_j (1 − p_j)] of a head's attention p, its sensitivity to small errors of
+    scores, which is low if one key has nearly all weight.
     """
 
     q: Array
@@ -33,7 +33,7 @@ class Moments:
 
 
 def moments(node: Node, groups: int, activations: Activations | None) -> Moments:
-    """Those of the attention `node`, whose keys and values come from linears; without `activations`, of white noise."""
+    """Return the moments for `node`, an attention with linears for k and v; without `activations`, of white noise."""
     heads = int(node.attrs["heads"])
     branches = [branch_of(node, role) for role in "qkv"]
     q, k, v = (b.linear.inputs[0] if isinstance(b, Branch) else None for b in branches)
@@ -42,27 +42,29 @@ def moments(node: Node, groups: int, activations: Activations | None) -> Moments
         eyes = [np.eye(1 if x is None else x.width + 1) for x in (q, k, v)]
         white_k, white_v = (np.stack([eye] * groups) for eye in eyes[1:])
         return Moments(eyes[0], white_k, white_v, np.ones(heads))
-    known = {x: activations(x) for x in (q, k, v) if x is not None}
+    values = {x: activations(x) for x in (q, k, v) if x is not None}
     with activations.aside():
-        known |= {x: activations(x) for x in node.inputs if x is not None and not isinstance(x, Param)}
+        values |= {x: activations(x) for x in node.inputs if x is not None and not isinstance(x, Param)}
     tokens, averaged = dict[Value, Array](), dict[Value, Array]()
     attended: Array = np.zeros(())
     spread = np.zeros(heads)
-    for i in range(len(known[k])):
-        here = {x: arrays[i] for x, arrays in known.items()}
-        p = attention_weights(node, here)
+    for i in range(len(values[k])):
+        batch = {x: arrays[i] for x, arrays in values.items()}
+        p = attention_weights(node, batch)
         # p (1 − p) is the derivative of a softmax weight by its own score.
         spread += (p * (1 - p)).sum((0, 2, 3))
         for x in {x for x in (q, k, v) if x is not None}:
-            ones = _with_one(here[x])
+            ones = _with_one(batch[x])
             tokens[x] = tokens.get(x, 0) + _squares(ones.reshape(-1, ones.shape[-1]))
             if x in (k, v):
                 averaged[x] = averaged.get(x, 0) + _squares(_by_group(p @ ones[:, None], groups))
             if x is k:
-                mass = p.sum(2).reshape(len(p), groups, -1, p.shape[3]).sum(2)[..., None]  # what each key is given
+                mass = (
+                    p.sum(2).reshape(len(p), groups, -1, p.shape[3]).sum(2)[..., None]
+                )  # the attention that each key gets
                 # √mass, because `_squares` multiplies each vector with itself.
                 attended = attended + _squares(_by_group(np.sqrt(mass) * ones[:, None], groups))
-    queries = np.eye(1) if q is None else _scaled(tokens[q])
+    queries = np.eye(1) if q is None else _normalize_trace(tokens[q])
     scale = spread.mean() or 1.0
     return Moments(
         queries,
@@ -76,17 +78,19 @@ def moments(node: Node, groups: int, activations: Activations | None) -> Moments
 
 def attention_weights(node: Node, known: Mapping[Value, Array]) -> Array:
     """Compute the attention weights of `node`, [batch, heads, seq, keys], from its operands."""
-    operands = [known[v] if v is not None and v in known else _evaluated(v) for v in node.inputs]
+    operands = [known[v] if v is not None and v in known else _evaluate(v) for v in node.inputs]
     q, k = operands[:2]
     assert q is not None and k is not None
     batch, keys, _ = k.shape
-    marks = np.tile(np.eye(keys, dtype=k.dtype), (batch, 1, node.attrs["kv_heads"]))  # the value of a key is its place
-    (found,) = run_node(node.op, [q, k, marks, *operands[3:]], {**node.attrs, "value_dim": None}, {})
-    weights: Array = found.reshape(batch, -1, node.attrs["heads"], keys).swapaxes(1, 2)
+    marks = np.tile(
+        np.eye(keys, dtype=k.dtype), (batch, 1, node.attrs["kv_heads"])
+    )  # the value of a key is the one-hot vector of its index
+    (outputs,) = run_node(node.op, [q, k, marks, *operands[3:]], {**node.attrs, "value_dim": None}, {})
+    weights: Array = outputs.reshape(batch, -1, node.attrs["heads"], keys).swapaxes(1, 2)
     return weights
 
 
-def _evaluated(value: Value | None) -> Array | None:
+def _evaluate(value: Value | None) -> Array | None:
     return value.recipe.evaluate(value.graph.reader) if isinstance(value, Param) else None
 
 
@@ -95,22 +99,22 @@ def _with_one(x: Array) -> Array:
 
 
 def _by_group(x: Array, groups: int) -> Array:
-    """`x` [texts, heads, places, n] as [groups, vectors, n]."""
+    """Return `x` [batch, heads, seq, n] as [groups, vectors, n]."""
     return np.moveaxis(x.reshape(len(x), groups, -1, x.shape[-1]), 1, 0).reshape(groups, -1, x.shape[-1])
 
 
 def _squares(x: Array) -> Array:
-    """Sums of x xᵀ over the vectors of `x` [..., vectors, n]."""
+    """Return the sums of x xᵀ over the vectors of `x` [..., vectors, n]."""
     # float64: these are summed over all texts.
     return (x.swapaxes(-1, -2) @ x).astype(np.float64)
 
 
-def _scaled(moment: Array) -> Array:
-    """`moment` [..., n, n] with trace n."""
+def _normalize_trace(moment: Array) -> Array:
+    """Return `moment` [..., n, n] scaled to trace n."""
     trace = np.trace(moment, axis1=-2, axis2=-1)[..., None, None]
     return np.asarray(moment * (moment.shape[-1] / np.where(trace > 0, trace, 1)))
 
 
 def _mean(one: Array, groups: Array) -> Array:
-    """Half of `one` [n, n] with half of each of `groups` [groups, n, n]."""
-    return (_scaled(one) + _scaled(groups)) / 2
+    """Return the mean of `one` [n, n] and each of `groups` [groups, n, n], all scaled to trace n."""
+    return (_normalize_trace(one) + _normalize_trace(groups)) / 2

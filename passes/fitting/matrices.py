@@ -1,4 +1,4 @@
-"""Weight matrices: the parameters that products multiply by and lookups read, as what may be quantized."""
+"""Weight matrices: the parameters of products and lookups, which may be quantized."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STEPS = 6  # between the scores of a router and its choice: noise, biases, a sof
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight [..., out, in] that nothing but products and lookups read, and the nodes that do, in order.
+    """A weight [..., out, in] that only products and lookups read, with these `readers` in order.
 
-    `kind` is ``linear``; ``experts``, a stack; ``table``, if it is looked up; or ``head``, if it makes the logits. A
-    tied table is a head.
+    `kind` is ``linear``, ``experts`` (a stack), ``table`` (read by lookups) or ``head`` (computes the logits). A tied
+    table is a head.
     """
 
     param: Param
@@ -41,9 +41,11 @@ class Matrix:
 
 
 def matrices(graph: Graph) -> dict[Param, Matrix | str]:
-    """Return every matrix that products or lookups read, or why it cannot be changed for them alone; routers are left
-    out, whose choices a rounded weight would change."""
-    found: dict[Param, Matrix | str] = {}
+    """Return the `Matrix` of every parameter that products or lookups read, or a reason why it cannot be quantized.
+
+    Weights of routers are refused, as rounding would change their choices.
+    """
+    result: dict[Param, Matrix | str] = {}
     order = {node: i for i, node in enumerate(graph.nodes)}
     slots = switched(graph.reader)
     for param in graph.params.values():
@@ -51,59 +53,61 @@ def matrices(graph: Graph) -> dict[Param, Matrix | str]:
         if not any(_reads(node, param) for node in readers) or param.recipe.constant:
             continue
         if any(_routes(node) for node in readers):
-            found[param] = "it is the weight of a router"
+            result[param] = "it is the weight of a router"
         elif slots is not None and slots.reads_slots(param.recipe.sources()):
-            found[param] = "it belongs to an adapter that is chosen when the model runs"
+            result[param] = "it belongs to an adapter that is chosen when the model runs"
         elif param.is_output:
-            found[param] = "it is an output of the graph"
+            result[param] = "it is an output of the graph"
         elif other := next((node for node in readers if not _reads(node, param)), None):
-            found[param] = f"{other.op.name} (%{other.output.name}) reads it, too"
+            result[param] = f"{other.op.name} (%{other.output.name}) also reads it"
         elif not all(isinstance(size, int) for size in param.shape):
-            found[param] = "its shape is not fixed"
+            result[param] = "its shape is not fixed"
         else:
-            found[param] = Matrix(param, _kind(param, readers), tuple(readers))
-    return found
+            result[param] = Matrix(param, _find_kind(param, readers), tuple(readers))
+    return result
 
 
 def units(found: Iterable[Matrix]) -> list[list[Matrix]]:
-    """Matrices that take the same layout: those behind the query, key and value of an attention that multiply the same
-    value, which may be packed, and every other by itself."""
+    """Group matrices that take the same layout: query, key and value linears of the same input, which may be packed.
+
+    Every other matrix is a group by itself.
+    """
     by_param = {matrix.param: matrix for matrix in found}
     grouped: list[list[Matrix]] = []
     for matrix in list(by_param.values()):
         if matrix.param not in by_param:
             continue
         node = matrix.readers[0]
-        beside = [matrix.param]
+        members = [matrix.param]
         if _feeds_attention(node) and (x := node.inputs[0]) is not None:
             same = [other for other in x.users if other.op is node.op and _feeds_attention(other)]
-            beside = [weight for other in same if isinstance(weight := other.operand("weight"), Param)]
-        grouped.append([by_param.pop(param) for param in dict.fromkeys(beside) if param in by_param])
+            members = [weight for other in same if isinstance(weight := other.operand("weight"), Param)]
+        grouped.append([by_param.pop(param) for param in dict.fromkeys(members) if param in by_param])
     return grouped
 
 
 def tensor_scales(found: Iterable[Matrix]) -> dict[Matrix, tuple[float, ...]]:
-    """Return the numbers f32 that nvfp4 counts scales in: one for each matrix, or for each of a stack.
+    """Return the f32 scales that multiply the block scales of nvfp4: one per matrix, or per matrix of a stack.
 
-    Matrices that multiply the same value share it: runtimes multiply query, key and value, or gate and up, by one
+    Matrices that multiply the same value share it: runtimes compute query, key and value, or gate and up, by one
     product, which has one scale.
 
     Raises:
         WeftError: where a weight is not finite.
     """
     largest = {matrix: _largest(matrix.param) for matrix in found}
-    beside: dict[object, list[Matrix]] = {}
+    by_input: dict[object, list[Matrix]] = {}
     for matrix in largest:
-        beside.setdefault(_multiplied(matrix), []).append(matrix)
+        by_input.setdefault(_input_key(matrix), []).append(matrix)
     scales: dict[Matrix, tuple[float, ...]] = {}
-    for members in beside.values():
-        most = np.maximum.reduce([largest[matrix] for matrix in members])
-        scales |= dict.fromkeys(members, tuple(map(tensor_scale, most.tolist())))
+    for members in by_input.values():
+        largest_shared = np.maximum.reduce([largest[matrix] for matrix in members])
+        scales |= dict.fromkeys(members, tuple(map(tensor_scale, largest_shared.tolist())))
     return scales
 
 
-def _multiplied(matrix: Matrix) -> object:
-    """The value that `matrix` multiplies, with what else must be the same; of tables and heads, themselves."""
+def _input_key(matrix: Matrix) -> object:
+    """Return a key that is equal for matrices which multiply the same value alike; tables and heads differ."""
     node = matrix.readers[0]
     if matrix.kind == "experts":
         return node, "down" if node.operand("down") is matrix.param else "up"
@@ -113,7 +117,7 @@ def _multiplied(matrix: Matrix) -> object:
 
 
 def _largest(param: Param) -> Array:
-    """The largest magnitude of a matrix, f32 [1], or of each one in a stack."""
+    """Return the largest magnitude of a matrix, f32 [1], or of each matrix in a stack, f32 [n]."""
     reader, stacked = param.graph.reader, param.type.rank > 2
     parts = [np.abs(rows).max(tuple(range(1, rows.ndim))) for rows in param.recipe.blocks(reader)]
     largest = np.concatenate(parts).astype(np.float32)
@@ -125,7 +129,7 @@ def _largest(param: Param) -> Array:
 
 
 def _feeds_attention(node: Node) -> bool:
-    """Return whether what `node` makes is q, k or v of an attention, perhaps after rotations, reshapes and norms."""
+    """Return whether the output of `node` is q, k or v of an attention, perhaps after rotations, reshapes and norms."""
     if node.op not in (ops.linear, ops.norm_linear):
         return False
     value = node.output
@@ -139,7 +143,7 @@ def _feeds_attention(node: Node) -> bool:
     return False
 
 
-def named(param: Param, patterns: Iterable[str]) -> bool:
+def matches_name(param: Param, patterns: Iterable[str]) -> bool:
     """Return whether the name of `param`, or a part of it between dots, matches one of `patterns` (``*.down.*``)."""
     return any(
         fnmatchcase(param.name, p) or any(fnmatchcase(part, p) for part in param.name.split(".")) for p in patterns
@@ -151,7 +155,7 @@ def _reads(node: Node, param: Param) -> bool:
     return sum(v is param for v in node.inputs) == sum(node.operand(name) is param for name in names)
 
 
-def _kind(param: Param, readers: list[Node]) -> str:
+def _find_kind(param: Param, readers: list[Node]) -> str:
     if any(node.op is ops.moe for node in readers):
         return "experts"
     logits = param.graph.outputs.get("logits")
@@ -161,7 +165,7 @@ def _kind(param: Param, readers: list[Node]) -> str:
 
 
 def _leads_to(value: Value, goal: Value) -> bool:
-    """Return whether `goal` is `value`, or made of it elementwise, by moving rows, or by a last linear map of them."""
+    """Return whether `goal` is `value`, or computed from it by elementwise ops, views, copies and linears only."""
     while value is not goal:
         users = value.users
         if len(users) != 1:
@@ -174,7 +178,7 @@ def _leads_to(value: Value, goal: Value) -> bool:
 
 
 def _routes(node: Node) -> bool:
-    """Return whether what `node` makes is the scores of a router, after a few steps of elementwise arithmetic."""
+    """Return whether outputs of `node` are scores of a router, after at most `STEPS` elementwise ops or softmaxes."""
     values = set(node.outputs)
     for _ in range(STEPS):
         users = {user for value in values for user in value.users}

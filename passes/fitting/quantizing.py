@@ -1,8 +1,7 @@
-"""Weights rounded one product after the other, each for what the rounded ones before it make of a text.
+"""Weights rounded product by product, each for the activations that the rounded weights before it give on a text.
 
-`Activations` computes what a product multiplies on the graph as it is by then. All matrices that multiply the same
-value share its second moment. Memory is needed for one such moment, the activations of the text at one place and one
-weight.
+`Activations` computes the inputs of a product on the graph with all weights rounded so far. All matrices that multiply
+the same value share its second moment. Memory is needed for one such moment, one activation of the text and one weight.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from .calibration import Activations
 from .gptq import AIM, RIDGE, SHRINK, Feedback, correction, feedback, gptq
 from .matrices import Matrix
 
-FOLLOWED = 1 << 29  # weights of a model up to which its original outputs are aimed at, which a second pass computes
-POOLED = 0.1  # share of all tokens in the moment of an expert: it may have seen few of its own
+FOLLOWED = 1 << 29  # weights of a model up to which GPTQ aims at its original activations, computed by a second run
+POOLED = 0.1  # share of all tokens in the moment of an expert, which may get few tokens
 ROWS = 2048  # activations that are multiplied at once, and
 COLUMNS = 1024  # of their moment
-NUMBERS = 1 << 23  # of a weight that are rounded at once
-GRIDS = (  # that floats are recognized on: the fewest bits first
+NUMBERS = 1 << 23  # elements of a weight that are rounded at once
+GRIDS = (  # on which weights stored as floats are recognized: fewest bits first
     *(integer_layout(4, group, zeros) for zeros in (False, True) for group in (128, 64, 32)),
     offset_layout(4, 32),
     integer_layout(8, 32, False),
@@ -51,8 +50,10 @@ Progress = Callable[[int, int], None]
 
 
 def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...] = ()) -> None:
-    """Let `param` be rounded to the nearest codes of `layout` whenever it is read; with the offsets of HQQ, if any, and
-    with its `tensor_scales`, if `layout` has such."""
+    """Give `param` a recipe that rounds it to the nearest codes of `layout` whenever it is read.
+
+    Layouts with sums get the offsets of HQQ; `scales` are the `tensor_scales` for layouts that have them.
+    """
     if layout.small_floats:
         reweigh(param, ToFloat4(param.recipe, str(layout), scales))
         return
@@ -64,8 +65,8 @@ def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...
 
 
 def stored_layout(param: Param) -> BlockLayout | None:
-    """Return the layout of integers in blocks that the file has `param` in, or that it was in before somebody wrote it
-    as floats; None if there is none."""
+    """Return the layout of integer blocks in which a file stores `param`, or stored it before it was written as floats;
+    None if there is none."""
     recipe, reader = param.recipe, param.graph.reader
     layout = None if recipe.has(BlockRecipe) else block_layout(recipe, reader)
     if isinstance(layout, str):
@@ -74,39 +75,41 @@ def stored_layout(param: Param) -> BlockLayout | None:
 
 
 def stored_bits(layout: BlockLayout | None) -> float:
-    """Return the bits that a file takes for a number in `layout`, scales included; 16 where it has no such blocks."""
+    """Return the bits per weight of a file with `layout`, scales included; 16 without blocks."""
     return 16.0 if layout is None else 8 * layout.dtype.block_bytes / layout.dtype.block
 
 
 def keep_stored(param: Param, layout: BlockLayout) -> None:
-    """Let `param` be the blocks of its `stored_layout`."""
+    """Give `param` a recipe of the blocks that the file has in its `stored_layout`."""
     reweigh(param, as_stored(param.recipe, param.graph.reader, layout))
 
 
 def round_once(param: Param, layout: BlockLayout, search: str) -> None:
-    """Let `param` be rounded to the nearest codes of `layout` now, with scales found by `search`, and be these from now
-    on: targets read weights several times, and a search takes longer than all of that."""
+    """Round `param` to the nearest codes of `layout`, with scales found by `search`, and store the codes.
+
+    They are stored because targets read weights several times, and a search takes longer than all reads.
+    """
     reader = param.graph.reader
-    made = Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.unit.name, search)
+    recipe = Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.unit.name, search)
     count, *rest, width = param.type.concrete({})
     step = 1 if rest else max(1, NUMBERS // width)
-    parts = [made.read_blocks(reader, i, min(i + step, count)) for i in range(0, count, step)]
+    parts = [recipe.read_blocks(reader, i, min(i + step, count)) for i in range(0, count, step)]
     if rest:
         parts = [Blocks(b.codes[0], b.scales[0], None, None if b.zeros is None else b.zeros[0]) for b in parts]
     store(param, parts if rest else [joined(parts)], layout)
 
 
 def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
-    """Let `param` be the `blocks` of `layout` from now on, of a stack one for each matrix; they are spilled to disk."""
+    """Replace `param` by `blocks` of `layout`, for a stack one per matrix, which are spilled to disk."""
     graph = param.graph
     reader = graph.reader = SpilledTensors.over(graph.reader)
     packed: dict[str, list[Array]] = {}
-    for one in blocks:
-        rows = len(one.scales)
-        packed.setdefault("codes", []).append(pack_codes(one.codes, layout.bits).reshape(rows, -1))
-        packed.setdefault("scales", []).append(one.scales.astype(layout.numbers.numpy))
-        if one.zeros is not None:
-            packed.setdefault("zeros", []).append(pack_codes(one.zeros, layout.bits))
+    for block in blocks:
+        rows = len(block.scales)
+        packed.setdefault("codes", []).append(pack_codes(block.codes, layout.bits).reshape(rows, -1))
+        packed.setdefault("scales", []).append(block.scales.astype(layout.numbers.numpy))
+        if block.zeros is not None:
+            packed.setdefault("zeros", []).append(pack_codes(block.zeros, layout.bits))
     parts: dict[str, Source] = {}
     for name, arrays in packed.items():
         key = reader.fresh(f"{param.name}.{name}")
@@ -126,7 +129,7 @@ def store(param: Param, blocks: Sequence[Blocks], layout: BlockLayout) -> None:
 
 
 def reweigh(param: Param, recipe: Recipe) -> None:
-    """Let `recipe` make the numbers of `param` from now on, under its name."""
+    """Replace `param` by a parameter with `recipe`, under the same name."""
     new = derive(param, recipe)
     param.replace_uses(new)
     replace_param(param, new)
@@ -139,9 +142,11 @@ def fit(
     progress: Progress = lambda done, total: None,
     resume: str | None = None,
 ) -> Iterator[str]:
-    """Round the matrices of `plan` by GPTQ for the `texts` (ids [texts, length]), in the order in which they are read;
-    yields the name of each. Tables that are looked up alone are rounded to the nearest. What is done is kept in the
-    folder `resume`, and taken from there."""
+    """Round the matrices of `plan` by GPTQ for the `texts` (ids [batch, length]), and yield the name of each.
+
+    They are rounded in the order of their readers; tables that are only looked up are rounded to the nearest. Results
+    are stored in the folder `resume`, and loaded from there by a later run.
+    """
     done, total = 0, sum(matrix.elements for matrix in plan)
     activations = Activations(graph, texts, dtype=np.float32)
     original = _Original(graph, texts) if total <= FOLLOWED else None
@@ -153,13 +158,13 @@ def fit(
     for node in list(graph.nodes):
         if node.erased or node.op not in (ops.linear, ops.norm_linear, ops.moe):
             continue
-        for group in _experts(node) if node.op is ops.moe else (_beside(node),):
+        for group in _expert_weights(node) if node.op is ops.moe else (_shared_inputs(node),):
             chosen = [waiting.pop(param) for param in group if param in waiting]
             if not chosen:
                 continue
             progress(done, total)
             keys = {m: finished.advance(m.param, plan[m]) for m in chosen} if finished.keeps else {}
-            blocks = {m: found for m, key in keys.items() if (found := finished.load(key)) is not None}
+            blocks = {m: result for m, key in keys.items() if (result := finished.load(key)) is not None}
             layouts = {m: plan[m] for m in chosen if m not in blocks}
             if not layouts:
                 fitted = {}
@@ -167,11 +172,11 @@ def fit(
                 fitted = _fit_experts(activations, node, layouts)
             else:
                 fitted = _fit_products(activations, original, layouts)
-            for matrix, found in fitted.items():
+            for matrix, result in fitted.items():
                 if matrix in keys:
-                    finished.save(keys[matrix], found)
-            for matrix, found in (blocks | fitted).items():
-                store(matrix.param, found, plan[matrix])
+                    finished.save(keys[matrix], result)
+            for matrix, result in (blocks | fitted).items():
+                store(matrix.param, result, plan[matrix])
             for matrix in chosen:
                 done += matrix.elements
                 yield matrix.param.name
@@ -179,7 +184,7 @@ def fit(
 
 
 class _Original:
-    """Values of a graph as they were before its weights changed, by the values of the graph that changes."""
+    """Original values of a graph, before its weights change, by the values of the graph that changes."""
 
     def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
         copy = graph.clone()
@@ -192,12 +197,12 @@ class _Original:
         return self._activations(self._twins[value])
 
     def aside(self) -> AbstractContextManager[None]:
-        """Discard what is computed inside."""
+        """Discard the activations computed inside the context."""
         return self._activations.aside()
 
 
-def _beside(node: Node) -> list[Param]:
-    """The weights that multiply the same value as `node`, whose moments are the same."""
+def _shared_inputs(node: Node) -> list[Param]:
+    """Return the weights that multiply the same value as `node`, and so share its moment."""
     x = node.required("x")
     same = [n for n in x.users if n.op is node.op and n.inputs[0] is x and _norm(n) == _norm(node)]
     return [w for n in same if isinstance(w := n.operand("weight"), Param)]
@@ -210,20 +215,20 @@ def _norm(node: Node) -> tuple[object, ...]:
 def _fit_products(
     activations: Activations, original: _Original | None, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
-    """Round matrices whose first products multiply the same value."""
+    """Round matrices that multiply the same value, and return their blocks."""
     by_readers: dict[tuple[Node, ...], list[Matrix]] = {}  # shared weights are rounded once, for all that they multiply
     for matrix in layouts:
         products = tuple(n for n in matrix.readers if n.op is not ops.embedding)
         by_readers.setdefault(products if len(products) > 1 else (), []).append(matrix)
-    found: dict[Matrix, list[Blocks]] = {}
+    blocks: dict[Matrix, list[Blocks]] = {}
     for matrices in by_readers.values():
-        first, *others = (n for n in matrices[0].readers if n.op is not ops.embedding)
+        first, *other_readers = (n for n in matrices[0].readers if n.op is not ops.embedding)
         second, crossed = _moments_of(activations, original, first)
-        for node in others:
+        for node in other_readers:
             with activations.aside(), original.aside() if original else contextlib.nullcontext():
-                more = _moments_of(activations, original, node)
-            second += more[0]
-            crossed = None if crossed is None or more[1] is None else crossed + more[1]
+                moments = _moments_of(activations, original, node)
+            second += moments[0]
+            crossed = None if crossed is None or moments[1] is None else crossed + moments[1]
         corrected = None if crossed is None else correction(second, crossed)
         del crossed
         by_group: dict[int, list[Matrix]] = {}
@@ -235,20 +240,20 @@ def _fit_products(
             if not by_group:
                 del second  # moments of wide inputs are large
             for matrix in members:
-                found[matrix] = [_rounded(matrix, corrected, factors, layouts[matrix])]
+                blocks[matrix] = [_round_matrix(matrix, corrected, factors, layouts[matrix])]
             del factors
-    return found
+    return blocks
 
 
 def _moments_of(activations: Activations, original: _Original | None, node: Node) -> tuple[Array, Array | None]:
-    """The second moment of what the weight of `node` multiplies, and that of it with what it multiplied originally."""
+    """Return Σ x xᵀ of the inputs x of the weight of `node`, and Σ x₀ xᵀ with its original inputs x₀, or None."""
     x = node.required("x")
-    changed = _normed(node, activations(x))
-    return moment(changed), None if original is None else moment(_normed(node, original(x)), changed)
+    changed = _apply_norm(node, activations(x))
+    return moment(changed), None if original is None else moment(_apply_norm(node, original(x)), changed)
 
 
-def _normed(node: Node, parts: list[Array]) -> list[Array]:
-    """The activations that the weight of `node` multiplies, where it reads `parts`."""
+def _apply_norm(node: Node, parts: list[Array]) -> list[Array]:
+    """Return the activations that the weight of `node` multiplies, given those that the node reads."""
     if node.op is not ops.norm_linear:
         return parts
     norm = (ops.rms_norm if node.attrs["kind"] == "rms" else ops.layer_norm).reference
@@ -256,18 +261,18 @@ def _normed(node: Node, parts: list[Array]) -> list[Array]:
 
 
 def moment(parts: Sequence[Array], others: Sequence[Array] | None = None) -> Array:
-    """Σ x yᵀ over the rows x of `parts` [..., n] and y of `others`, or of `parts` again, f32 [n, n]."""
+    """Return Σ x yᵀ, f32 [n, n], over the rows x of `parts` [..., n] and y of `others` (None: `parts` again)."""
     flat = [part.reshape(-1, part.shape[-1]) for part in parts]
-    beside = flat if others is None else [part.reshape(-1, part.shape[-1]) for part in others]
+    other_rows = flat if others is None else [part.reshape(-1, part.shape[-1]) for part in others]
     width = flat[0].shape[1]
     total = np.zeros((width, width), np.float32)
-    together = max(1, ROWS // len(flat[0]))
-    for i in range(0, len(flat), together):
-        x = np.concatenate(flat[i : i + together]).astype(np.float32, copy=False)
-        y = x if others is None else np.concatenate(beside[i : i + together]).astype(np.float32, copy=False)
+    batches = max(1, ROWS // len(flat[0]))
+    for i in range(0, len(flat), batches):
+        x = np.concatenate(flat[i : i + batches]).astype(np.float32, copy=False)
+        y = x if others is None else np.concatenate(other_rows[i : i + batches]).astype(np.float32, copy=False)
         for start in range(0, width, COLUMNS):
             strip = slice(start, start + COLUMNS)
-            rows = slice(start + COLUMNS if others is None else width)  # of a symmetric one the upper blocks
+            rows = slice(start + COLUMNS if others is None else width)  # of a symmetric moment only the upper blocks
             total[rows, strip] += x[:, rows].T @ y[:, strip]
     if others is None:
         for start in range(0, width, COLUMNS):
@@ -275,35 +280,35 @@ def moment(parts: Sequence[Array], others: Sequence[Array] | None = None) -> Arr
     return total
 
 
-def _rounded(matrix: Matrix, corrected: Array | None, factors: Feedback, layout: BlockLayout) -> Blocks:
-    """A matrix [out, in], multiplied by what is `corrected` of its inputs, some rows at a time."""
+def _round_matrix(matrix: Matrix, corrected: Array | None, factors: Feedback, layout: BlockLayout) -> Blocks:
+    """Round a matrix [out, in] some rows at a time, after multiplying it by the correction `corrected`, if any."""
     width, reader = int(matrix.param.shape[-1]), matrix.param.graph.reader
-    found = []
+    blocks = []
     for rows in matrix.param.recipe.blocks(reader, max(1, NUMBERS // width) * width):
         weight = rows.astype(np.float32, copy=False)
-        found.append(gptq(weight if corrected is None else weight @ corrected, factors, layout))
-    return found[0] if len(found) == 1 else joined(found)
+        blocks.append(gptq(weight if corrected is None else weight @ corrected, factors, layout))
+    return blocks[0] if len(blocks) == 1 else joined(blocks)
 
 
-def _experts(node: Node) -> list[list[Param]]:
-    """The weights of a mixture in the order in which tokens meet them."""
-    found = [[node.operand(name) for name in names] for names in (("gate", "up"), ("down",))]
-    return [[v for v in values if isinstance(v, Param)] for values in found]
+def _expert_weights(node: Node) -> list[list[Param]]:
+    """Return the weights of a mixture in the order in which it multiplies them: gate and up, then down."""
+    operands = [[node.operand(name) for name in names] for names in (("gate", "up"), ("down",))]
+    return [[v for v in values if isinstance(v, Param)] for values in operands]
 
 
 def _fit_experts(
     activations: Activations, node: Node, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
-    """Round stacked weights of the mixture `node`, each expert for the tokens that it gets, and a little for all."""
+    """Round stacked weights of the mixture `node`, each expert for its own tokens and a share of all tokens."""
     reader = node.graph.reader
     x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required("x"))])
     combine = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required("combine"))])
     down = node.operand("down") in [matrix.param for matrix in layouts]
     pooled = None if down else moment([x]) / len(x)
-    found: dict[Matrix, list[Blocks]] = {matrix: [] for matrix in layouts}
+    blocks: dict[Matrix, list[Blocks]] = {matrix: [] for matrix in layouts}
     attrs = {name: node.attrs[name] for name in ("activation", "limit", "shift")}
     for expert in range(combine.shape[1]):
-        own = x[combine[:, expert] != 0]
+        routed = x[combine[:, expert] != 0]
 
         def read(name: str, at: int = expert) -> Array | None:
             value = node.operand(name)
@@ -313,16 +318,16 @@ def _fit_experts(
             up, gate = read("up"), read("gate")
             assert up is not None
             biases = read("up_bias"), read("gate_bias")
-            # An expert that no token chose is rounded for all tokens.
-            own = hidden_of(own if len(own) else x[:ROWS], up, gate, *biases, **attrs)
-            second = moment([own])
+            # An expert without tokens is rounded for the first tokens of all.
+            routed = hidden_of(routed if len(routed) else x[:ROWS], up, gate, *biases, **attrs)
+            second = moment([routed])
         else:
             assert pooled is not None
-            second = pooled if not len(own) else (1 - POOLED) * moment([own]) / len(own) + POOLED * pooled
+            second = pooled if not len(routed) else (1 - POOLED) * moment([routed]) / len(routed) + POOLED * pooled
         factors: dict[int, Feedback] = {}
         for matrix, layout in layouts.items():
             if layout.group not in factors:
                 factors[layout.group] = feedback(second, layout.group)
             weight = matrix.param.recipe.read(reader, expert, expert + 1)[0]
-            found[matrix].append(gptq(weight, factors[layout.group], layout))
-    return found
+            blocks[matrix].append(gptq(weight, factors[layout.group], layout))
+    return blocks

@@ -21,7 +21,7 @@ from ...core.equivalence import EquivalenceCheck
 from ...core.trace import Trace
 from ...fitting.budget import report, within_budget
 from ...fitting.calibration import MIXTURE, read_tokens
-from ...fitting.matrices import Matrix, matrices, named, tensor_scales, units
+from ...fitting.matrices import Matrix, matches_name, matrices, tensor_scales, units
 from ...fitting.quantizing import fit, keep_stored, round_once, round_to_nearest, stored_bits, stored_layout
 
 HEAD_BITS = 8
@@ -229,7 +229,7 @@ class QuantizeWeights(Pass):
         for param, found in matrices(graph).items():
             if isinstance(found, str):
                 trace.refuse(self.name, param.name, found)
-            elif named(param, patterns):
+            elif matches_name(param, patterns):
                 trace.note(f"{self.name}: kept %{param.name}")
             elif param.recipe.has(BlockRecipe):
                 trace.refuse(

@@ -16,7 +16,7 @@ from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes
 from weft.passes import Trace, all_passes, parse_pipeline, run_passes
 from weft.passes.core.equivalence import EquivalenceCheck
-from weft.passes.fitting.calibration import thinned
+from weft.passes.fitting.calibration import subsample_rows
 from weft.passes.library.cache.cache_scales import ROOM, scale_of
 from weft.passes.library.cache.kv_cache import KvCache
 from weft.passes.library.cache.quantize_cache import QuantizeCache
@@ -185,9 +185,9 @@ def test_a_short_text(tmp_path: Path) -> None:
 
 def test_tokens_come_from_all_over_a_text() -> None:
     texts = [np.arange(40).reshape(10, 4), np.arange(40, 46).reshape(2, 3)]
-    kept = thinned(texts, 12)
+    kept = subsample_rows(texts, 12)
     assert [ids.tolist() for ids in kept] == [[[4 * i + j for j in range(4)] for i in (0, 3, 6, 9)]]
-    assert sum(ids.size for ids in thinned(texts, 1000)) == 46
+    assert sum(ids.size for ids in subsample_rows(texts, 1000)) == 46
 
 
 def test_odd_heads_keep_their_numbers_of_4_bits() -> None:

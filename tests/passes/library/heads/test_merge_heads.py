@@ -17,7 +17,7 @@ from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
 from weft.passes.fitting.calibration import Activations, read_tokens
-from weft.passes.fitting.head_conversion import Rotation, merged_keys, merged_values
+from weft.passes.fitting.head_conversion import Rotation, merge_keys, merge_values
 from weft.passes.fitting.head_moments import moments
 
 from ...models import BATCH, SEQ, Tiny, applied, count
@@ -171,7 +171,7 @@ def test_values_are_the_truncated_svd_of_whitened_outputs_and_values() -> None:
     v, o, x = rng.standard_normal((3, D, 12)), rng.standard_normal((6, 9, D)), rng.standard_normal((400, 12))
     x[:, 3] *= 20
     moment = x.T @ x / 400
-    new_v, new_o = merged_values(v, o, 1, moment[None])
+    new_v, new_o = merge_values(v, o, 1, moment[None])
     values, vectors = np.linalg.eigh(moment)
     root = vectors * np.sqrt(values)
     stack = np.concatenate([o[h] @ v[h // 2] @ root for h in range(6)])
@@ -211,7 +211,7 @@ def test_no_other_keys_make_smaller_errors(pairs: int) -> None:
         return float(total)
 
     moments = xq.T @ xq / n, (xk.T @ xk / n)[None]
-    found = merged_keys(q, k, 1, *moments, spread, Rotation(pairs, False))
+    found = merge_keys(q, k, 1, *moments, spread, Rotation(pairs, False))
     least = loss(*found)
     for scale in (1e-2, 1e-1):
         for _ in range(20):
