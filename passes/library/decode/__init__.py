@@ -1,1 +1,1 @@
-"""Passes that fuse what one kernel of a decode step computes: rules from simple ops to those of `ir.ops.fused`."""
+"""Passes that fuse simple ops into those of `ir.ops.fused`, each of which is one kernel of a decode step."""

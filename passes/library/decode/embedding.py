@@ -1,4 +1,4 @@
-"""The beginning of a decode step: embeddings, and the angles of rotations that all layers share."""
+"""The beginning of a decode step: embeddings, and the RoPE angles that all layers share."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.edit import replace_uses
 from ...edits.pattern import ANY, Pattern, either, param, value
-from .products import given
+from .products import pick
 
 
-def _scaled() -> Value:
+def _scaled_rows() -> Value:
     row = ops.embedding(value("ids"), param("weight"))
     return either(ops.affine(row, by=ANY("scale")), row)
 
 
-def _at() -> Value:
-    at = either(ops.affine(value("positions"), plus=ANY("offset")), value("positions"))
-    return ops.embedding(at, param("table"))
+def _position_rows() -> Value:
+    positions = either(ops.affine(value("positions"), plus=ANY("offset")), value("positions"))
+    return ops.embedding(positions, param("table"))
 
 
 FORMS = {
-    "with positions": lambda: ops.add(_scaled(), _at()),
+    "with positions": lambda: ops.add(_scaled_rows(), _position_rows()),
     "scaled": lambda: ops.affine(ops.embedding(value("ids"), param("weight")), by=ANY("scale")),
     "alone": lambda: ops.embedding(value("ids"), param("weight")),
 }
 
 
-def _embedded(offset: float = 0, **match: Any) -> Value | Refusal:
+def _fuse_embedding(offset: float = 0, **match: Any) -> Value | Refusal:
     ids, positions, table = match["ids"], match.get("positions"), match.get("table")
-    known = ids.graph.inputs
-    if ids is not known.get("input_ids") or positions not in (None, known.get("position_ids")):
+    inputs = ids.graph.inputs
+    if ids is not inputs.get("input_ids") or positions not in (None, inputs.get("position_ids")):
         return Refusal(f"%{ids.name} or its positions are not those of the tokens")
     if offset != int(offset) or (table is not None and len(table.shape) != 2):
-        return Refusal("its positions are no whole numbers")
-    (x,) = ops.embed_tokens.emit(*(ids, match["weight"], positions, table), offset=int(offset), **given(match, "scale"))
+        return Refusal("its positions are not integers")
+    (x,) = ops.embed_tokens.emit(*(ids, match["weight"], positions, table), offset=int(offset), **pick(match, "scale"))
     return x
 
 
 @dataclass(frozen=True)
 class FuseEmbedding(Pass):
-    """Embed tokens with their positions and a factor by one: embed_tokens, which also makes the angles of rotations.
+    """Fuse the embeddings of tokens and positions and their scale into embed_tokens, which also computes RoPE angles.
 
-    The rotary_angles of all layers become one for each of their frequencies, and `tables` of them results of the first
-    embedding. Run fuse-qkv and fuse-latent before.
+    The rotary_angles of all layers become one node per set of frequencies; `tables` of these nodes become results of
+    the first embed_tokens. Run fuse-qkv and fuse-latent before.
 
     Condition: ids are the input input_ids, positions the input position_ids, and weights and frequencies parameters.
 
@@ -81,42 +81,42 @@ class FuseEmbedding(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         for name, form in FORMS.items():
             if any(node.op is ops.embedding for node in graph.nodes):
-                apply_rules(graph, [Rule(f"embedding {name}", Pattern(form), _embedded)], trace)
-        angles = _shared(graph, trace)
+                apply_rules(graph, [Rule(f"embedding {name}", Pattern(form), _fuse_embedding)], trace)
+        angles = _merge_angles(graph, trace)
         first = next((node for node in graph.nodes if node.op is ops.embed_tokens), None)
         at = graph.inputs.get("position_ids")
         fit = [n for n in angles if n.inputs[0] is at and isinstance(n.inputs[1], Param)][: self.tables]
         if first is not None and fit and first.operand("positions") in (None, at):
-            _with_angles(first, fit)
+            _add_angles(first, fit)
             trace.fired("angles", fit[0].output.name)
 
 
-def _shared(graph: Graph, trace: Trace) -> list[Node]:
+def _merge_angles(graph: Graph, trace: Trace) -> list[Node]:
     """Merge equal rotary_angles into one node outside of all layers, and return those nodes."""
-    kept: dict[object, Node] = {}
+    firsts: dict[object, Node] = {}
     for node in [n for n in graph.nodes if n.op is ops.rotary_angles]:
-        first = kept.setdefault((*node.inputs, node.attrs["amplitude"]), node)
+        first = firsts.setdefault((*node.inputs, node.attrs["amplitude"]), node)
         if first is not node:
             trace.fired("equal angles", node.output.name)
             _replace(node, first.outputs)
-    for node in kept.values():
+    for node in firsts.values():
         if node.scope:
             trace.fired("angles of all layers", node.output.name)
             node.scope = ""
-    return list(kept.values())
+    return list(firsts.values())
 
 
-def _with_angles(embedding: Node, angles: list[Node]) -> None:
-    """Let `embedding` make the cosines and sines of `angles`, too."""
+def _add_angles(embedding: Node, angles: list[Node]) -> None:
+    """Replace `embedding` and the nodes `angles` by one node, which also computes their cosines and sines."""
     graph, at = embedding.graph, angles[0].inputs[0]
-    given = [*embedding.inputs, None, None][:4]
-    given[2] = at
+    operands = [*embedding.inputs, None, None][:4]
+    operands[2] = at
     attrs = {**embedding.attrs, "amplitudes": tuple(n.attrs["amplitude"] for n in angles)}
     names = "x", *("cos", "sin") * len(angles)
     with graph.inserting(before=embedding):
-        x, *made = ops.embed_tokens.emit(*given, *(n.inputs[1] for n in angles), **attrs, name=names)
+        x, *angle_values = ops.embed_tokens.emit(*operands, *(n.inputs[1] for n in angles), **attrs, name=names)
     graph.replace(embedding, x)
-    for node, pair in zip(angles, zip(made[::2], made[1::2], strict=True), strict=True):
+    for node, pair in zip(angles, zip(angle_values[::2], angle_values[1::2], strict=True), strict=True):
         _replace(node, pair)
 
 

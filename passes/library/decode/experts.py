@@ -1,4 +1,4 @@
-"""Mixtures of experts of a decode step: the choice of experts, and the chosen ones."""
+"""Mixtures of experts of a decode step: the choice of experts, and the experts chosen."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern, capture, maybe, value
-from .products import NORM, given, product
+from .products import NORM, pick, product
 
 ROUTE = tuple(ops.route.attrs)
 STACKS = "gate", "up_bias", "down_bias", "gate_bias"
 UNIT = "activation", "limit", "shift"
 
 
-def _mixed() -> Value:
-    """A pattern: the experts that a router chooses."""
+def _mixture() -> Value:
+    """Return a pattern of a mixture of experts with the router that chooses them."""
     combine = ops.route(value("logits"), maybe("correction"), **capture(*ROUTE))
     stacks = value("up"), value("down"), *map(maybe, STACKS)
     return ops.moe(value("x"), combine, *stacks, **capture(*UNIT, "active"))
 
 
-def _scaled() -> Value:
-    return ops.affine(_mixed(), by=ANY("by"))
+def _scaled_mixture() -> Value:
+    return ops.affine(_mixture(), by=ANY("by"))
 
 
-def _chosen(by: float = 1.0, **match: Any) -> Value | Refusal:
+def _fuse_mixture(by: float = 1.0, **match: Any) -> Value | Refusal:
     logits, k = match["logits"], match["k"]
     if (match["active"] or logits.shape[-1]) != k:
-        return Refusal("not as many experts answer as the router chooses")
+        return Refusal("the number of active experts differs from the number that the router chooses")
     if len(match["x"].shape) != 3 or len(logits.shape) != 3:
         return Refusal("tokens are not [batch, seq, width]")
-    settings = {**given(match, *ROUTE), "scale": match["scale"] * by}
+    settings = {**pick(match, *ROUTE), "scale": match["scale"] * by}
     chosen, weights = ops.choose_experts.emit(logits, match["correction"], **settings)
     stacks = (match[name] for name in ("up", "down", *STACKS))
-    return ops.mixture(match["x"], chosen, weights, *stacks, **given(match, *UNIT))
+    return ops.mixture(match["x"], chosen, weights, *stacks, **pick(match, *UNIT))
 
 
 @dataclass(frozen=True)
 class FuseMixture(Pass):
-    """Give a mixture of experts the k chosen ones instead of all: moe(x, route(logits)) → mixture(x, chosen, weights).
+    """Compute only the k chosen experts of a mixture: moe(x, route(logits)) → mixture(x, chosen, weights).
 
-    A factor of the whole becomes one of the weights.
+    A factor of the result moves into the weights.
 
-    Condition: nothing else reads the router's weights, and as many experts answer as it chooses.
+    Condition: nothing else reads the router's weights, and the number of active experts equals its k.
 
     Source: Shazeer 2017 (1701.06538).
 
@@ -72,23 +72,23 @@ class FuseMixture(Pass):
     tradeoff = "the choice becomes two values in memory: indices of experts, and their weights"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        for name, pattern in {"scaled mixture": _scaled, "mixture": _mixed}.items():
-            apply_rules(graph, [Rule(name, Pattern(pattern), _chosen)], trace)
+        for name, pattern in {"scaled mixture": _scaled_mixture, "mixture": _mixture}.items():
+            apply_rules(graph, [Rule(name, Pattern(pattern), _fuse_mixture)], trace)
 
 
-def _routed() -> tuple[Value, ...]:
+def _choice() -> tuple[Value, ...]:
     logits = product()
     return ops.choose_experts.emit(logits, maybe("correction"), **capture(*ROUTE))
 
 
-def _route(**match: Any) -> tuple[Value, ...]:
+def _fuse_route(**match: Any) -> tuple[Value, ...]:
     operands = match["x"], match["weight"], match["bias"], match["correction"]
-    return ops.norm_route.emit(*operands, **given(match, *NORM, *ROUTE))
+    return ops.norm_route.emit(*operands, **pick(match, *NORM, *ROUTE))
 
 
 @dataclass(frozen=True)
 class FuseRoute(Pass):
-    """Choose experts where the router's logits are computed: choose_experts(norm_linear(x, W)) → norm_route(x, W).
+    """Fuse the choice of experts with the linear of their router: choose_experts(norm_linear(x, W)) → norm_route(x, W).
 
     Condition: nothing else reads the logits. Run fuse-mixture and fuse-norm-linear{fold=false} before.
 
@@ -114,4 +114,4 @@ class FuseRoute(Pass):
     on_fused = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        apply_rules(graph, [Rule(self.name, Pattern(_routed), _route)], trace)
+        apply_rules(graph, [Rule(self.name, Pattern(_choice), _fuse_route)], trace)

@@ -1,4 +1,4 @@
-"""Queries, keys and values of a decode step with the norm, products, norms of heads and rotation that make them."""
+"""Queries, keys and values of a decode step, fused with their norm, products, norms of heads and rotation."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern, bind_name, capture, either, maybe, value
-from .products import LAST, NORM, gain, given, packed, product
+from .products import LAST, NORM, gain, pack_weights, pick, product
 
 SCORES = "heads", "kv_heads", "window", "keep_first", "scale", "softcap", "pattern", "stride"
 
 
 def _attention(q: Value, k: Value, v: Value | None, **attrs: Any) -> Value:
-    """A pattern: causal attention of a text to itself."""
+    """Return a pattern of causal self-attention without a mask."""
     named = capture(*SCORES) | attrs
     return ops.attention(q, k, v, maybe("scores"), None, maybe("sinks"), causal=True, **named)
 
 
-def _again(match: dict[str, Any], q: Value, k: Value, v: Value | None, **attrs: Any) -> Value:
-    """The attention that `match` has, of other queries, keys and values."""
-    named = given(match, *SCORES) | attrs
+def _rebuild_attention(match: dict[str, Any], q: Value, k: Value, v: Value | None, **attrs: Any) -> Value:
+    """Emit the attention of `match` on other queries, keys and values."""
+    named = pick(match, *SCORES) | attrs
     return ops.attention(q, k, v, match.get("scores"), None, match.get("sinks"), causal=True, **named)
 
 
-def _rotated(y: Value, name: str) -> Value:
-    turn = capture("interleaved", "amplitude")
-    return ops.rope(y, value("positions"), value("frequencies"), heads=ANY(f"{name}heads"), **turn)
+def _rotation(y: Value, name: str) -> Value:
+    settings = capture("interleaved", "amplitude")
+    return ops.rope(y, value("positions"), value("frequencies"), heads=ANY(f"{name}heads"), **settings)
 
 
-def _normed(y: Value, name: str) -> Value:
-    apart = ops.reshape(y, shape=ANY(f"{name}apart"))
-    return ops.reshape(ops.rms_norm(apart, gain(f"{name}norm"), eps=ANY("head_eps")), shape=ANY())
+def _head_norm(y: Value, name: str) -> Value:
+    by_head = ops.reshape(y, shape=ANY(f"{name}apart"))
+    return ops.reshape(ops.rms_norm(by_head, gain(f"{name}norm"), eps=ANY("head_eps")), shape=ANY())
 
 
-def _projected(apart: bool, normed: bool, rotated: bool) -> Pattern:
+def _qkv_pattern(is_separate: bool, is_normed: bool, is_rotated: bool) -> Pattern:
     def pattern() -> tuple[Value, ...]:
-        if apart:
+        if is_separate:
             q, k, v = (product(role) for role in ("q_", "k_", "v_"))
         else:
             q, k, v = ops.split.emit(product(), sizes=ANY("sizes", length=3), axis=LAST)
-        for wanted, step in ((normed, _normed), (rotated, _rotated)):
+        for wanted, step in ((is_normed, _head_norm), (is_rotated, _rotation)):
             q, k = (step(q, "q_"), step(k, "k_")) if wanted else (q, k)
         return _attention(q, bind_name("k", k), bind_name("v", v)), k, v
 
     return Pattern(pattern)
 
 
-def _fused(**match: Any) -> tuple[Value, ...] | Refusal:
+def _fuse_qkv(**match: Any) -> tuple[Value, ...] | Refusal:
     heads, kv_heads = match["heads"], match["kv_heads"]
     if why := refusal(match.get("scores"), match["pattern"], match["keep_first"], latent=False):
         return Refusal(why)
     readers = {*match["k"].users, *match["v"].users}
     if any(readers != {*sharing(reader)} for reader in readers if reader.op is ops.attention):
-        return Refusal("its keys or values are also read beside its cache")
+        return Refusal("its keys or values have other readers besides its cache")
     if (match.get("q_heads", heads), match.get("k_heads", kv_heads)) != (heads, kv_heads):
         return Refusal("it has other heads than the rotations")
-    one, sizes = (match.get("weight"), match.get("bias")), match.get("sizes")
+    weight_and_bias, sizes = (match.get("weight"), match.get("bias")), match.get("sizes")
     if sizes is None:
         weights, biases = ([match.get(f"{role}_{part}") for role in "qkv"] for part in ("weight", "bias"))
         sizes = tuple(w.shape[0] for w in weights if w is not None)
@@ -71,34 +71,34 @@ def _fused(**match: Any) -> tuple[Value, ...] | Refusal:
     if sizes != (heads * d, kv_heads * d, kv_heads * d):
         return Refusal("heads of queries, keys and values are not equally wide")
     if "head_eps" in match:
-        apart = (match[f"{role}apart"][2:] for role in ("q_", "k_"))
-        if tuple(apart) != ((heads, d), (kv_heads, d)) or (match["q_norm"] is None) != (match["k_norm"] is None):
+        head_shapes = (match[f"{role}apart"][2:] for role in ("q_", "k_"))
+        if tuple(head_shapes) != ((heads, d), (kv_heads, d)) or (match["q_norm"] is None) != (match["k_norm"] is None):
             return Refusal("queries and keys are not normed head by head alike")
     if match.get("weight") is None:
-        found = packed(weights, biases)
-        if isinstance(found, Refusal):
-            return found
-        one = found
+        pack = pack_weights(weights, biases)
+        if isinstance(pack, Refusal):
+            return pack
+        weight_and_bias = pack
     angles: tuple[Value | None, ...] = (None, None)
     if "positions" in match and match["positions"] is not None:
         angles = ops.rotary_angles.emit(match["positions"], match["frequencies"], amplitude=match["amplitude"])
-    norms = given(match, *NORM, "q_norm", "k_norm", "heads", "kv_heads", "interleaved")
+    norms = pick(match, *NORM, "q_norm", "k_norm", "heads", "kv_heads", "interleaved")
     eps = {"head_norm": True, "head_eps": match["head_eps"]} if "head_eps" in match else {}
-    q, k, v = ops.norm_qkv.emit(match["x"], *one, cosines=angles[0], sines=angles[1], **norms, **eps)
-    return _again(match, q, k, v), k, v
+    q, k, v = ops.norm_qkv.emit(match["x"], *weight_and_bias, cosines=angles[0], sines=angles[1], **norms, **eps)
+    return _rebuild_attention(match, q, k, v), k, v
 
 
 @dataclass(frozen=True)
 class FuseQkv(Pass):
     """Compute queries, keys and values of an attention from the residual stream by one op: norm_qkv.
 
-    That is the norm of x, one product by the packed weights, the RMS norms of heads of queries and keys, and their
-    rotation, by the angles that rotary_angles makes once for all layers. Keys and values go from there to the cache.
+    The op applies the norm of x, one product by the packed weights, the RMS norms of query and key heads, and their
+    rotation, by the angles that rotary_angles computes once for all layers. Keys and values go from there to the cache.
     Run fuse-norm-linear{fold=false} before.
 
-    Condition: q, k and v are products of the same value after the same norm, by weights of modules side by side or one
-    weight, all with a bias or none; their heads are equally wide; queries and keys are normed and rotated alike. The
-    attention is causal, to its own text, with no mask, and no bias but ALiBi's of positions.
+    Condition: q, k and v are products of the same value after the same norm, by weights of modules with one parent or
+    by one weight, all with a bias or none; their heads are equally wide; queries and keys are normed and rotated alike.
+    The attention is causal self-attention, with no mask, and no bias except ALiBi's of positions.
 
     Source: the kernels of a decode step; RoPE: Su 2021 (2104.09864).
 
@@ -133,50 +133,52 @@ class FuseQkv(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         ways = itertools.product(("apart", "packed"), ("normed heads", "heads"), ("rotated", "as they are"))
         rules = [
-            Rule(", ".join(way), _projected(*(word in way for word in ("apart", "normed heads", "rotated"))), _fused)
+            Rule(
+                ", ".join(way), _qkv_pattern(*(word in way for word in ("apart", "normed heads", "rotated"))), _fuse_qkv
+            )
             for way in ways
         ]
         apply_rules(graph, rules, trace)
 
 
-def _flat(y: Value) -> Value:
-    """A value, or what it is another shape of."""
+def _any_shape(y: Value) -> Value:
+    """Return a pattern of `y`, perhaps reshaped."""
     return either(ops.reshape(y, shape=ANY()), y)
 
 
-def _absorbed() -> tuple[Value, Value]:
-    """A pattern: attention to latents, with the weights that make keys of latents absorbed into queries."""
-    plain, turns = ops.split.emit(_flat(value("q")), sizes=ANY("q_sizes", length=2), axis=ANY())
-    up = ops.head_linear(_flat(plain), value("weight"), heads=ANY("heads"), inverse=True)
-    q = ops.concat(_flat(up), _flat(_rotated(_flat(turns), "q_")), axis=ANY())
-    latent, turns = ops.split.emit(value("latent"), sizes=ANY("sizes", length=2), axis=LAST)
+def _latent_attention() -> tuple[Value, Value]:
+    """Return a pattern of attention to latents, whose queries have absorbed the weights that map latents to keys."""
+    plain, rotary = ops.split.emit(_any_shape(value("q")), sizes=ANY("q_sizes", length=2), axis=ANY())
+    up = ops.head_linear(_any_shape(plain), value("weight"), heads=ANY("heads"), inverse=True)
+    q = ops.concat(_any_shape(up), _any_shape(_rotation(_any_shape(rotary), "q_")), axis=ANY())
+    latent, rotary = ops.split.emit(value("latent"), sizes=ANY("sizes", length=2), axis=LAST)
     latent = either(ops.rms_norm(latent, gain("norm_weight"), eps=ANY("eps")), latent)
-    k = ops.concat(latent, _rotated(turns, "k_"), axis=LAST)
-    return _attention(_flat(q), k, None, value_dim=ANY("value_dim")), k
+    k = ops.concat(latent, _rotation(rotary, "k_"), axis=LAST)
+    return _attention(_any_shape(q), k, None, value_dim=ANY("value_dim")), k
 
 
-def _latent(**match: Any) -> tuple[Value, ...] | Refusal:
+def _fuse_latent(**match: Any) -> tuple[Value, ...] | Refusal:
     if why := refusal(match.get("scores"), match["pattern"], match["keep_first"], latent=True):
         return Refusal(why)
     frequencies, rope = match["frequencies"], match["sizes"][1]
     if rope != 2 * frequencies.shape[-1] or match["q_sizes"][1] != rope or not isinstance(match["weight"], Param):
-        return Refusal("queries and keys are not rotated alike, and whole")
+        return Refusal("queries and keys are not completely rotated by the same frequencies")
     angles = ops.rotary_angles.emit(match["positions"], frequencies, amplitude=match["amplitude"])
-    norm = {"kind": "rms", **given(match, "norm_weight", "eps")} if "eps" in match else {"kind": "none"}
-    named = given(match, "heads", "interleaved")
+    norm = {"kind": "rms", **pick(match, "norm_weight", "eps")} if "eps" in match else {"kind": "none"}
+    named = pick(match, "heads", "interleaved")
     q, k = ops.latent_qk.emit(match["q"], match["latent"], match["weight"], *angles, **named, **norm)
-    return _again(match, q, k, None, value_dim=match["value_dim"]), k
+    return _rebuild_attention(match, q, k, None, value_dim=match["value_dim"]), k
 
 
 @dataclass(frozen=True)
 class FuseLatent(Pass):
-    """Compute queries against latents, and the key that goes to the cache, by one: latent_qk.
+    """Compute queries against latents, and the key that goes to the cache, by one op: latent_qk.
 
-    That is the norm of the latent, the rotation of both, and the product by the weights that make keys of latents,
-    which mla-absorb takes into the queries.
+    The op applies the norm of the latent, the rotation of both, and the product by the weights that map latents to
+    keys, which mla-absorb moves to the queries.
 
-    Condition: the latent is split off what is rotated for all heads; the attention is causal, to its own text, with
-    neither mask nor bias.
+    Condition: one split separates the latent from the features that are rotated for all heads; the attention is causal
+    self-attention, with neither mask nor bias.
 
     Source: DeepSeek-V2 (2405.04434), section 2.1.
 
@@ -214,4 +216,4 @@ class FuseLatent(Pass):
     tradeoff = "angles become values of their own, which fuse-embedding then makes once for all layers"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        apply_rules(graph, [Rule(self.name, Pattern(_absorbed), _latent)], trace)
+        apply_rules(graph, [Rule(self.name, Pattern(_latent_attention), _fuse_latent)], trace)

@@ -23,12 +23,12 @@ Maybe = Value | None
 
 
 def gain(name: str) -> Value:
-    """Return a variable of a pattern: the weight or bias of a norm, which kernels take from a module, or none."""
+    """Return a variable for the weight or bias of a norm, a parameter or absent; kernels take it from a module."""
     return param(name, optional=True)
 
 
 def product(role: str = "") -> Value:
-    """Return a pattern of norm(x) Wᵀ + b, with a norm or without; `role` begins the names of weight and bias."""
+    """Return a pattern of norm(x) Wᵀ + b, with or without a norm; `role` prefixes the names of weight and bias."""
     operands = value("x"), value(f"{role}weight"), maybe(f"{role}bias"), gain("norm_weight"), gain("norm_bias")
     return ops.norm_linear(*operands, kind=ANY("kind"), eps=ANY("eps"))
 
@@ -36,40 +36,42 @@ def product(role: str = "") -> Value:
 LAST = ANY(where=lambda axis: axis in (-1, 2))  # of [batch, seq, width]
 
 
-def given(match: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the entries of a `match` that have these names."""
+def pick(match: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return the entries of `match` under `names`, without missing ones."""
     return {name: match[name] for name in names if name in match}
 
 
 NORM = "norm_weight", "norm_bias", "kind", "eps"
 
 
-def packed(weights: Sequence[Maybe], biases: Sequence[Maybe]) -> tuple[Value, Maybe] | Refusal:
-    """Pack `weights`, and `biases` where there are any, of modules with one parent: such can share memory.
+def pack_weights(weights: Sequence[Maybe], biases: Sequence[Maybe]) -> tuple[Value, Maybe] | Refusal:
+    """Pack `weights`, and `biases` if there are any, of modules with one parent, so that they can share memory.
 
     Returns:
         The packed weight and bias, or why there are none.
     """
     if reason := misfit(weights, biases):
         return Refusal(reason)
-    ours, theirs = ([w for w in some if isinstance(w, Param)] for some in (weights, biases))
-    names, graph = " and ".join(f"%{w.name}" for w in ours), ours[0].graph
-    if theirs and len(theirs) < len(ours):
+    weight_params, bias_params = ([w for w in values if isinstance(w, Param)] for values in (weights, biases))
+    names, graph = " and ".join(f"%{w.name}" for w in weight_params), weight_params[0].graph
+    if bias_params and len(bias_params) < len(weight_params):
         return Refusal(f"only some of {names} have a bias")
-    if len({*ours}) < len(ours):
+    if len({*weight_params}) < len(weight_params):
         return Refusal(f"{names} are one weight")
-    places = [w.name.rpartition(".") for w in (*ours, *theirs)]
+    places = [w.name.rpartition(".") for w in (*weight_params, *bias_params)]
     parents = {module.rpartition(".")[0] if module else None for module, _, _ in places}
-    if len(parents) > 1 or None in parents or any(own not in ("weight", "bias") for _, _, own in places):
+    if len(parents) > 1 or None in parents or any(kind not in ("weight", "bias") for _, _, kind in places):
         return Refusal(f"{names} are not weights of modules with one parent")
     layouts = (
-        {str(block_layout(w.recipe, graph.reader)) for w in ours} if any(w.recipe.has(Kept) for w in ours) else {""}
+        {str(block_layout(w.recipe, graph.reader)) for w in weight_params}
+        if any(w.recipe.has(Kept) for w in weight_params)
+        else {""}
     )
     if len(layouts) > 1:
         return Refusal(f"{names} are quantized in different ways")
-    modules = [module.rpartition(".")[2] for module, _, _ in places[: len(ours)]]
+    modules = [module.rpartition(".")[2] for module, _, _ in places[: len(weight_params)]]
     name = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
-    return ops.pack(*ours, name=name), ops.pack(*theirs, name=f"{name}_bias") if theirs else None
+    return ops.pack(*weight_params, name=name), ops.pack(*bias_params, name=f"{name}_bias") if bias_params else None
 
 
 def _unit(gate: Value, up: Value) -> Value:
@@ -82,33 +84,35 @@ UNITS = {  # the operands of a glu
 }
 
 
-def _gated(**match: Any) -> Value | Refusal:
-    one: tuple[Maybe, ...] | Refusal = (match.get("weight"), match.get("bias"))
+def _fuse_glu(**match: Any) -> Value | Refusal:
+    weight_and_bias: tuple[Maybe, ...] | Refusal = (match.get("weight"), match.get("bias"))
     if "gate_weight" in match:
-        one = packed(*([match.get(f"{role}_{part}") for role in ("gate", "up")] for part in ("weight", "bias")))
-    if isinstance(one, Refusal):
-        return one
-    return ops.norm_glu(match["x"], *one, **given(match, *NORM, "activation", "limit", "shift"))
+        weight_and_bias = pack_weights(
+            *([match.get(f"{role}_{part}") for role in ("gate", "up")] for part in ("weight", "bias"))
+        )
+    if isinstance(weight_and_bias, Refusal):
+        return weight_and_bias
+    return ops.norm_glu(match["x"], *weight_and_bias, **pick(match, *NORM, "activation", "limit", "shift"))
 
 
-def _activation(op: Op, attrs: Mapping[str, Any]) -> Pattern:
+def _activation_pattern(op: Op, attrs: Mapping[str, Any]) -> Pattern:
     return Pattern(lambda: op(product(), **attrs))
 
 
-def _activated(activation: str = "", beta: float = 1.0, **match: Any) -> Value:
+def _fuse_activation(activation: str = "", beta: float = 1.0, **match: Any) -> Value:
     name = activation or ("silu" if beta == 1 else f"swish({beta})")
-    return ops.norm_linear(match["x"], match["weight"], match.get("bias"), **given(match, *NORM), activation=name)
+    return ops.norm_linear(match["x"], match["weight"], match.get("bias"), **pick(match, *NORM), activation=name)
 
 
 @dataclass(frozen=True)
 class FuseActivation(Pass):
-    """Compute activations and gated units with the products under them.
+    """Fuse activations and gated units with the products before them.
 
     act(norm_linear(x, W)) becomes norm_linear{activation}; glu(norm_linear(x, W₁), norm_linear(x, W₂)) becomes
-    norm_glu(x, pack(W₁, W₂)), as does the unit of one product that is split. Run fuse-norm-linear{fold=false} before.
+    norm_glu(x, pack(W₁, W₂)), as does a unit of one product that is split. Run fuse-norm-linear{fold=false} before.
 
     Condition: nothing else reads the products; gate and up read the same value after the same norm, and their weights
-    are those of modules side by side, so that they can lie one after the other in memory.
+    are those of modules with one parent, so that they can be adjacent in memory.
 
     Source: the kernels of a decode step; Shazeer 2020 (2002.05202).
 
@@ -135,19 +139,21 @@ class FuseActivation(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         there = {node.op for node in graph.nodes}
-        rules = [Rule(f"glu of {name}", Pattern(pattern), _gated) for name, pattern in UNITS.items()]
+        rules = [Rule(f"glu of {name}", Pattern(pattern), _fuse_glu) for name, pattern in UNITS.items()]
         for name, (op, attrs) in {**ACTIVATIONS, "": (ops.swish, {"beta": ANY("beta")})}.items():
             if op in there:
-                rules.append(Rule(name or "swish", _activation(op, attrs), partial(_activated, activation=name)))
+                rules.append(
+                    Rule(name or "swish", _activation_pattern(op, attrs), partial(_fuse_activation, activation=name))
+                )
         apply_rules(graph, rules, trace)
 
 
-def _added(norm: Op | None) -> Pattern:
+def _residual_pattern(norm: Op | None) -> Pattern:
     def pattern() -> Value:
         y = ops.norm_linear(value("x"), value("weight"), maybe("bias"), kind="none", eps=ANY())
         if norm is not None:
-            more = (gain("norm_bias"),) if norm is ops.layer_norm else ()
-            y = norm(y, gain("norm_weight"), *more, eps=ANY("eps"))
+            norm_bias = (gain("norm_bias"),) if norm is ops.layer_norm else ()
+            y = norm(y, gain("norm_weight"), *norm_bias, eps=ANY("eps"))
         return ops.add(value("residual"), either(ops.affine(y, by=ANY("scale")), y))
 
     return Pattern(pattern)
@@ -156,30 +162,30 @@ def _added(norm: Op | None) -> Pattern:
 ADDED = {"none": None, "rms": ops.rms_norm, "layer": ops.layer_norm}  # norms after a product
 
 
-def _onto() -> Value:
+def _mixture_residual() -> Value:
     names = "x", "chosen", "weights", "up", "down"
     stacks = *map(value, names), *map(maybe, ("gate", "up_bias", "down_bias", "gate_bias")), None
     norm = gain("norm_weight"), gain("norm_bias")
     return ops.add(value("residual"), ops.mixture(*stacks, *norm, **capture(*ops.mixture.attrs)))
 
 
-def _no_stream(residual: Value, like: Value, width: object) -> Refusal | None:
+def _refuse_stream(residual: Value, like: Value, width: object) -> Refusal | None:
     fits = residual.shape == (*like.shape[:-1], width) and len(like.shape) == 3
-    return None if fits else Refusal(f"%{residual.name} is no stream of tokens")
+    return None if fits else Refusal(f"%{residual.name} is not a stream of tokens")
 
 
-def _mixed(**match: Any) -> Value | Refusal:
+def _fuse_mixture(**match: Any) -> Value | Refusal:
     x, residual = match["x"], match["residual"]
     if _rank(residual) == 2:
         return Refusal(f"%{residual.name} is a product, which is added to it")
-    return _no_stream(residual, x, x.width) or ops.mixture(**match)
+    return _refuse_stream(residual, x, x.width) or ops.mixture(**match)
 
 
-def _residual(**match: Any) -> Value | Refusal:
+def _fuse_residual(**match: Any) -> Value | Refusal:
     x, weight, residual = match["x"], match["weight"], match["residual"]
-    if (refused := _no_stream(residual, x, weight.shape[0])) is not None:
+    if (refused := _refuse_stream(residual, x, weight.shape[0])) is not None:
         return refused
-    return ops.linear_residual(x, weight, residual, match.get("bias"), **given(match, *NORM, "scale"))
+    return ops.linear_residual(x, weight, residual, match.get("bias"), **pick(match, *NORM, "scale"))
 
 
 def terms(total: Value) -> list[Value]:
@@ -191,8 +197,8 @@ def terms(total: Value) -> list[Value]:
     return [term for v in inner for term in (terms(v) if len(v.uses) == 1 and not v.is_output else [v])]
 
 
-def in_order(graph: Graph, trace: Trace) -> None:
-    """Reorder sums: first values in memory, then mixtures of experts, then products, which add the sum before them."""
+def reorder_sums(graph: Graph, trace: Trace) -> None:
+    """Reorder sums: first values in memory, then mixtures of experts, then products, which add the sum so far."""
     for node in graph.nodes:
         total = node.output
         if node.op is not ops.add or len(total.shape) != 3:
@@ -200,30 +206,30 @@ def in_order(graph: Graph, trace: Trace) -> None:
         if len(total.uses) == 1 and not total.is_output and total.uses[0][0].op is ops.add:
             reader = total.uses[0][0].output
             if len(terms(reader)) > 2 and total not in terms(reader):
-                continue  # it is a part of a longer one
-        found = terms(total)
-        ordered = sorted(found, key=_rank)
+                continue  # it is part of a longer sum
+        summands = terms(total)
+        ordered = sorted(summands, key=_rank)
         if _rank(ordered[0]) == 2:  # one of the products is the stream
-            ordered = found
+            ordered = summands
         if _rank(ordered[-1]) == 0 or _is_chain(total, ordered):
             continue
         with graph.inserting(before=node):
-            made = ordered[0]
+            partial_sum = ordered[0]
             for term in ordered[1:]:
-                made = ops.add(made, term)
+                partial_sum = ops.add(partial_sum, term)
         trace.fired("order of a sum", total.name)
-        replace_uses(total, made)
-        drop(graph, backward_slice([total], found))
+        replace_uses(total, partial_sum)
+        drop(graph, backward_slice([total], summands))
 
 
 def _is_chain(total: Value, ordered: list[Value]) -> bool:
     """Return whether `total` adds up `ordered` one after the other."""
-    *before, last = ordered
-    if not before:
+    *first_terms, last = ordered
+    if not first_terms:
         return total is last
-    made = total.producer
-    first = None if made is None or made.op is not ops.add or made.inputs[1] is not last else made.inputs[0]
-    return first is not None and _is_chain(first, before)
+    node = total.producer
+    partial_sum = None if node is None or node.op is not ops.add or node.inputs[1] is not last else node.inputs[0]
+    return partial_sum is not None and _is_chain(partial_sum, first_terms)
 
 
 def _rank(term: Value) -> int:
@@ -244,10 +250,10 @@ def _rank(term: Value) -> int:
 
 @dataclass(frozen=True)
 class FuseLinearResidual(Pass):
-    """Add a product to the residual stream where it is computed: x + norm_linear(h, W) → linear_residual(h, W, x).
+    """Fuse a product with the residual addition after it: x + norm_linear(h, W) → linear_residual(h, W, x).
 
-    A norm after the product and a factor of it are included. In longer sums the products are added one by one, after
-    values in memory and mixtures of experts. Run fuse-norm-linear{fold=false} before.
+    A norm and a scale between the two are included. In longer sums the products are added one by one, after values in
+    memory and mixtures of experts. Run fuse-norm-linear{fold=false} before.
 
     Condition: nothing else reads the product, and no norm is fused before it.
 
@@ -273,21 +279,22 @@ class FuseLinearResidual(Pass):
     on_fused = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        in_order(graph, trace)
-        rules = [Rule("mixture", Pattern(_onto), _mixed)]
+        reorder_sums(graph, trace)
+        rules = [Rule("mixture", Pattern(_mixture_residual), _fuse_mixture)]
         rules += [
-            Rule(f"{self.name} {kind}", _added(norm), partial(_residual, kind=kind)) for kind, norm in ADDED.items()
+            Rule(f"{self.name} {kind}", _residual_pattern(norm), partial(_fuse_residual, kind=kind))
+            for kind, norm in ADDED.items()
         ]
         apply_rules(graph, rules, trace)
 
 
 @dataclass(frozen=True)
 class PackLinears(Pass):
-    """Compute products of the same value by one: norm_linear(x, W₁), norm_linear(x, W₂) → norm_linear(x, pack(W₁, W₂)).
+    """Fuse products of the same value: norm_linear(x, W₁), norm_linear(x, W₂) → norm_linear(x, pack(W₁, W₂)).
 
-    What each would have made are pieces of the result. Run fuse-norm-linear{fold=false} before.
+    The results of the products become pieces of one result. Run fuse-norm-linear{fold=false} before.
 
-    Condition: they have the same norm, no activation, all a bias or none, and weights of modules side by side.
+    Condition: they have the same norm, no activation, all a bias or none, and weights of modules with one parent.
 
     Source: Megatron-LM (Shoeybi 2019, arXiv:1909.08053).
 
@@ -321,12 +328,12 @@ class PackLinears(Pass):
                 alike.setdefault(key, []).append(node)
         for group in (nodes for nodes in alike.values() if len(nodes) > 1):
             with graph.inserting(before=graph.nodes.first(group)):
-                one = packed([n.operand("weight") for n in group], [n.operand("bias") for n in group])
-                if isinstance(one, Refusal):
-                    trace.refuse(self.name, group[0].output.name, one.reason)
+                weight_and_bias = pack_weights([n.operand("weight") for n in group], [n.operand("bias") for n in group])
+                if isinstance(weight_and_bias, Refusal):
+                    trace.refuse(self.name, group[0].output.name, weight_and_bias.reason)
                     continue
                 x, *gains = (group[0].operand(name) for name in ("x", "norm_weight", "norm_bias"))
-                y = ops.norm_linear(x, *one, *gains, **group[0].attrs)
+                y = ops.norm_linear(x, *weight_and_bias, *gains, **group[0].attrs)
                 pieces = ops.split.emit(y, sizes=tuple(n.output.width for n in group))
             trace.fired(self.name, group[0].output.name)
             for node, piece in zip(group, pieces, strict=True):

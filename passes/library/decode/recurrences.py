@@ -1,4 +1,4 @@
-"""Recurrences of a decode step with their step sizes, norms, decays and gates."""
+"""Recurrences of a decode step, fused with their step sizes, norms, decays and gates."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern, capture, either, maybe, param, value
-from .products import gain, given
+from .products import gain, pick
 
 
-def _scaled(y: Value, name: str) -> Value:
+def _scale(y: Value, name: str) -> Value:
     return either(ops.affine(y, by=ANY(f"{name}_scale")), y)
 
 
@@ -25,64 +25,64 @@ def _rate() -> Value:
     return ops.neg(ops.exp(param("a_log")))
 
 
-def _softened(*inner: Value) -> Value:
+def _softplus(*inner: Value) -> Value:
     """Return a pattern of softplus(`inner`), softplus(step size + bias) or softplus(step size), tried in this order."""
     return ops.softplus(either(*inner, ops.add(value("delta"), param("bias")), value("delta")))
 
 
-def _gated(y: Value) -> Value:
+def _gate(y: Value) -> Value:
     return ops.mul(y, ops.swish(value("gate")))
 
 
-def _normed(y: Value) -> Value:
+def _norm(y: Value) -> Value:
     return ops.rms_norm(y, gain("norm_weight"), eps=ANY("eps"))
 
 
-def _normed_by_parts(y: Value) -> Value:
+def _norm_parts(y: Value) -> Value:
     parts = ops.rms_norm(ops.reshape(y, shape=ANY("parts")), None, eps=ANY("eps"))
     return ops.mul(ops.reshape(parts, shape=ANY()), param("norm_weight"))
 
 
 def _selective() -> Value:
     rank = either(ops.rms_norm(value("delta"), gain("norm_weight"), eps=ANY("eps")), value("delta"))
-    delta = either(_softened(ops.linear(rank, param("weight"), gain("bias"))), value("step"))
+    delta = either(_softplus(ops.linear(rank, param("weight"), gain("bias"))), value("step"))
     normed = ((value(n), ops.rms_norm(value(n), gain(f"{n}_weight"), eps=ANY(f"{n}_eps"))) for n in "bc")
     b, c = (either(norm, plain) for plain, norm in normed)
     return ops.selective_scan(value("x"), delta, either(_rate(), value("a")), b, c, maybe("d"))
 
 
 def _ssd() -> Value:
-    delta, a = either(_softened(), value("step")), either(_rate(), value("a"))
+    delta, a = either(_softplus(), value("step")), either(_rate(), value("a"))
     operands = value("x"), delta, a, value("b"), value("c"), maybe("d")
     return ops.ssd(*operands, **capture(*ops.ssd.attrs))
 
 
 def _matrix(op: Op, units: bool) -> Value:
-    q, k = (_unit(name) if units else _scaled(value(name), name) for name in "qk")
-    by_key = ops.mul(ops.reshape(_softened(), shape=ANY("by_head")), ops.unsqueeze(_rate(), axes=ANY("axes")))
-    decay = either(ops.reshape(by_key, shape=ANY()), ops.mul(_softened(), _rate()), maybe("decay"))
-    beta = [_scaled(value("beta"), "beta")] if op is ops.gated_delta_rule else []
+    q, k = (_unit(name) if units else _scale(value(name), name) for name in "qk")
+    by_key = ops.mul(ops.reshape(_softplus(), shape=ANY("by_head")), ops.unsqueeze(_rate(), axes=ANY("axes")))
+    decay = either(ops.reshape(by_key, shape=ANY()), ops.mul(_softplus(), _rate()), maybe("decay"))
+    beta = [_scale(value("beta"), "beta")] if op is ops.gated_delta_rule else []
     return op(q, k, value("v"), *beta, decay, **capture(*op.attrs))
 
 
 def _unit(name: str) -> Value:
     normed = ops.rms_norm(ops.reshape(value(name), shape=ANY(f"{name}_parts")), None, eps=ANY("unit_eps"))
-    return ops.reshape(_scaled(normed, name), shape=ANY())
+    return ops.reshape(_scale(normed, name), shape=ANY())
 
 
-def _ended(op: Op, units: bool) -> Value:
+def _gated_norm(op: Op, units: bool) -> Value:
     y = _matrix(op, units)
-    parts = ops.reshape(_normed(ops.reshape(y, shape=ANY("parts"))), shape=ANY())
-    return ops.mul(either(parts, _normed(y)), value("gate"))
+    parts = ops.reshape(_norm(ops.reshape(y, shape=ANY("parts"))), shape=ANY())
+    return ops.mul(either(parts, _norm(y)), value("gate"))
 
 
 def _step(match: dict[str, Any]) -> tuple[Value, dict[str, Any]] | Refusal:
-    """Return the step size as a fused op takes it, with its bias and the softplus of both."""
+    """Return the step size for a fused op, with attributes for its bias and softplus."""
     if "step" in match:
         return match["step"], {}
     delta, bias, weight = match["delta"], match.get("bias"), match.get("weight")
     if bias is not None and bias.shape != (delta.shape[-1:] if weight is None else weight.shape[:1]):
-        return Refusal(f"%{bias.name} is no bias for each feature of its step size")
+        return Refusal(f"%{bias.name} is not a bias per feature of its step size")
     return delta, {"bias": bias, "softplus": True}
 
 
@@ -90,79 +90,79 @@ def _rates(match: dict[str, Any]) -> tuple[Value, dict[str, Any]]:
     return (match["a"], {}) if "a" in match else (match["a_log"], {"log_a": True})
 
 
-def _fused_selective(**match: Any) -> Value | Refusal:
+def _fuse_selective(**match: Any) -> Value | Refusal:
     if isinstance(step := _step(match), Refusal):
         return step
-    (delta, more), (a, log) = step, _rates(match)
+    (delta, attrs), (a, log) = step, _rates(match)
     norms: dict[str, Any] = {f"{n}_norm": True for n in "bc" if f"{n}_eps" in match}
-    norms |= given(match, "b_eps", "b_weight", "c_eps", "c_weight")
+    norms |= pick(match, "b_eps", "b_weight", "c_eps", "c_weight")
     if "weight" in match:
         norms |= {"weight": match["weight"]} | (
-            {"kind": "rms", **given(match, "eps", "norm_weight")} if "eps" in match else {}
+            {"kind": "rms", **pick(match, "eps", "norm_weight")} if "eps" in match else {}
         )
     operands = match["x"], delta, a, match["b"], match["c"], match.get("d")
-    return ops.gated_selective_scan(*operands, gate=match.get("gate"), **more, **log, **norms)
+    return ops.gated_selective_scan(*operands, gate=match.get("gate"), **attrs, **log, **norms)
 
 
-def _fused_ssd(**match: Any) -> Value | Refusal:
+def _fuse_ssd(**match: Any) -> Value | Refusal:
     heads, x, parts = match["heads"], match["x"], match.get("parts", (0, 0, 1, 0))
     if len(parts) != 4 or not isinstance(parts[2], int) or heads % parts[2]:
-        return Refusal("its norm is none of whole heads")
+        return Refusal("its norm does not cover complete heads")
     if "gate" in match and match["gate"].shape != x.shape:
-        return Refusal("its gate is not like what it opens")
+        return Refusal("its gate differs in shape from the values that it multiplies")
     if "parts" in match and match["norm_weight"].shape != x.shape[-1:]:
-        return Refusal("its norm has another weight than one number for each")
+        return Refusal("the weight of its norm is not one value per feature")
     if isinstance(step := _step(match), Refusal):
         return step
-    (delta, more), (a, log) = step, _rates(match)
-    norm = {"norm": True, "norm_groups": parts[2], **given(match, "eps", "norm_weight")} if "eps" in match else {}
+    (delta, attrs), (a, log) = step, _rates(match)
+    norm = {"norm": True, "norm_groups": parts[2], **pick(match, "eps", "norm_weight")} if "eps" in match else {}
     operands = x, delta, a, match["b"], match["c"], match.get("d")
-    return ops.gated_ssd(*operands, gate=match.get("gate"), **given(match, *ops.ssd.attrs), **more, **log, **norm)
+    return ops.gated_ssd(*operands, gate=match.get("gate"), **pick(match, *ops.ssd.attrs), **attrs, **log, **norm)
 
 
-def _fused_matrix(units: bool, **match: Any) -> Value | Refusal:
+def _fuse_matrix(units: bool, **match: Any) -> Value | Refusal:
     heads, groups, q, v, gate = match["heads"], match["groups"], match["q"], match["v"], match.get("gate")
-    decay, more = match.get("decay"), {}
+    decay, attrs = match.get("decay"), {}
     if "delta" in match:
         step, by_head = _step(match), match.get("by_head")
         if isinstance(step, Refusal):
             return step
-        decay, more = step[0], {"a_log": match["a_log"], "bias": step[1]["bias"]}
+        decay, attrs = step[0], {"a_log": match["a_log"], "bias": step[1]["bias"]}
         width = decay.shape[-1] if len(decay.shape) == 3 else 0
         if by_head is not None and by_head[2:] == (heads, width // heads) and match["axes"] in ((1,), (-1,)):
             width = heads
         if width != heads or match["a_log"].shape != (heads,):
-            return Refusal("its decay is not one of its heads")
+            return Refusal("its decay is not one value per head")
     if units and any(match[f"{n}_parts"][2:] != (groups, match[n].width // groups) for n in "qk"):
         return Refusal("its queries and keys are not normed head by head")
     parts = match.get("parts", (0, 0, 1, 0))
     if gate is not None and (
         gate.shape != v.shape or len(parts) != 4 or not isinstance(parts[2], int) or heads % parts[2]
     ):
-        return Refusal("its gate or its norm is none of whole heads")
-    named = given(match, "heads", "groups", "beta", "q_scale", "k_scale", "beta_scale")
+        return Refusal("its gate or its norm does not fit its heads")
+    named = pick(match, "heads", "groups", "beta", "q_scale", "k_scale", "beta_scale")
     named |= {"unit": True, "unit_eps": match["unit_eps"]} if units else {}
-    named |= {"norm": True, "norm_groups": parts[2], **given(match, "eps", "norm_weight")} if "eps" in match else {}
-    return ops.matrix_recurrence(q, match["k"], v, decay, gate=gate, **named, **more)
+    named |= {"norm": True, "norm_groups": parts[2], **pick(match, "eps", "norm_weight")} if "eps" in match else {}
+    return ops.matrix_recurrence(q, match["k"], v, decay, gate=gate, **named, **attrs)
 
 
-# By op, patterns with what makes them, those with most around the op first.
+# By op, patterns with their rewrites; patterns with the most nodes around the op come first.
 ROWS: dict[Op, dict[str, tuple[Callable[[], Value], Callable[..., Any]]]] = {
     ops.selective_scan: {
-        "Mamba, gated": (lambda: _gated(_selective()), _fused_selective),
-        "Mamba": (_selective, _fused_selective),
+        "Mamba, gated": (lambda: _gate(_selective()), _fuse_selective),
+        "Mamba": (_selective, _fuse_selective),
     },
     ops.ssd: {
-        "Mamba-2, gated and normed": (lambda: _normed(_gated(_ssd())), _fused_ssd),
-        "Mamba-2, gated and normed by parts": (lambda: _normed_by_parts(_gated(_ssd())), _fused_ssd),
-        "Mamba-2, gated": (lambda: _gated(_ssd()), _fused_ssd),
-        "Mamba-2": (_ssd, _fused_ssd),
+        "Mamba-2, gated and normed": (lambda: _norm(_gate(_ssd())), _fuse_ssd),
+        "Mamba-2, gated and normed by parts": (lambda: _norm_parts(_gate(_ssd())), _fuse_ssd),
+        "Mamba-2, gated": (lambda: _gate(_ssd()), _fuse_ssd),
+        "Mamba-2": (_ssd, _fuse_ssd),
     },
     **{
         op: {
             f"{name}{', normed queries and keys' * units}{', normed and gated' * ends}": (
-                partial(_ended if ends else _matrix, op, units),
-                partial(_fused_matrix, units),
+                partial(_gated_norm if ends else _matrix, op, units),
+                partial(_fuse_matrix, units),
             )
             for ends in (True, False)
             for units in (True, False)
@@ -177,7 +177,7 @@ class FuseRecurrence(Pass):
     """Compute a recurrence together with its step sizes, decays and norms, and the gate and norm of its result.
 
     selective_scan, ssd, gated_linear_attention and gated_delta_rule become gated_selective_scan, gated_ssd and
-    matrix_recurrence, which take up the projection and softplus of step sizes, rates −e^a, norms and factors of queries
+    matrix_recurrence, which include the projection and softplus of step sizes, rates −e^a, norms and factors of queries
     and keys, gates and the norms of parts of the result.
 
     Condition: nothing else reads the values in between; norms have parameters as weights.

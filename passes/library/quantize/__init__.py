@@ -1,1 +1,1 @@
-"""Passes that store numbers in fewer bits: weights in quantized blocks."""
+"""Passes that store weights in fewer bits, as quantized blocks."""

@@ -1,8 +1,8 @@
-"""Factors of channels with which a product loses least when it is rounded.
+"""Factors of channels that minimize the rounding error of a product.
 
-x Wᵀ = (x / s) (W · s)ᵀ for a factor s of every channel. Numbers of a group share a scale, so a channel that is much
-larger than those beside it costs them digits: among activations, among weights, or among both. Factors move size from
-one to the other. Which are best is tried on activations of a text, with both sides rounded.
+x Wᵀ = (x / s) (W · s)ᵀ for a factor s of every channel. Values of a group share a scale, so a channel that is much
+larger than its neighbours costs them precision, among activations or among weights. Factors move magnitude from one to
+the other. The best factors are found by trials on activations of a text, with both sides rounded.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from weft.ir.recipes.blocks.spans import grouped
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout
 
-# Factors are the sizes of activations to the one power, by those of weights to the other: of AWQ, and of SmoothQuant.
+# Factors are sizes of activations to the first power, divided by sizes of weights to the second: AWQ and SmoothQuant.
 POWERS = ((0.25, 0.0), (0.5, 0.0), (0.75, 0.0), (0.25, 0.75), (0.5, 0.5), (0.75, 0.25))
-GAIN = 0.98  # of the error, which factors have to reach
+GAIN = 0.98  # share of the error without factors that factors have to reach
 FARTHEST = 8  # exponent of two
-ROWS = 256  # activations that are multiplied in a trial, and
-OUTPUTS = 1024  # rows of a weight, which are enough to tell its columns' sizes
+ROWS = 256  # rows of activations in a trial
+OUTPUTS = 1024  # rows of a weight, enough to estimate the sizes of its columns
 
 
 def channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> Array | None:
-    """Return the factors f32 [in] of `weights` [out, in], all powers of two, with which their products with rows of `x`
-    [n, in] lose least when they are rounded to `layout`, and x to 8 bits; None if they gain next to nothing."""
+    """Return factors, powers of two f32 [in], of `weights` [out, in] with the least error of their products with `x`
+    [n, in] when the weights are rounded to `layout` and x to 8 bits; None if they hardly reduce the error.
+    """
     inputs = _size(x.astype(np.float64, copy=False))
     weights = [weight.astype(np.float64) for weight in weights]
     outputs = np.sqrt(np.mean([np.square(_size(weight)) for weight in weights], 0))
@@ -54,13 +55,13 @@ def channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> 
 
 
 def _size(rows: Array) -> Array:
-    """The root mean square of every column, [width]; of one without numbers as of a very small one."""
+    """Return the root mean square of every column, [width], at least a small positive value."""
     sizes = np.sqrt(np.square(rows).mean(0))
     return np.asarray(np.maximum(sizes, max(float(sizes.max()), 1e-30) * 2.0**-FARTHEST))
 
 
 def _in_8_bits(x: Array, group: int) -> Array:
-    """x [n, width] with every group rounded to whole numbers of −127 to 127 scales, as kernels of CPUs round it."""
+    """Return x [n, width] with every group rounded to −127 … 127 times its scale, as CPU kernels round it."""
     groups = grouped(x, group)
     scales = np.abs(groups).max(-1, keepdims=True) / 127
     scales[scales == 0] = 1

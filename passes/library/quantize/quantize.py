@@ -1,4 +1,4 @@
-"""Weights in quantized blocks."""
+"""The pass that quantizes weights in blocks."""
 
 from __future__ import annotations
 
@@ -25,55 +25,53 @@ from ...fitting.matrices import Matrix, matches_name, matrices, tensor_scales, u
 from ...fitting.quantizing import fit, keep_stored, round_once, round_to_nearest, stored_bits, stored_layout
 
 HEAD_BITS = 8
-GROUPS = (32, 64, 128)  # that budgets choose among
+GROUPS = (32, 64, 128)  # that a budget chooses from
 FEW = 6.0  # bits of a weight, scales included, below which a file counts as one of 4 bits, as "Q4_K_M" and "Q5_K_M" do
-LEAST_TOKENS = 256  # of a text, below which moments of activations tell nothing
+LEAST_TOKENS = 256  # below which moments of activations are meaningless
 
 
 @dataclass(frozen=True)
 class QuantizeWeights(Pass):
-    """Store weight matrices as integers of `bits` bits, in groups of `group` numbers of a row that share a scale.
+    """Store weight matrices as integers of `bits` bits; every group of `group` values of a row shares a scale.
 
-    A weight is then scale · (code − zero point): with `zeros` each group has a zero point of `bits` bits, else, and
-    always where codes have 8 bits, it is 2^{bits−1}. Scales are f16. Graphs stay as they are: the recipe of a parameter
-    says how its codes are made, every target takes them as they are where it has a kernel for them, and its numbers
-    otherwise.
+    A weight is scale · (code − zero point): with `zeros` each group has a zero point of `bits` bits, else, and always
+    for codes of 8 bits, it is 2^{bits−1}. Scales are f16. Graphs stay as they are: the recipe of a parameter describes
+    how its codes are computed; targets read the codes if they have a kernel for them, and dequantized values otherwise.
 
-    `method` says how codes are chosen. rtn: the nearest, which needs no text and streams. gptq: column by column, each
-    making up for the errors of those before it, for inputs such as a text has: `calibration`, a text file or token ids
-    (.npy, .json), or else a mixture of prose, code and languages that comes with weft; `tokens` of it are read. Layers
-    see what the quantized ones before them make of the text. kquant: the nearest, with scales and zero points searched
-    by weighted squares of errors; it needs no text. hqq: zero points that are real numbers, for which a norm of errors
-    that forgives outliers is least (Badri and Shaji 2023, HQQ), of linear maps in 4 bits whose rows are whole groups;
-    they are stored as a zero point and a code for what is left, which takes little more bits in wide rows. Other
-    weights are rounded to the nearest. It needs no text.
+    `method` selects how codes are computed. rtn: rounding to the nearest, which needs no text and streams. gptq: column
+    by column, each compensating for the errors of the columns before it, for inputs as on a text: `calibration`, a text
+    file or token ids (.npy, .json), or else a mixture of prose, code and languages that comes with weft; `tokens` of it
+    are read. Layers are fitted to the activations that the quantized layers before them give. kquant: rounding to the
+    nearest, with scales and zero points searched by weighted squared errors; it needs no text. hqq: real-valued zero
+    points that minimize a norm of errors which tolerates outliers (Badri and Shaji 2023, HQQ), for linear maps in 4
+    bits whose rows are whole groups; they are stored as a zero point and a code for the remainder, which takes few more
+    bits in wide rows. Other weights are rounded to the nearest. It needs no text.
 
     Without a method, weights that a file has as integers of at most `bits` bits in groups of `group` or more stay so,
-    and nothing is rounded twice: q4_0, q4_1, q4_k, q5_0 and q8_0 of GGUF files, codes of 5 bits as codes of 8, and what
-    GPTQ, AWQ and others left in a Hugging Face folder. With groups of 16 also q2_k, q3_k and q6_k. So do weights that
-    were in such blocks before somebody wrote them as floats: their numbers still lie on the grids of 4 bits in groups
-    of 32, 64 or 128, or of 8 bits in groups of 32 without zero points. A file whose linear
-    maps take less than 6 bits a weight on average, such as a Q4_K_M, loses no more by bits=4: where it has more bits
-    (q5_0, q5_1, q5_k, q6_k, q8_0), weights get codes of 8 bits without zero points, kept (q5_0, q8_0) or rounded to the
+    and are not rounded twice: q4_0, q4_1, q4_k, q5_0 and q8_0 of GGUF files, codes of 5 bits as codes of 8, and the
+    codes of GPTQ, AWQ and others in a Hugging Face folder. With groups of 16 also q2_k, q3_k and q6_k. The same holds
+    for weights that were in such blocks before they were converted to floats, if they are exactly representable by 4
+    bits in groups of 32, 64 or 128, or by 8 bits in groups of 32 without zero points. A file whose linear maps take
+    less than 6 bits a weight on average, such as a Q4_K_M, loses no more by bits=4: where it has more bits (q5_0, q5_1,
+    q5_k, q6_k, q8_0), weights get codes of 8 bits without zero points, unchanged (q5_0, q8_0) or rounded to the
     nearest; experts do not. The other weights are fitted by gptq if they get less than 8 bits and the model has a
     tokenizer, and rounded to the nearest if not.
 
-    With a `budget`, the bits of a weight on average, scales and zero points included, `bits` and `group` are chosen for
-    every matrix: codes of the bits that `choices` lists in groups of 32, 64 or 128. How much a matrix matters is
+    With a `budget` of bits per weight on average, scales and zero points included, `bits` and `group` are chosen for
+    every matrix: codes of the bits that `choices` lists, in groups of 32, 64 or 128. The importance of a matrix is
     measured on the text, as the divergence of the outputs when it alone is rounded; query, key and value of an
     attention count as one, so that they can still be packed.
 
-    What gptq has done is kept in the folder `resume`, if one is given: the same command goes on there after it was
-    stopped.
+    Results of gptq are stored in the folder `resume`, if given: after an interruption the same command continues there.
 
-    Other formats are floats, rounded to the nearest; `bits` says nothing then. fp8: 8 bits (e4m3) with a scale for each
-    tile of 128 · 128. mxfp4: 4 bits (e2m1) in groups of 32 with a power of two (e8m0). nvfp4: 4 bits (e2m1) in groups
-    of 16 with a scale of 8 bits (e4m3), counted in one number f32 for a matrix, which matrices that multiply the same
-    value share. Weights that a file has in mxfp4 or nvfp4 stay so in that format.
+    Other formats are floats, rounded to the nearest; `bits` does not apply to them. fp8: 8 bits (e4m3) with a scale for
+    each tile of 128 · 128. mxfp4: 4 bits (e2m1) in groups of 32 with a power of two (e8m0). nvfp4: 4 bits (e2m1) in
+    groups of 16 with a scale of 8 bits (e4m3), relative to one f32 scale of the matrix, which matrices that multiply
+    the same value share. Weights that a file has in mxfp4 or nvfp4 stay so in that format.
 
-    Embedding tables and output heads take integers of `head` bits, but with fp8, which is for them, too. Routers stay
-    as they are, as do weights whose names, or a part of them between dots, match a pattern of `keep` (``"down,
-    layers.0.*"``), norms, biases and whatever else is no matrix of products.
+    Embedding tables and output heads get integers of `head` bits, except that fp8 applies to them also. Routers stay as
+    they are, as do weights whose names, or a part of them between dots, match a pattern of `keep` (``"down,
+    layers.0.*"``), norms, biases and all other parameters that are not matrices of products.
 
     Condition: weights are finite, and their sizes are fixed.
 
@@ -114,7 +112,7 @@ class QuantizeWeights(Pass):
         plan = self._plan(graph, trace)
         if not plan and not trace.refusals:
             raise WeftError(f"quantize: graph {graph.name} has no weight matrix that can be quantized")
-        for matrix, (layout, wider) in self._stored(plan).items():
+        for matrix, (layout, wider) in self._find_stored(plan).items():
             if wider is None:
                 keep_stored(matrix.param, layout)
                 trace.fired(self.name, f"{matrix.param.name} as stored, in {layout}")
@@ -122,11 +120,11 @@ class QuantizeWeights(Pass):
                 round_to_nearest(matrix.param, wider)
                 trace.fired(self.name, f"{matrix.param.name} from {layout} to {wider}, which loses next to nothing")
             del plan[matrix]
-        given = self.method == "gptq" or self.calibration is not None or self.budget is not None
-        fitted = given or any(layout.bits < 8 for layout in plan.values())
-        texts = self._texts(graph, trace) if plan and fitted else []
+        is_requested = self.method == "gptq" or self.calibration is not None or self.budget is not None
+        needs_text = is_requested or any(layout.bits < 8 for layout in plan.values())
+        texts = self._read_texts(graph, trace) if plan and needs_text else []
         if self.budget is not None and plan:
-            plan = self._within(self.budget, graph, plan, texts, trace)
+            plan = self._fit_budget(self.budget, graph, plan, texts, trace)
         if texts and self.fits:
             for name in fit(graph, texts, plan, trace.progress, self.resume):
                 trace.fired(self.name, name)
@@ -142,11 +140,11 @@ class QuantizeWeights(Pass):
     def _check_arguments(self) -> None:
         for name, bits in (("bits", self.bits), ("head", self.head)):
             if bits not in INTEGER_BITS:
-                known = ", ".join(map(str, INTEGER_BITS))
-                raise WeftError(f"quantize: {name}={bits}: there are codes of {known} bits")
+                choices = ", ".join(map(str, INTEGER_BITS))
+                raise WeftError(f"quantize: {name}={bits}: there are codes of {choices} bits")
         if self.group < 16 or self.group & (self.group - 1) or self.group > 256:
             raise WeftError(f"quantize: group={self.group}: kernels take groups of 16, 32, 64, 128 and 256 numbers")
-        self._widths()
+        self._parse_choices()
         if self.method == "hqq" and (self.bits != 4 or not self.zeros or self.budget is not None):
             raise WeftError(
                 "quantize: method=hqq fits zero points of codes of 4 bits: it takes no other bits, no zeros=false and "
@@ -168,67 +166,66 @@ class QuantizeWeights(Pass):
 
     @property
     def reads(self) -> bool:
-        """True if a text is looked at."""
+        """True if a calibration text is read."""
         return self.format == "int" and (self.fits or self.budget is not None)
 
     @property
     def searches(self) -> bool:
-        """True if scales and zero points are searched by the weights alone."""
+        """True if scales and zero points are searched without a text, from the weights alone."""
         return self.method in ("kquant", "hqq")
 
     @property
     def fits(self) -> bool:
-        """True if codes are fitted to a text, where there is one."""
+        """True if codes are fitted to a calibration text, if there is one."""
         fits = self.bits < 8 or self.calibration is not None or self.budget is not None
         return self.method == "gptq" or (self.method == "auto" and fits)
 
     def keeps(self, graph: Graph) -> bool:
-        """Return whether most numbers of the linear maps of `graph` stay in the blocks that a file has them in, or in
-        wider ones."""
+        """Return whether most weights of the linear maps of `graph` keep the blocks of their file, or wider ones."""
         self._check_arguments()
         mapped = {m: layout for m, layout in self._plan(graph, Trace()).items() if m.kind in ("linear", "experts")}
-        kept = sum(matrix.elements for matrix in self._stored(mapped))
-        return 2 * kept > sum(matrix.elements for matrix in mapped)
+        stored = sum(matrix.elements for matrix in self._find_stored(mapped))
+        return 2 * stored > sum(matrix.elements for matrix in mapped)
 
-    def _stored(self, plan: Mapping[Matrix, BlockLayout]) -> dict[Matrix, tuple[BlockLayout, BlockLayout | None]]:
-        """Return the matrices of `plan` that stay in the blocks of a file, with their layout and None, and those that a
-        file of few bits has in more than they get, with the layout of 8 bits that they are rounded to."""
+    def _find_stored(self, plan: Mapping[Matrix, BlockLayout]) -> dict[Matrix, tuple[BlockLayout, BlockLayout | None]]:
+        """Return the matrices of `plan` that keep the blocks of their file: with (layout, None) if unchanged, with
+        (layout, layout of 8 bits) if rounded, because a file of few bits has more bits for them than the plan."""
         if self.format in FLOATS4:
             reader = next((matrix.param.graph.reader for matrix in plan), EMPTY)
             return {m: (layout, None) for m, layout in plan.items() if block_layout(m.param.recipe, reader) == layout}
         if self.format != "int" or self.method != "auto" or self.calibration is not None or self.budget is not None:
             return {}
         stored = {matrix: stored_layout(matrix.param) for matrix in plan}
-        few = self._has_few_bits(stored)
-        found: dict[Matrix, tuple[BlockLayout, BlockLayout | None]] = {}
+        has_few_bits = self._has_few_bits(stored)
+        layouts: dict[Matrix, tuple[BlockLayout, BlockLayout | None]] = {}
         for matrix, wanted in plan.items():
             layout = stored[matrix]
             if layout is None:
                 continue
             # One kernel takes all weights of experts, with zero points in all or in none; heads have bits of their own.
-            bits = 8 if few and layout.bits == 8 and matrix.kind == "linear" else wanted.bits
+            bits = 8 if has_few_bits and layout.bits == 8 and matrix.kind == "linear" else wanted.bits
             # Offsets that are codes need sums of activations, and are for codes of 4 bits: 8 lose nothing without.
             takes_offsets = matrix.kind == "linear" and layout.bits <= 4
             if layout.group >= wanted.group and layout.bits <= bits and (takes_offsets or not layout.has_minimum):
-                found[matrix] = layout, None
-            elif few and bits == 8:
+                layouts[matrix] = layout, None
+            elif has_few_bits and bits == 8:
                 # Also q6_k, whose groups of 16 take half a bit more and suit no kernel of target torch.
-                found[matrix] = layout, integer_layout(8, self.group, False)
-        return found
+                layouts[matrix] = layout, integer_layout(8, self.group, False)
+        return layouts
 
     def _has_few_bits(self, stored: Mapping[Matrix, BlockLayout | None]) -> bool:
-        """Return whether a file has the linear maps among those `stored` in little more bits than they get."""
+        """Return whether the linear maps in `stored` take fewer than `FEW` bits per weight in their file."""
         mapped = {matrix: layout for matrix, layout in stored.items() if matrix.kind in ("linear", "experts")}
         bits = sum(stored_bits(layout) * matrix.elements for matrix, layout in mapped.items())
         return self.bits >= 4 and bits < FEW * sum(matrix.elements for matrix in mapped)
 
     def _plan(self, graph: Graph, trace: Trace) -> dict[Matrix, BlockLayout]:
-        """The layout of each matrix that is quantized."""
+        """Return the layout of each matrix that is quantized."""
         patterns = [p.strip() for p in self.keep.split(",") if p.strip()]
         plan: dict[Matrix, BlockLayout] = {}
-        for param, found in matrices(graph).items():
-            if isinstance(found, str):
-                trace.refuse(self.name, param.name, found)
+        for param, matrix in matrices(graph).items():
+            if isinstance(matrix, str):
+                trace.refuse(self.name, param.name, matrix)
             elif matches_name(param, patterns):
                 trace.note(f"{self.name}: kept %{param.name}")
             elif param.recipe.has(BlockRecipe):
@@ -236,7 +233,7 @@ class QuantizeWeights(Pass):
                     self.name, param.name, f"it is quantized already ({block_layout(param.recipe, graph.reader)})"
                 )
             else:
-                plan[found] = self._layout(graph, found)
+                plan[matrix] = self._layout(graph, matrix)
         return plan
 
     def _layout(self, graph: Graph, matrix: Matrix) -> BlockLayout:
@@ -251,32 +248,32 @@ class QuantizeWeights(Pass):
             return offset_layout(bits, self.group)
         return integer_layout(bits, self.group, self.zeros and bits < 8)
 
-    def _within(
+    def _fit_budget(
         self, budget: float, graph: Graph, plan: dict[Matrix, BlockLayout], texts: Sequence[Array], trace: Trace
     ) -> dict[Matrix, BlockLayout]:
-        """`plan`, with layouts for linear maps and experts that take `budget` bits a weight on average."""
+        """Return `plan` with layouts of linear maps and experts chosen to take `budget` bits per weight on average."""
         if not texts:
             raise WeftError(
                 f"quantize: budget={budget:g} measures on a text which matrices matter, and the model has no tokenizer "
                 "to read one with: give calibration= a .npy or .json file of token ids"
             )
         mapped = [matrix for matrix in plan if matrix.kind in ("linear", "experts")]
-        layouts = [integer_layout(b, g, self.zeros and b < 8) for b in self._widths() for g in GROUPS]
+        layouts = [integer_layout(b, g, self.zeros and b < 8) for b in self._parse_choices() for g in GROUPS]
         chosen = within_budget(graph, texts, units(mapped), layouts, budget, trace.progress)
         for line in report(chosen):
             trace.note(f"quantize: {line}")
         return {matrix: chosen.get(matrix, layout) for matrix, layout in plan.items()}
 
-    def _widths(self) -> list[int]:
-        """The bits that a budget chooses among."""
+    def _parse_choices(self) -> list[int]:
+        """Return the numbers of bits that a budget chooses from, from `choices`."""
         words = self.choices.replace(",", " ").split()
         if not words or any(word not in map(str, INTEGER_BITS) for word in words):
-            known = ", ".join(map(str, INTEGER_BITS))
-            raise WeftError(f"quantize: choices={self.choices!r}: it lists bits of codes, of {known}")
+            possible = ", ".join(map(str, INTEGER_BITS))
+            raise WeftError(f"quantize: choices={self.choices!r}: it lists bits of codes, of {possible}")
         return sorted({int(word) for word in words})
 
-    def _texts(self, graph: Graph, trace: Trace) -> list[Array]:
-        """The texts that gptq and budgets look at."""
+    def _read_texts(self, graph: Graph, trace: Trace) -> list[Array]:
+        """Return the calibration sequences for gptq and budgets; [] if none are read."""
         if not self.reads:
             return []
         if has_cache(graph):
@@ -296,7 +293,7 @@ class QuantizeWeights(Pass):
         if (count := sum(ids.size for ids in texts)) < min(LEAST_TOKENS, self.tokens):
             raise WeftError(
                 f"quantize: the calibration text {self.calibration} has {count} tokens, and gptq needs {LEAST_TOKENS} "
-                "or more to tell which directions matter; give a longer one, or method=rtn"
+                "or more to weigh errors; give a longer one, or method=rtn"
             )
         return texts
 
@@ -307,13 +304,13 @@ class QuantizeWeights(Pass):
         replace(self, method="rtn", budget=None, calibration=None).run(rounded, Trace())
         for name, param in staged.params.items():
             recipe, exact = rounded.params[name].recipe, param.recipe.evaluate(staged.reader)
-            found = recipe.evaluate(staged.reader)
+            actual = recipe.evaluate(staged.reader)
             if not isinstance(recipe, BlockRecipe):
-                equivalence.same({name: exact}, {name: found}, 0.0)
+                equivalence.same({name: exact}, {name: actual}, 0.0)
                 continue
             blocks, layout = recipe.read_blocks(staged.reader, 0, len(exact)), recipe.layout(staged.reader)
             steps = np.abs(blocks.scales).repeat(layout.group, -1)[..., : exact.shape[-1]]
-            error = np.abs(exact - found)
+            error = np.abs(exact - actual)
             if layout.small_floats:
                 # Steps are a quarter of a float at most, and half a scale below 1; a scale that is rounded down, to the
                 # least E4M3 from up to 1.5 of it, leaves the largest a third short.

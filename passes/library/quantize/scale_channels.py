@@ -1,4 +1,4 @@
-"""Scaling the channels of what products multiply."""
+"""Scaling the input channels of products."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from ...fitting.matrices import Matrix, matrices
 from ..fold.scaling import Edit, absorbed_for_all, apply, numbered, other_use, reading
 from .channel_factors import OUTPUTS, channel_factors
 
-LEAST_TOKENS = 128  # of a text, below which sizes of activations say little of those of others
+LEAST_TOKENS = 128  # below which sizes of activations do not generalize to other texts
 
 
 @dataclass(frozen=True)
 class ScaleChannels(Pass):
-    """Divide the channels of what linear maps read by factors, and multiply the columns of their weights by them, so
-    that less is lost when these are quantized.
+    """Divide the input channels of linear maps by factors, and multiply the columns of their weights by these, so that
+    quantizing the weights loses less.
 
-    W x = (W diag(s)) (diag(s)⁻¹ x), and 1/s goes into what makes x: the weight of a norm, or the rows of the `up` of a
-    gated feed-forward. Groups of numbers share a scale, among activations too where kernels round them to 8 bits, and a
-    channel that is larger than its neighbours costs them digits; factors move size to the side that has room for it.
-    Families of factors, sizes of activations to a power, by those of weights to another, are tried where they are used:
-    on activations of a text, with weights rounded to the nearest of `bits` bits in groups of `group`, and activations
-    to 8. All that read the same value have the same factors. Factors are powers of two, so no digit of a weight changes
-    but for exponents. The text is `calibration`, as for quantize, or else the one that comes with weft; `tokens` from
-    all over it are read. Without a tokenizer they are drawn at random, and a warning says so.
+    W x = (W diag(s)) (diag(s)⁻¹ x), and 1/s goes into the node that computes x: the weight of a norm, or the rows of
+    the `up` of a gated feed-forward. Groups of values share a scale, also among activations if kernels round them to 8
+    bits, and a channel that is larger than its neighbours costs them precision; factors move magnitude to the side that
+    has room for it. Families of factors, sizes of activations to a power divided by sizes of weights to another, are
+    tried on activations of a text, with weights rounded to the nearest of `bits` bits in groups of `group`, and
+    activations to 8 bits. All readers of a value get the same factors. Factors are powers of two, so only the exponents
+    of weights change. The text is `calibration`, as for quantize, or else the one that comes with weft; `tokens` from
+    all over it are read. Without a tokenizer tokens are random, and a warning reports it.
 
-    Condition: what makes the value is linear in a parameter, such as a norm with a weight (before fold-norm-scale), and
-    linear maps alone read it, whose weights are their own: before a head tied to its embedding, or experts, nothing
-    changes. Where nothing is gained, nothing changes either.
+    Condition: the node that computes the value is linear in a parameter, such as a norm with a weight (before
+    fold-norm-scale), and only linear maps with weights of their own read it: before a head tied to its embedding, or
+    experts, nothing changes. Nor does it where factors hardly reduce the error.
 
     Source: SmoothQuant (Xiao 2022, 2211.10438); AWQ (Lin 2023, 2306.00978).
 
@@ -90,52 +90,52 @@ class ScaleChannels(Pass):
             return
         layout = integer_layout(self.bits, self.group, self.bits < 8)
         texts = sampled_tokens(graph, self.calibration, self.tokens, LEAST_TOKENS, self.name, "factors", trace)
-        # In float64: its last digits, in which processors differ, change no factor but by a rare chance.
+        # In float64: the last digits, in which processors differ, hardly ever change a factor.
         activations = Activations(graph, texts, dtype=np.float64)
-        found = list[tuple[Value, Array]]()
+        scalings = list[tuple[Value, Array]]()
         for i, site in enumerate(sites):
             trace.progress(i, len(sites))
             x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(site)])
             factors = channel_factors(x, list(map(_rows, _weights(site))), layout)
             if factors is not None:
-                found.append((site, factors))
-        for site, factors in found:
+                scalings.append((site, factors))
+        for site, factors in scalings:
             _scale(site, factors, order)
             trace.fired(self.name, site.name)
         trace.progress(len(sites), len(sites))
 
     def _sites(self, graph: Graph, order: Mapping[Node, int], trace: Trace) -> Iterator[Value]:
-        """The values whose channels can be scaled."""
-        known = matrices(graph)
+        """Yield the values whose channels can be scaled."""
+        all_matrices = matrices(graph)
         for node in graph.nodes:
             for value in node.outputs:
                 if not (value.type.dtype.is_float and value.shape) or not isinstance(value.shape[-1], int):
                     continue  # ids, which tables are looked up with
                 read = (param for reader in value.users for param in reader.inputs if isinstance(param, Param))
-                if not any(isinstance(known.get(param), Matrix) for param in read):
+                if not any(isinstance(all_matrices.get(param), Matrix) for param in read):
                     continue
-                made = _edits(value, Full(1.0, (value.width,)), order)
-                if isinstance(made, str):
-                    trace.refuse(self.name, value.name, made)
+                edits = _edits(value, Full(1.0, (value.width,)), order)
+                if isinstance(edits, str):
+                    trace.refuse(self.name, value.name, edits)
                 else:
                     yield value
 
 
 def _weights(value: Value) -> list[Param]:
-    """The weights that multiply `value`."""
+    """Return the weights that multiply `value`."""
     return [weight for node in value.users if isinstance(weight := node.inputs[1], Param)]
 
 
 def _rows(weight: Param) -> Array:
-    """Rows of `weight` at even distances, at most `OUTPUTS`; of a large weight no more is in memory than a block."""
+    """Return at most `OUTPUTS` rows of `weight` at even distances; only one block at a time is in memory."""
     count = int(weight.shape[0])
     wanted = np.linspace(0, count - 1, min(count, OUTPUTS)).astype(int)
-    found, start = list[Array](), 0
+    parts, start = list[Array](), 0
     reader = weight.graph.reader
     for block in weight.recipe.blocks(reader):
-        found.append(block[wanted[(wanted >= start) & (wanted < start + len(block))] - start])
+        parts.append(block[wanted[(wanted >= start) & (wanted < start + len(block))] - start])
         start += len(block)
-    rows = np.concatenate(found)
+    rows = np.concatenate(parts)
     if not np.isfinite(rows).all():
         names = ", ".join(weight.recipe.sources()) or weight.name
         raise WeftError(f"a weight of {names} is not finite: its channels cannot be scaled")
@@ -143,19 +143,19 @@ def _rows(weight: Param) -> Array:
 
 
 def _edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> list[Edit] | str:
-    """The edits that divide `value` by `factors` and multiply what reads it by them, or why there are none."""
-    read = reading(value, factors)
-    if isinstance(read, str):
-        return read
-    made = absorbed_for_all(value, Map(factors, "reciprocal"), order)
-    if isinstance(made, str):
-        return made
-    edits = [*made, *read]
+    """Return the edits that divide `value` by `factors` and multiply its readers by them, or why there are none."""
+    reader_edits = reading(value, factors)
+    if isinstance(reader_edits, str):
+        return reader_edits
+    producer_edits = absorbed_for_all(value, Map(factors, "reciprocal"), order)
+    if isinstance(producer_edits, str):
+        return producer_edits
+    edits = [*producer_edits, *reader_edits]
     return other_use(edits, {(e.node, e.index): e.what for e in edits}) or edits
 
 
 def _scale(value: Value, factors: Array, order: Mapping[Node, int]) -> None:
-    """Divide `value` by `factors`, which are kept beside the weights, and multiply what reads it by them."""
+    """Divide `value` by `factors`, and multiply its readers by them; the factors are stored with the weights."""
     reader = value.graph.reader = SpilledTensors.over(value.graph.reader)
     key = reader.fresh(f"{value.name}.factors")
     reader.put(key, factors)

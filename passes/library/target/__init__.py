@@ -1,1 +1,1 @@
-"""Passes by which a target fits a graph to what it runs: lengths, dtypes and outputs, the two parts of a model."""
+"""Passes that adapt a graph to a target: lengths, dtypes and outputs, the two sides of a model."""

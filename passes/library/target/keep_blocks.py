@@ -1,4 +1,4 @@
-"""Weights that are multiplied by as the blocks that they are stored in."""
+"""Weights that products read as the blocks of codes in which they are stored."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ...core.trace import Trace
 
 @dataclass(frozen=True)
 class KeepBlocks(Pass):
-    """Mark weights by whose blocks of codes targets multiply, instead of by dequantized values.
+    """Mark weights whose products targets compute from the stored blocks of codes, not from dequantized values.
 
-    `which` weights: all, those of the output head (a row for each token), or those that the pass quantize made blocks
-    of, which are blocks anyway: sums with them are then computed in f32, without rounding activations to 8 bits. What
-    many tokens multiply with blocks of FP8 is rounded to `activations`, if that says so. A target that cannot read the
-    blocks of a weight reads its numbers.
+    `which` selects all weights, those of the output head (one row per token id), or those that the pass quantize
+    rounded. The last are blocks anyway: sums with them are then computed in f32, without rounding activations to 8
+    bits. In products of many tokens with blocks of FP8, activations are rounded to `activations`, if given. A target
+    that cannot read the blocks of a weight reads its dequantized values.
 
-    Condition: none; the weights are the same numbers.
+    Condition: none; the weights keep their values.
 
     Source: Dettmers 2022 (LLM.int8), arXiv:2208.07339; GGUF, the block formats of ggml.
 
@@ -46,11 +46,11 @@ class KeepBlocks(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         for param in graph.params.values():
             recipe = param.recipe.item if isinstance(param.recipe, Kept) else param.recipe
-            kept = Kept(recipe, self.activations)
+            marked = Kept(recipe, self.activations)
             quantized, head = recipe.has(BlockRecipe), param.shape[:1] == (graph.meta.get("vocab"),)
-            asked = {"all": not quantized, "head": head and not quantized, "quantized": quantized}[self.which]
-            if asked and param.type.rank > 1 and not recipe.constant and param.recipe != kept:
-                param.recipe = kept
+            is_selected = {"all": not quantized, "head": head and not quantized, "quantized": quantized}[self.which]
+            if is_selected and param.type.rank > 1 and not recipe.constant and param.recipe != marked:
+                param.recipe = marked
                 trace.fired(self.name, param.name)
         if not trace.rewrites:
-            trace.note(f"{self.name}: no weight is one of those asked for")
+            trace.note(f"{self.name}: it selects no weight")

@@ -1,4 +1,4 @@
-"""Ops that a target has no lowering for, in simpler ones."""
+"""Ops that a target cannot lower, expanded into simpler ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...edits.legalization import TAKES, legalize
 class Legalize(Pass):
     """Replace ops by their bodies until the `target` has a lowering for every op, in its `form` of the graph.
 
-    Forms are those that `weft targets NAME` lists; "" is the whole model. The trace tells what each lowering refuses.
+    Forms are those that `weft targets NAME` lists; "" is the whole model. The trace lists why lowerings refuse ops.
 
     Condition: none; an op that has no lowering and no body is an error.
 

@@ -1,4 +1,4 @@
-"""Outputs of a graph as a target hands them out."""
+"""Outputs of a graph as a target returns them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def losses(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class DropOutputs(Pass):
-    """Leave out the outputs called `names`, such as the loss that routers add, and what only they need.
+    """Remove the outputs `names`, such as the loss that routers add, and the nodes that only they need.
 
-    Condition: nobody reads them; a loss is for training.
+    Condition: the program does not read them; a loss is for training.
 
     Source: Shazeer 2017, arXiv:1701.06538, section 4, whose loss balances experts in training.
 
@@ -61,17 +61,17 @@ class DropOutputs(Pass):
             Dce().run(graph, Trace())
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """The outputs that are left are the same."""
+        """The remaining outputs are the same."""
         inputs = equivalence.inputs(before)
-        made, left = equivalence.run(before, inputs), equivalence.run(after, inputs)
-        equivalence.same({name: made[name] for name in left}, left, EXACT)
+        expected, remaining = equivalence.run(before, inputs), equivalence.run(after, inputs)
+        equivalence.same({name: expected[name] for name in remaining}, remaining, EXACT)
 
 
 @dataclass(frozen=True)
 class WidenOutputs(Pass):
-    """Hand out in f32 what is computed in bf16, which programs that use numpy do not know.
+    """Return outputs in f32 that are computed in bf16, which numpy does not support.
 
-    Condition: none; every number of bf16 is one of f32.
+    Condition: none; every bf16 value is exactly representable in f32.
 
     Source: Kalamkar 2019, arXiv:1905.12322.
 

@@ -1,4 +1,4 @@
-"""Rotary frequencies that depend on how long texts are."""
+"""RoPE frequencies that depend on the length of sequences."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ...core.trace import Trace
 
 
 def depends(graph: Graph) -> bool:
-    """Return whether frequencies of `graph` are others for texts of another length."""
+    """Return whether frequencies of `graph` depend on the length of sequences."""
     return any(isinstance(p.recipe, RopeFrequencies) and "length" in p.recipe.used for p in graph.params.values())
 
 
 @dataclass(frozen=True)
 class RopeLength(Pass):
-    """Fix rotary frequencies that depend on the longest text for texts of up to `length` tokens.
+    """Set RoPE frequencies that depend on the length of sequences to those for sequences of up to `length` tokens.
 
-    Those of dynamic RoPE are θ_i = b(length)^(−2i/d); LongRoPE has one list of factors for texts within the original
-    context, and one for longer texts. Frequencies of other kinds stay as they are.
+    Frequencies of dynamic RoPE are θ_i = b(length)^(−2i/d); LongRoPE has one list of factors for sequences within the
+    original context, and one for longer sequences. Frequencies of other kinds stay as they are.
 
-    Condition: all texts are computed with these frequencies, shorter ones too.
+    Condition: all sequences are computed with these frequencies, also shorter ones.
 
     Source: Ding 2024 (LongRoPE), arXiv:2402.13753; "Dynamically scaled RoPE", Reddit r/LocalLLaMA 2023 (emozilla).
 
@@ -59,16 +59,16 @@ class RopeLength(Pass):
                     trace.fired(self.name, param.name)
         if longer:
             trace.note(
-                f"{self.name}: warning: its RoPE is that of texts of {self.length} tokens; for shorter ones choose a "
+                f"{self.name}: warning: its RoPE is for sequences of {self.length} tokens; for shorter ones choose a "
                 "lower --max-length"
             )
         elif not depends(graph):
-            trace.note(f"{self.name}: no frequencies depend on the length of texts")
+            trace.note(f"{self.name}: no frequencies depend on the length of sequences")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """All but the rotary frequencies is as it was: with those of before, the graph is the same."""
-        undone = after.clone()
-        for name, param in undone.params.items():
+        """Only RoPE frequencies differ: with the previous ones, the graph is the same."""
+        restored = after.clone()
+        for name, param in restored.params.items():
             param.recipe = before.params[name].recipe
-        if str(undone) != str(before):
+        if str(restored) != str(before):
             raise WeftError("more than the frequencies is different")

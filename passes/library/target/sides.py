@@ -1,4 +1,4 @@
-"""The two sides of an encoder-decoder: what the source alone decides runs once, the rest for every token."""
+"""The two sides of an encoder-decoder: nodes that depend on the source alone run once, the others for every token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ At = Literal["keys", "states"]
 
 @dataclass(frozen=True)
 class _Side(Pass):
-    """Cuts a graph at the values that its source decides and that others read; keeps the encoder or the decoder."""
+    """Cuts a graph where nodes with other inputs read values of the source alone; keeps the encoder or the decoder."""
 
     effect = "changing"
     purpose = "Targets"
@@ -37,12 +37,12 @@ class _Side(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         Dce().run(graph, Trace())
-        own = _own_outputs(graph, self.at)  # first: a loss that both sides add to would cross as well
-        encodes, read = self.kind == ENCODER, _crossing(graph, self.at)
-        for name in [n for n in graph.outputs if encodes or graph.outputs[n] in own.values()]:
+        own_outputs = _own_outputs(graph, self.at)  # first: a loss that both sides add to would cross as well
+        is_encoder, read = self.kind == ENCODER, _crossing(graph, self.at)
+        for name in [n for n in graph.outputs if is_encoder or graph.outputs[n] in own_outputs.values()]:
             del graph.outputs[name]
-        if encodes:
-            for name, value in {**read, **own}.items():
+        if is_encoder:
+            for name, value in {**read, **own_outputs}.items():
                 graph.add_output(STATES if name == HIDDEN else name, value)
         else:
             for name, value in read.items():
@@ -50,7 +50,7 @@ class _Side(Pass):
         Dce().run(graph, Trace())
         graph.meta["kind"] = self.kind
         for name, value in list(graph.inputs.items()):
-            if name not in SOURCE if encodes else name in SOURCE and not value.uses:
+            if name not in SOURCE if is_encoder else name in SOURCE and not value.uses:
                 del graph.inputs[name]
         if self.at == "states":
             _rename(graph, self.kind)
@@ -58,13 +58,13 @@ class _Side(Pass):
             trace.fired(self.name, name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """One after the other, this side and the other compute what the graph computes."""
+        """This side and the other one, run one after another, compute the outputs of the graph."""
         sides = {ENCODER: before.clone(), DECODER: before.clone()}
         for side in (EncoderSide(self.at), DecoderSide(self.at)):
             side.run(sides[side.kind], Trace())
-        whole = package(**(sides | {self.kind: after}), at=self.at)
-        whole.connections()  # types fit
-        want, got = equivalence.run(before, inputs := equivalence.inputs(before)), whole.run(equivalence.run, inputs)
+        model = package(**(sides | {self.kind: after}), at=self.at)
+        model.connections()  # types fit
+        want, got = equivalence.run(before, inputs := equivalence.inputs(before)), model.run(equivalence.run, inputs)
         if (part := got.get(_IN_WHOLE[LOSS])) is not None:
             got[LOSS] = got[LOSS] + part if LOSS in got else part
         equivalence.same(want, {name: got[name] for name in want}, EXACT)
@@ -72,14 +72,14 @@ class _Side(Pass):
 
 @dataclass(frozen=True)
 class EncoderSide(_Side):
-    """Keep the encoder of a model with a decoder: what depends on the source alone.
+    """Keep the encoder of an encoder-decoder: the nodes that depend on the source alone.
 
-    It makes every value that depends on the inputs of the source alone and that something else reads. Keys and values
-    of the i-th attention to the source are called cross.{i}.key and cross.{i}.value, other values as they were.
-    decoder-side takes these as inputs: one after the other, the two compute what the graph computes. At `states` it
-    makes one value, last_hidden_state, the last that all ways from the source lead through, and is a model of its own:
-    its inputs are called as those of any other, and names of its parts do not begin with its own. A loss that both
-    sides add to is cut in two.
+    Its outputs are the values that depend on the inputs of the source alone and that other nodes read. Keys and values
+    of the i-th cross-attention are named cross.{i}.key and cross.{i}.value; other values keep their names. decoder-side
+    takes these as inputs: run one after another, the two compute the outputs of the whole graph. At `states` its output
+    is one value, last_hidden_state, the last one on all paths from the source, and it is a complete model: its inputs
+    are named like those of any other encoder, and names of its parts lose the prefix of their side. A loss that both
+    sides add to is split in two.
 
     Condition: the decoder runs after it.
 
@@ -104,10 +104,10 @@ class EncoderSide(_Side):
 
 @dataclass(frozen=True)
 class DecoderSide(_Side):
-    """Keep the decoder of a model with an encoder: what depends on more than the source.
+    """Keep the decoder of an encoder-decoder: the nodes that depend on more than the source.
 
-    It takes as inputs what encoder-side makes, under the same names, and the inputs of the source that it reads itself,
-    such as the mask of its padding. At `states` that is encoder_hidden_states, the encoder's last_hidden_state.
+    Its inputs are the outputs of encoder-side, under the same names, and the inputs of the source that it reads itself,
+    such as its padding mask. At `states` the output taken is the encoder's last_hidden_state, as encoder_hidden_states.
 
     Condition: the encoder has run before it.
 
@@ -131,16 +131,16 @@ class DecoderSide(_Side):
 
 
 def package(encoder: Graph, decoder: Graph, at: At) -> Package:
-    """Return the model that the two sides are, cut `at` the same values."""
+    """Return the model of the two sides, which are cut `at` the same values."""
     return Package({ENCODER: encoder, DECODER: decoder}, {ENCODER: _IN_WHOLE} if at == "states" else {})
 
 
-# Of an encoder at `states`, how inputs and outputs are called in the whole model.
+# Names of the inputs and outputs of an encoder at `states`, and their names in the whole model.
 _IN_WHOLE = {"input_ids": IDS, "attention_mask": SHOWN, STATES: HIDDEN, LOSS: f"{LOSS} of the encoder"}
 
 
 def _early(graph: Graph) -> set[Value]:
-    """The values that depend on the inputs of the source, and on no other input."""
+    """Return the values that depend on inputs of the source and on no other input."""
     early = {v for name, v in graph.inputs.items() if name in SOURCE}
     late = set(graph.inputs.values()) - early
     for node in graph.nodes:
@@ -153,16 +153,16 @@ def _early(graph: Graph) -> set[Value]:
 
 
 def _crossing(graph: Graph, at: At) -> dict[str, Value]:
-    """By name, the values that a node with other inputs reads of those that the source decides.
+    """Return by name the values of the source alone that nodes with other inputs read.
 
     Raises:
-        WeftError: if there are none, or not one that all others are made of where `at` asks for that.
+        WeftError: if there are none, or if `at` is "states" and no single value determines all of them.
     """
     if at == "states":
         if (memory := _memory(graph)) is None:
             raise WeftError(f"a decoder reads its source through one value, and graph {graph.name} has no such value")
         return {HIDDEN: memory}
-    found: dict[Value, str] = {}
+    names: dict[Value, str] = {}
     attentions: dict[Node, int] = {}
     early = _early(graph)
     for node in graph.nodes:
@@ -170,21 +170,21 @@ def _crossing(graph: Graph, at: At) -> dict[str, Value]:
             continue
         cross = {node.op.operand_index(s.taken): s.part for s in specs(node) if s.growth is Growth.SOURCE}
         for place, value in enumerate(node.inputs):
-            if value not in early or value.producer is None or value in found:
+            if value not in early or value.producer is None or value in names:
                 continue
-            found[value] = value.name
+            names[value] = value.name
             if place in cross:
-                found[value] = f"cross.{attentions.setdefault(node, len(attentions))}.{cross[place]}"
-    if not found:
+                names[value] = f"cross.{attentions.setdefault(node, len(attentions))}.{cross[place]}"
+    if not names:
         raise WeftError(f"graph {graph.name} has no value that depends on {' and '.join(SOURCE)} alone")
-    return {name: value for value, name in found.items()}
+    return {name: value for value, name in names.items()}
 
 
 def _memory(graph: Graph) -> Value | None:
-    """The last value that all ways from the tokens of the source to where other inputs come in lead through."""
+    """Return the last value on all paths from the source's tokens to nodes that also read other inputs, or None."""
     if (ids := graph.inputs.get(IDS)) is None:
         return None
-    ways: nx.DiGraph = nx.DiGraph()
+    paths: nx.DiGraph = nx.DiGraph()
     early, late = {ids}, {v for name, v in graph.inputs.items() if name not in SOURCE}
     for node in graph.nodes:
         read = early.intersection(node.inputs)
@@ -193,14 +193,17 @@ def _memory(graph: Graph) -> Value | None:
         else:
             late.update(node.outputs)
         joined = late.issuperset(node.outputs)
-        ways.add_edges_from((v, made) for v in read for made in (("",) if joined else node.outputs))
-    found = nx.immediate_dominators(ways, ids)[""] if "" in ways else ids
-    return None if found is ids else found
+        paths.add_edges_from((v, output) for v in read for output in (("",) if joined else node.outputs))
+    memory = nx.immediate_dominators(paths, ids)[""] if "" in paths else ids
+    return None if memory is ids else memory
 
 
 def _own_outputs(graph: Graph, at: At) -> dict[str, Value]:
-    """The outputs that the encoder makes by itself; of a loss that both sides add to, its part at `states`, without
-    which `graph`, changed in place, then hands out the rest."""
+    """Return the outputs of the encoder that are outputs of `graph`.
+
+    At `states`, that is the loss. If both sides add to it, return the encoder's part, and remove that part from `graph`
+    in place.
+    """
     early = _early(graph)
     if at == "keys":
         return {name: v for name, v in graph.outputs.items() if v in early}
@@ -222,20 +225,22 @@ def _own_outputs(graph: Graph, at: At) -> dict[str, Value]:
 
 
 def _rename(graph: Graph, side: str) -> None:
-    """Call the inputs of an encoder as those of any other model; let names not begin with that of their side, but all
-    stay as they are where two would be one."""
-    if side == DECODER and SHOWN in graph.inputs:  # after the states that it belongs to
+    """Name the inputs of an encoder like those of any other model, and remove the name of the side from other names.
+
+    No prefix of parameters and scopes is removed if two names would become equal.
+    """
+    if side == DECODER and SHOWN in graph.inputs:  # moved after the states that it masks
         graph.inputs[SHOWN] = graph.inputs.pop(SHOWN)
     scoped = [*graph.params, *(node.scope for node in graph.nodes)]
     short = {name: "" if name == side else name.removeprefix(f"{side}.") for name in scoped}
-    homes = {name.partition(".")[0] for name in short if name != side and not name.startswith(f"{side}.")}
-    own = {short[name].partition(".")[0] for name in short if name.startswith(f"{side}.")}
+    other_names = {name.partition(".")[0] for name in short if name != side and not name.startswith(f"{side}.")}
+    side_names = {short[name].partition(".")[0] for name in short if name.startswith(f"{side}.")}
     names = {v.name: v.name.removeprefix(f"{side}.") for node in graph.nodes for v in node.outputs}
     inputs = {name: next((k for k, v in _IN_WHOLE.items() if v == name), name) for name in graph.inputs}
     if side == DECODER:
         inputs = {name: name for name in inputs}
     names |= {v.name: inputs[name] for name, v in graph.inputs.items()}
-    if homes & own:
+    if other_names & side_names:
         short = {name: name for name in short}
     names |= {name: short[name] for name in graph.params}
     rename_all(graph, names, short, inputs, {name: name for name in graph.outputs})

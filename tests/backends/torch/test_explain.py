@@ -96,7 +96,7 @@ def test_latent_attention_says_what_is_computed_with_it() -> None:
     assert not any(told(graph, other) for other in ("rope", "concat", "rms_norm"))
     for norm, rope, why in (
         (LayerNorm(), RoPE(), "operand xs, %layers.0.attn.kv_norm, is made by layer_norm, not by split"),
-        (RMSNorm(), RoPE(fraction=0.5), "queries and keys are not rotated alike, and whole"),
+        (RMSNorm(), RoPE(fraction=0.5), "queries and keys are not completely rotated by the same frequencies"),
     ):
         assert why in told(decoder(MLA(3, 9, 5, 8, 7, rope, norm=norm)).graph(), "attention")
 

@@ -14,7 +14,7 @@ from weft.passes.core.pipeline import PIPELINES
 from weft.passes.core.text import parse_pipeline
 from weft.passes.default import FUSE_DECODE, default_pipeline
 from weft.passes.edits.legalization import is_fused
-from weft.passes.library.decode.products import in_order
+from weft.passes.library.decode.products import reorder_sums
 
 from ....sampling import each
 from ...models import applied, weight
@@ -105,7 +105,7 @@ def test_sums_begin_with_what_is_there() -> None:
     plain, (x, y) = stream("x", "y")
     plain.add_output("total", ops.add(x, ops.add(x, y)))
     before = str(plain)
-    in_order(plain, Trace())
+    reorder_sums(plain, Trace())
     assert str(plain) == before  # no products, nothing to order
 
 
@@ -166,7 +166,7 @@ def test_biases_of_a_step_size_have_one_element_for_each_feature() -> None:
     report = Report()
     after = run_passes(graph, "fuse-recurrence", report=report)
     assert [n.op.name for n in after.nodes] == ["add", "softplus", "selective_scan"]
-    assert any("%bias is no bias for each feature" in line for line in report.records[0].trace.lines)
+    assert any("%bias is not a bias per feature" in line for line in report.records[0].trace.lines)
 
 
 def test_norms_without_weights_are_fused_ops_too_if_they_are_none() -> None:
