@@ -145,8 +145,8 @@ def find_carried(node: Node, output: Value) -> tuple[int, ...]:
             # An added constant would not be mapped with the rows.
             return (0,) if node.attrs["plus"] == 0 else ()
         case ops.mul:  # by a number per row
-            other = node.inputs[1 - wide[0]] if len(wide) == 1 else None
-            return wide if other is not None and other.shape[-1:] in ((), (1,)) else ()
+            factor = node.inputs[1 - wide[0]] if len(wide) == 1 else None
+            return wide if factor is not None and factor.shape[-1:] in ((), (1,)) else ()
         case ops.concat:
             return wide if moves_rows(node) else ()
     return (0,) if moves_rows(node) and not isinstance(node.inputs[0], Param) else ()

@@ -126,7 +126,7 @@ class ScalingArguments:
 def check_scaling(recipe: RopeFrequencies, name: str) -> None:
     """Raise WeftError in the name of the pass `name` if the settings of `recipe` are out of range."""
     if recipe.dim < 2 or recipe.dim % 2:
-        raise WeftError(f"{name}: {recipe.dim} numbers of a head are no pairs; choose an even rotary_dim")
+        raise WeftError(f"{name}: {recipe.dim} features of a head do not form pairs; choose an even rotary_dim")
     if not 1 < recipe.theta <= HIGHEST:
         raise WeftError(f"{name}: theta={recipe.theta} must be above 1, and at most {HIGHEST:g}")
     for field in ("factor", "beta_fast", "beta_slow", "low_freq", "high_freq"):

@@ -44,10 +44,10 @@ def _legalize(graph: Graph, node: Node, accepts: Accepts, trace: Trace, within: 
         raise WeftError(f"op {name}{origin} at %{at} cannot be lowered and has no simpler form: {why}")
     with graph.inserting(before=node):
         expansion = node.op.expand(node)
-    known = {v for v in node.inputs if v is not None}
-    new_nodes = backward_slice(expansion, known)
+    operands = {v for v in node.inputs if v is not None}
+    new_nodes = backward_slice(expansion, operands)
     for old, new in zip(node.outputs, expansion, strict=True):
-        replace_uses(old, new, rename=new not in known)
+        replace_uses(old, new, rename=new not in operands)
     graph.erase(node)
     trace.fired(f"expand {name}", at)
     trace.note(f"expanded {name} at %{at}: {why}")

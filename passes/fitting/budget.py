@@ -157,7 +157,7 @@ def _measure_costs(
                 if layout is probe:
                     rounded[matrix.param] = values
             done += matrix.elements
-        with activations.replaced(rounded):
+        with activations.replace_weights(rounded):
             cost = divergence(exact, activations(output), logits="logits" in graph.outputs)
         scale = cost / errors[probe] if errors[probe] else 0.0
         costs[index] = {layout: scale * error for layout, error in errors.items()}

@@ -116,9 +116,9 @@ def _read_rows(graph: Graph, path: Path, characters: int) -> list[Sequence[int]]
     check_regular(path)
     try:
         if path.suffix == ".npy":
-            array = np.lib.format.open_memmap(path, "r")  # checks that the file is as large as its shape says
+            array = np.lib.format.open_memmap(path, "r")  # checks that the file is as large as its shape
             if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
-                raise WeftError(f"{path} holds {array.dtype}{list(array.shape)}, not token ids [texts, length]")
+                raise WeftError(f"{path} holds {array.dtype}{list(array.shape)}, not token ids [batch, length]")
             return list(np.atleast_2d(array).tolist())
         if path.suffix == ".json":
             return _check_ids(read_json(path, list), path)
@@ -209,7 +209,7 @@ class Activations:
         self._known, self._done = values, done
 
     @contextlib.contextmanager
-    def replaced(self, weights: Mapping[Value, Array]) -> Iterator[None]:
+    def replace_weights(self, weights: Mapping[Value, Array]) -> Iterator[None]:
         """Replace parameters by `weights` inside the context, and discard the activations computed there."""
         self._replaced = weights
         try:

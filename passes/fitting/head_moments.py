@@ -105,7 +105,7 @@ def _by_group(x: Array, groups: int) -> Array:
 
 def _squares(x: Array) -> Array:
     """Return the sums of x xᵀ over the vectors of `x` [..., vectors, n]."""
-    # float64: these are summed over all texts.
+    # float64: these are summed over the whole text.
     return (x.swapaxes(-1, -2) @ x).astype(np.float64)
 
 

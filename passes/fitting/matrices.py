@@ -58,8 +58,8 @@ def matrices(graph: Graph) -> dict[Param, Matrix | str]:
             result[param] = "it belongs to an adapter that is chosen when the model runs"
         elif param.is_output:
             result[param] = "it is an output of the graph"
-        elif other := next((node for node in readers if not _reads(node, param)), None):
-            result[param] = f"{other.op.name} (%{other.output.name}) also reads it"
+        elif other_reader := next((node for node in readers if not _reads(node, param)), None):
+            result[param] = f"{other_reader.op.name} (%{other_reader.output.name}) also reads it"
         elif not all(isinstance(size, int) for size in param.shape):
             result[param] = "its shape is not fixed"
         else:
@@ -80,8 +80,8 @@ def units(found: Iterable[Matrix]) -> list[list[Matrix]]:
         node = matrix.readers[0]
         members = [matrix.param]
         if _feeds_attention(node) and (x := node.inputs[0]) is not None:
-            same = [other for other in x.users if other.op is node.op and _feeds_attention(other)]
-            members = [weight for other in same if isinstance(weight := other.operand("weight"), Param)]
+            products = [product for product in x.users if product.op is node.op and _feeds_attention(product)]
+            members = [weight for product in products if isinstance(weight := product.operand("weight"), Param)]
         grouped.append([by_param.pop(param) for param in dict.fromkeys(members) if param in by_param])
     return grouped
 

@@ -48,7 +48,7 @@ def linear_parts(step: Step) -> dict[str, Linear] | None:
 def _linear_part(step: Step, name: str) -> Linear | None:
     graph = step.graph.clone()
     state, new = graph.inputs[name], graph.outputs[NEXT + name]
-    if any(reaches(graph.inputs[other], [new]) for other in step.states if other != name):
+    if any(reaches(graph.inputs[other_state], [new]) for other_state in step.states if other_state != name):
         return None
     parts = {state: state}
     for node in live_nodes(graph, [new]):
@@ -63,9 +63,9 @@ def _linear_part(step: Step, name: str) -> Linear | None:
         return None
     linear = Graph(f"linear_{name}")
     copy_into(linear, graph, [*graph.inputs], {"next": parts[new]})
-    for other in step.states:
-        if other != name:
-            del linear.inputs[other]
+    for other_state in step.states:
+        if other_state != name:
+            del linear.inputs[other_state]
     return _order_axes(step, linear, name)
 
 

@@ -55,7 +55,7 @@ def _multiplies_rows(x: Value, y: Value) -> bool:
     """Return whether the matmul of two values treats each row independently."""
     if _is_row(x) and _is_row(y):
         return len(x.shape) == len(y.shape) > 2
-    rows, other = (x, y) if _is_row(x) else (y, x)
+    rows, matrix = (x, y) if _is_row(x) else (y, x)
     if len(rows.shape) > 2:
-        return _broadcasts(other, len(rows.shape))
-    return rows is x and len(rows.shape) == 2 == len(other.shape)
+        return _broadcasts(matrix, len(rows.shape))
+    return rows is x and len(rows.shape) == 2 == len(matrix.shape)

@@ -1,1 +1,1 @@
-"""Passes that fuse simple ops into those of `ir.ops.fused`, each of which is one kernel of a decode step."""
+"""Passes that fuse simple ops into ops of `ir.ops.fused`, each of which is one kernel of a decode step."""

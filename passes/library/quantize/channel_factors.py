@@ -39,8 +39,8 @@ def channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> 
         total = 0.0
         for weight, wanted in zip(weights, exact, strict=True):
             blocks = round_rows(weight * factors, layout)
-            found = rounded @ layout.dequantize(blocks)[:, : weight.shape[1]].T
-            total += float(np.square(found - wanted).mean()) / max(float(np.square(wanted).mean()), 1e-30)
+            product = rounded @ layout.dequantize(blocks)[:, : weight.shape[1]].T
+            total += float(np.square(product - wanted).mean()) / max(float(np.square(wanted).mean()), 1e-30)
         return total
 
     best: Array | None = None
@@ -49,8 +49,8 @@ def channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> 
         exponents = by_input * np.log2(inputs) - by_weight * np.log2(outputs)
         exponents = np.clip(np.rint(exponents - exponents.mean()), -FARTHEST, FARTHEST)
         factors = np.exp2(exponents)
-        if (found := error(factors)) < least:
-            best, least = factors, found
+        if (trial := error(factors)) < least:
+            best, least = factors, trial
     return None if best is None else best.astype(np.float32)
 
 

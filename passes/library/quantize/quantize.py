@@ -143,7 +143,7 @@ class QuantizeWeights(Pass):
                 choices = ", ".join(map(str, INTEGER_BITS))
                 raise WeftError(f"quantize: {name}={bits}: there are codes of {choices} bits")
         if self.group < 16 or self.group & (self.group - 1) or self.group > 256:
-            raise WeftError(f"quantize: group={self.group}: kernels take groups of 16, 32, 64, 128 and 256 numbers")
+            raise WeftError(f"quantize: group={self.group}: kernels take groups of 16, 32, 64, 128 and 256 values")
         self._parse_choices()
         if self.method == "hqq" and (self.bits != 4 or not self.zeros or self.budget is not None):
             raise WeftError(
@@ -243,7 +243,7 @@ class QuantizeWeights(Pass):
         if self.format in FLOATS4 and not outer:
             return float4_layout(self.format)
         bits = self.head if outer else self.bits
-        # Sums of activations that offsets are multiplied by are those of whole groups.
+        # Offsets are multiplied by sums of activations over whole groups.
         if self.method == "hqq" and matrix.kind == "linear" and int(matrix.param.shape[-1]) % self.group == 0:
             return offset_layout(bits, self.group)
         return integer_layout(bits, self.group, self.zeros and bits < 8)
@@ -298,7 +298,7 @@ class QuantizeWeights(Pass):
         return texts
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Rounded to the nearest, every weight is within a step of its codes of the original; others are the same."""
+        """Every weight, rounded to the nearest, is within a step of its codes of the original; others are equal."""
         staged = equivalence.stage(before)
         rounded = staged.clone()
         replace(self, method="rtn", budget=None, calibration=None).run(rounded, Trace())
@@ -317,8 +317,8 @@ class QuantizeWeights(Pass):
                 steps = np.maximum(np.abs(exact) / 3, steps / 4)
             elif layout.floats:
                 steps = np.maximum(np.abs(exact), steps * 2.0**-6) * 2.0**-3  # subnormal below 2^-6
-            # A zero point is rounded by half a step, and a code by another; a scale by 2^-11, of as many steps as a
-            # code has.
+            # A zero point is rounded by half a step, and a code by another; a scale by 2^-11 of the code's value in
+            # steps.
             if not (error <= steps * (1 + 2.0 ** (layout.bits - 10))).all():
                 raise WeftError(
                     f"%{name} differs from the original by {np.nanmax(error / steps):.2f} steps of its codes"

@@ -216,9 +216,9 @@ def _own_outputs(graph: Graph, at: At) -> dict[str, Value]:
             late.update(node.outputs)
     for node in [n for n in graph.nodes if n.op is ops.add and n.output in late and n.output.shape == ()]:
         parts = [v for v in node.inputs if v is not None and v not in late]
-        (other,) = [v for v in node.inputs if v in late] if parts else [None]
-        if other is not None:
-            node.output.replace_uses(other)
+        (remainder,) = [v for v in node.inputs if v in late] if parts else [None]
+        if remainder is not None:
+            node.output.replace_uses(remainder)
             graph.erase(node)
             return {LOSS: parts[0]}
     return {}
