@@ -126,7 +126,7 @@ REASONS = {
     "computed": "mul (%gated) has an operand that is no vector",
     "input": "no linear makes %k",
     "behind": "%reshape is read by rms_norm, not by an attention",
-    "read": "%k_rope is read by others than one attention",
+    "read": "%k_rope is not read by one attention alone",
     "shifted": "is read by split, not by an attention",
 }
 
