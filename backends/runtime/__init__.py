@@ -1,4 +1,4 @@
-"""Running compiled models: `load` opens a folder, and what it returns generates text or encodes it.
+"""Runtime for compiled models: `load` opens a folder and returns a `Generator` or an `Encoder`.
 
 `core` generates with any executor that is a `Decoder`; `ort` and `torch` are the executors, `text` has the tokenizer
 and chat templates. Never here: building models, knowledge of a model family, PyTorch outside of `torch`.
@@ -29,12 +29,12 @@ def load(
     trust: bool = False,
     experts_on_device: int | None = None,
 ) -> Generator | Encoder:
-    """Open a compiled folder: an `Encoder` for an encoder, else a `Generator`, as its weft.json says.
+    """Open a compiled folder; return an `Encoder` if its weft.json describes an encoder, else a `Generator`.
 
     A folder of onnxruntime-genai's model builder opens as well, by its genai_config.json. `device` is "auto", "cpu" or
-    "cuda", `threads` the number of CPU threads; see `session.open_session`. A folder of target torch is Python code,
-    which runs when it is opened: only with `trust`. With `experts_on_device` the device holds that many experts of each
-    mixture, those used last, and the host the others.
+    "cuda", `threads` the number of CPU threads; see `session.open_session`. A folder of target torch is Python code
+    that runs when it is opened, so it requires `trust`. With `experts_on_device` the device holds that many experts of
+    each mixture, the most recently used ones, and the host holds the rest.
     Raises WeftError when the folder, a file in it or the device cannot be used, or `trust` is needed.
     """
     facts = read_facts(folder)

@@ -1,4 +1,4 @@
-"""Arrays of numpy as the runtime types them."""
+"""Type aliases for the numpy arrays of the runtime, and conversion to float32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bools = NDArray[np.bool_]
 
 
 def float32(values: NDArray[Any], out: Floats) -> Floats:
-    """`values` as float32 in `out`; 16-bit words are bfloat16."""
+    """Convert `values` to float32 in `out` and return it; uint16 values are bfloat16 bits."""
     if values.dtype == np.uint16:
         # A bfloat16 is the upper half of a float32.
         np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32, casting="same_kind")

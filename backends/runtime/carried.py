@@ -1,7 +1,7 @@
-"""Caches and states of a compiled model, as it records them; and inferred for models compiled before.
+"""Caches and states of a compiled model, read from its records or inferred for models without records.
 
-Folders record every state in weft.json, generated modules of PyTorch say the growth of their caches. Older ones, and
-folders of onnxruntime-genai's builder, only have names: of the inputs, of the classes.
+Folders record every state in weft.json; generated PyTorch modules name the growth of their caches. For older models
+and folders of onnxruntime-genai's builder, states are inferred from the names of inputs and classes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from weft.ir.storage.documents import Record
 from ..facts import Carried
 
 
-def recorded(manifest: Record) -> tuple[Carried, ...]:
-    """The states that a manifest records for the inputs of its graph; none if it is older than such records.
+def read_states(manifest: Record) -> tuple[Carried, ...]:
+    """Return the states that a manifest records for the inputs of its graph; empty if it is older than such records.
 
     Raises WeftError when a record is broken.
     """
@@ -37,16 +37,16 @@ def recorded(manifest: Record) -> tuple[Carried, ...]:
 _CACHE, _STATE = re.compile(r"past_key_values\.(\d+)\.(?:key|value)"), re.compile(r"past_states\.\d+\.\w+")
 
 
-def by_name(inputs: Iterable[str], rolling: Collection[int] = ()) -> tuple[Carried, ...]:
-    """The states among the `inputs` of a graph that nothing records; `rolling` are the numbers of caches that roll."""
-    found = []
+def infer_states(inputs: Iterable[str], rolling: Collection[int] = ()) -> tuple[Carried, ...]:
+    """Infer the states among the `inputs` of a graph by their names; `rolling` are the indices of rolling caches."""
+    states = []
     for name in inputs:
         if (cache := _CACHE.fullmatch(name)) is not None:
             growth = Growth.WINDOW if int(cache[1]) in rolling else Growth.TEXT
-            found.append(Carried(name, name.replace("past_key_values", "present"), growth))
+            states.append(Carried(name, name.replace("past_key_values", "present"), growth))
         elif _STATE.fullmatch(name):
-            found.append(Carried(name, name.replace("past_states", "present_states"), Growth.CONSTANT))
-    return tuple(found)
+            states.append(Carried(name, name.replace("past_states", "present_states"), Growth.CONSTANT))
+    return tuple(states)
 
 
 _CLASSES = {
@@ -57,5 +57,5 @@ _CLASSES = {
 
 
 def growth_of(layer: Any) -> Growth:
-    """The growth of a cache object of a generated module."""
+    """Return how a cache object of a generated module grows."""
     return Growth(layer.growth) if hasattr(layer, "growth") else _CLASSES[type(layer).__name__]

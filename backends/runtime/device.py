@@ -1,4 +1,4 @@
-"""Target and device for a source that is not compiled yet, by the hardware and packages available."""
+"""Choice of target and device for a source that is not compiled yet, by the hardware and packages available."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from .torch.folder import pytorch
 
 
 def place_for(device: str, target: str | None = None) -> Place:
-    """Return the place where a source runs on `device` (auto, cpu or cuda), compiled for `target` if that is given.
+    """Return the target, device and dtype for a source that runs on `device` (auto, cpu or cuda).
 
-    Otherwise by the first target that can use the device; "auto" takes a GPU that any can use.
+    Without `target`, choose the first target that can use the device; "auto" takes a GPU if any target can use it.
 
     Raises:
-        WeftError: if the device or what runs the target is not there, before anything is compiled.
+        WeftError: if the device or the runtime of the target is missing, before anything is compiled.
     """
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
     if target is not None:
         return TARGETS.lookup(target).place(device)
     if device != "cpu":
-        place, trouble = _first("cuda")
+        place, trouble = _first_usable("cuda")
         if place is not None:
             return place
         if device == "cuda":
             raise WeftError(f"device cuda cannot be used: {trouble.removeprefix('device cuda cannot be used: ')}")
-    place, trouble = _first("cpu")
+    place, trouble = _first_usable("cpu")
     if place is None:
         raise WeftError(f"{trouble}, or weft[torch]")
     return place
 
 
-def _first(device: str) -> tuple[Place | None, str]:
-    """Return the place of the first target that can use `device`, or why the first of all cannot."""
+def _first_usable(device: str) -> tuple[Place | None, str]:
+    """Return the place of the first target that can use `device`, or None and why the first target cannot."""
     trouble = ""
     for target in TARGETS.values():
         if device in target.chosen_on:
@@ -43,12 +43,12 @@ def _first(device: str) -> tuple[Place | None, str]:
             except WeftError as error:
                 trouble = trouble or str(error)
             if device == "cuda" and gpu_trouble() is not None:
-                break  # without asking every library
+                break  # no GPU at all: loading further libraries would only cost time
     return None, trouble
 
 
 def by_onnxruntime(device: str, target: Backend) -> Place:
-    """Return the place of a `target` that ONNX Runtime runs. Raises as `place_for` does."""
+    """Return the place where ONNX Runtime runs `target`. Raises as `place_for` does."""
     if device not in ("auto", target.device):
         runs = f"what is compiled for {target.name} runs on {target.device}"
         raise WeftError(f"{runs}, not on {device}: leave out --target or --device")
@@ -60,7 +60,7 @@ def by_onnxruntime(device: str, target: Backend) -> Place:
 
 
 def by_torch(device: str, target: Backend) -> Place:
-    """Return the place of a `target` that PyTorch runs: in bf16 on a GPU. Raises as `place_for` does."""
+    """Return the place where PyTorch runs `target`, with dtype bf16 on a GPU. Raises as `place_for` does."""
     torch = pytorch()
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     from ..torch.package.module import checked_device

@@ -1,4 +1,4 @@
-"""Facts about a compiled folder, from weft.json or from the genai_config.json of onnxruntime-genai's builder."""
+"""Facts about a compiled folder, read from weft.json or the genai_config.json of onnxruntime-genai's builder."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from weft.ir.storage.documents import Record
 
 from ..facts import Embedding, Facts, Sound, Task
 from ..targets import TARGETS
-from .carried import recorded
+from .carried import read_states
 from .core.sampling import defaults_of
 
 GENAI = "genai_config.json"
 _ENCODED = {"image-encoder": "images", "audio-encoder": "sound"}
-GENAI_TARGET = "onnx"  # its builder names no target: such a model is bound to no device
+GENAI_TARGET = "onnx"  # the builder names no target: its models run on any device
 
 
 def read_facts(folder: str | Path) -> Facts:
-    """The facts of a compiled folder.
+    """Return the facts of a compiled folder.
 
-    Raises WeftError when the folder or a file is missing, or a value is missing or of the wrong kind.
+    Raises WeftError when the folder or a file is missing, or a value is missing or of the wrong type.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -41,13 +41,13 @@ def read_facts(folder: str | Path) -> Facts:
 
 
 def read_manifest(folder: Path) -> Record:
-    """The weft.json in `folder`; an empty one where there is none. Raises WeftError when it is broken, or newer."""
+    """Return the weft.json in `folder`, an empty record if missing. Raises WeftError if it is broken or too new."""
     path = folder / MANIFEST
     if not path.is_file():
         return Record(path, {})
-    found = Record.read(path)
-    check_format(path, found.data)
-    return found
+    manifest = Record.read(path)
+    check_format(path, manifest.data)
+    return manifest
 
 
 def _from_manifest(folder: Path) -> Facts:
@@ -58,27 +58,27 @@ def _from_manifest(folder: Path) -> Facts:
         )
     kind = data.choice("kind", ("decoder", "encoder", "encoder-decoder"))
     target = data.choice("target", tuple(TARGETS))
-    more: dict[str, Any] = {}
+    optional: dict[str, Any] = {}
     if kind == "encoder":
-        more = {name: data.get(name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data}
-        more["embedding"] = _embedding(data, data.record("sentence", {}))
-        more["task"] = _task(data)
+        optional = {name: data.get(name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data}
+        optional["embedding"] = _embedding(data, data.record("sentence", {}))
+        optional["task"] = _task(data)
     if kind == "encoder-decoder":
-        more["start"] = data.integer("decoder_start_token_id", least=0)
-        more["max_source"] = data.integer("max_source_length", least=1)
+        optional["start"] = data.integer("decoder_start_token_id", least=0)
+        optional["max_source"] = data.integer("max_source_length", least=1)
         if "sound" in data:
             sound = data.record("sound")
-            more["sound"] = Sound(
+            optional["sound"] = Sound(
                 sound.text("input"), *(sound.integer(name, None, least=1) for name in ("bins", "length"))
             )
     if kind != "encoder":
-        more["forced"] = _forced(data, begins=kind == "encoder-decoder")
+        optional["forced"] = _forced(data, begins=kind == "encoder-decoder")
     if "sampling" in data:
-        said = data.record("sampling")
-        most = said.integer("max_tokens", None, least=1)
-        more["defaults"] = defaults_of(said) | ({} if most is None else {"max_tokens": most})
+        sampling = data.record("sampling")
+        most = sampling.integer("max_tokens", None, least=1)
+        optional["defaults"] = defaults_of(sampling) | ({} if most is None else {"max_tokens": most})
     if "outputs" in data:
-        more["outputs"] = tuple(data.get("outputs", list[str]))
+        optional["outputs"] = tuple(data.get("outputs", list[str]))
     caches = data.records("cache", [])
     return Facts(
         folder=folder,
@@ -91,23 +91,23 @@ def _from_manifest(folder: Path) -> Facts:
         compares=data.flag("compares_tokens", False),
         compares_above=data.integer("compares_above", 0, least=0),
         keeps_blocks=bool(data.text("kept_blocks", "")),
-        carried=recorded(data),
+        carried=read_states(data),
         rolling=frozenset(i for i, cache in enumerate(caches) if cache.flag("rolling", False)),
-        **more,
+        **optional,
     )
 
 
-def _embedding(data: Record, said: Record) -> Embedding:
-    kinds = [module.text("type") for module in said.records("modules", [])]
-    prompts = {"query": "", "document": "", **said.get("prompts", dict[str, str], {})}
-    default = said.choice("default_prompt_name", tuple(prompts), None)
-    dim, include = said.integer("truncate_dim", None, least=1), said.flag("include_prompt", True)
+def _embedding(data: Record, sentence: Record) -> Embedding:
+    kinds = [module.text("type") for module in sentence.records("modules", [])]
+    prompts = {"query": "", "document": "", **sentence.get("prompts", dict[str, str], {})}
+    default = sentence.choice("default_prompt_name", tuple(prompts), None)
+    dim, include = sentence.integer("truncate_dim", None, least=1), sentence.flag("include_prompt", True)
     pad = data.integer("pad_token_id", None, least=0) or 0 if data.choice("padding", ("max_length",), None) else None
     return Embedding(prompts, default, dim, include, "pooling" not in data, kinds[-1:] == ["Normalize"], pad)
 
 
 def _task(data: Record) -> Task | None:
-    """The task that a head was trained for, if there is a head."""
+    """Return the task that the model's head was trained for; None without a head."""
     if "task" not in data:
         return None
     labels = tuple(data.get("labels", list[str], []))
@@ -124,8 +124,10 @@ def _task(data: Record) -> Task | None:
 
 
 def _forced(data: Record, begins: bool) -> dict[str, Any]:
-    """The fields of `Forced`: the manifest says which of some tokens each answer begins with, or the first alone, where
-    an answer `begins` by itself."""
+    """Return the fields of `Forced` from the manifest.
+
+    `begins`: answers do not continue a prompt, so their first tokens may be forced.
+    """
     first, last = (data.tokens(f"forced_{name}_token_id") for name in ("bos", "eos"))
     begin = [place.tokens("any_of") for place in data.records("begin_tokens", [])] or ([[min(first)]] if first else [])
     begin = begin if begins else []  # after a prompt transformers forces none
@@ -133,7 +135,7 @@ def _forced(data: Record, begins: bool) -> dict[str, Any]:
     if max((token for place in begin for token in place), default=0) >= vocab:
         culprit = "begin_tokens" if "begin_tokens" in data else "forced_bos_token_id"
         raise data.misfit(culprit, f"the model has {vocab} tokens")
-    # Transformers passes over others than there are.
+    # Transformers ignores ids outside the vocabulary.
     never, never_first = (
         tuple(token for token in data.tokens(name) if token < vocab)
         for name in ("suppress_tokens", "begin_suppress_tokens")
@@ -152,7 +154,7 @@ def _from_genai(folder: Path) -> Facts:
     sliding = decoder.record("sliding_window", {})
     return Facts(
         folder=folder,
-        files=(_inside(folder / GENAI, decoder.text("filename")),),
+        files=(_resolve_file(folder / GENAI, decoder.text("filename")),),
         kind="decoder",
         target=GENAI_TARGET,
         vocab=model.integer("vocab_size", least=1),
@@ -163,8 +165,8 @@ def _from_genai(folder: Path) -> Facts:
     )
 
 
-def _inside(path: Path, name: str) -> Path:
-    """The file `name` in the folder of the config at `path`, which may name none elsewhere."""
+def _resolve_file(path: Path, name: str) -> Path:
+    """Return the path of the file `name` next to the config at `path`. Raises WeftError for any other location."""
     if Path(name).name != name or (path.parent / name).is_symlink():
         raise WeftError(f"{path}: filename is {name!r}, but it must be that of a file in the same folder")
     return path.parent / name

@@ -1,8 +1,9 @@
-"""Huge pages for weights: a step of decoding reads them all, and a page of 4 KiB is soon read to its end.
+"""Huge pages for weights: a decode step reads all of them, so 4 KiB pages cause many TLB misses.
 
-Where Linux leaves the choice to programs (`madvise`, the default of most distributions), memory that a library takes is
-in small pages; in the virtual machine of the benchmarks their page tables cost 2 to 11 percent of a step beside other
-processes, up to a fifth alone. MADV_COLLAPSE (Linux 6.1) moves what is there already, contents and addresses unchanged.
+Where Linux leaves the choice to programs (`madvise`, the default of most distributions), memory that a library
+allocates is in small pages; in the virtual machine of the benchmarks their page tables cost 2 to 11 percent of a step
+next to other processes, and up to a fifth on an idle machine. MADV_COLLAPSE (Linux 6.1) moves existing memory to huge
+pages; contents and addresses stay the same.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 
 _SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 _COLLAPSE = 25  # MADV_COLLAPSE of Linux
-_WORTH = 16 << 20  # bytes of new memory for which a thread is started
-_STRIDE = 32 << 20  # bytes a call: the memory map is locked that long
+_WORTH = 16 << 20  # least bytes of new memory for which a thread is started
+_STRIDE = 32 << 20  # bytes per call: the kernel locks the memory map during a call
 _log = logging.getLogger("weft.runtime")
 
 Ranges = list[tuple[int, int]]
@@ -27,9 +28,9 @@ Ranges = list[tuple[int, int]]
 
 @contextmanager
 def huge_pages() -> Iterator[None]:
-    """Move the memory that the process takes inside to huge pages afterwards, in the background.
+    """Move memory that the process allocates inside the block to huge pages, in the background after the block.
 
-    Nothing happens where the system has none or forbids them, nor for less than 16 MiB.
+    Do nothing if the system lacks or forbids huge pages, or for less than 16 MiB.
     """
     page = _size()
     before = _anonymous() if page else []
@@ -42,7 +43,7 @@ def huge_pages() -> Iterator[None]:
 
 
 def _size() -> int:
-    """Bytes of a huge page; 0: the system has none, or forbids them."""
+    """Return the bytes of a huge page; 0 if the system lacks or forbids them."""
     if not sys.platform.startswith("linux"):
         return 0
     try:
@@ -53,7 +54,7 @@ def _size() -> int:
 
 
 def _anonymous() -> Ranges:
-    """First and end address of each mapping of private, writable memory that no file is behind, in rising order."""
+    """Return the first and end address of each private, writable, anonymous mapping, in rising order."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -63,21 +64,21 @@ def _anonymous() -> Ranges:
     return [(int(first, 16), int(end, 16)) for first, _, end in (where.partition("-") for where in plain)]
 
 
-def _without(ranges: Ranges, others: Ranges) -> Ranges:
-    """The parts of `ranges` that are in none of `others`; both in rising order, without overlaps."""
+def _without(ranges: Ranges, excluded: Ranges) -> Ranges:
+    """Return the parts of `ranges` that no range of `others` covers; both are sorted and without overlaps."""
     rest: Ranges = []
-    left = iter([*others, (sys.maxsize, sys.maxsize)])
-    low, high = next(left)
+    remaining = iter([*excluded, (sys.maxsize, sys.maxsize)])
+    low, high = next(remaining)
     for first, end in ranges:
         while high <= first:
-            low, high = next(left)
+            low, high = next(remaining)
         while low < end:
             if first < low:
                 rest.append((first, low))
             first = min(high, end)
             if high > end:
                 break
-            low, high = next(left)
+            low, high = next(remaining)
         if first < end:
             rest.append((first, end))
     return rest
@@ -91,7 +92,7 @@ def _collapse(ranges: Ranges, page: int) -> None:
     trouble: set[str] = set()
     for first, end in ranges:
         for at in range(first, end, stride):
-            # Memory that was given back meanwhile, or never written, stays as it is.
+            # Memory that was freed meanwhile, or never written, stays in small pages.
             if advise(at, min(stride, end - at), _COLLAPSE):
                 trouble.add(os.strerror(ctypes.get_errno()))
     if trouble:

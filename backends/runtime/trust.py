@@ -1,8 +1,8 @@
-"""The one rule of what is code: reading a folder runs nothing.
+"""The rule for running code: reading a folder never runs any without the user's consent.
 
-Architecture files and the Python of folders compiled for PyTorch are code. An architecture file runs when it is named
-as a source. What a folder's manifest says (that it holds Python, or which architecture file it was compiled from) is
-the word of whoever wrote the folder: such code runs only with `--trust`, in Python `trust=True`.
+Architecture files and the Python of folders compiled for PyTorch are code. An architecture file runs when the user
+names it as a source. A folder's manifest (that it holds Python, or which architecture file it was compiled from) is
+the claim of whoever wrote the folder: such code runs only with `--trust`, in Python `trust=True`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from weft.ir.errors import WeftError
 
 
 def require_trust(trust: bool, code: str) -> None:
-    """Check that the user trusts `code`, a clause that says what would run.
+    """Check that the user trusts `code`, a clause that names the code and begins the error message.
 
     Raises:
         WeftError: if not.

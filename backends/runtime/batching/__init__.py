@@ -1,4 +1,4 @@
-"""Decoding of many answers together: they join and leave a batch between steps, each with its own sampling and limits.
+"""Batched decoding: answers join and leave a batch between steps, each with its own sampling options and limits.
 
 `new_batch` picks the kind of batch that a decoder allows. Never here: queues of requests, threads, HTTP.
 """
@@ -16,8 +16,8 @@ from .static import StaticBatch
 def new_batch(decoder: Decoder[Any], most: int, quantum: int = 256) -> Batch:
     """Return an empty batch of at most `most` rows of `decoder`.
 
-    Answers join a `RunningBatch` while others decode, and make room after `quantum` tokens where more wait; answers of
-    an encoder-decoder run as a `StaticBatch`, from beginning to end.
+    Decoders get a `RunningBatch`: answers join while others decode, and give up their row after `quantum` tokens if
+    others wait. Encoder-decoders get a `StaticBatch`, which runs from beginning to end.
     """
     if decoder.start is not None:
         return StaticBatch(decoder, most)

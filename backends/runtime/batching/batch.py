@@ -1,4 +1,4 @@
-"""The interface of batches, and what their kinds share."""
+"""The interface of batches, and code shared by both kinds."""
 
 from __future__ import annotations
 
@@ -15,46 +15,45 @@ from ..core.sampling import check_count
 
 
 class Batch(ABC):
-    """Answers of one decoder that are decoded together, at most `most` at a time; the others wait in the order in which
-    they joined.
+    """Answers that one decoder decodes together, at most `most` at a time; the rest wait in the order they joined.
 
-    An answer leaves when its result has a `finish`, or with an `error` of its own, such as logits that are no numbers.
-    Errors of the model itself are raised: then `clear` empties the batch, and it may be used again.
+    An answer leaves when its result has a `finish`, or with an `error` of its own, such as NaN logits. Errors of the
+    model itself are raised: then `close` empties the batch, and it may be used again.
     """
 
     def __init__(self, decoder: Decoder[Any], most: int) -> None:
         check_count("most", most)
         self.decoder, self.most = decoder, most
         self.waiting: deque[Answer] = deque()
-        self.read_tokens = 0  # tokens of prompts read so far, those of resumed answers again
+        self.read_tokens = 0  # prompt tokens read so far; a resumed answer counts again
 
     @property
     @abstractmethod
     def active(self) -> list[Answer]:
-        """The answers that have rows."""
+        """Return the answers that have rows."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.active)
 
     def join(self, answer: Answer) -> None:
-        """Add an answer, which gets a row as soon as one is free."""
+        """Add an answer; it gets a row as soon as one is free."""
         self.waiting.append(answer)
 
     @abstractmethod
     def leave(self, answer: Answer) -> None:
-        """Take an answer out before it has ended; nothing happens where it is not in the batch."""
+        """Remove an answer before it has ended; do nothing if it is not in the batch."""
 
     @abstractmethod
     def advance(self) -> list[Answer]:
-        """Go on by one step at most: the answers that have got a token or an error; the ended ones have left."""
+        """Run at most one step; return the answers that got a token or an error. Finished answers have left."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the caches; the batch is empty afterwards, and may be used again."""
+        """Empty the batch and release the caches; the batch may be used again."""
 
 
 def push(answer: Answer, logits: Floats) -> bool:
-    """Let `answer` draw its next token; whether it goes on. What it cannot draw becomes its error."""
+    """Draw the next token of `answer`; return whether it continues. A WeftError while drawing becomes its `error`."""
     try:
         answer.push(logits)
     except WeftError as error:

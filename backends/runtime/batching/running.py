@@ -1,7 +1,7 @@
 """Continuous batching: answers join between steps, and their rows are free again as soon as they end.
 
-A round reads some tokens of prompts and takes one step of all rows that have read theirs (Yu et al. 2022, Orca, OSDI;
-prompts in chunks between steps as of Agrawal et al. 2023, Sarathi, arXiv 2308.16369).
+A round reads a chunk of prompt tokens, then runs one decode step of all rows whose prompt is complete (Yu et al. 2022,
+Orca, OSDI; chunked prefill between steps: Agrawal et al. 2023, Sarathi, arXiv 2308.16369).
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from ..core.decoder import Decoder
 from ..core.rows import BatchContext
 from .batch import Batch, push
 
-# Tokens of prompts that are read between two steps: the others wait for them.
+# Prompt tokens read between two decode steps; decoding rows wait meanwhile.
 READ = {"cpu": 128, "cuda": 2048}
 
 
 @dataclass
 class _Row:
-    """An answer in its row: the `text` to read before it decodes, how much of it is `read`, and its next token."""
+    """An answer in its row: the `sequence` to read before it decodes, and how many tokens of it are `read`."""
 
     answer: Answer
-    text: list[int]
+    sequence: list[int]
     read: int = 0
-    since: int = 0  # tokens of the answer when it got the row
+    resumed_at: int = 0  # tokens of the answer when it got the row
 
     @property
     def decodes(self) -> bool:
-        return self.read == len(self.text)
+        return self.read == len(self.sequence)
 
     @property
     def token(self) -> int:
         return self.answer.result.tokens[-1]
 
     @property
-    def turn(self) -> int:
-        """Tokens that it got in this row."""
-        return len(self.answer.result.tokens) - self.since
+    def new_tokens(self) -> int:
+        """Return the number of tokens generated since the answer got this row."""
+        return len(self.answer.result.tokens) - self.resumed_at
 
 
 class RunningBatch(Batch):
     """A batch whose answers join and leave at any step.
 
-    Where others wait and no row is free, the answer that has had its row for the most tokens, `quantum` at least, goes
-    to the end of the queue, and later reads what it has said again: long answers delay others, but do not stop them.
+    If answers wait and no row is free, the answer that generated the most tokens in its row, at least `quantum`, goes
+    to the end of the queue; later it rereads its own tokens. So long answers delay the others but do not block them.
 
-    On a CPU (`compact`) the rows that decode are kept at the front, and a step computes no others; elsewhere a step
-    always computes all rows, which takes no longer and needs no copies. Caches grow with the longest text.
+    On a CPU (`compact`) the decoding rows are kept at the front, and a step computes only them; elsewhere a step always
+    computes all rows, which takes no longer and needs no copies. Caches grow with the longest sequence.
     """
 
     def __init__(self, decoder: Decoder[Any], most: int, quantum: int = 256, compact: bool | None = None) -> None:
@@ -92,23 +92,24 @@ class RunningBatch(Batch):
     # -- prompts
 
     def _read(self) -> list[Answer]:
-        """Read tokens of one prompt, or several short ones at once; the answers that have got their first token."""
+        """Read a chunk of one prompt, or several short prompts at once; return the answers that got their first
+        token."""
         reading = next((at for at, row in enumerate(self._rows) if row is not None and not row.decodes), None)
         decoding = any(row is not None and row.decodes for row in self._rows)
         budget = READ[self.decoder.device_type] if decoding else self.decoder.chunk
-        # Rows that rest repeat their last step: states would go on, so such prompts are read without a pause.
-        whole = not self._compact and not self.decoder.rewinds
+        # Idle rows repeat their last step, which would advance recurrent states: read such prompts without a pause.
+        in_one_go = not self._compact and not self.decoder.rewinds
         first, rows = (reading, 1) if reading is not None else self._seat(budget)
         if not rows:
             return []
         group = [self._row(at) for at in range(first, first + rows)]
         try:
-            context = self._room(
-                max(len(row.text) if whole else min(len(row.text), row.read + budget) for row in group)
+            context = self._grow_context(
+                max(len(row.sequence) if in_one_go else min(len(row.sequence), row.read + budget) for row in group)
             )
         except WeftError as error:
-            longest = max(group, key=lambda row: len(row.text)).answer
-            if rows > 1:  # the others may fit
+            longest = max(group, key=lambda row: len(row.sequence)).answer
+            if rows > 1:  # the rest may fit
                 self._rows[first : first + rows] = [None] * rows
                 self.waiting.extendleft(row.answer for row in reversed(group))
             return self._fail(longest, error)
@@ -116,20 +117,20 @@ class RunningBatch(Batch):
             for at in range(first, first + rows):
                 context.vacate(at)
         while True:
-            parts = [row.text[row.read : row.read + budget] for row in group]
+            parts = [row.sequence[row.read : row.read + budget] for row in group]
             logits = context.append(first, parts)
             for row, part in zip(group, parts, strict=True):
                 row.read += len(part)
             self.read_tokens += sum(map(len, parts))
-            if group[0].decodes or not whole:
+            if group[0].decodes or not in_one_go:
                 break
         drawn = [(row.answer, scores) for row, scores in zip(group, logits, strict=True) if row.decodes]
         self._end([answer for answer, scores in drawn if not push(answer, scores)])
         return [answer for answer, _ in drawn]
 
     def _seat(self, budget: int) -> tuple[int, int]:
-        """Give rows to answers that wait: the first row, and how many. Several at once only if they are read in one
-        call of at most `budget` tokens, padding included."""
+        """Assign rows to waiting answers; return the first row and the number of rows. Several get rows only if one
+        call of at most `budget` tokens, padding included, reads them all."""
         if self.waiting and None not in self._rows:
             self._preempt()
         if not self.waiting or None not in self._rows:
@@ -149,10 +150,10 @@ class RunningBatch(Batch):
         return first, count
 
     def _preempt(self) -> None:
-        """Send the answer whose turn is longest to the end of the queue, if it has been long enough."""
-        turns = [(row.turn, at) for at, row in enumerate(self._rows) if row is not None and row.decodes]
-        turn, at = max(turns, default=(0, 0))
-        if turn >= self.quantum:
+        """Requeue the answer that generated the most tokens in its row, if it generated at least `quantum`."""
+        candidates = [(row.new_tokens, at) for at, row in enumerate(self._rows) if row is not None and row.decodes]
+        most, at = max(candidates, default=(0, 0))
+        if most >= self.quantum:
             answer = self._row(at).answer
             self._release(at)
             self.waiting.append(answer)
@@ -160,12 +161,12 @@ class RunningBatch(Batch):
     # -- steps
 
     def _step(self) -> list[Answer]:
-        """Take one step of all rows that decode: their answers, and those for which there is no memory."""
+        """Run one step of all decoding rows; return their answers and those that failed for lack of memory."""
         failed: list[Answer] = []
         while rows := [at for at, row in enumerate(self._rows) if row is not None and row.decodes]:
             lengths = [self._length(at) for at in rows]
             try:
-                context = self._room(max(lengths) + 1)
+                context = self._grow_context(max(lengths) + 1)
                 break
             except WeftError as error:
                 failed += self._fail(self._row(rows[int(np.argmax(lengths))]).answer, error)
@@ -180,8 +181,8 @@ class RunningBatch(Batch):
             active[rows] = True
             scores = context.step(tokens, active)
         answers = [self._row(at).answer for at in rows]
-        going = [push(answer, scores[at]) for at, answer in zip(rows, answers, strict=True)]
-        self._end([answer for answer, goes_on in zip(answers, going, strict=True) if not goes_on])
+        continues = [push(answer, scores[at]) for at, answer in zip(rows, answers, strict=True)]
+        self._end([answer for answer, goes_on in zip(answers, continues, strict=True) if not goes_on])
         return failed + answers
 
     # -- rows
@@ -192,9 +193,9 @@ class RunningBatch(Batch):
         return row
 
     def _length(self, at: int) -> int:
-        """The number of tokens that a row holds: the last one drawn is not among them."""
+        """Return the number of tokens that a row has cached: all except the last one drawn."""
         row = self._row(at)
-        return len(row.text) + row.turn - 1
+        return len(row.sequence) + row.new_tokens - 1
 
     def _end(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
@@ -206,7 +207,7 @@ class RunningBatch(Batch):
         return [answer]
 
     def _release(self, at: int) -> None:
-        """Free a row; where rows are compact, the last one that decodes takes its place, and then one that reads."""
+        """Free a row; in a compact batch move the last decoding row into the gap, then the row that reads, if any."""
         decoding = self._row(at).decodes
         self._rows[at] = None
         if self._compact:
@@ -214,27 +215,30 @@ class RunningBatch(Batch):
             if decoding and last > at:
                 self._move(last, at)
                 at = last
-            # It is alone: prompts that are read together are read at once.
-            behind = next((i for i, row in enumerate(self._rows) if row is not None and i > at), None)
-            if behind is not None:
-                self._move(behind, at)
+            # At most one row still reads: prompts that are read together finish in one call.
+            reading = next((i for i, row in enumerate(self._rows) if row is not None and i > at), None)
+            if reading is not None:
+                self._move(reading, at)
         if not self.active and self._context is not None and self._context.capacity > self.decoder.capacity_for(1):
-            self._drop()  # what was long is over: start again with small caches
+            self._drop()  # the long answers are over: start again with small caches
 
     def _move(self, row: int, to: int) -> None:
         assert self._context is not None
         self._context.move(row, to)
         self._rows[to], self._rows[row] = self._rows[row], None
 
-    def _room(self, tokens: int) -> BatchContext:
-        """Caches for `tokens` tokens a row, with what the rows hold. Raises WeftError when there is no memory."""
+    def _grow_context(self, tokens: int) -> BatchContext:
+        """Return caches of at least `tokens` tokens a row, with the current contents of the rows.
+
+        Raises WeftError when memory is insufficient.
+        """
         decoder, old = self.decoder, self._context
         if old is not None and old.capacity >= tokens:
             return old
         context: BatchContext
         if old is None:
             context = decoder.new_context(self.most, decoder.capacity_for(tokens))
-            # A row that has held nothing has no last step to repeat.
+            # An idle row repeats its last step, so every row needs one.
             context.reset() if self._compact else context.prefill([[0]] * self.most)
         else:
             most = min(max(tokens, 2 * old.capacity), decoder.max_length)

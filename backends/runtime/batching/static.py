@@ -15,33 +15,33 @@ from .batch import Batch, push
 
 
 class StaticBatch(Batch):
-    """A batch for models whose rows cannot join later: those behind an encoder, which reads all sources at once."""
+    """A batch for encoder-decoders: rows cannot join later, because the encoder reads all sources at once."""
 
     def __init__(self, decoder: Decoder[Any], most: int) -> None:
         super().__init__(decoder, most)
         self._rows: list[Answer] = []
         self._tokens: Ints = np.zeros(0, np.int64)
-        self._going: Bools = np.zeros(0, np.bool_)
+        self._continues: Bools = np.zeros(0, np.bool_)
         self._lease = ExitStack()
         self._context: BatchContext | None = None
 
     @property
     def active(self) -> list[Answer]:
-        return [answer for answer, going in zip(self._rows, self._going, strict=True) if going]
+        return [answer for answer, going in zip(self._rows, self._continues, strict=True) if going]
 
     def leave(self, answer: Answer) -> None:
         if answer in self.waiting:
             self.waiting.remove(answer)
         if answer in self._rows:
-            self._going[self._rows.index(answer)] = False
-        if not self._going.any():
+            self._continues[self._rows.index(answer)] = False
+        if not self._continues.any():
             self._release()
 
     def advance(self) -> list[Answer]:
         if not self._rows:
             return self._begin() if self.waiting else []
         assert self._context is not None
-        return self._push(self._context.step(self._tokens, self._going))
+        return self._push(self._context.step(self._tokens, self._continues))
 
     def close(self) -> None:
         self.waiting.clear()
@@ -50,7 +50,7 @@ class StaticBatch(Batch):
     def _begin(self) -> list[Answer]:
         decoder = self.decoder
         self._rows = [self.waiting.popleft() for _ in range(min(self.most, len(self.waiting)))]
-        self._going, self._tokens = np.ones(len(self._rows), np.bool_), np.zeros(len(self._rows), np.int64)
+        self._continues, self._tokens = np.ones(len(self._rows), np.bool_), np.zeros(len(self._rows), np.int64)
         prompts = [answer.result.prompt for answer in self._rows]
         most = max(len(answer.begin) + answer.limit - 1 for answer in self._rows)
         self._context = self._lease.enter_context(decoder.context(len(prompts), most))
@@ -58,17 +58,17 @@ class StaticBatch(Batch):
         return self._push(self._context.prefill(prompts, decoder.chunk))
 
     def _push(self, scores: Any) -> list[Answer]:
-        rows = np.flatnonzero(self._going).tolist()
+        rows = np.flatnonzero(self._continues).tolist()
         for at in rows:
-            self._going[at] = push(self._rows[at], scores[at])
+            self._continues[at] = push(self._rows[at], scores[at])
             if self._rows[at].error is None:
                 self._tokens[at] = self._rows[at].result.tokens[-1]
         changed = [self._rows[at] for at in rows]
-        if not self._going.any():
+        if not self._continues.any():
             self._release()
         return changed
 
     def _release(self) -> None:
-        self._rows, self._going, self._context = [], np.zeros(0, np.bool_), None
+        self._rows, self._continues, self._context = [], np.zeros(0, np.bool_), None
         self._lease.close()
         self._lease = ExitStack()

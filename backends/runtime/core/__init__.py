@@ -1,4 +1,4 @@
-"""Generation that any executor shares: sampling, rows of a batch, beams, the generation loop, conversations.
+"""Generation code shared by all executors: sampling, rows of a batch, beams, the generation loop, conversations.
 
 Never here: ONNX Runtime or PyTorch.
 """

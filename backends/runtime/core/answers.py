@@ -1,4 +1,4 @@
-"""Answers on their way: what is drawn, said and held back for each prompt, token by token or with drafts."""
+"""Answers in progress: tokens drawn and text emitted for each prompt, token by token or with drafts."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Constraint(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Return whether the text so far belongs to it and no token may follow."""
+        """Return whether the text so far belongs to the language and no token may follow."""
 
     def masked(self, logits: Floats) -> Floats:
-        """Return `logits` [vocab], which stay as they are, with minus infinity for tokens that may not follow."""
+        """Return a copy of `logits` [vocab] with minus infinity for tokens that may not follow."""
 
     def accept(self, token: int) -> None:
-        """Go on behind `token`, which may be a stop token of the model where the text may end."""
+        """Advance past `token`; a stop token of the model is allowed if the text may end here."""
 
 
 class Answer:
     """The answer to one prompt, of at most `limit` tokens; its row begins with the tokens `begin`.
 
-    It belongs to the language of `constraint`, where one is given; where `logprobs` is a number, the result has the
-    log-probabilities of its tokens, and of so many of the most likely ones at each position.
+    With a `constraint`, the answer belongs to its language. With `logprobs` = n, the result has the log-probabilities
+    of its tokens and of the n most likely ones at each position.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Answer:
         self._growing = GrowingText(tokenizer) if tokenizer else None
         self._stops = StopStrings(stops)
         self._constraint, self._logprobs = constraint, logprobs
-        self._taken = 0
-        self.error: WeftError | None = None  # why it ended before its time, in a batch that goes on
+        self._emitted = 0
+        self.error: WeftError | None = None  # why it ended early, in a batch that continues
 
     def push(self, logits: Floats) -> int:
-        """Draw the next token and add it to the result."""
+        """Draw the next token from `logits` [vocab], add it to the result and return it."""
         scores = self._forced(logits, len(self.result.tokens), self.limit)
         if self._constraint is not None:
             scores = self._constraint.masked(scores)
@@ -71,7 +71,7 @@ class Answer:
         return self.add(token)
 
     def add(self, drawn: int | np.int64) -> int:
-        """Add the next token to the result."""
+        """Add the next token to the result, set `finish` if the answer ends there, and return the token."""
         result, token = self.result, int(drawn)
         result.tokens.append(token)
         if token in self._stop_ids:
@@ -89,20 +89,20 @@ class Answer:
                 result.finish = "length"
         if self._growing and result.finish in ("stop", "length"):
             result.text += self._stops.push(self._growing.flush()) + self._stops.flush()
-            # The text that was held back may complete a stop string.
+            # The withheld text may complete a stop string.
             if self._stops.found:
                 result.finish = "stop_string"
         return token
 
     def take(self) -> str:
-        """The text that came since the last call."""
-        piece = self.result.text[self._taken :]
-        self._taken += len(piece)
+        """Return the text that was added since the last call."""
+        piece = self.result.text[self._emitted :]
+        self._emitted += len(piece)
         return piece
 
 
 def token_logprobs(logits: Floats, token: int, most: int) -> TokenLogprobs:
-    """The log-probabilities of `token` and of the `most` likeliest tokens after `logits` [vocab]."""
+    """Return the log-probabilities of `token` and of the `most` likeliest tokens after `logits` [vocab]."""
     shifted = logits - logits.max()
     total = np.float32(np.log(np.exp(shifted, dtype=np.float32).sum(dtype=np.float64)))
     most = min(most, logits.size)
@@ -114,42 +114,46 @@ def token_logprobs(logits: Floats, token: int, most: int) -> TokenLogprobs:
 
 
 def advance(
-    rows: Sequence[Answer], add: Callable[[Answer, Any], int], given: Floats | Ints, tokens: Ints, active: Bools
+    rows: Sequence[Answer], add: Callable[[Answer, Any], int], values: Floats | Ints, tokens: Ints, active: Bools
 ) -> int:
-    """Let every active row `add` what is `given` for it, its next token or the logits of that, and note the token in
-    `tokens`; the rows that end leave `active`. How many tokens came."""
-    going = np.flatnonzero(active).tolist()
-    for at in going:
-        tokens[at] = add(rows[at], given[at])
+    """Call `add(row, values[i])` for every active row i; `values` are next tokens or their logits, one per row.
+
+    Store the added tokens in `tokens` and clear `active` for rows that end. Return the number of tokens added.
+    """
+    indices = np.flatnonzero(active).tolist()
+    for at in indices:
+        tokens[at] = add(rows[at], values[at])
         active[at] = rows[at].result.finish is None
-    return len(going)
+    return len(indices)
 
 
 def verify(
     context: BatchContext, answers: Sequence[Answer], drafts: Sequence[Drafts], tokens: Ints, active: Bools
 ) -> None:
-    """Draw tokens of the active rows up to the first that was not drafted, by one call of the model; `tokens` and
-    `active` as in `advance`."""
+    """Verify the drafts of the active rows by one model call: draw tokens up to the first that differs from its draft.
+
+    Update `tokens` and `active` as `advance` does.
+    """
     timings, starts = answers[0].result.timings, context.lengths.copy()
-    given: list[list[int]] = [[] for _ in answers]
+    inputs: list[list[int]] = [[] for _ in answers]
     for at in np.flatnonzero(active).tolist():
         answer = answers[at]
-        # The last token drawn is never fed back, and the token at hand takes a place itself.
+        # The last token drawn is never fed back, and the current token takes a cache slot itself.
         room = min(answer.limit - len(answer.result.tokens), context.capacity - int(starts.max())) - 1
-        given[at] = [int(tokens[at]), *drafts[at].propose([*answer.begin, *answer.result.tokens], room)]
-    if max(map(len, given)) == 1:
+        inputs[at] = [int(tokens[at]), *drafts[at].propose([*answer.begin, *answer.result.tokens], room)]
+    if max(map(len, inputs)) == 1:
         timings.decoded_tokens += advance(answers, Answer.push, context.step(tokens, active), tokens, active)
         return
-    logits = context.extend_all(given)
+    logits = context.extend_all(inputs)
     for at in np.flatnonzero(active).tolist():
-        answer, drafted, count = answers[at], given[at][1:], 0
-        for scores, draft in zip(logits[at], [*drafted, None], strict=True):
+        answer, draft, count = answers[at], inputs[at][1:], 0
+        for scores, expected in zip(logits[at], [*draft, None], strict=True):
             count += 1
             tokens[at] = answer.push(scores)
-            if answer.result.finish is not None or tokens[at] != draft:
+            if answer.result.finish is not None or tokens[at] != expected:
                 break
-        drafts[at].verified(len(drafted), count - 1)
-        timings.drafted_tokens += len(drafted)
+        drafts[at].verified(len(draft), count - 1)
+        timings.drafted_tokens += len(draft)
         timings.accepted_tokens += count - 1
         timings.decoded_tokens += count
         starts[at] += count

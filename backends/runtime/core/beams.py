@@ -1,4 +1,4 @@
-"""Beam search: the likeliest texts rather than the likeliest token, with the scores and rules of Hugging Face's."""
+"""Beam search for the likeliest sequences, with the scores and rules of Hugging Face's implementation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True)
 class Beams:
-    """Options of beam search: the number of `beams`, and of best texts `returned`.
+    """Options of beam search: the number of `beams`, and the number of best sequences `returned`.
 
-    The score of a text of n tokens is its log-probability / n^length_penalty. A search ends when `beams` texts have,
-    and then at once (early_stopping True), when none of those still open scores higher as it stands (False), or when
-    none can score higher at any length ("never"; Meister et al. 2020, arXiv 2010.02650, discuss such rules).
+    The score of a sequence of n tokens is its log-probability / n^length_penalty. Once `beams` sequences have ended,
+    the search ends at once (early_stopping True), when no open sequence scores higher at its current length (False), or
+    when none can score higher at any length ("never"; Meister et al. 2020, arXiv 2010.02650, discuss such rules).
 
     Raises WeftError on a value outside its range.
     """
@@ -50,50 +50,51 @@ class Beams:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A text and its score: a log-probability while it is open, divided by its length penalty once it has ended."""
+    """A sequence and its score: the log-probability while it is open, divided by the length penalty after it ended."""
 
     tokens: tuple[int, ...]
     score: float
 
 
 class BeamSearch:
-    """The search of one prompt; goes on while `open`, then `best` are the texts that ended, best first."""
+    """The beam search of one prompt; `open` until it ends, `best` are the ended sequences, best first."""
 
     def __init__(self, how: Beams, limit: int, stop_ids: frozenset[int], forced: Forced) -> None:
         self.open, self.best = True, list[Hypothesis]()
         self.width, self._how, self._limit, self._stop_ids, self._forced = how.beams, how, limit, stop_ids, forced
-        # One text at first, because equal ones would all continue with the same tokens.
+        # One hypothesis at first: equal ones would all continue with the same tokens.
         self._running = [Hypothesis((), 0.0)]
         self._count = 0
 
     def advance(self, logits: Floats) -> tuple[list[int], list[int]]:
-        """From logits [beams, vocab] of the running texts: which of them each continues next, and with which token.
+        """Extend the running sequences by one token, given their logits [beams, vocab].
 
-        Raises WeftError when the logits are not numbers.
+        Return, for each beam, the row that it continues and its next token. Raises WeftError if logits are NaN or
+        infinite.
         """
         scores = _log_softmax(logits[: len(self._running)])
-        # Forced behind the softmax, so that a forced token is certain and leaves the score as it is.
+        # Forced after the softmax, so that a forced token is certain and leaves the score unchanged.
         scores = self._forced(scores, self._count, self._limit)
-        scores += np.array([[text.score] for text in self._running], np.float32)
+        scores += np.array([[hypothesis.score] for hypothesis in self._running], np.float32)
         self._count += 1
-        candidates = max(2, 1 + len(self._stop_ids)) * self.width  # leaves `beams` that have not ended
+        candidates = max(2, 1 + len(self._stop_ids)) * self.width  # enough for `width` open sequences to remain
         full = len(self.best) == self.width
-        going: list[tuple[int, Hypothesis]] = []  # with the row that each continues
-        for rank, (at, score) in enumerate(_largest(scores.ravel(), candidates)):
+        running: list[tuple[int, Hypothesis]] = []  # with the row that each hypothesis continues
+        for rank, (at, score) in enumerate(_select_largest(scores.ravel(), candidates)):
             parent, token = divmod(at, scores.shape[1])
-            text = (*self._running[parent].tokens, token)
+            sequence = (*self._running[parent].tokens, token)
             if token in self._stop_ids or self._count == self._limit:
-                # As in Hugging Face, an ended text counts only where it is among the `width` best candidates.
+                # As in Hugging Face, an ended sequence counts only if it is among the `width` best candidates.
                 if rank < self.width and not (full and self._how.early_stopping is True):
-                    self.best.append(Hypothesis(text, score / self._count**self._how.length_penalty))
-            elif len(going) < self.width:
-                going.append((parent, Hypothesis(text, score)))
-        self.best = sorted(self.best, key=lambda text: -text.score)[: self.width]
-        going = _settled(going)
-        self._running = [text for _, text in going]
-        self.open = bool(going) and self._may_improve()
-        idle = self.width - len(going)  # rows with nothing to do follow the first
-        parents, tokens = [parent for parent, _ in going], [text.tokens[-1] for _, text in going]
+                    self.best.append(Hypothesis(sequence, score / self._count**self._how.length_penalty))
+            elif len(running) < self.width:
+                running.append((parent, Hypothesis(sequence, score)))
+        self.best = sorted(self.best, key=lambda hypothesis: -hypothesis.score)[: self.width]
+        running = _arrange_rows(running)
+        self._running = [hypothesis for _, hypothesis in running]
+        self.open = bool(running) and self._may_improve()
+        idle = self.width - len(running)  # rows without a hypothesis copy the first
+        parents, tokens = [parent for parent, _ in running], [hypothesis.tokens[-1] for _, hypothesis in running]
         return parents + parents[:1] * idle, tokens + tokens[:1] * idle
 
     def _may_improve(self) -> bool:
@@ -101,10 +102,10 @@ class BeamSearch:
             return True
         if self._how.early_stopping is True:
             return False
-        # Scores are negative, so with a positive penalty the longest text divides them most: a bound for every length.
-        far = self._how.early_stopping == "never" and self._how.length_penalty > 0
-        length = self._limit if far else self._count
-        likeliest = max(text.score for text in self._running)
+        # Scores are negative: with a positive penalty the longest sequence divides them most, a bound for every length.
+        to_limit = self._how.early_stopping == "never" and self._how.length_penalty > 0
+        length = self._limit if to_limit else self._count
+        likeliest = max(hypothesis.score for hypothesis in self._running)
         possible: float = likeliest / length**self._how.length_penalty
         return possible > self.best[-1].score
 
@@ -117,9 +118,9 @@ def search(
     chunk: int,
     timings: Timings,
 ) -> None:
-    """Run the `searches` of `prompts` together to their end, every row of at most `most` tokens; fills in `timings`.
+    """Run the `searches` of `prompts` as one batch to their end, with at most `most` tokens a row; fill in `timings`.
 
-    Raises WeftError when the caches cannot be had.
+    Raises WeftError when the caches cannot be allocated.
     """
     beams = searches[0].width
     rows: Ints = np.arange(len(prompts) * beams)
@@ -131,11 +132,11 @@ def search(
         timings.prefill_seconds, start = perf_counter() - start, perf_counter()
         while True:
             origin, active = rows.copy(), np.zeros(rows.size, np.bool_)
-            for first, one in zip(rows[::beams], searches, strict=True):
+            for first, beam_search in zip(rows[::beams], searches, strict=True):
                 part = slice(first, first + beams)
-                if one.open:
-                    parents, drawn = one.advance(logits[part])
-                if one.open:
+                if beam_search.open:
+                    parents, drawn = beam_search.advance(logits[part])
+                if beam_search.open:
                     origin[part], tokens[part], active[part] = first + np.array(parents), drawn, True
             if not active.any():
                 break
@@ -145,16 +146,16 @@ def search(
     timings.decode_seconds = perf_counter() - start
 
 
-def _settled(going: Sequence[tuple[int, Hypothesis]]) -> list[tuple[int, Hypothesis]]:
-    """Texts in an order that leaves one of each row in that row, so that few caches must be moved."""
-    rows: list[tuple[int, Hypothesis] | None] = [None] * len(going)
+def _arrange_rows(running: Sequence[tuple[int, Hypothesis]]) -> list[tuple[int, Hypothesis]]:
+    """Return the hypotheses in an order that keeps one continuation of each row in that row, to move few caches."""
+    rows: list[tuple[int, Hypothesis] | None] = [None] * len(running)
     moved = []
-    for one in going:
-        if one[0] < len(rows) and rows[one[0]] is None:
-            rows[one[0]] = one
+    for item in running:
+        if item[0] < len(rows) and rows[item[0]] is None:
+            rows[item[0]] = item
         else:
-            moved.append(one)
-    return [one or moved.pop(0) for one in rows]
+            moved.append(item)
+    return [item or moved.pop(0) for item in rows]
 
 
 def _log_softmax(logits: Floats) -> Floats:
@@ -165,9 +166,9 @@ def _log_softmax(logits: Floats) -> Floats:
     return log_probabilities
 
 
-def _largest(scores: Floats, count: int) -> Iterator[tuple[int, float]]:
-    """The places and values of the `count` largest finite scores, largest first."""
-    # Partition first: linear in the vocabulary, and only a few candidates are left to sort.
-    places = np.arange(scores.size) if count >= scores.size else np.argpartition(-scores, count - 1)[:count]
-    places = places[np.argsort(-scores[places], kind="stable")]
-    return ((int(at), float(scores[at])) for at in places if np.isfinite(scores[at]))
+def _select_largest(scores: Floats, count: int) -> Iterator[tuple[int, float]]:
+    """Return the indices and values of the `count` largest finite scores, largest first."""
+    # Partition first: linear in the vocabulary, and only a few candidates remain to sort.
+    indices = np.arange(scores.size) if count >= scores.size else np.argpartition(-scores, count - 1)[:count]
+    indices = indices[np.argsort(-scores[indices], kind="stable")]
+    return ((int(at), float(scores[at])) for at in indices if np.isfinite(scores[at]))

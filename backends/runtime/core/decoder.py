@@ -1,4 +1,4 @@
-"""Decoders: what generating needs to know of a model, whatever computes it."""
+"""The interface of decoders: the properties of a model that generation needs, for any executor."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from .rows import BatchContext
 EMBEDDED = "inputs_embeds"
 TAKES_EMBEDDINGS = "the model takes embeddings (inputs_embeds), no prompts: run it with ONNX Runtime or PyTorch itself"
 C = TypeVar("C", bound=BatchContext)
-# Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are used again.
+# Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are reused.
 STEP = {"cpu": 256, "cuda": 1024}
-# Tokens of a prompt in a call: on a GPU as many as keep it busy, and attention of a first call needs no mask there.
+# Prompt tokens per call: on a GPU enough to keep it busy; attention of a first call needs no mask there.
 CHUNK = {"cpu": 512, "cuda": 8192}
 
 
 class Decoder(ABC, Generic[C]):
-    """A language model that keeps caches on `device`, cpu or cuda.
+    """A language model with caches on `device`, cpu or cuda.
 
-    Every row begins with `start` if prompts are sources; None if a row begins with its prompt. `max_prompt` is the
-    most tokens of a prompt. `every_position`: it gives the logits of all tokens of a call, rather than of the last;
-    `padded`: rows of a call may differ in length; `rewinds`: rows can drop tokens, which is impossible once states
-    or rolling caches have lost some.
+    Every row begins with `start` if prompts are sources of an encoder; `start` is None if a row begins with its prompt.
+    `max_prompt` is the maximum length of a prompt. `every_position`: a call returns the logits of all its tokens, not
+    only of the last; `padded`: rows of a call may differ in length; `rewinds`: rows can drop their last tokens, which
+    states and rolling caches cannot.
     """
 
     every_position: bool
     padded: bool
     rewinds: bool
-    sound: Sound | None = None  # what prompts are, if no texts
+    sound: Sound | None = None  # the kind of sound that prompts are; None for text
 
     def __init__(self, device: str, vocab: int, max_length: int, start: int | None = None, max_source: int = 0) -> None:
         self.device_type, self.vocab, self.max_length = device, vocab, max_length
@@ -49,15 +49,15 @@ class Decoder(ABC, Generic[C]):
 
     @property
     def experts(self) -> ExpertCounts:
-        """Experts that tokens have asked so far, where those are not all on the device."""
+        """Return counts of the experts used so far, if not all experts are on the device."""
         return ExpertCounts()
 
     @contextmanager
     def context(self, batch: int, tokens: int) -> Iterator[C]:
-        """Caches for `batch` rows of at most `tokens` tokens each, used again by the next call of the same size.
+        """Lend caches for `batch` rows of at most `tokens` tokens each; the next call of the same size reuses them.
 
         Contexts are independent: one may be opened while another is in use.
-        Raises WeftError when `tokens` is above `max_length` or the memory cannot be had.
+        Raises WeftError when `tokens` is above `max_length` or memory is insufficient.
         """
         capacity = self.capacity_for(tokens)
         # Taken out while in use: a second context must not get the same caches.
@@ -65,7 +65,7 @@ class Decoder(ABC, Generic[C]):
         if context is None or (context.lengths.size, context.capacity) != (batch, capacity):
             if context is not None:
                 context.close()
-            # Its memory goes before that of the new one is asked for: both may not fit.
+            # Release its memory before allocating the new context: both may not fit.
             del context
             context = self.new_context(batch, capacity)
         try:

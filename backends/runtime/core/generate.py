@@ -1,4 +1,4 @@
-"""Generating with a decoder: prompts in, text and tokens out, whatever computes the logits."""
+"""Generation with a decoder of any executor: prompts in, text and tokens out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .speculation import Speculation
 
 
 class Stream(Iterator[str]):
-    """The pieces of one answer, as soon as they are certain; `result` grows along."""
+    """An iterator over the text pieces of one answer, as soon as they are final; `result` grows with it."""
 
     def __init__(self, result: Result, pieces: Iterator[str]) -> None:
         self.result, self._pieces = result, pieces
@@ -37,15 +37,15 @@ class Stream(Iterator[str]):
         return next(self._pieces)
 
     def close(self) -> None:
-        """End it where it is."""
+        """End the stream without generating further."""
         self._pieces = iter(())
 
 
 class Generator:
-    """A language model: a decoder and, where its folder has one, the tokenizer and chat template beside it.
+    """A language model: a decoder, and the tokenizer and chat template of its folder if it has them.
 
-    Where the decoder is the second half of an encoder-decoder, prompts are its sources and results the answers.
-    `defaults` are those of sampling (and `max_tokens`) that its source states: servers use them, its methods do not.
+    For an encoder-decoder, prompts are the sources of the encoder and results the decoded sequences. `defaults` are
+    the sampling options (and `max_tokens`) that its checkpoint recommends: servers use them, its methods do not.
     """
 
     def __init__(
@@ -62,31 +62,31 @@ class Generator:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The folder's tokenizer. Raises WeftError when there is none."""
+        """Return the folder's tokenizer. Raises WeftError when there is none."""
         if self.folder is None:
             raise WeftError("the model has no folder, hence no tokenizer: prompt it with token ids")
         return Tokenizer(self.folder)
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
-        """The folder's chat template. Raises WeftError when there is none."""
+        """Return the folder's chat template. Raises WeftError when there is none."""
         if self.folder is None:
             raise WeftError("the model has no folder, hence no chat template")
         return ChatTemplate(self.folder)
 
     def chat_prompt(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """The tokens that lead to the assistant's next answer: a prompt for `generate` or `stream`.
+        """Return the token ids of a chat up to the assistant's next answer: a prompt for `generate` or `stream`.
 
-        `messages` are mappings with "role" and "content"; `variables` are handed to the chat template.
+        `messages` are mappings with "role" and "content"; `variables` are passed to the chat template.
         """
         return self.tokenizer.encode(self.chat_template.render(messages, **variables), special=False)
 
     def conversation(self, messages: Sequence[Message] = (), **variables: Any) -> Conversation:
-        """A conversation that begins with `messages`; `variables` are handed to the chat template."""
+        """Return a conversation that begins with `messages`; `variables` are passed to the chat template."""
         return Conversation(self, messages, **variables)
 
     def encode(self, *_: object, **__: object) -> NoReturn:
-        """Refuse: a decoder predicts the next token, and has no vectors for texts."""
+        """Raise WeftError: a decoder predicts the next token and has no embeddings of texts."""
         raise WeftError(f"{self.folder} holds a decoder, which encodes nothing: `generate` continues texts")
 
     def generate(
@@ -105,20 +105,21 @@ class Generator:
         returned: int = 1,
         **sampling: Unpack[SamplingOptions],
     ) -> list[Result]:
-        """Continue a prompt, or a batch of them: text, or token ids; one result for each. Models that read sound take
-        arrays of floats: waveforms [samples] or spectrograms [bins, frames], a list of them for a batch.
+        """Continue one prompt or a batch of prompts; return one result for each.
 
-        A row ends with one of the model's stop tokens, before one of the `stop` strings, after `max_tokens`
-        tokens (None: no such bound), or where the model's maximum length is reached. Prompts are read `chunk`
-        tokens at a time, by default 512 on a CPU and 8192 on a GPU. `sampling` are the fields of `Sampling`;
-        the default is greedy. With `beams` above 1 the likeliest texts are searched, as `Beams` says, and the
-        `returned` best of each prompt returned, best first, with their scores. Tokens may be drafted, up to
-        `prompt_lookup_num_tokens` at a time from the text so far, or `num_assistant_tokens` by the model
-        `assistant`, a smaller one of the same vocabulary: as many as prove right come by one call of the model,
-        and the tokens are those that come without drafts (see `speculation`).
+        A prompt is text or token ids. Models that read sound take arrays of floats: waveforms [samples] or spectrograms
+        [bins, frames], a list of them for a batch.
+
+        A row ends with one of the model's stop tokens, before one of the `stop` strings, after `max_tokens` tokens
+        (None: no such bound), or at the model's maximum length. Prompts are read `chunk` tokens at a time, by default
+        512 on a CPU and 8192 on a GPU. `sampling` are the fields of `Sampling`; the default is greedy. With `beams`
+        above 1, run a beam search (see `Beams`) and return the `returned` best sequences of each prompt with their
+        scores, best first. Tokens may be drafted, up to `prompt_lookup_num_tokens` at a time from the sequence so far,
+        or `num_assistant_tokens` by `assistant`, a smaller model of the same vocabulary: one call of the model yields
+        all correct drafts, and the tokens are the same as without drafts (see `speculation`).
 
         Raises WeftError on an empty prompt, one longer than the model's maximum, tokens outside the vocabulary,
-        arguments outside their range or without effect beside the others, and text where there is no tokenizer.
+        arguments outside their range or without effect next to the others, and text without a tokenizer.
         """
         batch = prompts_of(prompt)
         if not batch:
@@ -127,8 +128,8 @@ class Generator:
         if beams > 1:
             if sampling or stop:
                 raise WeftError(f"beams is {beams}: a beam search takes neither stop strings nor sampling options")
-            known = Speculation.num_assistant_tokens
-            if prompt_lookup_num_tokens or assistant is not None or num_assistant_tokens != known:
+            default = Speculation.num_assistant_tokens
+            if prompt_lookup_num_tokens or assistant is not None or num_assistant_tokens != default:
                 raise WeftError(f"beams is {beams}: a beam search drafts no tokens")
             return self._search(batch, max_tokens, self._chunk(chunk), how)
         if how != Beams():
@@ -151,26 +152,26 @@ class Generator:
         num_assistant_tokens: int = 5,
         **sampling: Unpack[SamplingOptions],
     ) -> Stream:
-        """Continue one prompt, as `generate` does, piece by piece: the pieces joined are the text it returns.
+        """Continue one prompt piece by piece; the pieces joined are the text that `generate` returns.
 
-        No piece ends inside a code point, or may be the beginning of a stop string. Raises as `generate` does, the
-        errors of its arguments at once.
+        No piece ends inside a code point or in the possible beginning of a stop string. Raises as `generate` does;
+        errors of arguments are raised at once.
         """
         if not (isinstance(prompt, str) or is_ids(prompt) or is_sound(prompt)):
             raise WeftError("stream takes one prompt, a text or a list of token ids; use generate for a batch")
-        _ = self.tokenizer  # without one there is no text to stream: say so now
+        _ = self.tokenizer  # without one there is no text to stream: raise now
         drafts = self._speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
         (row,), run = self._start([prompt], max_tokens, stop, self._chunk(chunk), Sampling.chosen(**sampling), drafts)
         return Stream(row.result, (piece for _ in run if (piece := row.take())))
 
     def logits(self, ids: Sequence[int], chunk: int | None = None) -> Floats:
-        """The logits of a sequence of token ids, float32.
+        """Return the float32 logits of a sequence of token ids.
 
-        [len(ids), vocab] when the model was compiled to return all of them; otherwise a row for the last token of each
-        chunk, hence all of them with chunk=1. Raises WeftError as `generate` does.
+        [len(ids), vocab] when the model was compiled to return all of them; otherwise one row for the last token of
+        each chunk, hence all of them with chunk=1. Raises WeftError as `generate` does.
         """
         if self.decoder.start is not None:
-            raise WeftError("the logits of an encoder-decoder depend on a source too: generate its answers instead")
+            raise WeftError("the logits of an encoder-decoder also depend on a source: generate its answers instead")
         ids = self._encode(ids)
         chunk = self._chunk(chunk)
         with self.decoder.context(1, len(ids)) as context:
@@ -188,8 +189,10 @@ class Generator:
         constraint: Constraint | None = None,
         logprobs: int | None = None,
     ) -> Answer:
-        """An answer that has not begun, for a `Batch` (see `batching`): its arguments are those of `generate`, with
-        its `row` of those that share a seed, and of `Answer`. Raises as `generate` does.
+        """Return a new answer for a `Batch` (see `batching`).
+
+        Arguments are those of `generate` and `Answer`; `row` is its number among the answers that share a seed. Raises
+        as `generate` does.
         """
         return self._answers([prompt], max_tokens, stop, sampling, row, constraint, logprobs)[0]
 
@@ -220,35 +223,35 @@ class Generator:
             raise WeftError(f"stop is {stop!r}, but it must be a text, or several, none of them empty")
         tokenizer = self.tokenizer if self._has_text or stops else None
         rows = []
-        more: dict[str, Any] = {"constraint": constraint, "logprobs": logprobs}
+        extras: dict[str, Any] = {"constraint": constraint, "logprobs": logprobs}
         for at, (prompt, limit) in enumerate(self._limits(batch, max_tokens), first):
             begin = self.decoder.start or prompt
             sampler = Sampler(sampling, begin, at)
-            rows.append(Answer(prompt, begin, limit, self.stop_ids, sampler, self.forced, tokenizer, stops, **more))
+            rows.append(Answer(prompt, begin, limit, self.stop_ids, sampler, self.forced, tokenizer, stops, **extras))
         return rows
 
     def _search(self, batch: Sequence[Any], max_tokens: int | None, chunk: int, how: Beams) -> list[Result]:
-        known = self._limits(batch, max_tokens)
-        searches = [BeamSearch(how, limit, self.stop_ids, self.forced) for _, limit in known]
-        timings = Timings(prompt_tokens=sum(length_of(prompt) for prompt, _ in known))
-        search(self.decoder, [prompt for prompt, _ in known], self._most(known), searches, chunk, timings)
+        limits = self._limits(batch, max_tokens)
+        searches = [BeamSearch(how, limit, self.stop_ids, self.forced) for _, limit in limits]
+        timings = Timings(prompt_tokens=sum(length_of(prompt) for prompt, _ in limits))
+        search(self.decoder, [prompt for prompt, _ in limits], self._most(limits), searches, chunk, timings)
         results = []
-        for (prompt, _), one in zip(known, searches, strict=True):
-            for tokens, score in ((list(text.tokens), text.score) for text in one.best[: how.returned]):
+        for (prompt, _), finished in zip(limits, searches, strict=True):
+            for tokens, score in ((list(text.tokens), text.score) for text in finished.best[: how.returned]):
                 ended = tokens[-1] in self.stop_ids
                 text = self.tokenizer.decode(tokens[:-1] if ended else tokens) if self._has_text else ""
                 results.append(Result(prompt, tokens, text, "stop" if ended else "length", score, timings))
         return results
 
     def _speculation(self, lookup: int, assistant: Generator | None, most: int) -> Speculation:
-        """The source of drafts; refused where this model cannot verify them."""
+        """Return the source of drafts. Raises WeftError if this model cannot verify them."""
         speculation = Speculation(lookup, None if assistant is None else assistant.decoder, most)
         if speculation:
             speculation.check(self.decoder)
         return speculation
 
     def _chunk(self, asked: int | None) -> int:
-        """Return how many tokens are read at a time."""
+        """Return the number of prompt tokens per call: `asked`, or the default of the device."""
         if asked is None:
             return self.decoder.chunk
         check_count("chunk", asked)
@@ -259,7 +262,7 @@ class Generator:
         return self.folder is not None and (self.folder / "tokenizer.json").is_file()
 
     def _limits(self, batch: Sequence[Any], max_tokens: int | None) -> list[tuple[list[int], int]]:
-        """The tokens of each prompt, and how many may follow."""
+        """Return the tokens of each prompt and the maximum number of new tokens."""
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
         results = []
@@ -268,9 +271,9 @@ class Generator:
             results.append((prompt, room if max_tokens is None else min(room, max_tokens)))
         return results
 
-    def _most(self, known: Sequence[tuple[list[int], int]]) -> int:
-        """The most tokens that a cache will hold, of prompts and their limits."""
-        return max(len(self.decoder.start or prompt) + limit - 1 for prompt, limit in known)
+    def _most(self, limits: Sequence[tuple[list[int], int]]) -> int:
+        """Return the most tokens that a row's cache will hold, given prompts and their limits."""
+        return max(len(self.decoder.start or prompt) + limit - 1 for prompt, limit in limits)
 
     def _encode(self, prompt: Prompt) -> Any:
         if self.decoder.sound is not None:
@@ -281,18 +284,18 @@ class Generator:
             ids = [int(i) for i in prompt]
         else:
             raise WeftError(f"a prompt is {shown(prompt)}, but it must be a text or a list of token ids")
-        known = self.decoder.vocab, self.decoder.max_prompt
-        check_ids("a prompt", ids, *known, "compile with a larger --max-length")
+        bounds = self.decoder.vocab, self.decoder.max_prompt
+        check_ids("a prompt", ids, *bounds, "compile with a larger --max-length")
         return ids
 
     @contextmanager
-    def _opened(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[BatchContext, int]]:
-        """Caches for `prompts` and what follows, and how many tokens of a single one they hold already."""
+    def _open_context(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[BatchContext, int]]:
+        """Lend caches of `most` tokens a row, with the number of tokens of a single prompt that they already hold."""
         with self.decoder.context(len(prompts), most) as context:
             yield context, 0
 
     def _run(self, rows: list[Answer], chunk: int, speculation: Speculation) -> Iterator[None]:
-        """Drive all rows to their end, pausing after each token."""
+        """Generate all rows to their end, yielding after each step."""
         timings = Timings(prompt_tokens=sum(length_of(row.result.prompt) for row in rows))
         for row in rows:
             row.result.timings = timings
@@ -300,15 +303,15 @@ class Generator:
         active = np.ones(len(rows), np.bool_)
         prompts = [row.result.prompt for row in rows]
         most = self._most([(row.result.prompt, row.limit) for row in rows])
-        with self._opened(prompts, most) as (context, keep):
+        with self._open_context(prompts, most) as (context, keep):
             timings.cache_bytes = context.cache_bytes
             timings.prompt_tokens -= keep
             start = perf_counter()
             advance(rows, Answer.push, context.prefill(prompts, chunk, keep), tokens, active)
             timings.prefill_seconds = perf_counter() - start
-            known = self.decoder.experts
+            before = self.decoder.experts
             yield
-            # Forced tokens replace logits on the host, so the host must draw, too.
+            # Forced tokens replace logits on the host, so the host must also draw.
             host = self.forced != Forced() or speculation
             draw = None if host else context.drawing([row.sampler for row in rows])
             drafts = [speculation.drafts(context.capacity) for _ in rows] if speculation else []
@@ -323,7 +326,7 @@ class Generator:
                     else:
                         timings.decoded_tokens += advance(rows, Answer.add, draw(tokens, active), tokens, active)
                     timings.decode_seconds += perf_counter() - start
-                    timings.experts = self.decoder.experts - known
+                    timings.experts = self.decoder.experts - before
                     yield
             finally:
                 for draft in drafts:
@@ -331,14 +334,14 @@ class Generator:
 
 
 class Conversation(Generator):
-    """Conversation with a model, beginning with `messages`::
+    """A conversation with a model that begins with `messages`::
 
         talk = Conversation(weft.load("out/"), [{"role": "system", "content": "Be brief."}])
         print("".join(talk.say("What is the capital of France?")))
 
-    `variables` are handed to the chat template. A turn continues the tokens of the turns before: caches keep as many as
-    the new prompt begins with; states and rolling caches, which cannot go back, all or none. With a seed the same turns
-    are answered the same.
+    `variables` are passed to the chat template. A message continues the tokens of the ones before: caches keep the
+    common prefix with the new prompt; states and rolling caches, which cannot rewind, keep all or nothing. With a seed
+    the same messages get the same answers.
     """
 
     def __init__(self, model: Generator, messages: Sequence[Message] = (), **variables: Any) -> None:
@@ -350,40 +353,40 @@ class Conversation(Generator):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
+        """Return the model's tokenizer."""
         return self._model.tokenizer
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The model's chat template."""
+        """Return the model's chat template."""
         return self._model.chat_template
 
     @property
     def messages(self) -> list[Message]:
-        """All messages so far, the last answer as far as it has come."""
+        """Return all messages so far, with the last answer as far as it is generated."""
         answer = [] if self._answer is None else [{"role": "assistant", "content": self._answer.result.text}]
         return [*self._messages, *answer]
 
     def say(self, text: str, **options: Any) -> Stream:
-        """The answer to the message `text`, piece by piece; an earlier one that is still streaming ends.
+        """Stream the answer to the user's message `text`; an earlier answer that is still streaming ends.
 
-        `options` are those of `stream`. Raises WeftError as it does, or where the folder has no chat template, and then
-        nothing was said.
+        `options` are those of `stream`. Raises WeftError as it does, or if the folder has no chat template; then the
+        messages are unchanged.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         stream = self.stream(self.chat_prompt(messages, **self._variables), **options)
-        # After `stream`, which refuses wrong arguments: then nothing was said.
+        # After `stream`, which raises on wrong arguments: then the messages stay unchanged.
         if self._answer is not None:
             self._answer.close()
         self._messages, self._answer = messages, stream
         return stream
 
     @contextmanager
-    def _opened(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[BatchContext, int]]:
+    def _open_context(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[BatchContext, int]]:
         # `generate` takes batches; the conversation's own caches have one row.
         if len(prompts) > 1:
-            with super()._opened(prompts, most) as opened:
-                yield opened
+            with super()._open_context(prompts, most) as lent:
+                yield lent
             return
         if self._context is None or self._context.capacity < most:
             lease = ExitStack()

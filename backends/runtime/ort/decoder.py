@@ -18,7 +18,7 @@ from weft.ir.errors import WeftError
 
 from ...facts import Carried
 from ..arrays import Floats, Ints, float32
-from ..carried import by_name
+from ..carried import infer_states
 from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, Decoder
 from ..core.rows import BatchContext
 from ..text.tokenizer import padded
@@ -63,7 +63,7 @@ class OrtDecoder(Decoder["OrtContext"]):
         if missing := {"input_ids"} - inputs.keys() or {"logits"} - outputs.keys():
             raise WeftError(f"{name}: the graph has no {', '.join(sorted(missing))}, so it is not a decoder")
         self.crossed = {} if sources is None else sources.gives(inputs)
-        carried = carried or by_name(inputs, rolling)
+        carried = carried or infer_states(inputs, rolling)
         known = {*_TEXT, *self.crossed, *(state.input for state in carried)}
         if unknown := [i for i in inputs if i not in known]:
             raise WeftError(f"{name}: the graph asks for the input {unknown[0]}, which the runtime does not know")

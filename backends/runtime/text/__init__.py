@@ -1,4 +1,4 @@
-"""Text to tokens and back, chat templates, and sources that are no text.
+"""Tokenizer, chat templates, and sources of encoder-decoders (token ids or sound).
 
 Never here: tensors, executors.
 """

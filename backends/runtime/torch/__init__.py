@@ -1,4 +1,4 @@
-"""The executor on PyTorch: modules that decode, their caches, CUDA graphs.
+"""The PyTorch executor: decoders of generated modules, their caches, CUDA graphs.
 
 Never here: generated code, kernels, sampling on the host.
 """
