@@ -1,4 +1,4 @@
-"""Choosing the next token from logits, in numpy, with the semantics and order of Hugging Face's logits processors."""
+"""Sampling of the next token from logits, in numpy, with the semantics and order of Hugging Face's processors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from weft.ir.storage.documents import Record
 
 from ..arrays import Floats, Ints
 
-# Options whose defaults a model may come with, and their types.
+# Options whose defaults a checkpoint may specify, and their types.
 DEFAULTS = {"temperature": float, "top_k": int, "top_p": float, "min_p": float, "repetition_penalty": float}
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-NEAR = 80.0  # a token whose score is further below the largest does not count as one that can follow
+NEAR = 80.0  # tokens whose score is further below the largest cannot follow: e^-80 is below float32 precision
 _FAR = 1e30  # scores whose differences might overflow
-_MOST = 1e6  # that is added to a logit
+_MOST = 1e6  # largest bias or penalty of a logit
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -44,10 +44,10 @@ class Sampling:
 
     Applied in this order: repetition penalty (Keskar et al. 2019, arXiv 1909.05858), frequency and presence penalty and
     logit bias, temperature, top-k, top-p (Holtzman et al. 2019, arXiv 1904.09751), min-p (Nguyen et al. 2024, arXiv
-    2407.01082). Temperature 0 takes the most likely token, to which the three filters make no difference. A token that
-    was drawn n times loses n · `frequency_penalty`, and `presence_penalty` if n > 0; those of the prompt do not count.
-    `logit_bias` adds to the logits of tokens. Row r of a batch draws from its own generator,
-    seeded with `seed + r`, so what it draws depends on no other row; without a seed the draws are fresh each time.
+    2407.01082). Temperature 0 takes the most likely token; the three filters then have no effect. The logit of a token
+    drawn n times decreases by n · `frequency_penalty`, and by `presence_penalty` if n > 0; prompt tokens do not count.
+    `logit_bias` is added to the logits of tokens. Row r of a batch draws from its own generator, seeded with
+    `seed + r`, so its tokens do not depend on other rows; without a seed the draws differ each time.
 
     Raises WeftError on a value outside its range.
     """
@@ -90,9 +90,9 @@ class Sampling:
 
     @classmethod
     def chosen(cls, **options: Unpack[SamplingOptions]) -> Sampling:
-        """Return the sampling that a caller's `options` ask for.
+        """Return the sampling with a caller's `options`.
 
-        Raises WeftError on a value outside its range, and on one without effect: a filter or a seed at temperature 0.
+        Raises WeftError on a value outside its range or without effect (a filter or a seed at temperature 0).
         """
         sampling = cls(**options)
         for name in ("top_k", "top_p", "min_p", "seed"):
@@ -106,44 +106,44 @@ class Sampling:
 
     @property
     def adjusts(self) -> bool:
-        """Return whether logits change before the temperature: by penalties or a bias."""
+        """Return whether penalties or a bias change the logits before the temperature."""
         return self.repetition_penalty != 1 or self.counts or bool(self.logit_bias)
 
     @property
     def counts(self) -> bool:
-        """Return whether it matters how often a token was drawn."""
+        """Return whether a penalty depends on the number of times that a token was drawn."""
         return self.frequency_penalty != 0 or self.presence_penalty != 0
 
     @staticmethod
     def _check_number(name: str, value: Any) -> None:
         if name == "seed" and value is None:
             return
-        whole = name in ("top_k", "seed")
-        kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+        is_integer = name in ("top_k", "seed")
+        kinds = (int, np.integer) if is_integer else (int, float, np.integer, np.floating)
         if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
-            raise WeftError(f"{name} is {value!r}, but it must be a {'whole' if whole else 'finite'} number")
+            raise WeftError(f"{name} is {value!r}, but it must be a {'whole' if is_integer else 'finite'} number")
 
 
-def defaults_of(said: Record, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the `DEFAULTS` that the metadata `said` has; `names` are its own names of some.
+def defaults_of(metadata: Record, names: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the sampling options of `DEFAULTS` that `metadata` sets; `names` maps options to its own keys.
 
-    Raises WeftError on a value of another type or outside its range.
+    Raises WeftError on a value of the wrong type or outside its range.
     """
-    found = {name: said.get((names or {}).get(name, name), kind, None) for name, kind in DEFAULTS.items()}
-    found = {name: value for name, value in found.items() if value is not None and (name, value) != ("top_k", -1)}
+    options = {name: metadata.get((names or {}).get(name, name), kind, None) for name, kind in DEFAULTS.items()}
+    options = {name: value for name, value in options.items() if value is not None and (name, value) != ("top_k", -1)}
     try:
-        Sampling(**found)
+        Sampling(**options)
     except WeftError as error:
-        raise WeftError(f"{said.source}: {error}") from error
-    return found
+        raise WeftError(f"{metadata.source}: {error}") from error
+    return options
 
 
 @dataclass(frozen=True)
 class Forced:
-    """Rules for answers of a model, whatever it computes.
+    """Rules that restrict the tokens of an answer, regardless of the logits.
 
-    `begin` has, for each of the first tokens, those that it may be; `last` is the last that the limit allows; `never`
-    are tokens that follow nowhere behind `begin`, `never_first` those that do not follow right behind it.
+    `begin` lists the allowed tokens at each of the first positions; `last` is the token forced at the length limit;
+    `never` are tokens not allowed after `begin`, `never_first` tokens not allowed directly after it.
     """
 
     begin: tuple[tuple[int, ...], ...] = ()
@@ -152,11 +152,11 @@ class Forced:
     never_first: tuple[int, ...] = ()
 
     def __call__(self, scores: Floats, count: int, limit: int) -> Floats:
-        """`scores` [..., vocab] of the token after `count` out of `limit`; minus infinity where it must not be."""
+        """Return `scores` [..., vocab] of token number `count` of at most `limit`, minus infinity where not allowed."""
         if count == limit - 1 and self.last is not None:
-            return _only(scores, (self.last,))
+            return _mask_except(scores, (self.last,))
         if count < len(self.begin):
-            return _only(scores, self.begin[count])
+            return _mask_except(scores, self.begin[count])
         hidden = [*self.never, *(self.never_first if count == len(self.begin) else ())]
         if not hidden:
             return scores
@@ -165,15 +165,15 @@ class Forced:
         return scores
 
 
-def _only(scores: Floats, tokens: tuple[int, ...]) -> Floats:
-    """`scores` of `tokens`, that of a single one 0; minus infinity for all others."""
-    kept = np.full_like(scores, -np.inf)
-    kept[..., tokens] = scores[..., tokens] if len(tokens) > 1 else 0
-    return kept
+def _mask_except(scores: Floats, tokens: tuple[int, ...]) -> Floats:
+    """Return `scores` with minus infinity except at `tokens`; a single token gets the score 0."""
+    masked = np.full_like(scores, -np.inf)
+    masked[..., tokens] = scores[..., tokens] if len(tokens) > 1 else 0
+    return masked
 
 
 class Sampler:
-    """Draws the tokens of one row; keeps which tokens it has seen and drawn where a penalty asks."""
+    """The sampler of one row; it tracks prompt and drawn tokens if a penalty needs them."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], row: int = 0) -> None:
         self.sampling = sampling
@@ -182,16 +182,16 @@ class Sampler:
         self._drawn: Counter[int] | None = Counter() if sampling.counts else None
 
     def __call__(self, logits: Floats) -> int:
-        """The next token after `logits` [vocab] float32, which are left as they are.
+        """Draw the next token after `logits` [vocab], float32, which stay unchanged.
 
-        Raises WeftError when no token is more likely than another because the logits are not numbers.
+        Raises WeftError when the largest logit is NaN or infinite.
         """
-        token = int(logits.argmax())  # a NaN, where there is one
+        token = int(logits.argmax())  # argmax returns a NaN if there is one
         check_logits(logits[token])
         if self.sampling.temperature > 0:
             token = self._draw(*self.candidates(logits))
         elif self.sampling.adjusts:
-            token = int(self._adjusted(logits.copy()).argmax())
+            token = int(self._adjust(logits.copy()).argmax())
         if self._seen is not None:
             self._seen.add(token)
         if self._drawn is not None:
@@ -199,25 +199,25 @@ class Sampler:
         return token
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
-        """The next `count` numbers in [0, 1) that it would draw by."""
+        """Return the next `count` uniform random numbers in [0, 1) of this row's generator."""
         return self._rng.random(count)
 
     def candidates(self, logits: Floats) -> tuple[Ints, Floats]:
-        """The tokens that may follow and their processed scores: what the processors do not set to minus infinity."""
+        """Return the tokens that may follow and their processed scores, without those set to minus infinity."""
         s = self.sampling
         if s.adjusts:
-            logits = self._adjusted(logits.copy())
+            logits = self._adjust(logits.copy())
         if s.temperature == 0:
             best: Ints = logits.argmax(axis=-1, keepdims=True)
             return best, logits[best]
-        scores = logits if s.temperature == 1 else _tempered(logits, s.temperature)
+        scores = logits if s.temperature == 1 else _apply_temperature(logits, s.temperature)
         ids: Ints = np.arange(scores.size)
         if 0 < s.top_k < scores.size:
-            # Ties with the k-th stay, as in Hugging Face.
+            # Keep ties with the k-th, as Hugging Face does.
             ids = np.flatnonzero(scores >= np.partition(scores, -s.top_k)[-s.top_k])
             scores = scores[ids]
         if s.top_p < 1:
-            keep = _nucleus(scores, s.top_p)
+            keep = _select_nucleus(scores, s.top_p)
             ids, scores = ids[keep], scores[keep]
         if s.min_p > 0:
             p = _softmax(scores)
@@ -225,14 +225,14 @@ class Sampler:
             ids, scores = ids[keep], scores[keep]
         return ids, scores
 
-    def _adjusted(self, logits: Floats) -> Floats:
-        """`logits`, changed in place by penalties and bias."""
+    def _adjust(self, logits: Floats) -> Floats:
+        """Apply penalties and bias to `logits` in place and return them."""
         s = self.sampling
         if self._seen:
             seen = np.fromiter((i for i in self._seen if i < logits.size), np.int64)
             old = logits[seen]
             penalty = _float32(s.repetition_penalty)
-            # A tiny penalty makes ∞, and ∞ − ∞ in the softmax is NaN: hence the clip.
+            # A tiny penalty yields ∞, and ∞ − ∞ in the softmax is NaN: hence the clip.
             with np.errstate(over="ignore"):
                 logits[seen] = np.clip(np.where(old < 0, old * penalty, old / penalty), None, _HUGE)
         if self._drawn:
@@ -246,7 +246,7 @@ class Sampler:
 
     def _draw(self, ids: Ints, scores: Floats) -> int:
         p = _softmax(scores)
-        if np.count_nonzero(scores > scores.max() - NEAR) == 1:  # no number is spent where only one token can follow
+        if np.count_nonzero(scores > scores.max() - NEAR) == 1:  # only one token can follow: draw no random number
             return int(ids[p.argmax()])
         # f64: in a vocabulary of 100,000 an f32 sum would swallow small probabilities. Rounded, they do not sum to 1.
         total = np.cumsum(p, dtype=np.float64)
@@ -256,7 +256,7 @@ class Sampler:
 
 
 def check_logits(largest: Floats | np.float32) -> None:
-    """Raises WeftError unless the largest logits are numbers."""
+    """Check that the largest logits are finite. Raises WeftError if one is NaN or infinite."""
     if not np.isfinite(largest).all():
         wrong = np.ravel(largest)[~np.isfinite(np.ravel(largest))][0]
         raise WeftError(
@@ -266,20 +266,20 @@ def check_logits(largest: Floats | np.float32) -> None:
 
 
 def check_count(name: str, value: object) -> None:
-    """Raises WeftError unless `value` is a whole number of at least 1."""
+    """Check that `value` is a whole number of at least 1. Raises WeftError if not."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise WeftError(f"{name} is {value!r}, but it must be a whole number of at least 1")
 
 
 def _float32(number: float) -> np.float32:
-    """`number`, above 0, as a normal finite float32: 1e-45 would be rounded to almost nothing, 1e39 to infinity."""
+    """Convert `number` > 0 to a normal finite float32: clamp subnormal values such as 1e-45 and overflow as of 1e39."""
     return np.float32(min(max(number, _TINY), _HUGE))
 
 
-def _tempered(logits: Floats, temperature: float) -> Floats:
-    """`logits` / `temperature`; where the largest of those is near the end of float32, with the largest logit at 0.
+def _apply_temperature(logits: Floats, temperature: float) -> Floats:
+    """Divide `logits` by `temperature`; if the result would overflow float32, first shift the largest logit to 0.
 
-    So the limit of low temperatures is the most likely token.
+    So low temperatures converge to the most likely token.
     """
     divisor = _float32(temperature)
     with np.errstate(over="ignore"):
@@ -295,14 +295,14 @@ def _softmax(scores: Floats) -> Floats:
     return p
 
 
-def _nucleus(scores: Floats, top_p: float) -> Ints:
-    """Return the indices of the most likely tokens that together reach `top_p`; the one that crosses it is kept.
+def _select_nucleus(scores: Floats, top_p: float) -> Ints:
+    """Return the indices of the most likely tokens whose probabilities sum to `top_p`, with the one that crosses it.
 
-    Of equals the first are kept. Only tokens of at least (1 - top_p) / size are sorted: the others together stay below
-    1 - top_p, so none is kept.
+    Of equal tokens the first are kept. Only tokens of at least (1 - top_p) / size are sorted: the rest sum to less than
+    1 - top_p, so none of them is kept.
     """
     p = _softmax(scores)
-    # The likeliest token always stays, whatever rounding makes of the bound.
+    # The likeliest token always stays, even if rounding puts the bound above it.
     few = np.flatnonzero(p >= min((1 - top_p) / p.size, p.max()))
     falling = few[np.argsort(-scores[few], kind="stable")]
     above = np.cumsum(p[falling], dtype=np.float64) - p[falling]

@@ -1,9 +1,9 @@
 """Speculative decoding (Leviathan et al. 2023, arXiv 2211.17192): one call of the model verifies drafted tokens.
 
-The drafts here are certain of their tokens. For such a draft the rule of speculative sampling, which accepts a token x
-with probability p(x) and else draws from p without x, is: draw from p, and accept x if that is what was drawn. So every
-position is drawn as ever, from the model's own logits and by the same number of the same sampler, and the tokens are
-those that would have come without drafts.
+The drafts here are deterministic: the draft distribution puts probability 1 on its token. The rule of speculative
+sampling, accept token x with probability p(x) and else draw from p without x, is then: draw from p, and accept x if it
+was drawn. So every position is sampled from the model's own logits with the same random number of the same sampler as
+without drafts, and the tokens are the same.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from .decoder import Decoder
 from .rows import parts
 from .sampling import check_count
 
-LONGEST, SHORTEST = 4, 2  # tokens that must have occurred before
+LONGEST, SHORTEST = 4, 2  # tokens of the n-grams that are looked up
 MOST_REST = 16
 
 
 class Drafter(ABC):
-    """Guesses how one text goes on."""
+    """A source of drafts for one sequence."""
 
     @abstractmethod
     def propose(self, text: Sequence[int], most: int) -> list[int]:
-        """At most `most` tokens that may follow `text`, which continues that of the last call."""
+        """Return at most `most` tokens that may follow the tokens `text`, which extend those of the last call."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release what it holds; it is not used again."""
+        """Release resources; the drafter must not be used afterwards."""
 
 
 class PromptLookup(Drafter):
-    """The tokens that followed the last tokens of the text where these occurred last (Saxena 2023, prompt look-up
-    decoding). The longest of the n-grams that did occur decides."""
+    """Drafts by prompt look-up (Saxena 2023): the tokens that followed the last occurrence of the sequence's final
+    n-gram, the longest that occurred before."""
 
     def __init__(self) -> None:
-        self._follows: dict[tuple[int, ...], int] = {}  # where an n-gram ended last
-        self._known = 0
+        self._follows: dict[tuple[int, ...], int] = {}  # n-gram -> end of its last occurrence
+        self._indexed = 0
 
     def propose(self, text: Sequence[int], most: int) -> list[int]:
-        for end in range(max(self._known, SHORTEST), len(text)):
+        for end in range(max(self._indexed, SHORTEST), len(text)):
             for n in range(SHORTEST, min(LONGEST, end) + 1):
                 self._follows[tuple(text[end - n : end])] = end
-        self._known = len(text)
+        self._indexed = len(text)
         for n in range(min(LONGEST, len(text)), SHORTEST - 1, -1):
             if (at := self._follows.get(tuple(text[-n:]))) is not None:
-                return _continued(text, at, most)
+                return _repeat_from(text, at, most)
         return []
 
 
-def _continued(text: Sequence[int], at: int, most: int) -> list[int]:
-    """`most` tokens of `text` from `at` on, which begin anew behind its end."""
+def _repeat_from(text: Sequence[int], at: int, most: int) -> list[int]:
+    """Return `most` tokens of `text` from `at` on, repeating text[at:] after its end."""
     period = len(text) - at
     return [text[at + i % period] for i in range(most)]
 
@@ -85,10 +85,10 @@ class Assistant(Drafter):
 
 @dataclass(frozen=True)
 class Speculation:
-    """The source of drafts: the text itself, up to `prompt_lookup_num_tokens` at a time, or the model `assistant`, up
-    to `num_assistant_tokens`.
+    """The source of drafts: the sequence itself, up to `prompt_lookup_num_tokens` at a time, or the model `assistant`,
+    up to `num_assistant_tokens`.
 
-    Raises WeftError on a number outside its range, and on one of tokens of an assistant that is not there.
+    Raises WeftError on a value outside its range, and on `num_assistant_tokens` without an assistant.
     """
 
     prompt_lookup_num_tokens: int = 0
@@ -108,7 +108,7 @@ class Speculation:
         return self.prompt_lookup_num_tokens > 0 or self.assistant is not None
 
     def check(self, decoder: Decoder[Any]) -> None:
-        """Raises WeftError unless `decoder` can verify drafts, and the assistant make them."""
+        """Check that `decoder` can verify drafts and that the assistant can propose them. Raises WeftError if not."""
         if not decoder.rewinds or not decoder.padded:
             why = "its tokens compete" if decoder.rewinds else "states and rolling caches cannot drop tokens again"
             raise WeftError(f"the model cannot verify drafted tokens: {why}")
@@ -130,24 +130,25 @@ class Speculation:
             )
 
     def drafts(self, capacity: int) -> Drafts:
-        """The drafts of a row of at most `capacity` tokens."""
+        """Return the drafts of a row of at most `capacity` tokens."""
         if self.assistant is None:
             return Drafts(PromptLookup(), self.prompt_lookup_num_tokens)
         return Drafts(Assistant(self.assistant, capacity), self.num_assistant_tokens)
 
 
 class Drafts:
-    """The drafts of one row: as many tokens as lately were right, and twice as many where all of them were.
+    """The drafts of one row, of adaptive length: one token more than the last draft had right, or twice the length if
+    all tokens were right.
 
-    After a draft of which nothing was right comes a step without one, after n of them in a row 2^(n-1), 16 at most.
+    After n drafts in a row without a right token, the next 2^(n-1) steps, 16 at most, draft nothing.
     """
 
     def __init__(self, drafter: Drafter, most: int) -> None:
         self._drafter, self._most, self._count = drafter, most, most
-        self._wrong = self._rest = 0  # drafts in a row of which nothing was right; steps without a draft
+        self._wrong = self._rest = 0  # drafts in a row without a right token; steps left without a draft
 
     def propose(self, text: Sequence[int], room: int) -> list[int]:
-        """Tokens that may follow `text`, at most `room`."""
+        """Return at most `room` tokens that may follow `text`."""
         if self._rest > 0:
             self._rest -= 1
             return []
@@ -155,11 +156,11 @@ class Drafts:
         return self._drafter.propose(text, count) if count > 0 else []
 
     def close(self) -> None:
-        """Release what the drafter holds."""
+        """Release the drafter's resources."""
         self._drafter.close()
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """Note how many of the drafted tokens were right."""
+        """Adapt the length of drafts to how many of the `drafted` tokens were `accepted`."""
         if drafted:
             self._wrong = 0 if accepted else self._wrong + 1
             self._rest = 0 if accepted else min(2 ** (self._wrong - 1), MOST_REST)

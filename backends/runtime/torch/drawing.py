@@ -65,7 +65,7 @@ class DrawingContext(BatchContext):
         """
         rows = np.flatnonzero(active)
         self._check_room(rows)
-        self._whole = False
+        self._intact = False
         with self.running(), torch.inference_mode():
             if not self._ahead:
                 self.steps.drop()
@@ -81,7 +81,7 @@ class DrawingContext(BatchContext):
             self._append(rows, tokens[rows])
             if ahead and not same:
                 self._launch(rows, drawn, active)
-        self._ahead, self._whole = ahead, True
+        self._ahead, self._intact = ahead, True
         return drawn
 
     def _launch(self, rows: Ints, tokens: Ints, active: Bools) -> None:
