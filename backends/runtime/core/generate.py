@@ -16,7 +16,7 @@ from weft.ir.errors import WeftError
 
 from ..arrays import Floats
 from ..text.chat import ChatTemplate, Message
-from ..text.sources import check_sound, length_of, shown
+from ..text.sources import check_sound, length_of, quote_prompt
 from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, is_sound, prompts_of
 from .answers import Answer, Constraint, advance, verify
 from .beams import Beams, BeamSearch, EarlyStopping, search
@@ -283,7 +283,7 @@ class Generator:
         elif is_ids(prompt):
             ids = [int(i) for i in prompt]
         else:
-            raise WeftError(f"a prompt is {shown(prompt)}, but it must be a text or a list of token ids")
+            raise WeftError(f"a prompt is {quote_prompt(prompt)}, but it must be a text or a list of token ids")
         bounds = self.decoder.vocab, self.decoder.max_prompt
         check_ids("a prompt", ids, *bounds, "compile with a larger --max-length")
         return ids

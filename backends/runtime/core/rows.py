@@ -58,7 +58,7 @@ class BatchContext(ABC):
         return common if common == length or self._rewinds else 0
 
     def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = 512, keep: int = 0) -> Floats:
-        """Restart every row with its prompt, at most `chunk` tokens a run; return the logits after each, [batch, vocab].
+        """Restart every row with its prompt, at most `chunk` tokens a run; return the logits after it, [batch, vocab].
 
         Neighbouring prompts run together, right-padded, if they fit one chunk; only prompts of the same length run
         together where padding would enter states or rolling caches or compete for experts. A longer prompt runs alone,

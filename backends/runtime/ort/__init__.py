@@ -1,4 +1,4 @@
-"""The executor on ONNX Runtime: sessions, decoders, encoders, their caches and states.
+"""The ONNX Runtime executor: sessions, decoders, encoders, their caches and states.
 
 Never here: sampling, text.
 """

@@ -1,4 +1,4 @@
-"""Memory that a model reads and writes in place: zeros at a fixed address on the session's device."""
+"""Buffers at fixed device addresses that a model reads and writes in place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.ir.errors import WeftError
 
 from .session import Session, onnxruntime
 
-# ONNX Runtime's name of a tensor type: (its ONNX number, the numpy dtype for its bytes; ORT knows none for bf16).
+# ONNX Runtime's name of a tensor type: (its ONNX enum value, the numpy dtype of its bytes; numpy has no bf16).
 _TYPES: dict[str, tuple[int, type[np.generic]]] = {
     "tensor(float)": (1, np.float32),
     "tensor(uint8)": (2, np.uint8),
@@ -26,7 +26,7 @@ Kind = tuple[int, type[np.generic]]
 
 
 def kind_of(name: str, value: Any) -> Kind:
-    """The ONNX number and the numpy dtype of an input or output of the graph `name`.
+    """Return the ONNX enum value and the numpy dtype of an input or output `value` of the graph `name`.
 
     Raises WeftError when the runtime cannot hold its type.
     """
@@ -36,9 +36,10 @@ def kind_of(name: str, value: Any) -> Kind:
 
 
 class Buffer:
-    """Zeros at a fixed address on the session's device; `host` is that memory on the CPU, a staging copy on CUDA.
+    """A zero-filled buffer at a fixed address on the session's device; `host` is its memory (CPU) or a staging copy
+    (CUDA).
 
-    The bytes of `host` may be given, zeros too.
+    The argument `host` may provide zeroed bytes to use instead of a new allocation.
     """
 
     def __init__(
@@ -51,21 +52,21 @@ class Buffer:
         self.address: int = self._value.data_ptr()
 
     def drop_host(self) -> Buffer:
-        """Give the staging copy back, where it is one."""
+        """Free the staging copy on CUDA; return this buffer."""
         if self.device != "cpu":
             self.host = np.empty(0, self.host.dtype)
         return self
 
     def push(self) -> None:
-        """Host to device."""
+        """Copy `host` to the device."""
         self.write(self.host)
 
     def pull(self) -> NDArray[Any]:
-        """The device's contents on the host: on the CPU the memory itself, on CUDA a copy to be written back."""
+        """Return the contents on the host: on the CPU the memory itself, on CUDA a copy that `write` writes back."""
         return self.host if self.device == "cpu" else self._value.numpy()
 
     def write(self, values: NDArray[Any]) -> None:
-        """Replace the contents; on the CPU nothing is left to do for what `pull` gave."""
+        """Replace the contents; on the CPU an array returned by `pull` needs no copy."""
         if self.device != "cpu":
             self._value.update_inplace(np.ascontiguousarray(values))
         elif values is not self.host:
@@ -73,13 +74,13 @@ class Buffer:
 
     def bind_input(self, binding: Any, name: str, first: int = 0, rows: int | None = None) -> None:
         """Bind `rows` rows (all by default) from `first` on as the input `name`."""
-        binding.bind_input(name, self.device, 0, self.onnx_type, *self._part(first, rows))
+        binding.bind_input(name, self.device, 0, self.onnx_type, *self._row_range(first, rows))
 
     def bind_output(self, binding: Any, name: str, first: int = 0, rows: int | None = None) -> None:
         """Bind `rows` rows (all by default) from `first` on as the output `name`."""
-        binding.bind_output(name, self.device, 0, self.onnx_type, *self._part(first, rows))
+        binding.bind_output(name, self.device, 0, self.onnx_type, *self._row_range(first, rows))
 
-    def _part(self, first: int, rows: int | None) -> tuple[tuple[int, ...], int]:
+    def _row_range(self, first: int, rows: int | None) -> tuple[tuple[int, ...], int]:
         # The batch is the first axis, so neighbouring rows are one block of memory.
         shape = (self.shape[0] - first if rows is None else rows, *self.shape[1:])
         return shape, self.address + first * (self.nbytes // self.shape[0])

@@ -1,4 +1,4 @@
-"""The encoder half of an encoder-decoder: sources become the keys and values that cross-attention reads."""
+"""The encoder of an encoder-decoder: it computes the keys and values of cross-attention from sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .session import Session, failures
 
 
 class Reading:
-    """Encoded sources of a batch; row r attends to source `of[r]`."""
+    """The encoded sources of a batch; row r attends to source `of[r]`."""
 
     def __init__(self, session: Session, buffers: Mapping[str, Buffer], of: Ints) -> None:
         self._session, self._buffers, self.of = session, buffers, of
@@ -31,37 +31,38 @@ class Reading:
             buffer.bind_input(binding, name, first, rows)
 
     @classmethod
-    def joined(cls, readings: Sequence[Reading]) -> Reading:
-        """`readings` of a row each as one, padded with zeros to the longest source."""
+    def join(cls, readings: Sequence[Reading]) -> Reading:
+        """Join `readings` of one row each into one batch, zero-padded to the longest source."""
         session, buffers = readings[0]._session, {}
         for name, buffer in readings[0]._buffers.items():
             parts = [reading._buffers[name].pull() for reading in readings]
             longest = max(part.shape[1] for part in parts)
             ends = [[(0, 0), (0, longest - part.shape[1]), *[(0, 0)] * (part.ndim - 2)] for part in parts]
             values = np.concatenate([np.pad(part, end) for part, end in zip(parts, ends, strict=True)])
-            buffers[name] = _filled(session, values, (buffer.onnx_type, values.dtype.type)).drop_host()
+            buffers[name] = _new_buffer(session, values, (buffer.onnx_type, values.dtype.type)).drop_host()
         return cls(session, buffers, np.arange(len(readings)))
 
     def gather(self, rows: Ints) -> Reading:
-        """The reading whose row r is row `rows[r]` of this one; this one itself where they read the same."""
+        """Return the reading whose row r is row `rows[r]` of this one; `self` if the sources stay the same."""
         of = self.of[rows]
         if np.array_equal(of, self.of):
             return self
         buffers = {}
         for name, buffer in self._buffers.items():
             values = buffer.pull()[rows]
-            buffers[name] = _filled(self._session, values, (buffer.onnx_type, values.dtype.type)).drop_host()
+            buffers[name] = _new_buffer(self._session, values, (buffer.onnx_type, values.dtype.type)).drop_host()
         return Reading(self._session, buffers, of)
 
 
 @dataclass(frozen=True)
 class SourceEncoder:
-    """An encoder graph in an open session: inputs `encoder_input_ids`, or the `sound` that it reads, and
-    `encoder_attention_mask` [batch, source]; outputs what the decoder asks for by the same name, as
-    `cross.{i}.key|value` [batch, source, width].
+    """An encoder graph in an open session.
 
-    Every row of the decoder begins with the token `start`. `compares` says that the tokens of a call compete, as for
-    places at experts. Raises WeftError when the graph is another.
+    Inputs: `encoder_input_ids` or the input of `sound`, and `encoder_attention_mask` [batch, source]. Outputs: inputs
+    of the decoder by the same names, such as `cross.{i}.key|value` [batch, source, width].
+
+    Every row of the decoder begins with the token `start`. `compares`: tokens of a call compete, such as for the
+    capacity of experts. Raises WeftError if the graph has other inputs.
     """
 
     session: Session
@@ -80,31 +81,31 @@ class SourceEncoder:
             )
 
     def gives(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Those inputs of a decoder graph that a reading provides."""
+        """Return the inputs of a decoder graph that a reading provides."""
         available = {MASK, *(o.name for o in self.session.ort.get_outputs())}
         return {name: value for name, value in inputs.items() if name in available}
 
     def read(self, sources: Sequence[Any], shapes: Mapping[str, Any]) -> Reading:
-        """Run the encoder once over all `sources`, padded on the right: the inputs `shapes` by the decoder.
+        """Run the encoder over all right-padded `sources`; `shapes` are the decoder's inputs that the result provides.
 
-        Where tokens compete, it runs over each source by itself. Raises WeftError when ONNX Runtime fails, and where a
-        sound has more frames than tables of positions.
+        If tokens compete, run each source separately. Raises WeftError when ONNX Runtime fails, and when a sound has
+        more frames than the position table.
         """
         if self.compares and len(sources) > 1:
-            return Reading.joined([self.read([source], shapes) for source in sources])
-        given = encoder_inputs(sources, self.sound)
-        batch, longest = given[MASK].shape
+            return Reading.join([self.read([source], shapes) for source in sources])
+        inputs = encoder_inputs(sources, self.sound)
+        batch, longest = inputs[MASK].shape
         with failures(self.name):
-            # A binding holds addresses only: `fed` keeps the buffers alive until the run ends.
-            binding, fed = self.session.ort.io_binding(), []
+            # A binding holds addresses only: `feeds` keeps the buffers alive until the run ends.
+            binding, feeds = self.session.ort.io_binding(), []
             for value in self.session.ort.get_inputs():
-                fed.append(_filled(self.session, given[value.name], kind_of(self.name, value)))
-                fed[-1].bind_input(binding, value.name)
+                feeds.append(_new_buffer(self.session, inputs[value.name], kind_of(self.name, value)))
+                feeds[-1].bind_input(binding, value.name)
             buffers = {}
             for name, value in shapes.items():
                 kind = kind_of(self.name, value)
                 if name == MASK:
-                    buffers[name] = _filled(self.session, given[MASK], kind)
+                    buffers[name] = _new_buffer(self.session, inputs[MASK], kind)
                 else:
                     inner = [self._size(n, longest) for n in value.shape[1:]]
                     buffers[name] = Buffer(self.session, (batch, *inner), kind).drop_host()
@@ -113,7 +114,10 @@ class SourceEncoder:
         return Reading(self.session, buffers, np.arange(batch))
 
     def _size(self, size: int | str, longest: int) -> int:
-        """The `size` of an axis for sources of `longest` tokens or samples, by which the graph calls it."""
+        """Evaluate the `size` of an axis, a formula of the graph, for sources of `longest` tokens or samples.
+
+        Raises WeftError when a sound is too short or too long for the model.
+        """
         if isinstance(size, int):
             return size
         formula = sizes.parse(size)
@@ -127,7 +131,7 @@ class SourceEncoder:
         return count
 
 
-def _filled(session: Session, values: NDArray[Any], kind: Kind) -> Buffer:
+def _new_buffer(session: Session, values: NDArray[Any], kind: Kind) -> Buffer:
     buffer = Buffer(session, values.shape, kind)
     buffer.host[...] = values
     buffer.push()

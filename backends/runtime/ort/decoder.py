@@ -1,8 +1,8 @@
-"""A compiled decoder on ONNX Runtime: caches and states at fixed addresses, everything bound, nothing copied.
+"""A compiled decoder on ONNX Runtime: caches, states, inputs and logits are bound at fixed addresses, without copies.
 
-The graph's contract: inputs `input_ids` [batch, seq]; where it declares them `attention_mask` [batch, total] (1 for a
-token of the row, padding only on the right) and `position_ids` [batch, seq]; caches and states as in `states`; of an
-encoder-decoder also what `sources` describes. Outputs `logits` [batch, 1 or seq, vocab] and the present states.
+The graph's contract: inputs `input_ids` [batch, seq]; if declared, `attention_mask` [batch, total] (1 for a token of
+the row, padding only on the right) and `position_ids` [batch, seq]; caches and states as in `states`; for an
+encoder-decoder the outputs of `SourceEncoder`. Outputs: `logits` [batch, 1 or seq, vocab] and the present states.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _TEXT = ("input_ids", "attention_mask", "position_ids")
 
 
 class OrtDecoder(Decoder["OrtContext"]):
-    """A decoder graph in an open session, behind the encoder of its `sources` where it has one.
+    """A decoder graph in an open session, with the encoder of its `sources` for an encoder-decoder.
 
-    `carried` are its states as its folder records them; without such records they have names, and `rolling` are the
-    numbers of caches that roll. `head_dim` is that of its caches where the graph leaves it open;
-    `compares` says that the tokens of a row compete, as for places at experts.
+    `carried` are its states as its folder records them; without records they are inferred from names, and `rolling` are
+    the indices of rolling caches. `head_dim` is that of its caches if the graph leaves it dynamic. `compares`: tokens
+    of a row compete, such as for the capacity of experts.
     Raises WeftError when the graph does not follow the contract above.
     """
 
@@ -52,8 +52,8 @@ class OrtDecoder(Decoder["OrtContext"]):
         compares: bool = False,
         sources: SourceEncoder | None = None,
     ) -> None:
-        behind = () if sources is None else (sources.start, sources.max_length)
-        super().__init__(session.device, vocab, max_length, *behind)
+        source_arguments = () if sources is None else (sources.start, sources.max_length)
+        super().__init__(session.device, vocab, max_length, *source_arguments)
         self.session, self.name, self.sources = session, name, sources
         self.sound = None if sources is None else sources.sound
         inputs = {i.name: i for i in session.ort.get_inputs()}
@@ -64,8 +64,8 @@ class OrtDecoder(Decoder["OrtContext"]):
             raise WeftError(f"{name}: the graph has no {', '.join(sorted(missing))}, so it is not a decoder")
         self.crossed = {} if sources is None else sources.gives(inputs)
         carried = carried or infer_states(inputs, rolling)
-        known = {*_TEXT, *self.crossed, *(state.input for state in carried)}
-        if unknown := [i for i in inputs if i not in known]:
+        expected = {*_TEXT, *self.crossed, *(state.input for state in carried)}
+        if unknown := [i for i in inputs if i not in expected]:
             raise WeftError(f"{name}: the graph asks for the input {unknown[0]}, which the runtime does not know")
         self.kinds = {i: kind_of(name, inputs[i]) for i in _TEXT if i in inputs}
         self.logits_kind = kind_of(name, outputs["logits"])
@@ -82,7 +82,7 @@ class OrtDecoder(Decoder["OrtContext"]):
             raise WeftError(f"{name}: its logits are {width} wide, but the vocabulary is said to hold {vocab} tokens")
         self.rewinds = all(state.growth.rewinds for state in self.states)
         self.padded = self.rewinds and not compares
-        # Contexts share the session, whose captured graphs are told apart by number only.
+        # Contexts share the session, whose captured graphs are identified only by number.
         self.graph_ids = itertools.count(1)
         self.contexts: type[OrtContext] = OrtContext
 
@@ -91,7 +91,7 @@ class OrtDecoder(Decoder["OrtContext"]):
         return self.contexts(self, batch, capacity)
 
     def cache_bytes(self, batch: int, tokens: int) -> int:
-        """Bytes that the caches and states of `batch` rows of `tokens` tokens each take, as `context` allocates them.
+        """Return the bytes that `context` allocates for the caches and states of `batch` rows of `tokens` tokens each.
 
         Raises WeftError as `context` does.
         """
@@ -106,13 +106,13 @@ class OrtDecoder(Decoder["OrtContext"]):
         return max(fixed, default=capacity)
 
     def run(self, binding: Any, options: Any = None) -> None:
-        """Run the graph. Raises WeftError, with ONNX Runtime's own words, when it fails."""
+        """Run the graph. Raises WeftError with ONNX Runtime's message when it fails."""
         with failures(self.name):
             self.session.ort.run_with_iobinding(binding, options)
 
 
 class OrtContext(BatchContext):
-    """The caches of one batch, and the buffers a decoding step reads and writes; `lengths` counts each row's tokens."""
+    """The caches of one batch, and the buffers that a decode step reads and writes; `lengths` has each row's tokens."""
 
     def __init__(self, model: OrtDecoder, batch: int, capacity: int) -> None:
         self.model = model
@@ -122,7 +122,7 @@ class OrtContext(BatchContext):
                 batch, capacity, rewinds=model.rewinds, padded=model.padded, answers=model.sources is not None
             )
             self._memory = Memory(session, model.states, batch, capacity)
-            # A step is given a mask of the whole capacity: captured graphs need fixed shapes and addresses.
+            # The mask of a step covers the full capacity: captured graphs need fixed shapes and addresses.
             widths = {"input_ids": 1, "attention_mask": capacity, "position_ids": 1}
             self._inputs = {name: Buffer(session, (batch, widths[name]), kind) for name, kind in model.kinds.items()}
             self._logits = Buffer(session, (batch, 1, model.vocab), model.logits_kind)
@@ -131,26 +131,26 @@ class OrtContext(BatchContext):
                 f"no memory for the caches of {batch} rows of {capacity} tokens ({one_line(error)}): "
                 "use a smaller batch or fewer tokens"
             ) from error
-        # f32 logits on the CPU are the scores themselves, without a copy for every token.
+        # On the CPU f32 logits serve as `_scores` directly, without a copy for every token.
         shared = session.device == "cpu" and self._logits.host.dtype == np.float32
         self._scores = self._logits.host[:, 0] if shared else np.zeros((batch, model.vocab), np.float32)
-        self._shared = shared
+        self._shares_logits = shared
         self._scratch: NDArray[Any] = np.empty(0, self._logits.host.dtype)
         self._reading: Reading | None = None
         self._plain = session.run_options()
         self._graph_ids: list[int] = []  # of the captured steps
         self._steps: list[tuple[Any, Any]] = []  # a binding and its run options for each side of the memory
-        self._steps_of: dict[int, list[tuple[Any, Any]]] = {}  # the same for a number of first rows
+        self._steps_of: dict[int, list[tuple[Any, Any]]] = {}  # number of first rows -> their `_steps`
         if model.sources is None:
             self._bind_steps()
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes allocated for caches and states."""
+        """Return the bytes allocated for caches and states."""
         return self._memory.nbytes
 
     def close(self) -> None:
-        """Release what was captured of this context's steps."""
+        """Release the captured CUDA graphs of this context's steps."""
         for number in self._graph_ids:
             self.model.session.ort.release_captured_graph(number)
         self._graph_ids = []
@@ -165,12 +165,12 @@ class OrtContext(BatchContext):
             mask[np.arange(mask.shape[1]) >= self.lengths[:, None]] = 0
 
     def extend_all(self, given: Sequence[Sequence[int]]) -> list[Floats]:
-        # Row by row: GroupQueryAttention takes several tokens behind others for a single row only.
-        found = [np.empty((0, self.model.vocab), np.float32) for _ in given]
+        # Row by row: GroupQueryAttention accepts several tokens after a past for a single row only.
+        logits = [np.empty((0, self.model.vocab), np.float32) for _ in given]
         for row, part in enumerate(given):
             if part:
-                found[row] = np.array(self._extend(row, [part], every=True)[0], np.float32)
-        return found
+                logits[row] = np.array(self._extend(row, [part], every=True)[0], np.float32)
+        return logits
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         model = self.model
@@ -206,11 +206,11 @@ class OrtContext(BatchContext):
         for name, (_, dtype) in model.kinds.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(feed[name], dtype))
         shape = (rows, longest if model.every_position else 1, model.vocab)
-        logits = self._room(shape)
+        logits = self._reserve_scratch(shape)
         binding.bind_output("logits", "cpu", 0, self._logits.onnx_type, shape, logits.ctypes.data)
-        # Never captured: prompts differ in shape.
+        # Not captured: prompts differ in shape.
         model.run(binding, self._plain)
-        self._memory.turn(first, rows)
+        self._memory.swap_sides(first, rows)
         if "attention_mask" in self._inputs:
             self._inputs["attention_mask"].host[first : first + rows, :width] = feed["attention_mask"]
         return logits
@@ -225,8 +225,8 @@ class OrtContext(BatchContext):
         for buffer in inputs.values():
             buffer.push()
         self.model.run(*self._steps[self._memory.side])
-        self._memory.turn()
-        if not self._shared:
+        self._memory.swap_sides()
+        if not self._shares_logits:
             float32(self._logits.pull()[:, 0], self._scores)
 
     def _step_first(self, tokens: Ints) -> None:
@@ -239,11 +239,11 @@ class OrtContext(BatchContext):
         for buffer in inputs.values():
             buffer.push()
         if count not in self._steps_of:
-            self._steps_of[count] = self._bound(count)
+            self._steps_of[count] = self._bind_step(count)
         self._memory.bring(0, count)
         self.model.run(*self._steps_of[count][self._memory.side])
-        self._memory.turn(0, count)
-        if not self._shared:
+        self._memory.swap_sides(0, count)
+        if not self._shares_logits:
             float32(self._logits.pull()[:count, 0], self._scores[:count])
 
     def _vacate(self, row: int) -> None:
@@ -281,19 +281,19 @@ class OrtContext(BatchContext):
             buffer.host[:, :width] = other._inputs[name].host
             buffer.host[:, width:] = 0
 
-    def _room(self, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _reserve_scratch(self, shape: tuple[int, ...]) -> NDArray[Any]:
         size = int(np.prod(shape))
         if self._scratch.size < size:
             self._scratch = np.empty(size, self._scratch.dtype)
         return self._scratch[:size].reshape(shape)
 
     def _bind_steps(self) -> None:
-        """Bind a step of all rows, once for each side of the memory; what was captured before no longer holds."""
+        """Bind a step of all rows, once for each side of the memory; release graphs captured before."""
         self.close()
-        self._steps, self._steps_of = self._bound(None), {}
+        self._steps, self._steps_of = self._bind_step(None), {}
 
-    def _bound(self, rows: int | None) -> list[tuple[Any, Any]]:
-        """A step of the first `rows` rows, all by default: a binding and its run options for each side."""
+    def _bind_step(self, rows: int | None) -> list[tuple[Any, Any]]:
+        """Bind a step of the first `rows` rows (default: all); return a binding and its run options for each side."""
         session, steps = self.model.session, []
         for side in range(self._memory.sides):
             binding = session.ort.io_binding()

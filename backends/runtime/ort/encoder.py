@@ -1,4 +1,4 @@
-"""A compiled encoder: texts to embeddings."""
+"""Compiled encoders, which compute embeddings of texts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
 class Encoder(Tasks):
-    """A model that gives every token a vector; `hidden` computes them. One with a head has answers for its `task`.
+    """A model that computes a vector for every token (`hidden`); a model with a head also has methods for its `task`.
 
-    `pooling` and `normalize` are how it was trained to make one vector of a text, `embedding` what more is known of
-    that; `compares` says that the tokens of a
-    call compete, as for places at experts. `outputs` are the names of what the model computes.
+    `pooling`, `normalize` and `embedding` describe how it was trained to compute one vector per text. `compares`:
+    tokens of a call compete, such as for the capacity of experts. `outputs` are the names of the model's outputs.
     """
 
     def __init__(self, facts: Facts, outputs: Collection[str]) -> None:
@@ -39,7 +38,7 @@ class Encoder(Tasks):
         self.embedding = facts.embedding
 
     def generate(self, *_: object, **__: object) -> NoReturn:
-        """Refuse: an encoder has vectors for texts, and no next token."""
+        """Raise WeftError: an encoder computes embeddings of texts and predicts no next token."""
         raise WeftError(f"{self.folder} holds an encoder, which generates nothing: `encode` makes vectors of texts")
 
     stream = conversation = generate  # so that callers of `load`, which returns either kind, find the right method
@@ -56,21 +55,21 @@ class Encoder(Tasks):
         prompt: str | None = None,
         truncate_dim: int | None = None,
     ) -> Floats | list[Floats]:
-        """The embeddings of `texts`, or of their token ids, float32: [texts, dim], or one [tokens, dim] each with
-        pooling "none".
+        """Return float32 embeddings of `texts` or of token ids: [texts, dim], or with pooling "none" a list with one
+        [tokens, dim] per text.
 
-        "mean" averages the vectors of a text's tokens, "weighted" with weights 1, 2, … in their order; "max" takes the
-        largest of each number, "cls" the vector of the first token, "last" that of the last. `normalize` scales every
-        vector to unit length. None means as the model was trained, where the folder of sentence-transformers that it
-        was compiled from says so, else "mean" as it is; the model's output sentence_embedding is that already. Texts of
-        similar length are run together, `batch` at a time, padded on the right; each by itself where tokens compete.
+        "mean" averages the vectors of a text's tokens, "weighted" averages them with weights 1, 2, … in order; "max"
+        takes the maximum of each feature, "cls" the vector of the first token, "last" that of the last. `normalize`
+        scales every vector to unit length. None uses the setting of the sentence-transformers folder that the model was
+        compiled from, else "mean" without scaling; the model's output sentence_embedding is pooled already. Texts of
+        similar length run together, `batch` at a time, right-padded; separately if tokens compete.
 
-        `prompt`, or the model's prompt called `prompt_name`, or else its default one, goes before each text that is no
-        token ids. Vectors of texts keep their first `truncate_dim` numbers (Kusupati 2022, Matryoshka); None means as
-        many as the model says, else all. They are scaled to unit length after that only if `normalize` is True.
+        `prompt`, or the model's prompt called `prompt_name`, or else its default prompt, is put before each text; token
+        ids get no prompt. Vectors of texts keep their first `truncate_dim` features (Kusupati 2022, Matryoshka); None
+        uses the model's setting, else all. They are rescaled to unit length after that only if `normalize` is True.
 
-        Raises WeftError on a text longer than the model's maximum (cut to it instead where `truncate`) or without
-        tokens, and on arguments outside their range.
+        Raises WeftError on a text longer than the model's maximum (with `truncate`, cut it instead) or without tokens,
+        and on arguments outside their range.
         """
         pooled = self.pooling if pooling is None else pooling
         if pooled not in get_args(Pooling):
@@ -82,85 +81,87 @@ class Encoder(Tasks):
             raise WeftError('truncate_dim shortens vectors of texts, and with pooling "none" there are none')
         if prompt is not None and prompt_name is not None:
             raise WeftError("prompt is a text, and prompt_name a prompt of the model: give one of them")
-        given = prompts_of(texts)
-        before = self.prompt(prompt_name, prompt)
-        if (prompt or prompt_name) and before and any(map(is_ids, given)):
+        inputs = prompts_of(texts)
+        prefix = self.prompt(prompt_name, prompt)
+        if (prompt or prompt_name) and prefix and any(map(is_ids, inputs)):
             raise WeftError("a prompt goes before text: begin token ids with those of the prompt")
-        skipped = 0 if self.embedding.include_prompt or not before else self.tokenizer.prompt_length(before)
-        rows = self._rows(given, before, truncate)
+        skipped = 0 if self.embedding.include_prompt or not prefix else self.tokenizer.prompt_length(prefix)
+        rows = self._tokenize(inputs, prefix, truncate)
         vectors: list[Floats] = [np.empty(0, np.float32)] * len(rows)
-        made = pooling is None and SENTENCE in self.outputs and (normalize is not False or self.embedding.modules)
-        if made and normalize is False and self.embedding.unit:
+        pooled_by_graph = (
+            pooling is None and SENTENCE in self.outputs and (normalize is not False or self.embedding.modules)
+        )
+        if pooled_by_graph and normalize is False and self.embedding.unit:
             raise WeftError(
                 f"{self.folder}: its graph ends with vectors of unit length: choose a pooling to have others"
             )
-        if made and (pad := self.embedding.pad) is not None:
+        if pooled_by_graph and (pad := self.embedding.pad) is not None:
             rows = [row + [pad] * (self.max_length - len(row)) for row in rows]
-        for some in self.batches(list(map(len, rows)), batch):
-            states = self._made([rows[row] for row in some], SENTENCE if made else HIDDEN, skipped)
-            for row, of_row in zip(some, states, strict=True):
-                vectors[row] = of_row if made else _pool(of_row[: len(rows[row])], pooled, skipped)
-        if not made and normalize is None and self.normalize and pooled != "none":
-            vectors = list(map(_of_unit_length, vectors))
+        for indices in self.batches(list(map(len, rows)), batch):
+            states = self._run_padded([rows[row] for row in indices], SENTENCE if pooled_by_graph else HIDDEN, skipped)
+            for row, state in zip(indices, states, strict=True):
+                vectors[row] = state if pooled_by_graph else _pool(state[: len(rows[row])], pooled, skipped)
+        if not pooled_by_graph and normalize is None and self.normalize and pooled != "none":
+            vectors = list(map(_normalize, vectors))
         width = self.embedding.truncate_dim if truncate_dim is None else truncate_dim
         if truncate_dim is not None and vectors and truncate_dim > vectors[0].shape[-1]:
             raise WeftError(f"truncate_dim is {truncate_dim}, but the vectors have {vectors[0].shape[-1]} numbers")
         vectors = vectors if pooled == "none" else [vector[:width] for vector in vectors]
-        vectors = list(map(_of_unit_length, vectors)) if normalize else vectors
+        vectors = list(map(_normalize, vectors)) if normalize else vectors
         return vectors if pooled == "none" else np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
     def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
-        """The last hidden states of token ids: [rows, longest, dim], float32; those after the end of a row are 0.
+        """Return the last hidden states of token ids, [rows, longest, dim], float32, with zeros after the end of a row.
 
-        Raises WeftError on ids that the model does not have, and on a row longer than its maximum or empty.
+        Raises WeftError on ids outside the vocabulary, and on a row that is empty or longer than the model's maximum.
         """
         rows = [[int(i) for i in ids] for ids in rows]
         for ids in rows:
             check_ids("a row", ids, self.vocab, self.max_length, "cut it")
-        lengths, found = list(map(len, rows)), dict[int, Floats]()
-        for some in self.batches(lengths, max(len(rows), 1)):
-            found.update(zip(some, self._made([rows[row] for row in some], HIDDEN), strict=True))
+        lengths, states = list(map(len, rows)), dict[int, Floats]()
+        for indices in self.batches(lengths, max(len(rows), 1)):
+            states.update(zip(indices, self._run_padded([rows[row] for row in indices], HIDDEN), strict=True))
         longest = max(lengths, default=0)
         if not rows:
             return np.empty((0, 0, 0), np.float32)
-        return np.stack([np.pad(found[i][:n], ((0, longest - n), (0, 0))) for i, n in enumerate(lengths)])
+        return np.stack([np.pad(states[i][:n], ((0, longest - n), (0, 0))) for i, n in enumerate(lengths)])
 
     def prompt(self, name: str | None = None, prompt: str | None = None) -> str:
-        """The text that goes before texts: `prompt`, the prompt of that `name`, or the default one.
+        """Return the text to put before texts: `prompt`, the model's prompt called `name`, or its default prompt.
 
         Raises WeftError if no prompt has that name.
         """
-        known = self.embedding.prompts
-        if name is not None and name not in known:
-            raise WeftError(f"{self.folder} has no prompt {name!r}; its prompts are {', '.join(known)}")
+        prompts = self.embedding.prompts
+        if name is not None and name not in prompts:
+            raise WeftError(f"{self.folder} has no prompt {name!r}; its prompts are {', '.join(prompts)}")
         name = name or self.embedding.default
-        return prompt if prompt is not None else known[name] if name is not None else ""
+        return prompt if prompt is not None else prompts[name] if name is not None else ""
 
-    def _made(self, rows: Sequence[Sequence[int]], output: str, skipped: int = 0) -> Floats:
-        """The `output` of token ids, padded on the right together; the first `skipped` are not pooled."""
-        (made,) = self.run(rows, [[0] * len(row) for row in rows], [output], skipped)
-        return made
+    def _run_padded(self, rows: Sequence[Sequence[int]], output: str, skipped: int = 0) -> Floats:
+        """Run right-padded token ids and return one `output`; the first `skipped` tokens are not pooled."""
+        (values,) = self.run(rows, [[0] * len(row) for row in rows], [output], skipped)
+        return values
 
-    def _rows(self, given: Sequence[object], prompt: str, truncate: bool) -> list[list[int]]:
-        """The token ids of texts, each after `prompt`, or of token ids."""
+    def _tokenize(self, inputs: Sequence[object], prompt: str, truncate: bool) -> list[list[int]]:
+        """Return token ids: tokenize texts, each after `prompt`; check and cut inputs that are token ids already."""
         limit = self.max_length if truncate else None
-        texts = [prompt + text for text in given if isinstance(text, str)]
-        made = iter(self.tokenizer.encode_batch(texts, limit) if texts else [])
+        texts = [prompt + text for text in inputs if isinstance(text, str)]
+        encoded = iter(self.tokenizer.encode_batch(texts, limit) if texts else [])
         rows = list[list[int]]()
-        for text in given:
+        for text in inputs:
             if not isinstance(text, str) and not is_ids(text):
                 raise WeftError(f"a text is {text!r:.60}, but it must be a string or a list of token ids")
-            ids = next(made) if isinstance(text, str) else [int(i) for i in text][:limit]
+            ids = next(encoded) if isinstance(text, str) else [int(i) for i in text][:limit]
             check_ids("a text", ids, self.vocab, self.max_length, "let it be cut with truncate=True")
             rows.append(ids)
         return rows
 
 
 class OrtEncoder(Encoder):
-    """An encoder graph in an open session: inputs `input_ids`, `attention_mask` and, where declared, `token_type_ids`;
+    """An encoder graph in an open session: inputs `input_ids`, `attention_mask` and, if declared, `token_type_ids`;
     output `last_hidden_state` [batch, seq, dim].
 
-    Raises WeftError when the graph is another.
+    Raises WeftError if the graph has other inputs or lacks this output.
     """
 
     def __init__(self, session: Session, facts: Facts) -> None:
@@ -178,18 +179,18 @@ class OrtEncoder(Encoder):
     def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:
         feed = {name: values[name].astype(_DTYPES[kind]) for name, kind in self._inputs.items()}
         with failures(str(self.folder)):
-            made = self.session.ort.run([*names], feed)
-        return [np.asarray(value, np.float32) for value in made]
+            outputs = self.session.ort.run([*names], feed)
+        return [np.asarray(value, np.float32) for value in outputs]
 
 
-def _of_unit_length(vectors: Floats) -> Floats:
+def _normalize(vectors: Floats) -> Floats:
     # The bound is that of torch's F.normalize.
     unit: Floats = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), np.float32(1e-12))
     return unit
 
 
 def _pool(states: Floats, pooling: str, skipped: int = 0) -> Floats:
-    """One text's vectors [tokens, dim] as one vector, without the first that are `skipped`, or all as they are."""
+    """Pool a text's vectors [tokens, dim] to [dim], without the first `skipped`; return all for pooling "none"."""
     begin = min(skipped, len(states) - 1) if pooling != "none" else 0
     states, count = states[begin:], len(states)
     if pooling in ("mean", "weighted"):

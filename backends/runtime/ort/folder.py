@@ -1,4 +1,4 @@
-"""Opening a folder of ONNX models."""
+"""Functions that open the encoder or decoder of a folder of ONNX models."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ def encoder(facts: Facts, device: str, threads: int | None) -> OrtEncoder:
 
 
 def decoder(facts: Facts, device: str, threads: int | None, stream: Any = None) -> OrtDecoder:
-    """Return the decoder of a folder, behind its encoder where it has one; it runs on a `stream` of PyTorch, if one is
-    given. Raises as `encoder` does."""
+    """Return the decoder of a folder, with the encoder of an encoder-decoder; it runs on the PyTorch `stream` if given.
+
+    Raises as `encoder` does.
+    """
     session, sources = _session(facts, 0, device, threads, graphs=True, stream=stream), None
     if facts.kind == "encoder-decoder":
-        half = _session(facts, 1, device, threads)
-        sources = SourceEncoder(half, facts.start, facts.max_source, str(facts.files[1]), facts.compares, facts.sound)
+        encoder_half = _session(facts, 1, device, threads)
+        sources = SourceEncoder(
+            encoder_half, facts.start, facts.max_source, str(facts.files[1]), facts.compares, facts.sound
+        )
     return OrtDecoder(
         session,
         vocab=facts.vocab,
@@ -37,5 +41,5 @@ def decoder(facts: Facts, device: str, threads: int | None, stream: Any = None) 
     )
 
 
-def _session(facts: Facts, file: int, device: str, threads: int | None, **more: Any) -> Session:
-    return open_session(facts.files[file], device=device, threads=threads, target=TARGETS[facts.target], **more)
+def _session(facts: Facts, file: int, device: str, threads: int | None, **options: Any) -> Session:
+    return open_session(facts.files[file], device=device, threads=threads, target=TARGETS[facts.target], **options)

@@ -1,4 +1,4 @@
-"""Opening a model with ONNX Runtime on the CPU or on CUDA: never on another device than the one that was asked for."""
+"""ONNX Runtime sessions on the CPU or on CUDA, never on another device than the requested one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
 DEVICES = ("auto", "cpu", "cuda")
 
-# Shape arithmetic that ONNX Runtime keeps on the host on purpose: no tensor crosses the bus for it.
+# Shape arithmetic that ONNX Runtime places on the host on purpose: no tensor crosses the bus for it.
 _HOST_OPS = {"Shape", "Size", "Gather", "Cast", "Squeeze", "Unsqueeze", "Concat", "Slice"} | {
     *("Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Neg")
 }
@@ -33,9 +33,11 @@ _log = logging.getLogger("weft.runtime")
 
 
 def onnxruntime() -> Any:
-    """Import onnxruntime; every import of weft goes through here. Raises WeftError, saying what to install, when there
-    is none."""
-    # Its wheels send usage data and keep a device id below ~/.cache, unless this is set when they are imported.
+    """Import onnxruntime and return the module. Raises WeftError that names the package to install if it is missing.
+
+    Every import in weft must go through here.
+    """
+    # Its wheels send usage data and store a device id below ~/.cache, unless this is set before the import.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         return importlib.import_module("onnxruntime")
@@ -46,15 +48,15 @@ def onnxruntime() -> Any:
 
 
 def ort_errors() -> tuple[type[Exception], ...]:
-    """The exceptions ONNX Runtime raises, which share no base class of their own, and the want of memory."""
+    """Return the exceptions that ONNX Runtime raises (they share no base class), and MemoryError."""
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
-    texts = [getattr(state, name) for name in dir(state)]
-    return (RuntimeError, MemoryError, *(e for e in texts if isinstance(e, type) and issubclass(e, Exception)))
+    members = [getattr(state, name) for name in dir(state)]
+    return (RuntimeError, MemoryError, *(e for e in members if isinstance(e, type) and issubclass(e, Exception)))
 
 
 @contextlib.contextmanager
 def failures(name: str, what: str = "ONNX Runtime failed") -> Iterator[None]:
-    """Convert errors of ONNX Runtime to WeftError: the model `name`, `what` went wrong, and the original text."""
+    """Convert errors of ONNX Runtime inside the block to a WeftError "name: what: original message"."""
     try:
         yield
     except ort_errors() as error:
@@ -62,28 +64,28 @@ def failures(name: str, what: str = "ONNX Runtime failed") -> Iterator[None]:
 
 
 def _remedy(words: str) -> str:
-    """Suggest a remedy for an error of ONNX Runtime that names none."""
+    """Return a remedy to append to an error message of ONNX Runtime; empty if none is known."""
     damaged = re.search(r"pre-?packed weights .* do not match", words, re.IGNORECASE)
     return "; the weights that --prepack stored are damaged: compile it anew" if damaged else ""
 
 
 def one_line(error: Exception) -> str:
-    """The words of an error in one line."""
+    """Return the message of an error on one line."""
     return " ".join(str(error).split())
 
 
 @dataclass(frozen=True)
 class Session:
-    """An open model and where it runs."""
+    """An open model and its device."""
 
     ort: Any  # onnxruntime.InferenceSession
     device: str  # "cpu" or "cuda"
     graphs: bool = False  # runs may be captured as CUDA graphs
-    stream: Any = None  # that of PyTorch on which it runs, if that is to run there, too
+    stream: Any = None  # the PyTorch stream that it runs on, if shared with PyTorch
 
     def run_options(self, graph: int = -1, waits: bool = True) -> Any:
-        """Options of a run that captures or replays the CUDA graph of this number, -1: neither; None where there is
-        nothing to say. A run that does not wait returns while its stream is at work."""
+        """Return the options of a run that captures or replays CUDA graph number `graph`, -1: neither; None if defaults
+        suffice. A run with `waits` False returns while its stream is still running."""
         if not self.graphs and waits:
             return None
         options = onnxruntime().RunOptions()
@@ -105,14 +107,14 @@ def open_session(
 ) -> Session:
     """Open `model` on `device`.
 
-    "auto" takes CUDA where ONNX Runtime offers it and the model was not compiled for the CPU, and says so in the log
-    when CUDA is there but unusable; a model compiled for CUDA runs on the CPU only when "cpu" is asked for. A model of
+    "auto" takes CUDA if ONNX Runtime offers it and the model was not compiled for the CPU; if CUDA is installed but
+    unusable, it logs a warning and takes the CPU. A model compiled for CUDA runs on the CPU only with "cpu". A model of
     standard operators runs on either.
-    `threads` bounds the CPU threads of one operator; the default is OMP_NUM_THREADS, as of PyTorch, or where that is
-    not set ONNX Runtime's, one a physical core. `graphs` asks for CUDA graphs, where the model allows them: then every
-    run must say which graph it is, -1 for none. On CUDA it runs on `stream`, if one of PyTorch is given.
+    `threads` bounds the CPU threads of one operator; the default is OMP_NUM_THREADS, as in PyTorch, or if unset ONNX
+    Runtime's default, one per physical core. `graphs` enables CUDA graphs if the model allows them: then every run must
+    name its graph, -1 for none. On CUDA it runs on the PyTorch `stream`, if given.
 
-    Raises WeftError when the device cannot be had (naming what is missing) or the file cannot be opened.
+    Raises WeftError when the device cannot be used (naming the missing part) or the file cannot be opened.
     """
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
@@ -139,30 +141,30 @@ def open_session(
 
 
 def offers_cuda() -> bool:
-    """Return whether the installed ONNX Runtime is one for CUDA. Raises WeftError when there is none."""
+    """Return whether the installed ONNX Runtime supports CUDA. Raises WeftError when it is not installed."""
     return CUDA in onnxruntime().get_available_providers()
 
 
 def missing_cuda(ort: Any) -> str | None:
-    """Say in a few words why `ort` cannot use CUDA; None if it can.
+    """Return a short reason why `ort` cannot use CUDA; None if it can.
 
-    ONNX Runtime itself falls back to the CPU with no more than a log line, so its CUDA library is loaded here first,
-    and the driver asked for a device.
+    ONNX Runtime itself falls back to the CPU with only a log line, so load its CUDA library here first and query the
+    driver for a device.
     """
     offered = ort.get_available_providers()
     if CUDA not in offered:
         return (
             f"the installed ONNX Runtime {ort.__version__} has no {CUDA} (it offers {', '.join(offered)}): "
-            "install onnxruntime-gpu in the place of onnxruntime (weft[gpu])"
+            "install onnxruntime-gpu instead of onnxruntime (weft[gpu])"
         )
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it cannot load; the loader below says it better
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints libraries it cannot load; errors below are clearer
         ort.preload_dlls()
     if (trouble := gpu_trouble()) is not None:
         return trouble
     try:
         if os.name != "nt":
             libraries = Path(ort.__file__).parent / "capi"
-            # Loaded first and globally: the CUDA library takes symbols from it.
+            # Loaded first and globally: the CUDA library needs its symbols.
             ctypes.CDLL(str(libraries / "libonnxruntime_providers_shared.so"), mode=ctypes.RTLD_GLOBAL)
             ctypes.CDLL(str(libraries / "libonnxruntime_providers_cuda.so"))
     except OSError as error:
@@ -174,7 +176,7 @@ def missing_cuda(ort: Any) -> str | None:
 
 
 def gpu_trouble() -> str | None:
-    """Say in a few words why the NVIDIA driver shows no GPU; None if it shows one."""
+    """Return a short reason why the NVIDIA driver has no usable GPU; None if it has one."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError as error:
@@ -190,10 +192,10 @@ def gpu_trouble() -> str | None:
 
 
 def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool, stream: Any) -> Session:
-    """Open on CUDA, with graph capture where asked for; without it, and a line in the log, where the model forbids it.
+    """Open `model` on CUDA, with graph capture if `graphs`; if the model forbids capture, log a warning and go without.
 
-    ONNX Runtime's own `session.disable_cpu_ep_fallback` refuses shape arithmetic on the host too, which is harmless and
-    even wanted; so the nodes it put there are looked at afterwards.
+    Raises WeftError if ONNX Runtime would compute nodes on the CPU. Its own `session.disable_cpu_ep_fallback` also
+    rejects shape arithmetic on the host, which is harmless and even wanted; so check the node placement afterwards.
     """
     # TF32 would round the operands of f32 products to 10 bits of mantissa.
     options = {"device_id": "0", "use_tf32": "0"}
@@ -202,7 +204,7 @@ def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool, stream:
     try:
         session = _create(ort, model, [(CUDA, {**options, "enable_cuda_graph": str(int(graphs))}), CPU], threads)
     except WeftError as error:
-        # These are ONNX Runtime's words for a model that it will not capture: a node or a copy is off the GPU.
+        # ONNX Runtime's message for a model that it cannot capture: a node or a copy is off the GPU.
         if not graphs or "graph capture" not in str(error):
             raise
         _log.warning("%s: decoding without CUDA graphs: %s", model, error)
@@ -219,15 +221,15 @@ def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool, stream:
 
 
 def host_ops(session: Any) -> list[str]:
-    """The kinds of node, shape arithmetic aside, that `session` computes on the CPU; sorted."""
+    """Return the operator types, sorted and without shape arithmetic, that `session` computes on the CPU."""
     on_cpu = (part for part in session.get_provider_graph_assignment_info() if part.ep_name == CPU)
     return sorted({node.op_type for part in on_cpu for node in part.get_nodes()} - _HOST_OPS)
 
 
 def usual_threads() -> int:
-    """Return the number of threads that the environment asks for by OMP_NUM_THREADS; 0: it does not."""
-    found = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(found) if found.isdecimal() and int(found) <= 8 * (os.cpu_count() or 1) else 0
+    """Return the number of threads in the variable OMP_NUM_THREADS; 0 if unset or invalid."""
+    value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(value) if value.isdecimal() and int(value) <= 8 * (os.cpu_count() or 1) else 0
 
 
 def _create(ort: Any, model: Path, providers: list[Any], threads: int | None) -> Any:
@@ -241,5 +243,5 @@ def _create(ort: Any, model: Path, providers: list[Any], threads: int | None) ->
         try:
             # With the fallback an error on CUDA would open the model on the CPU instead.
             return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
-        except UnicodeDecodeError as error:  # ONNX Runtime hands names on as they are
+        except UnicodeDecodeError as error:  # ONNX Runtime passes names on without checking them
             raise WeftError(f"{model}: it holds a name that is not UTF-8 ({error.reason})") from error

@@ -1,4 +1,4 @@
-"""Chat templates: the jinja2 text that turns messages into a prompt, as Hugging Face renders it."""
+"""Chat templates in jinja2, which render messages to a prompt as Hugging Face does."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from weft.ir.errors import WeftError
 from weft.ir.storage.documents import Record, read_json, read_text
 
 Message = Mapping[str, Any]
-SECONDS = 2  # that a template may take
-MEMORY = 512 << 20  # bytes of addresses, the interpreter's own included
+SECONDS = 2  # time limit of a template
+MEMORY = 512 << 20  # limit of the address space in bytes, the interpreter included
 FURTHER = "additional_chat_templates"  # the folder of named templates
-EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the name today, and the one of transformers 4
+EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the current name, and that of transformers 4
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 WORKER = Path(__file__).with_name("chat_worker.py")
-STARTED = 60  # seconds until the process must have begun and ended, on the slowest machine
+STARTED = 60  # seconds for the process to start and answer, on the slowest machine
 
 
 class ChatTemplate:
-    """The chat templates of a compiled folder: the one called tool_use where tools are given, else the default.
+    """The chat templates of a compiled folder: "tool_use" renders prompts with tools, "default" all others.
 
-    The template comes from wherever the model came from: it runs in jinja2's immutable sandbox, in a process that may
-    take 2 seconds and 512 MiB.
-    That process is begun for each prompt, unless a `renderer` is given that lives on.
-    Raises WeftError when the folder has none, or its file is no text.
+    A template is untrusted, like the model: it runs in jinja2's immutable sandbox, in a process limited to 2 seconds
+    and 512 MiB. Each prompt starts a new process unless `renderer` is set, which stays alive.
+    Raises WeftError when the folder has no template, or its file is not text.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,27 +47,29 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The template that renders conversations with tools."""
+        """Return the template that renders conversations with tools."""
         return self._templates.get("tool_use") or self._templates["default"]
 
     def render(self, messages: Sequence[Message], *, answer: bool = True, **variables: Any) -> str:
-        """The prompt of `messages`, ending where the assistant's answer begins when `answer`.
+        """Render `messages` to a prompt; with `answer`, it ends where the assistant's answer begins.
 
-        `variables` (tools, documents, enable_thinking …) are handed to the template as JSON is.
-        Raises WeftError when the messages are malformed, the template cannot be parsed or refuses them, or it takes
-        more time or memory than it may.
+        `variables` (tools, documents, enable_thinking …) are passed to the template and must be JSON data.
+        Raises WeftError when the messages are malformed, the template cannot be parsed or rejects them, or it exceeds
+        its limits of time and memory.
         """
         for message in messages:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise WeftError(f"a chat message is {message!r}, but it must be a mapping with a role and its content")
-        known = {"tools": None, "documents": None, **self._tokens, **variables}
-        known |= {"messages": list(map(_normalized, messages)), "add_generation_prompt": answer}
-        named = "tool_use" if known["tools"] is not None and "tool_use" in self._templates else "default"
+        context = {"tools": None, "documents": None, **self._tokens, **variables}
+        context |= {"messages": list(map(_normalize, messages)), "add_generation_prompt": answer}
+        named = "tool_use" if context["tools"] is not None and "tool_use" in self._templates else "default"
         if named not in self._templates:
             raise WeftError(f"{self._path}: its only chat template is for tools, and none are given")
         try:
             limits = {"seconds": SECONDS, "memory": MEMORY}
-            request = json.dumps({**limits, "template": self._templates[named], "variables": known}, default=_plain)
+            request = json.dumps(
+                {**limits, "template": self._templates[named], "variables": context}, default=_to_plain
+            )
         except (TypeError, ValueError, RecursionError) as error:
             raise WeftError(f"the messages and variables of a chat must be plain data, as JSON is: {error}") from error
         try:
@@ -78,25 +79,26 @@ class ChatTemplate:
             raise WeftError(
                 f"{self._path}: the chat template cannot be rendered in a process of its own: {error}"
             ) from error
-        reply = _reply(str(self._path), status, text, words)
+        reply = _parse_reply(str(self._path), status, text, words)
         if "text" not in reply:
             raise WeftError(f"{self._path}: the chat template {reply['error']}")
         return reply["text"]
 
 
 def special_token(folder: Path, name: str) -> str | None:
-    """The token that tokenizer_config.json or special_tokens_map.json calls `name` (mask_token); None if none does."""
+    """Return the token called `name` (such as mask_token) in tokenizer_config.json or special_tokens_map.json, or
+    None."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        if (folder / file).is_file() and (found := Record.read(folder / file).data.get(name)) is not None:
-            return text_of(found)
+        if (folder / file).is_file() and (token := Record.read(folder / file).data.get(name)) is not None:
+            return text_of(token)
     return None
 
 
 class Renderer:
-    """A process that renders templates, each in a fork with the limits of one: Python starts once, not for each prompt.
+    """A worker process that renders each template in a fork with its own limits, so that Python starts only once.
 
-    A context manager; not for several threads at a time. `command`: a script with its arguments that answers other
-    requests in the same way (see `serve` of chat_worker).
+    A context manager; not thread-safe, except `kill`. `command` is a script with its arguments; another script may
+    answer other requests over the same protocol (see `serve` of chat_worker).
     """
 
     def __init__(self, command: Sequence[str | Path] = (WORKER, "--serve")) -> None:
@@ -110,14 +112,14 @@ class Renderer:
         self.close()
 
     def close(self) -> None:
-        """End the process; the next prompt begins another."""
+        """End the process; the next prompt starts another."""
         if self._process is not None:
             self._end()
             self._process.communicate()
         self._process = None
 
     def kill(self) -> None:
-        """End the process for good, from any thread: the request under way, and all others, raise OSError."""
+        """End the process for good, from any thread: the current request and all later ones raise OSError."""
         self._killed = True
         self._end()
 
@@ -126,21 +128,21 @@ class Renderer:
             os.killpg(process.pid, signal.SIGKILL)
 
     def ask(self, request: bytes) -> tuple[int, bytes, bytes]:
-        """Answer a request: the status of its fork, what it wrote, and no error messages.
+        """Send a request; return the exit status of its fork, its output, and empty error output.
 
-        Raises OSError when the process cannot be begun or ends.
+        Raises OSError when the process cannot be started or ends.
         """
         if self._process is None or self._process.poll() is not None:
             self.close()
-            self._process = _begin(self._command, errors=subprocess.DEVNULL)
+            self._process = _start_process(self._command, errors=subprocess.DEVNULL)
         try:
-            if self._killed:  # looked at when there is a process: `kill` has seen it, or is seen here
+            if self._killed:  # checked after the process exists: a concurrent `kill` ends it or is noticed here
                 raise OSError("it was ended")
             assert self._process.stdin is not None
             self._process.stdin.write(len(request).to_bytes(8, "little") + request)
             self._process.stdin.flush()
             reply = json.loads(self._read(int.from_bytes(self._read(8), "little")))
-        except BaseException:  # what is left in its pipes belongs to this request
+        except BaseException:  # the remaining bytes in its pipes belong to this request
             self.close()
             raise
         return reply["status"], reply["reply"].encode(), b""
@@ -157,19 +159,19 @@ class Renderer:
         return read
 
 
-def _begin(script: Sequence[str | Path], errors: int) -> subprocess.Popen[bytes]:
-    """Begin a process of a `script` with its arguments, with pipes for all but its `errors`."""
-    # -P keeps the worker's folder off the module path: files in it have names that others import
+def _start_process(script: Sequence[str | Path], errors: int) -> subprocess.Popen[bytes]:
+    """Start a Python process of `script` with its arguments, with pipes for stdin and stdout and stderr to `errors`."""
+    # -P keeps the worker's folder off the module path: its file names would shadow imported modules
     command = [sys.executable, "-P", *map(str, script)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipe = subprocess.PIPE
-    # In a group of its own, which can be killed as a whole, and which the Ctrl-C of a terminal does not reach.
+    # In its own process group, which can be killed with all its forks, and which Ctrl-C in a terminal does not reach.
     return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
 
 
 def _ask_once(request: bytes) -> tuple[int, bytes, bytes]:
-    """Answer a request in a process of its own: its status, what it wrote, and its error messages."""
-    with _begin([WORKER], errors=subprocess.PIPE) as process:
+    """Send a request to a new process; return its exit status, output and error output."""
+    with _start_process([WORKER], errors=subprocess.PIPE) as process:
         try:
             written, words = process.communicate(request, timeout=STARTED)
         except BaseException:
@@ -178,8 +180,8 @@ def _ask_once(request: bytes) -> tuple[int, bytes, bytes]:
     return process.returncode, written, words
 
 
-def _reply(name: str, status: int, written: bytes, words: bytes) -> dict[str, str]:
-    """The reply that a worker has `written`. Raises WeftError when it did not end well."""
+def _parse_reply(name: str, status: int, written: bytes, words: bytes) -> dict[str, str]:
+    """Parse the reply in the output `written` of a worker. Raises WeftError when it timed out or crashed."""
     # The timer ends the worker by SIGALRM, the limit of CPU time by SIGXCPU or SIGKILL.
     if status in (-signal.SIGALRM, -signal.SIGXCPU, -signal.SIGKILL):
         raise WeftError(f"{name}: the chat template takes longer than {SECONDS} seconds")
@@ -194,11 +196,11 @@ def _reply(name: str, status: int, written: bytes, words: bytes) -> dict[str, st
 def read_templates(folder: Path) -> tuple[Path, dict[str, str]]:
     """Return the chat templates of the tokenizer in `folder` by name, and the file of the first.
 
-    As in transformers, files of templates count before tokenizer_config.json; the chat_template.json of a processor
-    counts where there is nothing else.
+    As in transformers, template files take precedence over tokenizer_config.json; the chat_template.json of a processor
+    is used only if there is no other.
     """
-    further, own = folder / FURTHER, folder / "chat_template.jinja"
-    files = {"default": own} if own.is_file() else {}
+    further, default = folder / FURTHER, folder / "chat_template.jinja"
+    files = {"default": default} if default.is_file() else {}
     files |= {path.stem: path for path in sorted(further.glob("*.jinja"))}
     if files:
         return next(iter(files.values())), {name: read_text(path) for name, path in files.items()}
@@ -211,7 +213,7 @@ def read_templates(folder: Path) -> tuple[Path, dict[str, str]]:
 
 
 def _templates_in(config: Record) -> dict[str, str]:
-    """The templates of a config by name, which may have one, a list, or an object of several."""
+    """Return the templates of a config by name; the config has one template, a list, or an object."""
     template = config.data.get("chat_template")
     if isinstance(template, list):
         return {entry.text("name"): entry.text("template") for entry in config.records("chat_template")}
@@ -222,33 +224,33 @@ def _templates_in(config: Record) -> dict[str, str]:
 
 
 def special_tokens(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json of `folder`; special_tokens_map.json counts where it lists no tokens, as in
-    transformers."""
+    """Return tokenizer_config.json of `folder`, with special_tokens_map.json merged in if it has no
+    added_tokens_decoder, as in transformers."""
     config, older = (folder / name for name in ("tokenizer_config.json", "special_tokens_map.json"))
-    known: dict[str, Any] = read_json(config) if config.is_file() else {}
-    if "added_tokens_decoder" in known or not older.is_file():
-        return known
-    more: dict[str, Any] = read_json(older)
-    extra = next((known[key] for key in EXTRA if known.get(key)), None)
+    config_entries: dict[str, Any] = read_json(config) if config.is_file() else {}
+    if "added_tokens_decoder" in config_entries or not older.is_file():
+        return config_entries
+    map_entries: dict[str, Any] = read_json(older)
+    extra = next((config_entries[key] for key in EXTRA if config_entries.get(key)), None)
     if isinstance(extra, list):
-        extra = [*extra, *(more.get(EXTRA[0]) or [])]
-    return {**known, **more} if extra is None else {**known, **more, EXTRA[0]: extra}
+        extra = [*extra, *(map_entries.get(EXTRA[0]) or [])]
+    return {**config_entries, **map_entries} if extra is None else {**config_entries, **map_entries, EXTRA[0]: extra}
 
 
 def text_of(token: Any) -> str | None:
-    """Return the text of a special token that is written as text or as a described one; None if it is neither."""
+    """Return the text of a special token, a string or a mapping with "content"; None for any other value."""
     text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else None
 
 
-def _normalized(message: Message) -> dict[str, Any]:
-    """Leave out keys without a value, and give reasoning every name that templates know, as transformers does."""
-    known = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((known[key] for key in _REASONING if key in known), None)
-    return known if reasoning is None else {"thinking": reasoning, **known, "reasoning_content": reasoning}
+def _normalize(message: Message) -> dict[str, Any]:
+    """Drop keys without a value, and store reasoning under every name that templates use, as transformers does."""
+    entries = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((entries[key] for key in _REASONING if key in entries), None)
+    return entries if reasoning is None else {"thinking": reasoning, **entries, "reasoning_content": reasoning}
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert other mappings and sequences to the dicts and lists that JSON has."""
     if isinstance(value, Mapping):
         return dict(value)

@@ -1,10 +1,10 @@
-"""Render one chat template; run as a script, in a process of its own that may take little time and memory.
+"""Script that renders one chat template in its own process with limits of time and memory.
 
-A template is text of whoever made the model. jinja2's sandbox keeps it from files and attributes, but not from loops
-within loops or strings of gigabytes, and constants are computed while it is parsed. So the process bounds itself before
-it sees the template: the request is JSON on stdin, the reply JSON on stdout. With the argument --serve it answers any
-number of requests, each in a fork that bounds itself; a frame is 8 bytes of length, little-endian, and JSON. It imports
-nothing of weft.
+A template is written by the publisher of the model. jinja2's sandbox blocks files and attributes, but not nested loops
+or strings of gigabytes, and constants are computed during parsing. So the process limits itself before it reads the
+template: the request is JSON on stdin, the reply JSON on stdout. With the argument --serve it answers any number of
+requests, each in a fork that limits itself; a frame is 8 bytes of length, little-endian, and JSON. It imports nothing
+of weft.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ LONGEST = 1 << 24  # characters of a prompt; the longest contexts are a few mill
 
 
 class Generation(Extension):
-    """`{% generation %}` marks the assistant's tokens for training; here its body is all that matters."""
+    """A jinja2 extension for `{% generation %}`, which marks the assistant's tokens for training; it renders the
+    body."""
 
     tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
 
@@ -40,7 +41,7 @@ class Generation(Extension):
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Templates as Hugging Face compiles them: the sandbox, its filters and functions, `{% generation %}` blocks."""
+    """Return the sandbox in which Hugging Face compiles templates, with its filters, functions and extensions."""
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -56,34 +57,34 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 def render(template: str, variables: dict[str, Any]) -> dict[str, str]:
-    """Return {"text": the prompt}, or {"error": what is wrong, and whose fault}."""
+    """Render `template`; return {"text": prompt}, or {"error": a clause that continues "the chat template …"}."""
     try:
         compiled = environment().from_string(template)
     except MemoryError:
         return {"error": "takes too much memory"}
     except Exception as error:  # not only TemplateError: constants are computed here
-        return {"error": f"cannot be parsed: {_brief(error)}"}
+        return {"error": f"cannot be parsed: {_summarize(error)}"}
     try:
         text = compiled.render(variables)
     except MemoryError:
         return {"error": "takes too much memory"}
-    except Exception as error:  # whatever the template divides, indexes or raises
-        return {"error": f"refuses the messages: {_brief(error)}"}
+    except Exception as error:  # a template may divide by zero, index out of range or raise anything
+        return {"error": f"refuses the messages: {_summarize(error)}"}
     if len(text) > LONGEST:
         return {"error": f"makes a prompt of {len(text)} characters, more than {LONGEST}"}
     return {"text": text}
 
 
-def _brief(error: Exception) -> str:
+def _summarize(error: Exception) -> str:
     kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
     return f"{kind}{error}"[:500]
 
 
 def limit(seconds: float, memory: int) -> None:
-    """Bound this process: `seconds` by the clock and of a core, bytes of `memory`, and no files to write."""
+    """Limit this process to `seconds` of wall-clock and CPU time and `memory` bytes; forbid writing files."""
     bounds = [(resource.RLIMIT_CPU, math.ceil(seconds)), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0)]
     for which, most in [*bounds, (resource.RLIMIT_CORE, 0)]:
-        with contextlib.suppress(ValueError, OSError):  # macOS does not bound addresses
+        with contextlib.suppress(ValueError, OSError):  # macOS does not limit address space
             resource.setrlimit(which, (most, most))
     # A signal that the parent ignores stays ignored across exec.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -91,20 +92,20 @@ def limit(seconds: float, memory: int) -> None:
 
 
 def main() -> None:
-    """Answer the one request on stdin."""
+    """Answer the single request on stdin."""
     sys.stdout.write(answer(sys.stdin.buffer.read()))
 
 
 def answer(raw: bytes) -> str:
-    """Answer a request in this process, which is bounded from now on."""
+    """Answer a request in this process, after setting its limits."""
     request = json.loads(raw)
     limit(request["seconds"], request["memory"])
     return json.dumps(render(request["template"], request["variables"]))
 
 
 def serve(requests: BinaryIO, replies: BinaryIO, answer: Callable[[bytes], str]) -> None:
-    """Answer requests in forks until there are no more: replies are {"status": how the fork ended, "reply": what it
-    wrote}."""
+    """Answer requests in forks until `requests` ends; replies are {"status": exit code of the fork, "reply": its
+    output}."""
     while len(head := requests.read(8)) == 8:
         raw = requests.read(int.from_bytes(head, "little"))
         ours, theirs = os.pipe()
@@ -128,7 +129,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, answer: Callable[[bytes], str])
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--serve"]:
-        # What jinja2 and Python prepare at first, such as the lexer's patterns, the forks find ready.
+        # Warm up caches such as the lexer's patterns, so that the forks inherit them.
         environment().from_string("{% for a in b %}{{ a.c | trim }}{% endfor %}").render({"b": []})
         serve(sys.stdin.buffer, sys.stdout.buffer, answer)
     else:

@@ -1,4 +1,4 @@
-"""Sources of encoder-decoders: texts, or sound as arrays of numbers."""
+"""Sources of encoder-decoders: token ids, or sound as arrays of floats."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
 
 
 def check_sound(sound: Sound, prompt: object) -> Floats:
-    """Return `prompt` as float32. Raises WeftError unless it is what the model reads."""
+    """Return the sound `prompt` as float32. Raises WeftError unless it has the shape that the model reads."""
     if not is_sound(prompt):
-        raise WeftError(f"a prompt is {shown(prompt)}, but the model reads sound: an array of floats, {sound}")
+        raise WeftError(f"a prompt is {quote_prompt(prompt)}, but the model reads sound: an array of floats, {sound}")
     length = prompt.shape[-1]
     fits = prompt.shape[:-1] == (() if sound.bins is None else (sound.bins,))
     if not fits or length == 0 or sound.length not in (None, length):
-        raise WeftError(f"a prompt is {shown(prompt)}, but the model reads {sound}")
+        raise WeftError(f"a prompt is {quote_prompt(prompt)}, but the model reads {sound}")
     return prompt.astype(np.float32)
 
 
-def shown(prompt: object) -> str:
-    """`prompt` as errors have it: the beginning, of an array the shape."""
+def quote_prompt(prompt: object) -> str:
+    """Quote `prompt` for an error message: the shape of an array, else the first 60 characters."""
     return f"an array {list(prompt.shape)}" if isinstance(prompt, np.ndarray) else f"{prompt!r:.60}"
 
 
 def length_of(prompt: Sequence[int] | Floats) -> int:
-    """Return the number of tokens of a text, of samples or frames of a sound."""
+    """Return the number of tokens of a text, or the number of samples or frames of a sound."""
     return prompt.shape[-1] if isinstance(prompt, np.ndarray) else len(prompt)
 
 
 def encoder_inputs(sources: Sequence[Any], sound: Sound | None) -> dict[str, NDArray[Any]]:
-    """The inputs of an encoder by name for `sources`, padded on the right, and the mask of what is no padding."""
+    """Return the encoder inputs for `sources` by name: the right-padded batch, and the mask without the padding."""
     if sound is None:
         ids, mask = padded(sources)
         return {IDS: ids, MASK: mask}

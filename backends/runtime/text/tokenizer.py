@@ -1,4 +1,4 @@
-"""From text to tokens and back: tokenizer.json, text that grows token by token, stop strings."""
+"""Tokenization with tokenizer.json, streaming detokenization, and stop strings."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list: a text, a sequence of token ids, or an array of floats of one or two axes (a
-    sound) is one."""
+    """Return one prompt or several as a list; a single one is a text, a sequence of token ids, or a float array with
+    one or two axes (a sound)."""
     if isinstance(prompts, str) or is_ids(prompts) or is_sound(prompts):
         return [prompts]
-    return cast(list[Prompt], list(prompts))  # no single prompt: mypy cannot tell from `is_ids`
+    return cast(list[Prompt], list(prompts))  # several prompts: mypy cannot infer this from `is_ids`
 
 
 def is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    """Return whether `prompt` is one sequence of token ids, not several prompts."""
+    """Return whether `prompt` is a single sequence of token ids, not several prompts."""
     if isinstance(prompt, np.ndarray):
         return prompt.ndim == 1 and prompt.dtype.kind in "iu"
     return (
@@ -44,12 +44,13 @@ def is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
 
 
 def is_sound(prompt: object) -> TypeGuard[Floats]:
-    """Return whether `prompt` is one sound: a waveform [samples], or a spectrogram [bins, frames]."""
+    """Return whether `prompt` is a single sound: a waveform [samples], or a spectrogram [bins, frames]."""
     return isinstance(prompt, np.ndarray) and prompt.ndim in (1, 2) and prompt.dtype.kind == "f"
 
 
 def check_ids(what: str, ids: Sequence[int], vocab: int, longest: int, remedy: str) -> None:
-    """Raises WeftError unless `ids`, those of `what`, are 1 to `longest` tokens of `vocab`; `remedy` if too many."""
+    """Check that `ids` are 1 to `longest` token ids below `vocab`. Raises WeftError that calls them `what`, with
+    `remedy` if there are too many."""
     if not ids:
         raise WeftError(f"{what} has no tokens: give it at least one")
     if len(ids) > longest:
@@ -63,8 +64,10 @@ def check_ids(what: str, ids: Sequence[int], vocab: int, longest: int, remedy: s
 
 
 def check_text(what: str, text: str) -> None:
-    """Raises WeftError unless `text`, called `what`, is Unicode: Python passes on bytes that are not UTF-8 as halves of
-    surrogate pairs (PEP 383), which no tokenizer takes."""
+    """Check that `text`, called `what` in the error, is valid Unicode. Raises WeftError if not.
+
+    Python represents bytes that are not UTF-8 as lone surrogates (PEP 383), which no tokenizer accepts.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -76,7 +79,7 @@ def check_text(what: str, text: str) -> None:
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Token ids [rows, longest] padded with zeros on the right, and where they are tokens."""
+    """Return token ids [rows, longest], padded with zeros on the right, and the mask of real tokens."""
     lengths = np.array([len(row) for row in rows])
     mask: NDArray[np.bool_] = np.arange(lengths.max()) < lengths[:, None]
     ids = np.zeros(mask.shape, np.int64)
@@ -88,21 +91,21 @@ def parse_tokenizer(text: str, path: Path) -> Fast:
     """Parse the `text` of the tokenizer.json at `path`.
 
     Raises:
-        WeftError: if it is no tokenizer.
+        WeftError: if it does not describe a tokenizer.
     """
     from tokenizers import Tokenizer as Fast
 
     try:
         return Fast.from_str(text)
-    except BaseException as error:  # tokenizers raises nothing more specific, and panics of Rust are no Exception
+    except BaseException as error:  # tokenizers raises nothing more specific; Rust panics are not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise WeftError(f"{path}: not a readable tokenizer: {error}") from error
 
 
 class Encoded(NamedTuple):
-    """Tokens of a text or of a pair: their ids and token types, the characters that each is of, and the part (0 or 1)
-    that it belongs to; None for the tokens around them."""
+    """The tokens of a text or a pair: ids, token types, character offsets, and the part (0 or 1) of each token; None
+    for special tokens."""
 
     ids: list[int]
     types: list[int]
@@ -111,7 +114,7 @@ class Encoded(NamedTuple):
 
 
 class Tokenizer:
-    """The tokenizer.json of a compiled folder, without the padding and truncation it may ask for.
+    """The tokenizer of a compiled folder (tokenizer.json), without the padding and truncation that it may configure.
 
     Raises WeftError when the file is missing or broken.
     """
@@ -125,9 +128,9 @@ class Tokenizer:
         self._fast.no_truncation()
 
     def encode(self, text: str, special: bool = True, limit: int | None = None) -> list[int]:
-        """The tokens of `text`; with the ones the tokenizer puts around it (such as BOS) where `special`.
+        """Return the token ids of `text`; with `special`, including special tokens such as BOS.
 
-        Longer text is cut, inside what is put around it, to `limit` tokens. Raises WeftError where it is no Unicode, or
+        Longer text is cut to `limit` tokens, special tokens included. Raises WeftError if it is not valid Unicode or
         the tokenizer fails on it.
         """
         return self.encode_parts(text, limit=limit, special=special).ids
@@ -135,57 +138,60 @@ class Tokenizer:
     def encode_parts(
         self, text: str, pair: str | None = None, limit: int | None = None, special: bool = True
     ) -> Encoded:
-        """The tokens of `text`, or of it and its `pair`, with their types and places; cut as by `encode`, the longer of
-        a pair first. Raises WeftError as `encode` does."""
-        for one in (text, pair or ""):
-            check_text("a text", one)
-        with self._cut(limit):
-            # As a batch: the library gives Python's lock to other threads then alone.
-            made = self._fast.encode_batch([text if pair is None else (text, pair)], add_special_tokens=special)[0]
-        return Encoded(list(made.ids), list(made.type_ids), list(made.offsets), list(made.sequence_ids))
+        """Return the tokens of `text`, or of the pair (`text`, `pair`), with their types and offsets.
+
+        Cut to `limit` as `encode` does, the longer text of a pair first. Raises WeftError as `encode` does.
+        """
+        for part in (text, pair or ""):
+            check_text("a text", part)
+        with self._truncating(limit):
+            # As a batch: only then does the library release Python's global interpreter lock.
+            tokens = self._fast.encode_batch([text if pair is None else (text, pair)], add_special_tokens=special)[0]
+        return Encoded(list(tokens.ids), list(tokens.type_ids), list(tokens.offsets), list(tokens.sequence_ids))
 
     def token(self, index: int) -> str:
-        """The token with that id, as the vocabulary has it; the id itself where it has none."""
+        """Return the token with id `index` as written in the vocabulary; the id as a string if it has none."""
         return str(self._fast.id_to_token(index) or index)
 
     def find(self, token: str) -> int | None:
-        """The id of `token`; None if there is none."""
-        found: int | None = self._fast.token_to_id(token)
-        return found
+        """Return the id of `token`; None if the vocabulary lacks it."""
+        index: int | None = self._fast.token_to_id(token)
+        return index
 
     def encode_batch(self, texts: Sequence[str], limit: int | None = None) -> list[list[int]]:
-        """The tokens of each of `texts` as of `encode`, on all cores."""
+        """Return the token ids of each of `texts`, as `encode` does, on all cores."""
         for text in texts:
             check_text("a text", text)
-        with self._cut(limit):
+        with self._truncating(limit):
             return [list(row.ids) for row in self._fast.encode_batch_fast(list(texts))]
 
     @contextlib.contextmanager
-    def _cut(self, limit: int | None) -> Iterator[None]:
-        """Cut what is encoded inside to `limit` tokens."""
+    def _truncating(self, limit: int | None) -> Iterator[None]:
+        """Truncate encodings inside the block to `limit` tokens."""
         with _refusing("encode"):
             if limit is not None:
                 self._fast.enable_truncation(limit)
             try:
                 yield
             finally:
-                if limit is not None:  # where there is none, other threads may encode, too
+                if limit is not None:  # without a limit, other threads may encode at the same time
                     self._fast.no_truncation()
 
     def prompt_length(self, prompt: str) -> int:
-        """The number of tokens that `prompt` takes before a text, with the special ones at its beginning."""
+        """Return the number of tokens of `prompt` before a text, with special tokens at its beginning but not its
+        end."""
         ids, added = self.encode(prompt), self._fast.get_added_tokens_decoder()
         return len(ids) - (bool(ids) and ids[-1] in added and added[ids[-1]].special)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, without special tokens."""
+        """Return the text of `ids`, without special tokens."""
         with _refusing("decode"):
             return str(self._fast.decode(list(ids), skip_special_tokens=True))
 
 
 @contextlib.contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """Convert errors of the library, whose panics are no Exception, to WeftError."""
+    """Convert errors of the library inside the block, and its panics, to WeftError."""
     try:
         yield
     except BaseException as error:
@@ -195,64 +201,65 @@ def _refusing(what: str) -> Iterator[None]:
 
 
 class GrowingText:
-    """Turns tokens into text as they come: the pieces, joined, are the text of all tokens.
+    """A streaming detokenizer: the pieces, joined, are the text of all tokens.
 
-    A piece never ends inside a code point: while the text ends in U+FFFD, bytes may be missing, and it is held back.
-    Each piece is what the last few tokens add to the text of the ones before, so a decoder that looks at its left
-    neighbour (spaces, byte runs) sees one; the work per token does not grow with the text.
+    A piece never ends inside a code point: while the text ends in U+FFFD, bytes may be missing, and it is withheld.
+    Each piece is the text that new tokens add to that of the tokens of the last piece, so a decoder that depends on the
+    left neighbour (spaces, byte runs) sees one; the work per token does not grow with the text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []  # the tokens of the last piece, then those not in a piece yet
-        self._known = 0  # how many of them are in a piece
-        self._text = ""  # the text of those
+        self._ids: list[int] = []  # the tokens of the last piece, then the pending tokens
+        self._emitted = 0  # number of tokens of the last piece
+        self._text = ""  # the text of the last piece's tokens
 
     def push(self, token: int) -> str:
-        """The text that `token` completes."""
+        """Add `token`; return the text that it completes."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
-        return "" if text.endswith(_BROKEN) else self._take(text)
+        return "" if text.endswith(_BROKEN) else self._emit(text)
 
     def flush(self) -> str:
         """Return the pending text unchanged."""
-        return self._take(self._tokenizer.decode(self._ids)) if self._known < len(self._ids) else ""
+        return self._emit(self._tokenizer.decode(self._ids)) if self._emitted < len(self._ids) else ""
 
-    def _take(self, text: str) -> str:
+    def _emit(self, text: str) -> str:
         piece = text[len(self._text) :]
         if piece:
-            del self._ids[: self._known]
-            # Decoded anew: text that begins with these tokens may lack the space that they have behind others.
+            del self._ids[: self._emitted]
+            # Decode again: at the beginning of a text these tokens may lack the space that they have after others.
             self._text = self._tokenizer.decode(self._ids)
-        self._known = len(self._ids)
+        self._emitted = len(self._ids)
         return piece
 
 
 class StopStrings:
-    """Cuts growing text before the first stop string that is complete, wherever tokens begin and end."""
+    """A filter that cuts streamed text before its first stop string, regardless of token boundaries."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._held = ""  # the end of the text that may be the beginning of a stop string
+        self._pending = ""  # the end of the text that may be the beginning of a stop string
         self.found = False
 
     def push(self, piece: str) -> str:
-        """The text that is certain after `piece`: sets `found`, and returns what lies before, at a stop string."""
-        text = self._held + piece
+        """Add `piece`; return the text that cannot be part of a stop string. At a stop string, set `found` and return
+        the text before it."""
+        text = self._pending + piece
         ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
-            self.found, self._held = True, ""
+            self.found, self._pending = True, ""
             return text[: min(ends)[1]]
         pending = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - pending :]
+        self._pending = text[len(text) - pending :]
         return text[: len(text) - pending]
 
     def flush(self) -> str:
-        """Return the pending text."""
-        pending, self._held = self._held, ""
+        """Return the pending text and clear it."""
+        pending, self._pending = self._pending, ""
         return pending
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` with which `stop` begins."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

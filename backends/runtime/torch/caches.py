@@ -1,8 +1,8 @@
-"""Caches of generated PyTorch modules, whatever their layers keep.
+"""Operations on the caches of generated PyTorch modules, for any kind of layer.
 
-A cache is a list of what the layers keep: objects (or tuples and lists of them) whose tensors have a row of the batch
-per entry of their first axis. They say themselves how they grow: caches of keys have slots on their third axis, states
-are zero at the start of a text, and others keep what cross-attention reads of sources.
+A cache is a list of the caches of all layers: objects (or tuples and lists of them) whose tensors have the batch as
+first axis. Each object names how it grows: key-value caches have slots on the third axis, recurrent states are reset
+at the start of a sequence, and cross-attention caches hold keys and values of the sources.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..carried import growth_of
 
 
 def layers(cache: Any) -> Iterator[Any]:
-    """The objects that keep something, in order."""
+    """Yield the cache objects of all layers in order."""
     if isinstance(cache, list | tuple):
         for item in cache:
             yield from layers(item)
@@ -30,7 +30,7 @@ def layers(cache: Any) -> Iterator[Any]:
 
 
 def tensors(layer: Any) -> Iterator[Tensor]:
-    """The tensors of one of `layers`."""
+    """Yield the tensors of one cache object."""
     for value in vars(layer).values():
         if isinstance(value, Tensor):
             yield value
@@ -39,93 +39,93 @@ def tensors(layer: Any) -> Iterator[Tensor]:
 
 
 def is_state(layer: Any) -> bool:
-    """Return whether a layer keeps a state, not keys."""
+    """Return whether a cache object is a recurrent state."""
     return growth_of(layer) is Growth.CONSTANT
 
 
 def is_cross(layer: Any) -> bool:
-    """Return whether a layer keeps keys and values of an encoded source."""
+    """Return whether a cache object holds keys and values of an encoded source."""
     return growth_of(layer) is Growth.SOURCE
 
 
 def rewinds(cache: Any) -> bool:
-    """Return whether rows can drop tokens: impossible once states or rolling caches have lost some."""
+    """Return whether rows can drop their last tokens, which recurrent states and rolling caches cannot."""
     return all(growth_of(layer).rewinds for layer in layers(cache))
 
 
-def narrowed(cache: Any, first: int, rows: int) -> Any:
-    """`cache` of `rows` rows from `first` on: its tensors are views, which calls write into."""
-    return _mapped(cache, lambda t: t[first : first + rows])
+def narrow(cache: Any, first: int, rows: int) -> Any:
+    """Return a cache of `rows` rows from `first` on, whose tensors are views into `cache`."""
+    return _map_tensors(cache, lambda t: t[first : first + rows])
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple):
-        return tuple(_mapped(v, change) for v in value)
+        return tuple(_map_tensors(v, change) for v in value)
     if isinstance(value, list):
-        made = copy.copy(value)  # with what a subclass says of itself
-        made[:] = [_mapped(v, change) for v in value]
-        return made
+        mapped = copy.copy(value)  # with the attributes of a subclass
+        mapped[:] = [_map_tensors(v, change) for v in value]
+        return mapped
     if not hasattr(value, "__dict__"):
         return value
-    made = copy.copy(value)
-    vars(made).update({name: _mapped(v, change) for name, v in vars(value).items()})
-    return made
+    mapped = copy.copy(value)
+    vars(mapped).update({name: _map_tensors(v, change) for name, v in vars(value).items()})
+    return mapped
 
 
 def nbytes(cache: Any) -> int:
-    """Bytes allocated."""
+    """Return the bytes allocated by all tensors."""
     return sum(t.nbytes for layer in layers(cache) for t in tensors(layer))
 
 
 def clear(cache: Any) -> None:
-    """States as at the start of a text. Caches of keys need no clearing: no row looks beyond its length."""
+    """Reset states to the start of a sequence. Key-value caches need no reset: no row reads beyond its length."""
     for layer in filter(is_state, layers(cache)):
         for tensor, start in zip(tensors(layer), getattr(layer, "starts", itertools.repeat(0.0)), strict=False):
             tensor.fill_(start)
 
 
 def gather(cache: Any, rows: Tensor, moved: Tensor, used: int) -> None:
-    """Row r continues what row `rows[r]` holds, where `moved`; of caches that have slots for all tokens, `used` slots.
+    """Copy row `rows[r]` to every row r in `moved`; of caches with slots for all tokens, the first `used` slots.
 
-    What is kept of sources stays as it is, see `read_again`.
+    Caches of sources are unchanged, see `gather_sources`.
     """
     for layer in layers(cache):
         for tensor in () if is_cross(layer) else tensors(layer):
-            held = tensor[:, :, :used] if growth_of(layer) is Growth.TEXT else tensor
-            # Indexing by numbers copies the right side first, so rows may swap places.
-            held[moved] = held[rows[moved]]
+            used_slots = tensor[:, :, :used] if growth_of(layer) is Growth.TEXT else tensor
+            # Advanced indexing copies the right side first, so rows may swap places.
+            used_slots[moved] = used_slots[rows[moved]]
 
 
-def read_again(cache: Any, rows: Tensor) -> None:
-    """Row r reads the source that row `rows[r]` did: tensors of their own."""
+def gather_sources(cache: Any, rows: Tensor) -> None:
+    """Replace the sources so that row r attends to the source of row `rows[r]`; allocate new tensors."""
     for layer in filter(is_cross, layers(cache)):
         layer.kept = tuple(None if t is None else t[rows] for t in layer.kept)
 
 
 def share_sources(cache: Any, of: list[Any]) -> None:
-    """`cache` reads the sources of the caches `of`, one after the other, padded with zeros to the longest."""
-    crossing = [[layer for layer in layers(one) if is_cross(layer)] for one in of]
+    """Let `cache` attend to the sources of the caches `of`, concatenated along the batch and padded with zeros."""
+    crossing = [[layer for layer in layers(source) if is_cross(layer)] for source in of]
     for layer, *parts in zip(filter(is_cross, layers(cache)), *crossing, strict=True):
-        layer.kept = tuple(_stacked(list(same)) for same in zip(*(p.kept for p in parts), strict=True))
+        layer.kept = tuple(_concatenate(list(same)) for same in zip(*(p.kept for p in parts), strict=True))
 
 
-def _stacked(parts: list[Any]) -> Tensor | None:
-    """Tensors under each other, each axis as long as the longest."""
+def _concatenate(parts: list[Any]) -> Tensor | None:
+    """Concatenate tensors along the first axis, with zeros up to the longest on every other axis; None if None."""
     if parts[0] is None:
         return None
     sizes = [max(sizes) for sizes in zip(*(p.shape for p in parts), strict=True)][1:]
-    whole: Tensor = parts[0].new_zeros(sum(len(p) for p in parts), *sizes)
+    stacked: Tensor = parts[0].new_zeros(sum(len(p) for p in parts), *sizes)
     at = 0
     for part in parts:
-        whole[(slice(at, at + len(part)), *map(slice, part.shape[1:]))] = part
+        stacked[(slice(at, at + len(part)), *map(slice, part.shape[1:]))] = part
         at += len(part)
-    return whole
+    return stacked
 
 
 def take(cache: Any, other: Any) -> None:
-    """The contents of `other`, a cache of the same model, of as many rows and of no larger capacity."""
+    """Copy `other`, a cache of the same model with the same number of rows and at most this capacity, into `cache`."""
     for mine, theirs in zip(layers(cache), layers(other), strict=True):
         if is_cross(mine):
             mine.kept = theirs.kept
@@ -135,11 +135,11 @@ def take(cache: Any, other: Any) -> None:
 
 
 def mutable(cache: Any) -> list[Tensor]:
-    """The tensors that a call of the same tokens changes again: those of states."""
+    """Return the tensors that a repeated call with the same tokens changes again, which are those of states."""
     return [t for layer in layers(cache) if is_state(layer) for t in tensors(layer)]
 
 
 def new_cache(model: Any, batch: int, capacity: int) -> Any:
-    """A cache of the generated `model`, not touched by autograd."""
+    """Return a new cache of the generated `model` without autograd."""
     with torch.inference_mode():
         return model.new_cache(batch, capacity)

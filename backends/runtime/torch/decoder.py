@@ -1,4 +1,4 @@
-"""A generated module of PyTorch that decodes: caches allocated beforehand, rows of unequal lengths, steps in place."""
+"""A decoder that runs a generated PyTorch module: preallocated caches, rows of unequal lengths, in-place steps."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .steps import Step, Steps
 
 
 class TorchDecoder(Decoder["TorchContext"]):
-    """A generated language model; `step` is what runs single tokens, if it is not the model itself.
+    """A generated language model; `step` runs single tokens, by default with the model itself.
 
-    `compares` says that the tokens of a row compete, as for places at experts; `max_source` is the longest source of an
-    encoder-decoder, whose answers begin with the token `start`, and `sound` what it reads if that is no text. `draws`:
-    tokens are drawn on the device where the way they are sampled allows it; by default on CUDA. `offloaded` are its
-    experts, if they are not all on the device.
-    Raises WeftError when the model keeps no caches.
+    `compares`: tokens of a row compete, such as for the capacity of experts. An encoder-decoder has sources of at most
+    `max_source` tokens, or `sound` instead of text, and its answers begin with the token `start`. `draws`: sample
+    tokens on the device if the sampling options allow it; by default on CUDA. `offloaded` manages its experts, if not
+    all are on the device.
+    Raises WeftError when the model has no caches.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class TorchDecoder(Decoder["TorchContext"]):
         self.sound = sound
         self.draws = self.device.type == "cuda" if draws is None else draws
         self.every_position, self.offloaded = True, offloaded
-        # On meta tensors: only the kinds of caches matter here, not their memory.
+        # On meta tensors: only the kinds of caches matter here, so allocate no memory.
         with torch.device("meta"):
             kinds = caches.new_cache(model, 1, 1)
         self.rewinds = caches.rewinds(kinds)
         stateful = any(map(caches.is_state, caches.layers(kinds)))
-        # A rolling cache must be told where rows end (`last`): padding would push keys out of it.
+        # A rolling cache needs the end of each row (`last`): padding would push keys out of it.
         self.padded = not stateful and not compares and (self.rewinds or "last" in self.inputs)
 
     @property
@@ -81,17 +81,17 @@ class TorchDecoder(Decoder["TorchContext"]):
         return TorchContext(self, batch, capacity)
 
     def call(self, **inputs: Any) -> Tensor:
-        """Call the model with those of the inputs `inputs` that it takes. Raises WeftError when PyTorch fails."""
+        """Call the model with `inputs`, without those it does not declare. Raises WeftError when PyTorch fails."""
         with failures(self.name), torch.inference_mode():
             logits: Tensor = self.model(**{name: value for name, value in inputs.items() if name in self.inputs})
         return logits
 
     def tensor(self, values: NDArray[Any]) -> Tensor:
-        """`values` on the model's device."""
+        """Copy `values` to a tensor on the model's device."""
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
 
     def source_tensor(self, values: NDArray[Any]) -> Tensor:
-        """`values` of an encoder's input: sound in the dtype of the weights, masks as integers."""
+        """Copy an encoder input to the device: sound in the dtype of the weights, ids and masks as int64."""
         if values.dtype.kind == "f":
             return self.tensor(values).to(next(self.model.parameters()).dtype)
         return self.tensor(values.astype(np.int64))
@@ -101,25 +101,25 @@ class TorchDecoder(Decoder["TorchContext"]):
 
 
 class TorchContext(DrawingContext):
-    """The caches of one batch, and the tensors that a step reads and writes; `lengths` counts each row's tokens."""
+    """The caches of one batch, and the tensors that a step reads and writes; `lengths` has each row's tokens."""
 
     def __init__(self, model: TorchDecoder, batch: int, capacity: int) -> None:
         super().__init__(batch, capacity, rewinds=model.rewinds, padded=model.padded, answers=model.start is not None)
         self.model = model
-        what = f"no memory for the caches of {batch} rows of {capacity} tokens"
-        with failures(model.name, f"{what}: use a smaller batch or fewer tokens"):
+        trouble = f"no memory for the caches of {batch} rows of {capacity} tokens"
+        with failures(model.name, f"{trouble}: use a smaller batch or fewer tokens"):
             self._cache = caches.new_cache(model.model, batch, capacity)
             once = getattr(model.step, "captured_once", None)
             any_length, captured = once is not None and once(batch), model.offloaded is None
             self.steps = Steps(model.step, self._cache, batch, model.device, any_length, captured)
-        self._steps_of: dict[int, Steps] = {}  # of a number of first rows
+        self._steps_of: dict[int, Steps] = {}  # number of first rows -> their steps
         self._scores = np.zeros((batch, model.vocab), np.float32)
         self._last = np.zeros((2, batch), np.int64)  # token and position of each row's last step
-        self._of: Ints = np.arange(batch)  # the source that each row reads
+        self._of: Ints = np.arange(batch)  # the source that each row attends to
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes allocated for caches and states."""
+        """Return the bytes allocated for caches and states."""
         return caches.nbytes(self._cache)
 
     def drawing(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
@@ -137,19 +137,19 @@ class TorchContext(DrawingContext):
         self.settle()
         if model.start is None:
             return prompts
-        apart = [[p] for p in prompts] if model.compares else [prompts]
+        groups = [[p] for p in prompts] if model.compares else [prompts]
         with torch.inference_mode():
-            caches.share_sources(self._cache, [self._read(some) for some in apart])
+            caches.share_sources(self._cache, [self._read(group) for group in groups])
         self._of = np.arange(len(prompts))
         return [model.start] * len(prompts)
 
     def _read(self, sources: Sequence[Any]) -> Any:
-        """A cache of a token for each of `sources`, that has read them."""
-        model, given = self.model, encoder_inputs(sources, self.model.sound)
+        """Run the encoder over `sources`; return a cache of capacity 1 that holds their keys and values."""
+        model, inputs = self.model, encoder_inputs(sources, self.model.sound)
         cache = caches.new_cache(model.model, len(sources), 1)
         model.call(
             input_ids=torch.full((len(sources), 1), model.start[0] if model.start else 0, device=model.device),
-            **{name: model.source_tensor(values) for name, values in given.items()},
+            **{name: model.source_tensor(values) for name, values in inputs.items()},
             cache=cache,
         )
         return cache
@@ -158,17 +158,17 @@ class TorchContext(DrawingContext):
         pass  # states are updated in place
 
     def _end(self, prompts: Sequence[Sequence[int]]) -> None:
-        self.noted(np.arange(len(prompts)), np.array([prompt[-1] for prompt in prompts]), self.lengths - 1)
+        self.record_step(np.arange(len(prompts)), np.array([prompt[-1] for prompt in prompts]), self.lengths - 1)
 
     def _call(self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool) -> NDArray[Any]:
         model, (ids, _) = self.model, padded(parts)
         self.settle()
-        together = bool((past == past[0]).all())  # rows go on together, which kernels ask for
+        together = bool((past == past[0]).all())  # kernels require rows of equal length
         reads = getattr(model.step, "reads", None)
         if together and reads is not None and reads(len(parts)):
             logits = self._read_prompt(first, model.tensor(ids), int(past[0]), None if every else total - past - 1)
         else:
-            cache = caches.narrowed(self._cache, first, len(parts))
+            cache = caches.narrow(self._cache, first, len(parts))
             cache.length = int(past.max())
             inputs = {"input_ids": ids}
             if not together:
@@ -176,15 +176,17 @@ class TorchContext(DrawingContext):
             if not every:
                 inputs["last"] = total - past - 1
             logits = model.call(**{name: model.tensor(values) for name, values in inputs.items()}, cache=cache)
-        if logits.shape[-1] != model.vocab:  # a module does not tell before it is called
+        if logits.shape[-1] != model.vocab:  # known only after a call
             width = f"{model.name}: its logits are {logits.shape[-1]} wide"
             raise WeftError(f"{width}, but the vocabulary is said to hold {model.vocab} tokens")
         array: NDArray[Any] = logits.float().cpu().numpy()
         return array
 
     def _read_prompt(self, first: int, ids: Tensor, start: int, last: Ints | None) -> Tensor:
-        """The logits of rows from `first` on, whose next tokens `ids` [rows, seq] are at positions from `start` on: of
-        all of them, or of the tokens `last`."""
+        """Run prompt tokens `ids` [rows, seq] at positions from `start` on in the rows from `first` on.
+
+        Return the logits of all tokens [rows, seq, vocab], or only of the tokens with index `last` [rows].
+        """
         model, rows = self.model, len(ids)
         of = None if last is None else model.tensor(last)
         with failures(model.name), torch.inference_mode():
@@ -192,35 +194,35 @@ class TorchContext(DrawingContext):
                 logits = self.steps.prompt(ids, of)
                 if logits is not None:
                     return logits
-            cache = caches.narrowed(self._cache, first, rows)
+            cache = caches.narrow(self._cache, first, rows)
             cache.length = start
             positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(rows, -1)
             return model.step(ids, positions, cache, of)
 
     def _step(self, rows: Ints, tokens: Ints) -> None:
-        self.tell(rows, tokens)
+        self.load_step(rows, tokens)
         with failures(self.model.name), torch.inference_mode():
             logits = self.steps.logits(self.keys())
             self._scores[:] = logits.cpu().numpy()
-        self.noted(rows, tokens)
+        self.record_step(rows, tokens)
 
     def _step_first(self, tokens: Ints) -> None:
         model, count = self.model, tokens.size
         self.settle()
         if count not in self._steps_of:
-            cache = caches.narrowed(self._cache, 0, count)
+            cache = caches.narrow(self._cache, 0, count)
             self._steps_of[count] = Steps(model.step, cache, count, model.device, captured=False)
         steps = self._steps_of[count]
         steps.ids.copy_(model.tensor(tokens[:, None]))
         steps.positions.copy_(model.tensor(self.lengths[:count, None]))
         with failures(model.name), torch.inference_mode():
             self._scores[:count] = steps.logits(self.keys()).cpu().numpy()
-        self.noted(np.arange(count), tokens)
+        self.record_step(np.arange(count), tokens)
 
     def _vacate(self, row: int) -> None:
         self.settle()
         with torch.inference_mode():
-            caches.clear(caches.narrowed(self._cache, row, 1))
+            caches.clear(caches.narrow(self._cache, row, 1))
 
     def _move(self, row: int, to: int, used: int) -> None:
         rows = np.arange(self.lengths.size)
@@ -229,18 +231,18 @@ class TorchContext(DrawingContext):
 
     def _leave(self, first: int, last: Sequence[int]) -> None:
         rows = np.arange(first, first + len(last))
-        self.noted(rows, np.array(last), self.lengths - 1)
+        self.record_step(rows, np.array(last), self.lengths - 1)
 
-    def tell(self, rows: Ints, tokens: Ints) -> None:
-        """Tell the device the next step: that of `rows`, while the others repeat their last."""
+    def load_step(self, rows: Ints, tokens: Ints) -> None:
+        """Copy the inputs of the next step to the device: `tokens` of `rows`; the others repeat their last step."""
         ids, positions = self._last.copy()
         ids[rows], positions[rows] = tokens, self.lengths[rows]
         self.steps.ids.copy_(self.model.tensor(ids[:, None]))
         self.steps.positions.copy_(self.model.tensor(positions[:, None]))
         self.settle()
 
-    def noted(self, rows: Ints, tokens: Ints, positions: Ints | None = None) -> None:
-        """Note what a step of `rows` was, where they are to repeat it."""
+    def record_step(self, rows: Ints, tokens: Ints, positions: Ints | None = None) -> None:
+        """Record token and position of the last step of `rows`, to repeat it while they are idle."""
         self._last[:, rows] = tokens, (self.lengths if positions is None else positions)[rows]
 
     def _gather(self, rows: Ints, used: int) -> None:
@@ -251,7 +253,7 @@ class TorchContext(DrawingContext):
             if moved.size:
                 caches.gather(self._cache, model.tensor(rows), model.tensor(moved), used)
             if not np.array_equal(self._of[rows], self._of):
-                caches.read_again(self._cache, model.tensor(rows))
+                caches.gather_sources(self._cache, model.tensor(rows))
                 self._of = self._of[rows]
         self._last = self._last[:, rows]
 
@@ -264,7 +266,7 @@ class TorchContext(DrawingContext):
 
 @contextlib.contextmanager
 def failures(name: str, what: str = "PyTorch failed") -> Iterator[None]:
-    """Convert errors of PyTorch to WeftError: the model `name`, `what` went wrong, and the original text."""
+    """Convert errors of PyTorch inside the block to a WeftError "name: what: original message"."""
     try:
         yield
     except (RuntimeError, MemoryError, ValueError, IndexError) as error:

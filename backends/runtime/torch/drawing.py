@@ -1,4 +1,4 @@
-"""Contexts whose steps draw tokens on the device: the host reads a token while the step behind it runs."""
+"""Contexts whose steps sample tokens on the device: the host reads a token while the next step runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .steps import Steps
 
 
 class DrawingContext(BatchContext):
-    """A batch whose `steps` may draw. What moves rows without them calls `settle` first.
+    """A batch whose `steps` may sample on the device. Methods that change rows in another way call `settle` first.
 
     Raises as `BatchContext` does.
     """
@@ -28,15 +28,15 @@ class DrawingContext(BatchContext):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._draws: Draws | None = None
-        self._following: Bools | None = None  # the active rows whose next step the device knows already
+        self._loaded: Bools | None = None  # the active rows whose next step is on the device already
         self._ahead = False  # that step has begun
 
     def drawing(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
-        """Return a function that appends a token to the active rows, as `step` does, and samples the next ones; None if
-        the host must."""
+        """Return a function that appends a token to the active rows, as `step` does, and draws the next tokens on the
+        device; None if the host must draw."""
         if not can_draw(samplers):
             return None
-        # Rows differ in their seeds only, and each draws by the numbers of its own sampler.
+        # Rows differ only in their seeds, and each draws with the random numbers of its own sampler.
         sampling = replace(samplers[0].sampling, seed=None)
         if self._draws is None or self._draws.sampling != sampling:
             # Captured steps hold the addresses of the old draws.
@@ -46,22 +46,21 @@ class DrawingContext(BatchContext):
         return self._draw
 
     def settle(self) -> None:
-        """Forget what the device knows of the next step."""
-        self._following, self._ahead = None, False
+        """Discard the next step that was loaded on the device."""
+        self._loaded, self._ahead = None, False
 
     @abstractmethod
-    def tell(self, rows: Ints, tokens: Ints) -> None:
-        """Tell the device the next step: that of `rows`, while the others repeat their last."""
+    def load_step(self, rows: Ints, tokens: Ints) -> None:
+        """Copy the inputs of the next step to the device: `tokens` of `rows`; the others repeat their last step."""
 
-    def noted(self, rows: Ints, tokens: Ints) -> None:
-        """Take note of a step of `rows` that the device has taken; `lengths` are those before it."""
+    def record_step(self, rows: Ints, tokens: Ints) -> None:
+        """Record a step of `rows` that the device has run; `lengths` are still those before it."""
 
     def _draw(self, tokens: Ints, active: Bools) -> Ints:
-        """A step whose tokens the device draws; the next one begins before the host has seen them, so that the device
-        never waits for it.
+        """Run a step whose next tokens the device draws; return them [batch].
 
-        Rows that turn out to have ended then leave a key behind that nobody sees; where that would be a state, a step
-        begins when it is asked for.
+        The next step begins before the host has read the tokens, so the device never waits. A row that has ended then
+        writes one key that no query sees; states would change, so models with states begin a step only on request.
         """
         rows = np.flatnonzero(active)
         self._check_room(rows)
@@ -71,13 +70,13 @@ class DrawingContext(BatchContext):
                 self.steps.drop()
                 self._launch(rows, tokens, active)
             ahead = self._rewinds and int(self.lengths[rows].max()) + 1 < self.capacity
-            # Else a row has ended since the step under way began.
-            same = self._following is not None and np.array_equal(self._following, active)
+            # Not the same: a row has ended since the current step began.
+            same = self._loaded is not None and np.array_equal(self._loaded, active)
             if ahead and same:
                 assert self._draws is not None
                 self.steps.launch(self._draws, min(self.keys() + 1, self.capacity))
             drawn = self.steps.drawn(rows)
-            self.noted(rows, tokens[rows])
+            self.record_step(rows, tokens[rows])
             self._append(rows, tokens[rows])
             if ahead and not same:
                 self._launch(rows, drawn, active)
@@ -85,18 +84,18 @@ class DrawingContext(BatchContext):
         return drawn
 
     def _launch(self, rows: Ints, tokens: Ints, active: Bools) -> None:
-        """Begin a step of `rows`, the `active` ones."""
+        """Begin a step of `rows`, the indices of `active`."""
         assert self._draws is not None
-        if self._following is None or not np.array_equal(self._following, active):
-            self.tell(rows, tokens[rows])
+        if self._loaded is None or not np.array_equal(self._loaded, active):
+            self.load_step(rows, tokens[rows])
             self.steps.active.copy_(torch.from_numpy(active[:, None]))
         self.steps.launch(self._draws, self.keys())
-        self._following = active.copy()
+        self._loaded = active.copy()
 
     def keys(self) -> int:
-        """Return the number of keys that a step may attend to."""
+        """Return the maximum number of keys that a step attends to."""
         return min(int(self.lengths.max()) + 1, self.capacity)
 
     @abstractmethod
     def running(self) -> Any:
-        """A context in which steps run: it names what fails."""
+        """Return a context manager for steps that converts errors of the runtime to WeftError."""

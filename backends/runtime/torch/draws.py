@@ -1,4 +1,4 @@
-"""Drawing tokens where the logits are: what the samplers of the rows draw, without bringing logits to the host."""
+"""Sampling of tokens on the device, with the same results as the samplers of the host but without copying logits."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def can_draw(samplers: Sequence[Sampler]) -> bool:
 
 
 class Draws:
-    """Draws for rows that all sample in one way, at fixed addresses.
+    """A device sampler for rows with the same sampling options, with tensors at fixed addresses.
 
-    A row draws token i with probability p_i by one number u of its own sampler: the first whose cumulative probability
-    exceeds u. As there, no number is spent where only one token can follow.
+    A row draws the first token whose cumulative probability exceeds u, a random number of the row's own sampler. Like
+    that sampler, it draws no random number if only one token can follow.
     """
 
     def __init__(self, sampling: Sampling, batch: int, most: int, device: torch.device) -> None:
@@ -32,7 +32,7 @@ class Draws:
         self._tickets = Tickets(TICKETS)
 
     def refill(self, samplers: Sequence[Sampler]) -> None:
-        """Draw by the numbers of `samplers` from now on."""
+        """Take new random numbers from `samplers`, one per row."""
         if self.sampling.temperature > 0:
             most = self._uniforms.shape[1]
             self._uniforms.copy_(torch.from_numpy(np.stack([s.uniforms(most) for s in samplers])))
@@ -40,12 +40,12 @@ class Draws:
 
     @property
     def mutable(self) -> list[Tensor]:
-        """Tensors that a draw changes."""
+        """Return the tensors that a draw changes."""
         return [self._spent]
 
     def __call__(self, logits: Tensor, begun: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """The next tokens [batch] after `logits` [batch, vocab]; `begun` is what the next step reads, as
-        `choose_tokens` says."""
+        """Draw the next tokens [batch] after `logits` [batch, vocab]; `begun` are the inputs of the next step, see
+        `choose_tokens`."""
         s = self.sampling
         return choose_tokens(
             logits,

@@ -1,9 +1,10 @@
-"""Mixtures of more experts than the device holds (Eliseev and Mazur 2023, arXiv 2312.17238).
+"""Expert offloading for mixtures with more experts than the device holds (Eliseev and Mazur 2023, arXiv 2312.17238).
 
-The weights of all experts stay on the host, and those used last are on the device too. On a GPU they have slots, to
-which they are copied from pinned memory, or from the files where that is too large. On a CPU the device is its memory:
-pages of the mapped files, which are given back. While a mixture is computed, the router of the next one is asked about
-the same tokens, and what it would choose is brought in. The generated module is the same, but for its function `moe`.
+The weights of all experts stay on the host; the most recently used ones are also on the device. On a GPU they are
+copied to slots from pinned memory, or from the mapped files if pinned memory would be too large. On a CPU the device is
+main memory: pages of the mapped files, which are released on eviction. While one mixture is computed, the router of the
+next one is run on the same tokens, and the experts that it chooses are prefetched. Only the function `moe` of the
+generated module is replaced.
 """
 
 from __future__ import annotations
@@ -26,24 +27,27 @@ from weft.ir.errors import WeftError
 
 from ..core.results import ExpertCounts
 
-FEW = 64  # tokens whose next experts are guessed; more ask nearly all of them
-SHARE = 0.5  # of the host's memory that pinned weights may take
+FEW = 64  # prefetch experts up to this many tokens; more tokens use nearly all experts
+SHARE = 0.5  # share of the host's available memory that pinned weights may take
 
 
 class Store(ABC):
-    """The experts of one mixture: stacks of weights [experts, ...], of which the device holds `most` experts."""
+    """An LRU cache of the experts of one mixture: `stacks` of weights [experts, ...], at most `most` on the device."""
 
     def __init__(self, stacks: Sequence[Tensor], most: int) -> None:
         self.stacks, self.count = stacks, len(stacks[0])
         self.most = min(most, self.count)
-        self.bytes = sum(stack[0].nbytes for stack in stacks)  # of an expert
-        self.held: OrderedDict[int, int] = OrderedDict()  # expert -> slot, the one used last at the end
-        self.guessed: set[int] = set()  # held because of a guess, and not used since
+        self.bytes = sum(stack[0].nbytes for stack in stacks)  # of one expert
+        self.held: OrderedDict[int, int] = OrderedDict()  # expert -> slot, the most recently used at the end
+        self.guessed: set[int] = set()  # prefetched by a guess and not used since
 
     def bring(self, experts: Collection[int], guess: bool = False) -> ExpertCounts:
-        """Have at most `most` experts on the device, in place of those that were used longest ago: what that takes."""
+        """Load `experts`, at most `most`, to the device, evicting the least recently used; return the counts.
+
+        With `guess`, it is a prefetch: only bytes are counted.
+        """
         missing = [expert for expert in experts if expert not in self.held]
-        for expert in (one for one in experts if one in self.held):
+        for expert in (present for present in experts if present in self.held):
             self.held.move_to_end(expert)
         for expert in missing:
             slot = len(self.held)
@@ -63,21 +67,21 @@ class Store(ABC):
 
     @abstractmethod
     def fetch(self, expert: int, slot: int) -> None:
-        """Begin to bring an expert in."""
+        """Begin to load an expert to its slot."""
 
     def evict(self, expert: int) -> None:  # noqa: B027 - a slot is written over
-        """Give the memory of an expert back."""
+        """Release the memory of an expert."""
 
     def ready(self, experts: Collection[int]) -> None:  # noqa: B027 - pages come when they are read
-        """Let what is computed from now on wait for experts that are held."""
+        """Make later computations wait until `experts`, which were fetched, are loaded."""
 
     @abstractmethod
     def place(self, expert: int) -> int:
-        """Return where in the module's stacks an expert is that is held."""
+        """Return the index of a loaded expert in the module's stacks."""
 
 
 class Pages(Store):
-    """Weights mapped from files: the operating system reads them, ahead where it is told to."""
+    """A store for weights mapped from files: the operating system loads pages on access, or earlier on advice."""
 
     def fetch(self, expert: int, slot: int) -> None:
         self._advise(expert, mmap.MADV_WILLNEED)
@@ -89,7 +93,7 @@ class Pages(Store):
         return expert
 
     def _advise(self, expert: int, advice: int) -> None:
-        """Tell the operating system about the pages that only this expert has."""
+        """Call madvise on the pages that belong to this expert alone."""
         for weight in (stack[expert] for stack in self.stacks):
             first = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
             end = (weight.data_ptr() + weight.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -98,7 +102,7 @@ class Pages(Store):
 
 
 class Slots(Store):
-    """Copies on a device: `stacks` lie on the host, `slots` [most, ...] on the device; `stream` copies."""
+    """A store with copies on a device: `stacks` are on the host, `slots` [most, ...] on the device; `stream` copies."""
 
     def __init__(self, stacks: Sequence[Tensor], most: int, device: torch.device, stream: Any) -> None:
         super().__init__(stacks, most)
@@ -122,13 +126,13 @@ class Slots(Store):
 
 
 class Stream:
-    """A stream of CUDA for copies, beside what is computed."""
+    """A CUDA stream for copies that overlap computation."""
 
     def __init__(self, device: torch.device) -> None:
         self._side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as torch has it
 
     def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Any:
-        """Begin to copy to the first of each pair from the second, behind all that is asked for now: a mark."""
+        """Begin copies from the second to the first tensor of each pair, after work queued so far; return an event."""
         self._side.wait_stream(torch.cuda.current_stream(self._side.device))
         with torch.cuda.stream(self._side):
             for there, here in pairs:
@@ -136,46 +140,47 @@ class Stream:
             return self._side.record_event()
 
     def wait(self, mark: Any) -> None:
-        """Let what is computed from now on begin behind the copies of a mark."""
+        """Make later computations wait for the copies of the event `mark`."""
         torch.cuda.current_stream(self._side.device).wait_event(mark)
 
 
 class Mixture:
-    """A mixture: its experts, the weight [experts, dim] of its router if that is found, and the `next` mixture."""
+    """A mixture: its `store`, the weight [experts, dim] of its router or None, and the `next` mixture."""
 
     def __init__(self, store: Store, router: Tensor | None) -> None:
         self.store, self.router = store, router
         self.next: Mixture | None = None
 
     def asked(self, x: Tensor, combine: Tensor, k: int) -> tuple[list[int], list[int]]:
-        """The experts that combine [tokens, experts] asks, in order; and those that the next mixture may ask."""
-        found = [combine.ne(0).any(0)]
+        """Return the experts with a nonzero weight in `combine` [tokens, experts], and a guess of those that the next
+        mixture will use for the same tokens `x`."""
+        used = [combine.ne(0).any(0)]
         if self.next is not None and self.next.router is not None and len(x) <= FEW:
             logits = F.linear(x, self.next.router)
             chosen = logits.topk(min(k, logits.shape[1])).indices
-            found.append(torch.zeros_like(logits[0], dtype=torch.bool).index_fill(0, chosen.flatten(), True))
-        flags = torch.cat(found).tolist()  # waits for the device, once
-        experts = [i for i, one in enumerate(flags[: combine.shape[1]]) if one]
-        return experts, [i for i, one in enumerate(flags[combine.shape[1] :]) if one]
+            used.append(torch.zeros_like(logits[0], dtype=torch.bool).index_fill(0, chosen.flatten(), True))
+        flags = torch.cat(used).tolist()  # the only synchronization with the device
+        experts = [i for i, flag in enumerate(flags[: combine.shape[1]]) if flag]
+        return experts, [i for i, flag in enumerate(flags[combine.shape[1] :]) if flag]
 
 
 class Offload:
-    """All mixtures of a model, of each of which `most` experts are on the device; `counts` is what that has cost."""
+    """All mixtures of a model with offloaded experts; `counts` sums the experts used and the bytes copied so far."""
 
-    def __init__(self, mixtures: dict[int, Mixture], whole: Callable[..., Tensor]) -> None:
-        self.mixtures, self.whole = mixtures, whole
+    def __init__(self, mixtures: dict[int, Mixture], full_moe: Callable[..., Tensor]) -> None:
+        self.mixtures, self.full_moe = mixtures, full_moe
         self.counts = ExpertCounts()
         listed = [*dict.fromkeys(mixtures.values())]
-        for one, behind in pairwise(listed):
-            one.next = behind
+        for mixture, following in pairwise(listed):
+            mixture.next = following
 
     def moe(self, x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-        """The same as the module's `moe`, with those experts brought in that are asked.
+        """Compute the module's function `moe`, loading the experts that it uses.
 
-        On a GPU all at once, where they fit; else expert after expert.
+        On a GPU all experts at once if they fit; else one after the other.
         """
-        if (mixture := self.mixtures.get(id(stacks[0]))) is None:  # of another model of the same code
-            return self.whole(x, combine, k, expert, *stacks)
+        if (mixture := self.mixtures.get(id(stacks[0]))) is None:  # another model of the same code
+            return self.full_moe(x, combine, k, expert, *stacks)
         rows, combine, store = x.reshape(-1, x.shape[-1]), combine.reshape(-1, combine.shape[-1]), mixture.store
         asked, guess = mixture.asked(rows, combine, k)
         together = isinstance(store, Slots) and len(asked) <= store.most
@@ -187,37 +192,37 @@ class Offload:
             store.ready(asked)
             owners = {slot: owner for owner, slot in store.held.items()}
             columns = torch.tensor([owners.get(slot, -1) for slot in range(store.most)], device=x.device)
-            # A slot that is empty, or whose expert is not asked, has no weight.
+            # An empty slot, or one whose expert is not used, gets weight 0.
             share = F.pad(combine, (0, 1))[:, columns]
-            return self.whole(x, share.view(*x.shape[:-1], -1), k, expert, *stacks)
+            return self.full_moe(x, share.view(*x.shape[:-1], -1), k, expert, *stacks)
         y = torch.zeros_like(rows, dtype=torch.promote_types(x.dtype, torch.float32))
-        for one in asked:
-            self.counts += store.bring([one])
-            store.ready([one])
-            token = combine[:, one].nonzero().squeeze(1)
-            made = expert(F.linear, rows[token], *(stack[store.place(one)] for stack in stacks))
-            y = y.index_add(0, token, combine[token, one, None] * made.to(y.dtype))
+        for index in asked:
+            self.counts += store.bring([index])
+            store.ready([index])
+            token = combine[:, index].nonzero().squeeze(1)
+            output = expert(F.linear, rows[token], *(stack[store.place(index)] for stack in stacks))
+            y = y.index_add(0, token, combine[token, index, None] * output.to(y.dtype))
         return y.to(x.dtype).reshape(x.shape)
 
 
 def offload(model: nn.Module, most: int, device: str, name: str, stream: Any = None) -> Offload:
-    """Bring `model`, whose weights are mapped from files, to `device`, of each mixture `most` experts at a time.
+    """Move `model`, whose weights are mapped from files, to `device`, with at most `most` experts of each mixture.
 
-    On a GPU, or where there is a `stream`, experts have slots, else pages.
-    Raises WeftError when it has no mixture of experts, or the files cannot be told from other memory.
+    On a GPU, or with a `stream`, experts are copied to slots; else they are pages of the files.
+    Raises WeftError when the model has no mixture of experts, or its experts are not in mapped files.
     """
-    place, found = torch.device(device), dict[int, Mixture]()
+    place, mixtures = torch.device(device), dict[int, Mixture]()
     modules = [m for m in model.modules() if _runs_experts(m)]
     if not modules:
         raise WeftError(f"{name}: it has no mixture of experts, so no experts can stay off the device")
     parents = {child: parent for parent in model.modules() for child in parent.children()}
     host = {module: [p.data for p in module.parameters(recurse=False)] for module in modules}
     if place.type == "cuda":
-        stream, host = stream or Stream(place), _pinned(host)
+        stream, host = stream or Stream(place), _pin(host)
         _move(model, place, {id(p) for m in modules for p in m.parameters(recurse=False)})
     for module in modules:
-        stacks, near = host[module], parents.get(module, module)
-        router = next((p for p in near.parameters() if p.shape == (len(stacks[0]), stacks[0].shape[-1])), None)
+        stacks, router_module = host[module], parents.get(module, module)
+        router = next((p for p in router_module.parameters() if p.shape == (len(stacks[0]), stacks[0].shape[-1])), None)
         if stream is None:
             _check_mapped(stacks, name)
             store: Store = Pages(stacks, most)
@@ -225,32 +230,32 @@ def offload(model: nn.Module, most: int, device: str, name: str, stream: Any = N
             store = slots = Slots(stacks, most, place, stream)
             for (key, _), slot in zip([*module.named_parameters(recurse=False)], slots.slots, strict=True):
                 setattr(module, key, nn.Parameter(slot, requires_grad=False))
-        found |= dict.fromkeys(map(id, module.parameters(recurse=False)), Mixture(store, router))
+        mixtures |= dict.fromkeys(map(id, module.parameters(recurse=False)), Mixture(store, router))
     globals_of = type(modules[0]).forward.__globals__
-    made = Offload(found, globals_of["moe"])
-    globals_of["moe"] = made.moe
-    return made
+    offloaded = Offload(mixtures, globals_of["moe"])
+    globals_of["moe"] = offloaded.moe
+    return offloaded
 
 
 def _runs_experts(module: nn.Module) -> bool:
-    """Return whether a module of generated code calls `moe` with weights of its own."""
+    """Return whether a generated module calls `moe` with its own weights."""
     code = getattr(type(module).forward, "__code__", None)
     return code is not None and "moe" in code.co_names and any(p.ndim == 3 for p in module.parameters(recurse=False))
 
 
-def _pinned(host: dict[nn.Module, list[Tensor]]) -> dict[nn.Module, list[Tensor]]:
-    """The same weights in pinned memory, which copies leave by themselves, if the host has room for them."""
+def _pin(host: dict[nn.Module, list[Tensor]]) -> dict[nn.Module, list[Tensor]]:
+    """Return the weights in pinned memory, for asynchronous copies, if the host has room; else return `host`."""
     need = sum(stack.nbytes for stacks in host.values() for stack in stacks)
     if need > SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"):
         return host
     return {module: [stack.pin_memory() for stack in stacks] for module, stacks in host.items()}
 
 
-def _move(model: nn.Module, device: torch.device, held: set[int]) -> None:
-    """Bring all parameters and buffers to `device` but those that are `held`."""
+def _move(model: nn.Module, device: torch.device, excluded: set[int]) -> None:
+    """Move all parameters and buffers to `device`, except the parameters whose ids are in `excluded`."""
     for module in model.modules():
         for key, value in [*module.named_parameters(recurse=False)]:
-            if id(value) not in held:
+            if id(value) not in excluded:
                 setattr(module, key, nn.Parameter(value.to(device), requires_grad=False))
         for key, buffer in [*module.named_buffers(recurse=False)]:
             module.register_buffer(key, buffer.to(device), key not in module._non_persistent_buffers_set)
@@ -260,7 +265,7 @@ _libc: Any = ctypes.CDLL(None) if os.name == "posix" else None
 
 
 def _check_mapped(stacks: Sequence[Tensor], name: str) -> None:
-    """Raise WeftError unless all of `stacks` lie in mapped files: pages of other memory cannot be given back."""
+    """Check that all of `stacks` are in mapped files: other memory cannot be released. Raises WeftError if not."""
     maps = Path("/proc/self/maps")
     if not maps.is_file() or not hasattr(_libc, "madvise"):
         raise WeftError(f"{name}: this system does not give pages of files back, so all experts stay in memory")

@@ -1,4 +1,4 @@
-"""Opening a folder of the target torch: its Python is imported, its weights are mapped."""
+"""Functions that open a folder of the target torch: import its Python, map its weights."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ..ort.session import DEVICES
 if TYPE_CHECKING:
     from .decoder import TorchDecoder
 
-NAMES = ("model", "decode", "kernels")  # what a folder imports of itself
+NAMES = ("model", "decode", "kernels")  # modules of a folder that import each other
 
 
 def decoder(facts: Facts, device: str, threads: int | None, experts: int | None = None) -> TorchDecoder:
-    """The language model of a folder, with the steps of its decode.py where they can run.
+    """Return the language model of a folder, with the decode steps of its decode.py if they can run.
 
-    With `experts` the device holds that many of each mixture, and model.py computes the steps too.
+    With `experts` the device holds that many experts of each mixture, and model.py also computes the steps.
     Raises WeftError when PyTorch, the device or a file cannot be used, or the model has no mixture of experts.
     """
     pytorch()
@@ -39,12 +39,12 @@ def decoder(facts: Facts, device: str, threads: int | None, experts: int | None 
 
     if experts is not None and facts.kind == "encoder":
         raise WeftError(f"{facts.folder} is an encoder: its experts are all on the device")
-    model, step = _opened(facts, device, threads, whole=experts is None)
+    model, step = _open(facts, device, threads, all_on_device=experts is None)
     offloaded = None
     if experts is not None:
         from .experts import offload
 
-        offloaded = offload(model, experts, _chosen(device), str(facts.folder))
+        offloaded = offload(model, experts, _resolve_device(device), str(facts.folder))
 
     return TorchDecoder(
         model,
@@ -61,13 +61,13 @@ def decoder(facts: Facts, device: str, threads: int | None, experts: int | None 
 
 
 def encoder(facts: Facts, device: str, threads: int | None) -> TorchEncoder:
-    """The encoder of a folder. Raises as `decoder` does."""
-    model, _ = _opened(facts, device, threads)
+    """Return the encoder of a folder. Raises as `decoder` does."""
+    model, _ = _open(facts, device, threads)
     return TorchEncoder(model, facts)
 
 
 class TorchEncoder(Encoder):
-    """A generated module, `last_hidden_state` among whose outputs is."""
+    """An encoder that runs a generated module with an output `last_hidden_state`."""
 
     def __init__(self, model: Any, facts: Facts) -> None:
         super().__init__(facts, facts.outputs)
@@ -84,13 +84,16 @@ class TorchEncoder(Encoder):
         device = next(self.model.parameters()).device
         inputs = {n: torch.from_numpy(v.astype(np.int64)).to(device) for n, v in values.items() if n in self._inputs}
         with failures(str(self.folder)), torch.inference_mode():
-            every = self.model(**inputs)
-        every = every if isinstance(every, tuple) else (every,)
-        return [every[self._order.index(name)].float().cpu().numpy() for name in names]
+            outputs = self.model(**inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return [outputs[self._order.index(name)].float().cpu().numpy() for name in names]
 
 
-def _opened(facts: Facts, device: str, threads: int | None, whole: bool = True) -> tuple[Any, Any]:
-    """The model of a folder and what runs its steps, `whole` on the device; else it is on the CPU, and runs its own."""
+def _open(facts: Facts, device: str, threads: int | None, all_on_device: bool = True) -> tuple[Any, Any]:
+    """Load the model of a folder; return it with the function that runs its decode steps.
+
+    If not `all_on_device`, load it on the CPU and return None for the steps.
+    """
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
     torch = pytorch()
@@ -99,24 +102,24 @@ def _opened(facts: Facts, device: str, threads: int | None, whole: bool = True) 
         torch.set_num_threads(threads)
     from ...torch.package.shipped.load import Failure, check_device, load_model, stepper
 
-    place = _chosen(device) if whole else "cpu"
+    place = _resolve_device(device) if all_on_device else "cpu"
     with importing(facts.folder), huge_pages() if place == "cpu" else nullcontext():
         try:
-            check_device(_chosen(device))
+            check_device(_resolve_device(device))
             model = load_model(facts.folder, place)
-            return model, stepper(model, facts.folder) if whole else None
+            return model, stepper(model, facts.folder) if all_on_device else None
         except Failure as failure:
             raise WeftError(str(failure)) from failure
-        except Exception as error:  # of code in the folder, which may be anybody's
+        except Exception as error:  # raised by code in the folder, which anyone may have written
             raise WeftError(f"{facts.model}: cannot be run: {type(error).__name__}: {error}") from error
 
 
-def _chosen(device: str) -> str:
+def _resolve_device(device: str) -> str:
     return ("cuda" if pytorch().cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def pytorch() -> Any:
-    """The torch module. Raises WeftError, saying what to install, when there is none."""
+    """Import torch and return the module. Raises WeftError that names the package to install if it is missing."""
     try:
         return importlib.import_module("torch")
     except ImportError as error:
@@ -125,17 +128,17 @@ def pytorch() -> Any:
 
 @contextmanager
 def importing(folder: Path) -> Iterator[None]:
-    """Modules that the block imports by `NAMES` are those of `folder`, and known to nobody afterwards."""
-    path, before = str(folder.resolve()), _set_aside()
+    """Import the modules `NAMES` inside the block from `folder`; restore sys.modules afterwards."""
+    path, before = str(folder.resolve()), _pop_modules()
     sys.path.insert(0, path)
     try:
         yield
     finally:
         sys.path.remove(path)
-        _set_aside()
+        _pop_modules()
         sys.modules.update(before)
 
 
-def _set_aside() -> dict[str, Any]:
-    """The loaded modules of those names, which are forgotten."""
+def _pop_modules() -> dict[str, Any]:
+    """Remove the modules `NAMES` and their submodules from sys.modules and return them by name."""
     return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in NAMES}

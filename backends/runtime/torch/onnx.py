@@ -1,7 +1,7 @@
-"""Decoders on ONNX Runtime whose tokens PyTorch draws on the GPU: both use the same memory and the same stream.
+"""Decoders on ONNX Runtime whose tokens PyTorch samples on the GPU: both use the same memory and the same stream.
 
-A step of the host's own pushes the inputs, and pulls all logits to choose from. Here PyTorch writes the inputs of the
-next step where the graph reads them, the mask from positions, and only tokens come to the host, one step later.
+A step of `OrtContext` copies inputs to the device and all logits to the host. Here PyTorch writes the inputs of the
+next step into the graph's buffers (the mask from positions), and only tokens are copied to the host, one step later.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from .steps import Steps
 
 
 def stream() -> Any:
-    """A CUDA stream of PyTorch that ONNX Runtime may run on, too; None where PyTorch has no CUDA."""
+    """Return a CUDA stream of PyTorch for ONNX Runtime to share; None if PyTorch has no CUDA."""
     return torch.cuda.Stream() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]  # as torch has it
 
 
 def decoder(facts: Facts, device: str, threads: int | None) -> OrtDecoder:
-    """The decoder of a folder of ONNX models, which draws on CUDA. Raises as `ort.folder.decoder` does."""
-    made = folder.decoder(facts, device, threads, stream())
-    if made.session.stream is not None:
-        made.contexts = DrawingOrtContext
-    return made
+    """Return the decoder of a folder of ONNX models; it samples on the device under CUDA. Raises as
+    `ort.folder.decoder` does."""
+    model = folder.decoder(facts, device, threads, stream())
+    if model.session.stream is not None:
+        model.contexts = DrawingOrtContext
+    return model
 
 
 class _Memory:
-    """Memory on a GPU as PyTorch takes it (CUDA array interface, version 3)."""
+    """GPU memory of a buffer as an object that PyTorch accepts (CUDA array interface, version 3)."""
 
     def __init__(self, buffer: Buffer) -> None:
         kind = buffer.host.dtype.str
@@ -49,22 +50,22 @@ class _Memory:
 
 
 def view(buffer: Buffer) -> Tensor:
-    """The memory of `buffer` as a tensor; bf16 where numpy knows bytes only."""
+    """Return a tensor that shares the memory of `buffer`; uint16, numpy's type for bf16, becomes bfloat16."""
     on_cpu = buffer.device == "cpu"
     tensor = torch.from_numpy(buffer.host) if on_cpu else torch.as_tensor(_Memory(buffer), device=buffer.device)
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 
 
 class DrawingOrtContext(DrawingContext, OrtContext):
-    """The caches of a batch, whose steps may draw."""
+    """An `OrtContext` whose steps may sample on the device."""
 
     def __init__(self, model: OrtDecoder, batch: int, capacity: int) -> None:
-        self._drawn: list[tuple[Any, Any]] = []  # a binding and its run options, that wait for nothing, for each side
+        self._async_steps: list[tuple[Any, Any]] = []  # for each side a binding and run options that do not wait
         super().__init__(model, batch, capacity)
         with self.running():
             self._views = {name: view(buffer) for name, buffer in self._inputs.items()}
-            self._found = view(self._logits)
-            device = self._found.device
+            self._device_logits = view(self._logits)
+            device = self._device_logits.device
             self._slots = torch.arange(capacity, device=device)
             self.steps = Steps(self._run, Cache([], capacity), batch, device, captured=False)
 
@@ -75,20 +76,20 @@ class DrawingOrtContext(DrawingContext, OrtContext):
             yield
 
     def settle(self) -> None:
-        if self._following is not None:
+        if self._loaded is not None:
             if (stream := self.model.session.stream) is not None:
                 stream.synchronize()
             at = np.maximum(self.lengths - 1, 0)
-            held = {
+            inputs = {
                 "input_ids": np.take_along_axis(self._ids, at[:, None], 1),
                 "position_ids": at[:, None],
                 "attention_mask": np.arange(self.capacity) < self.lengths[:, None],
             }
             for name, buffer in self._inputs.items():
-                buffer.host[:] = held[name]
+                buffer.host[:] = inputs[name]
         super().settle()
 
-    def tell(self, rows: Ints, tokens: Ints) -> None:
+    def load_step(self, rows: Ints, tokens: Ints) -> None:
         self.settle()
         ids, positions = self._inputs["input_ids"].host.astype(np.int64), np.maximum(self.lengths - 1, 0)[:, None]
         ids[rows, 0], positions[rows, 0] = tokens, self.lengths[rows]
@@ -96,21 +97,23 @@ class DrawingOrtContext(DrawingContext, OrtContext):
         self.steps.positions.copy_(torch.from_numpy(positions))
 
     def _run(self, ids: Tensor, positions: Tensor, _: Any) -> Tensor:
-        """Run a step of all rows, and return its logits [batch, 1, vocab], which nobody waits for."""
-        given = {"input_ids": ids, "position_ids": positions}
-        for name, into in self._views.items():
-            into.copy_(self._slots <= positions if name == "attention_mask" else given[name])
-        self.model.run(*self._drawn[self._memory.side])
-        self._memory.turn()
-        return self._found
+        """Launch a step of all rows; return its logits [batch, 1, vocab] without waiting for them."""
+        inputs = {"input_ids": ids, "position_ids": positions}
+        for name, target in self._views.items():
+            target.copy_(self._slots <= positions if name == "attention_mask" else inputs[name])
+        self.model.run(*self._async_steps[self._memory.side])
+        self._memory.swap_sides()
+        return self._device_logits
 
     def _bind_steps(self) -> None:
         super()._bind_steps()
         session, numbers = self.model.session, self._graph_ids or [-1] * len(self._steps)
         options = [session.run_options(number, waits=False) for number in numbers]
-        self._drawn = [(binding, own) for (binding, _), own in zip(self._steps, options, strict=True)]
+        self._async_steps = [
+            (binding, run_options) for (binding, _), run_options in zip(self._steps, options, strict=True)
+        ]
 
-    # -- what moves rows without drawing
+    # -- methods that change rows without device sampling call `settle` first
 
     def _cut(self, lengths: Ints | int) -> None:
         self.settle()
