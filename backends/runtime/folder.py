@@ -72,7 +72,7 @@ def _from_manifest(folder: Path) -> Facts:
                 sound.text("input"), *(sound.integer(name, None, least=1) for name in ("bins", "length"))
             )
     if kind != "encoder":
-        optional["forced"] = _forced(data, begins=kind == "encoder-decoder")
+        optional["forced"] = _read_forced(data, begins=kind == "encoder-decoder")
     if "sampling" in data:
         sampling = data.record("sampling")
         most = sampling.integer("max_tokens", None, least=1)
@@ -123,7 +123,7 @@ def _task(data: Record) -> Task | None:
     )
 
 
-def _forced(data: Record, begins: bool) -> dict[str, Any]:
+def _read_forced(data: Record, begins: bool) -> dict[str, Any]:
     """Return the fields of `Forced` from the manifest.
 
     `begins`: answers do not continue a prompt, so their first tokens may be forced.

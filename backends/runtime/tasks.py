@@ -16,7 +16,7 @@ from weft.ir.errors import WeftError
 
 from .arrays import Floats
 from .core.sampling import check_count
-from .text.tokenizer import Encoded, Tokenizer, check_ids, is_ids, padded
+from .text.tokenizer import Encoded, Tokenizer, check_ids, is_ids, pad_rows
 
 if TYPE_CHECKING:
     from ..facts import Task
@@ -66,9 +66,9 @@ class Tasks(ABC):
 
         The first `skipped` tokens of each row are not pooled: their attention mask is 2.
         """
-        ids, mask = padded(rows)
+        ids, mask = pad_rows(rows)
         mask = mask * np.where(np.arange(mask.shape[1]) < skipped, 2, 1)
-        values = {"input_ids": ids, "attention_mask": mask, "token_type_ids": padded(types)[0]}
+        values = {"input_ids": ids, "attention_mask": mask, "token_type_ids": pad_rows(types)[0]}
         return self._outputs(values, names)
 
     @abstractmethod

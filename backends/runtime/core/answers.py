@@ -152,7 +152,7 @@ def verify(
             tokens[at] = answer.push(scores)
             if answer.result.finish is not None or tokens[at] != expected:
                 break
-        drafts[at].verified(len(draft), count - 1)
+        drafts[at].adapt(len(draft), count - 1)
         timings.drafted_tokens += len(draft)
         timings.accepted_tokens += count - 1
         timings.decoded_tokens += count

@@ -399,4 +399,4 @@ class Conversation(Generator):
             # Released only now: `take` reads the old caches.
             self._lease.close()
             self._lease, self._context = lease, context
-        yield self._context, self._context.held(prompts[0])
+        yield self._context, self._context.count_cached(prompts[0])

@@ -46,7 +46,7 @@ class BatchContext(ABC):
         self._cut(0)
         self._intact = True
 
-    def held(self, prompt: Sequence[int]) -> int:
+    def count_cached(self, prompt: Sequence[int]) -> int:
         """Return how many first tokens of `prompt` the single row has cached and may keep.
 
         Never all, because the last token must run for its logits. 0 for a source: the row then holds its answer.
@@ -64,7 +64,7 @@ class BatchContext(ABC):
         together where padding would enter states or rolling caches or compete for experts. A longer prompt runs alone,
         in its own part of the caches. If there are fewer prompts than rows, each is read once and copied to an equal
         number of neighbouring rows. In an encoder-decoder, prompts are sources, and the rows begin with the decoder's
-        start token. `keep` is the number of tokens of its prompt that a single row keeps, see `held`.
+        start token. `keep` is the number of tokens of its prompt that a single row keeps, see `count_cached`.
 
         The result is valid until the next call.
         """
@@ -123,7 +123,7 @@ class BatchContext(ABC):
         rows = np.arange(self.lengths.size) if active is None else np.flatnonzero(active)
         row_tokens = np.asarray(tokens, np.int64)[rows]
         self._check_room(rows)
-        # An interrupt before the end leaves caches half written: `held` then returns 0.
+        # An interrupt before the end leaves caches half written: `count_cached` then returns 0.
         self._intact = False
         self._step(rows, row_tokens)
         self._append(rows, row_tokens)

@@ -74,7 +74,7 @@ class Assistant(Drafter):
         room = context.capacity - len(text)
         if room < 1:
             return []
-        context.rewind(keep) if (keep := context.held(text)) else context.reset()
+        context.rewind(keep) if (keep := context.count_cached(text)) else context.reset()
         for part in parts(text[keep:], self._chunk):
             scores = context.extend(part)[-1]
         drafted = [int(scores.argmax())]
@@ -159,7 +159,7 @@ class Drafts:
         """Release the drafter's resources."""
         self._drafter.close()
 
-    def verified(self, drafted: int, accepted: int) -> None:
+    def adapt(self, drafted: int, accepted: int) -> None:
         """Adapt the length of drafts to how many of the `drafted` tokens were `accepted`."""
         if drafted:
             self._wrong = 0 if accepted else self._wrong + 1

@@ -21,7 +21,7 @@ from ..arrays import Floats, Ints, float32
 from ..carried import infer_states
 from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, Decoder
 from ..core.rows import BatchContext
-from ..text.tokenizer import padded
+from ..text.tokenizer import pad_rows
 from .buffers import Buffer, kind_of
 from .cross_attention import Reading, SourceEncoder
 from .session import Session, failures, one_line, ort_errors
@@ -190,7 +190,7 @@ class OrtContext(BatchContext):
             self._inputs["position_ids"].host[:, 0] = self.lengths - 1
 
     def _call(self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool) -> NDArray[Any]:
-        ids, _ = padded(parts)
+        ids, _ = pad_rows(parts)
         rows, longest = ids.shape
         width = int(past.max()) + longest
         feed = {

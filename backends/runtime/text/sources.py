@@ -12,7 +12,7 @@ from weft.ir.errors import WeftError
 
 from ...facts import Sound
 from ..arrays import Floats
-from .tokenizer import is_sound, padded
+from .tokenizer import is_sound, pad_rows
 
 IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
 
@@ -41,7 +41,7 @@ def length_of(prompt: Sequence[int] | Floats) -> int:
 def encoder_inputs(sources: Sequence[Any], sound: Sound | None) -> dict[str, NDArray[Any]]:
     """Return the encoder inputs for `sources` by name: the right-padded batch, and the mask without the padding."""
     if sound is None:
-        ids, mask = padded(sources)
+        ids, mask = pad_rows(sources)
         return {IDS: ids, MASK: mask}
     lengths = np.array([length_of(source) for source in sources])
     batch = np.zeros((len(sources), *sources[0].shape[:-1], int(lengths.max())), np.float32)

@@ -78,7 +78,7 @@ def check_text(what: str, text: str) -> None:
         ) from None
 
 
-def padded(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
+def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
     """Return token ids [rows, longest], padded with zeros on the right, and the mask of real tokens."""
     lengths = np.array([len(row) for row in rows])
     mask: NDArray[np.bool_] = np.arange(lengths.max()) < lengths[:, None]

@@ -20,7 +20,7 @@ from ..core.decoder import EMBEDDED, TAKES_EMBEDDINGS, Decoder
 from ..core.results import ExpertCounts
 from ..core.sampling import Sampler
 from ..text.sources import encoder_inputs
-from ..text.tokenizer import padded
+from ..text.tokenizer import pad_rows
 from . import caches as caches
 from .drawing import DrawingContext
 from .experts import Offload
@@ -161,7 +161,7 @@ class TorchContext(DrawingContext):
         self.record_step(np.arange(len(prompts)), np.array([prompt[-1] for prompt in prompts]), self.lengths - 1)
 
     def _call(self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool) -> NDArray[Any]:
-        model, (ids, _) = self.model, padded(parts)
+        model, (ids, _) = self.model, pad_rows(parts)
         self.settle()
         together = bool((past == past[0]).all())  # kernels require rows of equal length
         reads = getattr(model.step, "reads", None)

@@ -75,7 +75,7 @@ class DrawingContext(BatchContext):
             if ahead and same:
                 assert self._draws is not None
                 self.steps.launch(self._draws, min(self.keys() + 1, self.capacity))
-            drawn = self.steps.drawn(rows)
+            drawn = self.steps.pop_tokens(rows)
             self.record_step(rows, tokens[rows])
             self._append(rows, tokens[rows])
             if ahead and not same:

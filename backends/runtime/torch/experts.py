@@ -151,7 +151,7 @@ class Mixture:
         self.store, self.router = store, router
         self.next: Mixture | None = None
 
-    def asked(self, x: Tensor, combine: Tensor, k: int) -> tuple[list[int], list[int]]:
+    def select_experts(self, x: Tensor, combine: Tensor, k: int) -> tuple[list[int], list[int]]:
         """Return the experts with a nonzero weight in `combine` [tokens, experts], and a guess of those that the next
         mixture will use for the same tokens `x`."""
         used = [combine.ne(0).any(0)]
@@ -182,7 +182,7 @@ class Offload:
         if (mixture := self.mixtures.get(id(stacks[0]))) is None:  # another model of the same code
             return self.full_moe(x, combine, k, expert, *stacks)
         rows, combine, store = x.reshape(-1, x.shape[-1]), combine.reshape(-1, combine.shape[-1]), mixture.store
-        asked, guess = mixture.asked(rows, combine, k)
+        asked, guess = mixture.select_experts(rows, combine, k)
         together = isinstance(store, Slots) and len(asked) <= store.most
         if together:
             self.counts += store.bring(asked)

@@ -39,7 +39,7 @@ class Landing:
         if self.event is not None:
             self.event.record()
 
-    def arrived(self) -> Ints:
+    def wait(self) -> Ints:
         """Wait for the tokens and return a copy of them."""
         if self.event is not None:
             self.event.synchronize()
@@ -82,7 +82,7 @@ class Steps:
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
     def logits(self, keys: int) -> Tensor:
-        """Run a step that attends to at most `keys` keys; return f32 logits [batch, vocab], valid until the next step."""
+        """Run a step that attends to at most `keys` keys; return f32 logits [batch, vocab], valid until the next."""
         logits: Tensor = self._run(("logits",), keys, lambda: self._logits().float(), [])
         return logits
 
@@ -127,9 +127,9 @@ class Steps:
         """Discard the steps in progress: their tokens are not read."""
         self._pending.clear()
 
-    def drawn(self, rows: Ints) -> Ints:
+    def pop_tokens(self, rows: Ints) -> Ints:
         """Return the tokens [batch] of the oldest step in progress. Raises WeftError if logits of `rows` are NaN."""
-        tokens = self._pending.pop(0).arrived()
+        tokens = self._pending.pop(0).wait()
         if (worst := int(tokens[rows].min())) < 0:
             check_logits(np.float32(WRONG[-1 - worst]))
         return tokens
@@ -150,11 +150,11 @@ class Steps:
             self.forget()
             self._sources = sources
 
-        def bounded() -> Any:
+        def run_bounded() -> Any:
             self._cache.length = bound - 1  # an upper bound; `positions` has the position of each row
             return body()
 
-        return self._replay((*kind, bound), bounded, changed)
+        return self._replay((*kind, bound), run_bounded, changed)
 
     def _replay(self, key: tuple[Hashable, ...], body: Callable[[], Any], changed: Sequence[Tensor]) -> Any:
         """Return the result of `body` by replaying the graph `key`, captured on first use."""

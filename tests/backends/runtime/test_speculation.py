@@ -176,7 +176,7 @@ def test_drafts_grow_and_shrink() -> None:
     assert len(drafts.propose([], 100)) == 8
     assert len(drafts.propose([], 3)) == 3
     for accepted, count in ((2, 3), (1, 2), (2, 4), (3, 4), (4, 8), (8, 8)):
-        drafts.verified(len(drafts.propose([], 100)), accepted)
+        drafts.adapt(len(drafts.propose([], 100)), accepted)
         assert len(drafts.propose([], 100)) == count
 
 
@@ -187,7 +187,7 @@ def test_drafts_rest_where_nothing_was_right() -> None:
 
     drafts, rests = Drafts(Counting(), 8), []
     for accepted in (0, 0, 0, 0, 0, 0, 1, 0):
-        drafts.verified(len(drafts.propose([], 100)), accepted)
+        drafts.adapt(len(drafts.propose([], 100)), accepted)
         rests.append(0)
         while not drafts.propose([], 100):
             rests[-1] += 1

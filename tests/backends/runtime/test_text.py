@@ -61,7 +61,7 @@ class Scripted:
     def extend(self, tokens: Sequence[int]) -> Any:
         raise AssertionError("generating needs no extend")
 
-    def held(self, prompt: Sequence[int]) -> int:
+    def count_cached(self, prompt: Sequence[int]) -> int:
         return 0
 
     def gather(self, rows: Any) -> None:
