@@ -1,4 +1,4 @@
-"""Two networks compared: which operations correspond, and what changed.
+"""Comparison of two networks: corresponding operations and their differences.
 
 Never here: pictures of the result.
 """

@@ -16,8 +16,10 @@ Recipe = Callable[[Weight], str]
 
 
 def changes(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> list[Change]:
-    """Everything about `before` that is otherwise in `after`; `names` are what its values are called there, `recipe`
-    what to compare of how a weight is made."""
+    """Return all differences between `before` and `after`: operator, attributes, operands, result types and weights.
+
+    `names` maps values of the first network to the second; `recipe` returns the comparable recipe of a weight.
+    """
     return [
         *_texts("operation", before.op, after.op),
         *(c for name in {**before.attrs, **after.attrs} for c in _attribute(name, before, after)),
@@ -28,12 +30,12 @@ def changes(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Rec
 
 
 def without_keys(text: str) -> str:
-    """A recipe without the names of the tensors that it takes from a checkpoint."""
+    """Remove the names of checkpoint tensors from a recipe."""
     return QUOTED.sub("''", text)
 
 
 def gist(before: Vertex, after: Vertex, differences: Sequence[Change]) -> tuple[str, ...]:
-    """Summarize a change in at most two lines, to write on the operation."""
+    """Summarize a change in at most two lines that fit on the operation's box."""
     lines = []
     kinds = {c.what.partition(" ")[0] for c in differences}
     old, new = detail(before.meant), detail(after.meant)
@@ -46,11 +48,11 @@ def gist(before: Vertex, after: Vertex, differences: Sequence[Change]) -> tuple[
     if not lines and "reads" in kinds:
         lines.append(_operands(before.roles, after.roles))
     elif not lines and "makes" in kinds:
-        lines.append(f"was {_apart(before.types, after.types)}")
+        lines.append(f"was {_describe_type(before.types, after.types)}")
     recipes = [c.what.removesuffix(": recipe") for c in differences if c.what.endswith(": recipe")]
     if recipes and before.op == after.op and old == new:
-        own = [name.removeprefix("weight ").replace("_", " ") for name in recipes if name != "weight"]
-        lines.append(f"other {_few(own)}" if len(own) == len(recipes) else "other weights")
+        others = [name.removeprefix("weight ").replace("_", " ") for name in recipes if name != "weight"]
+        lines.append(f"other {_few(others)}" if len(others) == len(recipes) else "other weights")
     return tuple(lines[:2])
 
 
@@ -66,7 +68,7 @@ def _attribute(name: str, before: Vertex, after: Vertex) -> Iterator[Change]:
 
 
 def _reads(before: Vertex, after: Vertex, names: Mapping[str, str]) -> Iterator[Change]:
-    """The operands that are other values, by their roles."""
+    """Yield a change for each operand role whose values differ."""
     ours = _by_role(before, [names.get(name, name) for name in before.reads])
     theirs = _by_role(after, after.reads)
     earlier = _by_role(before, before.reads)
@@ -84,7 +86,7 @@ def _by_role(v: Vertex, names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _weights(before: Sequence[Weight], after: Sequence[Weight], recipe: Recipe) -> Iterator[Change]:
-    """Weights by the order in which they are read: types, then recipes."""
+    """Yield changes of type and recipe, pairing weights by the order in which they are read."""
     for i in range(max(len(before), len(after))):
         a, b = (w[i] if i < len(w) else None for w in (before, after))
         name = (b or a or before[0]).name.rpartition(".")[2]
@@ -98,20 +100,20 @@ def _weights(before: Sequence[Weight], after: Sequence[Weight], recipe: Recipe) 
 
 def _operands(before: Sequence[str], after: Sequence[str]) -> str:
     """Name the operands that were added or removed."""
-    come, gone = ([role for role in a if role not in b] for a, b in ((after, before), (before, after)))
-    if come:
-        return f"reads {_few(come)} too"
-    return f"reads no {_few(gone)} now" if gone else "reads other values"
+    added, removed = ([role for role in a if role not in b] for a, b in ((after, before), (before, after)))
+    if added:
+        return f"reads {_few(added)} too"
+    return f"reads no {_few(removed)} now" if removed else "reads other values"
 
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join([*names[:2], *(["…"] if len(names) > 2 else [])])
 
 
-def _apart(before: Sequence[str], after: Sequence[str]) -> str:
-    """The first type that is another now: its dtype where only that is."""
+def _describe_type(before: Sequence[str], after: Sequence[str]) -> str:
+    """Return the old text of the first type that changed, or only its old dtype if the shape is the same."""
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a != b]
     if not pairs:
         return ", ".join(before)
-    (old, shape), (_, other) = (text.partition("[")[::2] for text in pairs[0])
-    return old if shape == other else pairs[0][0]
+    (old, shape), (_, new_shape) = (text.partition("[")[::2] for text in pairs[0])
+    return old if shape == new_shape else pairs[0][0]

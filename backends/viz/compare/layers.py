@@ -1,4 +1,4 @@
-"""Align the layers of two networks of different depth by structure and weights, in order."""
+"""Alignment of the layers of two networks of different depth, by structure and weights, in order."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ _LAYER = re.compile(r"((?:[^.]+\.)*?)(\d+)(?=\.|$)")
 Layers = dict[str, list[Vertex]]  # operations by the scope of their layer, in order
 
 
-def renamed(before: Network, after: Network) -> dict[str, str]:
-    """The scopes of layers of `before` that are others in `after` ("layers.6": "layers.5"); "" for those that are in no
-    way there.
+def match_layers(before: Network, after: Network) -> dict[str, str]:
+    """Map scopes of layers of `before` to those of `after` if they differ ("layers.6": "layers.5"); "" if removed.
 
-    Lists of layers correspond by name, then by order. Of two that are equally long, layers correspond by position. Of
-    others, in order, those that have most in common (Needleman and Wunsch 1970), earlier ones first.
+    Lists of layers correspond by name, then by order. In lists of equal length, layers correspond by position; in other
+    lists, by the alignment with most in common (Needleman and Wunsch 1970), earlier ones first.
     """
     ours, theirs = _stacks(before), _stacks(after)
-    renamed: dict[str, str] = {}
-    for stem, other in _paired(list(ours), list(theirs)).items():
+    scopes: dict[str, str] = {}
+    for stem, other in _pair_stacks(list(ours), list(theirs)).items():
         a, b = ours[stem], theirs[other]
         if stem == other and len(a) == len(b):
             continue
-        names, others = list(a), list(b)
-        pairs = list(enumerate(range(len(b)))) if len(a) == len(b) else _aligned(_parts(a), _parts(b))
-        renamed |= dict.fromkeys(names, "") | {names[i]: others[j] for i, j in pairs}
-    return renamed
+        names, new_names = list(a), list(b)
+        pairs = list(enumerate(range(len(b)))) if len(a) == len(b) else _align(_parts(a), _parts(b))
+        scopes |= dict.fromkeys(names, "") | {names[i]: new_names[j] for i, j in pairs}
+    return scopes
 
 
 def layer_of(scope: str) -> str:
-    """The scope of the layer that `scope` is in; "" if in none."""
+    """Return the scope of the layer that contains `scope`; "" if it is outside of layers."""
     match = _LAYER.match(scope)
     return match.group() if match else ""
 
 
 def _stacks(network: Network) -> dict[str, Layers]:
-    """Layers by what their scopes have before the number."""
+    """Group layers by the prefix of their scopes before the number."""
     stacks: dict[str, Layers] = {}
     for v in network.vertices:
         if layer := _LAYER.match(v.scope):
@@ -47,15 +46,15 @@ def _stacks(network: Network) -> dict[str, Layers]:
     return stacks
 
 
-def _paired(ours: list[str], theirs: list[str]) -> dict[str, str]:
-    """Equal names, and those left in order."""
-    same = [stem for stem in ours if stem in theirs]
-    left, right = ([s for s in stems if s not in same] for stems in (ours, theirs))
-    return dict(zip(same, same, strict=True)) | dict(zip(left, right, strict=False))
+def _pair_stacks(ours: list[str], theirs: list[str]) -> dict[str, str]:
+    """Pair equal names, then the remaining names in order."""
+    equal = [stem for stem in ours if stem in theirs]
+    our_rest, their_rest = ([s for s in stems if s not in equal] for stems in (ours, theirs))
+    return dict(zip(equal, equal, strict=True)) | dict(zip(our_rest, their_rest, strict=False))
 
 
 def _parts(layers: Layers) -> list[Counter[str]]:
-    """Describe each layer by its operations: once by their names, once with all their attributes."""
+    """Describe each layer by a multiset of its operations: by name and operator, and again with all attributes."""
     counters = []
     for layer, vertices in layers.items():
         parts = Counter[str]()
@@ -67,8 +66,8 @@ def _parts(layers: Layers) -> list[Counter[str]]:
     return counters
 
 
-def _aligned(a: Sequence[Counter[str]], b: Sequence[Counter[str]]) -> list[tuple[int, int]]:
-    """The pairs of places, growing in both sequences, whose elements have most in common."""
+def _align(a: Sequence[Counter[str]], b: Sequence[Counter[str]]) -> list[tuple[int, int]]:
+    """Return pairs of indices, increasing in both sequences, that maximize the number of common elements."""
     common = [[(x & y).total() for y in b] for x in a]
     best = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i in reversed(range(len(a))):

@@ -1,4 +1,4 @@
-"""Two networks side by side: which operations of them correspond, and what is new, gone or changed."""
+"""Comparison of two networks: corresponding operations, and marks for new, removed and changed ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from ..model.marks import CHANGED, KEPT, NEW, REMOVED, SIGNS, Change, Mark
 from ..model.network import Network, Vertex
 from .changes import QUOTED, Recipe, changes, gist, without_keys
-from .layers import layer_of, renamed
+from .layers import layer_of, match_layers
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two networks whose operations, inputs and outputs have marks; `pairs` are the operations that correspond, by
-    their names."""
+    """Two networks with marks on operations, inputs and outputs; `pairs` maps names of operations of `before` to those
+    of `after`."""
 
     before: Network
     after: Network
@@ -23,51 +23,51 @@ class Comparison:
     @property
     def counts(self) -> dict[str, int]:
         """Count operations by sign; operations present in both networks count once."""
-        every = [v.mark.sign for v in self.after.vertices if v.mark]
-        every += [v.mark.sign for v in self.before.vertices if v.mark and v.mark.sign == REMOVED]
-        return {sign: every.count(sign) for sign in SIGNS}
+        signs = [v.mark.sign for v in self.after.vertices if v.mark]
+        signs += [v.mark.sign for v in self.before.vertices if v.mark and v.mark.sign == REMOVED]
+        return {sign: signs.count(sign) for sign in SIGNS}
 
 
 def compare(before: Network, after: Network) -> Comparison:
-    """`before` and `after` with marks.
+    """Return `before` and `after` with marks.
 
-    Operations correspond that have one name, which passes keep; in lists of layers that are not equally long, one name
-    in layers that correspond. Of those left, the ones of one kind in one scope that share most neighbours and weights.
-    Recipes tell weights apart, but for the names of tensors where two checkpoints have none in common.
+    Operations correspond by name, because passes keep names; in lists of layers of unequal length, by name within
+    aligned layers. The remaining ones correspond within a scope to the operation of the same operator that shares most
+    neighbours and weights. Weights are compared by recipe, without tensor names if two checkpoints share none.
     """
     pairs = _Matcher(before, after).pairs()
     names, recipe = _values(before, after, pairs), _recipes(before, after)
     ours, theirs = ({v.name: v for v in network.vertices} for network in (before, after))
     marks = {a: _mark(ours[a], theirs[b], names, recipe) for a, b in pairs.items()}
-    left = {a: replace(mark, other=pairs[a]) for a, mark in marks.items()}
-    right = {b: replace(marks[a], other=a) for a, b in pairs.items()}
+    old_marks = {a: replace(mark, other=pairs[a]) for a, mark in marks.items()}
+    new_marks = {b: replace(marks[a], other=a) for a, b in pairs.items()}
     starts, ends = _ends(before), _ends(after)
     for name in {**starts, **ends}:
-        left[name] = right[name] = _end(starts.get(name), ends.get(name), names)
-    silent = {name: replace(mark, words=()) for name, mark in left.items()}  # what was is said of what is
-    return Comparison(_marked(before, silent, REMOVED), _marked(after, right, NEW), pairs)
+        old_marks[name] = new_marks[name] = _end(starts.get(name), ends.get(name), names)
+    silent = {name: replace(mark, words=()) for name, mark in old_marks.items()}  # words describe only the new side
+    return Comparison(_add_marks(before, silent, REMOVED), _add_marks(after, new_marks, NEW), pairs)
 
 
-def _marked(network: Network, marks: Mapping[str, Mark], alone: str) -> Network:
-    """`network` with its `marks` by name; what has none is `alone`, a sign."""
-    vertices = tuple(replace(v, mark=marks.get(v.name, Mark(alone))) for v in network.vertices)
+def _add_marks(network: Network, marks: Mapping[str, Mark], default: str) -> Network:
+    """Return `network` with `marks` by name; operations without one get the sign `default`."""
+    vertices = tuple(replace(v, mark=marks.get(v.name, Mark(default))) for v in network.vertices)
     return replace(network, vertices=vertices, marks={name: marks[name] for name in _ends(network)})
 
 
 def _mark(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> Mark:
-    """The mark of an operation that is in both networks."""
+    """Return the mark of an operation that is in both networks."""
     differences = changes(before, after, names, recipe)
     return Mark(CHANGED, gist(before, after, differences), tuple(differences)) if differences else Mark()
 
 
 def _ends(network: Network) -> dict[str, tuple[str, str]]:
-    """Inputs and outputs by the names that marks have for them: values and types."""
+    """Return (value, type) of inputs and outputs by the names that marks use: an output is "out." and its name."""
     inputs = {name: (name, kind) for name, kind in network.inputs.items()}
     return inputs | {f"out.{name}": output for name, output in network.outputs.items()}
 
 
 def _end(before: tuple[str, str] | None, after: tuple[str, str] | None, names: Mapping[str, str]) -> Mark:
-    """The mark of an input or output: a value and its type before and after."""
+    """Return the mark of an input or output, given its (value, type) before and after; None: absent."""
     if before is None or after is None:
         return Mark(NEW if before is None else REMOVED)
     if before[1] != after[1]:
@@ -80,19 +80,19 @@ def _end(before: tuple[str, str] | None, after: tuple[str, str] | None, names: M
 def _values(before: Network, after: Network, pairs: Mapping[str, str]) -> dict[str, str]:
     """Map values of `before` to their names in `after`; "" for values that `after` lacks."""
     theirs = {v.name: v for v in after.vertices}
-    renamed: dict[str, str] = {}
+    new_names: dict[str, str] = {}
     for v in before.vertices:
         if v.name in pairs:
-            renamed |= zip(v.makes, theirs[pairs[v.name]].makes, strict=False)
-    called = {*renamed.values()}
+            new_names |= zip(v.makes, theirs[pairs[v.name]].makes, strict=False)
+    used = {*new_names.values()}
     for v in before.vertices:
         for name in v.makes:
-            renamed.setdefault(name, "" if name in called else name)
-    return renamed
+            new_names.setdefault(name, "" if name in used else name)
+    return new_names
 
 
 def _recipes(before: Network, after: Network) -> Recipe:
-    """Choose how weight recipes are compared: without tensor names if the two networks share none."""
+    """Return the function that makes recipes comparable: it removes tensor names if the two networks share none."""
 
     def keys(network: Network) -> set[str]:
         return {match.group() for v in network.vertices for w in v.weights for match in QUOTED.finditer(w.recipe)}
@@ -103,43 +103,47 @@ def _recipes(before: Network, after: Network) -> Recipe:
 
 
 class _Matcher:
-    """Finds the operations that correspond."""
+    """A matcher of corresponding operations of two networks."""
 
     def __init__(self, before: Network, after: Network) -> None:
         self.before, self.after = before, after
-        self.layers = renamed(before, after)
-        self.found: dict[str, str] = {}
-        self.taken: set[str] = set()
+        self.layers = match_layers(before, after)
+        self.matches: dict[str, str] = {}
+        self.matched: set[str] = set()
 
     def pairs(self) -> dict[str, str]:
-        """The names of operations of `before`, with those of `after` that they correspond to."""
+        """Return the names of operations of `before` with the names of corresponding operations of `after`."""
         theirs = {v.name for v in self.after.vertices}
         # Names as in the corresponding layer first: where layers were removed, a plain name is that of another one.
-        for called in (self.called, lambda name, scope: name):
+        for translate in (self.translate, lambda name, scope: name):
             for v in self.before.vertices:
-                self.take(v.name, called(v.name, v.scope), theirs)
+                self.match(v.name, translate(v.name, v.scope), theirs)
         ours, others = _neighbours(self.before), _neighbours(self.after)
-        gone, come = _gone(self.before, self.after), _gone(self.after, self.before)
+        gone, come = _find_unique(self.before, self.after), _find_unique(self.after, self.before)
         kinds: dict[tuple[str, str], list[Vertex]] = {}
         for v in come:
             kinds.setdefault((v.scope, v.op), []).append(v)
         for v in gone:
-            if v.name not in self.found:
-                around = {self.found.get(name, name) for name in ours[v.name]}
-                alike = kinds.get((self.called(v.scope, v.scope), v.op), ())
-                near = {o.name: len(around & others[o.name]) + _shared(v, o) for o in alike if o.name not in self.taken}
+            if v.name not in self.matches:
+                around = {self.matches.get(name, name) for name in ours[v.name]}
+                alike = kinds.get((self.translate(v.scope, v.scope), v.op), ())
+                near = {
+                    o.name: len(around & others[o.name]) + _count_shared(v, o)
+                    for o in alike
+                    if o.name not in self.matched
+                }
                 best = max(near, key=near.__getitem__, default="")
-                self.take(v.name, best if near.get(best) else "", theirs)
-        return self.found
+                self.match(v.name, best if near.get(best) else "", theirs)
+        return self.matches
 
-    def take(self, name: str, other: str, there: Collection[str]) -> None:
-        """Let `name` correspond to `other`, if that is there and both are free."""
-        if name not in self.found and other in there and other not in self.taken:
-            self.found[name] = other
-            self.taken.add(other)
+    def match(self, name: str, other: str, there: Collection[str]) -> None:
+        """Match `name` to `other` if `other` is in `there` and neither is matched yet."""
+        if name not in self.matches and other in there and other not in self.matched:
+            self.matches[name] = other
+            self.matched.add(other)
 
-    def called(self, name: str, scope: str) -> str:
-        """Rename something of `scope` as in the corresponding layer; "" if there is none."""
+    def translate(self, name: str, scope: str) -> str:
+        """Translate `name`, which belongs to `scope`, to the corresponding layer of `after`; "" if there is none."""
         layer = layer_of(scope)
         other = self.layers.get(layer, layer)
         if not layer or not name.startswith(layer):
@@ -147,19 +151,19 @@ class _Matcher:
         return other and other + name.removeprefix(layer)
 
 
-def _shared(v: Vertex, other: Vertex) -> int:
-    """Count the weights that two operations make with the same recipe."""
+def _count_shared(v: Vertex, other: Vertex) -> int:
+    """Count the recipes that the weights of two operations share."""
     return len({w.recipe for w in v.weights} & {w.recipe for w in other.weights})
 
 
-def _gone(network: Network, other: Network) -> list[Vertex]:
-    """The operations of `network` of whose values the other one has none: what others make there is not theirs."""
+def _find_unique(network: Network, other: Network) -> list[Vertex]:
+    """Return the operations of `network` none of whose results exist in `other`."""
     there = {name for v in other.vertices for name in v.makes}
     return [v for v in network.vertices if there.isdisjoint(v.makes)]
 
 
 def _neighbours(network: Network) -> dict[str, set[str]]:
-    """The operations that every one reads from and is read by."""
+    """Return for each operation the names of its producers and consumers."""
     maker = {name: v.name for v in network.vertices for name in v.makes}
     neighbours: dict[str, set[str]] = {v.name: set() for v in network.vertices}
     for v in network.vertices:

@@ -1,4 +1,4 @@
-"""Models next to each other as a chart: quality against size, the error after each layer, the bits of each layer."""
+"""Charts that compare models: quality against size, the error after each layer, the bits per weight of each layer."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 METADATA: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".png": {}, ".pdf": {"CreationDate": None}}
-# The models take the border colours of these kinds in turn. Markers have another period, so 40 models differ.
+# Models cycle through the border colours of these kinds. Markers have another period, so 40 models differ.
 SERIES = ("recurrence", "attention", "feed-forward", "position", "experts", "norm", "linear", "embedding")
 MARKERS = "osD^v"
-# Places of a name around its point: its side, and the distance upward in points.
+# Positions of a label around its point: the side, and the distance upward in points.
 PLACES = [(side, up) for away in range(0, 100, 11) for up in (-away, away) for side in (1, -1)]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model: the bytes of its weights, its loss against the original (None: not measured), the relative error after
-    each layer and the bits per weight of each, where they are known."""
+    """A model in a chart: bytes of its weights, loss against the original (None: not measured), and per layer the
+    relative error and the bits per weight, as far as measured."""
 
     name: str
     size: int
@@ -61,20 +61,20 @@ def check_chart(out: Path) -> None:
 
 
 def chart(suffix: str, title: str, about: str, measure: str, models: Sequence[Candidate], dark: bool = False) -> bytes:
-    """Return the chart of `models`, the first of which is the original, as a file with the given suffix.
+    """Return the chart of `models`, the first of which is the original, as bytes of a file with the given suffix.
 
-    `measure` is the quantity in `lost`, of which less is better. Equal arguments give equal bytes.
+    `measure` names the quantity in `lost`, lower is better. Equal arguments yield equal bytes.
     """
     file = io.BytesIO()
-    with styled(dark):
+    with use_style(dark):
         figure = draw(title, about, measure, models)
         figure.savefig(file, format=suffix[1:], dpi=150, metadata={"Title": one_line(title), **METADATA[suffix]})
     return file.getvalue()
 
 
 @contextmanager
-def styled(dark: bool = False) -> Iterator[None]:
-    """Let matplotlib draw in weft's colours within the block, whatever the user's own settings are."""
+def use_style(dark: bool = False) -> Iterator[None]:
+    """Set matplotlib's style to weft's colours within the block, regardless of the user's settings."""
     from matplotlib import style
     from matplotlib.rcsetup import cycler
 
@@ -88,7 +88,7 @@ def styled(dark: bool = False) -> Iterator[None]:
     settings: dict[str, Any] = {name: palette[colour] for colour, group in names.items() for name in group}
     settings |= {"axes.grid": True, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
     settings |= {"font.size": 9, "axes.titlesize": 10, "axes.titlelocation": "left", "figure.titlesize": 15}
-    # Names of models may have dollar signs, which begin no formula.
+    # Names of models may contain dollar signs, which must not start a formula.
     settings |= {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "weft"}
     edges = [palette[f"{kind}-edge"] for kind in SERIES]
     settings["axes.prop_cycle"] = cycler(color=edges * len(MARKERS), marker=[*MARKERS] * len(SERIES))
@@ -98,13 +98,13 @@ def styled(dark: bool = False) -> Iterator[None]:
 
 
 def draw(title: str, about: str, measure: str, models: Sequence[Candidate]) -> Figure:
-    """Return the chart of `models`, the first of which is the original, in the current style and with a fixed layout.
+    """Draw the chart of `models`, the first of which is the original, in the current style and with a fixed layout.
 
-    Frames of layers are drawn if any layer was measured.
+    Plots per layer are added if any layer was measured.
     """
     from matplotlib.figure import Figure
 
-    original, *others = models
+    original, *candidates = models
     layers = list(dict.fromkeys(layer for c in models for layer in (*c.errors, *c.bits)))
     figure = Figure(figsize=(13 if layers else 7, 5.6 + 0.19 * len(models)), layout="constrained")
     figure.suptitle(one_line(title), x=0.01, ha="left", wrap=True)
@@ -113,28 +113,28 @@ def draw(title: str, about: str, measure: str, models: Sequence[Candidate]) -> F
     handles = _plot_sizes(sizes, measure, models)
     if layers:
         errors, bits = (figure.add_subplot(cell, yscale="log") for cell in (grid[0, 1], grid[1, 1]))
-        _plot_layers(errors, "error of the residual stream, relative", layers, [{}, *(c.errors for c in others)])
+        _plot_layers(errors, "error of the residual stream, relative", layers, [{}, *(c.errors for c in candidates)])
         _plot_layers(bits, "bits of a weight", layers, [c.bits for c in models], base=2)
         bits.set_xlabel("layer")
-    names = [f"{original.name}, the original", *(c.name for c in others)]
+    names = [f"{original.name}, the original", *(c.name for c in candidates)]
     rows = [[_cut(name, 90), size(c.size), c.facts] for name, c in zip(names, models, strict=True)]
     labels = [" · ".join(filter(None, row)) for row in rows]
     figure.legend(handles, labels, title=one_line(about), loc="outside lower left", alignment="left")
-    # Labels of points depend on the final layout. Ticks, too, are made here, while the style lasts.
+    # Labels of points depend on the final layout. Ticks are also created here, while the style is active.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    _label(sizes, {line: _short(c.name) for line, c in zip(handles[1:], others, strict=True)})
+    _label(sizes, {line: _short(c.name) for line, c in zip(handles[1:], candidates, strict=True)})
     return figure
 
 
 def _plot_sizes(axes: Axes, measure: str, models: Sequence[Candidate]) -> list[Line2D]:
-    """Plot losses against sizes, and a line through the models that no other beats in both; return a line for each."""
+    """Plot losses against sizes and the Pareto front of both; return the plotted line of each model."""
     from matplotlib.lines import Line2D
 
-    original, *others = models
+    original, *candidates = models
     unit = size(max(c.size for c in models)).split()[1]
     scale = 1024 ** ("B", "KiB", "MiB", "GiB").index(unit)
-    points = [(c.size / scale, c.lost if c.lost and 0 < c.lost < math.inf else math.nan) for c in others]
+    points = [(c.size / scale, c.lost if c.lost and 0 < c.lost < math.inf else math.nan) for c in candidates]
     lines = [axes.plot(*point)[0] for point in points]
     points = sorted(point for point in points if point[1] > 0)
     best = [point for i, point in enumerate(points) if all(point[1] < lost for _, lost in points[:i])]
@@ -148,7 +148,7 @@ def _plot_sizes(axes: Axes, measure: str, models: Sequence[Candidate]) -> list[L
 def _plot_layers(
     axes: Axes, title: str, layers: Sequence[str], series: Sequence[Mapping[str, float]], base: int = 10
 ) -> None:
-    """Plot a line by layer for each of `series`, the first of which is the original's."""
+    """Plot values by layer for each of `series`, the first of which belongs to the original."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
@@ -157,9 +157,9 @@ def _plot_layers(
         axes.text(0, 0.9, "not measured", transform=axes.transAxes)
         axes.set_axis_off()
         return
-    original, *others = ([values.get(layer) or math.nan for layer in layers] for values in series)
+    original, *curves = ([values.get(layer) or math.nan for layer in layers] for values in series)
     axes.add_line(Line2D(range(len(layers)), original, linestyle="--"))
-    for values in others:
+    for values in curves:
         axes.plot(values, markevery=max(1, len(layers) // 20))
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
     axes.xaxis.set_major_formatter(lambda x, _: layers[int(x)].rpartition(".")[2] if x in range(len(layers)) else "")
@@ -167,7 +167,7 @@ def _plot_layers(
 
 
 def _mark(axes: Axes, base: int = 10) -> None:
-    """Mark a logarithmic axis with plain numbers, at the powers of `base` or, where these are few, at more."""
+    """Set plain tick labels on a logarithmic axis, at powers of `base` (for base 10 and a short range also 2 and 5)."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = axes.get_ylim()
@@ -177,14 +177,14 @@ def _mark(axes: Axes, base: int = 10) -> None:
 
 
 def _label(axes: Axes, names: Mapping[Line2D, str]) -> None:
-    """Write the name of each point next to it, where it covers no other name and no point; a loss of NaN has none."""
+    """Write the name of each point next to it without covering other names or points; skip points with loss NaN."""
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
     points = {line: np.asarray(line.get_xydata())[0] for line in names}
     points = {line: point for line, point in points.items() if point[1] > 0}
-    places = map(axes.transData.transform, points.values())
-    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in places]
+    centers = map(axes.transData.transform, points.values())
+    occupied = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in centers]
     for line, point in sorted(points.items(), key=lambda pair: -pair[1][1]):
         rule = {"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.6, "shrinkA": 0}
         label = axes.annotate(
@@ -192,15 +192,15 @@ def _label(axes: Axes, names: Mapping[Line2D, str]) -> None:
         )
         for side, up in PLACES:
             label.set(position=(9 * side, up), ha="left" if side > 0 else "right")
-            label.get_window_extent()  # moves the text, which covers less than text and rule
+            label.get_window_extent()  # moves the text; its own box excludes the rule
             box = Text.get_window_extent(label)
-            if axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) and not box.count_overlaps(taken):
+            if axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) and not box.count_overlaps(occupied):
                 break
-        taken.append(box)
+        occupied.append(box)
 
 
 def _short(name: str) -> str:
-    """Return a name for a point: the end of a path, cut where it is long."""
+    """Return a short name for a point: the last component of a path, cut to 34 characters."""
     return _cut(name if "{" in name else name.rstrip("/").rpartition("/")[2], 34)
 
 

@@ -1,4 +1,4 @@
-"""A picture for Graphviz: open parts as clusters."""
+"""Pictures for Graphviz, with open parts as clusters."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SPECIAL = re.compile(r'["\\]')
 
 
 def dot(placed: Placed, sheet: Sheet) -> str:
-    """`placed` as a directed graph in the language DOT."""
-    named, title = ids(placed), _quoted(sheet.title)
+    """Return `placed` as a directed graph in the DOT language."""
+    named, title = ids(placed), _quote(sheet.title)
     lines = [
         f"digraph {title} {{",
         f'  graph [label={title}, labelloc=t, fontname="Inter, Helvetica", fontsize=14]',
         '  node [shape=box, style="rounded,filled", fontname="Inter, Helvetica", fontsize=11]',
-        f"  edge [color={_quoted(LIGHT.line)}, arrowsize=0.7]",
+        f"  edge [color={_quote(LIGHT.line)}, arrowsize=0.7]",
         *(line for p in placed.inner for line in _boxes(p, named, 1)),
         *(f"  {named[a]} -> {named[b]}" for a, b in links(placed)),
         "}",
@@ -30,22 +30,22 @@ def dot(placed: Placed, sheet: Sheet) -> str:
 
 
 def _boxes(p: Placed, named: Mapping[str, str], depth: int) -> Iterator[str]:
-    """A part, and what is in it where it is open."""
+    """Yield the lines of a part, with its inner parts if it is open."""
     label, title = p.shape.label, p.shape.label.title + p.shape.part.times
     indent, name, look = "  " * depth, named[p.shape.key], EVERY[p.shape.label.kind]
-    colours = f"color={_quoted(look.edge)}, fillcolor={_quoted(look.fill)}"
+    colours = f"color={_quote(look.edge)}, fillcolor={_quote(look.fill)}"
     if p.open:
         yield f"{indent}subgraph cluster_{name} {{"
-        frame = f"color={_quoted(look.edge)}, fillcolor={_quoted(LIGHT.open)}"
-        yield f'{indent}  graph [label={_quoted(title)}, labeljust=l, style="rounded,filled", {frame}]'
+        frame = f"color={_quote(look.edge)}, fillcolor={_quote(LIGHT.open)}"
+        yield f'{indent}  graph [label={_quote(title)}, labeljust=l, style="rounded,filled", {frame}]'
         for inner in p.inner:
             yield from _boxes(inner, named, depth + 1)
         yield f"{indent}}}"
     elif label.symbol:
-        yield f"{indent}{name} [label={_quoted(label.symbol)}, shape=circle, style=filled, width=0.3, {colours}]"
+        yield f"{indent}{name} [label={_quote(label.symbol)}, shape=circle, style=filled, width=0.3, {colours}]"
     else:
-        yield f"{indent}{name} [label={_quoted(title, *label.lines)}, tooltip={_quoted(p.shape.key)}, {colours}]"
+        yield f"{indent}{name} [label={_quote(title, *label.lines)}, tooltip={_quote(p.shape.key)}, {colours}]"
 
 
-def _quoted(*lines: str) -> str:
+def _quote(*lines: str) -> str:
     return '"' + r"\n".join(SPECIAL.sub(r"\\\g<0>", one_line(line)) for line in lines) + '"'

@@ -1,4 +1,4 @@
-"""A picture as Mermaid: a flowchart in Markdown, which many sites draw where they show it."""
+"""Pictures as Mermaid flowcharts, which many sites render inside Markdown."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ OPEN = "open"  # the class of open parts
 
 
 def mermaid(placed: Placed, sheet: Sheet) -> str:
-    """The flowchart of `placed`: open parts as subgraphs, kinds as classes."""
+    """Return the Mermaid flowchart of `placed`, with open parts as subgraphs and kinds as classes."""
     named = ids(placed)
-    opened = [named[p.shape.key] for p in placed.all() if p.open and p is not placed]
+    open_names = [named[p.shape.key] for p in placed.all() if p.open and p is not placed]
     lines = [
         "---",
         f"title: {json.dumps(sheet.title, ensure_ascii=False)}",
@@ -30,14 +30,14 @@ def mermaid(placed: Placed, sheet: Sheet) -> str:
         *(line for p in placed.inner for line in _boxes(p, named, 1)),
         *(f"    {named[a]} --> {named[b]}" for a, b in links(placed)),
         *_classes({p.shape.label.kind for p in placed.all() if p is not placed and not p.open}),
-        *([f"    class {','.join(opened)} {OPEN}"] if opened else []),
+        *([f"    class {','.join(open_names)} {OPEN}"] if open_names else []),
     ]
     return "\n".join([*lines, ""])
 
 
 def _boxes(p: Placed, named: Mapping[str, str], depth: int) -> Iterator[str]:
-    """A part, and what is in it where it is open."""
-    label, title = p.shape.label, _escaped(p.shape.label.title + p.shape.part.times)
+    """Yield the lines of a part, with its inner parts if it is open."""
+    label, title = p.shape.label, _escape(p.shape.label.title + p.shape.part.times)
     indent, name = "    " * depth, named[p.shape.key]
     if p.open:
         yield f'{indent}subgraph {name}["{title}"]'
@@ -45,9 +45,9 @@ def _boxes(p: Placed, named: Mapping[str, str], depth: int) -> Iterator[str]:
             yield from _boxes(inner, named, depth + 1)
         yield f"{indent}end"
     elif label.symbol:
-        yield f'{indent}{name}(("{_escaped(label.symbol)}")):::{_class(label.kind)}'
+        yield f'{indent}{name}(("{_escape(label.symbol)}")):::{_class(label.kind)}'
     else:
-        lines = [f"<b>{title}</b>", *map(_escaped, label.lines)]
+        lines = [f"<b>{title}</b>", *map(_escape, label.lines)]
         yield f'{indent}{name}["{"<br/>".join(lines)}"]:::{_class(label.kind)}'
 
 
@@ -62,6 +62,6 @@ def _class(kind: str) -> str:
     return "k_" + kind.replace("-", "_")
 
 
-def _escaped(text: str) -> str:
-    """`text` within quotes, where letters of the syntax are spelled by their numbers."""
+def _escape(text: str) -> str:
+    """Escape Mermaid's syntax characters in a quoted `text` by their character codes."""
     return SPECIAL.sub(lambda m: f"#{ord(m[0])};", one_line(text))

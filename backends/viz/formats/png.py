@@ -1,4 +1,4 @@
-"""A picture as pixels, by resvg, with the fonts that come with weft."""
+"""Pictures as PNG, rendered by resvg with the fonts that come with weft."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from weft.ir.errors import WeftError
 
 from ..layout.font import FONT
 
-BOLD = ".t,.name{font-family:'Inter SemiBold'}"  # as the font calls itself
-MOST = 100_000_000  # pixels; four bytes each, and twice that while they are packed
+BOLD = ".t,.name{font-family:'Inter SemiBold'}"  # the family name inside the font file
+MOST = 100_000_000  # pixels; four bytes each, and twice that during compression
 
 
 def png(picture: str, scale: float = 2.0) -> bytes:
-    """The SVG `picture` as PNG, `scale` pixels for each of its own.
+    """Render the SVG `picture` as PNG, with `scale` pixels per SVG pixel.
 
     Raises:
-        WeftError: if resvg is not installed, or the picture would have no pixels, or too many.
+        WeftError: if resvg is not installed, or the picture would have no pixels or too many.
     """
     try:
         from resvg_py import svg_to_bytes

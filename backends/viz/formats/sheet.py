@@ -1,4 +1,4 @@
-"""The fact sheet beside a picture: what a model is called, and its sizes, row by row."""
+"""The fact sheet next to a picture: the name of a model, and its sizes, row by row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..layout.scene import Shape
 
 @dataclass(frozen=True)
 class Sheet:
-    """A title, what it is in a few words, and named facts, as they are to be read."""
+    """A title, a short description, and rows of (name, formatted value)."""
 
     title: str
     about: str
@@ -18,7 +18,7 @@ class Sheet:
 
 
 def in_words(root: Shape, sheet: Sheet | None) -> str:
-    """A picture for those who do not see it: its facts, and its parts from first to last."""
+    """Describe a picture for screen readers: its facts, and its parts from first to last."""
     facts = [] if sheet is None else [sheet.about, *(f"{name}: {value}" for name, value in sheet.rows)]
     return ". ".join([*facts, f"Parts: {'; '.join(_parts(root))}"]) + "."
 

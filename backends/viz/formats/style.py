@@ -1,4 +1,4 @@
-"""Styles of the kinds of parts, in light and dark: colours, and marks for readers who cannot tell colours apart."""
+"""Styles of the kinds of parts in light and dark: colours, and marks for readers who cannot distinguish colours."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..model.marks import kind as sign_kind
 
 @dataclass(frozen=True)
 class Look:
-    """Of a kind: the colours of its boxes and of their borders, light and dark, and its mark, drawn in lines within
-    10 × 10 pixels (SVG path data); how wide the border is, and of what dashes."""
+    """The look of a kind: fill and border colours in light and dark, a mark within 10 × 10 pixels (SVG path data), and
+    the width and dashes of the border."""
 
     fill: str
     edge: str
@@ -48,8 +48,8 @@ EVERY = LOOKS | SIGNS
 
 @dataclass(frozen=True)
 class Paper:
-    """The colours around: of the page, of text, of text that says less, of lines, of an open part, of what is chosen,
-    and of what a search found."""
+    """The colours of everything except kinds: page, text, secondary text, lines, open parts, rules, the selection and
+    search results."""
 
     paper: str
     ink: str
@@ -66,7 +66,7 @@ DARK = Paper("#14171c", "#e8eaee", "#c0c7d1", "#aab3c2", "#1a1e25", "#3a424e", "
 
 
 def colours(dark: bool) -> dict[str, str]:
-    """Every colour by its name: that of a kind, "-edge" behind it for its border, or one of those around."""
+    """Return all colours by name: a kind, a kind with the suffix "-edge" for its border, or a field of `Paper`."""
     palette = dict(vars(DARK if dark else LIGHT))
     for kind, look in EVERY.items():
         palette[kind] = look.dark_fill if dark else look.fill
@@ -75,12 +75,12 @@ def colours(dark: bool) -> dict[str, str]:
 
 
 def variables() -> str:
-    """The colours as variables of a style sheet, those of the night under `.dark`."""
-    return f":root{{{_listed(colours(False))}}}\n:root.dark{{{_listed(colours(True))}}}"
+    """Return the colours as CSS variables, with the dark ones under `.dark`."""
+    return f":root{{{_join_variables(colours(False))}}}\n:root.dark{{{_join_variables(colours(True))}}}"
 
 
 def borders(selector: str) -> str:
-    """The rules of a style sheet for borders that are no plain line; `selector` has a place for the kind."""
+    """Return CSS rules for borders that are wide or dashed; `selector` is a format string with the field `kind`."""
     return "\n".join(
         f"{selector.format(kind=kind)}{{stroke-width:{look.wide:g};stroke-dasharray:{look.dashes or 'none'}}}"
         for kind, look in SIGNS.items()
@@ -88,5 +88,5 @@ def borders(selector: str) -> str:
     )
 
 
-def _listed(colours: dict[str, str]) -> str:
+def _join_variables(colours: dict[str, str]) -> str:
     return ";".join(f"--{name}:{value}" for name, value in colours.items())

@@ -1,4 +1,4 @@
-"""A picture to print: SVG with its fact sheet, its legend, and the font that it is measured with."""
+"""Pictures as SVG with fact sheet, legend and the embedded font that the layout was measured with."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from xml.sax.saxutils import escape, quoteattr
 
-from ..layout.font import faces, width, wrapped
+from ..layout.font import faces, width, wrap_text
 from ..layout.positions import GAP, HEAD, PAD, Placed, Point, layout
 from ..layout.scene import ICON, LEADING, LINE, TITLE, Shape
 from ..model.labels import MEANINGS
 from .sheet import Sheet, in_words
 from .style import EVERY, SIGNS, borders, colours
 
-AROUND, BESIDE, SHEET = 28.0, 40.0, 320.0  # the margin, between picture and sheet, the width of a sheet
-NAMES, ROW = 120.0, 18.0  # the width of the names on a sheet, the height of a line of it
+AROUND, BESIDE, SHEET = 28.0, 40.0, 320.0  # the margin, the gap between picture and sheet, the width of a sheet
+NAMES, ROW = 120.0, 18.0  # the width of the names on a sheet, the height of its lines
 NAME, ABOUT = 22.0, 12.0  # sizes of text
 UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 ARROW = (
@@ -24,12 +24,12 @@ ARROW = (
 
 
 def svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) -> str:
-    """The picture of `root`, the shapes in `opened` open, and its fact sheet."""
+    """Return the SVG of `root` with the shapes in `opened` open, and its fact sheet."""
     placed = layout(root, opened)
     wide, high = drawn_size(placed)
-    head, beside = list(_head(sheet, wide + BESIDE + SHEET)), list(_sheet(sheet, placed))
-    left, top = AROUND + wide + BESIDE, AROUND + (head[-1][0] + 24 if head else 0)
-    w, h = round(left + SHEET + AROUND), round(top + max(high, beside[-1][0]) + AROUND)
+    head_lines, side_lines = list(_head(sheet, wide + BESIDE + SHEET)), list(_sheet(sheet, placed))
+    left, top = AROUND + wide + BESIDE, AROUND + (head_lines[-1][0] + 24 if head_lines else 0)
+    w, h = round(left + SHEET + AROUND), round(top + max(high, side_lines[-1][0]) + AROUND)
     palette = colours(dark)
     return "\n".join(
         [
@@ -40,9 +40,9 @@ def svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) 
             f"<style>{faces()}\n{rules(palette.__getitem__)}</style>",
             f"<defs>{ARROW}</defs>",
             f'<rect class="paper" width="{w}" height="{h}"/>',
-            *(f'<g transform="translate({AROUND:g} {AROUND:g})">{line}</g>' for _, line in head),
+            *(f'<g transform="translate({AROUND:g} {AROUND:g})">{line}</g>' for _, line in head_lines),
             f'<g transform="translate({left:g} {top:g})">',
-            *(line for _, line in beside),
+            *(line for _, line in side_lines),
             "</g>",
             f'<g transform="translate({AROUND:g} {top:g})">',
             *picture(placed),
@@ -54,21 +54,21 @@ def svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) 
 
 
 def drawn_size(placed: Placed) -> Point:
-    """The width and height of what `picture` draws, which begins at 0, 0."""
+    """Return the width and height of the drawing that `picture` yields, which begins at 0, 0."""
     return placed.width - 2 * PAD, placed.height - HEAD - 2 * GAP
 
 
 def picture(placed: Placed) -> Iterator[str]:
-    """Draw the contents of an open part without its frame, with its corner at 0, 0."""
+    """Yield SVG elements for the contents of an open part without its frame, with its corner at 0, 0."""
     yield f'<g transform="translate({-placed.x - PAD:g} {-placed.y - HEAD - GAP:g})">'
     for inner in placed.inner:
-        yield from _drawn(inner)
+        yield from _draw(inner)
     yield from _wires(placed)
     yield "</g>"
 
 
 def rules(colour: Callable[[str], str]) -> str:
-    """The style sheet of pictures, whose colours are what `colour` says of their names."""
+    """Return the style sheet of pictures; `colour` maps the name of a colour to its CSS value."""
     rules = [
         # No kerning: widths are measured as sums of advances.
         f"text{{font-family:'Inter W',sans-serif;font-size:{LINE:g}px;fill:{colour('ink')};font-kerning:none}}",
@@ -88,20 +88,20 @@ def rules(colour: Callable[[str], str]) -> str:
 
 
 def text(plain: str) -> str:
-    """`plain` as the text of an element, without what XML cannot have."""
+    """Escape `plain` for the text of an element, and replace characters that XML forbids."""
     return escape(UNPRINTABLE.sub("�", plain))
 
 
 # -- parts
 
 
-def _drawn(p: Placed) -> Iterator[str]:
-    """A part and what is in it."""
+def _draw(p: Placed) -> Iterator[str]:
+    """Yield SVG elements for a part and its inner parts."""
     label = p.shape.label
     yield f"<g class={quoteattr(f'k-{label.kind}' + (' open' if p.open else ''))}><title>{text(p.shape.key)}</title>"
     yield from _circle(p) if label.symbol else _box(p)
     for inner in p.inner:
-        yield from _drawn(inner)
+        yield from _draw(inner)
     yield from _wires(p)
     yield "</g>"
 
@@ -145,27 +145,27 @@ def _wires(p: Placed) -> Iterator[str]:
         yield f'<path class="w" d="M{corners}"{end}/>'
 
 
-# -- what is written around
+# -- title, fact sheet and legend
 
 
 def _head(sheet: Sheet, room: float) -> Iterator[tuple[float, str]]:
-    """The title and what the model is, each line with the y where it stands."""
+    """Yield the lines of the title and the description, each with its y."""
     y = 18.0
-    for line in wrapped(sheet.title, room, NAME, True):
+    for line in wrap_text(sheet.title, room, NAME, True):
         yield y, _line(line, 0, y, "name")
         y += 28
     y -= 7
-    for line in wrapped(sheet.about, room, ABOUT):
+    for line in wrap_text(sheet.about, room, ABOUT):
         yield y, _line(line, 0, y, "about s")
         y += 16
 
 
 def _sheet(sheet: Sheet, placed: Placed) -> Iterator[tuple[float, str]]:
-    """The rows of a sheet and the legend, each element with the y where it ends."""
+    """Yield the rows of a sheet and the legend, each element with the y of its end."""
     y = 0.0
     for name, value in sheet.rows:
         yield y, f'<path class="rule" d="M0 {y:g}H{SHEET:g}"/>' + _line(name, 0, y + 17, "about s")
-        for line in wrapped(value, SHEET - NAMES, ABOUT):
+        for line in wrap_text(value, SHEET - NAMES, ABOUT):
             yield y + 24, _line(line, NAMES, y + 17, "about")
             y += ROW
         y += 7

@@ -1,4 +1,4 @@
-"""A picture for the terminal: parts as a tree, with sizes, how often they come, and their parameters."""
+"""Pictures for the terminal: a tree of parts with sizes, repetitions and parameters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from ..model.outline import Part
 from .sheet import Sheet
 from .style import EVERY
 
-WIDE = 100_000  # columns of a file: nothing is cut or wrapped
+WIDE = 100_000  # columns, so that no line of a file is cut or wrapped
 
 
 def tree(placed: Placed, sheet: Sheet) -> RenderableType:
-    """The parts of `placed` in lines, what is open with its parts below: name and times, what it is, its parameters."""
+    """Return a table of the parts of `placed`, open ones followed by their inner parts; the columns are name and
+    repetitions, description, and parameters."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -34,23 +35,23 @@ def tree(placed: Placed, sheet: Sheet) -> RenderableType:
 
 
 def plain_tree(placed: Placed, sheet: Sheet) -> str:
-    """The same without colours."""
+    """Return the table of `tree` as plain text without colours."""
     file = io.StringIO()
     Console(file=file, width=WIDE, color_system=None, legacy_windows=False).print(tree(placed, sheet))
     return "".join(line.rstrip() + "\n" for line in file.getvalue().splitlines())
 
 
 def _rows(p: Placed, before: str, last: bool) -> Iterator[tuple[Text, Text, Text]]:
-    """The line of a part, and those of what is in it."""
+    """Yield the row of a part, then the rows of its inner parts; `before` is the indentation."""
     label, part = p.shape.label, p.shape.part
     lines = [line for line in (*label.lines, *p.shape.captions) if line]
-    known = bool(lines) and lines[0] == part.name
-    name = part.name if known or label.symbol else label.title
-    words = [label.symbol or label.title, *lines[1:]] if known else [label.symbol] if label.symbol else lines
+    is_named = bool(lines) and lines[0] == part.name
+    name = part.name if is_named or label.symbol else label.title
+    words = [label.symbol or label.title, *lines[1:]] if is_named else [label.symbol] if label.symbol else lines
     style = EVERY[label.kind].edge
     yield (
         Text.assemble((before + ("└─ " if last else "├─ "), "dim"), (one_line(name), "bold"), part.times),
-        Text("" if p.open and not known else one_line(" · ".join(words)), style),
+        Text("" if p.open and not is_named else one_line(" · ".join(words)), style),
         _parameters(part),
     )
     for inner in p.inner:

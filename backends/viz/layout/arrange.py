@@ -1,12 +1,12 @@
-"""The parts of a scope as boxes in columns and rows.
+"""Arrangement of the parts of a scope as boxes in columns and rows.
 
-What every path from the first to the last part passes (the dominators of the last one) stands in a column: in a
-Transformer that is its residual stream, or the projections, attention and output of an attention. What lies between two
-of these falls into branches that do not read each other, side by side, each a column of its own. A value that goes from
-one to the next beside branches keeps the line of the column: so the stream stays straight. Branches that cannot be
-taken apart stand in rows by how far they are from the first part (Sugiyama 1981), with room for the lines that pass.
+Parts on every path from the first to the last part (the dominators of the last one) form a column: in a Transformer the
+residual stream, or the projections, attention and output of an attention. Parts between two of these are split into
+branches that do not read each other, side by side, each a column again. A value that bypasses the branches keeps the
+line of the column, so the stream stays straight. Branches that cannot be split are arranged in rows by their distance
+from the first part (Sugiyama 1981), with room for the lines that pass.
 
-Nothing here knows how large parts are: `place` does, and may be asked again when one is opened.
+Sizes of parts are unknown here: `positions` computes them, again whenever a part is opened.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import networkx as nx
 from ..model.outline import Part
 from .wiring import END as END
 from .wiring import START as START
-from .wiring import Wiring, aside, linked, wired
+from .wiring import Wiring, find_exits, link_parts, wire_parts
 
-RAILS = 2  # values that may come along the right side of a scope
-LONGEST = 12  # rows that a line may pass; beyond, its name stands where it is read
+RAILS = 2  # maximum number of values that come along the right side of a scope
+LONGEST = 12  # rows that a line may pass; a longer one is replaced by its name at the reader
 
 
 @dataclass(frozen=True)
 class Item:
-    """The part of that number."""
+    """A box with the part number `index`."""
 
     index: int
 
@@ -50,7 +50,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Branches:
-    """Columns side by side; with a `bypass` the line of the column that they are in goes on at their left."""
+    """Columns side by side; with a `bypass` the line of the enclosing column continues at their left."""
 
     boxes: tuple[Column, ...]
     bypass: bool
@@ -58,8 +58,8 @@ class Branches:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of parts, each read by those below only; above row i is room for `lanes[i]` lines to go across, and for
-    `lanes[-1]` below the last one."""
+    """Rows of parts that only parts below read; row i has room for `lanes[i]` crossing lines above it, and the last row
+    for `lanes[-1]` below it."""
 
     rows: tuple[tuple[Item | Pass, ...], ...]
     lanes: tuple[int, ...]
@@ -70,12 +70,12 @@ Box = Item | Pass | Column | Branches | Rows
 
 @dataclass(frozen=True)
 class Line:
-    """A line from part to part, along which `values` go. START and END are the edges of the scope.
+    """A line from part to part that carries `values`. START and END are the edges of the scope.
 
-    It is straight if both parts stand in one column. Else `bend` is where it crosses to the column of its target: at
-    the top ("fork") or the bottom ("merge") of the box at `region`, a path of places in boxes from that of the scope;
-    or ("rows") above every row on its way, in one of the `lanes` there. A "rail" comes from START along the right side
-    of the scope, in the lane that `region` tells, and into the right side of its target.
+    It is straight if both parts are in the same column. Otherwise `bend` is the place where it crosses to the column of
+    its target: the top ("fork") or the bottom ("merge") of the box at `region`, a path of indices into nested boxes; or
+    ("rows") above every row on its way, in one of the `lanes` there. A "rail" runs from START along the right side of
+    the scope, in lane `region[0]`, and into the right side of its target.
     """
 
     source: int
@@ -88,10 +88,10 @@ class Line:
 
 @dataclass
 class Arrangement:
-    """The parts of a scope, numbered, where they stand, and the lines between them.
+    """The numbered parts of a scope, their boxes, and the lines between them.
 
-    `notes` are values that a part reads and no line brings, `gives` those that leave the scope and no line takes.
-    `rails` is how many values come along the right side.
+    `notes` are values that a part reads without a line, `gives` values that leave the scope without a line. `rails` is
+    the number of values along the right side.
     """
 
     parts: list[Part]
@@ -103,81 +103,81 @@ class Arrangement:
 
 
 def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str]) -> Arrangement:
-    """`parts`, drawn in a scope that is given the values `entering` and makes those `leaving`.
+    """Arrange `parts` in a scope that reads the values `entering` and produces the values `leaving`.
 
-    The first of the values entering that are read comes in at the top; others come along the right side, or are notes
-    beside their readers.
+    The first entering value that is read comes in at the top; others come along the right side, or become notes of
+    their readers.
     """
     parts, entering, leaving = list(parts), list(entering), list(leaving)
-    whole = wired(parts, entering, leaving)
-    best = _arranged(parts, whole)
-    # Only where lines tangle, because every try arranges the whole scope again.
-    if _tangled(best.box):
-        ends = aside(parts, whole)
+    wiring = wire_parts(parts, entering, leaving)
+    best = _arrange_wired(parts, wiring)
+    # Only if lines tangle, because every attempt arranges the entire scope again.
+    if _count_cells(best.box):
+        ends = find_exits(parts, wiring)
         for within in ([], *([i] for i in ends if len(ends) > 1), ends):
-            fewer = _arranged(parts, wired(parts, entering, leaving, within))
-            best = min(best, fewer, key=lambda arrangement: _tangled(arrangement.box))
+            fewer = _arrange_wired(parts, wire_parts(parts, entering, leaving, within))
+            best = min(best, fewer, key=lambda arrangement: _count_cells(arrangement.box))
     return best
 
 
-def _tangled(box: Box) -> int:
-    """Count the grid cells of rows, the measure of a tangle."""
+def _count_cells(box: Box) -> int:
+    """Count the grid cells of all `Rows` in a box, a measure of tangled lines."""
     if isinstance(box, Rows):
         return sum(map(len, box.rows))
-    return sum(map(_tangled, box.boxes)) if isinstance(box, (Column, Branches)) else 0
+    return sum(map(_count_cells, box.boxes)) if isinstance(box, (Column, Branches)) else 0
 
 
-def _arranged(parts: list[Part], wiring: Wiring) -> Arrangement:
-    """`parts` with their lines and notes."""
+def _arrange_wired(parts: list[Part], wiring: Wiring) -> Arrangement:
+    """Arrange `parts` with the lines and notes of `wiring`."""
     links, notes = wiring.links, wiring.notes
-    arranger = _Arranger(linked(parts, links))
+    arranger = _Arranger(link_parts(parts, links))
     box = arranger.column(frozenset(range(len(parts))))
-    places = dict(_places(box, ()))
+    paths = dict(_paths(box, ()))
     lines = []
     for (a, b), values in links.items():
         if (a, b) not in arranger.cut:
-            lines.append(_line(a, b, tuple(values), places, arranger.lanes))
+            lines.append(_line(a, b, tuple(values), paths, arranger.lanes))
         elif b == END:
             wiring.gives.setdefault(a, []).extend(values)
         else:
             notes.setdefault(b, []).extend(values)
-    rails = list(_rails(wiring, parts, places, box))[:RAILS]
-    rails.sort(key=lambda name: min(places[i] for i in wiring.side[name]), reverse=True)  # the lowest outermost
+    rails = list(_rails(wiring, parts, paths, box))[:RAILS]
+    rails.sort(key=lambda name: min(paths[i] for i in wiring.side[name]), reverse=True)  # the lowest outermost
     for k, name in enumerate(rails):
         for i in wiring.side[name]:
             lines.append(Line(START, i, (name,), "rail", (k,)))
-            if parts[i].layered:  # others say what comes from there
+            if parts[i].layered:  # other parts keep the note next to the line
                 notes[i].remove(name)
     return Arrangement(parts, box, lines, notes, wiring.gives, len(rails))
 
 
-def _rails(wiring: Wiring, parts: Sequence[Part], places: Mapping[int, tuple[int, ...]], box: Box) -> Iterator[str]:
-    """The values beside the main one that can come to all their readers from the right, past nothing else."""
+def _rails(wiring: Wiring, parts: Sequence[Part], paths: Mapping[int, tuple[int, ...]], box: Box) -> Iterator[str]:
+    """Yield the side values that can reach all their readers from the right without crossing another box."""
     for name, readers in wiring.side.items():
-        if all(len(parts[i].read) > 1 and _rightmost(box, places[i]) for i in readers):
+        if all(len(parts[i].read) > 1 and _rightmost(box, paths[i]) for i in readers):
             yield name
 
 
 def _rightmost(box: Box, path: Sequence[int]) -> bool:
     """Return whether nothing is to the right of the box at `path`."""
-    for place in path:
-        if not isinstance(box, (Column, Branches)) or (isinstance(box, Branches) and place + 1 < len(box.boxes)):
+    for index in path:
+        if not isinstance(box, (Column, Branches)) or (isinstance(box, Branches) and index + 1 < len(box.boxes)):
             return False
-        box = box.boxes[place]
+        box = box.boxes[index]
     return True
 
 
-def _places(box: Box, path: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _paths(box: Box, path: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield every part's path: its index in each of the nested boxes that contain it."""
     if isinstance(box, Item):
         yield box.index, path
     elif isinstance(box, Rows):
         for r, row in enumerate(box.rows):
             for c, x in enumerate(row):
-                yield from _places(x, (*path, r, c))
+                yield from _paths(x, (*path, r, c))
     elif not isinstance(box, Pass):
         for i, inner in enumerate(box.boxes):
-            yield from _places(inner, (*path, i))
+            yield from _paths(inner, (*path, i))
 
 
 def _line(
@@ -206,7 +206,7 @@ class _Arranger:
         self.lanes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
 
     def column(self, members: frozenset[int]) -> Column:
-        """Some parts, whatever is around them read as one start and one end."""
+        """Arrange `members` as a column, treating everything around them as one start and one end."""
         inner = self.graph.subgraph(members)
         flow: nx.DiGraph = nx.DiGraph(inner)
         flow.add_nodes_from((START, END))
@@ -223,30 +223,32 @@ class _Arranger:
         spine.reverse()  # START … END
         owner = {}
         for n in members:
-            above = n
-            while above not in spine:
-                above = over[above]
-            owner[n] = above
+            ancestor = n
+            while ancestor not in spine:
+                ancestor = over[ancestor]
+            owner[n] = ancestor
         boxes: list[Box] = []
         for a, b in itertools.pairwise(spine):
             if a != START:
                 boxes.append(Item(a))
             between = frozenset(n for n in members if owner[n] == a and n != a)
             if between:
-                boxes.append(self._between(between, flow, flow.has_edge(a, b), between == members))
+                boxes.append(self._branch(between, flow, flow.has_edge(a, b), between == members))
         return Column(tuple(boxes))
 
-    def _between(self, members: frozenset[int], flow: nx.DiGraph, bypass: bool, whole: bool) -> Branches | Rows:
-        apart = sorted(nx.weakly_connected_components(self.graph.subgraph(members)), key=min)
-        # As a column these members would be asked about again, without end.
-        if whole and not bypass and len(apart) == 1:
+    def _branch(
+        self, members: frozenset[int], flow: nx.DiGraph, bypass: bool, is_whole_column: bool
+    ) -> Branches | Rows:
+        components = sorted(nx.weakly_connected_components(self.graph.subgraph(members)), key=min)
+        # As a column these members would recurse without end.
+        if is_whole_column and not bypass and len(components) == 1:
             return self._rows(members)
-        return Branches(tuple(self.column(frozenset(branch)) for branch in apart), bypass)
+        return Branches(tuple(self.column(frozenset(branch)) for branch in components), bypass)
 
     def _rows(self, members: frozenset[int]) -> Rows:
         inner = self.graph.subgraph(members)
         rank = {n: i for i, layer in enumerate(nx.topological_generations(inner)) for n in layer}
-        # What only later parts read stands above the first of them.
+        # A part without producers is placed directly above its first reader.
         for n in reversed(list(nx.topological_sort(inner))):
             below = [rank[m] for m in inner.successors(n)]
             if below and not set(inner.predecessors(n)):
@@ -266,14 +268,14 @@ class _Arranger:
                 rows[r].append(Pass(a, b))
             above = range(first, last + 1)
             self.lanes[a, b] = tuple((r, crossed[r].setdefault(a, len(crossed[r]))) for r in above)
-        return Rows(tuple(map(tuple, _ordered(rows, self.graph))), tuple(map(len, crossed)))
+        return Rows(tuple(map(tuple, _order_rows(rows, self.graph))), tuple(map(len, crossed)))
 
 
-def _ordered(rows: list[list[Item | Pass]], graph: nx.DiGraph) -> list[list[Item | Pass]]:
-    """The rows, each in the order of the mean place of what it reads, then of what reads it: lines cross less."""
+def _order_rows(rows: list[list[Item | Pass]], graph: nx.DiGraph) -> list[list[Item | Pass]]:
+    """Order each row by the mean position of its producers, then of its readers, to reduce line crossings."""
 
-    def joined(x: Item | Pass, row: Mapping[object, float], above: bool) -> list[float]:
-        """The places in `row`, above or below, of what `x` has a line to."""
+    def find_neighbours(x: Item | Pass, row: Mapping[object, float], above: bool) -> list[float]:
+        """Return the positions in `row`, above or below, of the cells that `x` has a line to."""
         if isinstance(x, Pass):
             ends: list[Item | Pass] = [x, Item(x.source if above else x.target)]
             return [row[end] for end in ends if end in row][:1]
@@ -285,10 +287,10 @@ def _ordered(rows: list[list[Item | Pass]], graph: nx.DiGraph) -> list[list[Item
     for _ in range(4):
         for above, order in ((True, range(1, len(rows))), (False, range(len(rows) - 2, -1, -1))):
             for r in order:
-                beside = rows[r - 1 if above else r + 1]
-                place: dict[object, float] = {x: (i + 0.5) / len(beside) for i, x in enumerate(beside)}
-                own = {x: (i + 0.5) / len(rows[r]) for i, x in enumerate(rows[r])}
-                columns = {x: joined(x, place, above) for x in rows[r]}
-                mean = {x: sum(c) / len(c) if c else own[x] for x, c in columns.items()}
+                adjacent = rows[r - 1 if above else r + 1]
+                positions: dict[object, float] = {x: (i + 0.5) / len(adjacent) for i, x in enumerate(adjacent)}
+                current = {x: (i + 0.5) / len(rows[r]) for i, x in enumerate(rows[r])}
+                columns = {x: find_neighbours(x, positions, above) for x in rows[r]}
+                mean = {x: sum(c) / len(c) if c else current[x] for x, c in columns.items()}
                 rows[r].sort(key=mean.__getitem__)
     return rows

@@ -1,4 +1,4 @@
-"""The font that pictures carry with them, and how wide text is in it."""
+"""The font embedded in pictures, and the width of text in it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def advances(bold: bool) -> dict[str, int]:
 
 
 def width(text: str, size: float, bold: bool = False) -> float:
-    """The width of `text` in pixels, set at `size` pixels; a letter that the font lacks counts as its widest one."""
+    """Return the width of `text` in pixels at font size `size`; a missing character counts as the widest one."""
     wide = advances(bold)
     widest = wide["W"]
     return sum(wide.get(c, widest) for c in text) * size / 1000
 
 
 def fitted(text: str, room: float, size: float, bold: bool = False) -> str:
-    """`text`, or as much of its beginning as fits into `room` pixels, with an ellipsis."""
+    """Return `text`, cut with an ellipsis if it does not fit into `room` pixels."""
     if width(text, size, bold) <= room:
         return text
     while text and width(text + "…", size, bold) > room:
@@ -35,12 +35,12 @@ def fitted(text: str, room: float, size: float, bold: bool = False) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` without line ends and without what steers terminals."""
+    """Return `text` on one line, with control characters replaced by spaces."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def wrapped(text: str, room: float, size: float, bold: bool = False) -> list[str]:
-    """`text` in lines that fit into `room` pixels, but for words that are wider."""
+def wrap_text(text: str, room: float, size: float, bold: bool = False) -> list[str]:
+    """Split `text` into lines that fit into `room` pixels; a wider word gets a line to itself."""
     lines: list[str] = []
     for word in text.split():
         if lines and width(f"{lines[-1]} {word}", size, bold) <= room:
@@ -51,7 +51,7 @@ def wrapped(text: str, room: float, size: float, bold: bool = False) -> list[str
 
 
 def faces() -> str:
-    """The fonts, as rules of a style sheet."""
+    """Return the CSS rules that embed the fonts."""
     rules = ""
     for weight in WEIGHTS.values():
         data = base64.b64encode((FONT / f"inter-{weight}.ttf").read_bytes()).decode()

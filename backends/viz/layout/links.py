@@ -1,4 +1,4 @@
-"""Links between parts, for formats with a layout engine of their own (DOT, Mermaid)."""
+"""Links between parts, for formats with their own layout engine (DOT, Mermaid)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from .positions import Placed
 
 
 def links(placed: Placed) -> list[tuple[str, str]]:
-    """Pairs of keys of closed parts, the second of which reads what the first makes.
+    """Return pairs of keys of closed parts, (producer, reader).
 
-    What a repeat makes that is drawn once comes from the parts of its first time.
+    Results of a repeat that is drawn once come from the parts of its first round.
     """
     closed = [p for p in placed.all() if not p.open]
     makers = {name: p.shape.key for p in closed for name in p.shape.part.made}
-    # What values of later times of a repeat are called in its first time.
+    # Values of later rounds of a repeat -> their names in the first round.
     first = {
-        other: one
+        later: earlier
         for part in (p.shape.part for p in placed.all() if p.open)
         for body in part.others
-        for one, other in zip(_made(part.children), _made(body), strict=True)
+        for earlier, later in zip(_iter_results(part.children), _iter_results(body), strict=True)
     }
     edges: dict[tuple[str, str], None] = {}
     for p in closed:
@@ -33,9 +33,9 @@ def links(placed: Placed) -> list[tuple[str, str]]:
 
 
 def ids(placed: Placed) -> dict[str, str]:
-    """A short name for every part by its key: n1, n2, …"""
+    """Return a short name for every part by its key: n1, n2, …"""
     return {p.shape.key: f"n{i}" for i, p in enumerate(placed.all())}
 
 
-def _made(parts: list[Part]) -> Iterator[str]:
+def _iter_results(parts: list[Part]) -> Iterator[str]:
     return (name for part in parts for v in part.all_vertices() for name in v.makes)

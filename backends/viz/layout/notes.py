@@ -6,19 +6,19 @@ from collections.abc import Iterable, Iterator
 
 from ..model.outline import Part
 
-PAST = "past"  # what names of inputs begin with that hold what was computed of earlier tokens
+PAST = "past"  # prefix of inputs with caches and states of earlier tokens
 
 
 def captions(part: Part, read: Iterable[str], gives: Iterable[str], leaves: Iterable[str]) -> Iterator[str]:
-    """Lines for `part`: what it reads besides what lines bring, and what it makes besides what they take:
-    outputs of the model that belong to its layer (`gives`), values that others read (`leaves`)."""
+    """Yield captions of `part` for values without a line: operands (`read`), outputs of the model that belong to its
+    layer (`gives`), and results that other parts read (`leaves`)."""
     names = list(dict.fromkeys(called(name, part.path, name in part.shared) for name in read))
     past = [name.removeprefix(f"{PAST} ") for name in names if name.startswith(f"{PAST} ")]
-    others = [name for name in names if not name.startswith(f"{PAST} ")]
+    current = [name for name in names if not name.startswith(f"{PAST} ")]
     if past:
-        others.append(f"{PAST} {', '.join(past)}")
-    if others:
-        yield f"with {', '.join(others)}"
+        current.append(f"{PAST} {', '.join(past)}")
+    if current:
+        yield f"with {', '.join(current)}"
     outputs = [carried(name) for name in gives]
     if outputs:
         stem = outputs[0].partition(" ")[0]
@@ -31,8 +31,8 @@ def called(value: str, path: str, shared: bool = False) -> str:
     """Name `value` as seen from the part at `path`: by the outermost part that makes it and does not contain both.
 
     "layers.0.attn.k" is "k" in "layers.0.attn", "attn output" in "layers.0", "encoder.norm" is "encoder output" in
-    "decoder.layers.0"; "layers.0.mlp.down" is "mlp of the layer before" in "layers.1",
-    but "mlp of layer 0" where that is what all layers of a repeat read (`shared`).
+    "decoder.layers.0"; "layers.0.mlp.down" is "mlp of the layer before" in "layers.1", or "mlp of layer 0" if all
+    layers of a repeat read it (`shared`).
     """
     if value.startswith(PAST):
         return carried(value)
@@ -47,6 +47,6 @@ def called(value: str, path: str, shared: bool = False) -> str:
 
 
 def carried(name: str) -> str:
-    """An input or output of one layer, without the number of that: "past_key_values.3.key" is "past key"."""
+    """Name an input or output of a layer without the layer number: "past_key_values.3.key" is "past key"."""
     words = [word for word in name.replace("_", ".").split(".") if word and not word.isdigit()]
     return f"{words[0]} {words[-1]}" if len(words) > 1 else name

@@ -1,6 +1,6 @@
 """Positions of shapes and lines, in pixels, for any set of open parts.
 
-web/scripts/ repeats these rules to lay out again when a reader opens or closes a part; a test compares the two.
+web/scripts/ implements the same rules to update the layout when a reader opens or closes a part; a test compares them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ APART = 20.0  # between branches; between parts of a row half of it
 LANE = 32.0  # for a line that passes branches
 PASS = 8.0  # for a line that passes a row
 ACROSS = 7.0  # between lines that cross above a row
-PAD = 16.0  # around what is in an open part
+PAD = 16.0  # around the contents of an open part
 HEAD = 28.0  # the title of an open part
 RAIL = 14.0  # for a line along the right side
-PORT = 14.0  # from the top of a part to where such a line comes in
-SPREAD = 26.0  # between lines that come into one part
-OVER = 4.0  # how much higher or lower than in the middle of a gap lines go at most
-BESIDE = 6.0  # how far from the middle of a circle lines come in at most
+PORT = 14.0  # from the top of a part to the point at which such a line enters
+SPREAD = 26.0  # between lines that enter the same part
+OVER = 4.0  # maximum vertical offset of a line from the middle of a gap
+BESIDE = 6.0  # maximum offset from the middle of a circle at which a line enters
 EDGE = 8.0  # between such lines and the corner of the part
 
 Point = tuple[float, float]
@@ -32,7 +32,7 @@ Point = tuple[float, float]
 
 @dataclass
 class Placed:
-    """A shape: its corner, its size, and the x of the line it stands on; if open, what is in it."""
+    """A shape with its corner, its size and the x of its vertical line (`axis`); if open, also its contents."""
 
     shape: Shape
     x: float
@@ -49,7 +49,7 @@ class Placed:
         return self.y + self.height
 
     def all(self) -> Iterator[Placed]:
-        """The shape and all that are in it."""
+        """Yield the shape and all shapes in it."""
         yield self
         for inner in self.inner:
             yield from inner.all()
@@ -57,7 +57,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Wire:
-    """A line from shape to shape, None for the edge of the open part around them, through the corners `points`."""
+    """A line from shape to shape through the corners `points`; None is the edge of the enclosing open part."""
 
     source: Shape | None
     target: Shape | None
@@ -69,8 +69,8 @@ class Wire:
 class _Inside:
     """Positions of the boxes inside an open shape.
 
-    `spots` are its parts, `spans` the top and bottom of boxes by their paths, `tops` those of rows, `rooms` the x of
-    the lines that pass rows.
+    `spots` are its parts, `spans` the top and bottom of boxes by path, `tops` the tops of rows, `rooms` the x of lines
+    that pass rows.
     """
 
     shape: Shape
@@ -82,9 +82,8 @@ class _Inside:
 
 
 def layout(root: Shape, opened: Collection[str]) -> Placed:
-    """`root` with its corner at 0, 0, the shapes whose keys are in `opened` open; a key with ALL behind it opens a
-    repeat as often as it is computed."""
-    return _Placer(opened).placed(root, 0, 0)
+    """Place `root` at 0, 0, with the shapes whose keys are in `opened` open; a key followed by ALL unrolls a repeat."""
+    return _Placer(opened).place(root, 0, 0)
 
 
 class _Placer:
@@ -93,9 +92,9 @@ class _Placer:
         self.sizes: dict[tuple[int, int], Size] = {}
         self.repeated: dict[int, Shape] = {}
 
-    def placed(self, shape: Shape, x: float, y: float) -> Placed:
-        """`shape` at a corner, with all that is in it."""
-        shape, size = self.shown(shape), self.size(shape)
+    def place(self, shape: Shape, x: float, y: float) -> Placed:
+        """Place `shape` with its corner at x, y, and everything in it."""
+        shape, size = self.expand(shape), self.size(shape)
         result = Placed(shape, x, y, size.width, size.height, x + size.axis, shape.key in self.opened)
         if result.open and shape.arrangement is not None:
             inside = _Inside(shape, shape.arrangement)
@@ -104,8 +103,8 @@ class _Placer:
             result.wires = list(_wires(result, inside))
         return result
 
-    def shown(self, shape: Shape) -> Shape:
-        """`shape`, or all its repetitions where these are asked for."""
+    def expand(self, shape: Shape) -> Shape:
+        """Return `shape`, or the unrolled repeat if requested by ALL."""
         if shape.part.count < 2 or shape.key + ALL not in self.opened:
             return shape
         if id(shape) not in self.repeated:
@@ -113,8 +112,8 @@ class _Placer:
         return self.repeated[id(shape)]
 
     def size(self, shape: Shape) -> Size:
-        """The size of a shape, open or closed."""
-        shape = self.shown(shape)
+        """Return the size of a shape, open or closed."""
+        shape = self.expand(shape)
         if shape.arrangement is None or shape.key not in self.opened:
             return shape.closed
         inner = self._box(shape, shape.arrangement.box)
@@ -122,31 +121,31 @@ class _Placer:
         return Size(wide, HEAD + GAP + inner.height + GAP, PAD + inner.axis)
 
     def _box(self, shape: Shape, box: Box) -> Size:
-        # By identity: shapes can change, hence cannot be hashed, and they outlive the placer.
+        # By identity: shapes are mutable, hence not hashable, and they outlive the placer.
         key = id(shape), id(box)
         if key not in self.sizes:
-            self.sizes[key] = self._measured(shape, box)
+            self.sizes[key] = self._measure(shape, box)
         return self.sizes[key]
 
-    def _measured(self, shape: Shape, box: Box) -> Size:
+    def _measure(self, shape: Shape, box: Box) -> Size:
         if isinstance(box, Item):
             return self.size(shape.inner[box.index])
         if isinstance(box, Pass):
             return Size(PASS, 0, PASS / 2)
         if isinstance(box, Column):
-            return _stacked([self._box(shape, b) for b in box.boxes])
+            return _stack([self._box(shape, b) for b in box.boxes])
         if isinstance(box, Branches):
             sizes = [self._box(shape, b) for b in box.boxes]
-            size = _beside(sizes, APART)
+            size = _join_row(sizes, APART)
             return Size(size.width + LANE, size.height, LANE / 2) if box.bypass else size
-        size = _stacked([_beside([self._box(shape, x) for x in row], APART / 2) for row in box.rows])
+        size = _stack([_join_row([self._box(shape, x) for x in row], APART / 2) for row in box.rows])
         return Size(size.width, size.height + ACROSS * sum(box.lanes), size.axis)
 
     def _put(self, inside: _Inside, box: Box, x: float, y: float, path: tuple[int, ...]) -> None:
-        """Place `box`, which stands at `path`, with its corner at x, y."""
+        """Place `box`, which has the path `path`, with its corner at x, y."""
         shape = inside.shape
         if isinstance(box, Item):
-            inside.spots[box.index] = self.placed(shape.inner[box.index], x, y)
+            inside.spots[box.index] = self.place(shape.inner[box.index], x, y)
             return
         size = self._box(shape, box)
         inside.spans[path] = y, y + size.height
@@ -166,27 +165,27 @@ class _Placer:
                 y += ACROSS * box.lanes[r]
                 tops.append(y)
                 sizes = [self._box(shape, b) for b in row]
-                whole = _beside(sizes, APART / 2)
-                left = x + size.axis - whole.axis
+                row_size = _join_row(sizes, APART / 2)
+                left = x + size.axis - row_size.axis
                 for c, (b, inner) in enumerate(zip(row, sizes, strict=True)):
                     if isinstance(b, Pass):
                         inside.rooms[b.source, b.target, r] = left + inner.axis
                     else:
                         self._put(inside, b, left, y, (*path, r, c))
                     left += inner.width + APART / 2
-                y += whole.height + GAP
+                y += row_size.height + GAP
             tops.append(y + ACROSS * box.lanes[-1])
 
 
-def _stacked(sizes: Sequence[Size]) -> Size:
-    """Boxes one under the other, on one line."""
+def _stack(sizes: Sequence[Size]) -> Size:
+    """Return the size of boxes one under the other, with their axes on one line."""
     axis = max(s.axis for s in sizes)
     height = sum(s.height for s in sizes) + GAP * (len(sizes) - 1)
     return Size(axis + max(s.width - s.axis for s in sizes), height, axis)
 
 
-def _beside(sizes: Sequence[Size], gap: float) -> Size:
-    """Boxes side by side, which stand on the line of the middle one, or of the middle."""
+def _join_row(sizes: Sequence[Size], gap: float) -> Size:
+    """Return the size of boxes side by side, with the axis of the middle box, or the middle for an even number."""
     width = sum(s.width for s in sizes) + gap * (len(sizes) - 1)
     half = len(sizes) // 2
     middle = sum(s.width + gap for s in sizes[:half]) + sizes[half].axis if len(sizes) % 2 else width / 2
@@ -197,7 +196,7 @@ def _beside(sizes: Sequence[Size], gap: float) -> Size:
 
 
 def _wires(around: Placed, inside: _Inside) -> Iterator[Wire]:
-    """The lines in the open shape `around`."""
+    """Yield the lines in the open shape `around`."""
     shifts = _shifts(around, inside)
     lanes = _lanes(around, inside, shifts)
     for line in inside.arrangement.lines:
@@ -213,12 +212,12 @@ def _wires(around: Placed, inside: _Inside) -> Iterator[Wire]:
         elif b is not None and line.bend == "merge" and _beside_circle(start[0], b):
             points = _into_circle(start, b, lane * BESIDE)
         else:
-            points = _bent(line, start, end, inside, lane * OVER)
+            points = _bend(line, start, end, inside, lane * OVER)
         yield Wire(None if a is None else a.shape, None if b is None else b.shape, line.values, tuple(_corners(points)))
 
 
 def _rail(around: Placed, target: Placed, lane: int) -> list[Point]:
-    """The way along the right side of an open shape into the right side of a part."""
+    """Return the points of a line along the right side of an open shape into the right side of a part."""
     inward = around.shape.arrangement.rails - 1 - lane if around.shape.arrangement is not None else 0
     x, y = around.x + around.width - PAD / 2 - RAIL * lane, target.y + PORT + ACROSS * inward
     return [(x, around.y + HEAD), (x, y), (target.x + target.width, y)]
@@ -230,15 +229,15 @@ def _beside_circle(x: float, target: Placed) -> bool:
 
 
 def _into_circle(start: Point, circle: Placed, lower: float) -> list[Point]:
-    """The way into a circle from its side, so much lower than its middle."""
+    """Return the points of a line into a circle from its side, `lower` pixels below its middle."""
     y, round_ = (circle.y + circle.bottom) / 2 + lower, circle.height / 2
     across = math.sqrt(round_**2 - lower**2)
     return [start, (start[0], y), (circle.axis + (across if start[0] > circle.axis else -across), y)]
 
 
 def _lanes(around: Placed, inside: _Inside, shifts: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """Offset horizontal runs of lines that reach a target from the same side: the farthest runs lowest, so that none
-    cross."""
+    """Return vertical offsets for the horizontal runs of lines that reach a target from the same side: the farthest is
+    the lowest, so that none cross."""
     arrivals: dict[tuple[int, int, bool], list[tuple[float, int]]] = {}
     for line in inside.arrangement.lines:
         a, b = inside.spots.get(line.source), inside.spots.get(line.target, around)
@@ -256,8 +255,8 @@ def _lanes(around: Placed, inside: _Inside, shifts: Mapping[tuple[int, int], flo
     return lanes
 
 
-def _bent(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -> list[Point]:
-    """The way of a line from `start` to `end`; `lower` is by how much it goes lower than in the middle of a gap."""
+def _bend(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -> list[Point]:
+    """Return the points of a line from `start` to `end`; `lower` is its offset below the middle of a gap."""
     (x0, _), (x1, _) = start, end
     if line.bend == "rows":
         points, x = [start], x0
@@ -275,12 +274,12 @@ def _bent(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -
 
 
 def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
-    """Offset each line's arrival from the middle of its target, so that several arrive side by side."""
+    """Return the offset of each line's end from the middle of its target, so that several arrive side by side."""
     lines = [line for line in inside.arrangement.lines if line.bend != "rail"]
     offsets = {(line.source, line.target): 0.0 for line in lines}
     for target, spot in [*inside.spots.items(), (END, around)]:
         coming = [line for line in lines if line.target == target]
-        if spot.shape.label.symbol:  # into its top come those that do not come from the sides
+        if spot.shape.label.symbol:  # other lines enter the circle at its sides
             coming = [line for line in coming if line.bend == "rows"]
         if len(coming) < 2:
             continue
@@ -297,20 +296,20 @@ def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
 
 
 def _column(line: Line, target: Placed, inside: _Inside, around: Placed) -> float:
-    """The x at which a line comes down to its target, but for how far from its middle it arrives."""
-    if line.bend == "fork":  # it turned above
+    """Return the x at which a line comes down to its target, without the offset of `_shifts`."""
+    if line.bend == "fork":  # it bends above
         return target.axis
     return inside.spots[line.source].axis if line.source in inside.spots else around.axis
 
 
 def _corners(points: Sequence[Point]) -> Iterator[Point]:
-    """The points of a line where it turns, and its ends."""
-    apart = [p for p, q in itertools.pairwise(points) if not _near(p, q)] + [points[-1]]
-    yield apart[0]
-    for before, p, after in zip(apart, apart[1:], apart[2:], strict=False):
+    """Yield the ends of a line and the points at which it bends."""
+    distinct = [p for p, q in itertools.pairwise(points) if not _near(p, q)] + [points[-1]]
+    yield distinct[0]
+    for before, p, after in zip(distinct, distinct[1:], distinct[2:], strict=False):
         if not any(abs(before[i] - p[i]) < 0.01 and abs(p[i] - after[i]) < 0.01 for i in (0, 1)):
             yield p
-    yield apart[-1]
+    yield distinct[-1]
 
 
 def _near(p: Point, q: Point) -> bool:

@@ -4,10 +4,10 @@ H100, H200    NVIDIA H100 and H200 Tensor Core GPU data sheets, SXM: half of the
 A100          NVIDIA A100 80 GB data sheet, SXM
 RTX 4090      NVIDIA Ada GPU Architecture white paper, appendix A: tensor cores that add up in f32
 Laptop CPU    AMD Ryzen 7 7840U: 8 cores at 3.3 GHz, each two fused multiply-adds of 256 bits a cycle (32 FLOPs in f32,
-              twice as many in bf16 by AVX512_BF16); 128 bits of LPDDR5X-7500
+              double in bf16 by AVX512_BF16); 128 bits of LPDDR5X-7500
 
-f32 is what the ordinary units do, not TF32. Real programs reach less: about 0.8 of the FLOPs in large products and 0.9
-of the bytes.
+f32 is the rate of the ordinary units, not TF32. Real programs reach less: about 0.8 of the FLOPs in large products and
+0.9 of the bytes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-DTYPES = {"f16": 2, "bf16": 2, "f32": 4}  # bytes of a number
-TOKENS = 512  # as `weft inspect` counts them
+DTYPES = {"f16": 2, "bf16": 2, "f32": 4}  # bytes per element
+TOKENS = 512  # sequence length, as in `weft inspect`
 
 
 @dataclass(frozen=True)
 class Device:
-    """`half` and `single` are FLOP/s in f16 or bf16 and in f32, `memory` is bytes/s (Williams 2009: the roofline)."""
+    """A device for the roofline (Williams 2009): FLOP/s in f16 or bf16 (`half`) and f32 (`single`), memory bytes/s."""
 
     name: str
     half: float
@@ -29,7 +29,7 @@ class Device:
     memory: float
 
     def rate(self, dtype: str) -> float:
-        """FLOP/s in a dtype of `DTYPES`."""
+        """Return the FLOP/s in a dtype of `DTYPES`."""
         return self.single if dtype == "f32" else self.half
 
 

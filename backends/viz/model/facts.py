@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and bytes of each part of a picture: the numbers of `weft inspect`, part by part."""
+"""Parameters, FLOPs and bytes of each part of a picture, as `weft inspect` reports them for the whole model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from .work import NONE, Work, total
 
 @dataclass(frozen=True)
 class Facts:
-    """A part: its learned numbers, its work for all tokens of a text and for one more (`step`), what it keeps of a
-    token, by how many tokens at most, and of a text.
+    """Costs of a part: learned parameters, work of a prefill (`work`) and of a decode step (`step`), cache and state.
 
-    A parameter that several parts read counts in the first of them. `cache` is in numbers; `state` is what recurrences
-    keep, in numbers and in bytes of others. What has no known cost counts as nothing; `known` says whether there is
-    none of that.
+    A parameter that several parts read counts in the first of them. `cache` maps a window (None: all tokens) to cached
+    elements per token; `state` is the size of recurrent states, as elements in the model's dtype and bytes in other
+    dtypes. Operations of unknown cost count as 0; `known` is whether there are none of these.
     """
 
     parameters: int
@@ -31,14 +30,14 @@ class Facts:
 
     @property
     def flops(self) -> Size:
-        """FLOPs for all tokens of a text."""
+        """Return the FLOPs of a prefill."""
         return self.work.flops
 
     def to_dict(self, tokens: int, item: int) -> dict[str, int]:
-        """The numbers that a page shows for a text of so many tokens, where a number takes `item` bytes.
+        """Return the costs that a page shows for a sequence of `tokens` tokens and elements of `item` bytes.
 
-        `flops`, `read` and `written` (bytes) are of all tokens at once; `step_flops`, … of one token that is the last
-        of so many; `cache` is what their cache takes in bytes, `state` what recurrences keep.
+        `flops`, `read` and `written` (bytes) belong to a prefill of all tokens; `step_flops`, … to the decode step of
+        the last token; `cache` and `state` are the bytes of KV caches and recurrent states.
         """
         binding = {"batch": 1, "seq": tokens, "past": 0, "total": tokens, "capacity": tokens, "source": tokens}
         step = self.step.evaluate(binding, item)
@@ -53,7 +52,7 @@ class Facts:
 
 
 def facts(part: Part) -> Facts:
-    """The sums over everything in `part`, all its repetitions among them."""
+    """Return the costs of `part` summed over all its operations, including all repetitions."""
     vertices = list(part.all_vertices())
     cache: dict[int | None, int] = {}
     for v in vertices:
@@ -71,18 +70,18 @@ def facts(part: Part) -> Facts:
 
 
 def _work(v: Vertex) -> Work:
-    """The work of an operation: in the bytes that it is known to move, where it is not known which are the model's."""
+    """Return the work of an operation; without a split of elements and bytes, all traffic of `cost` counts as bytes."""
     if v.work is not None or v.cost is None:
         return v.work or NONE
     return Work(v.cost.flops, 0, 0, v.cost.read, v.cost.written)
 
 
 def data(facts: Facts) -> dict[str, Any]:
-    """Facts as plain data, sizes as `polynomial` has them; what is nothing is left out."""
+    """Convert facts to JSON data, with sizes as in `polynomial`; omit zeros and empty fields."""
     plain = {
         "parameters": facts.parameters,
-        "work": _listed(facts.work),
-        "step": _listed(facts.step),
+        "work": _to_list(facts.work),
+        "step": _to_list(facts.step),
         "cache": [[width, window] for window, width in facts.cache.items()],
         "state": list(facts.state) if any(facts.state) else None,
         "unknown": not facts.known,
@@ -90,13 +89,13 @@ def data(facts: Facts) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if value}
 
 
-def _listed(work: Work) -> list[Any]:
-    """FLOPs, numbers read and written, bytes read and written besides; nothing where there is no work."""
+def _to_list(work: Work) -> list[Any]:
+    """Convert the fields of `work` to polynomials, in the order of `Work`; an empty list for no work."""
     return [] if work == NONE else [polynomial(getattr(work, f.name)) for f in fields(work)]
 
 
 def polynomial(size: Size) -> Any:
-    """A size as plain data: a number, or a list of [coefficient, [size, power], …], where a size is a name or
+    """Convert a size to JSON data: a number, or a list of [coefficient, [size, power], …], where a size is a name or
     ["min" | "max" | "floordiv", polynomial, polynomial]."""
     if not isinstance(size, Poly):
         return size

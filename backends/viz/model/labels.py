@@ -90,7 +90,7 @@ NUMBERED = re.compile(r"\d+(-\d+)?")  # the name of a layer, of a repeat, of one
 
 @dataclass(frozen=True)
 class Label:
-    """A title and the lines under it; `symbol` is what stands in the circle of a sum or product instead."""
+    """A title and the lines under it; `symbol` replaces both in the circle of a sum or product."""
 
     title: str
     lines: tuple[str, ...]
@@ -99,12 +99,12 @@ class Label:
 
 
 def label(part: Part) -> Label:
-    """Label a closed part."""
-    return _marked(part, _weighed(part, _leaf(part) if part.vertices else _group(part)))
+    """Return the label of a closed part."""
+    return _apply_sign(part, _add_bits(part, _leaf(part) if part.vertices else _group(part)))
 
 
-def _weighed(part: Part, text: Label) -> Label:
-    """Say how many bits a weight takes where weights are quantized, and of an operation in which blocks."""
+def _add_bits(part: Part, text: Label) -> Label:
+    """Add a line with the bits per weight if weights are quantized, and with their packing if all have the same."""
     packed = {w.name: w for v in part.all_vertices() for w in v.weights if w.bits is not None}.values()
     bits = sorted({w.bits for w in packed if w.bits is not None})
     if not bits or text.symbol:
@@ -115,8 +115,8 @@ def _weighed(part: Part, text: Label) -> Label:
     return replace(text, lines=(*text.lines, words))
 
 
-def _marked(part: Part, text: Label) -> Label:
-    """In a comparison the kind of a part is its sign, and a line tells what changed."""
+def _apply_sign(part: Part, text: Label) -> Label:
+    """In a comparison, replace the kind of a part by its sign and add a line about the changes."""
     marks = [v.mark for v in part.all_vertices()]
     sign = common(marks)
     if sign in ("", KEPT):
@@ -138,7 +138,7 @@ def _leaf(part: Part) -> Label:
 
 
 def titled(v: Vertex) -> str:
-    """Name an operation."""
+    """Return the title of an operation."""
     if v.attends:
         return attention_name(v)
     if v.op in ("glu", "norm_glu"):
@@ -147,7 +147,7 @@ def titled(v: Vertex) -> str:
 
 
 def attention_name(v: Vertex) -> str:
-    """The usual name of a softmax attention by its heads."""
+    """Return the usual name of a softmax attention by its numbers of heads."""
     heads, kv = int(v.attrs.get("heads", 1)), int(v.attrs.get("kv_heads") or v.attrs.get("heads", 1))
     if v.op == "relative_attention":
         return "Relative attention"
@@ -159,7 +159,7 @@ def attention_name(v: Vertex) -> str:
 
 
 def detail(v: Vertex) -> str:
-    """The sizes that tell most of an operation."""
+    """Return the most characteristic sizes of an operation as text; "" if it has none."""
     if v.attends:
         return " · ".join(_attention_facts(v))
     if v.op in ("linear", "embedding") and v.weights:
@@ -168,8 +168,8 @@ def detail(v: Vertex) -> str:
     if v.op == "moe":
         return _experts(v)
     if v.op == "scan":
-        first, *others = str(v.attrs.get("step", "")).split("\n")
-        return first if len(first) <= LONGEST and len(others) < 3 else f"{1 + len(others)} formulas for a token"
+        first, *rest = str(v.attrs.get("step", "")).split("\n")
+        return first if len(first) <= LONGEST and len(rest) < 3 else f"{1 + len(rest)} formulas for a token"
     if v.op == "lightning_index":
         return f"{v.attrs.get('heads')} heads · top {v.attrs.get('top_k')}"
     if v.op == "route":
@@ -199,7 +199,7 @@ def _experts(v: Vertex) -> str:
 
 
 def _group(part: Part) -> Label:
-    """Label a group by its role in the terms of papers, if its operations reveal it."""
+    """Return the label of a group, named as in papers if its operations reveal its role."""
     if not part.path:
         return Label(part.name, (_contents(part),), "group")
     if NUMBERED.fullmatch(part.name):
@@ -217,9 +217,9 @@ def _group(part: Part) -> Label:
         return Label("Mixture of experts", (part.name, " · ".join(lines)), "experts")
     attention = next((v for v in ops.values() if v.attends), None)
     if attention is not None:
-        turned = ["RoPE"] if "rope" in ops or "rotary" in attention.attrs else []
-        facts = " · ".join([*_attention_facts(attention), *turned])
-        return Label(_named(part, attention), (part.name, facts), "attention")
+        rotary = ["RoPE"] if "rope" in ops or "rotary" in attention.attrs else []
+        facts = " · ".join([*_attention_facts(attention), *rotary])
+        return Label(_name_attention(part, attention), (part.name, facts), "attention")
     if recurrent := next((op for op in RECURRENT if op in ops), ""):
         return Label(
             RECURRENT[recurrent], (part.name, detail(ops[recurrent]) or _TITLE[recurrent].lower()), "recurrence"
@@ -235,15 +235,15 @@ def _group(part: Part) -> Label:
     return Label(part.name, (_contents(part),), "group")
 
 
-def _named(part: Part, attention: Vertex) -> str:
-    """The name of the group around an attention."""
+def _name_attention(part: Part, attention: Vertex) -> str:
+    """Return the title of the group around an attention."""
     if part.name.startswith("cross"):
         return "Cross-attention"
     return "Multi-head latent attention" if attention.attrs.get("value_dim") else attention_name(attention)
 
 
 def _layers(part: Part) -> str:
-    """Name a repeat, or one of its layers: its layer numbers, and what distinguishes it from other layers."""
+    """Return the title of a repeat or one of its layers: layer numbers, and properties that other layers lack."""
     stem = part.path.rpartition(".")[0].rpartition(".")[2] or "layers"
     stem = stem.removesuffix("s") if part.name.isdigit() else stem if stem[-1] == "s" or len(stem) == 1 else f"{stem}s"
     if any(child.count > 1 or child.name.isdigit() for child in part.children if len(part.children) > 1):
@@ -260,11 +260,11 @@ def _layers(part: Part) -> str:
 
 
 def _contents(part: Part) -> str:
-    """The named parts in a part; in a layer that repeats, those of the layer."""
+    """Return the titles of the parts in a part, or in the first layer of a repeat, joined by commas."""
     labels = [(c, label(c)) for c in part.body.children]
     return ", ".join(dict.fromkeys(text.title for c, text in labels if not (c.vertices and text.symbol)))
 
 
 def _number(text: object) -> str:
-    """A whole number with commas between thousands; anything else as it is."""
+    """Format a whole number with commas between thousands; return any other text unchanged."""
     return f"{int(str(text)):,}" if str(text).isdigit() else str(text)

@@ -10,15 +10,15 @@ KEPT, REMOVED, NEW, CHANGED = SIGNS = ("kept", "removed", "new", "changed")
 
 
 def kind(sign: str) -> str:
-    """The kind of parts with that sign, which has a look of its own."""
+    """Return the kind of parts with a sign of a comparison; each has its own look."""
     return f"sign-{sign}"
 
 
 @dataclass(frozen=True)
 class Change:
-    """A property of an operation, `before` and `after`, as a panel shows it.
+    """A changed property of an operation, `before` and `after`, as a panel shows it.
 
-    `named` says that these texts hold names, which are others in every layer.
+    `named`: the two texts contain names, which differ between layers.
     """
 
     what: str
@@ -29,9 +29,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Mark:
-    """One of the `SIGNS`; `words` tell on the box what changed ("was 9 heads, 3 KV heads"), `changes` tell all of it.
+    """A sign of `SIGNS`, a summary of the change for the box (`words`, "was 9 heads, 3 KV heads"), and all `changes`.
 
-    `other` is what the operation is called in the other network, if it is there.
+    `other` is the name of the corresponding operation in the other network, if there is one.
     """
 
     sign: str = KEPT
@@ -41,13 +41,13 @@ class Mark:
 
     @property
     def alike(self) -> str:
-        """Equal for operations of several layers that changed in the same way."""
+        """Return a text that is equal for operations of several layers that changed in the same way."""
         changes = [(c.what, *(() if c.named else (c.before, c.after))) for c in self.changes]
         return f"{self.sign} {self.words} {changes}"
 
 
 def common(marks: Iterable[Mark | None]) -> str:
-    """The sign of a part by those of its operations: that of all of them, or changed; "" where nothing is compared."""
+    """Return the sign of a part: the common sign of its operations, or "changed"; "" without a comparison."""
     signs = {mark.sign for mark in marks if mark is not None}
     return signs.pop() if len(signs) == 1 else CHANGED if signs else ""
 

@@ -1,4 +1,4 @@
-"""The network that a picture shows: operations that read and make values, with facts for their panels."""
+"""The network that a picture shows: operations that read and produce values, with facts for their panels."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .work import NONE, Work, of_node, state, step
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter: its name, shape and dtype, how many bytes it has, and the recipe that makes them.
+    """A parameter: its name, shape, dtype and bytes, and the recipe that produces it.
 
-    Of one in quantized blocks the dtype is that of the blocks (int4_64), `bytes` are those of codes, scales and zero
-    points, `bits` is what a number takes of them, and `packing` says it in words.
+    For a quantized parameter, dtype is the block layout (int4_64), `bytes` include codes, scales and zero points,
+    `bits` are the bits per weight, and `packing` describes the layout in words.
 
-    `learned` is how many numbers of it count as the model's, in the first operation that reads it; `rotary` are the
-    frequencies that it is made of, if these are rotary positions.
+    `learned` is the number of its elements that count as model parameters, in the first operation that reads it;
+    `rotary` are the frequencies of rotary positions that it is computed from.
     """
 
     name: str
@@ -48,21 +48,21 @@ class Weight:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """The sizes of its axes."""
+        """Return the sizes of its axes."""
         inner = self.shape.strip("[]")
         return tuple(inner.split(", ")) if inner else ()
 
 
 @dataclass(frozen=True)
 class Vertex:
-    """One operation. `reads` and `makes` are names of values; weights are not among `reads`.
+    """One operation. `reads` and `makes` are the names of operands and results; weights are not among `reads`.
 
-    `roles` are the names of the operands that `reads` are given to, `types` tell what it makes ("f32[seq, 576]").
-    A `view` moves no data. `cost` is None where nobody knows it. `cache` is how many numbers it keeps of a token for
-    those after it, and of how many tokens at most (None: all); `state` what it keeps of every text, however long:
-    numbers in the dtype of the model, and bytes of others. `like` is the operation of weft that one of another format
-    amounts to. `work` is `cost` with numbers and bytes
-    apart, `step` the work for one more token; `mark` is what a comparison says of the operation.
+    `roles` are the operand names of `reads`, `types` the types of the results ("f32[seq, 576]"). A `view` moves no
+    data. `cost` is None if unknown. `cache` is the number of cached elements per token and the window (None: all
+    tokens); `state` the size of its recurrent state, as elements in the model's dtype and bytes in other dtypes. `like`
+    is the equivalent weft operation of an operation of another format. `work` is `cost` with elements and bytes
+    separated, `step` the work of a decode step; `mark` is its mark in a comparison. `asks`, `takes` and `gives` are
+    inputs of the model, inputs of its layer and outputs of its layer, see `outline`.
     """
 
     name: str
@@ -88,11 +88,11 @@ class Vertex:
 
     @property
     def meant(self) -> Vertex:
-        """The operation in the words of weft, where there is one."""
+        """Return the equivalent weft operation if there is one, else this operation."""
         return self.like or self
 
     def text(self, name: str, default: str = "") -> str:
-        """The attribute `name` as text without quotes."""
+        """Return the attribute `name` as text without quotes."""
         return str(self.attrs.get(name, default)).strip("'\"")
 
     @property
@@ -103,11 +103,11 @@ class Vertex:
 
 @dataclass(frozen=True)
 class Network:
-    """Operations in an order in which they can be computed; `inputs` and `outputs` are values by name, with types.
+    """Operations in topological order; `inputs` and `outputs` are values by name, with types.
 
-    `marks` are what a comparison says of inputs, by name, and of outputs, by "out." and name. `context` is how many
-    tokens the model is made for, if that is known; `origins` what the parts of a scope were made by: the text of the
-    module, and "file:line" where that is known; `unread` are weights that no operation reads.
+    `marks` are the marks of a comparison on inputs, by name, and on outputs, by "out." and name. `context` is the
+    model's maximum length, if known; `origins` maps a scope to the module that created it, as source text, and its
+    "file:line", if known; `unread` are weights that no operation reads.
     """
 
     name: str
@@ -122,26 +122,26 @@ class Network:
 
 def network(graph: Graph) -> Network:
     """Convert a weft graph to a network to draw."""
-    unseen, known = {p: elements(p) for p in learned(graph)}, dict[Any, dict[str, Any]]()
+    uncounted, cache = {p: elements(p) for p in learned(graph)}, dict[Any, dict[str, Any]]()
     return Network(
         graph.name,
-        tuple(_vertex(node, unseen, known) for node in graph.nodes),
+        tuple(_vertex(node, uncounted, cache) for node in graph.nodes),
         {v.name: str(v.type) for v in graph.inputs.values()},
         {name: (v.name, str(v.type)) for name, v in graph.outputs.items()},
         context=graph.meta.get("context"),
-        origins={scope: _made(origin) for scope, origin in graph.origins.items() if scope},
-        unread=tuple(_weight(p, unseen.get(p, 0)) for p in graph.params.values() if not p.users),
+        origins={scope: _describe_origin(origin) for scope, origin in graph.origins.items() if scope},
+        unread=tuple(_weight(p, uncounted.get(p, 0)) for p in graph.params.values() if not p.users),
     )
 
 
-def _made(origin: Origin) -> tuple[str, str | None]:
-    """Return the text of the module that made a scope, and its source line."""
+def _describe_origin(origin: Origin) -> tuple[str, str | None]:
+    """Return the source text of the module that created a scope, and its "file:line" if known."""
     return repr(origin.made), origin.file and f"{Path(origin.file).name}:{origin.line}"
 
 
-def _numbers(node: Node) -> dict[str, Any]:
-    """The fields of a vertex that follow from the attributes of `node` and the types of its operands."""
-    work, cache = _packed(node, of_node(node)), next(iter(cached([node])), None)
+def _derive_costs(node: Node) -> dict[str, Any]:
+    """Return the fields of a vertex that depend only on the attributes of `node` and the types of its operands."""
+    work, cache = _adjust_packed(node, of_node(node)), next(iter(cached([node])), None)
     return {
         "cost": node.op.node_cost(node),
         "cache": cache,
@@ -151,8 +151,8 @@ def _numbers(node: Node) -> dict[str, Any]:
     }
 
 
-def _packed(node: Node, work: Work) -> Work:
-    """`work` of `node` where it reads weights as the blocks that they are quantized to; lookups read few rows."""
+def _adjust_packed(node: Node, work: Work) -> Work:
+    """Return `work` of `node` with quantized weights counted as packed bytes, except in lookups, which read few rows."""
     if node.op is ops.embedding:
         return work
     for param in {v: None for v in node.inputs if isinstance(v, Param)}:
@@ -161,33 +161,33 @@ def _packed(node: Node, work: Work) -> Work:
     return work
 
 
-def _vertex(node: Node, unseen: dict[Param, int], known: dict[Any, dict[str, Any]]) -> Vertex:
-    """Convert `node` to a vertex that owns the parameters it is the first to read; they are removed from `unseen`.
+def _vertex(node: Node, uncounted: dict[Param, int], cache: dict[Any, dict[str, Any]]) -> Vertex:
+    """Convert `node` to a vertex; a parameter counts in its first reader and is then removed from `uncounted`.
 
-    Layers repeat their operations: `known` has the numbers of those before it.
+    Layers repeat their operations, so `cache` has the costs of earlier ones.
     """
-    read = list(_read(node))
+    operands = list(_operands(node))
     attrs = attributes(node)
     kinds = tuple(None if v is None else v.type for v in node.inputs), tuple(v.type for v in node.outputs)
     key = node.op.name, kinds, tuple(attrs.items()), tuple(quantized_layout(v) for v in node.inputs)
-    numbers = known.get(key) or known.setdefault(key, _numbers(node))
+    costs = cache.get(key) or cache.setdefault(key, _derive_costs(node))
     return Vertex(
         node.output.name,
         node.op.name,
         node.scope,
-        tuple(v.name for v, _ in read if not isinstance(v, Param)),
+        tuple(v.name for v, _ in operands if not isinstance(v, Param)),
         tuple(v.name for v in node.outputs),
-        tuple(role for v, role in read if not isinstance(v, Param)),
+        tuple(role for v, role in operands if not isinstance(v, Param)),
         tuple(str(v.type) for v in node.outputs),
         {k: "\n".join(formulas(a)) if isinstance(a, Step) else spell(a) for k, a in attrs.items()},
-        tuple(_weight(v, unseen.pop(v, 0)) for v, _ in read if isinstance(v, Param)),
+        tuple(_weight(v, uncounted.pop(v, 0)) for v, _ in operands if isinstance(v, Param)),
         view=Trait.VIEW in node.op.traits,
-        **numbers,
+        **costs,
     )
 
 
-def _read(node: Node) -> Iterable[tuple[Value, str]]:
-    """The operands that are there, with what the op calls them."""
+def _operands(node: Node) -> Iterable[tuple[Value, str]]:
+    """Yield the operands that are present, with their names in the op."""
     names = node.op.operand_names(node.inputs, node.attrs)
     for i, value in enumerate(node.inputs):
         if value is not None:
@@ -206,13 +206,13 @@ def _weight(param: Param, learned: int) -> Weight:
 
 
 def in_words(layout: BlockLayout) -> str:
-    """Say what codes are, how many share a scale, and that they have zero points."""
+    """Describe a layout: the type of codes, the group size of scales, and whether it has zero points."""
     kind = f"fp{layout.bits}" if layout.floats else f"int{layout.bits}"
     return f"{kind}, groups of {layout.group}" + (" with zero points" if layout.has_zeros else "")
 
 
 def _rotary(recipe: Recipe) -> RopeFrequencies | None:
-    """The frequencies of rotary positions in a recipe."""
+    """Return the frequencies of rotary positions in a recipe; None if it has none."""
     if isinstance(recipe, RopeFrequencies):
         return recipe
     return next(filter(None, map(_rotary, recipe.parts)), None)

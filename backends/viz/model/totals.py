@@ -1,4 +1,4 @@
-"""Totals of a network, to compare two: the numbers of `weft inspect --json`."""
+"""Totals of a network for comparisons, as in `weft inspect --json`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .facts import facts
 from .network import Network
 from .outline import Part
 
-ITEM = 2  # bytes of a number in a cache, as f16
+ITEM = 2  # bytes of a cached element, as f16
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Operations; learned numbers; FLOPs of a text of `tokens` tokens; bytes that the cache takes for a token and
-    recurrences keep for a text, where a number takes two; bytes of the weights as they are stored.
+    """Totals of a model: operations, learned parameters, FLOPs of a sequence of `tokens` tokens, KV cache bytes per
+    token and recurrent state bytes per sequence in f16, and bytes of the weights as stored.
 
-    `open` of the weights are f32, which is what a model has that nothing has cast: it can be had in any dtype. `dtypes`
-    are those that at least a hundredth of the bytes is stored in, the most first.
+    `open` is the number of f32 elements: weights that no pass has cast yet, which may get any dtype. `dtypes` are the
+    dtypes that store at least 1 % of the bytes, the largest share first.
     """
 
     operations: int
@@ -35,10 +35,10 @@ class Totals:
 
 
 def totals(network: Network, tokens: int) -> Totals:
-    """Those of `network`, for a text of so many tokens."""
+    """Return the totals of `network` for a sequence of `tokens` tokens."""
     totals = facts(Part(network.name, "", network.vertices))
     binding = dict.fromkeys(sizes.names(totals.flops), tokens) | {"batch": 1, "past": 0}
-    numbers, others = totals.state
+    elements, other_bytes = totals.state
     weights = {w.name: w for w in (*network.unread, *(w for v in network.vertices for w in v.weights))}.values()
     stored: Counter[str] = Counter()
     for weight in weights:
@@ -48,7 +48,7 @@ def totals(network: Network, tokens: int) -> Totals:
         totals.parameters + sum(w.learned for w in network.unread),
         sizes.evaluate(totals.flops, binding),
         sum(totals.cache.values()) * ITEM,
-        numbers * ITEM + others,
+        elements * ITEM + other_bytes,
         stored.total(),
         tokens,
         stored["f32"] // 4,

@@ -12,14 +12,14 @@ from weft.passes.analysis.costs import cached, state_bytes
 from weft.passes.analysis.states import has_state, keeper
 
 TOKENS = "seq"  # the size that grows by one with every token
-MODEL = (dtypes.f32, dtypes.f16, dtypes.bf16)  # what the numbers of a model may be, as its user likes
+MODEL = (dtypes.f32, dtypes.f16, dtypes.bf16)  # interchangeable dtypes of a model
 
 
 @dataclass(frozen=True)
 class Work:
     """FLOPs and traffic, as polynomials over batch, seq, source.
 
-    `read` and `written` count numbers in the dtype of the model, whichever that is; `read_bytes` and `written_bytes`
+    `read` and `written` count elements in the dtype of the model, whichever that is; `read_bytes` and `written_bytes`
     the bytes of everything else (token ids, masks, packed weights, the sums of recurrences).
     """
 
@@ -33,7 +33,7 @@ class Work:
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def evaluate(self, binding: Mapping[str, int], item: int) -> dict[str, int]:
-        """FLOPs and bytes at given sizes, where a number of the model takes `item` bytes."""
+        """Return FLOPs and bytes for the sizes in `binding` and elements of `item` bytes."""
         at = {f.name: sizes.evaluate(getattr(self, f.name), binding) for f in fields(self)}
         read, written = (at[name] * item + at[f"{name}_bytes"] for name in ("read", "written"))
         return {"flops": at["flops"], "read": read, "written": written}
@@ -43,13 +43,13 @@ NONE = Work()
 
 
 def total(works: Iterable[Work]) -> Work:
-    """The sum."""
-    every = [work for work in works if work != NONE]
-    return Work(*(sizes.total(getattr(work, f.name) for work in every) for f in fields(Work)))
+    """Return the sum of `works`."""
+    terms = [work for work in works if work != NONE]
+    return Work(*(sizes.total(getattr(work, f.name) for work in terms) for f in fields(Work)))
 
 
 def of_node(node: Node) -> Work:
-    """The work of an operation for all tokens of a text at once."""
+    """Return the work of an operation for a prefill of all tokens."""
     operands = [None if v is None else v.type for v in node.inputs]
     outputs = [v.type for v in node.outputs]
 
@@ -66,27 +66,27 @@ def of_node(node: Node) -> Work:
 
 
 def step(work: Work, node: Node) -> Work:
-    """The `work` of a node for one more token, when the text with this token is `seq` tokens long.
+    """Return the work of a decode step of `node`, given its prefill `work`; `seq` is the length with the new token.
 
-    Weights are read once; keys and values of all tokens come from a cache, that of this one goes there; states are read
-    and written. What does not grow with the text, such as an encoder, is not computed again.
+    Weights are read once; keys and values of all tokens are read from a cache, the new ones are written to it; states
+    are read and written. Operations whose work does not grow with the sequence, such as an encoder, do not run again.
     """
     if not any(TOKENS in sizes.names(getattr(work, f.name)) for f in fields(work)):
         return NONE
     total = Work(*(_of_one(getattr(work, f.name)) for f in fields(work)))
     if has_state(node):
-        return total  # a cache or a state is among what it reads
-    length, texts = sizes.sym(TOKENS), sizes.sym("batch")
+        return total  # a cache or a state is among its operands
+    length, batch = sizes.sym(TOKENS), sizes.sym("batch")
     first = keeper(node)
     for width, window in cached([first]):
         keys = length if window is None else sizes.minimum(window, length)
-        total += Work(0, keys * width * texts, texts * width if first is node else 0)
-    numbers, fixed = state(node)
-    return total + Work(0, texts * numbers, texts * numbers, texts * fixed, texts * fixed)
+        total += Work(0, keys * width * batch, batch * width if first is node else 0)
+    elements, fixed = state(node)
+    return total + Work(0, batch * elements, batch * elements, batch * fixed, batch * fixed)
 
 
 def state(node: Node) -> tuple[int, int]:
-    """Return the size of a recurrence's state: numbers in the model's dtype, and bytes in other dtypes."""
+    """Return the size of a recurrence's state: elements in the model's dtype, and bytes in other dtypes."""
     fixed = state_bytes([node], 0)
     return state_bytes([node], 1) - fixed, fixed
 
@@ -94,7 +94,8 @@ def state(node: Node) -> tuple[int, int]:
 def _of_one(size: Size) -> Size:
     """Divide a sum over all tokens by their number: drop one factor `seq` from every term.
 
-    A term that has it only within min, max or a division (how many experts so many tokens ask for) is that of 1 token.
+    A term with `seq` only inside min, max or a division (the number of experts used by `seq` tokens) is evaluated for
+    1 token.
     """
     if not isinstance(size, Poly):
         return size

@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-from weft.backends.viz.formats.chart import Candidate, chart, check_chart, draw, styled
+from weft.backends.viz.formats.chart import Candidate, chart, check_chart, draw, use_style
 from weft.backends.viz.formats.style import DARK, LIGHT
 from weft.ir.errors import WeftError
 
@@ -43,7 +43,7 @@ def candidates(count: int) -> list[Candidate]:
 
 
 def drawn(*others: Candidate, original: Candidate = ORIGINAL, dark: bool = False) -> Figure:
-    with styled(dark):
+    with use_style(dark):
         return draw("title", "about", "KL", [original, *others])
 
 
