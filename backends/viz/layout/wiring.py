@@ -101,7 +101,7 @@ def _stream(parts: Sequence[Part], links: Iterable[Link]) -> list[int]:
 
 
 def _drop_lines(parts: Sequence[Part], wiring: Wiring, stream: Sequence[int]) -> None:
-    """Keep one line, to the first reader, for inputs and for parts independent of the stream; turn others into notes.
+    """Keep one line, to the first reader, for inputs and for parts independent of the stream; make the rest notes.
 
     The line of an input goes to the first reader that reads more than its shape.
     """

@@ -152,7 +152,7 @@ def _derive_costs(node: Node) -> dict[str, Any]:
 
 
 def _adjust_packed(node: Node, work: Work) -> Work:
-    """Return `work` of `node` with quantized weights counted as packed bytes, except in lookups, which read few rows."""
+    """Count quantized weights in `work` of `node` as packed bytes, except in lookups, which read few rows."""
     if node.op is ops.embedding:
         return work
     for param in {v: None for v in node.inputs if isinstance(v, Param)}:

@@ -1,4 +1,4 @@
-"""The operations of a network as a tree of scopes, equal parts in a row folded into repeats."""
+"""The operations of a network as a tree of scopes, with consecutive equal parts folded into repeats."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SIZE = re.compile(r"[A-Za-z_][^,\[\]]*")
 
 @dataclass
 class Part:
-    """A part of the picture. `name` is what its scope calls it, `path` the name that no other part has.
+    """A part of the picture: `name` is its name within its scope, `path` its unique name.
 
-    A leaf has `vertices`: an operation, and the views of what it makes. A group has `children`. A repeat is a group
-    whose children come `count` times, one time after the other or side by side (`parallel`); `others` are the children
-    of the second time onward. `reach` is "local" or "global" where some layers of the model have a window and some not.
-    `shared` are values that every time of a repeat around the part reads.
+    A leaf has `vertices`: an operation and the views of its results. A group has `children`. A repeat is a group whose
+    children occur in `count` rounds, one after the other or side by side (`parallel`); `others` are the children of the
+    second round onward. `reach` is "local" or "global" in a model where only some layers have a window. `shared` are
+    values that every round of an enclosing repeat reads.
     """
 
     name: str
@@ -39,56 +39,56 @@ class Part:
 
     @property
     def parallel(self) -> bool:
-        """Return whether no repetition reads results of the one before."""
+        """Return whether no round reads results of the round before."""
         values = {name for part in self.children for name in part.made}
         return not any(name in values for part in (self.others or [[]])[0] for name in part.read)
 
     @property
     def body(self) -> Part:
-        """The part whose children are drawn: of a repeat of single layers, the first layer."""
+        """Return the part whose children are drawn: the first layer of a repeat of single layers, else the part."""
         return self.children[0] if self.count > 1 and len(self.children) == 1 and self.children[0].children else self
 
     @property
     def times(self) -> str:
-        """The number of times that the part is computed, to write behind its title: " × 12"; "" if once."""
+        """Return the number of rounds as a suffix of the title, " × 12"; "" for a single round."""
         return f" × {self.count}" if self.count > 1 else ""
 
     def all_vertices(self) -> Iterator[Vertex]:
-        """Every operation of the part, those of all repetitions among them."""
+        """Yield every operation of the part, including all rounds of repeats."""
         yield from self.vertices
         for part in itertools.chain(self.children, *self.others):
             yield from part.all_vertices()
 
-    # A part whose values were asked for is not to change any more.
+    # These properties are cached: a part must not change after their first use.
 
     @cached_property
     def made(self) -> dict[str, None]:
-        """The values that operations of the part make, in order."""
+        """Return the values that operations of the part produce, in order."""
         return dict.fromkeys(name for v in self.all_vertices() for name in v.makes)
 
     @cached_property
     def read(self) -> dict[str, None]:
-        """The values that the part reads and does not make, in order."""
+        """Return the values that the part reads but does not produce, in order."""
         return dict.fromkeys(name for v in self.all_vertices() for name in v.reads if name not in self.made)
 
     @cached_property
     def takes(self) -> tuple[str, ...]:
-        """The inputs of the model that belong to layers in the part, or to its own."""
+        """Return the inputs of the model that belong to a layer, such as caches, and are read in the part."""
         return tuple(name for v in self.all_vertices() for name in v.takes)
 
     @cached_property
     def asks(self) -> frozenset[str]:
-        """The inputs of the model that are read in the part."""
+        """Return the inputs of the model that are read in the part."""
         return frozenset(name for v in self.all_vertices() for name in v.asks)
 
     @cached_property
     def gives(self) -> tuple[str, ...]:
-        """The outputs of the model that belong to layers in the part, or to its own."""
+        """Return the outputs of the model that belong to a layer and are produced in the part."""
         return tuple(name for v in self.all_vertices() for name in v.gives)
 
     @cached_property
     def weight(self) -> int:
-        """Weight of the part in the model: its parameter bytes, and one per operation."""
+        """Return the weight of the part in layout: its parameter bytes plus its number of operations."""
         return sum(1 + sum(w.bytes for w in v.weights) for v in self.all_vertices())
 
     @cached_property
@@ -97,39 +97,39 @@ class Part:
         return self.count > 1 or (self.name.isdigit() and bool(self.children)) or any(p.layered for p in self.children)
 
     def parts(self) -> Iterator[Part]:
-        """The part and all that are drawn within it, of repeats the first time only."""
+        """Yield the part and all parts in it; of repeats only the first round."""
         yield self
         for child in self.children:
             yield from child.parts()
 
 
 def outline(network: Network) -> Part:
-    """The tree of `network`, its inputs and outputs as leaves of the root, but for those of single layers."""
-    own, outputs = carried(network)
+    """Return the tree of `network`; inputs and outputs are leaves of the root, except those of a single layer."""
+    layer_inputs, outputs = find_layer_io(network)
     leaves = [
         Part(name, name, (_end(network, name, "input", (), (name,), t),))
         for name, t in network.inputs.items()
-        if name not in own
+        if name not in layer_inputs
     ]
-    leaves += _leaves(network, own, outputs)
+    leaves += _leaves(network, layer_inputs, outputs)
     for name, (value, kind) in network.outputs.items():
         if name not in outputs.get(value, ()):
             leaves.append(Part(name, f"out.{name}", (_end(network, f"out.{name}", "output", (value,), (), kind),)))
-    root = Part(network.name, "", children=_grouped(leaves, ""))
+    root = Part(network.name, "", children=_group(leaves, ""))
     if {"local", "global"} <= {_reach(v) for v in root.all_vertices()}:
-        _tell_reach(root)
+        _set_reach(root)
     return root
 
 
 def _reach(v: Vertex) -> str:
-    """Describe an attention's span, a window or the whole text; empty for other operations."""
+    """Return "local" for an attention with a window, "global" for one without; "" for other operations."""
     return "" if not v.meant.attends else "local" if v.meant.attrs.get("window") else "global"
 
 
-def _tell_reach(part: Part) -> None:
-    """Say of every layer in `part`, and of every repeat of layers alike, which reach it has."""
+def _set_reach(part: Part) -> None:
+    """Set `reach` of every layer in `part`, and of every repeat whose layers have the same reach."""
     for child in itertools.chain(part.children, *part.others):
-        _tell_reach(child)
+        _set_reach(child)
     if part.layered:
         spans = {_reach(v) for v in part.all_vertices()} - {""}
         inner = {child.reach for child in part.children if child.layered}
@@ -138,11 +138,11 @@ def _tell_reach(part: Part) -> None:
 
 
 def _end(network: Network, name: str, op: str, reads: tuple[str, ...], makes: tuple[str, ...], kind: str) -> Vertex:
-    """An input or output as an operation."""
+    """Return an input or output of the model as an operation."""
     return Vertex(name, op, "", reads, makes, (), (kind,), mark=network.marks.get(name))
 
 
-def carried(network: Network) -> tuple[dict[str, None], dict[str, list[str]]]:
+def find_layer_io(network: Network) -> tuple[dict[str, None], dict[str, list[str]]]:
     """Find per-layer inputs and outputs, such as caches and states, whose names contain layer numbers."""
     layered, inside, outside = set[str](), set[str](), set[str]()
     for v in network.vertices:
@@ -157,12 +157,12 @@ def carried(network: Network) -> tuple[dict[str, None], dict[str, list[str]]]:
     return inputs, outputs
 
 
-def _leaves(network: Network, own: Mapping[str, None], outputs: Mapping[str, Sequence[str]]) -> list[Part]:
-    """A leaf for every operation, but for views, which belong to what they view where that is in their scope."""
+def _leaves(network: Network, layer_inputs: Mapping[str, None], outputs: Mapping[str, Sequence[str]]) -> list[Part]:
+    """Return a leaf for every operation; views join the leaf of their source if it is in the same scope."""
     makers: dict[str, Part] = {}
     leaves = []
     for vertex in network.vertices:
-        takes = tuple(name for name in vertex.reads if name in own)
+        takes = tuple(name for name in vertex.reads if name in layer_inputs)
         asks = tuple(name for name in vertex.reads if name in network.inputs)
         gives = tuple(name for value in vertex.makes for name in outputs.get(value, ()))
         vertex = replace(vertex, asks=asks, takes=takes, gives=gives) if asks or gives else vertex
@@ -173,7 +173,7 @@ def _leaves(network: Network, own: Mapping[str, None], outputs: Mapping[str, Seq
             source = Part(vertex.name.removeprefix(f"{vertex.scope}."), vertex.name, (vertex,))
             leaves.append(source)
         makers |= dict.fromkeys(vertex.makes, source)
-    return _summed(leaves, [value for value, _ in network.outputs.values()])
+    return _merge_sums(leaves, [value for value, _ in network.outputs.values()])
 
 
 def _belongs(vertex: Vertex, source: Vertex) -> bool:
@@ -181,76 +181,81 @@ def _belongs(vertex: Vertex, source: Vertex) -> bool:
     return vertex.view or (vertex.meant.op == "add" and bool(vertex.weights) and source.meant.op == "linear")
 
 
-def _summed(leaves: list[Part], outputs: Sequence[str]) -> list[Part]:
-    """`leaves`, a sum that only another sum of its scope reads as one with that."""
+def _merge_sums(leaves: list[Part], outputs: Sequence[str]) -> list[Part]:
+    """Merge each sum into its only reader if that is a sum in the same scope; return the remaining leaves."""
     readers: dict[str, list[Part]] = {}
     for leaf in leaves:
         for name in dict.fromkeys(name for v in leaf.vertices for name in v.reads):
             readers.setdefault(name, []).append(leaf)
-    gone = []
+    merged = []
     for leaf in leaves:
         first = leaf.vertices[0]
-        into = readers.get(first.makes[0], []) if first.makes else []  # broken files have ops without outputs
-        if first.meant.op == "add" and len(into) == 1 and len(leaf.vertices) == 1 and first.makes[0] not in outputs:
-            outer = into[0].vertices
+        sum_readers = readers.get(first.makes[0], []) if first.makes else []  # broken files have ops without outputs
+        if (
+            first.meant.op == "add"
+            and len(sum_readers) == 1
+            and len(leaf.vertices) == 1
+            and first.makes[0] not in outputs
+        ):
+            outer = sum_readers[0].vertices
             if outer[0].meant.op == "add" and outer[0].scope == first.scope:
-                into[0].vertices = (*outer[:1], first, *outer[1:])
-                gone.append(leaf)
-    return [leaf for leaf in leaves if leaf not in gone]
+                sum_readers[0].vertices = (*outer[:1], first, *outer[1:])
+                merged.append(leaf)
+    return [leaf for leaf in leaves if leaf not in merged]
 
 
-def _grouped(leaves: Sequence[Part], scope: str) -> list[Part]:
-    """The children of the group of `scope` that holds `leaves`."""
-    groups = _untangled(_keyed(leaves, scope))
-    place = {leaf.path: i for i, leaf in enumerate(leaves)}
+def _group(leaves: Sequence[Part], scope: str) -> list[Part]:
+    """Return the children of the group of `scope` that contains `leaves`."""
+    groups = _break_cycles(_split_by_scope(leaves, scope))
+    order = {leaf.path: i for i, leaf in enumerate(leaves)}
     children: list[Part] = []
-    for key, members in sorted(groups.items(), key=lambda item: place[item[1][0].path]):
+    for key, members in sorted(groups.items(), key=lambda item: order[item[1][0].path]):
         if key.startswith(" "):
             children += members
             continue
-        inside, name = _grouped(sorted(members, key=lambda leaf: place[leaf.path]), key), key.rpartition(".")[2]
-        alone = len(inside) == 1 and inside[0].vertices and not name.isdigit()
-        children += [_called(inside[0], name)] if alone else [Part(name, key, children=inside)]
-    return _folded(_opened(children))
+        inside, name = _group(sorted(members, key=lambda leaf: order[leaf.path]), key), key.rpartition(".")[2]
+        is_lone = len(inside) == 1 and inside[0].vertices and not name.isdigit()
+        children += [_rename_lone(inside[0], name)] if is_lone else [Part(name, key, children=inside)]
+    return _fold_repeats(_inline_lists(children))
 
 
-def _keyed(leaves: Sequence[Part], scope: str) -> dict[str, list[Part]]:
-    """`leaves` by the scopes in `scope` that they are in; one that is in none, by a blank and its path."""
+def _split_by_scope(leaves: Sequence[Part], scope: str) -> dict[str, list[Part]]:
+    """Group `leaves` by the child scope of `scope` that contains them; other leaves get the key " " + path."""
     stem = f"{scope}." if scope else ""
     groups: dict[str, list[Part]] = {}
     for leaf in leaves:
-        own = leaf.vertices[0].scope
-        inner = own.removeprefix(stem).partition(".")[0] if own.startswith(stem) else ""
+        leaf_scope = leaf.vertices[0].scope
+        inner = leaf_scope.removeprefix(stem).partition(".")[0] if leaf_scope.startswith(stem) else ""
         groups.setdefault(stem + inner if inner else f" {leaf.path}", []).append(leaf)
     return groups
 
 
-def _untangled(leaves: dict[str, list[Part]]) -> dict[str, list[Part]]:
-    """`leaves`, so that no parts read each other in a circle.
+def _break_cycles(leaves: dict[str, list[Part]]) -> dict[str, list[Part]]:
+    """Regroup `leaves` so that no parts read each other in a cycle.
 
-    Operations that a group reads and that read the group are drawn in it, wherever they belong. Of groups that read
-    each other, the smallest is no box of its own.
+    Operations that both read a group and are read by it move into the group, regardless of their scope. Of groups that
+    read each other, the smallest is dissolved.
     """
-    # Every round draws operations into a group or takes a group apart; operations alone make no circle, so it ends.
-    while loops := _loops(leaves):
+    # Every round moves operations into a group or dissolves one; single operations form no cycle, so it ends.
+    while loops := _find_cycles(leaves):
         for loop in loops:
             groups = sorted((key for key in loop if key[0] != " "), key=lambda key: (len(leaves[key]), key))
             if len(groups) == 1:
                 leaves[groups[0]] += [leaf for key in sorted(loop - {*groups}) for leaf in leaves.pop(key)]
                 continue
-            for key in groups[: max(1, len(groups) // 8)]:  # of hundreds one by one, the time would grow by the square
-                leaves |= _keyed(leaves.pop(key), key)
+            for key in groups[: max(1, len(groups) // 8)]:  # one by one, hundreds of groups would take quadratic time
+                leaves |= _split_by_scope(leaves.pop(key), key)
     return leaves
 
 
-def _called(leaf: Part, scope: str) -> Part:
-    """`leaf`, alone in its scope: it has the name of that where its own tells no more than its operator."""
+def _rename_lone(leaf: Part, scope: str) -> Part:
+    """Rename a `leaf` that is alone in its scope to the scope if its own name is only an operator; return the leaf."""
     leaf.name = scope if leaf.name[:1].isupper() else leaf.name
     return leaf
 
 
-def _loops(groups: Mapping[str, Sequence[Part]]) -> list[set[str]]:
-    """Sets of keys whose parts read each other in a circle."""
+def _find_cycles(groups: Mapping[str, Sequence[Part]]) -> list[set[str]]:
+    """Return sets of keys whose parts read each other in a cycle."""
     home = {name: key for key, members in groups.items() for leaf in members for name in leaf.made}
     between = nx.DiGraph()
     for key, members in groups.items():
@@ -261,32 +266,33 @@ def _loops(groups: Mapping[str, Sequence[Part]]) -> list[set[str]]:
     return [loop for loop in nx.strongly_connected_components(between) if len(loop) > 1]
 
 
-def _opened(children: list[Part]) -> list[Part]:
-    """`children`, the numbered ones of a list of layers in the place of the list."""
-    opened: list[Part] = []
+def _inline_lists(children: list[Part]) -> list[Part]:
+    """Replace every list of layers among `children` by its layers."""
+    parts: list[Part] = []
     for child in children:
         numbered = child.children and all(c.name.isdigit() or c.count > 1 for c in child.children)
-        opened += child.children if numbered and not child.name.isdigit() else [child]
-    return opened
+        parts += child.children if numbered and not child.name.isdigit() else [child]
+    return parts
 
 
-def _folded(parts: list[Part]) -> list[Part]:
-    """`parts`, numbered ones that are equal in a row, or come in an equal sequence, as repeats."""
+def _fold_repeats(parts: list[Part]) -> list[Part]:
+    """Fold consecutive numbered `parts` that are equal, or repeat an equal sequence, into repeats."""
     folded: list[Part] = []
     for numbered, run in itertools.groupby(parts, lambda p: p.name.isdigit() and bool(p.children)):
         members = list(run)
-        folded += _compressed(members) if numbered else members
+        folded += _compress(members) if numbered else members
     return folded
 
 
 def _repeats(prints: Sequence[str]) -> list[tuple[int, int]]:
-    """The longest repetition that begins at each place, and its shortest period; (1, 1) where there is none.
+    """Return for each index the length and period of the longest repetition that begins there; (1, 1) if none does.
 
-    From the end on, in all periods at once: an operation of arrays for each place.
+    Of equally long ones it has the shortest period. Runs from the end, for all periods at once: one array operation per
+    index.
     """
-    numbers: dict[str, int] = {}
-    codes = np.array([numbers.setdefault(p, len(numbers)) for p in prints], np.int64)
-    spans, same = list[tuple[int, int]](), np.zeros(0, np.int64)  # places that equal those a period later, in a row
+    ids: dict[str, int] = {}
+    codes = np.array([ids.setdefault(p, len(ids)) for p in prints], np.int64)
+    spans, same = list[tuple[int, int]](), np.zeros(0, np.int64)  # by period: how many items in a row repeat after it
     for i in reversed(range(len(codes))):
         same = (np.concatenate([same, [0]]) + 1)[: len(codes) - 1 - i] * (codes[i + 1 :] == codes[i])
         periods = np.arange(1, len(same) + 1)
@@ -296,8 +302,8 @@ def _repeats(prints: Sequence[str]) -> list[tuple[int, int]]:
     return spans[::-1]
 
 
-def _compressed(parts: list[Part]) -> list[Part]:
-    """The shortest way to say a sequence: at every place the period that covers most of what follows."""
+def _compress(parts: list[Part]) -> list[Part]:
+    """Fold a sequence greedily: at every index take the repetition that covers most of the following parts."""
     spans = _repeats([fingerprint(p) for p in parts])
     folded: list[Part] = []
     i = 0
@@ -307,39 +313,39 @@ def _compressed(parts: list[Part]) -> list[Part]:
             folded.append(parts[i])
         else:
             rounds = [parts[j : j + period] for j in range(i, i + length, period)]
-            body = _compressed(rounds[0]) if period > 1 else rounds[0]
-            others = [_compressed(r) if period > 1 else r for r in rounds[1:]]
-            _share(rounds)
+            body = _compress(rounds[0]) if period > 1 else rounds[0]
+            others = [_compress(r) if period > 1 else r for r in rounds[1:]]
+            _mark_shared(rounds)
             path = f"{rounds[0][0].path}-{rounds[-1][-1].name}"
             folded.append(Part(f"{rounds[0][0].name}-{rounds[-1][-1].name}", path, (), body, len(rounds), others))
         i += length
     return folded
 
 
-def _share(rounds: Sequence[Sequence[Part]]) -> None:
-    """Tell the parts of every time of a repeat which values all times read."""
+def _mark_shared(rounds: Sequence[Sequence[Part]]) -> None:
+    """Add the values that all rounds of a repeat read to `shared` of its parts."""
     first, second = ({name for part in body for name in part.read} for body in rounds[:2])
-    waiting = [part for body in rounds for part in body]
-    for part in waiting:
+    pending = [part for body in rounds for part in body]
+    for part in pending:
         part.shared |= first & second
-        waiting += itertools.chain(part.children, *part.others)
+        pending += itertools.chain(part.children, *part.others)
 
 
 def fingerprint(part: Part) -> str:
-    """Equal for parts that differ in the names of scopes and weights only."""
+    """Return a hash that is equal for parts that differ only in the names of scopes and weights."""
     order: dict[str, int] = {}
     text = [part.name if part.vertices else ""]
     for v in part.all_vertices():
-        attrs, types = ((name, _sized(text)) for name, text in v.attrs.items()), map(_sized, v.types)
+        attrs, types = ((name, _hide_sizes(text)) for name, text in v.attrs.items()), map(_hide_sizes, v.types)
         local = v.scope.removeprefix(part.path), v.op, tuple(attrs), tuple(types), v.roles
-        # Values by the order in which they first come, whatever they are called.
+        # Values by order of first appearance instead of by name.
         reads = [order.setdefault(name, len(order)) for name in v.reads]
         text.append(f"{local} {reads} {[(w.shape, w.dtype) for w in v.weights]} {v.mark and v.mark.alike}")
         order |= {name: len(order) + i for i, name in enumerate(v.makes)}
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
 
 
-def _sized(text: str) -> str:
-    """A type, or an attribute that is a list, without the names of sizes: files may tell them in one layer only."""
+def _hide_sizes(text: str) -> str:
+    """Replace named sizes in a type or list by "?": files may name them in some layers only."""
     start = text.find("[")
     return text if start < 0 else text[:start] + SIZE.sub("?", text[start:])

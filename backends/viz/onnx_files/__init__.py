@@ -1,4 +1,4 @@
-"""ONNX files of any exporter, read as a network.
+"""Reader for ONNX files of any exporter that returns a network to draw.
 
 Never here: weft graphs, layout.
 """

@@ -1,7 +1,7 @@
-"""Constants of an ONNX file: weights, small values that are told as text, and sizes computed from shapes.
+"""Constants of an ONNX file: weights, small values shown as text, and sizes computed from shapes.
 
-Exporters write the shape that a Reshape gives as a dozen operations on the shape of some value. Here they become what
-they compute: "[batch, seq, 8, 64]".
+Exporters write the target shape of a Reshape as a dozen operations on the shape of some value. Here they are replaced
+by their result: "[batch, seq, 8, 64]".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.ir.types import dtypes
 from .operation import Op
 from .types import dtype_name, short, tensor_text
 
-Terms = str | tuple[str, ...]  # a size, or sizes one by one; "f(x)" as a whole where they are not known so
+Terms = str | tuple[str, ...]  # a size, or a tuple of sizes; a single text "f(x)" if the sizes are unknown
 
 WHOLE = re.compile(r"-?\d+")
 SIGNS: Mapping[str, tuple[str, Callable[[int, int], int]]] = {
@@ -43,9 +43,9 @@ SIZING = {
 
 @dataclass(frozen=True)
 class Constant:
-    """A value that no input changes but by its shape. `text` tells small ones and sizes; others are weights.
+    """A value that depends on no input except through shapes. Small values and sizes have a `text`; others are weights.
 
-    `source` is the tensor in the file that it is made from, where that has another name.
+    `source` is the tensor in the file that it is computed from, if that has another name.
     """
 
     dtype: str
@@ -70,12 +70,12 @@ class Constant:
 
     @property
     def numeric(self) -> bool:
-        """Return whether the constant may be learned: numbers, not indices."""
+        """Return whether the constant may be learned: its dtype is that of values or codes, not of indices."""
         return (self.dtype[:1] in "fb" and self.dtype != "bool") or self.dtype in ("i8", "u8", "i4", "u4")
 
 
 def initializer(tensor: onnx.TensorProto) -> Constant:
-    """A tensor of the file: as text if it is one number, or a few whole ones."""
+    """Convert a tensor of the file to a constant, as text for a single element or a short integer vector."""
     dtype, shape = dtype_name(tensor.data_type), tuple(tensor.dims)
     plain = not shape or math.prod(shape) == 1 or (dtype[:1] in "iu" and len(shape) == 1) or dtype == "string"
     text = tensor_text(tensor) if plain else ""
@@ -85,7 +85,7 @@ def initializer(tensor: onnx.TensorProto) -> Constant:
 
 
 def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
-    """Evaluate a Constant node."""
+    """Evaluate a Constant node by its attributes. Raises WeftError unless it has exactly one value."""
     name, attr = next(iter(attrs.items()), ("", None))
     if attr is None or len(attrs) > 1 or name not in _VALUES:
         raise WeftError(
@@ -103,18 +103,18 @@ def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
 
 
 def formula(op: Op, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Constant | None:
-    """Evaluate an operation on shapes and constants; None if it reads or makes data."""
+    """Evaluate an operation on shapes and constants; None if it reads or produces data."""
     if op.kind not in SIZING or any(a.type == onnx.AttributeProto.GRAPH for a in op.attrs.values()):
         return None
     if op.kind in ("Shape", "Size") and op.inputs:
         return Constant("i64", (), _shape(op, constants, types))
     operands = [constants.get(x) for x in op.inputs if x]
     terms = [c.terms for c in operands if c is not None and c.terms is not None]
-    return Constant("i64", (), _computed(op.kind, terms)) if terms and len(terms) == len(operands) else None
+    return Constant("i64", (), _compute_sizes(op.kind, terms)) if terms and len(terms) == len(operands) else None
 
 
 def copied(op: Op, constants: Mapping[str, Constant]) -> Constant | None:
-    """Treat a reshaped, transposed or cast weight as a weight again; None if the operation does more."""
+    """Return the result of reshaping, transposing or casting a weight as a weight; None for any other operation."""
     weight = constants.get(op.inputs[0]) if op.inputs and op.inputs[0] else None
     if weight is None or weight.terms is not None or any(x and x not in constants for x in op.inputs):
         return None
@@ -126,8 +126,8 @@ def copied(op: Op, constants: Mapping[str, Constant]) -> Constant | None:
         wanted = constants[op.inputs[1]].terms
         if not isinstance(wanted, tuple) or not all(WHOLE.fullmatch(n) for n in wanted) or "0" in wanted:
             return None
-        known = math.prod(int(n) for n in wanted if n != "-1")
-        shape = tuple(weight.elements // known if n == "-1" else int(n) for n in wanted)
+        factor = math.prod(int(n) for n in wanted if n != "-1")
+        shape = tuple(weight.elements // factor if n == "-1" else int(n) for n in wanted)
     elif op.kind not in (*SAME, "DequantizeLinear"):
         return None
     return replace(weight, shape=shape, source=weight.source or op.inputs[0])
@@ -149,9 +149,9 @@ def _shape(op: Op, constants: Mapping[str, Constant], types: Mapping[str, str]) 
     return dims[slice(start, end)]
 
 
-def _computed(kind: str, terms: list[Terms]) -> Terms:
-    """The sizes that an operation makes of sizes."""
-    first, *others = terms
+def _compute_sizes(kind: str, terms: list[Terms]) -> Terms:
+    """Return the sizes that an operation computes from sizes."""
+    first, *rest = terms
     if kind in SAME:
         return first
     if kind == "Unsqueeze":
@@ -160,32 +160,36 @@ def _computed(kind: str, terms: list[Terms]) -> Terms:
         return first[0] if isinstance(first, tuple) and len(first) == 1 and kind == "Squeeze" else first
     if kind == "Concat" and all(isinstance(t, tuple) for t in terms):
         return tuple(x for t in terms for x in t)
-    if kind in ("Gather", "Slice") and isinstance(first, tuple) and (taken := _taken(kind, first, others)) is not None:
-        return taken
+    if (
+        kind in ("Gather", "Slice")
+        and isinstance(first, tuple)
+        and (selected := _select_sizes(kind, first, rest)) is not None
+    ):
+        return selected
     if kind in SIGNS and len(terms) == 2:
-        return _each(kind, terms[0], terms[1])
+        return _combine_sizes(kind, terms[0], terms[1])
     return short(f"{kind}({', '.join(t if isinstance(t, str) else '[' + ', '.join(t) + ']' for t in terms)})")
 
 
-def _taken(kind: str, first: tuple[str, ...], others: list[Terms]) -> Terms | None:
-    """Some of the sizes, by their places; None where these are not known."""
+def _select_sizes(kind: str, first: tuple[str, ...], others: list[Terms]) -> Terms | None:
+    """Return the sizes that a Gather or Slice selects; None if its indices are unknown."""
     numbers = [[t] if isinstance(t, str) else [*t] for t in others]
     if not numbers or not all(WHOLE.fullmatch(x) for vector in numbers for x in vector):
         return None
-    places = [[int(x) for x in vector] for vector in numbers]
+    indices = [[int(x) for x in vector] for vector in numbers]
     if kind == "Gather":
-        if any(not -len(first) <= i < len(first) for i in places[0]):
+        if any(not -len(first) <= i < len(first) for i in indices[0]):
             return None
-        picked = tuple(first[i] for i in places[0])
+        picked = tuple(first[i] for i in indices[0])
         return picked if isinstance(others[0], tuple) else picked[0]
-    if len(places) < 2 or any(len(vector) != 1 for vector in places):
+    if len(indices) < 2 or any(len(vector) != 1 for vector in indices):
         return None
-    step = places[3][0] if len(places) > 3 else 1
-    return first[places[0][0] : places[1][0] : step] if step > 0 else None
+    step = indices[3][0] if len(indices) > 3 else 1
+    return first[indices[0][0] : indices[1][0] : step] if step > 0 else None
 
 
-def _each(kind: str, a: Terms, b: Terms) -> Terms:
-    """A sum, product … of sizes, computed where both are numbers."""
+def _combine_sizes(kind: str, a: Terms, b: Terms) -> Terms:
+    """Return a sum, product … of sizes elementwise: the result if both are numbers, else a formula."""
     if isinstance(a, str) and isinstance(b, str):
         if WHOLE.fullmatch(a) and WHOLE.fullmatch(b) and (int(b) or kind not in ("Div", "Mod")):
             return str(SIGNS[kind][1](int(a), int(b)))
@@ -196,4 +200,4 @@ def _each(kind: str, a: Terms, b: Terms) -> Terms:
         return short(f"{kind}({a}, {b})")
     count = max(len(left), len(right))
     left, right = left * (count // len(left) or 1), right * (count // len(right) or 1)
-    return tuple(str(_each(kind, x, y)) for x, y in zip(left, right, strict=False))
+    return tuple(str(_combine_sizes(kind, x, y)) for x, y in zip(left, right, strict=False))

@@ -1,7 +1,7 @@
-"""Any ONNX file as a network: its operations with the scopes that its exporter tells, weights and types.
+"""Conversion of any ONNX file to a network: operations with scopes from its exporter, weights and types.
 
-Data outside of the file is not read. Functions are opened where they are called. Constants, and what is computed from
-shapes alone, are no operations of their own but stand among the attributes of what reads them.
+External data is not read. Calls of functions are inlined. Constants, and values computed from shapes alone, become
+attributes of their readers instead of operations.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ..model.network import Network, Vertex, Weight, in_words
 from .constants import Constant, constant, copied, formula, initializer
 from .operation import Op
 from .operators import MICROSOFT, OPERANDS, PACKED, VIEWS, alike, gates
-from .scopes import exported_scope, fresh, named
-from .types import described, dtype_name, type_text
+from .scopes import exported_scope, fresh, name_operations
+from .types import attribute_text, dtype_name, type_text
 
-BIG = 1 << 10  # bytes of a weight that is no part of a shape
-DEEPEST = 64  # functions in functions
-MOST = 30_000  # operations in calls of functions; exporters make a few of each function
-NEWEST = 1 << 16  # version of operators, which is 25 today
+BIG = 1 << 10  # bytes; larger tensors are weights, never parts of a shape
+DEEPEST = 64  # nested function calls
+MOST = 30_000  # operations in inlined functions; exporters call each function a few times
+NEWEST = 1 << 16  # largest opset version accepted; the newest is 25 today
 
 
 def onnx_network(path: Path) -> Network:
     """Read the ONNX model at `path` as a network to draw.
 
     Raises:
-        WeftError: if that is no ONNX model, or not a whole one.
+        WeftError: if the file is not a valid ONNX model, or is truncated.
     """
     model = _read(path)
     graph, ops = model.graph, list(_ops(model, path))
@@ -56,30 +56,30 @@ def onnx_network(path: Path) -> Network:
 
 
 def joined(halves: Sequence[Network]) -> Network:
-    """Models of which later ones take what earlier ones give, by the same names, as one."""
-    whole = halves[0]
+    """Join models into one network, connecting inputs of later ones to outputs of earlier ones with the same name."""
+    network = halves[0]
     for part in halves[1:]:
-        part = _apart(part, {v.name for v in whole.vertices})
-        joints = {name: value for name, (value, _) in whole.outputs.items() if name in part.inputs}
+        part = _rename_duplicates(part, {v.name for v in network.vertices})
+        joints = {name: value for name, (value, _) in network.outputs.items() if name in part.inputs}
         vertices = (replace(v, reads=tuple(joints.get(x, x) for x in v.reads)) for v in part.vertices)
-        inputs = {**whole.inputs, **{name: kind for name, kind in part.inputs.items() if name not in joints}}
-        outputs = {name: output for name, output in whole.outputs.items() if name not in joints}
-        whole = Network(part.name, _merged(whole.vertices, [*vertices]), inputs, {**outputs, **part.outputs})
-    return whole
+        inputs = {**network.inputs, **{name: kind for name, kind in part.inputs.items() if name not in joints}}
+        outputs = {name: output for name, output in network.outputs.items() if name not in joints}
+        network = Network(part.name, _merge(network.vertices, [*vertices]), inputs, {**outputs, **part.outputs})
+    return network
 
 
-def _merged(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, ...]:
-    """The operations of two halves, those of the first that belong to a part of the second where that reads them."""
+def _merge(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, ...]:
+    """Return the operations of two halves; those of the first in a scope of the second move to their first reader."""
     shared = {v.scope.partition(".")[0] for v in after if v.scope}
     first: dict[str, int] = {}
-    # Backwards, so that the first reader of a value is the one that stays.
+    # Backwards, so that the first reader of a value remains.
     for i, v in reversed([*enumerate(after)]):
         first |= dict.fromkeys(v.reads, i)
     late: dict[str, int] = {}
     for v in reversed(before):
-        places = [first[x] for x in v.makes if x in first]
-        if places and v.scope.partition(".")[0] in shared:
-            late[v.name] = min(places)
+        readers = [first[x] for x in v.makes if x in first]
+        if readers and v.scope.partition(".")[0] in shared:
+            late[v.name] = min(readers)
             for x in v.reads:
                 first[x] = min(late[v.name], first.get(x, len(after)))
     order = [v for v in before if v.name not in late]
@@ -89,12 +89,12 @@ def _merged(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, 
     return tuple(order)
 
 
-def _apart(network: Network, taken: set[str]) -> Network:
-    """`network`, none of its operations with a name that is taken."""
+def _rename_duplicates(network: Network, used: set[str]) -> Network:
+    """Return `network` with new names for operations whose name is in `used`, which is updated."""
     names: dict[str, str] = {}
     vertices = []
     for v in network.vertices:
-        name = fresh(v.name, taken)
+        name = fresh(v.name, used)
         names |= {x: name + x.removeprefix(v.name) for x in v.makes if name != v.name}
         reads, makes = (tuple(names.get(x, x) for x in values) for values in (v.reads, v.makes))
         vertices.append(replace(v, name=name, reads=reads, makes=makes))
@@ -106,7 +106,7 @@ def _apart(network: Network, taken: set[str]) -> Network:
 
 
 def _read(path: Path) -> onnx.ModelProto:
-    """The model in the file, without the data that are outside of it."""
+    """Parse the model in the file, without external data. Raises WeftError if the file is unreadable or invalid."""
     model = onnx.ModelProto()
     try:
         with path.open("rb") as file:
@@ -123,19 +123,19 @@ def _read(path: Path) -> onnx.ModelProto:
 
 
 def _typed(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
-    """Every value whose type is known: by the file, or by the rules of its operators."""
+    """Yield every value whose type is known from the file or by shape inference."""
     light = onnx.ModelProto()
     # infer_shapes takes the model as one protobuf message, of at most 2 GiB.
     light.CopyFrom(_light(model))
     try:
         light = onnx.shape_inference.infer_shapes(light, data_prop=True)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError):
-        light = model  # the types in the file are those that are known
+        light = model  # only the types in the file are known
     yield from (*light.graph.value_info, *light.graph.input, *light.graph.output)
 
 
 def _light(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` without the bytes of its weights, which no shape depends on."""
+    """Copy `model` without the bytes of its weights, on which no shape depends."""
     stub = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = model.graph
     stub.graph.MergeFrom(
@@ -143,18 +143,18 @@ def _light(model: onnx.ModelProto) -> onnx.ModelProto:
             node=graph.node, name=graph.name, input=graph.input, output=graph.output, value_info=graph.value_info
         )
     )
-    known = {v.name for v in graph.input}
+    inputs = {v.name for v in graph.input}
     for tensor in graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() < BIG:
             stub.graph.initializer.append(tensor)
-        elif tensor.name not in known:
+        elif tensor.name not in inputs:
             kind = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
             stub.graph.input.append(onnx.ValueInfoProto(name=tensor.name, type=kind))
     return stub
 
 
 def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
-    """The operations in order, those of functions in the place of calls."""
+    """Yield the operations in order, with calls of functions inlined."""
     functions = {(f.domain, f.name): f for f in model.functions}
     count = 0
 
@@ -169,10 +169,10 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
         stem = "/".join(calls)
         for i, node in enumerate(nodes):
             metadata = [x for p in node.metadata_props for x in (p.key, p.value)]
-            texts = (node.op_type, node.domain, node.name, *node.input, *node.output, *metadata)
-            if not all(isinstance(x, str) for x in texts):
-                raise WeftError(f"{path}: operation {i} has a name that is not UTF-8")  # protobuf hands out bytes then
-            attrs = _bound(node, outer)
+            strings = (node.op_type, node.domain, node.name, *node.input, *node.output, *metadata)
+            if not all(isinstance(x, str) for x in strings):
+                raise WeftError(f"{path}: operation {i} has a name that is not UTF-8")  # protobuf returns bytes then
+            attrs = _resolve_attributes(node, outer)
             names = (*calls, node.name or f"{node.op_type}_{i}")
             inputs, outputs = (
                 [values.get(x, f"{stem}/{x}" if stem and x else x) for x in ends] for ends in (node.input, node.output)
@@ -181,7 +181,7 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
             op = Op(node.op_type, node.domain, names, scopes, inputs, outputs, attrs, _captured(node))
             function = functions.get((node.domain, node.op_type))
             nonlocal count
-            # Functions that call others twice double at every level: a small file could stand for billions of them.
+            # Functions that call others twice double at every level: a small file could expand to billions of nodes.
             count += bool(calls)
             if count > MOST:
                 raise WeftError(f"{path}: calls of functions stand for more than {MOST:,} operations, too many to draw")
@@ -196,37 +196,41 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
     yield from of(list(model.graph.node), (), {}, {})
 
 
-def _bound(node: onnx.NodeProto, outer: Mapping[str, onnx.AttributeProto]) -> dict[str, onnx.AttributeProto]:
-    """The attributes of a node, those that a function hands on by the value that its call gave."""
+def _resolve_attributes(
+    node: onnx.NodeProto, outer: Mapping[str, onnx.AttributeProto]
+) -> dict[str, onnx.AttributeProto]:
+    """Return the attributes of a node; references to attributes of its function are resolved by `outer`."""
     bound = {a.name: outer.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
     return {name: a for name, a in bound.items() if a is not None}
 
 
 def _captured(node: onnx.NodeProto) -> tuple[str, ...]:
-    """The values from around the node that graphs in its attributes read."""
+    """Return the outer values that subgraphs in the attributes of a node read."""
     captured: dict[str, None] = {}
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") or attribute.graphs else ():
-            own = {v.name for v in (*graph.input, *graph.initializer)}
+            inner_values = {v.name for v in (*graph.input, *graph.initializer)}
             for inner in graph.node:
-                captured |= dict.fromkeys(x for x in (*inner.input, *_captured(inner)) if x and x not in own)
-                own |= {*inner.output}
-            captured |= dict.fromkeys(v.name for v in graph.output if v.name not in own)
+                captured |= dict.fromkeys(x for x in (*inner.input, *_captured(inner)) if x and x not in inner_values)
+                inner_values |= {*inner.output}
+            captured |= dict.fromkeys(v.name for v in graph.output if v.name not in inner_values)
     return tuple(captured)
 
 
-def _check(path: Path, ops: list[Op], known: set[str], outputs: Mapping[str, tuple[str, str]]) -> None:
-    """Raise WeftError if something reads what nothing before it makes, or a value is made twice."""
+def _check(path: Path, ops: list[Op], defined: set[str], outputs: Mapping[str, tuple[str, str]]) -> None:
+    """Check that every value is produced once and before its readers. Raises WeftError if not."""
     for op in ops:
         for name in (*op.inputs, *op.captured):
-            if name and name not in known:
+            if name and name not in defined:
                 raise WeftError(
                     f"{path}: {'/'.join(op.names)} ({op.kind}) reads {name!r}, which nothing before it makes"
                 )
-        if twice := known.intersection(filter(None, op.outputs)):
-            raise WeftError(f"{path}: {'/'.join(op.names)} ({op.kind}) makes {min(twice)!r}, which is there already")
-        known.update(op.outputs)
-    if missing := next((name for name in outputs if name not in known), ""):
+        if duplicates := defined.intersection(filter(None, op.outputs)):
+            raise WeftError(
+                f"{path}: {'/'.join(op.names)} ({op.kind}) makes {min(duplicates)!r}, which is there already"
+            )
+        defined.update(op.outputs)
+    if missing := next((name for name in outputs if name not in defined), ""):
         raise WeftError(f"{path}: nothing makes the output {missing!r}")
 
 
@@ -236,18 +240,18 @@ def _check(path: Path, ops: list[Op], known: set[str], outputs: Mapping[str, tup
 def _without_sizes(
     ops: list[Op], constants: dict[str, Constant], types: Mapping[str, str], outputs: Collection[str]
 ) -> list[Op]:
-    """`ops` but for those that make constants, or sizes out of shapes, which are added to `constants`."""
-    left = []
+    """Return `ops` without those that compute constants or sizes from shapes; add these to `constants`."""
+    remaining = []
     for op in ops:
         const = None
         if len(op.outputs) == 1 and op.outputs[0] not in outputs:
             const = constant(op.attrs) if op.kind == "Constant" else copied(op, constants)
             const = const or formula(op, constants, types)
         if const is None:
-            left.append(op)
+            remaining.append(op)
         else:
             constants[op.outputs[0]] = const
-    return left
+    return remaining
 
 
 # -- vertices
@@ -256,45 +260,45 @@ def _without_sizes(
 def _vertices(
     ops: list[Op], constants: Mapping[str, Constant], types: Mapping[str, str], versions: Mapping[str, int]
 ) -> tuple[list[Vertex], dict[str, str]]:
-    """The operations as vertices, and what their values are called there."""
-    places = named(ops, constants)
-    renamed: dict[str, str] = {}
-    for op, (_, name) in zip(ops, places, strict=True):
+    """Convert operations to vertices; return also the new name of every value."""
+    scopes = name_operations(ops, constants)
+    new_names: dict[str, str] = {}
+    for op, (_, name) in zip(ops, scopes, strict=True):
         results = [x for x in op.outputs if x]
         for i, x in enumerate(results):
-            renamed[x] = name if i == 0 else f"{name}.{_output(op, op.outputs.index(x), versions)}"
-    unseen = {*constants}
+            new_names[x] = name if i == 0 else f"{name}.{_output(op, op.outputs.index(x), versions)}"
+    uncounted = {*constants}
     vertices = []
-    for op, (scope, name) in zip(ops, places, strict=True):
+    for op, (scope, name) in zip(ops, scopes, strict=True):
         operands = list(zip(op.inputs, _roles(op, versions), strict=True))
         operands += [(x, "captured") for x in op.captured if x not in constants]
         values = [(x, role) for x, role in operands if x and x not in constants]
         parameters = [(constants[x], role, constants[x].source or x) for x, role in operands if x in constants]
-        weights = [_weight(c, x, role, op, unseen) for c, role, x in parameters if not c.text]
-        unseen -= {x for c, _, x in parameters if not c.text}
+        weights = [_weight(c, x, role, op, uncounted) for c, role, x in parameters if not c.text]
+        uncounted -= {x for c, _, x in parameters if not c.text}
         vertex = Vertex(
             name,
             op.kind,
             scope,
-            tuple(renamed.get(x, x) for x, _ in values),
-            tuple(renamed[x] for x in op.outputs if x),
+            tuple(new_names.get(x, x) for x, _ in values),
+            tuple(new_names[x] for x in op.outputs if x),
             tuple(role for _, role in values),
             tuple(types.get(x, "") for x in op.outputs if x),
-            {k: described(a) for k, a in sorted(op.attrs.items())}
+            {k: attribute_text(a) for k, a in sorted(op.attrs.items())}
             | {role: c.text for c, role, _ in parameters if c.text},
             tuple(weights),
             view=op.kind in VIEWS,
         )
         operand_types = {role: types.get(x, "") for x, role in values}
         vertices.append(replace(vertex, like=alike(vertex, operand_types)))
-    return gates(vertices), renamed
+    return gates(vertices), new_names
 
 
-def _weight(weight: Constant, name: str, role: str, op: Op, unseen: set[str]) -> Weight:
-    """A weight that `op` reads; its numbers count in the first operation that does."""
+def _weight(weight: Constant, name: str, role: str, op: Op, uncounted: set[str]) -> Weight:
+    """Describe a weight that `op` reads; its elements count as parameters only if its name is in `uncounted`."""
     size, shape, layout = weight.elements, weight.shape, None
     if role in PACKED.get(op.kind, ()):
-        # The tensor holds several numbers a byte; only the attributes tell how many.
+        # The tensor packs several codes into a byte; only the attributes define how many.
         name_of_bits = "expert_weight_bits" if op.kind == "QMoE" else "bits"
         bits, group = (op.attrs[key].i if key in op.attrs else 0 for key in (name_of_bits, "block_size"))
         if bits in INTEGER_BITS and group > 0:
@@ -312,7 +316,7 @@ def _weight(weight: Constant, name: str, role: str, op: Op, unseen: set[str]) ->
         weight.dtype if layout is None else str(layout),
         weight.bytes,
         "",
-        learned if name in unseen else 0,
+        learned if name in uncounted else 0,
         bits=None if layout is None else layout.bits_per_weight,
         packing="" if layout is None else in_words(layout),
     )
@@ -327,7 +331,7 @@ def _schema(op: Op, versions: Mapping[str, int]) -> onnx.defs.OpSchema | None:
 
 
 def _roles(op: Op, versions: Mapping[str, int]) -> list[str]:
-    """Name an operator's operands by the ONNX standard, or by the runtime that defines the operator."""
+    """Return the names of an operator's operands in the ONNX standard, or in the runtime that defines the operator."""
     if op.domain == MICROSOFT and op.kind in OPERANDS:
         names = list(OPERANDS[op.kind])
     else:
@@ -336,8 +340,8 @@ def _roles(op: Op, versions: Mapping[str, int]) -> list[str]:
     return [names[min(i, len(names) - 1)] if names else f"input {i}" for i in range(len(op.inputs))]
 
 
-def _output(op: Op, place: int, versions: Mapping[str, int]) -> str:
-    """Name a result other than the first."""
+def _output(op: Op, index: int, versions: Mapping[str, int]) -> str:
+    """Return the name of the result `index`, other than the first."""
     schema = _schema(op, versions)
     names = [formal.name for formal in schema.outputs] if schema is not None else []
-    return names[place] if place < len(names) and names[place] != names[-1] else f"out{place}"
+    return names[index] if index < len(names) and names[index] != names[-1] else f"out{index}"

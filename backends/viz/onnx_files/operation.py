@@ -9,8 +9,10 @@ import onnx
 
 @dataclass
 class Op:
-    """An operation of the file. `names` are the calls of functions that it is in and its own name, `scopes` the modules
-    that the exporter says it is in, where it does; `inputs` are "" where one is left out.
+    """An operation of the file.
+
+    `names` are the function calls that contain it, and its own name; `scopes` the modules that contain it according to
+    the exporter, or None; an omitted one of `inputs` is "".
     """
 
     kind: str

@@ -1,7 +1,7 @@
-"""ONNX operators in the words of weft: what an operation of a file amounts to, for labels, and what its operands are.
+"""Mapping of ONNX operators to equivalent weft ops, for labels, and names of operands of contrib operators.
 
-Only what is the same in both worlds is translated: a MatMul by a weight is a linear map, a GroupQueryAttention is an
-attention with heads. Everything else keeps the name of its operator.
+Only exact equivalents are mapped: a MatMul by a weight is a linear map, a GroupQueryAttention is an attention with
+heads. Everything else keeps the name of its operator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..model.network import Vertex, Weight
 
 MICROSOFT = "com.microsoft"
 
-# What operators outside of the standard call their operands; those of the standard have it in their schema.
+# Names of operands of contrib operators; standard operators have them in their schema.
 OPERANDS: Mapping[str, tuple[str, ...]] = {
     name: tuple(operands.split())
     for name, operands in {
@@ -47,7 +47,7 @@ OPERANDS: Mapping[str, tuple[str, ...]] = {
         "LinearAttention": "query key value past_state decay beta",
     }.items()
 }
-# The operands that hold codes of a few bits.
+# Operands that contain packed codes of a few bits.
 PACKED = {
     "MatMulNBits": ("B",),
     "GatherBlockQuantized": ("data",),
@@ -64,48 +64,50 @@ _SAME = {
     "CausalConvWithState": "causal_conv", "EmbedLayerNormalization": "embedding",
 }  # fmt: skip
 
-# Their results are their first operand in another shape, order or precision: they are drawn with what makes that.
+# Their results are their first operand in another shape, order or precision: they are drawn with its producer.
 VIEWS = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "CastLike", "Expand"}
 
 
 def alike(v: Vertex, types: Mapping[str, str]) -> Vertex | None:
-    """The operation of weft that `v` amounts to, with its attributes and weights as weft has them; None: none.
+    """Return the equivalent weft operation of `v`, with attributes and weights as in weft; None if there is none.
 
-    `types` are the types of its operands by their roles.
+    `types` are the types of its operands by role.
     """
     if v.op == "Attention" and "q_num_heads" not in v.attrs and "num_heads" not in v.attrs:
         heads, kv_heads = (_heads(types.get(role, "")) for role in ("Q", "K"))
-        known = {**v.attrs, "q_num_heads": heads, "kv_num_heads": kv_heads}
-        return _attention(replace(v, attrs=known)) if heads and kv_heads else None
-    equivalent = _MADE[v.op](v) if v.op in _MADE else None
+        attrs = {**v.attrs, "q_num_heads": heads, "kv_num_heads": kv_heads}
+        return _to_attention(replace(v, attrs=attrs)) if heads and kv_heads else None
+    equivalent = _CONVERTERS[v.op](v) if v.op in _CONVERTERS else None
     return replace(v, op=_SAME[v.op]) if equivalent is None and v.op in _SAME else equivalent
 
 
-def _by_weight(v: Vertex) -> Vertex | None:
-    """A product by a weight of two dimensions is a linear map: weft has those as [out, in]."""
+def _to_linear(v: Vertex) -> Vertex | None:
+    """Convert a product by a two-dimensional weight to a linear map, whose weight is [out, in]; None for others."""
     shape = v.weights[0].dims if v.weights and "A" in v.roles else ()
     if len(shape) != 2:
         return None
-    turned = v.attrs.get("transB", "0") != "0"
-    return replace(v, op="linear", weights=(_reshaped(v.weights[0], shape if turned else shape[::-1]), *v.weights[1:]))
+    transposed = v.attrs.get("transB", "0") != "0"
+    return replace(
+        v, op="linear", weights=(_reshape(v.weights[0], shape if transposed else shape[::-1]), *v.weights[1:])
+    )
 
 
-def _packed(v: Vertex) -> Vertex | None:
-    """MatMulNBits: the weight is in blocks; its attributes tell how large it is."""
+def _to_packed_linear(v: Vertex) -> Vertex | None:
+    """Convert MatMulNBits to a linear map; its attributes N and K are the shape of the quantized weight."""
     if not v.weights or not {"N", "K"} <= v.attrs.keys():
         return None
-    return replace(v, op="linear", weights=(_reshaped(v.weights[0], (v.attrs["N"], v.attrs["K"])), *v.weights[1:]))
+    return replace(v, op="linear", weights=(_reshape(v.weights[0], (v.attrs["N"], v.attrs["K"])), *v.weights[1:]))
 
 
-def _lookup(v: Vertex) -> Vertex | None:
-    """Rows of a table of weights by tokens or positions."""
+def _to_embedding(v: Vertex) -> Vertex | None:
+    """Convert a lookup of rows in a table of weights to an embedding; None for other gathers."""
     table = v.weights[0] if v.weights and "indices" in v.roles else None
     if table is None or len(table.dims) != 2 or v.attrs.get("axis", "0") != "0":
         return None
     return replace(v, op="embedding", weights=(table,))
 
 
-def _attention(v: Vertex) -> Vertex | None:
+def _to_attention(v: Vertex) -> Vertex | None:
     heads = v.attrs.get("num_heads") or v.attrs.get("q_num_heads", "")
     attrs = {"heads": heads, "kv_heads": v.attrs.get("kv_num_heads", heads)}
     if not all(map(str.isdecimal, attrs.values())):
@@ -118,10 +120,10 @@ def _attention(v: Vertex) -> Vertex | None:
 
 
 def _number(v: Vertex, name: str, otherwise: float) -> float:
-    """Return the attribute `name` as a number; files may hold any other kind under that name.
+    """Return the attribute `name` as a number; files may contain any other type under that name.
 
     Raises:
-        WeftError: if it is none.
+        WeftError: if it is not a number.
     """
     try:
         return float(v.attrs.get(name, otherwise))
@@ -130,36 +132,37 @@ def _number(v: Vertex, name: str, otherwise: float) -> float:
 
 
 def _heads(kind: str) -> str:
-    """The number of heads of queries or keys of a type as f32[batch, heads, seq, head]; "" where that is not known."""
+    """Return the number of heads in a type of queries or keys, f32[batch, heads, seq, head]; "" if unknown."""
     sizes = kind.partition("[")[2].rstrip("]").split(", ")
     return sizes[1] if len(sizes) == 4 and sizes[1].isdigit() else ""
 
 
-def _experts(v: Vertex) -> Vertex | None:
+def _to_experts(v: Vertex) -> Vertex | None:
     return replace(v, op="moe", attrs={"active": v.attrs["k"]} if "k" in v.attrs else {})
 
 
-def _swish(v: Vertex) -> Vertex:
-    """x · sigmoid(alpha x): Swish where alpha is 1, else the sigmoid form of GELU."""
+def _to_swish(v: Vertex) -> Vertex:
+    """Convert x · sigmoid(alpha x) to Swish if alpha is 1, else to the sigmoid form of GELU."""
     return replace(v, op="swish" if math.isclose(_number(v, "alpha", 1.702), 1) else "gelu")
 
 
-_MADE: Mapping[str, Callable[[Vertex], Vertex | None]] = {
-    "MatMul": _by_weight, "FusedMatMul": _by_weight, "Gemm": _by_weight, "MatMulInteger": _by_weight,
-    "DynamicQuantizeMatMul": _by_weight, "MatMulNBits": _packed, "Gather": _lookup, "GatherBlockQuantized": _lookup,
-    "Attention": _attention, "MultiHeadAttention": _attention, "GroupQueryAttention": _attention,
-    "PagedAttention": _attention, "MoE": _experts, "QMoE": _experts, "QuickGelu": _swish,
+_CONVERTERS: Mapping[str, Callable[[Vertex], Vertex | None]] = {
+    "MatMul": _to_linear, "FusedMatMul": _to_linear, "Gemm": _to_linear, "MatMulInteger": _to_linear,
+    "DynamicQuantizeMatMul": _to_linear, "MatMulNBits": _to_packed_linear,
+    "Gather": _to_embedding, "GatherBlockQuantized": _to_embedding,
+    "Attention": _to_attention, "MultiHeadAttention": _to_attention, "GroupQueryAttention": _to_attention,
+    "PagedAttention": _to_attention, "MoE": _to_experts, "QMoE": _to_experts, "QuickGelu": _to_swish,
 }  # fmt: skip
 
 
-def _reshaped(weight: Weight, shape: tuple[Any, ...]) -> Weight:
+def _reshape(weight: Weight, shape: tuple[Any, ...]) -> Weight:
     return replace(weight, shape=f"[{', '.join(map(str, shape))}]")
 
 
 def gates(vertices: list[Vertex]) -> list[Vertex]:
-    """`vertices`, with what they amount to together: x · sigmoid(x) is a Swish, its product with another value a gate.
+    """Label products that form activations: x · sigmoid(x) is a Swish, a Swish times another value is a gated unit.
 
-    Exporters write both in single operations.
+    Exporters write both as separate operations.
     """
     makers = {name: i for i, v in enumerate(vertices) for name in v.makes}
     fused = list(vertices)

@@ -1,8 +1,8 @@
-"""Scopes of the operations of an ONNX file, inferred from the traces that exporters leave.
+"""Scopes of the operations of an ONNX file, inferred from metadata and names that exporters write.
 
 PyTorch's exporter writes the modules of a node into its metadata. Others put them into its name: "/model/layers.0/attn/
-MatMul", "model/layer_._0/dense/MatMul". Where nothing tells, equal stretches of operations one after the other are
-layers (`segments`).
+MatMul", "model/layer_._0/dense/MatMul". Without either, equal consecutive segments of operations are layers
+(`segments`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NUMBERED = re.compile(r"(.*?)[\W_]*(\d+)")
 PLAIN = re.compile(r"[A-Za-z_]\w*(\.\w+)*")  # a name that is a path already
 QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 LISTED = re.compile(r"\[.*\]", re.DOTALL)
-FEWEST = 4  # operations of a layer that a name as layer_0 makes one
-DEEPEST = 32  # boxes in each other
+FEWEST = 4  # least number of operations with a name such as layer_0 to form a layer
+DEEPEST = 32  # nested boxes
 LONGEST_WORD = 200  # characters of a part's name
 HALVES = ("encoder", "decoder")
 
@@ -29,9 +29,9 @@ Scope = tuple[str, ...]
 
 
 def exported_scope(metadata: Mapping[str, str]) -> Scope | None:
-    """The modules that a node is in, from the metadata of PyTorch's exporter; None where it says nothing.
+    """Return the modules that contain a node, from the metadata of PyTorch's exporter; None if it has none.
 
-    `name_scopes` is a list as "['', 'model', 'model.layers.0', 'linear_3']", of which the last is the operation itself;
+    `name_scopes` is a list such as "['', 'model', 'model.layers.0', 'linear_3']", whose last item is the operation;
     `namespace` has the same with classes: ": Net/model: Model/model.layers.0: Layer/linear_3: aten.linear.default".
     """
     listed = metadata.get("pkg.torch.onnx.name_scopes", "")
@@ -41,24 +41,24 @@ def exported_scope(metadata: Mapping[str, str]) -> Scope | None:
     return _split(names[-2]) if len(names) > 1 else None
 
 
-def named(ops: Sequence[Op], constants: Mapping[str, Constant]) -> list[tuple[str, str]]:
-    """The scope of every operation, and the name that no other has, which begins with it."""
+def name_operations(ops: Sequence[Op], constants: Mapping[str, Constant]) -> list[tuple[str, str]]:
+    """Return the scope and the unique name of every operation; the name begins with the scope."""
     scopes = [_scope(op) for op in ops]
-    scopes = _between(ops, scopes) if any(scopes) else segments(ops, constants)
-    scopes = _lists(scopes)
+    scopes = _fill_gaps(ops, scopes) if any(scopes) else segments(ops, constants)
+    scopes = _split_numbers(scopes)
     for _ in range(4):
         if (stem := _common(scopes)) is None:
             break
         scopes = [scope[1:] if scope[:1] == (stem,) else scope for scope in scopes]
-    taken = {".".join(scope[:i]) for scope in scopes for i in range(1, len(scope) + 1)}
-    return [(".".join(scope), fresh(_path(op, scope), taken)) for op, scope in zip(ops, scopes, strict=True)]
+    used = {".".join(scope[:i]) for scope in scopes for i in range(1, len(scope) + 1)}
+    return [(".".join(scope), fresh(_path(op, scope), used)) for op, scope in zip(ops, scopes, strict=True)]
 
 
 def _scope(op: Op) -> Scope:
     if op.scopes is not None:
         return op.scopes
-    *calls, own = op.names
-    inner = _split(own)[:-1] if "/" in own or own.count(".") > own.count("..") * 2 else ()
+    *calls, name = op.names
+    inner = _split(name)[:-1] if "/" in name or name.count(".") > name.count("..") * 2 else ()
     return (*(call.replace(".", "_").strip("/") for call in calls), *inner)
 
 
@@ -68,8 +68,10 @@ def _split(name: str) -> Scope:
 
 
 def _path(op: Op, scope: Scope) -> str:
-    """The name of an operation: of its first result where that is a path in its scope, else its own; its operator where
-    that only has a number behind it, which counts over the whole model."""
+    """Return the name of an operation: that of its first result if it is a path in its scope, else its own.
+
+    A name that is only the operator and a number, which counts over the entire model, is reduced to the operator.
+    """
     stem = ".".join((*scope, ""))
     result = next((x for x in op.outputs if x), "")
     if (
@@ -85,7 +87,7 @@ def _path(op: Op, scope: Scope) -> str:
 
 
 def fresh(name: str, taken: set[str]) -> str:
-    """`name`, with a number behind it where it is taken; takes it."""
+    """Return `name`, with a number appended if it is in `taken`, and add the result to `taken`."""
     unique, n = name, 1
     while unique in taken:
         n += 1
@@ -94,8 +96,8 @@ def fresh(name: str, taken: set[str]) -> str:
     return unique
 
 
-def _between(ops: Sequence[Op], scopes: list[Scope]) -> list[Scope]:
-    """`scopes`, where one is empty the common one of what its operation reads and of what first reads that."""
+def _fill_gaps(ops: Sequence[Op], scopes: list[Scope]) -> list[Scope]:
+    """Fill empty scopes with the common prefix of the scopes of the operation's producers and its first reader."""
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     first: dict[int, int] = {}
     for i, op in enumerate(ops):
@@ -108,18 +110,18 @@ def _between(ops: Sequence[Op], scopes: list[Scope]) -> list[Scope]:
             continue
         sources = [filled[makers[x]] for x in op.inputs if x in makers]
         if sources:
-            filled[i] = _shared([max(sources, key=len), scopes[first[i]]])
+            filled[i] = _common_prefix([max(sources, key=len), scopes[first[i]]])
     return filled
 
 
-def _shared(scopes: Iterable[Scope]) -> Scope:
-    """The beginning that all have."""
+def _common_prefix(scopes: Iterable[Scope]) -> Scope:
+    """Return the longest common prefix of all scopes."""
     columns = itertools.takewhile(lambda words: len(set(words)) == 1, zip(*scopes, strict=False))
     return tuple(words[0] for words in columns)
 
 
-def _lists(scopes: list[Scope]) -> list[Scope]:
-    """`scopes`, words as layer_0, layer_1 … as numbered ones of a list."""
+def _split_numbers(scopes: list[Scope]) -> list[Scope]:
+    """Split words such as layer_0, layer_1 … in `scopes` into a list name and a number."""
     for depth in range(max(map(len, scopes), default=0) * 2):
         sizes: dict[tuple[Scope, str], Counter[int]] = {}
         for scope in scopes:
@@ -127,11 +129,11 @@ def _lists(scopes: list[Scope]) -> list[Scope]:
             if match and match[1]:
                 sizes.setdefault((scope[:depth], match[1]), Counter())[int(match[2])] += 1
         lists = {key for key, members in sizes.items() if len(members) > 1 and min(members.values()) >= FEWEST}
-        scopes = [_listed(scope, depth, lists) for scope in scopes]
+        scopes = [_split_number(scope, depth, lists) for scope in scopes]
     return scopes
 
 
-def _listed(scope: Scope, depth: int, lists: set[tuple[Scope, str]]) -> Scope:
+def _split_number(scope: Scope, depth: int, lists: set[tuple[Scope, str]]) -> Scope:
     match = NUMBERED.fullmatch(scope[depth]) if len(scope) > depth else None
     if match is None or (scope[:depth], match[1]) not in lists:
         return scope
@@ -139,7 +141,7 @@ def _listed(scope: Scope, depth: int, lists: set[tuple[Scope, str]]) -> Scope:
 
 
 def _common(scopes: Sequence[Scope]) -> str | None:
-    """The first word of all numbered scopes, if hardly anything stands beside it: a box around all says nothing."""
+    """Return the first word of all numbered scopes if nearly everything is in it: a box around all is useless."""
     first = {scope[0]: None for scope in scopes if scope}
     layered = {scope[0] for scope in scopes if any(word.isdigit() for word in scope[1:])}
     stem = next(iter(layered), None) if len(layered) == 1 else next(iter(first), None) if len(first) == 1 else None

@@ -1,8 +1,8 @@
-"""Equal stretches of operations, one after the other: the layers of a model whose names do not tell them.
+"""Detection of layers as equal consecutive segments of operations, for models without layer numbers in names.
 
 Two operations are equal if they have the same operator, attributes and shapes of weights, and if each of their operands
-is the same value, or was made equally far before them. The stretch that covers most comes first; then what is left of
-it and right of it.
+is the same value, or was produced at the same distance before them. The run of segments that covers most operations is
+found first; then the operations before and after it are searched.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 from .constants import Constant
 from .operation import Op
 
-SHORTEST = 5  # operations of a layer
+SHORTEST = 5  # least number of operations in a layer
 
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def segments(ops: Sequence[Op], constants: Mapping[str, Constant]) -> list[tuple[str, ...]]:
-    """The scope of every operation: ("layers", "0") …, or () outside of layers."""
+    """Return the scope of every operation: ("layers", "0") …, or () outside of layers."""
     scopes: list[tuple[str, ...]] = [()] * len(ops)
-    kinds, reads = _coded(ops, constants)
-    names, left = iter(("layers", *(f"layers_{i}" for i in range(2, len(ops) + 2)))), [(0, len(ops))]
-    while left:
-        start, end = left.pop()
-        run = _longest(kinds[start:end], reads[start:end])
+    kinds, reads = _encode(ops, constants)
+    names, pending = iter(("layers", *(f"layers_{i}" for i in range(2, len(ops) + 2)))), [(0, len(ops))]
+    while pending:
+        start, end = pending.pop()
+        run = _find_longest(kinds[start:end], reads[start:end])
         if run is None:
             continue
         first, period, count = run
@@ -36,12 +36,12 @@ def segments(ops: Sequence[Op], constants: Mapping[str, Constant]) -> list[tuple
         count -= first + count * period > end
         for i in range(first, first + period * count):
             scopes[i] = (name, str((i - first) // period))
-        left += [(first + period * count, end), (start, first)]
+        pending += [(first + period * count, end), (start, first)]
     return scopes
 
 
-def _coded(ops: Sequence[Op], constants: Mapping[str, Constant]) -> tuple[Array, Array]:
-    """Encode every operation as a number, with the index of each operand's producer (below -1: inputs; -1: none)."""
+def _encode(ops: Sequence[Op], constants: Mapping[str, Constant]) -> tuple[Array, Array]:
+    """Encode every operation as an integer, with the index of each operand's producer (below -1: inputs; -1: none)."""
     numbers: dict[Hashable, int] = {}
     inputs: dict[str, int] = {}
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
@@ -60,8 +60,8 @@ def _coded(ops: Sequence[Op], constants: Mapping[str, Constant]) -> tuple[Array,
     return kinds, reads
 
 
-def _longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
-    """The first operation, the length and the number of the layers that cover most; of equals the shortest layer."""
+def _find_longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
+    """Return first operation, length and count of the layers that cover most operations; prefer short layers."""
     best, segment = 0, None
     # Every period compares all operations: quadratic, hence in numpy.
     for period in range(SHORTEST, len(kinds) // 2 + 1):
@@ -70,15 +70,18 @@ def _longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
         alike = same & ((ahead == period) | (ahead == 0)).all(axis=1)
         edges = np.flatnonzero(np.diff(np.concatenate(([0], alike.astype(np.int8), [0]))))
         for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-            first = _earlier(start, period, same, reads)
+            first = _extend_back(start, period, same, reads)
             covered = (end - first) // period + 1
             if end - start >= SHORTEST and covered > 1 and covered * period > best:
                 best, segment = covered * period, (first, period, covered)
     return segment
 
 
-def _earlier(start: int, period: int, same: Array, reads: Array) -> int:
-    """The first operation of the first layer, which may read from before it what others read of the layer before."""
+def _extend_back(start: int, period: int, same: Array, reads: Array) -> int:
+    """Return the first operation of the first layer.
+
+    The first layer may read values from before it at operands where later layers read results of the previous layer.
+    """
     names: dict[int, int] = {}
     first = start
     for i in range(start - 1, max(start - period, -1), -1):
@@ -94,7 +97,7 @@ def _earlier(start: int, period: int, same: Array, reads: Array) -> int:
 
 
 def _phase(ops: Sequence[Op], first: int, period: int, count: int) -> int:
-    """Choose the offset at which layers begin: the one with the fewest values crossing from layer to layer."""
+    """Return the first operation for the offset of layer boundaries that the fewest values cross."""
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     last = list(range(len(ops)))
     for i, op in enumerate(ops):

@@ -14,14 +14,14 @@ from weft.ir.errors import WeftError
 from weft.ir.storage.documents import shown
 from weft.ir.types import dtypes
 
-MOST = 16  # elements of a tensor that are told one by one
+MOST = 16  # maximum number of elements that are listed
 LONGEST = 60  # characters
 INVENTED = re.compile(r"unk__\d+")
 
 
 @functools.cache
 def dtype_name(number: int) -> str:
-    """The name of an ONNX dtype: that of weft, or its own in small letters."""
+    """Return weft's name of an ONNX dtype, or ONNX's own name in lower case."""
     try:
         name = str(onnx.TensorProto.DataType.Name(number)).lower()
     except ValueError:  # of a newer ONNX than the one here
@@ -33,7 +33,7 @@ def dtype_name(number: int) -> str:
 
 
 def type_text(kind: onnx.TypeProto) -> str:
-    """A type as "f32[batch, seq, 576]"; "" where the file does not tell it."""
+    """Format a type as "f32[batch, seq, 576]"; without the shape or "" if the file lacks them."""
     if not kind.HasField("tensor_type"):
         return (kind.WhichOneof("value") or "").removesuffix("_type")
     tensor = kind.tensor_type
@@ -43,13 +43,13 @@ def type_text(kind: onnx.TypeProto) -> str:
 
 
 def _size(dim: onnx.TensorShapeProto.Dimension) -> str:
-    """A size; "?" if nobody knows it, whatever number ONNX gives to what nobody knows."""
+    """Format a size; "?" if it is unknown or a placeholder name of shape inference."""
     name = "" if INVENTED.fullmatch(dim.dim_param) else dim.dim_param
     return str(dim.dim_value) if dim.HasField("dim_value") else name or "?"
 
 
-def described(attribute: onnx.AttributeProto) -> str:
-    """An attribute as text; of a graph, how much is in it."""
+def attribute_text(attribute: onnx.AttributeProto) -> str:
+    """Format an attribute; a graph as its number of operations."""
     kind = onnx.AttributeProto
     if attribute.type in (kind.GRAPH, kind.GRAPHS):
         counts = [len(g.node) for g in (attribute.graphs or [attribute.g])]
@@ -57,30 +57,30 @@ def described(attribute: onnx.AttributeProto) -> str:
     if attribute.type == kind.TENSOR:
         return tensor_text(attribute.t) or f"{dtype_name(attribute.t.data_type)}{list(attribute.t.dims)}"
     value = onnx.helper.get_attribute_value(attribute)
-    return short(_plain(value))
+    return short(_format_value(value))
 
 
-def _plain(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_plain, value))}]"
+        return f"[{', '.join(map(_format_value, value))}]"
     return str(value)
 
 
 def tensor_text(tensor: onnx.TensorProto) -> str:
-    """The elements of a small tensor whose data is in the file; "" of others."""
+    """Format the elements of a small tensor whose data is in the file; return "" for any other."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL or math.prod(tensor.dims) > MOST:
         return ""
     try:
         array = numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError, AttributeError) as e:  # onnx checks neither type nor length
         raise WeftError(f"the tensor {shown(tensor.name)} of {list(tensor.dims)[:8]} is damaged: {e}") from e
-    return short(_plain(array.tolist()))
+    return short(_format_value(array.tolist()))
 
 
 def short(text: str) -> str:
-    """`text`, of which only the beginning where it is long."""
+    """Cut `text` with an ellipsis to 60 characters."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

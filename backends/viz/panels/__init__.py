@@ -1,9 +1,9 @@
-"""Panels beside a picture: plain data that the page draws, one kind of panel per module.
+"""Panels next to a picture: JSON data that the page draws, one kind of panel per module.
 
 kinds      the distinct attentions of a network, and their layers
 attention  causal and window masks, slots of a rolling cache, receptive fields
 positions  wavelengths of rotary positions, before and after their scaling
-caches     KV cache bytes by text length, of this model and with other head counts
+caches     KV cache bytes by sequence length, of this model and with other head counts
 experts    routing of a token to experts, and the share of them that stays idle
 prompts    attention weights and predictions for a text, if the model has weights
 
@@ -27,6 +27,6 @@ PANELS: dict[str, Callable[[Network], Any]] = {
 
 
 def data(network: Network) -> dict[str, Any]:
-    """The panels of `network` by name."""
+    """Return the data of the panels of `network` by name; omit empty ones."""
     panels = {name: panel(network) for name, panel in PANELS.items()}
     return {name: panel for name, panel in panels.items() if panel}

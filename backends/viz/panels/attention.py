@@ -13,18 +13,18 @@ from weft.ir.schema.visible_blocks import VisibleBlocks
 
 from ..model.labels import RECURRENT
 from ..model.network import Network, Vertex
-from .kinds import Kind, attentions, grouped, layers
+from .kinds import Kind, attentions, group_by_kind, layers
 
-TOKENS = 24  # of a mask that is shown
-SOURCE = 16  # of another text that is attended to
-SMALL = 8  # what a window of more than TOKENS/2 is shown as
-KEPT = 4  # tokens at the beginning that are shown as seen by all
-STEPS = 20  # of a rolling cache
+TOKENS = 24  # queries, and keys of self-attention, in a drawn mask
+SOURCE = 16  # keys of cross-attention in a drawn mask
+SMALL = 8  # the drawn size of a window of more than TOKENS/2
+KEPT = 4  # maximum number of always-visible first tokens in a drawn mask
+STEPS = 20  # least number of drawn steps of a rolling cache
 
 
 def data(network: Network) -> dict[str, Any] | None:
-    """Every kind of attention with a mask, and the reach of the layers; nothing where there is no attention."""
-    kinds = grouped(network)
+    """Return the data of all kinds of attention with their masks, and the receptive fields; None without attention."""
+    kinds = group_by_kind(network)
     if not kinds:
         return None
     return {
@@ -34,7 +34,7 @@ def data(network: Network) -> dict[str, Any] | None:
 
 
 def _to_dict(kind: Kind, vertices: list[Vertex], context: int | None) -> dict[str, Any]:
-    small = shrunk(kind)
+    small = shrink(kind)
     scaled = small != kind
     return {
         "title": title(kind),
@@ -53,19 +53,19 @@ def _to_dict(kind: Kind, vertices: list[Vertex], context: int | None) -> dict[st
 
 
 def title(kind: Kind) -> str:
-    """Name a kind of attention."""
+    """Return the title of a kind of attention."""
     if kind.cross:
         return "Attention to the source"
     first = "Causal" if kind.keys.causal else "Both ways"
-    more = [] if kind.keys.pattern == "dense" else [f"{kind.keys.pattern} by {kind.keys.stride:,}"]
-    more += [f"window {kind.keys.window:,}"] if kind.keys.window is not None else []
-    more += [f"first {kind.keys.keep_first} kept"] if kind.keys.keep_first else []
-    more += [f"blocks of {kind.blocks.block:,}"] if kind.blocks is not None else []
-    return ", ".join([first, *more, *(["sinks"] if kind.sinks else [])])
+    properties = [] if kind.keys.pattern == "dense" else [f"{kind.keys.pattern} by {kind.keys.stride:,}"]
+    properties += [f"window {kind.keys.window:,}"] if kind.keys.window is not None else []
+    properties += [f"first {kind.keys.keep_first} kept"] if kind.keys.keep_first else []
+    properties += [f"blocks of {kind.blocks.block:,}"] if kind.blocks is not None else []
+    return ", ".join([first, *properties, *(["sinks"] if kind.sinks else [])])
 
 
-def shrunk(kind: Kind) -> Kind:
-    """A kind whose pattern shows within `TOKENS` tokens: windows and strides of more are smaller in it."""
+def shrink(kind: Kind) -> Kind:
+    """Return `kind` with windows and strides reduced so that the pattern is visible within `TOKENS` tokens."""
     stride, summary = kind.keys.stride, kind.keys.summary
     if kind.keys.pattern != "dense":
         most = 3 if kind.keys.pattern == "dilated" else 6
@@ -82,7 +82,7 @@ def shrunk(kind: Kind) -> Kind:
 
 
 def mask(kind: Kind) -> Any:
-    """Compute the mask of a short text, bool [queries, keys] (True: visible), with the op's reference."""
+    """Compute the mask of a short sequence, bool [queries, keys] (True: visible), by the op's reference."""
     if kind.blocks is not None:
         return kind.blocks.counts(TOKENS) > 0
     keys = SOURCE if kind.cross else TOKENS
@@ -91,7 +91,7 @@ def mask(kind: Kind) -> Any:
 
 
 def _sentences(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
-    """The true numbers, in sentences."""
+    """Yield sentences that describe the attention with its actual sizes."""
     if kind.cross:
         yield "Every token attends to all source tokens."
     elif kind.blocks is not None:
@@ -107,7 +107,7 @@ def _sentences(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
         yield away + "."
         if context and kind.keys.window >= context:
             yield f"The context is {context:,} tokens, so the window has no effect."
-    yield from _patterned(kind, small)
+    yield from _describe_pattern(kind, small)
     if kind.keys.keep_first:
         drawn = f" ({small.keys.keep_first} in the picture)" if small.keys.keep_first != kind.keys.keep_first else ""
         yield f"The first {kind.keys.keep_first} tokens{drawn} are always visible (attention sinks, Xiao 2023)."
@@ -121,7 +121,7 @@ def _sentences(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
         yield f"{kind.heads} query heads read {kind.kv_heads} key and value heads: {kind.heads // kind.kv_heads} each."
 
 
-SENTENCES: dict[str, str] = {  # about patterns; a test asks for each
+SENTENCES: dict[str, str] = {  # about patterns; a test checks that every pattern has one
     "dense": "",
     "dilated": "Every {stride:,}th token only{drawn}.",
     "strided": "The last {stride:,} tokens, and every {stride:,}th before{drawn} (Child 2019).",
@@ -143,7 +143,7 @@ def _in_blocks(blocks: VisibleBlocks, small: VisibleBlocks) -> Iterator[str]:
         yield f"In texts of at most {blocks.dense:,} tokens a token attends to all tokens."
 
 
-def _patterned(kind: Kind, small: Kind) -> Iterator[str]:
+def _describe_pattern(kind: Kind, small: Kind) -> Iterator[str]:
     drawn = f" ({small.keys.stride} in the picture)" if small.keys.stride != kind.keys.stride else ""
     if sentence := SENTENCES[kind.keys.pattern]:
         yield sentence.format(stride=kind.keys.stride, summary=kind.keys.summary, drawn=drawn)
@@ -168,9 +168,10 @@ def _rolling(small: Kind, kind: Kind) -> dict[str, Any]:
 
 
 def reach(network: Network) -> dict[str, Any] | None:
-    """Return the receptive field after every layer in tokens (None: all); None if every layer sees the whole text.
+    """Return the receptive field after every layer in tokens (None: all); None if every layer sees the full sequence.
 
-    A token far into a text knows of what is seen by those that it sees, layer by layer. A recurrence knows of all.
+    It is that of a token far into a sequence: each layer extends it by the keys visible to its earliest visible token.
+    A recurrence sees all tokens.
     """
     kinds = {v.name: kind for v, kind in attentions(network) if kind.keys.causal and not kind.cross}
     mixers = [v for v in network.vertices if v.name in kinds or v.meant.op in RECURRENT]
@@ -190,9 +191,9 @@ def reach(network: Network) -> dict[str, Any] | None:
 
 
 def _earliest(kind: Kind, token: int) -> int | None:
-    """The first position that the token at a position sees, the first ones of the text left out; None: all of them.
+    """Return the first position visible to the token at position `token`, ignoring sinks; None: all positions.
 
-    Of a pattern without a window that has an end, only chunks: the others see something of every part of the text.
+    Without a window only chunks are bounded; other patterns see parts of the entire sequence.
     """
     if kind.keys.window is None and kind.keys.pattern != "chunked":
         return None
@@ -201,7 +202,7 @@ def _earliest(kind: Kind, token: int) -> int | None:
         return start
     if kind.keys.pattern == "chunked":
         return max(start, token // kind.keys.stride * kind.keys.stride)
-    shift = start // kind.keys.stride * kind.keys.stride  # patterns repeat; positions may be beyond what an array holds
+    shift = start // kind.keys.stride * kind.keys.stride  # patterns are periodic; positions may exceed array sizes
     keys = np.arange(start - shift, min(start - shift + kind.keys.stride, token + 1 - shift))
     seen = replace(kind.keys, causal=True, keep_first=0).mask(np.array(token - shift), keys)
     return shift + int(keys[np.argmax(seen)])

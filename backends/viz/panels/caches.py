@@ -1,4 +1,4 @@
-"""KV cache bytes by text length: of this model, and of the same model with other head counts."""
+"""KV cache bytes by sequence length: of this model, and of the same model with other head counts."""
 
 from __future__ import annotations
 
@@ -10,40 +10,44 @@ from .kinds import Kind, attentions
 
 GROUPS = 8  # key and value heads of the grouped variant, as most models have
 WINDOW = 4096  # of the variant with one, as Mistral 7B has
-Kept = Counter[tuple[int, int | None]]  # numbers a token and window -> layers
+CacheSizes = Counter[tuple[int, int | None]]  # (elements per token, window) -> number of layers
 
 
 def data(network: Network) -> dict[str, Any] | None:
-    """This model and variants, each a list of [numbers a token, window or null]; nothing where nothing is kept.
+    """Return the caches of this model and of variants, lists of [elements per token, window or None]; None if empty.
 
-    `state` is what recurrences keep however long the text, in numbers and in bytes of others; `same` names what this
-    model is.
+    `state` is the size of recurrent states, as elements in the model's dtype and bytes in other dtypes; `same` names
+    the variant that equals this model.
     """
     caches = [(v, kind, _widths(v, kind, network)) for v, kind in attentions(network) if v.cache is not None]
     state = [sum(v.state[i] for v in network.vertices) for i in (0, 1)]
     if not caches and not any(state):
         return None
-    indexes: Kept = Counter(v.cache for v in network.vertices if v.cache is not None and not v.meant.attends)
+    indexes: CacheSizes = Counter(v.cache for v in network.vertices if v.cache is not None and not v.meant.attends)
     this = Counter(v.cache for v, _, _ in caches if v.cache is not None) + indexes
-    others = _variants(caches, network.context) if caches else {}
-    others = {name: (kept + indexes, about) for name, (kept, about) in others.items()}
-    variants = {"this model": (this, "")} | {name: v for name, v in others.items() if v[0] != this}
+    alternatives = _variants(caches, network.context) if caches else {}
+    alternatives = {name: (sizes + indexes, about) for name, (sizes, about) in alternatives.items()}
+    variants = {"this model": (this, "")} | {name: v for name, v in alternatives.items() if v[0] != this}
     return {
         "context": network.context,
         "state": state,
         "variants": [
-            {"name": name, "about": about, "kept": [[n * width, window] for (width, window), n in widths.items()]}
+            {
+                "name": name,
+                "about": about,
+                "kept": [[n * width, window] for (width, window), n in widths.items()],
+            }
             for name, (widths, about) in variants.items()
         ],
-        "same": next((name for name, (widths, _) in others.items() if widths == this), None),
+        "same": next((name for name, (widths, _) in alternatives.items() if widths == this), None),
     }
 
 
 def _widths(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
-    """The widths of a key and of a value of one head, were every head to have its own.
+    """Return the widths of a key and a value of one head, as if every head had its own.
 
-    Latent attention makes them out of latents (DeepSeek-V2, 2024): its maps per head, of a shape [heads · width,
-    latent], tell.
+    Latent attention computes them from latents (DeepSeek-V2, 2024): then the widths come from its maps per head, of
+    shape [heads · width, latent].
     """
     assert v.cache is not None
     width = v.cache[0]
@@ -53,28 +57,32 @@ def _widths(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
         return width // kind.kv_heads - value, value
     maps = [u for u in network.vertices if u.scope == v.scope and u.meant.op == "head_linear" and u.weights]
     heads = [int(u.weights[0].dims[0]) // kind.heads for u in maps]
-    turned = width - int(str(latent))
-    return (heads[0] + turned, heads[-1]) if heads else (width, int(str(latent)))
+    rotary = width - int(str(latent))
+    return (heads[0] + rotary, heads[-1]) if heads else (width, int(str(latent)))
 
 
-def _variants(caches: list[tuple[Vertex, Kind, tuple[int, int]]], context: int | None) -> dict[str, tuple[Kept, str]]:
-    """The same layers with other heads, by name, and what that means."""
+def _variants(
+    caches: list[tuple[Vertex, Kind, tuple[int, int]]], context: int | None
+) -> dict[str, tuple[CacheSizes, str]]:
+    """Return variants of the model with other head counts or windows by name: cache sizes and a description."""
 
-    def kept(width: Any) -> Kept:
+    def count_sizes(width: Any) -> CacheSizes:
         return Counter((width(kind, *widths), kind.keys.window) for _, kind, widths in caches)
 
     heads = max(kind.heads for _, kind, _ in caches)
-    variants = {"multi-head": (kept(lambda k, key, value: k.heads * (key + value)), "keys and values of every head")}
+    variants = {
+        "multi-head": (count_sizes(lambda k, key, value: k.heads * (key + value)), "keys and values of every head")
+    }
     if heads > GROUPS and all(kind.heads % GROUPS == 0 for _, kind, _ in caches):
         about = f"{GROUPS} key/value heads (Ainslie 2023)"
-        variants["grouped-query"] = (kept(lambda k, key, value: GROUPS * (key + value)), about)
-    variants["multi-query"] = (kept(lambda k, key, value: key + value), "one key/value head (Shazeer 2019)")
+        variants["grouped-query"] = (count_sizes(lambda k, key, value: GROUPS * (key + value)), about)
+    variants["multi-query"] = (count_sizes(lambda k, key, value: key + value), "one key/value head (Shazeer 2019)")
     latent = "a latent of 4 heads' width and a rotated key of half a head (DeepSeek-V2)"
-    variants["latent"] = (kept(lambda k, key, value: 4 * value + value // 2), latent)
+    variants["latent"] = (count_sizes(lambda k, key, value: 4 * value + value // 2), latent)
     if any(kind.keys.window is not None for _, kind, _ in caches):
-        open_: Kept = Counter((v.cache[0], None) for v, _, _ in caches if v.cache)
+        open_: CacheSizes = Counter((v.cache[0], None) for v, _, _ in caches if v.cache)
         variants["no window"] = (open_, "this model without windows")
     elif context is None or context > WINDOW:
-        closed: Kept = Counter((v.cache[0], WINDOW) for v, _, _ in caches if v.cache)
+        closed: CacheSizes = Counter((v.cache[0], WINDOW) for v, _, _ in caches if v.cache)
         variants["window"] = (closed, f"this model with windows of {WINDOW:,} tokens")
     return variants

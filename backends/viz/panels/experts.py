@@ -1,4 +1,4 @@
-"""Routing: which experts are asked for a token, and how many parameters stay idle."""
+"""Routing of tokens to experts, and the number of parameters that stay idle."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from weft.ir.ops.routing import route
 from ..model.network import Network, Vertex
 from .kinds import layers
 
-EXAMPLES = 12  # tokens with random scores, to see what the rule chooses
+EXAMPLES = 12  # tokens with random scores that illustrate the rule
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Routing of a layer: attributes of `route`, and the limits after it. `k` is None if it varies."""
+    """The routing rule of a layer: attributes of `route`, and capacity limits. `k` is None if it varies."""
 
     experts: int
     k: int | None
@@ -33,7 +33,7 @@ class Rule:
 
 
 def data(network: Network) -> list[dict[str, Any]] | None:
-    """Every distinct rule; nothing where there are no experts."""
+    """Return the data of every distinct rule; None without experts."""
     rules: dict[Rule, list[Vertex]] = {}
     for v in network.vertices:
         if v.meant.op == "moe" and v.weights:
@@ -42,11 +42,11 @@ def data(network: Network) -> list[dict[str, Any]] | None:
 
 
 def _rule(v: Vertex, network: Network) -> Rule:
-    beside = [u for u in network.vertices if u.scope == v.scope and u is not v]
+    siblings = [u for u in network.vertices if u.scope == v.scope and u is not v]
     inside = any(u.scope.startswith(f"{v.scope}.") and u.weights for u in network.vertices)
-    chosen = next((u.meant for u in beside if u.meant.op == "route"), None)
-    limit = next((u.meant for u in beside if u.meant.op in ("limit_capacity", "expert_choice")), None)
-    text, active = (chosen or replace(v, attrs={})).text, v.meant.attrs.get("active")
+    router = next((u.meant for u in siblings if u.meant.op == "route"), None)
+    limit = next((u.meant for u in siblings if u.meant.op in ("limit_capacity", "expert_choice")), None)
+    text, active = (router or replace(v, attrs={})).text, v.meant.attrs.get("active")
     return Rule(
         int(v.weights[0].dims[0]),
         None if active is None else int(str(active)),
@@ -62,7 +62,7 @@ def _rule(v: Vertex, network: Network) -> Rule:
 
 
 def _capacity(limit: Vertex | None) -> str:
-    """Describe the capacity of an expert."""
+    """Describe the capacity of an expert in a sentence; "" without a limit."""
     if limit is None:
         return ""
     tokens = limit.attrs.get("capacity")
@@ -73,7 +73,7 @@ def _capacity(limit: Vertex | None) -> str:
 
 
 def _to_dict(rule: Rule, vertices: list[Vertex]) -> dict[str, Any]:
-    each = [sum(w.learned for w in v.weights) // rule.experts for v in vertices]
+    expert_sizes = [sum(w.learned for w in v.weights) // rule.experts for v in vertices]
     return {
         "where": layers(v.scope or v.name for v in vertices),
         "at": vertices[0].name,
@@ -83,8 +83,8 @@ def _to_dict(rule: Rule, vertices: list[Vertex]) -> dict[str, Any]:
         "groups": rule.groups,
         "shared": rule.shared,
         "sentences": list(_sentences(rule)),
-        "parameters": sum(each) * rule.experts,
-        "idle": sum(each) * (rule.experts - (rule.k or rule.experts)),
+        "parameters": sum(expert_sizes) * rule.experts,
+        "idle": sum(expert_sizes) * (rule.experts - (rule.k or rule.experts)),
         "examples": examples(rule),
     }
 
@@ -109,7 +109,7 @@ def _sentences(rule: Rule) -> Iterator[str]:
 
 
 def examples(rule: Rule) -> list[list[list[float]]]:
-    """Route tokens of random scores: a list of [expert, weight] for each."""
+    """Route tokens with random scores; return a list of [expert, weight] for each token."""
     if rule.k is None:
         return []
     logits = np.random.default_rng(0).standard_normal((EXAMPLES, rule.experts))

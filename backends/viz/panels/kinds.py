@@ -1,4 +1,4 @@
-"""The distinct attentions of a network, and which of its layers have them."""
+"""The distinct kinds of attention in a network, and the layers that have them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NUMBER = re.compile(r"(?:(?P<stem>.+?)\.)?(?P<number>\d+)(?:\.|$)")
 
 @dataclass(frozen=True)
 class Kind:
-    """A softmax attention: how many heads it has, and which keys its queries see.
+    """A kind of softmax attention: its numbers of heads and the keys visible to its queries.
 
-    `sinks` says that every head has a learned score beside those of keys, `cross` that keys are those of another text,
-    `latent` that keys and values are made of what all heads share (DeepSeek-V2).
-    `blocks` says which keys are seen where they are seen in blocks, `chosen` how many a query chooses of them.
+    `sinks`: every head has an extra learned logit; `cross`: keys belong to another sequence; `latent`: keys and values
+    are projected from a latent that all heads share (DeepSeek-V2). `blocks` describes block-sparse visibility, `chosen`
+    is the number of visible keys that an index selects for a query.
     """
 
     heads: int
@@ -35,7 +35,7 @@ class Kind:
 
 
 def attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
-    """Every softmax attention of texts with its kind, in order; not those in parts of texts, whose keys are theirs."""
+    """Yield every softmax attention with its kind, in order, except those within parts of sequences."""
     shapes = _shapes(network)
     lengths = {name: shape[1] for name, shape in shapes.items()}
     chosen = {v.makes[0]: int(v.text("top_k")) for v in network.vertices if v.op == "lightning_index"}
@@ -74,14 +74,14 @@ def _kind(v: Vertex, lengths: Mapping[str, str], chosen: Mapping[str, int]) -> K
 
 
 def _shapes(network: Network) -> dict[str, list[str]]:
-    """The sizes of every value; the second counts tokens: of [batch, seq, …] it is "seq"."""
-    types = [*network.inputs.items(), *(made for v in network.vertices for made in zip(v.makes, v.types, strict=False))]
+    """Return the sizes of every value with two or more axes; the second axis counts tokens, as in [batch, seq, …]."""
+    types = [*network.inputs.items(), *(pair for v in network.vertices for pair in zip(v.makes, v.types, strict=False))]
     sizes = {name: text.partition("[")[2].rstrip("]").split(", ") for name, text in types}
     return {name: shape for name, shape in sizes.items() if len(shape) > 1}
 
 
-def grouped(network: Network) -> dict[Kind, list[Vertex]]:
-    """The attentions of a network by their kinds, in order of first appearance."""
+def group_by_kind(network: Network) -> dict[Kind, list[Vertex]]:
+    """Group the attentions of a network by kind, in order of first appearance."""
     kinds: dict[Kind, list[Vertex]] = {}
     for v, kind in attentions(network):
         kinds.setdefault(kind, []).append(v)
@@ -98,12 +98,12 @@ def layers(scopes: Iterable[str]) -> str:
     for stem, group in numbers.items():
         distinct = sorted(set(group))
         name = stem.replace(".", " ") if len(distinct) != 1 else stem.replace(".", " ").removesuffix("s")
-        phrases.append(" ".join(filter(None, [name, _listed(distinct)])))
+        phrases.append(" ".join(filter(None, [name, _abbreviate(distinct)])))
     return "; ".join(filter(None, phrases))
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    """Numbers with a constant step by their ends, others as runs."""
+def _abbreviate(numbers: Sequence[int]) -> str:
+    """Abbreviate sorted numbers: those with a constant step by their ends, others as runs."""
     steps = {b - a for a, b in itertools.pairwise(numbers)}
     if len(numbers) > 2 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]}, {numbers[1]} … {numbers[-1]}" if len(numbers) > 3 else ", ".join(map(str, numbers))

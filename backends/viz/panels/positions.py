@@ -1,4 +1,4 @@
-"""Rotary positions: how many tokens every pair of a head needs for a turn, before and after their scaling."""
+"""Rotary positions: the wavelength of every pair of a head in tokens, before and after scaling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .kinds import layers
 
 
 def data(network: Network) -> list[dict[str, Any]] | None:
-    """Every distinct set of frequencies; nothing where there is none."""
+    """Return the data of every distinct set of frequencies; None if there are none."""
     uses: dict[RopeFrequencies, list[tuple[str, str, float]]] = {}
     for v in network.vertices:
         for rotary in (w.rotary for w in v.weights):
@@ -41,13 +41,13 @@ def _to_dict(rotary: RopeFrequencies, places: list[tuple[str, str, float]], cont
 
 
 def wavelengths(rotary: RopeFrequencies) -> list[float | None]:
-    """Tokens for a whole turn of every pair (2π/frequency), None for a pair that does not turn."""
+    """Return the tokens per full rotation of every pair (2π/frequency), None for a pair that is not rotated."""
     frequencies = np.asarray(rotary.frequencies(), np.float64)
     return [None if f == 0 else float(f"{2 * math.pi / f:.6g}") for f in frequencies]
 
 
 def _sentences(rotary: RopeFrequencies, amplitude: float) -> list[str]:
-    """The settings, in sentences."""
+    """Describe the settings in sentences."""
     sentences = [f"{rotary.dim // 2} rotary pairs per head; base {rotary.theta:,.10g}."]
     if rotary.scaling != "none":
         sentences.append(rotary.describe())

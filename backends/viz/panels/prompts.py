@@ -1,6 +1,7 @@
-"""A model run on a text: attention weights of every head, predicted next tokens, and expert choices.
+"""A run of a model on a prompt: attention weights of every head, predicted next tokens, and expert choices.
 
-All is computed by the meaning of the ops, in float64; attention weights are stored as steps of 1/255.
+Everything is computed by the reference semantics of the ops, in float64; attention weights are stored in steps of
+1/255.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from weft.ir.recipes.readers import Array
 from .kinds import layers
 
 MOST = 1_500_000  # attention weights in a page, a byte each
-LIKELY = 5  # tokens that are told of those expected next
+LIKELY = 5  # number of likeliest next tokens in the data
 TEXT_INPUTS = ("input_ids", "position_ids", "attention_mask", "token_type_ids")
-Step = Callable[[int, int], None]  # operations done, in all
+Step = Callable[[int, int], None]  # progress: operations done and total
 
 
 @dataclass
-class Seen:
-    """Observations of a run by node: attention weights [heads, queries, keys] and expert choices [tokens, experts];
-    `kept` are the values that these are computed from."""
+class Observer:
+    """Observations of a run by node: attention weights [heads, queries, keys] and expert choices [tokens, experts].
+
+    `kept` are the values that these are computed from.
+    """
 
     graph: Graph
     step: Step
@@ -39,9 +42,9 @@ class Seen:
     done: int = 0
 
     def watch(self, node: Node, outputs: tuple[Array, ...]) -> None:
-        """Called for every node with what it makes."""
+        """Record observations of a node, given its outputs; the interpreter calls this for every node."""
         for value, array in zip(node.outputs, outputs, strict=True):
-            if any(_looked_at(user) for user in value.users):
+            if any(_is_observed(user) for user in value.users):
                 self.kept[value] = array
         if _attends(node):
             self.weights[node] = attention_weights(node, self._operands(node))
@@ -53,7 +56,7 @@ class Seen:
         self.step(self.done, len(self.graph))
 
     def _operands(self, node: Node) -> dict[str, Array | None]:
-        """The operands of a node by name."""
+        """Return the operands of a node by name."""
         names = [o.name for o in node.op.operands]
         return {name: self._value(v) for name, v in zip(names, node.inputs, strict=False)}
 
@@ -63,20 +66,22 @@ class Seen:
         return None if value is None else self.kept[value]
 
 
-def _looked_at(node: Node) -> bool:
+def _is_observed(node: Node) -> bool:
     return node.op is ops.moe or _attends(node)
 
 
 def _attends(node: Node) -> bool:
-    """Return whether the node is a softmax attention of texts: that of parts of them has no weights of all pairs."""
+    """Return whether the node is a softmax attention over full sequences, not within parts of them."""
     if Trait.ATTENTION not in node.op.traits:
         return False
     return node.required("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
 
 
 def attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array:
-    """Return attention weights [heads, queries, keys]: the attention's result on values that are unit vectors. Sinks
-    take the remainder to 1."""
+    """Return attention weights [heads, queries, keys], computed as the attention's result on unit vectors as values.
+
+    With sinks, weights of a query sum to less than 1.
+    """
     k = operands["k"]
     assert k is not None
     keys, attrs = k.shape[1], dict(node.attrs)
@@ -90,32 +95,32 @@ def attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array
 
 
 def data(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]], str], step: Step) -> dict[str, Any]:
-    """Everything about the tokens `ids`; `text` is what tokens are as text.
+    """Run the graph on the tokens `ids` and return the data of the page; `text` decodes token ids.
 
     Raises:
-        WeftError: if the graph reads more than one text, or the tokens are more than a page or the model takes.
+        WeftError: if the graph reads more than one text, or there are too many tokens for the page or the model.
     """
     check(graph, len(ids))
     row = np.array([ids])
     feeds = {"input_ids": row, "position_ids": np.arange(len(ids))[None], "attention_mask": np.ones_like(row)}
     feeds["token_type_ids"] = np.zeros_like(row)
     inputs = {name: feeds[name] for name in graph.inputs}
-    seen = Seen(graph, step)
-    seen.kept = {value: inputs[name] for name, value in graph.inputs.items()}
-    outputs = interpret(graph, inputs, watch=seen.watch)
+    observer = Observer(graph, step)
+    observer.kept = {value: inputs[name] for name, value in graph.inputs.items()}
+    outputs = interpret(graph, inputs, watch=observer.watch)
     logits = outputs.get("logits")
     return {
-        "tokens": [_added(text, ids, i) for i in range(len(ids))],
-        "layers": [_packed(node, weights) for node, weights in seen.weights.items()],
-        "next": [] if logits is None or not _predicts(graph) else _expected(logits[0], ids, text),
-        "experts": [_load(node, chosen) for node, chosen in seen.choices.items()],
+        "tokens": [_decode_added(text, ids, i) for i in range(len(ids))],
+        "layers": [_pack_weights(node, weights) for node, weights in observer.weights.items()],
+        "next": [] if logits is None or not _predicts(graph) else _predict(logits[0], ids, text),
+        "experts": [_load(node, chosen) for node, chosen in observer.choices.items()],
     }
 
 
 def check(graph: Graph, count: int) -> None:
-    """Raise WeftError if a text of so many tokens cannot be shown."""
+    """Check that a prompt of `count` tokens can be shown. Raises WeftError if not."""
     if strange := [name for name in graph.inputs if name not in TEXT_INPUTS]:
-        raise WeftError(f"a prompt is for models of one text; {graph.name} reads {strange[0]} too")
+        raise WeftError(f"a prompt is for models of one text; {graph.name} also reads {strange[0]}")
     if count == 0:
         raise WeftError("the prompt is empty: it has no tokens")
     context = graph.meta.get("context")
@@ -123,7 +128,7 @@ def check(graph: Graph, count: int) -> None:
         raise WeftError(f"the prompt has {count} tokens; {graph.name} is made for {context}")
     heads = sum(node.attrs["heads"] for node in graph.nodes if _attends(node))
     each = MOST / max(1, heads)
-    # n(n + 1) / 2 weights a head where tokens see earlier ones only, else n²: solved for n.
+    # n(n + 1) / 2 weights per head if tokens see only earlier ones, else n²: solved for n.
     most = int(((8 * each + 1) ** 0.5 - 1) / 2) if _predicts(graph) else int(each**0.5)
     if count > most:
         raise WeftError(f"the prompt has {count} tokens; a page shows the {heads} heads of at most {most}: shorten it")
@@ -133,8 +138,8 @@ def _predicts(graph: Graph) -> bool:
     return bool(graph.meta.get("kind") == "decoder")
 
 
-def _packed(node: Node, weights: Array) -> dict[str, Any]:
-    """Weights as bytes, head by head and row by row; of a causal attention row i is i + 1 long."""
+def _pack_weights(node: Node, weights: Array) -> dict[str, Any]:
+    """Pack weights as bytes, head by head and row by row; row i of a causal attention has i + 1 entries."""
     steps = np.round(weights * 255).astype(np.uint8)
     rows = [row[: i + 1] if node.attrs.get("causal", False) else row for head in steps for i, row in enumerate(head)]
     return {
@@ -146,17 +151,18 @@ def _packed(node: Node, weights: Array) -> dict[str, Any]:
     }
 
 
-def _expected(logits: Array, ids: Sequence[int], text: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
-    """For every position the likeliest next tokens with their probabilities, and how likely the one that came was."""
+def _predict(logits: Array, ids: Sequence[int], text: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
+    """Return for every position the likeliest next tokens with probabilities, and the probability and rank of the
+    actual next token."""
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     chances = shifted / shifted.sum(-1, keepdims=True)
     predictions = []
     for i, row in enumerate(chances):
         best = np.argsort(-row, kind="stable")[:LIKELY]
-        likely = [[_added(text, [*ids[: i + 1], int(t)], i + 1), float(f"{row[t]:.4g}")] for t in best]
+        likely = [[_decode_added(text, [*ids[: i + 1], int(t)], i + 1), float(f"{row[t]:.4g}")] for t in best]
         came = ids[i + 1] if i + 1 < len(ids) else None
-        known = {} if came is None else {"came": float(f"{row[came]:.4g}"), "rank": int((row > row[came]).sum()) + 1}
-        predictions.append({"likely": likely, **known})
+        actual = {} if came is None else {"came": float(f"{row[came]:.4g}"), "rank": int((row > row[came]).sum()) + 1}
+        predictions.append({"likely": likely, **actual})
     return predictions
 
 
@@ -165,7 +171,7 @@ def _load(node: Node, chosen: Array) -> dict[str, Any]:
     return {"where": layers([node.scope]), "at": node.output.name, "counts": (chosen != 0).sum(0).tolist()}
 
 
-def _added(text: Callable[[Sequence[int]], str], ids: Sequence[int], at: int) -> str:
-    """Return the text that a token adds, or its id if it adds none, as a beginning-of-text token does."""
+def _decode_added(text: Callable[[Sequence[int]], str], ids: Sequence[int], at: int) -> str:
+    """Return the text that the token at index `at` adds, or its id in brackets if it adds none, as BOS does."""
     before, after = text(ids[:at]), text(ids[: at + 1])
     return after[len(before) :] if after.startswith(before) and after != before else f"[{ids[at]}]"

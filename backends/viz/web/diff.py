@@ -1,4 +1,4 @@
-"""Pictures of a comparison: both networks side by side, in one picture."""
+"""Pictures of a comparison, with both networks side by side."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ SIDES = ("before", "after")
 
 
 def side_by_side(comparison: Comparison) -> Shape:
-    """The shapes of both networks in one picture, the keys of each with its side before them."""
+    """Return the shapes of both networks in one picture; keys have the side as prefix ("before.", "after.")."""
     networks = dict(zip(SIDES, (comparison.before, comparison.after), strict=True))
-    sides = [_within(outline(n), side) for side, n in networks.items()]
+    sides = [_add_prefix(outline(n), side) for side, n in networks.items()]
     name = " and ".join(dict.fromkeys(n.name for n in networks.values()))
     root = shapes(Part(name, "", children=sides))
-    apart = comparison.before.name != comparison.after.name
+    differ = comparison.before.name != comparison.after.name
     for i, (side, n) in enumerate(networks.items()):
-        root.inner[i] = _headed(root.inner[i], n.name if apart else f"{n.name} · {side}")
+        root.inner[i] = _retitle(root.inner[i], n.name if differ else f"{n.name} · {side}")
     return root
 
 
-def _headed(shape: Shape, title: str) -> Shape:
-    """`shape` under another title, as what holds a picture."""
+def _retitle(shape: Shape, title: str) -> Shape:
+    """Return `shape`, the frame of one network, with another title."""
     head = width(title, TITLE, True) + 2 * MARGIN + ICON + BADGE
     return replace(shape, label=Label(title, shape.label.lines, kind(KEPT)), head=head)
 
 
-def _within(part: Part, side: str) -> Part:
-    """`part` with the name of a side before every path and value."""
+def _add_prefix(part: Part, side: str) -> Part:
+    """Return `part` with the name of a side as prefix of every path and value."""
 
     def at(name: str) -> str:
         return f"{side}.{name}" if name else side
 
-    def moved(v: Vertex) -> Vertex:
+    def prefix_vertex(v: Vertex) -> Vertex:
         across = SIDES[side == SIDES[0]]
         mark = v.mark and replace(v.mark, other=v.mark.other and f"{across}.{v.mark.other}")
         reads, makes = (tuple(map(at, names)) for names in (v.reads, v.makes))
@@ -56,15 +56,15 @@ def _within(part: Part, side: str) -> Part:
     return replace(
         part,
         path=at(part.path),
-        vertices=tuple(map(moved, part.vertices)),
-        children=[_within(p, side) for p in part.children],
-        others=[[_within(p, side) for p in time] for time in part.others],
+        vertices=tuple(map(prefix_vertex, part.vertices)),
+        children=[_add_prefix(p, side) for p in part.children],
+        others=[[_add_prefix(p, side) for p in children] for children in part.others],
     )
 
 
 def opened(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
-    """The keys of open parts, as `opening.opened` has them; without a depth also of those that have in them both what
-    changed and what did not."""
+    """Return the keys of the parts to open, as `opening.opened` does; without `depth` also those of parts that contain
+    both changed and unchanged operations."""
     mixed = {s.key for s in root.all() if s.arrangement is not None and (s.key in SIDES or _mixed(s.part))}
     return opening.opened(root, depth, parts) | (mixed if depth is None else set())
 
@@ -75,9 +75,9 @@ def _mixed(part: Part) -> bool:
 
 
 def data(comparison: Comparison, before: Totals, after: Totals) -> dict[str, Any]:
-    """A comparison in numbers for a page, but for those that it counts itself, for a length and dtype.
+    """Return the counts of a comparison for a page, without those that the page computes for a length and dtype.
 
-    Of weights these are how many can be had in any dtype, and the bytes of the others.
+    For weights these are the number of f32 elements, which may get any dtype, and the bytes of the rest.
     """
     return {
         "counts": comparison.counts,
@@ -88,12 +88,12 @@ def data(comparison: Comparison, before: Totals, after: Totals) -> dict[str, Any
 
 
 def kinds() -> dict[str, list[str]]:
-    """The signs in the place of kinds, for the legend of a page."""
+    """Return the signs instead of kinds, for the legend of a page."""
     return {kind(sign): [sign, LOOKS[kind(sign)].mark] for sign in SIGNS}
 
 
 def sheet(comparison: Comparison, before: Totals, after: Totals) -> Sheet:
-    """Write the fact sheet beside a comparison."""
+    """Return the fact sheet of a comparison."""
     names = [n.name for n in (comparison.before, comparison.after)]
     title = f"{names[0]}, before and after" if names[0] == names[1] else " and ".join(names)
     about = ", ".join(f"{n:,} {sign}" for sign, n in comparison.counts.items() if n)
@@ -101,7 +101,7 @@ def sheet(comparison: Comparison, before: Totals, after: Totals) -> Sheet:
 
 
 def _rows(before: Totals, after: Totals) -> Iterator[tuple[str, str]]:
-    """Yield each number before and after; caches and states only if there are any."""
+    """Yield the rows of the fact sheet, totals before and after; omit those that are 0, such as caches and states."""
     rows: list[tuple[str, Callable[[Totals], int], Callable[[int], str]]] = [
         ("Operations", lambda t: t.operations, "{:,}".format),
         ("Parameters", lambda t: t.parameters, "{:,}".format),
@@ -110,11 +110,11 @@ def _rows(before: Totals, after: Totals) -> Iterator[tuple[str, str]]:
         ("State of a text", lambda t: t.state, size),
         ("Weights", lambda t: t.weights, size),
     ]
-    for name, number, spelled in rows:
+    for name, number, formatted in rows:
         old, new = number(before), number(after)
         was, now = (f" in {' and '.join(t.dtypes)}" if name == "Weights" and t.dtypes else "" for t in (before, after))
         if old != new or was != now:
-            by = f"{'+' if new > old else '−'}{spelled(abs(new - old))}"
-            yield name, f"{spelled(old)}{was}, then {spelled(new)}{now} ({by})"
+            by = f"{'+' if new > old else '−'}{formatted(abs(new - old))}"
+            yield name, f"{formatted(old)}{was}, then {formatted(new)}{now} ({by})"
         elif new:
-            yield name, f"{spelled(new)}{now}"
+            yield name, f"{formatted(new)}{now}"

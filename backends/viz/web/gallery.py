@@ -1,4 +1,4 @@
-"""A page of models side by side, to filter and to sort, each with its picture, its facts and the page that opens it."""
+"""The gallery page: models to filter and sort, each with a picture, facts and a link to its own page."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..layout.positions import layout
 from ..layout.scene import Shape
 from . import page
 
-# Letters of the private use area, so that no title or data has them.
-FACES, TITLE, DATA = "\ue000", "\ue001", "\ue002"  # where the script puts what it has of a model into a page
+# Characters of the private use area, which no title or data contains.
+FACES, TITLE, DATA = "\ue000", "\ue001", "\ue002"  # placeholders that the script replaces with data of a model
 SELECTORS = re.compile(r"([^{}]+)\{")
 
 
 @dataclass(frozen=True)
 class Card:
-    """A model of a gallery: its facts, its shapes with those that are open, `groups` to choose it by (a name for each
-    sort of group, with the groups it is in), and `numbers` to sort it by."""
+    """A model of a gallery: its fact sheet, its shapes and the open ones, `groups` to filter by (criterion -> groups
+    that contain it), and `numbers` to sort by."""
 
     sheet: Sheet
     root: Shape
@@ -33,7 +33,7 @@ class Card:
 
 
 def gallery(cards: Sequence[Card], title: str) -> str:
-    """The page that shows `cards`."""
+    """Return the HTML page that shows `cards`."""
     data = {
         "cards": [{"name": name, **_card(card)} for name, card in zip(_names(cards), cards, strict=True)],
         "common": page.common(),
@@ -41,7 +41,7 @@ def gallery(cards: Sequence[Card], title: str) -> str:
         "places": {"faces": FACES, "title": TITLE, "data": DATA},
     }
     sheets = [style.variables(), within(".picture", rules(lambda name: f"var(--{name})"))]
-    return page.rendered(
+    return page.render_template(
         "gallery.html.j2",
         title=title,
         faces=faces(),
@@ -53,12 +53,12 @@ def gallery(cards: Sequence[Card], title: str) -> str:
 
 
 def within(place: str, sheet: str) -> str:
-    """The rules of a style sheet for what is in `place` only."""
+    """Restrict the rules of a style sheet to elements inside the selector `place`."""
     return SELECTORS.sub(lambda m: ",".join(f"{place} {s.strip()}" for s in m[1].split(",")) + "{", sheet)
 
 
 def _names(cards: Sequence[Card]) -> list[str]:
-    """Name cards in the URL: by title, numbered if several share one."""
+    """Return the names of cards in URLs: their titles, with a number if several share one."""
     titles = [card.sheet.title for card in cards]
     counts = (titles[: i + 1].count(title) for i, title in enumerate(titles))
     return [title + (f"-{n}" if n > 1 else "") for title, n in zip(titles, counts, strict=True)]

@@ -1,4 +1,4 @@
-"""The page: one file with everything in it, which opens without a network."""
+"""The interactive page: a single HTML file that works offline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..model import devices
 from ..model.labels import KINDS
 from . import plain
 
-MOST = 12_000  # shapes that are placed at once
+MOST = 12_000  # maximum number of shapes placed at once
 NUMBERS = ("GAP", "APART", "LANE", "PASS", "ACROSS", "PAD", "HEAD", "RAIL", "PORT", "SPREAD", "EDGE", "OVER", "BESIDE")
 SCRIPTS = (
     *("base", "repeats", "views", "layout", "draw", "move", "lines", "names", "panel", "open", "search", "keys"),
@@ -29,29 +29,29 @@ STYLES = ("page", "charts", "diff")
 
 
 def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = None) -> str:
-    """The page that shows `root`, at first with the shapes in `opened` open; `more` is plain data for its scripts."""
+    """Return the HTML page of `root`, initially with the shapes in `opened` open; `more` is JSON data for scripts."""
     return shell(root.label.title, as_json(common() | contents(root, opened) | {**(more or {})}), faces())
 
 
 def contents(root: Shape, opened: Collection[str]) -> dict[str, Any]:
-    """The data of a page that are of its model."""
-    known: dict[str, Any] = {"root": plain.shape(root), "opened": sorted(opened)}
+    """Return the data of a page that depend on its model."""
+    model_data: dict[str, Any] = {"root": plain.shape(root), "opened": sorted(opened)}
     if root.network is not None:
         context = root.network.context or devices.TOKENS
-        known |= {"tokens": min(devices.TOKENS, context), "panels": panels.data(root.network)}
-        known["origins"] = _origins(root.network.origins)
-    return known
+        model_data |= {"tokens": min(devices.TOKENS, context), "panels": panels.data(root.network)}
+        model_data["origins"] = _origins(root.network.origins)
+    return model_data
 
 
 def _origins(origins: Mapping[str, tuple[str, str | None]]) -> dict[str, Any]:
-    """Return the distinct `modules` that made parts, and for each scope the modules that made its parts (`of`)."""
+    """Return the distinct `modules` that created scopes, and the index of its module for each scope (`of`)."""
     modules = list(dict.fromkeys(origins.values()))
-    places = {module: i for i, module in enumerate(modules)}
-    return {"modules": modules, "of": {scope: places[module] for scope, module in origins.items()}}
+    indices = {module: i for i, module in enumerate(modules)}
+    return {"modules": modules, "of": {scope: indices[module] for scope, module in origins.items()}}
 
 
 def common() -> dict[str, Any]:
-    """The data that every page has."""
+    """Return the data that every page has."""
     return {
         "most": MOST,
         "kinds": {kind: [name, style.LOOKS[kind].mark] for kind, name in KINDS.items()},
@@ -63,27 +63,27 @@ def common() -> dict[str, Any]:
 
 
 def text_of(file: str) -> str:
-    """The text of a script or style sheet here."""
+    """Return the text of a script or style sheet of this package."""
     return (files(__package__) / file).read_text(encoding="utf-8")
 
 
-def rendered(template: str, **values: Any) -> str:
-    """A template here, filled in."""
+def render_template(template: str, **values: Any) -> str:
+    """Render a template of this package with `values`."""
     environment = Environment(loader=PackageLoader(__package__), autoescape=False, trim_blocks=True)
     return environment.get_template(template).render(values)
 
 
 def as_json(data: Any) -> str:
-    """Plain data for a script element."""
+    """Serialize data as JSON for a script element."""
     # "</script>" in a name would end the element.
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def shell(title: str, data: str, faces: str) -> str:
-    """A page around its data and its fonts."""
+    """Return a page with the given title, JSON data and font rules."""
     sheets = [text_of(f"styles/{name}.css") for name in STYLES]
     borders = style.borders('g.part[data-kind="{kind}"]:not(.open) > :is(rect, circle):first-child')
-    return rendered(
+    return render_template(
         "page.html.j2",
         title=title,
         data=data,

@@ -1,4 +1,4 @@
-"""Shapes as plain data for a page. A repeat is told once, with what is not the same every time."""
+"""Conversion of shapes to JSON data for a page. A repeat is stored once, with the differences of its other rounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMBERED = re.compile(r"\d+(-\d+)?")
 
 
 def shape(s: Shape) -> dict[str, Any]:
-    """A shape and all that may be drawn in it."""
+    """Convert a shape and all shapes in it to JSON data."""
     plain: dict[str, Any] = {
         "key": s.key,
         "title": s.label.title,
@@ -55,8 +55,8 @@ def _size(size: Size) -> list[float]:
 
 
 def _box(box: Box) -> Any:
-    """A box as plain data: a number, ["c", …] for a column, ["b" or "p", …] for branches without and with a bypass,
-    ["r", lanes, rows], ["|", source, target] for a line that passes."""
+    """Convert a box to JSON data: a number for a part, ["c", …] for a column, ["b" or "p", …] for branches without or
+    with a bypass, ["r", lanes, rows…] for rows, ["|", source, target] for a line that passes."""
     if isinstance(box, Item):
         return box.index
     if isinstance(box, Pass):
@@ -81,12 +81,12 @@ def _vertex(v: Vertex) -> dict[str, Any]:
 
 
 def _packing(w: Weight) -> list[str]:
-    """Describe quantized blocks: bits, how they are packed, bytes."""
+    """Describe the bits, packing and bytes of a quantized weight; an empty list for other weights."""
     return [] if w.bits is None else [f"{w.bits:.3g} bits: {w.packing}; {size(w.bytes)}"]
 
 
 def _mark(mark: Mark) -> dict[str, Any]:
-    """Convert an operation's mark to plain data without empty fields."""
+    """Convert an operation's mark to JSON data without empty fields."""
     fields = {"changes": [[c.what, c.before, c.after] for c in mark.changes], "other": mark.other}
     return {"sign": mark.sign} | {name: value for name, value in fields.items() if value}
 
@@ -96,10 +96,10 @@ def _mark(mark: Mark) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Move:
-    """Renaming from one repetition to the next.
+    """The renaming from one round of a repeat to a later one.
 
-    The number at place `depth` of names that begin with `prefix`, counted by dots, grows; in quoted text, that is in
-    recipes, the first number between dots that is one of those of this time, `low` to `high`.
+    In names that begin with `prefix`, the number at component `depth` (separated by dots) increases; in quoted text,
+    that is in recipes, the first component that is a number of this round, `low` to `high`.
     """
 
     prefix: str
@@ -107,8 +107,8 @@ class Move:
     low: int
     high: int
 
-    def moved(self, text: str, by: int) -> str:
-        """`text` with `by` added to the number of the names in it."""
+    def rename(self, text: str, by: int) -> str:
+        """Return `text` with `by` added to the layer number in its names."""
         if not text.startswith(self.prefix) or "." not in text:
             return QUOTED.sub(lambda m: f"{m[1]}{self._key(m[2], by)}{m[1]}", text)
         words = text.split(".")
@@ -125,24 +125,24 @@ class Move:
 
 
 def _repeat(s: Shape) -> dict[str, Any]:
-    """Describe a repeat: its count and its repetitions.
+    """Convert a repeat to JSON data: its count and its rounds.
 
-    `once` is the first time, the second is the first with the number in its names moved by `period`, every other one is
-    the second moved: but for what `changed` says, lists of a path and the value there, by the number of a time.
+    `once` is the first round; the second is the first with layer numbers increased by `period`; later ones are the
+    second, renamed likewise. `changed` has the exceptions by round: lists of (path, value).
     """
-    whole = times(s)
-    assert whole.arrangement is not None
-    rails = {line.region: line.values for line in whole.arrangement.lines if line.bend == "rail"}
-    rounds = [_normal(shape(i)) for i in whole.inner]
+    unrolled = times(s)
+    assert unrolled.arrangement is not None
+    rails = {line.region: line.values for line in unrolled.arrangement.lines if line.bend == "rail"}
+    rounds = [_normalize(shape(i)) for i in unrolled.inner]
     low, high = _span(rounds[0]["key"])
     period = _span(rounds[1]["key"])[0] - low
     prefix = ".".join([*rounds[0]["key"].split(".")[:-1], ""])
     move = Move(prefix, prefix.count("."), low, high)
     later = replace(move, low=low + period, high=high + period)
-    changed = {1: _changed(rounds[0], rounds[1], lambda text: move.moved(text, period))}
+    changed = {1: _find_changes(rounds[0], rounds[1], lambda text: move.rename(text, period))}
     for i in range(2, len(rounds)):
-        changed[i] = _changed(rounds[1], rounds[i], functools.partial(later.moved, by=(i - 1) * period))
-    folded = len(s.part.children) == 1  # then the first time has in it what the folded part has
+        changed[i] = _find_changes(rounds[1], rounds[i], functools.partial(later.rename, by=(i - 1) * period))
+    folded = len(s.part.children) == 1  # then the first round and the folded part have the same contents
     return {
         "count": s.part.count,
         "parallel": s.part.parallel,
@@ -154,27 +154,27 @@ def _repeat(s: Shape) -> dict[str, Any]:
     }
 
 
-def _normal(plain: Any) -> Any:
-    """As JSON has it: sequences are lists."""
+def _normalize(plain: Any) -> Any:
+    """Convert sequences to lists, as JSON does."""
     return json.loads(json.dumps(plain))
 
 
 def _span(key: str) -> tuple[int, int]:
-    """The first and last number of a layer, or of layers, by its key."""
+    """Return the first and last layer number in the key of a layer or repeat."""
     numbers = [int(n) for n in NUMBER.findall(key.rpartition(".")[2])]
     return numbers[0], numbers[-1]
 
 
-def _changed(before: Any, after: Any, moved: Callable[[str], str]) -> list[tuple[list[str | int], Any]]:
-    """List the path and value of each difference between `after` and the data before it, renamed by `moved`."""
+def _find_changes(before: Any, after: Any, rename: Callable[[str], str]) -> list[tuple[list[str | int], Any]]:
+    """Return (path, value) of every difference between `after` and `before` with its texts renamed by `rename`."""
     differences: list[tuple[list[str | int], Any]] = []
     path: list[str | int] = []
 
-    # Types are compared by identity: a page of 60 layers asks a million times, of what JSON has alone.
+    # Types are compared by identity: a page of 60 layers compares a million values, all of JSON types.
     def walk(before: Any, after: Any) -> None:
         kind = type(before)
         if kind is str:
-            if moved(before) != after:
+            if rename(before) != after:
                 differences.append(([*path], after))
         elif kind is dict and type(after) is dict and before.keys() == after.keys():
             for name, value in after.items():

@@ -1,4 +1,4 @@
-"""The page of a pipeline: the graph before and after every pass, what the pass declares, has shown and changed."""
+"""The page of a pipeline: the graph before and after every pass, with the pass's documentation, checks and changes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from . import plain
 from .diff import data, kinds, opened
 from .page import page
 
-LINES = 40  # of a trace that a page shows
+LINES = 40  # maximum number of trace lines on a page
 
 
 @dataclass(frozen=True)
 class Step:
-    """A pass that ran, as the report has it, and the graph that it left."""
+    """The record of a pass in the report, and the graph after it."""
 
     record: Record
     after: Network
 
 
 def steps_page(start: Network, steps: Sequence[Step], tokens: int) -> str:
-    """The page to go through `steps`, which began with the graph `start`; FLOPs are of a text of so many tokens.
+    """Return the HTML page for `steps` of a pipeline, beginning with the graph `start`; FLOPs are for `tokens` tokens.
 
-    Parts that are the same in several steps are in it once.
+    Parts that are equal in several steps are stored once.
     """
     pool = _Pool()
     before, records = start, []
@@ -47,7 +47,7 @@ def steps_page(start: Network, steps: Sequence[Step], tokens: int) -> str:
 
 
 def _record(record: Record) -> dict[str, Any]:
-    """Convert a pass's record to plain data."""
+    """Convert a pass's record to JSON data."""
     applied = record.applied
     arguments = {a.name: getattr(applied, a.name) for a in applied.arguments()}
     return {
@@ -66,31 +66,31 @@ def _record(record: Record) -> dict[str, Any]:
 
 
 class _Pool:
-    """Shapes as plain data, every one once: those within it are told by their numbers."""
+    """A pool of shapes as JSON data without duplicates; inner shapes are replaced by their numbers."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, int] = {}
         self.views: list[tuple[int, list[str]]] = []
-        self.known: dict[str, int] = {}
+        self.view_ids: dict[str, int] = {}
 
     def view(self, network: Network) -> int:
-        """The number of a picture: of its root, and what is open at first. Equal networks have one."""
-        # By its text, because its mappings cannot be hashed.
+        """Return the number of the view of `network` (root and initially open shapes); equal networks share one."""
+        # Keyed by repr, because its mappings are not hashable.
         key = repr(network)
-        if key not in self.known:
+        if key not in self.view_ids:
             root = scene(network)
-            self.known[key] = len(self.views)
+            self.view_ids[key] = len(self.views)
             self.views.append((self.number(plain.shape(root)), sorted(opened(root))))
-        return self.known[key]
+        return self.view_ids[key]
 
     def number(self, shape: dict[str, Any]) -> int:
-        """The number of a shape, which is put into the pool if it is not there."""
+        """Return the number of a shape, adding it to the pool if necessary."""
         once = shape.get("repeat", {}).get("once", {})
-        placed = self.placed(shape)
+        compact = self.number_inner(shape)
         if "inner" in once:
-            placed = placed | {"repeat": shape["repeat"] | {"once": self.placed(once)}}
-        return self.shapes.setdefault(json.dumps(placed, separators=(",", ":")), len(self.shapes))
+            compact = compact | {"repeat": shape["repeat"] | {"once": self.number_inner(once)}}
+        return self.shapes.setdefault(json.dumps(compact, separators=(",", ":")), len(self.shapes))
 
-    def placed(self, shape: dict[str, Any]) -> dict[str, Any]:
-        """A shape with the numbers of those within it."""
+    def number_inner(self, shape: dict[str, Any]) -> dict[str, Any]:
+        """Return a shape with its inner shapes replaced by their numbers."""
         return shape | {"inner": [self.number(s) for s in shape["inner"]]} if "inner" in shape else shape

@@ -31,7 +31,7 @@ from weft import (
 from weft.backends.viz import panels
 from weft.backends.viz.model.network import network
 from weft.backends.viz.panels import attention
-from weft.backends.viz.panels.kinds import grouped, layers
+from weft.backends.viz.panels.kinds import group_by_kind, layers
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.ir import Graph
 from weft.ir.ops import caches
@@ -289,6 +289,6 @@ def test_scopes_are_told_short() -> None:
 def test_hybrids_have_every_kind() -> None:
     blocks = [Block(Mamba(48, state=5, conv=4), norm=RMSNorm()), Block(Attention(4, 2, window=8), GatedMLP(48))]
     graph = load_source(Decoder(50, 32, blocks * 2, context=64)).graph
-    assert [len(found) for found in grouped(network(graph)).values()] == [2]
+    assert [len(found) for found in group_by_kind(network(graph)).values()] == [2]
     reach = told(graph)["attention"]["reach"]
     assert [back for _, back, _ in reach["steps"]] == [None] * 4

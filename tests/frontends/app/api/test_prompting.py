@@ -115,7 +115,7 @@ def test_prompts_that_cannot_be_shown(save: Save, smollm2_gguf: Path) -> None:
     with pytest.raises(WeftError, match="shows the 270 heads of at most 104: shorten it"):
         prompts.check(large, 105)
     assert 270 * 104 * 105 // 2 <= prompts.MOST < 270 * 105 * 106 // 2
-    with pytest.raises(WeftError, match=r"one text; .* reads encoder_input_ids too"):
+    with pytest.raises(WeftError, match=r"one text; .* also reads encoder_input_ids"):
         prompts.check(load_source("t5-base").graph, 3)
     with pytest.raises(WeftError, match="has no trained weights, so its attention is random"):
         attended(load_source("gpt2"), "hello")
