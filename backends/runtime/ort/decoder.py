@@ -79,7 +79,9 @@ class OrtDecoder(Decoder["OrtContext"]):
         _, middle, width = outputs["logits"].shape
         self.every_position = middle != 1
         if isinstance(width, int) and width != vocab:
-            raise WeftError(f"{name}: its logits are {width} wide, but the vocabulary is said to hold {vocab} tokens")
+            raise WeftError(
+                f"{name}: its logits are {width} wide, but the manifest records a vocabulary of {vocab} tokens"
+            )
         self.rewinds = all(state.growth.rewinds for state in self.states)
         self.padded = self.rewinds and not compares
         # Contexts share the session, whose captured graphs are identified only by number.

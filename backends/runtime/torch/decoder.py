@@ -178,7 +178,7 @@ class TorchContext(DrawingContext):
             logits = model.call(**{name: model.tensor(values) for name, values in inputs.items()}, cache=cache)
         if logits.shape[-1] != model.vocab:  # known only after a call
             width = f"{model.name}: its logits are {logits.shape[-1]} wide"
-            raise WeftError(f"{width}, but the vocabulary is said to hold {model.vocab} tokens")
+            raise WeftError(f"{width}, but the manifest records a vocabulary of {model.vocab} tokens")
         array: NDArray[Any] = logits.float().cpu().numpy()
         return array
 

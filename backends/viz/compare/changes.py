@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ..model.labels import detail, titled
+from ..model.labels import detail, title_of
 from ..model.marks import Change
 from ..model.network import Vertex, Weight
 
@@ -40,7 +40,7 @@ def gist(before: Vertex, after: Vertex, differences: Sequence[Change]) -> tuple[
     kinds = {c.what.partition(" ")[0] for c in differences}
     old, new = detail(before.meant), detail(after.meant)
     if before.op != after.op:
-        lines.append(f"was {titled(before.meant)}")
+        lines.append(f"was {title_of(before.meant)}")
     elif old != new and old:
         lines.append(f"was {old}")
     else:

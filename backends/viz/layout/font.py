@@ -25,7 +25,7 @@ def width(text: str, size: float, bold: bool = False) -> float:
     return sum(wide.get(c, widest) for c in text) * size / 1000
 
 
-def fitted(text: str, room: float, size: float, bold: bool = False) -> str:
+def fit_text(text: str, room: float, size: float, bold: bool = False) -> str:
     """Return `text`, cut with an ellipsis if it does not fit into `room` pixels."""
     if width(text, size, bold) <= room:
         return text

@@ -1,4 +1,4 @@
-"""Captions for values that a part reads or makes without a line."""
+"""Captions for values that a part reads or produces without a line."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ PAST = "past"  # prefix of inputs with caches and states of earlier tokens
 def captions(part: Part, read: Iterable[str], gives: Iterable[str], leaves: Iterable[str]) -> Iterator[str]:
     """Yield captions of `part` for values without a line: operands (`read`), outputs of the model that belong to its
     layer (`gives`), and results that other parts read (`leaves`)."""
-    names = list(dict.fromkeys(called(name, part.path, name in part.shared) for name in read))
+    names = list(dict.fromkeys(abbreviate_value(name, part.path, name in part.shared) for name in read))
     past = [name.removeprefix(f"{PAST} ") for name in names if name.startswith(f"{PAST} ")]
     current = [name for name in names if not name.startswith(f"{PAST} ")]
     if past:
         current.append(f"{PAST} {', '.join(past)}")
     if current:
         yield f"with {', '.join(current)}"
-    outputs = [carried(name) for name in gives]
+    outputs = [drop_number(name) for name in gives]
     if outputs:
         stem = outputs[0].partition(" ")[0]
         outputs = [f"{stem} {', '.join(name.removeprefix(f'{stem} ') for name in outputs)}"]
-    if outputs := [*outputs, *dict.fromkeys(called(name, part.path) for name in leaves)]:
+    if outputs := [*outputs, *dict.fromkeys(abbreviate_value(name, part.path) for name in leaves)]:
         yield f"gives {', '.join(outputs)}"
 
 
-def called(value: str, path: str, shared: bool = False) -> str:
-    """Name `value` as seen from the part at `path`: by the outermost part that makes it and does not contain both.
+def abbreviate_value(value: str, path: str, shared: bool = False) -> str:
+    """Name `value` as seen from the part at `path`: by the outermost part that produces it and does not contain both.
 
     "layers.0.attn.k" is "k" in "layers.0.attn", "attn output" in "layers.0", "encoder.norm" is "encoder output" in
     "decoder.layers.0"; "layers.0.mlp.down" is "mlp of the layer before" in "layers.1", or "mlp of layer 0" if all
     layers of a repeat read it (`shared`).
     """
     if value.startswith(PAST):
-        return carried(value)
+        return drop_number(value)
     inner, here = value.split("."), path.split(".")
     while len(inner) > 1 and here and inner[0] == here[0]:
         inner, here = inner[1:], here[1:]
@@ -46,7 +46,7 @@ def called(value: str, path: str, shared: bool = False) -> str:
     return words[0] if len(words) < 2 else f"{words[0]} output"
 
 
-def carried(name: str) -> str:
+def drop_number(name: str) -> str:
     """Name an input or output of a layer without the layer number: "past_key_values.3.key" is "past key"."""
     words = [word for word in name.replace("_", ".").split(".") if word and not word.isdigit()]
     return f"{words[0]} {words[-1]}" if len(words) > 1 else name

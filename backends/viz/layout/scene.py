@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..model.labels import Label, label, titled
+from ..model.labels import Label, label, title_of
 from ..model.network import Network
 from ..model.outline import Part, outline
 from .arrange import END, START, Arrangement, Branches, Column, Item, Line, arrange
@@ -183,7 +183,7 @@ def shapes(
 def _label(part: Part, notes: tuple[str, ...]) -> Label:
     """Label `part`; a part with notes gets a title instead of a symbol, because notes do not fit into a circle."""
     text = label(part)
-    return replace(text, title=titled(part.vertices[0].meant), symbol="") if notes and text.symbol else text
+    return replace(text, title=title_of(part.vertices[0].meant), symbol="") if notes and text.symbol else text
 
 
 def _find_needed(parent: Part, leaving: tuple[str, ...]) -> set[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from .marks import CHANGED, KEPT, SIGNS, common, counted
+from .marks import CHANGED, KEPT, SIGNS, common, count_signs
 from .marks import kind as sign_kind
 from .network import Vertex
 from .outline import Part
@@ -116,14 +116,14 @@ def _add_bits(part: Part, text: Label) -> Label:
 
 
 def _apply_sign(part: Part, text: Label) -> Label:
-    """In a comparison, replace the kind of a part by its sign and add a line about the changes."""
+    """Replace the kind of a part by its sign and add a line about the changes; return `text` without a comparison."""
     marks = [v.mark for v in part.all_vertices()]
     sign = common(marks)
     if sign in ("", KEPT):
         return replace(text, kind=sign_kind(sign)) if sign else text
     words = dict.fromkeys(word for v in part.vertices if v.mark for word in v.mark.words)
     alike = all(mark is None or mark.sign == sign for mark in marks)
-    plain = sign if alike and (part.vertices or sign != CHANGED) else counted(marks)
+    plain = sign if alike and (part.vertices or sign != CHANGED) else count_signs(marks)
     return replace(text, kind=sign_kind(sign), lines=(*text.lines, *(words or [plain])))
 
 
@@ -134,10 +134,10 @@ def _leaf(part: Part) -> Label:
         return Label(part.name, v.types[:1], kind)
     if v.op in SYMBOLS and len(v.reads) == 2:
         return Label(part.name, (), "stream" if v.op == "add" else "tensor", SYMBOLS[v.op])
-    return Label(titled(v), (part.name, *filter(None, [detail(v)])), kind)
+    return Label(title_of(v), (part.name, *filter(None, [detail(v)])), kind)
 
 
-def titled(v: Vertex) -> str:
+def title_of(v: Vertex) -> str:
     """Return the title of an operation."""
     if v.attends:
         return attention_name(v)
@@ -229,7 +229,7 @@ def _group(part: Part) -> Label:
     units = [v for v in vertices if _KIND.get(v.op) == "feed-forward"]
     unit = next((v for op in ("glu", "norm_glu", "swish") for v in units if v.op == op), units[0] if units else None)
     if unit is not None and {"linear", "norm_linear", "norm_glu"} & ops.keys():
-        name, hidden = titled(unit), unit.types[0].rstrip("]").rpartition(", ")[2]
+        name, hidden = title_of(unit), unit.types[0].rstrip("]").rpartition(", ")[2]
         title = f"{name} feed-forward" if unit.op.endswith("glu") else f"Feed-forward, {name}"
         return Label(title, (part.name, *([f"hidden {_number(hidden)}"] if hidden.isdigit() else [])), "feed-forward")
     return Label(part.name, (_contents(part),), "group")

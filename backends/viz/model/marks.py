@@ -52,7 +52,7 @@ def common(marks: Iterable[Mark | None]) -> str:
     return signs.pop() if len(signs) == 1 else CHANGED if signs else ""
 
 
-def counted(marks: Iterable[Mark | None]) -> str:
+def count_signs(marks: Iterable[Mark | None]) -> str:
     """Count operations by sign, without unchanged ones: "2 removed, 1 changed"."""
     counts = Counter(mark.sign for mark in marks if mark is not None)
     return ", ".join(f"{counts[sign]} {sign}" for sign in SIGNS if sign != KEPT and counts[sign])

@@ -113,7 +113,7 @@ def formula(op: Op, constants: Mapping[str, Constant], types: Mapping[str, str])
     return Constant("i64", (), _compute_sizes(op.kind, terms)) if terms and len(terms) == len(operands) else None
 
 
-def copied(op: Op, constants: Mapping[str, Constant]) -> Constant | None:
+def copy_weight(op: Op, constants: Mapping[str, Constant]) -> Constant | None:
     """Return the result of reshaping, transposing or casting a weight as a weight; None for any other operation."""
     weight = constants.get(op.inputs[0]) if op.inputs and op.inputs[0] else None
     if weight is None or weight.terms is not None or any(x and x not in constants for x in op.inputs):

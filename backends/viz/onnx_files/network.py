@@ -17,7 +17,7 @@ from weft.ir.errors import WeftError
 from weft.ir.types.block_layouts import INTEGER_BITS, integer_layout
 
 from ..model.network import Network, Vertex, Weight, in_words
-from .constants import Constant, constant, copied, formula, initializer
+from .constants import Constant, constant, copy_weight, formula, initializer
 from .operation import Op
 from .operators import MICROSOFT, OPERANDS, PACKED, VIEWS, alike, gates
 from .scopes import exported_scope, fresh, name_operations
@@ -41,7 +41,7 @@ def onnx_network(path: Path) -> Network:
     for sparse in graph.sparse_initializer:
         constants[sparse.values.name] = Constant(dtype_name(sparse.values.data_type), tuple(sparse.dims), None)
     inputs = {v.name: type_text(v.type) for v in graph.input if v.name not in constants}
-    types = {v.name: type_text(v.type) for v in _typed(model)}
+    types = {v.name: type_text(v.type) for v in _infer_types(model)}
     outputs = {v.name: (v.name, types.get(v.name, "")) for v in graph.output}
     ops = _without_sizes(ops, constants, types, outputs.keys())
     _check(path, ops, {*inputs, *constants}, outputs)
@@ -122,7 +122,7 @@ def _read(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _typed(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+def _infer_types(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
     """Yield every value whose type is known from the file or by shape inference."""
     light = onnx.ModelProto()
     # infer_shapes takes the model as one protobuf message, of at most 2 GiB.
@@ -178,7 +178,7 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
                 [values.get(x, f"{stem}/{x}" if stem and x else x) for x in ends] for ends in (node.input, node.output)
             )
             scopes = exported_scope({p.key: p.value for p in node.metadata_props})
-            op = Op(node.op_type, node.domain, names, scopes, inputs, outputs, attrs, _captured(node))
+            op = Op(node.op_type, node.domain, names, scopes, inputs, outputs, attrs, _find_captured(node))
             function = functions.get((node.domain, node.op_type))
             nonlocal count
             # Functions that call others twice double at every level: a small file could expand to billions of nodes.
@@ -204,14 +204,16 @@ def _resolve_attributes(
     return {name: a for name, a in bound.items() if a is not None}
 
 
-def _captured(node: onnx.NodeProto) -> tuple[str, ...]:
+def _find_captured(node: onnx.NodeProto) -> tuple[str, ...]:
     """Return the outer values that subgraphs in the attributes of a node read."""
     captured: dict[str, None] = {}
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") or attribute.graphs else ():
             inner_values = {v.name for v in (*graph.input, *graph.initializer)}
             for inner in graph.node:
-                captured |= dict.fromkeys(x for x in (*inner.input, *_captured(inner)) if x and x not in inner_values)
+                captured |= dict.fromkeys(
+                    x for x in (*inner.input, *_find_captured(inner)) if x and x not in inner_values
+                )
                 inner_values |= {*inner.output}
             captured |= dict.fromkeys(v.name for v in graph.output if v.name not in inner_values)
     return tuple(captured)
@@ -245,7 +247,7 @@ def _without_sizes(
     for op in ops:
         const = None
         if len(op.outputs) == 1 and op.outputs[0] not in outputs:
-            const = constant(op.attrs) if op.kind == "Constant" else copied(op, constants)
+            const = constant(op.attrs) if op.kind == "Constant" else copy_weight(op, constants)
             const = const or formula(op, constants, types)
         if const is None:
             remaining.append(op)

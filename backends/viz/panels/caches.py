@@ -10,7 +10,7 @@ from .kinds import Kind, attentions
 
 GROUPS = 8  # key and value heads of the grouped variant, as most models have
 WINDOW = 4096  # of the variant with one, as Mistral 7B has
-CacheSizes = Counter[tuple[int, int | None]]  # (elements per token, window) -> number of layers
+Sizes = Counter[tuple[int, int | None]]  # (elements per token, window) -> number of layers
 
 
 def data(network: Network) -> dict[str, Any] | None:
@@ -23,7 +23,7 @@ def data(network: Network) -> dict[str, Any] | None:
     state = [sum(v.state[i] for v in network.vertices) for i in (0, 1)]
     if not caches and not any(state):
         return None
-    indexes: CacheSizes = Counter(v.cache for v in network.vertices if v.cache is not None and not v.meant.attends)
+    indexes: Sizes = Counter(v.cache for v in network.vertices if v.cache is not None and not v.meant.attends)
     this = Counter(v.cache for v, _, _ in caches if v.cache is not None) + indexes
     alternatives = _variants(caches, network.context) if caches else {}
     alternatives = {name: (sizes + indexes, about) for name, (sizes, about) in alternatives.items()}
@@ -61,28 +61,24 @@ def _widths(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
     return (heads[0] + rotary, heads[-1]) if heads else (width, int(str(latent)))
 
 
-def _variants(
-    caches: list[tuple[Vertex, Kind, tuple[int, int]]], context: int | None
-) -> dict[str, tuple[CacheSizes, str]]:
+def _variants(caches: list[tuple[Vertex, Kind, tuple[int, int]]], context: int | None) -> dict[str, tuple[Sizes, str]]:
     """Return variants of the model with other head counts or windows by name: cache sizes and a description."""
 
-    def count_sizes(width: Any) -> CacheSizes:
+    def tally(width: Any) -> Sizes:
         return Counter((width(kind, *widths), kind.keys.window) for _, kind, widths in caches)
 
     heads = max(kind.heads for _, kind, _ in caches)
-    variants = {
-        "multi-head": (count_sizes(lambda k, key, value: k.heads * (key + value)), "keys and values of every head")
-    }
+    variants = {"multi-head": (tally(lambda k, key, value: k.heads * (key + value)), "keys and values of every head")}
     if heads > GROUPS and all(kind.heads % GROUPS == 0 for _, kind, _ in caches):
         about = f"{GROUPS} key/value heads (Ainslie 2023)"
-        variants["grouped-query"] = (count_sizes(lambda k, key, value: GROUPS * (key + value)), about)
-    variants["multi-query"] = (count_sizes(lambda k, key, value: key + value), "one key/value head (Shazeer 2019)")
+        variants["grouped-query"] = (tally(lambda k, key, value: GROUPS * (key + value)), about)
+    variants["multi-query"] = (tally(lambda k, key, value: key + value), "one key/value head (Shazeer 2019)")
     latent = "a latent of 4 heads' width and a rotated key of half a head (DeepSeek-V2)"
-    variants["latent"] = (count_sizes(lambda k, key, value: 4 * value + value // 2), latent)
+    variants["latent"] = (tally(lambda k, key, value: 4 * value + value // 2), latent)
     if any(kind.keys.window is not None for _, kind, _ in caches):
-        open_: CacheSizes = Counter((v.cache[0], None) for v, _, _ in caches if v.cache)
+        open_: Sizes = Counter((v.cache[0], None) for v, _, _ in caches if v.cache)
         variants["no window"] = (open_, "this model without windows")
     elif context is None or context > WINDOW:
-        closed: CacheSizes = Counter((v.cache[0], WINDOW) for v, _, _ in caches if v.cache)
+        closed: Sizes = Counter((v.cache[0], WINDOW) for v, _, _ in caches if v.cache)
         variants["window"] = (closed, f"this model with windows of {WINDOW:,} tokens")
     return variants

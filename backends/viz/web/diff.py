@@ -65,11 +65,11 @@ def _add_prefix(part: Part, side: str) -> Part:
 def opened(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
     """Return the keys of the parts to open, as `opening.opened` does; without `depth` also those of parts that contain
     both changed and unchanged operations."""
-    mixed = {s.key for s in root.all() if s.arrangement is not None and (s.key in SIDES or _mixed(s.part))}
+    mixed = {s.key for s in root.all() if s.arrangement is not None and (s.key in SIDES or _has_mixed_signs(s.part))}
     return opening.opened(root, depth, parts) | (mixed if depth is None else set())
 
 
-def _mixed(part: Part) -> bool:
+def _has_mixed_signs(part: Part) -> bool:
     signs = {v.mark.sign for v in part.all_vertices() if v.mark}
     return KEPT in signs and len(signs) > 1
 

@@ -40,7 +40,7 @@ from ..handmade import LONGEST, MANIFEST, VOCAB, decoder, encoder, opened, save
             {"past_key_values.0.key": (11, ["b", 1, "c", 8]), "present.0.key": (11, ["b", 1, "c", 8])},
             r"tensor\(double\)",
         ),
-        ({"logits": ["batch", "seq", 5]}, "logits are 5 wide, but the vocabulary is said to hold 12"),
+        ({"logits": ["batch", "seq", 5]}, "logits are 5 wide, but the manifest records a vocabulary of 12"),
         ({f"{a}.0.{b}": None for a in ("past_key_values", "present") for b in ("key", "value")}, "no past_key_values"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.backends.viz.layout.notes import called, captions, carried
+from weft.backends.viz.layout.notes import abbreviate_value, captions, drop_number
 from weft.backends.viz.layout.positions import PORT, layout
 from weft.backends.viz.layout.scene import Shape, scene, unfolded
 from weft.backends.viz.model.network import Network, Vertex, network
@@ -48,15 +48,19 @@ def test_the_encoder_goes_into_every_cross_attention(preset: str) -> None:
 
 
 def test_names_of_notes() -> None:
-    assert called("layers.0.attn.k", "layers.0.attn.attention") == "k"
-    assert called("layers.0.attn.o", "layers.0.ffn") == "attn output"
-    assert called("encoder.final_norm", "decoder.layers.3.cross") == "encoder output"
-    assert called("layers.4.mlp.down", "layers.5.norm") == "mlp of the layer before"
-    assert called("layers.0.attn.mask", "layers.5.attn") == "attn of layer 0"
-    assert called("layers.0.attn.mask", "layers.1.attn", shared=True) == "attn of layer 0"
-    assert called("attention_mask", "layers.5.attn") == "attention_mask"
-    assert called("past_key_values.12.key", "layers.12.attn") == carried("past_key_values.12.key") == "past key"
-    assert carried("present_states.3.ssm") == "present ssm"
+    assert abbreviate_value("layers.0.attn.k", "layers.0.attn.attention") == "k"
+    assert abbreviate_value("layers.0.attn.o", "layers.0.ffn") == "attn output"
+    assert abbreviate_value("encoder.final_norm", "decoder.layers.3.cross") == "encoder output"
+    assert abbreviate_value("layers.4.mlp.down", "layers.5.norm") == "mlp of the layer before"
+    assert abbreviate_value("layers.0.attn.mask", "layers.5.attn") == "attn of layer 0"
+    assert abbreviate_value("layers.0.attn.mask", "layers.1.attn", shared=True) == "attn of layer 0"
+    assert abbreviate_value("attention_mask", "layers.5.attn") == "attention_mask"
+    assert (
+        abbreviate_value("past_key_values.12.key", "layers.12.attn")
+        == drop_number("past_key_values.12.key")
+        == "past key"
+    )
+    assert drop_number("present_states.3.ssm") == "present ssm"
 
 
 def test_what_every_layer_reads_is_not_of_the_layer_before() -> None:

@@ -272,5 +272,5 @@ def test_steps_are_captured_anew_for_a_longer_source_at_the_same_place(monkeypat
 def test_a_vocabulary_that_the_manifest_gets_wrong(model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model.decoder, "vocab", model.decoder.vocab + 1)
     monkeypatch.setattr(model.decoder, "_spare", None)
-    with pytest.raises(weft.WeftError, match=r"logits are \d+ wide, but the vocabulary is said to hold"):
+    with pytest.raises(weft.WeftError, match=r"logits are \d+ wide, but the manifest records a vocabulary of"):
         model.generate([PROMPTS[0]], max_tokens=1)
