@@ -50,7 +50,7 @@ class TorchFolder:
         self.trace: list[str] = blocks.widened(graph)
         kept = blocks.summary(self._built.source.weights.values())
         self.idle = {KEEP_BLOCKS: reason} if given[KEEP_BLOCKS] and (reason := blocks.widens_all(graph)) else {}
-        untold = float8_caches.untold(graph) if float8 else []
+        untold = float8_caches.describe_limits(graph) if float8 else []
         if float8 and not any(map(float8_caches.can_be_float8, float8_caches.attentions(graph))):
             self.idle[CACHE_DTYPE] = next(iter(untold), "no attention keeps keys and values")
         notes += untold

@@ -1,4 +1,4 @@
-"""Lowerings of ops to Python text, by theme; importing the package registers them all."""
+"""Lowerings of ops to Python source, by theme; importing the package registers them all."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Softmax attention: its heads, its keys from call to call, and the operators of torch that compute it."""
+"""Softmax attention: its heads, its KV cache, and the torch operators that compute it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .calls import Call
 from .distances import DISTANCE, distance, is_shared
 from .elementwise import number
 from .float8_caches import scales
-from .masks import ARANGE, cached_keys, is_dense, mask_of, seen_of, sees_some, shown_keys
+from .masks import ARANGE, cached_keys, emit_seen, has_position_mask, is_dense, mask_of, visible_keys
 
 _ATTENDING = {Trait.ATTENTION, Trait.RECURRENT}
 
@@ -33,16 +33,16 @@ def _rope(e: Emitter, node: Node) -> None:
         cos, sin = e.hoist_many((text, at, per_position), text, at, per_position, names=("cos", "sin"))
     else:
         cos, sin = e.many(text, at, per_position, names=("cos", "sin"))
-    turn = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
-    whole = e.heads(x, e.attr(node, "heads"), role(node.output))
-    made = e.emit(f"{turn}({{0}}, {{1}}, {{2}})", whole, cos, sin, name=whole.name, replaces=0)
-    e.set_heads(node.output, heads, made)
+    function = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
+    split = e.heads(x, e.attr(node, "heads"), role(node.output))
+    rotated = e.emit(f"{function}({{0}}, {{1}}, {{2}})", split, cos, sin, name=split.name, replaces=0)
+    e.set_heads(node.output, heads, rotated)
 
 
 def role(value: Value) -> str:
-    """Return the operand name (q, k or v) of `value` in the attentions that read it; "" if there is none."""
-    read = {reader.op.operands[i].name for reader, i in value.uses if reader.op.name.endswith("attention")}
-    return read.pop() if len(read) == 1 else ""
+    """Return the name (q, k or v) of `value` as an operand of attention ops; "" if its readers disagree or are none."""
+    roles = {reader.op.operands[i].name for reader, i in value.uses if reader.op.name.endswith("attention")}
+    return roles.pop() if len(roles) == 1 else ""
 
 
 @lowering(ops.attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
@@ -51,31 +51,34 @@ def _attention(e: Emitter, node: Node) -> None:
     q, k = e.heads(node.required("q"), e.attr(node, "heads"), "q"), e.heads(node.required("k"), kv_heads, "k")
     latent = node.attrs["value_dim"]
     v = None if latent else e.heads(node.required("v"), kv_heads, "v")
-    some = node not in e.crosses and sees_some(node)
-    mask, causal = (seen_of(e, node), "") if some else mask_of(e, node)
+    by_position = node not in e.crosses and has_position_mask(node)
+    mask, causal = (emit_seen(e, node), "") if by_position else mask_of(e, node)
     if node in e.cached:
-        k, v = e.all_keys(node, lambda: _cached(e, node, k, v, mask))
+        k, v = e.all_keys(node, lambda: _update_cache(e, node, k, v, mask))
     elif node.attrs["cache_bits"] is not None:
-        k, v = cache_codes.rounded(e, node, k, v)
+        k, v = cache_codes.round_keys(e, node, k, v)
     elif node in e.crosses and v is not None:
-        k, v, mask = _crossed(e, k, v, mask)
+        k, v, mask = _cache_source(e, k, v, mask)
     if v is None:
         v = e.emit(f"{{0}}[..., :{latent}]", k, name="v")
     scale = node.attrs["scale"]
     default = 1 / math.sqrt(width // heads)
     scale = None if scale is None or scale == default else e.attr(node, "scale")
-    if some:
+    if by_position:
         assert isinstance(mask, Var)
-        made = _attend_to_some(e, node, (q, k, v), mask, scale)
+        x = _attend_by_position(e, node, (q, k, v), mask, scale)
     else:
-        made = _attend(e, node, (q, k, v), mask, causal, scale)
-    e.set_heads(node.output, heads, made)
+        x = _attend(e, node, (q, k, v), mask, causal, scale)
+    e.set_heads(node.output, heads, x)
 
 
 def _attend(
     e: Emitter, node: Node, qkv: tuple[Var, Var, Var], mask: Operand | None, causal: str, scale: float | None
 ) -> Var:
-    """softmax(scale · q kᵀ + bias + mask) v as an operator of torch, or step by step where it has none."""
+    """Emit softmax(scale · q kᵀ + bias + mask) v: SDPA, or the snippet `attention` for a softcap or sinks.
+
+    `causal` is the text of the is_causal argument, "" for none.
+    """
     a, bias, sinks = node.attrs, node.operand("bias"), node.operand("sinks")
     if a["softcap"] is not None or sinks is not None:
         scale = scale if scale is not None else 1 / math.sqrt(node.required("q").width // a["heads"])
@@ -85,16 +88,17 @@ def _attend(
     if bias is None:
         call.named(attn_mask=mask)
     else:
-        # Numbers in another dtype than q's give garbage (f64 beside f32, PyTorch 2.13 on CPUs) or an error (CUDA).
-        numbers = call.place(bias if mask is None else _masked_bias(e, bias, mask))
-        call.give(f"attn_mask={numbers}.to({call.place(qkv[0])}.dtype)")
+        # A bias in another dtype than q's gives garbage (f64 with f32, PyTorch 2.13 on CPUs) or an error (CUDA).
+        scores = call.place(bias if mask is None else _masked_bias(e, bias, mask))
+        call.give(f"attn_mask={scores}.to({call.place(qkv[0])}.dtype)")
     if causal:
         call.give(causal if mask is None else causal.replace("{mask}", call.place(mask)))
     return call.set("scale", scale).set("enable_gqa", a["heads"] != a["kv_heads"], default=False).emit(e, name="x")
 
 
-def _attend_to_some(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var, scale: float | None) -> Var:
-    """softmax(scale · q kᵀ) v over the keys that are `seen`, by the part that chooses how."""
+def _attend_by_position(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var, scale: float | None) -> Var:
+    """Emit softmax(scale · q kᵀ) v over the keys that `seen` shows, as a call of the snippet `attend`, which chooses
+    between a window kernel, flex_attention and masked attention."""
     a, call = node.attrs, Call("attend").give(*qkv, seen).set("scale", scale)
     if is_dense(node) and a["window"] is not None:
         call.set("window", e.attr(node, "window")).set("keep_first", e.attr(node, "keep_first"), default=0)
@@ -102,23 +106,24 @@ def _attend_to_some(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var
 
 
 def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
-    """The bias with −∞ where `mask` hides a key, made once where the bias is made, if layers share the mask too."""
-    text, made = "{0}.masked_fill(~{1}, -math.inf)", e[bias]
+    """Emit `bias` with −∞ where `mask` hides a key; once, next to the bias, if layers share both."""
+    text, scores = "{0}.masked_fill(~{1}, -math.inf)", e[bias]
     if isinstance(mask, Var) and mask.type != "Tensor":
         text = f"{{0}} if {{1}} is None else {text}"
     shared = isinstance(mask, Var) and e.is_hoisted(mask)
-    if shared and isinstance(made, Var) and e.is_hoisted(made):
-        return e.hoist((text, made, mask), text, made, mask, name="bias")
+    if shared and isinstance(scores, Var) and e.is_hoisted(scores):
+        return e.hoist((text, scores, mask), text, scores, mask, name="bias")
     if not shared or bias.producer is None or bias.producer.scope == e.scope:
-        return e.emit(text, made, mask, name="bias", replaces=0)
-    return e.once((text, made, mask), bias.producer.scope, text, made, mask, name="bias")
+        return e.emit(text, scores, mask, name="bias", replaces=0)
+    return e.once((text, scores, mask), bias.producer.scope, text, scores, mask, name="bias")
 
 
-# -- keys from call to call
+# -- caches
 
 
-def _cached(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
-    """All keys and values that the mask tells of: those of the call, and those in the cache if there is one."""
+def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
+    """Emit keys and values [batch, kv_heads, keys, width] up to the length of `mask`: those of the call `k`, `v`,
+    after those in the cache if the model is given one. Values are None if `v` is."""
     kv_heads = caches(node)[0].type.shape[1]
     assert isinstance(kv_heads, int)
     widths = [node.required("k").width // kv_heads]
@@ -133,11 +138,11 @@ def _cached(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None)
     scaled = scales(e, node) if bits is None else tuple(cache_codes.scales(e, node))
     like = "{like}" if scaled is None else "{like}.new_empty(0, dtype=torch.uint8)"
     if bits is not None:
-        dtype, codes = cache_codes.held_as(node)
+        dtype, codes = cache_codes.storage_of(node)
         like, widths = f"{{like}}.new_empty(0, dtype={dtype})", [width // codes for width in widths]
     slot = CacheSlot("cache", f"{kind}(batch, {kv_heads}, {length}, {', '.join(map(str, widths))}, {like}{rest})", kind)
     assert mask is not None
-    keys = ".keys" if isinstance(mask, Var) and mask.type == "Seen" else ""  # the last axis of either counts them
+    keys = ".keys" if isinstance(mask, Var) and mask.type == "Seen" else ""  # both have the keys on their last axis
     if bits is not None and scaled is not None:
         text = f"key_through_codes({{0}}, {{1}}, {{2}}, {{3}}{keys}, {{4}}, {bits})"
         if v is None:
@@ -148,28 +153,28 @@ def _cached(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None)
     if v is None:
         text = f"{{1}} if {{0}} is None else {{0}}.update({{1}}, {{2}}, {{3}}{keys})"
         return e.emit(text, slot, k, positions, mask, name="k", replaces=1), None
-    kept = f"{{0}}.update({{1}}, {{2}}, {{3}}, {{4}}{keys})"
+    update = f"{{0}}.update({{1}}, {{2}}, {{3}}, {{4}}{keys})"
     if scaled is not None:
-        kept = f"through_bytes({{0}}, {{1}}, {{2}}, {{3}}, {{4}}{keys}, {{5}}, {{6}})"
-    text = f"({{1}}, {{2}}) if {{0}} is None else {kept}"
-    made = e.many(text, slot, k, v, positions, mask, *(scaled or ()), names=("k", "v"))
-    return made[0], made[1]
+        update = f"through_bytes({{0}}, {{1}}, {{2}}, {{3}}, {{4}}{keys}, {{5}}, {{6}})"
+    text = f"({{1}}, {{2}}) if {{0}} is None else {update}"
+    outputs = e.many(text, slot, k, v, positions, mask, *(scaled or ()), names=("k", "v"))
+    return outputs[0], outputs[1]
 
 
-def _crossed(e: Emitter, k: Var, v: Var, shown: Operand | None) -> tuple[Var, Var, Operand | None]:
-    """Keys and values of an encoded text, which are made in the first call that a cache sees; later ones reuse them."""
-    text_k, made_k = e.folded(k, 2)
-    text_v, made_v = e.folded(v, 2 + len(made_k))
-    encoded = next(o for o in made_k if isinstance(o, Var))
+def _cache_source(e: Emitter, k: Var, v: Var, mask: Operand | None) -> tuple[Var, Var, Operand | None]:
+    """Emit keys, values and mask of a cross-attention, computed in the first call with a cache and reused later."""
+    text_k, operands_k = e.folded(k, 2)
+    text_v, operands_v = e.folded(v, 2 + len(operands_k))
+    encoded = next(o for o in operands_k if isinstance(o, Var))
     encoded.name, encoded.type = "encoded", "Tensor | None"
-    operands: list[Operand] = [CacheSlot("cross", "CrossCache()", "CrossCache"), encoded, *made_k, *made_v]
-    kept, names = f"{text_k}, {text_v}", ["k", "v"]
-    if shown is not None:
-        kept, names = f"{kept}, {{{len(operands)}}}", [*names, "shown"]
-        operands.append(shown)
-    text = f"remembered({{0}}, None if {{1}} is None else ({kept}))"
-    made = e.many(text, *operands, names=tuple(names))
-    return made[0], made[1], made[2] if shown is not None else None
+    operands: list[Operand] = [CacheSlot("cross", "CrossCache()", "CrossCache"), encoded, *operands_k, *operands_v]
+    tensors, names = f"{text_k}, {text_v}", ["k", "v"]
+    if mask is not None:
+        tensors, names = f"{tensors}, {{{len(operands)}}}", [*names, "shown"]
+        operands.append(mask)
+    text = f"remembered({{0}}, None if {{1}} is None else ({tensors}))"
+    outputs = e.many(text, *operands, names=tuple(names))
+    return outputs[0], outputs[1], outputs[2] if mask is not None else None
 
 
 @lowering(
@@ -181,18 +186,18 @@ def _relative_attention(e: Emitter, node: Node) -> None:
     if node in e.cached:
         mask, _ = mask_of(e, node)
         assert mask is not None
-        k, cached_v = _cached(e, node, k, v, mask)
+        k, cached_v = _update_cache(e, node, k, v, mask)
         v = cached_v or v
-        apart = distance(e, query_positions(e), cached_keys(e, node))
+        distances = distance(e, query_positions(e), cached_keys(e, node))
     else:
         queries, keys = (e.emit(ARANGE, node.required(n), name="at") for n in ("q", "k"))
-        apart = e.emit(DISTANCE, queries, keys, name="distance")
+        distances = e.emit(DISTANCE, queries, keys, name="distance")
         seen = "{0}[:, None] <= 0" if node.attrs["causal"] else "torch.ones_like({0}[:, None], dtype=torch.bool)"
-        mask = e.emit(seen, apart, name="mask")
+        mask = e.emit(seen, distances, name="mask")
         if (key_mask := node.operand("key_mask")) is not None:
-            mask = e.emit("{0} & {1}", mask, shown_keys(e, key_mask), name="mask", replaces=0)
+            mask = e.emit("{0} & {1}", mask, visible_keys(e, key_mask), name="mask", replaces=0)
     call = Call("relative_attention").give(q, k, v, node.required("key_table"), node.operand("value_table"))
-    e.set_heads(node.output, heads, call.give(apart, mask).emit(e, name="x"))
+    e.set_heads(node.output, heads, call.give(distances, mask).emit(e, name="x"))
 
 
 @lowering(ops.lightning_index, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
@@ -200,7 +205,7 @@ def _lightning_index(e: Emitter, node: Node) -> Var:
     q, k = e.heads(node.required("q"), node.attrs["heads"], "q"), e.heads(node.required("k"), 1, "k")
     mask, _ = mask_of(e, node)
     if node in e.cached:
-        k, _ = _cached(e, node, k, None, mask)
+        k, _ = _update_cache(e, node, k, None, mask)
     call = Call("lightning_index").give(q, k, node.required("weights"), str(node.attrs["top_k"]))
     return call.named(seen=mask).emit(e, name="chosen")
 
@@ -211,7 +216,7 @@ def _block_sparse_attention(e: Emitter, node: Node) -> None:
     call = Call("block_sparse_attention").give(e.heads(node.required("q"), heads, "q"))
     call.give(*(e.heads(node.required(name), kv_heads, name) for name in "kv"))
     if mask is not None:
-        call.give(shown_keys(e, mask))
+        call.give(visible_keys(e, mask))
     for name, attr in node.op.attrs.items():
         if name not in ("heads", "kv_heads"):
             call.set(name, node.attrs[name], attr.default)

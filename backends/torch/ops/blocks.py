@@ -1,4 +1,4 @@
-"""Linear maps and embeddings whose weights stay in quantized blocks."""
+"""Linear maps and embeddings that keep their weights in quantized blocks."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ..program.registry import lowering
 from ..program.statements import TORCH_NAMES, ParamRef, Submodule, Var
 
 
-def _widened(node: Node) -> str | None:
-    """Say why its weights are dequantized at load; None if they stay in blocks."""
+def _refuse_blocks(node: Node) -> str | None:
+    """Return why the weights of `node` are dequantized at load; None if they stay in blocks."""
     layout = kept(node.operand("weight" if node.op is ops.linear else "table"))
     return layout if isinstance(layout, str) else None
 
 
-@lowering(ops.linear, when=_widened, first=True)
+@lowering(ops.linear, when=_refuse_blocks, first=True)
 def _block_linear(e: Emitter, node: Node) -> Var:
     x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
     assert isinstance(weight, Param)
-    leaf, whole = block_module(e, weight, bias)
+    leaf, with_bias = block_module(e, weight, bias)
     text = "{1}.linear({0})" if embeds(weight) else "{1}({0})"
-    return e.emit(text, x, leaf) if whole or bias is None else e.emit(f"{text} + {{2}}", x, leaf, bias)
+    return e.emit(text, x, leaf) if with_bias or bias is None else e.emit(f"{text} + {{2}}", x, leaf, bias)
 
 
-@lowering(ops.embedding, when=_widened, first=True)
+@lowering(ops.embedding, when=_refuse_blocks, first=True)
 def _block_embedding(e: Emitter, node: Node) -> Var:
     ids, table = node.required("ids"), node.required("table")
     assert isinstance(table, Param)
@@ -43,27 +43,27 @@ def _block_embedding(e: Emitter, node: Node) -> Var:
 
 
 def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodule, bool]:
-    """The module that has a kept `weight`, and whether it has the bias, too."""
+    """Return the module that holds `weight`, which stays in blocks, and whether the module also holds the bias."""
     layout = kept(weight)
     assert isinstance(layout, BlockLayout)
     if weight not in e.blocks:
         e.blocks[weight] = block_params(weight, layout)
     parts = e.blocks[weight]
     out, width = weight.type.concrete({})
-    how = f"bits={wide(layout)}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
+    options = f"bits={wide(layout)}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
     if layout.floats:
         rounded = isinstance(weight.recipe, Kept) and weight.recipe.activations == "fp8"
-        how += ", floats=True" + ", activations=True" * (rounded and layout.bits == 8)
+        options += ", floats=True" + ", activations=True" * (rounded and layout.bits == 8)
     if layout.small_floats:
-        how += f", scales=torch.{'float8_e8m0fnu' if layout.scale == dtypes.u8 else 'float8_e4m3fn'}"
+        options += f", scales=torch.{'float8_e8m0fnu' if layout.scale == dtypes.u8 else 'float8_e4m3fn'}"
     elif layout.numbers != dtypes.f16:
-        how += f", scales=torch.{TORCH_NAMES[layout.numbers.name]}"
+        options += f", scales=torch.{TORCH_NAMES[layout.numbers.name]}"
     if embeds(weight):
-        leaf = e.leaf(f"QuantizedEmbedding({out}, {width}, {how})", **parts)
+        leaf = e.leaf(f"QuantizedEmbedding({out}, {width}, {options})", **parts)
         assert leaf is not None
         return leaf, False
-    init = f"QuantizedLinear({width}, {out}, {how}"
-    whole = e.leaf(f"{init}, bias=True)", **parts, bias=bias) if bias is not None else None
-    leaf = whole or e.leaf(f"{init})", **parts)
+    init = f"QuantizedLinear({width}, {out}, {options}"
+    with_bias = e.leaf(f"{init}, bias=True)", **parts, bias=bias) if bias is not None else None
+    leaf = with_bias or e.leaf(f"{init})", **parts)
     assert leaf is not None
-    return leaf, whole is not None
+    return leaf, with_bias is not None

@@ -1,4 +1,4 @@
-"""Calls of functions as the text of statements."""
+"""Function calls, built up as the text of a statement and its operands."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Given = Value | Operand
 
 
 class Call:
-    """A call of `function` in the text of a statement, and the operands that fill the places of its arguments.
+    """A call of `function` as the text of a statement, and the operands that fill the placeholders of its arguments.
 
-    A call that is an argument of another shares the `operands` of that.
+    A call that is an argument of an outer call is given the list `operands` of the outer one.
     """
 
     def __init__(self, function: str, operands: list[Given] | None = None) -> None:
@@ -28,28 +28,29 @@ class Call:
         return f"{self.function}({', '.join(self.arguments)})"
 
     def place(self, operand: Given) -> str:
-        """The place of `operand` in the text: the same for every use of it."""
+        """Return the placeholder of `operand`, such as ``{2}``: the same for every use of it."""
         if operand not in self.operands:
             self.operands.append(operand)
         return f"{{{self.operands.index(operand)}}}"
 
     def give(self, *arguments: Given | str | None) -> Call:
-        """Add arguments: operands, or text that has their places already, or None."""
+        """Append positional arguments: operands, text that contains placeholders already, or None."""
         self.arguments += [a if isinstance(a, str) else "None" if a is None else self.place(a) for a in arguments]
         return self
 
     def named(self, **operands: Given | None) -> Call:
-        """Add keyword arguments; those that are None are left out."""
+        """Append keyword arguments; None is left out."""
         self.arguments += [f"{name}={self.place(o)}" for name, o in operands.items() if o is not None]
         return self
 
     def set(self, name: str, value: Any, default: Any = None) -> Call:
-        """Add a keyword argument with a constant value, unless that is the launcher's `default`."""
+        """Append a keyword argument with a constant value, unless it equals the function's `default`."""
         if value != default:
             self.arguments.append(f"{name}={number(value) if isinstance(value, float) else repr(value)}")
         return self
 
     def emit(self, e: Emitter, after: str = "", name: str = "", replaces: Given | None = None) -> Var:
-        """The result of the call, with the text `after` it; it takes over the name of what it `replaces`."""
+        """Emit the call, followed by the text `after`, and return its result, which may reuse the name of the operand
+        `replaces`."""
         index = None if replaces is None else self.operands.index(replaces)
         return e.emit(f"{self}{after}", *self.operands, name=name, replaces=index)

@@ -26,18 +26,18 @@ def _linear(e: Emitter, node: Node) -> Var:
 def _conv1d(e: Emitter, node: Node) -> Var:
     x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
     (before, after), stride, groups = node.attrs["padding"], node.attrs["stride"], node.attrs["groups"]
-    even = before == after  # nn.Conv1d pads both ends alike
-    options = {"stride": (stride, 1), "padding": (before if even else 0, 0), "groups": (groups, 1)}
-    more = "".join(f", {name}={value}" for name, (value, default) in options.items() if value != default)
-    signals = "{0}.mT" if even else f"F.pad({{0}}.mT, ({before}, {after}))"
+    symmetric = before == after  # nn.Conv1d pads both ends alike
+    options = {"stride": (stride, 1), "padding": (before if symmetric else 0, 0), "groups": (groups, 1)}
+    extra = "".join(f", {name}={value}" for name, (value, default) in options.items() if value != default)
+    signals = "{0}.mT" if symmetric else f"F.pad({{0}}.mT, ({before}, {after}))"
     out, width, kernel = weight.shape
-    init = f"nn.Conv1d({width * groups}, {out}, {kernel}{more}{', bias=False' * (bias is None)})"
+    init = f"nn.Conv1d({width * groups}, {out}, {kernel}{extra}{', bias=False' * (bias is None)})"
     leaf = e.leaf(init, weight=weight, bias=bias)
     if leaf is not None:
         return e.emit(f"{{1}}({signals}).mT", x, leaf)
-    given = [weight, *([] if bias is None else [bias])]
-    places = ", ".join(f"{{{i}}}" for i in range(1, len(given) + 1))
-    return e.emit(f"F.conv1d({signals}, {places}{more}).mT", x, *given)
+    operands = [weight, *([] if bias is None else [bias])]
+    places = ", ".join(f"{{{i}}}" for i in range(1, len(operands) + 1))
+    return e.emit(f"F.conv1d({signals}, {places}{extra}).mT", x, *operands)
 
 
 @lowering(ops.matmul)
@@ -84,8 +84,8 @@ def _glu(e: Emitter, node: Node) -> Var:
     if limit is not None:
         a = e.emit(f"{{0}}.clamp(max={number(limit)})", a, name="gate", replaces=0)
         b = e.emit(f"{{0}}.clamp(-{number(limit)}, {number(limit)})", b, name="up", replaces=0)
-    other = "{1}" if shift == 0 else f"({{1}} + {number(shift)})"
-    return e.emit(f"({activation(node.attrs['activation'])}) * {other}", a, b)
+    factor = "{1}" if shift == 0 else f"({{1}} + {number(shift)})"
+    return e.emit(f"({activation(node.attrs['activation'])}) * {factor}", a, b)
 
 
 @lowering(ops.head_linear)

@@ -1,4 +1,4 @@
-"""Distance between query and key as a bias on the scores of attention."""
+"""Biases on attention scores by the distance between query and key."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ DISTANCE = "{1}[:, None, :] - {0}[:, :, None]"  # j − i as [batch or 1, seq, k
 
 
 def is_shared(value: Value) -> bool:
-    """Return whether the model's own forward makes `value`, which layers then share."""
+    """Return whether `value` is computed in the forward of the model itself, so that layers can share it."""
     return value.producer is None or not value.producer.scope
 
 
 def distance(e: Emitter, queries: Operand, keys: Operand) -> Var:
-    """`DISTANCE` of positions that the model's own forward has, made once for all layers."""
+    """Emit `DISTANCE` of `queries` and `keys`, positions in the model's own forward, once for all layers."""
     return e.hoist(("distance", queries, keys), DISTANCE, queries, keys, name="distance")
 
 
 def _distance(e: Emitter, node: Node) -> tuple[Var, bool]:
-    """The distances that a bias is made of, and whether the model's own forward has them."""
+    """Return the distances that the bias `node` is computed from, and whether layers share them."""
     queries, keys = node.required("queries"), node.required("keys")
     at: Operand = e[keys]
     if node in e.counts_keys and keys is e.graph.inputs.get("position_ids"):
-        at = cached_keys(e, node.output.uses[0][0])  # those of every reader: see `rolled`
+        at = cached_keys(e, node.output.uses[0][0])  # all readers have the same: see `rolled`
     if is_shared(queries) and (is_shared(keys) or at is not e[keys]):
         return distance(e, e[queries], at), True
     return e.emit(DISTANCE, queries, at, name="distance"), False
@@ -37,15 +37,17 @@ def _distance(e: Emitter, node: Node) -> tuple[Var, bool]:
 @lowering(ops.alibi)
 def _alibi(e: Emitter, node: Node) -> Var:
     slopes = node.required("slopes")
-    apart, shared = _distance(e, node)
+    distances, shared = _distance(e, node)
     text = "alibi({0}, {1})" if not node.attrs["symmetric"] else "alibi({0}, -{1}.abs())"
     if shared and isinstance(slopes, Param):
-        return e.hoist((text, e[slopes], apart), text, slopes, apart, name="bias")
-    return e.emit(text, slopes, apart, name="bias")
+        return e.hoist((text, e[slopes], distances), text, slopes, distances, name="bias")
+    return e.emit(text, slopes, distances, name="bias")
 
 
 @lowering(ops.relative_position_bias)
 def _relative_position_bias(e: Emitter, node: Node) -> Var:
-    apart, _ = _distance(e, node)
+    distances, _ = _distance(e, node)
     part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
-    return e.emit(f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})", node.required("table"), apart, name="bias")
+    return e.emit(
+        f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})", node.required("table"), distances, name="bias"
+    )

@@ -1,4 +1,4 @@
-"""Elementwise ops, reductions and activations: mostly one name of torch each."""
+"""Elementwise ops, reductions and activations: mostly one torch function each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXTS = {
     **{"neg": "-{0}", "logical_not": "~{0}", "where": "torch.where({0}, {1}, {2})"},
     **{"relu": "F.relu({0})", "relu2": "F.relu({0}).square()", "softplus": "F.softplus({0})"},
 }
-SHORT = 8  # digits of a number that is written as it is
+SHORT = 8  # most characters of a number that is written in full
 ACTIVATIONS = {  # of glu and moe, see `activation`
     "elu": "F.elu({0})",
     "identity": "{0}",
@@ -42,14 +42,16 @@ def _elementwise(e: Emitter, node: Node) -> Var:
     values = [v for v in node.inputs if v is not None]
     text, values = _with_numbers(TEXTS[node.op.name], values, node)
     text = in_model_dtype(text, values)
-    shape = node.output.shape if len(values) > 1 else None  # a function of x is something else than x
+    shape = (
+        node.output.shape if len(values) > 1 else None
+    )  # a unary function's result is not x: it gets a name of its own
     replaces = next((i for i, v in enumerate(values) if v.producer is not None and v.shape == shape), None)
     return e.emit(text, *values, replaces=replaces)
 
 
 def _with_numbers(text: str, values: list[Value], node: Node) -> tuple[str, list[Value]]:
-    """`text` with numbers in the place of operands that a single number fills, and the other operands."""
-    # torch.maximum and torch.minimum take no numbers, only tensors.
+    """Replace operands that are constant fills by literals; return the new text and the remaining operands."""
+    # torch.maximum and torch.minimum take tensors only, not Python numbers.
     if len(values) < 2 or node.op in (ops.maximum, ops.minimum, ops.logical_and, ops.logical_or):
         return text, values
     numbers = {i: n for i, v in enumerate(values) if (n := _filling(v)) is not None}
@@ -68,21 +70,21 @@ def _with_numbers(text: str, values: list[Value], node: Node) -> tuple[str, list
 
 
 def in_model_dtype(text: str, values: list[Value]) -> str:
-    """`text`, the second of two `values` cast to the dtype of the first, which holds floats, if it is rows of a
-    table."""
+    """Return `text` with its second operand cast to the dtype of the first, if the second is looked up in a constant
+    table and the first is a float tensor of the model's dtype."""
     cast = len(values) == 2 and _of_table(values[1]) and not _of_table(values[0]) and values[0].type.dtype.is_float
     return text.replace("{1}", "{1}.to({0}.dtype)") if cast else text
 
 
 def _of_table(value: Value) -> bool:
-    """Return whether `value` is looked up in a table, which keeps its own dtype."""
+    """Return whether `value` is looked up in a constant table, which keeps its own dtype when the model is cast."""
     producer = value.producer
     table = producer.operand("table") if producer is not None and producer.op is ops.embedding else None
     return isinstance(table, Param) and table.recipe.constant
 
 
 def _filling(value: Value) -> str | None:
-    """The number that fills `value`, if an op says so."""
+    """Return the literal of the number that fills `value`, if it is a constant fill (affine by 0); else None."""
     producer = value.producer
     if producer is None or producer.op is not ops.affine or producer.attrs["by"] != 0:
         return None
@@ -117,13 +119,13 @@ def _affine(e: Emitter, node: Node) -> Var:
     if by == 0:
         return e.emit(f"torch.full_like({{0}}, {number(plus, node.output)})", x)
     text = "{0}" if by == 1 else "-{0}" if by == -1 else f"{{0}} {_times(e.attr(node, 'by'), node.output)}"
-    rest = number(abs(plus), node.output)
-    text += f" - {rest}" if plus < 0 else f" + {rest}" if plus != 0 else ""
+    offset = number(abs(plus), node.output)
+    text += f" - {offset}" if plus < 0 else f" + {offset}" if plus != 0 else ""
     return e.emit(text, x, replaces=0)
 
 
 def _times(by: Any, like: Value) -> str:
-    """Multiplication by a number; division, where the number is known by what it is one over."""
+    """Return the text that multiplies by `by`; a division by n where `by` is 1 / n and its decimals are long."""
     long = like.type.dtype.is_float and type(by) is float and len(repr(by)) > SHORT
     if long and 1e-6 < abs(by) < 1 and 1 / round(1 / by) == by:
         return f"/ {number(float(round(1 / by)))}"
@@ -165,7 +167,7 @@ def _cumsum(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.fourier)
 def _fourier(e: Emitter, node: Node) -> Var:
-    x = node.required("x")  # fft has no narrow dtypes
+    x = node.required("x")  # fft has no f16 and bf16 on all devices
     return e.emit("torch.fft.fft2({0}.float()).real.to({0}.dtype)", x)
 
 
@@ -176,25 +178,28 @@ def _softmax(e: Emitter, node: Node) -> Var:
 
 
 def _is_finite(x: Value) -> bool:
-    """Return whether nothing masks `x`: it is a product or a norm, scaled or not."""
+    """Return whether `x` is surely not masked with −∞: it is a product or a norm, perhaps scaled."""
     if x.producer is not None and x.producer.op in (ops.affine, ops.div):
         return _is_finite(x.producer.required("x"))
     return x.producer is not None and x.producer.op in (ops.linear, ops.matmul, ops.rms_norm, ops.layer_norm)
 
 
 def activation(name: str) -> str:
-    """The text of the activation called `name` of ``{0}``."""
+    """Return the text that applies the activation called `name` to ``{0}``."""
     if name.startswith("swish("):
         return f"{{0}} * ({name[6:-1]} * {{0}}).sigmoid()"
     return ACTIVATIONS[name]
 
 
 def number(x: float, like: Value | None = None) -> str:
-    """A number as Python spells it, whole where `like` holds whole ones; the root of a whole number as a power."""
+    """Return `x` as a Python literal: an int if `like` is an integer tensor, ``n**0.5`` or ``n**-0.5`` for long roots.
+
+    A named size, which prints as its name, stays that name.
+    """
     if like is not None and not like.type.dtype.is_float:
         return repr(int(x))
     text = {"inf": "math.inf", "-inf": "-math.inf", "nan": "math.nan"}.get(repr(x), repr(x))
-    if type(x) not in (int, float):  # one that prints as what it is called
+    if type(x) not in (int, float):  # a named size
         return text
     if len(text) <= SHORT or not 1e-4 < x < 1e4:
         return text

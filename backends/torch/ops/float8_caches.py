@@ -1,4 +1,4 @@
-"""Caches of keys and values in FP8: the scales of their heads."""
+"""KV caches in FP8: the scale of each key-value head."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ NORMS = (ops.rms_norm, ops.layer_norm)
 
 
 def scales(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
-    """The scales f32 [kv_heads] of the keys and of the values that attention `node` caches; None if not in FP8."""
-    refs = held_scales(e, node)
+    """Return the scales f32 [kv_heads] of the keys and of the values that attention `node` caches, and add them to the
+    weights of the program; None if the cache is not in FP8."""
+    refs = scale_refs(e, node)
     for role, ref in zip("kv", refs or (), strict=False):
         e.program.weights[ref.path] = Param(e.graph, ref.path, TensorType(dtypes.f32, ref.shape), recipe(node, role)[0])
     return refs
 
 
-def held_scales(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
-    """The scales of attention `node` as its module holds them; None if its caches are not in FP8."""
+def scale_refs(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
+    """Return references to the scales f32 [kv_heads] of attention `node`; None if its cache is not in FP8."""
     if not (e.float8_caches and can_be_float8(node)):
         return None
     k, v = (ParamRef(_name(node, role), (_heads(node),), constant=True, dtype="torch.float32") for role in "kv")
@@ -33,56 +34,56 @@ def held_scales(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
 
 
 def can_be_float8(node: Node) -> bool:
-    """Return whether the keys and values of attention `node` can be kept in FP8."""
+    """Return whether attention `node` can cache its keys and values in FP8."""
     return node.operand("v") is not None and node.attrs.get("cache_bits") is None
 
 
 def recipe(node: Node, role: str) -> tuple[Recipe, str]:
-    """The recipe of the scales of keys (`role` k) or values (v), and why it is 1 if their size cannot be told."""
+    """Return the recipe of the scales of keys (`role` k) or values (v), and "", or a scale of 1 and the reason."""
     heads, branch = _heads(node), branch_of(node, role)
     if isinstance(branch, str):
         return Full(1.0, (heads,)), branch
     width = node.required(role).width // heads
-    if branch.norm is not None:  # of heads
-        gain = _given(branch.norm, "weight")
-        if not gain:
+    if branch.norm is not None:  # of each head: it bounds the keys by itself
+        norm_weight = _recipe_of(branch.norm, "weight")
+        if not norm_weight:
             return Full(1.0, (heads,)), ""
-        column = Reshape(gain[0], (branch.norm.required("weight").width, 1))
-        return HeadScales(column, heads, width, (), _given(branch.norm, "bias")), ""
+        column = Reshape(norm_weight[0], (branch.norm.required("weight").width, 1))
+        return HeadScales(column, heads, width, (), _recipe_of(branch.norm, "bias")), ""
     x = branch.linear.required("x").producer
     if x is None or x.op not in NORMS:
         return Full(1.0, (heads,)), f"{role} is a linear map of what no norm has made"
-    weight, *biases = (_own(branch, whole) for whole in (branch.weight, branch.bias) if whole is not None)
-    return HeadScales(weight, heads, width, _given(x, "weight"), tuple(biases)), ""
+    weight, *biases = (_slice_rows(branch, packed) for packed in (branch.weight, branch.bias) if packed is not None)
+    return HeadScales(weight, heads, width, _recipe_of(x, "weight"), tuple(biases)), ""
 
 
-def untold(graph: Graph) -> list[str]:
-    """Describe the caches that cannot be in FP8, and those whose scales are 1."""
-    found = []
+def describe_limits(graph: Graph) -> list[str]:
+    """Return a note for each cache that cannot be in FP8, and for each whose scales stay 1."""
+    notes = []
     for node in attentions(graph):
         where = f"%{node.output.name}"
         if not can_be_float8(node):
-            found.append(f"{where} keeps its latents as they are: their scales would be those of no head")
+            notes.append(f"{where} keeps its latents as they are: their scales would be those of no head")
             continue
         reasons = {role: recipe(node, role)[1] for role in "kv"}
-        found += [f"{where} keeps {role} with a scale of 1: {why}" for role, why in reasons.items() if why]
-    return found
+        notes += [f"{where} keeps {role} with a scale of 1: {why}" for role, why in reasons.items() if why]
+    return notes
 
 
 def attentions(graph: Graph) -> list[Node]:
-    """List the attentions that keep keys and values."""
+    """Return the attentions that have a KV cache."""
     return [n for n in graph.nodes if n in cached_nodes(graph) and "v" in {o.name for o in n.op.operands}]
 
 
-def _own(branch: Branch, whole: Param) -> Recipe:
-    """The rows of a weight or bias that make the start of `branch`."""
-    return rows(whole.recipe, *branch.span, whole.graph.reader) if branch.packed else whole.recipe
+def _slice_rows(branch: Branch, packed: Param) -> Recipe:
+    """Return the recipe of the rows of the weight or bias `packed` that `branch` starts from."""
+    return rows(packed.recipe, *branch.span, packed.graph.reader) if branch.packed else packed.recipe
 
 
-def _given(node: Node, operand: str) -> tuple[Recipe, ...]:
-    """The recipe of an operand of a norm, if it has one."""
-    given = node.operand(operand) if operand in {o.name for o in node.op.operands} else None
-    return (given.recipe,) if isinstance(given, Param) else ()
+def _recipe_of(node: Node, operand: str) -> tuple[Recipe, ...]:
+    """Return the recipe of the parameter `operand` of a norm, as a tuple of one; () if it has none."""
+    param = node.operand(operand) if operand in {o.name for o in node.op.operands} else None
+    return (param.recipe,) if isinstance(param, Param) else ()
 
 
 def _heads(node: Node) -> int:
@@ -90,9 +91,9 @@ def _heads(node: Node) -> int:
 
 
 def _name(node: Node, role: str) -> str:
-    """The name of a scale beside the attention's own weights, numbered where a module has several attentions."""
+    """Return the path of a scale, next to the attention's weights; numbered where a scope has several attentions."""
     cached = cached_nodes(node.graph)
     alike = [n for n in node.graph.nodes if n.scope == node.scope and n in cached and can_be_float8(n)]
     number = alike.index(node) + 1
-    own = f"{role}_scale" + (f"_{number}" if number > 1 else "")
-    return f"{node.scope}.{own}" if node.scope else own
+    name = f"{role}_scale" + (f"_{number}" if number > 1 else "")
+    return f"{node.scope}.{name}" if node.scope else name

@@ -20,25 +20,25 @@ ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
 
 
 def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
-    """Return the attention mask, or None, and the text of the is_causal argument for a call without a mask.
+    """Return the attention mask, or None, and the text of the is_causal argument of SDPA, "" for none.
 
-    A plain cached attention has no mask in the first call of a text: there the keys are those of the call.
+    Plain causal attention with a cache has no mask in the first call of a sequence: its keys are those of the call.
     """
     a, key_mask = node.attrs, node.operand("key_mask")
     causal, window = a["causal"], a.get("window")
     plain = is_dense(node)
-    dense = plain and node.op is ops.attention and a["softcap"] is None  # torch computes it, told that it is causal
+    dense = plain and node.op is ops.attention and a["softcap"] is None  # SDPA computes it with is_causal
     dense = dense and node.operand("bias") is None and node.operand("sinks") is None and window is None
     if node in e.cached:
         assert e.start is not None
         queries, seen = query_positions(e), seen_keys(node)
         if not dense:
-            return _seen(e, node, queries, cached_keys(e, node)), ""
+            return _emit_mask(e, node, queries, cached_keys(e, node)), ""
         if causal and _is_flash(node) and (first := first_position(e)) is not None:
             operands = [queries, cached_keys(e, node), e.start, first]
             text = "None if {2} == 0 else earlier_keys({0}, {1}, {3})"
             return e.hoist((text, *operands), text, *operands, name="mask"), "is_causal={mask} is None"
-        return _seen(
+        return _emit_mask(
             e, node, queries, cached_keys(e, node), f"None if {{2}} == 0 else {seen}"
         ), "is_causal={mask} is None"
     if causal and dense and key_mask is None:
@@ -46,35 +46,35 @@ def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
     mask: Operand | None = None
     if causal or window is not None or not plain:
         at = e.emit(ARANGE, node.required("q"), name="queries")
-        mask = _seen(e, node, at, e.emit(ARANGE, node.required("k"), name="keys"))
+        mask = _emit_mask(e, node, at, e.emit(ARANGE, node.required("k"), name="keys"))
     if key_mask is not None:
-        shown = shown_keys(e, key_mask)
-        mask = shown if mask is None else e.emit("{0} & {1}", mask, shown, name="mask")
+        visible = visible_keys(e, key_mask)
+        mask = visible if mask is None else e.emit("{0} & {1}", mask, visible, name="mask")
     return mask, ""
 
 
 def _is_flash(node: Node) -> bool:
-    """Return whether flash attention takes the heads of `node`: those of keys and values are equally wide."""
+    """Return whether flash attention supports the heads of `node`: keys and values have the same width."""
     keys, values = node.operand("k"), node.operand("v")
     return keys is not None and values is not None and keys.width == values.width and not node.attrs.get("value_dim")
 
 
 def is_dense(node: Node) -> bool:
-    """Return whether attention has no sparse pattern beside causality and a window."""
+    """Return whether attention has no sparse pattern other than causality and a window."""
     return bool(node.attrs.get("pattern", "dense") == "dense")
 
 
-def sees_some(node: Node) -> bool:
-    """Return whether positions alone tell the visible keys, but PyTorch's operators would need a mask of all pairs: for
-    a window, a sparse pattern or other scores."""
+def has_position_mask(node: Node) -> bool:
+    """Return whether visible keys depend on positions alone, but SDPA would need a mask [seq, keys]: for a window, a
+    sparse pattern, a softcap or sinks."""
     a = node.attrs
     special = a["window"] is not None or a["softcap"] is not None or node.operand("sinks") is not None
     alone = node.operand("bias") is None and node.operand("key_mask") is None
     return alone and bool(seen_keys(node)) and (special or not is_dense(node))
 
 
-def seen_of(e: Emitter, node: Node) -> Var:
-    """Emit the `Seen` of such an attention; layers with caches share it."""
+def emit_seen(e: Emitter, node: Node) -> Var:
+    """Emit the `Seen`, visible keys by position, of an attention with `has_position_mask`; cached layers share it."""
     rule = f"lambda q, k: {seen_keys(node, e).format('q', 'k')}"
     kernel = is_dense(node) and node.attrs["causal"]
     name = "near" if node.attrs["window"] is not None or not is_dense(node) else "earlier"
@@ -82,35 +82,35 @@ def seen_of(e: Emitter, node: Node) -> Var:
         first = first_position(e) if kernel else None
         operands = [query_positions(e), cached_keys(e, node), *([] if first is None else [first])]
         text = f"Seen({{0}}, {{1}}, {rule}{', {2}' if first is not None else ''})"
-        made = e.hoist((text, *operands), text, *operands, name=name)
+        seen = e.hoist((text, *operands), text, *operands, name=name)
     else:
         text = f"Seen({ARANGE}, {ARANGE.replace('0', '1')}, {rule}{', 0' if kernel else ''})"
-        made = e.emit(text, node.required("q"), node.required("k"), name=name)
-    made.type = "Seen"
-    return made
+        seen = e.emit(text, node.required("q"), node.required("k"), name=name)
+    seen.type = "Seen"
+    return seen
 
 
 def cached_keys(e: Emitter, node: Node) -> Var:
-    """The positions of the keys that a cached attention is given, [batch or 1, keys]."""
+    """Emit the positions [batch or 1, keys] of the keys that a cached attention reads."""
     room = rolled(node)
     return key_positions(e) if room is None else rolling_positions(e, *room)
 
 
-def shown_keys(e: Emitter, key_mask: Value) -> Var:
-    """Return `key_mask` [batch, keys] as booleans [batch, 1, 1, keys]; None if an optional mask is absent."""
-    made = e[key_mask]
+def visible_keys(e: Emitter, key_mask: Value) -> Var:
+    """Emit `key_mask` [batch, keys] as booleans [batch, 1, 1, keys]; an optional mask that is absent stays None."""
+    mask = e[key_mask]
     text = "{0}[:, None, None, :] != 0"
-    if isinstance(made, Var) and made.default:
-        shown = e.hoist(("shown", made), f"None if {{0}} is None else {text}", made, name="shown")
-        shown.type = "Tensor | None"
-        return shown
-    if key_mask.producer is not None:  # where it is made: an encoder, which later calls may skip
-        return e.once(("shown", made), key_mask.producer.scope, text, made, name="shown")
-    return e.hoist(("shown", made), text, made, name="shown")
+    if isinstance(mask, Var) and mask.default:
+        optional = e.hoist(("shown", mask), f"None if {{0}} is None else {text}", mask, name="shown")
+        optional.type = "Tensor | None"
+        return optional
+    if key_mask.producer is not None:  # next to its producer: an encoder, which later calls may skip
+        return e.once(("shown", mask), key_mask.producer.scope, text, mask, name="shown")
+    return e.hoist(("shown", mask), text, mask, name="shown")
 
 
 class _Text(Operators["_Text"]):
-    """An expression of Python, with the operators that put it together."""
+    """A Python expression as text, with operators that build larger ones."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -129,15 +129,17 @@ class _Text(Operators["_Text"]):
 
 
 def seen_keys(node: Node, e: Emitter | None = None) -> str:
-    """The conditions that attributes put on the positions of query ``{0}`` and key ``{1}``, or ""; numbers as `e` has
-    them."""
+    """Return the text of the mask condition of `node` on the positions of query ``{0}`` and key ``{1}``; "" for none.
+
+    Attributes are literals, or the names that `e` has for them.
+    """
     attrs = node.attrs if e is None else {name: e.attr(node, name) for name in node.attrs}
     conditions = VisibleKeys.of(attrs).conditions(_Text("{0}"), _Text("{1}"), equal=_Text.equal)
     return functools.reduce(operator.and_, conditions).text if conditions else ""
 
 
-def _seen(e: Emitter, node: Node, queries: Operand, keys: Operand, text: str = "") -> Var:
-    """`text`, or the conditions of the attributes, [batch or 1, 1, seq, keys]; shared where attentions have caches."""
+def _emit_mask(e: Emitter, node: Node, queries: Operand, keys: Operand, text: str = "") -> Var:
+    """Emit the mask `text`, by default that of `seen_keys`, [batch or 1, 1, seq, keys]; cached layers share it."""
     q, k = "{0}[:, None, :, None]", "{0}[:, None, None, :]"
     text = text or seen_keys(node, e)
     near = node.attrs.get("window") is not None or node.attrs.get("pattern", "dense") != "dense"

@@ -1,4 +1,4 @@
-"""Mixture of experts: routers, and what they send tokens to."""
+"""Mixture of experts: routers, experts and capacity limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..program.statements import Operand, Var
 from .calls import Call
 from .elementwise import activation, number
 
-READY = {  # routers that are one part: (scoring, renormalize, with bias, how groups compete)
+READY = {  # routers that are one snippet: (scoring, renormalize, with bias, score of groups)
     ("softmax", True, False, ""): "route_softmax({0}, {k})",
     ("softmax", False, False, ""): "route_switch({0}, {k})",
     ("sigmoid", False, False, ""): "route_sigmoid({0}, {k})",
@@ -45,23 +45,23 @@ def _route(e: Emitter, node: Node) -> Var:
 @lowering(ops.moe)
 def _moe(e: Emitter, node: Node) -> Var:
     names = [n for stack in ("gate", "up", "down") for n in (stack, f"{stack}_bias") if node.operand(n) is not None]
-    asked = node.attrs["active"] or node.required("up").shape[0]
+    active = node.attrs["active"] or node.required("up").shape[0]
     expert = e.function("expert", _expert(node, names))
     x = node.required("x")
-    call = Call("moe").give(x, node.required("combine"), str(asked), expert, *map(node.required, names))
+    call = Call("moe").give(x, node.required("combine"), str(active), expert, *map(node.required, names))
     e.scope = _home(node, names)
     return call.emit(e, replaces=x)
 
 
 def _home(node: Node, names: list[str]) -> str:
-    """The scope of the stacks of weights, if one module holds them all and nothing else: it runs the experts."""
+    """Return the scope that runs the experts: the module that holds all stacked weights, or else the node's."""
     homes = {node.required(n).name.rpartition(".")[0] for n in names}
-    (home, *others) = homes
-    return node.scope if others or not home.startswith(f"{node.scope}.") else home
+    (home, *rest) = homes
+    return node.scope if rest or not home.startswith(f"{node.scope}.") else home
 
 
 def _expert(node: Node, names: list[str]) -> str:
-    """The feed-forward of one expert, as a function of Python called ``{name}``."""
+    """Return the source of a Python function called ``{name}`` that computes the feed-forward of one expert."""
     limit, shift, act = node.attrs["limit"], node.attrs["shift"], activation(node.attrs["activation"])
 
     def product(x: str, stack: str) -> str:
@@ -71,7 +71,7 @@ def _expert(node: Node, names: list[str]) -> str:
     lines, gate, up = [], product("x", "gate"), product("x", "up")
     if "gate" not in names:
         lines.append(f"up = {up}")
-        hidden = act.format("up")
+        activated = act.format("up")
     else:
         if limit is not None:
             gate, up = f"{gate}.clamp(max={number(limit)})", f"{up}.clamp({number(-limit)}, {number(limit)})"
@@ -79,8 +79,8 @@ def _expert(node: Node, names: list[str]) -> str:
             lines.append(f"gate = {gate}")
             gate = "gate"
         up = up if shift == 0 else f"({up} + {number(shift)})"
-        hidden = f"{act.format(gate)} * {up}"
-    lines.append(f"return {product(hidden, 'down')}")
+        activated = f"{act.format(gate)} * {up}"
+    lines.append(f"return {product(activated, 'down')}")
     doc = '"""What one expert makes of x [tokens, dim]; `linear` multiplies with its share of the weights."""'
     parameters = ", ".join(f"{name}: Tensor" for name in ("x", *names))
     head = f"def {{name}}(linear: Callable[..., Tensor], {parameters}) -> Tensor:"
@@ -88,7 +88,7 @@ def _expert(node: Node, names: list[str]) -> str:
 
 
 def _capacity(e: Emitter, node: Node, part: str) -> Var:
-    """A part over the tokens that compete, and how many of them an expert takes."""
+    """Emit the snippet `part` over the tokens that compete, with the capacity of an expert in tokens."""
     x, capacity, factor = node.required(node.op.operands[0].name), node.attrs["capacity"], node.attrs["factor"]
     rows: Operand = e[x]
     if node.attrs["batched"] and len(x.shape) > 2:

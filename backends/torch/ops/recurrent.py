@@ -1,4 +1,4 @@
-"""Recurrences: convolutions over time, state-space layers, linear attention; what they carry is a `State`."""
+"""Recurrences: causal convolutions, state-space layers, linear attention; their states are kept in a `State`."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from ..program.statements import CacheSlot, Var
 from .calls import Call
 from .elementwise import activation, number
 
-PAST = "{past}"  # in a call: the state before
+PAST = "{past}"  # the placeholder of the previous state in a call
 
 
 def carried(e: Emitter, node: Node, call: Call, count: int = 1) -> tuple[Var, ...]:
-    """The outputs of `node` from a `call`, which returns a result, or a tuple of `count`, and a state.
+    """Emit the outputs of the recurrence `node` by a `call` that returns a result, or a tuple of `count`, and a state.
 
-    `PAST` among its arguments is the state before: the operands of the node, or what the cache keeps, if there is one.
+    `PAST` among its arguments becomes the previous state: operands of the node, or else the state in the cache.
     """
 
     def text(past: str) -> str:
         return str(call).replace(PAST, past)
 
     parts = states(node)
-    own = [call.place(v) for spec in parts if (v := node.operand(spec.taken)) is not None]
+    states_in = [call.place(v) for spec in parts if (v := node.operand(spec.taken)) is not None]
     names = [v.name.rpartition(".")[2] for v in node.outputs]
 
-    def apart(made: Var, names: Sequence[str]) -> tuple[Var, ...]:
+    def unpack(made: Var, names: Sequence[str]) -> tuple[Var, ...]:
         return e.many("{0}", made, names=tuple(names)) if len(names) > 1 else (made,)
 
-    if own:
-        past = own[0] if len(own) == 1 else f"({', '.join(own)})"
+    if states_in:
+        past = states_in[0] if len(states_in) == 1 else f"({', '.join(states_in)})"
         y, present = e.many(text(past), *call.operands, names=(names[0], "present"))
-        return *apart(y, names[:count]), *apart(present, names[count:])
+        return *unpack(y, names[:count]), *unpack(present, names[count:])
     if node not in e.cached:
-        return apart(e.emit(f"{text('None')}[0]", *call.operands), names)
-    return apart(e.keep_state(node, CacheSlot(*_slot(parts)), len(parts), text, call.operands), names)
+        return unpack(e.emit(f"{text('None')}[0]", *call.operands), names)
+    return unpack(e.keep_state(node, CacheSlot(*_describe_slot(parts)), len(parts), text, call.operands), names)
 
 
-def _slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
-    """Name, making and type of what keeps the states `parts`: sums of all tokens stay in f32."""
+def _describe_slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
+    """Return name, constructor and type of the cache slot of the states `parts`; sums over all tokens stay in f32."""
     tensors = []
     for spec in parts:
         sizes, dtype = ", ".join(map(str, ("batch", *spec.row))), ", dtype=torch.float32" * spec.kind.accumulates
@@ -72,10 +72,10 @@ def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 @lowering(ops.selective_scan, ops.ssd)
 def _state_space(e: Emitter, node: Node) -> tuple[Var, ...]:
-    given = [node.operand(o.name) for o in node.op.operands[:6]]
+    operands = [node.operand(o.name) for o in node.op.operands[:6]]
     mamba2 = node.op is ops.ssd
     function = ("run_mamba2" if mamba2 else "run_mamba") if e.calls_kernels else node.op.name
-    call = Call(function).give(given[0], e.shown(node.required("delta")), *given[2:], PAST)
+    call = Call(function).give(operands[0], e.shown(node.required("delta")), *operands[2:], PAST)
     if mamba2:
         call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups"))
     return carried(e, node, call)
@@ -100,8 +100,10 @@ def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 
 def features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:
-    """The features of queries and keys of a linear attention, zero where these are masked, and both turned by its
-    positions, if it has them."""
+    """Emit the features elu(x) + 1 of queries and keys, masked keys zero, and both rotated by position (RoPE).
+
+    Without positions the rotated ones are the same as the others.
+    """
     heads, mask = e.attr(node, "heads"), node.operand("key_mask")
     q = e.emit("elu_plus_one({0})", node.required("q"), name="q", replaces=0)
     k = e.emit("elu_plus_one({0})", node.required("k"), name="k", replaces=0)
@@ -115,7 +117,7 @@ def features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:
     text = "rotary({0}, {1})"
     at = e[positions], e[frequencies]
     cos, sin = e.hoist_many((text, *at), text, *at, names=("cos", "sin"))
-    turn = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
-    text = f"{turn}({{0}}.unflatten(-1, ({heads}, -1)).transpose(1, 2), {{1}}, {{2}}).transpose(1, 2).flatten(2)"
-    turned_q, turned_k = (e.emit(text, x, cos, sin, name=f"turned_{n}") for n, x in (("q", q), ("k", keys)))
-    return q, keys, turned_q, turned_k
+    function = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
+    text = f"{function}({{0}}.unflatten(-1, ({heads}, -1)).transpose(1, 2), {{1}}, {{2}}).transpose(1, 2).flatten(2)"
+    rotated_q, rotated_k = (e.emit(text, x, cos, sin, name=f"turned_{n}") for n, x in (("q", q), ("k", keys)))
+    return q, keys, rotated_q, rotated_k

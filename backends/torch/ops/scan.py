@@ -1,4 +1,4 @@
-"""Recurrences that a user writes: their step becomes functions of the model."""
+"""User-defined recurrences (`scan`): their step becomes functions of the generated model."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from .calls import Call
 from .elementwise import number
 from .recurrent import PAST, carried
 
-_MADE = re.compile(r"(a|b|c|k|v|w|q\d+|new|last|old|read\d+)_")  # what begins the names of other variables
-LARGEST = 1 << 22  # numbers of states that are made at once: they stay in caches of processors
+_GENERATED = re.compile(r"(a|b|c|k|v|w|q\d+|new|last|old|read\d+)_")  # prefixes of generated variables
+LARGEST = 1 << 22  # state elements computed at once: they fit into the caches of a CPU
 
 
 @lowering(ops.scan)
@@ -48,19 +48,19 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     if (mask := e.padding()) is not None:
         call.named(mask=mask)
     if (form := affine(step)) is not None:
-        many = parallel(step, form)
-        made = [spec.row for spec in specs(node) if many.outer[spec.part] is None]
-        numbers = sum(math.prod(n for n in row if isinstance(n, int)) for row in made)
-        call.arguments += [f"many={_many(e, step, many, function)}", f"size={max(16, LARGEST // max(numbers, 1))}"]
-    elif (found := changing(step)) is not None:
-        call.arguments += [f"many={_many(e, step, found, function)}", f"size={LARGEST}"]
+        chunks = parallel(step, form)
+        sizes = [spec.row for spec in specs(node) if chunks.outer[spec.part] is None]
+        elements = sum(math.prod(n for n in row if isinstance(n, int)) for row in sizes)
+        call.arguments += [f"many={_many(e, step, chunks, function)}", f"size={max(16, LARGEST // max(elements, 1))}"]
+    elif (delta := changing(step)) is not None:
+        call.arguments += [f"many={_many(e, step, delta, function)}", f"size={LARGEST}"]
     elif (parts := linear_parts(step)) is not None:
         call.arguments += [f"many={_matrices(e, parts, function)}", f"size={LARGEST}"]
     return carried(e, node, call, len(step.outputs))
 
 
 def step_function(e: Emitter, step: Step) -> str:
-    """The name of the function that computes one token of `step`."""
+    """Add a function that computes one token of `step` to the model, and return its name."""
     outputs = [*(NEXT + name for name in step.states), *step.outputs]
     doc = f"One token of a recurrence: the new {', '.join(step.states)} and the output {', '.join(step.outputs)} of"
     return e.function("step", function_text(step.graph, outputs, doc))
@@ -74,110 +74,116 @@ def tuple_text(texts: Sequence[str]) -> str:
 
 
 class _Function(Writer):
-    """Writes a function, which holds nothing."""
+    """Writes the body of a function without weights or state."""
 
     trains = False
 
 
 def function_text(graph: Graph, outputs: Sequence[str], doc: str) -> str:
-    """The Python function called ``{name}`` that computes `outputs` of `graph` of its inputs; `doc` ends before the
-    shapes of these."""
+    """Return the source of a Python function called ``{name}`` from the inputs of `graph` to its `outputs`.
+
+    Its docstring is `doc`, followed by the shapes of the inputs.
+    """
     legal = graph.clone()
     name_for_python(legal)
     legalize(legal, refusals)
     Cse().run(legal, Trace())
     emitter = Emitter(legal, set(), set())
-    given = list(emitter.program.inputs)
+    inputs = list(emitter.program.inputs)
     emit(emitter, legal, {})
-    made = dict(zip(graph.outputs, legal.outputs.values(), strict=True))
-    emitter.program.outputs = {name: emitter[made[name]] for name in outputs}
+    values = dict(zip(graph.outputs, legal.outputs.values(), strict=True))
+    emitter.program.outputs = {name: emitter[values[name]] for name in outputs}
     method = Method(TOP, [*needed(emitter.program)], outputs=[*emitter.program.outputs.values()])
-    names, lines = _Function(method, [*given], None, False).write()
+    names, lines = _Function(method, [*inputs], None, False).write()
     shapes = [f"{n} [{', '.join(map(str, v.shape))}]" for n, v in zip(names, graph.inputs.values(), strict=True)]
     *lines, last = lines
     value = last.removeprefix("return ")
     returned = [*lines, f"return ({value},)" if len(outputs) == 1 else last]
     parameters, count = ", ".join(f"{name}: Tensor" for name in names), len(outputs)
     head = f"def {{name}}({parameters}) -> tuple[{', '.join(['Tensor'] * count)}]:"
-    return "\n    ".join([head, *_quoted(f"{doc} {', '.join(shapes)}."), *returned])
+    return "\n    ".join([head, *_wrap_docstring(f"{doc} {', '.join(shapes)}."), *returned])
 
 
-def _quoted(doc: str) -> list[str]:
+def _wrap_docstring(doc: str) -> list[str]:
     return textwrap.fill(f'"""{doc}"""', 112, break_long_words=False).splitlines()
 
 
 def _many(e: Emitter, step: Step, form: Parallel, function: str) -> str:
-    """The name of the function that runs `step` on many tokens at once."""
+    """Add a function that runs `step` on many tokens at once to the model, and return its name.
+
+    `form` has the step's three parts: gates of each token, scans or outer products of states, outputs of each token.
+    """
     names = _variables(step)
-    lines = [f"{tuple_text([names[n] for n in part])[1:-1]} = {kind}" for kind, part in _given(step)]
+    lines = [f"{tuple_text([names[n] for n in part])[1:-1]} = {kind}" for kind, part in _arguments(step)]
     gates = {name: _local(name) for name in form.gates.outputs}
     doc = "What a token adds to a recurrence that is affine in its state, for rows of any tokens:"
-    made = e.function("gates", function_text(form.gates, [*form.gates.outputs], doc))
-    lines.append(f"{tuple_text([*gates.values()])[1:-1]} = {_by_token(made, form.gates, step, names)}")
-    known = dict(names)
+    gates_function = e.function("gates", function_text(form.gates, [*form.gates.outputs], doc))
+    lines.append(f"{tuple_text([*gates.values()])[1:-1]} = {_by_token(gates_function, form.gates, step, names)}")
+    variables = dict(names)
     for name, outer in form.outer.items():
         lines += _state(name, names[name], outer, gates)
         if outer is None:
-            known |= {f"new_{name}": f"new_{name}", name: f"old_{name}"}
+            variables |= {f"new_{name}": f"new_{name}", name: f"old_{name}"}
         else:
-            known |= {f"read{i}_{name}": f"read{i}_{name}" for i in range(outer.reads)}
+            variables |= {f"read{i}_{name}": f"read{i}_{name}" for i in range(outer.reads)}
     for name, outer in form.outer.items():
         if outer is None and name in form.after.inputs:
             lines.append(f"old_{name} = states_before({names[name]}, new_{name})")
-    by_input = {v.name: known[n] for n, v in form.after.inputs.items()}
+    by_input = {v.name: variables[n] for n, v in form.after.inputs.items()}
     if all(v.producer is None for v in form.after.outputs.values()):
         outputs = [by_input[v.name] for v in form.after.outputs.values()]
         returned = tuple_text(outputs)
     else:
         doc = f"The output {', '.join(step.outputs)} of a token, of the new state or what is read from it:"
         after = e.function("outputs", function_text(form.after, [*form.after.outputs], doc))
-        returned = _by_token(after, form.after, step, known)
+        returned = _by_token(after, form.after, step, variables)
     states = tuple_text([f"last_{name}" for name in step.states])
-    given = "states: Tensors, tokens: Tensors, constants: Tensors, mask: Tensor | None"
-    head = f"def {{name}}({given}) -> tuple[Tensors, Tensors]:"
+    parameters = "states: Tensors, tokens: Tensors, constants: Tensors, mask: Tensor | None"
+    head = f"def {{name}}({parameters}) -> tuple[Tensors, Tensors]:"
     doc = f"Run `{function}` on many tokens at once: the last states, and the outputs of all."
     return e.function("many_steps", "\n    ".join([head, f'"""{doc}"""', *lines, f"return {states}, {returned}"]))
 
 
 def _matrices(e: Emitter, parts: Mapping[str, Linear], function: str) -> str:
-    """The text of what runs `function` on many tokens, each of which multiplies a state by a matrix."""
+    """Return the expression that runs `function` on many tokens, each of which multiplies its states by matrices."""
     doc = "What a token leaves of the state {} of a recurrence that is linear in it:"
-    made = [e.function(f"left_of_{n}", function_text(p.graph, ["next"], doc.format(n))) for n, p in parts.items()]
+    factors = [e.function(f"left_of_{n}", function_text(p.graph, ["next"], doc.format(n))) for n, p in parts.items()]
     axes = tuple_text([f"({part.order}, {part.columns})" for part in parts.values()])
-    return f"partial(matrix_steps, {function}, {tuple_text(made)}, {axes})"
+    return f"partial(matrix_steps, {function}, {tuple_text(factors)}, {axes})"
 
 
 def _variables(step: Step) -> dict[str, str]:
-    """Name states, tokens and constants where many tokens are run; other names there have two parts."""
-    taken, found = {"states", "tokens", "constants", "mask", *RESERVED, *library()}, dict[str, str]()
+    """Map states, tokens and constants to variables of the function over many tokens; its other variables have a
+    prefix."""
+    reserved, variables = {"states", "tokens", "constants", "mask", *RESERVED, *library()}, dict[str, str]()
     for name in (*step.states, *step.tokens, *step.constants):
-        wanted = f"{name}_" if keyword.iskeyword(name) or name in taken or _MADE.match(name) else name
-        while wanted in found.values():
+        wanted = f"{name}_" if keyword.iskeyword(name) or name in reserved or _GENERATED.match(name) else name
+        while wanted in variables.values():
             wanted += "_"
-        found[name] = wanted
-    return found
+        variables[name] = wanted
+    return variables
 
 
-def _given(step: Step) -> list[tuple[str, Sequence[str]]]:
+def _arguments(step: Step) -> list[tuple[str, Sequence[str]]]:
     parts = (("states", step.states), ("tokens", step.tokens), ("constants", step.constants))
     return [(kind, part) for kind, part in parts if part]
 
 
 def _local(output: str) -> str:
-    """``a.s`` as a variable."""
+    """Return the variable of the output ``a.s`` of a graph: ``a_s``."""
     part, _, name = output.partition(".")
     return f"{part}_{name}"
 
 
 def _by_token(function: str, graph: Graph, step: Step, names: Mapping[str, str]) -> str:
-    """The call of `function`, which computes `graph`, for all tokens."""
-    rows = [names[n] for n in graph.inputs if n not in step.constants]
-    whole = [names[n] for n in graph.inputs if n in step.constants]
-    return f"by_token({function}, {tuple_text(rows)}{f', {tuple_text(whole)}' if whole else ''})"
+    """Return the call that runs `function`, which computes `graph` for one token, on all tokens."""
+    by_row = [names[n] for n in graph.inputs if n not in step.constants]
+    shared = [names[n] for n in graph.inputs if n in step.constants]
+    return f"by_token({function}, {tuple_text(by_row)}{f', {tuple_text(shared)}' if shared else ''})"
 
 
 def _state(name: str, old: str, outer: Outer | None, gates: Mapping[str, str]) -> list[str]:
-    """The lines that run one state through the tokens."""
+    """Return the lines that update the state `name` over all tokens, starting from the variable `old`."""
     a = gates.get(f"a.{name}")
     factor = "None" if a is None else f"passing({a}, mask, 1.0)"
     if outer is None:
@@ -187,8 +193,8 @@ def _state(name: str, old: str, outer: Outer | None, gates: Mapping[str, str]) -
     queries = tuple_text([gates[f"q{i}.{name}"] for i in range(outer.reads)])
     reads = tuple_text([f"read{i}_{name}" for i in range(outer.reads)])
     k = f"passing({gates[f'k.{name}']}, mask, 0.0)"
-    given = f"{queries}, {k}, {gates[f'v.{name}']}, {factor}, {old}, {outer.order}"
+    arguments = f"{queries}, {k}, {gates[f'v.{name}']}, {factor}, {old}, {outer.order}"
     if outer.changes:
         w, c = gates[f"w.{name}"], gates[f"c.{name}"]
-        return [f"{reads}, last_{name} = outer_products({given}, {w}, {c})"]
-    return [f"{reads}, last_{name} = outer_products({given})"]
+        return [f"{reads}, last_{name} = outer_products({arguments}, {w}, {c})"]
+    return [f"{reads}, last_{name} = outer_products({arguments})"]

@@ -1,4 +1,4 @@
-"""Ops that move numbers about."""
+"""Ops that move elements: shapes, slices, concatenation, gathers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .elementwise import number
 @lowering(ops.reshape)
 def _reshape(e: Emitter, node: Node) -> Var:
     x, to = node.required("x"), node.output.shape
-    own, before = x.shape, x.producer.inputs[0] if x.producer is not None and x.producer.op is ops.reshape else None
-    if own == to:
+    shape, previous = x.shape, x.producer.inputs[0] if x.producer is not None and x.producer.op is ops.reshape else None
+    if shape == to:
         return e.emit("{0}", x, replaces=0)
-    if before is not None and before.shape == to:  # there and back
-        return e.emit("{0}", before)
-    if len(to) == 4 and to[:2] == own[:-1] and (heads := e.known_heads(x, to[2])) is not None:
+    if previous is not None and previous.shape == to:  # undoes the reshape before
+        return e.emit("{0}", previous)
+    if len(to) == 4 and to[:2] == shape[:-1] and (heads := e.known_heads(x, to[2])) is not None:
         return e.emit("{0}.transpose(1, 2)", heads, name=heads.name, comment=f"[{', '.join(map(str, to))}]")
     comment = f"[{', '.join(map(str, to))}]"
-    if len(to) == len(own) + 1 and to[: len(own) - 1] == own[:-1] and isinstance(own[-1], int):
+    if len(to) == len(shape) + 1 and to[: len(shape) - 1] == shape[:-1] and isinstance(shape[-1], int):
         return e.emit(f"{{0}}.unflatten(-1, (-1, {e.size_of(node.output)}))", x, replaces=0, comment=comment)
-    if len(to) == len(own) - 1 and to[:-1] == own[:-2] and isinstance(to[-1], int):
+    if len(to) == len(shape) - 1 and to[:-1] == shape[:-2] and isinstance(to[-1], int):
         return e.emit(f"{{0}}.flatten({len(to) - 1})", x, replaces=0, comment=comment)
     text, sizes = e.shape(e.shape_of(node.output), x, first=1)
     return e.emit(f"{{0}}.reshape({text})", x, *sizes, comment=comment)
@@ -56,11 +56,11 @@ def _unsqueeze(e: Emitter, node: Node) -> Var:
 @lowering(ops.squeeze)
 def _squeeze(e: Emitter, node: Node) -> Var:
     x, axes = node.required("x"), node.attrs["axes"]
-    cut = x.producer
-    if cut is not None and cut.op is ops.slice_ and len(axes) == 1 and len(x.uses) == 1:
-        axis, start = cut.attrs["axis"] % len(x.shape), cut.attrs["start"]
-        if axis == axes[0] % len(x.shape) and isinstance(start, int):  # one of many: an index
-            return e.emit(f"{{0}}[{', '.join([':'] * axis + [str(start)])}]", cut.required("x"))
+    slice_node = x.producer
+    if slice_node is not None and slice_node.op is ops.slice_ and len(axes) == 1 and len(x.uses) == 1:
+        axis, start = slice_node.attrs["axis"] % len(x.shape), slice_node.attrs["start"]
+        if axis == axes[0] % len(x.shape) and isinstance(start, int):  # a slice of size 1: an index
+            return e.emit(f"{{0}}[{', '.join([':'] * axis + [str(start)])}]", slice_node.required("x"))
     text = f"{axes[0]}" if len(axes) == 1 else f"{tuple(axes)}"
     return e.emit(f"{{0}}.squeeze({text})", x, replaces=0)
 
@@ -70,10 +70,10 @@ def _expand(e: Emitter, node: Node) -> Var:
     x = node.required("x")
     if _broadcasts(e, node.output):
         return e.emit("{0}", x, replaces=0)
-    own = (None,) * (len(node.output.shape) - len(x.shape)) + x.shape
+    shape = (None,) * (len(node.output.shape) - len(x.shape)) + x.shape
     texts, sizes = [], list[Operand]()
     tokens = [v for name, v in e.graph.inputs.items() if name.endswith(("input_ids", EMBEDDED)) and "." not in e.scope]
-    for have, want in zip(own, node.output.shape, strict=True):
+    for have, want in zip(shape, node.output.shape, strict=True):
         if have == want and have is not None:
             texts.append("-1")
         else:
@@ -84,22 +84,23 @@ def _expand(e: Emitter, node: Node) -> Var:
 
 
 def _broadcasts(e: Emitter, value: Value) -> bool:
-    """Return whether `value`, a row repeated for each text, is only ever added to a value with those rows."""
+    """Return whether `value`, expanded along the batch, is only added to a value of its full shape: then broadcasting
+    makes the expand unnecessary."""
     if len(value.uses) != 1 or value in e.graph.outputs.values():
         return False
     reader, index = value.uses[0]
     if reader.op in (ops.embedding, ops.affine, ops.cast) and index == 0:
         return _broadcasts(e, reader.output)
-    others = [v for v in reader.inputs if v is not None and v is not value]
-    return reader.op is ops.add and any(v.shape == value.shape and not _expanded(v) for v in others)
+    operands = [v for v in reader.inputs if v is not None and v is not value]
+    return reader.op is ops.add and any(v.shape == value.shape and not _is_expanded(v) for v in operands)
 
 
-def _expanded(value: Value | None) -> bool:
-    """Return whether `value` comes from an expand like those of `_broadcasts`."""
+def _is_expanded(value: Value | None) -> bool:
+    """Return whether `value` is an expand, or an embedding, affine or cast of one."""
     producer = None if value is None else value.producer
     return producer is not None and (
         producer.op is ops.expand
-        or (producer.op in (ops.embedding, ops.affine, ops.cast) and _expanded(producer.inputs[0]))
+        or (producer.op in (ops.embedding, ops.affine, ops.cast) and _is_expanded(producer.inputs[0]))
     )
 
 
@@ -122,10 +123,10 @@ def _slice(e: Emitter, node: Node) -> Var:
     axis %= len(x.shape)
     begin, first = e.shape((start,), x, first=1)
     end, last = e.shape((stop,), x, first=1 + len(first))
-    whole = stop == x.shape[axis]
-    cut = f"{'' if start == 0 else begin}:{'' if whole else end}" + (f":{step}" if step != 1 else "")
-    used = [*([] if start == 0 else first), *([] if whole else last)]
-    if start == 0 and last and not whole:  # the only size there is counts from 1
+    to_end = stop == x.shape[axis]
+    cut = f"{'' if start == 0 else begin}:{'' if to_end else end}" + (f":{step}" if step != 1 else "")
+    used = [*([] if start == 0 else first), *([] if to_end else last)]
+    if start == 0 and last and not to_end:  # `stop` is the only size: its placeholder is 1
         cut = f":{e.shape((stop,), x, first=1)[0]}" + (f":{step}" if step != 1 else "")
     return e.emit(f"{{0}}[{', '.join([':'] * axis + [cut])}]", x, *used)
 
@@ -177,8 +178,8 @@ def _top_k(e: Emitter, node: Node) -> tuple[Var, ...]:
 def _choose_tokens(e: Emitter, node: Node) -> Var:
     call = Call("choose_tokens").give(node.required("logits"))
     if node.attrs["temperature"] > 0:
-        numbers = call.place(node.required("uniforms"))
-        call.give(f"{numbers}.double()", f"torch.zeros_like({numbers}, dtype=torch.int64)")
+        uniforms = call.place(node.required("uniforms"))
+        call.give(f"{uniforms}.double()", f"torch.zeros_like({uniforms}, dtype=torch.int64)")
         for name, attr in node.op.attrs.items():
             call.set(name, node.attrs[name], attr.default)
     return call.emit(e, "[:, None]", name="tokens")

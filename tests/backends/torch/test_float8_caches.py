@@ -17,7 +17,7 @@ import torch
 import weft
 from weft import MLA, LayerNorm, RMSNorm, RoPE
 from weft.backends.torch.kernels.shared import launch
-from weft.backends.torch.ops.float8_caches import untold
+from weft.backends.torch.ops.float8_caches import describe_limits
 from weft.frontends.dsl import Decoder
 from weft.ir import Graph, WeftError
 
@@ -162,7 +162,7 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
         (latent, "keeps its latents as they are"),
         (unnormed, "a scale of 1: k is a linear map of what"),
     ):
-        assert any(words in note for note in untold(graph)), untold(graph)
+        assert any(words in note for note in describe_limits(graph)), describe_limits(graph)
         build_module(graph, float8_caches=True)
     with pytest.raises(WeftError, match="--cache-dtype 'int3' is not known; it takes int8 or int4 or fp8"):
         weft.compile(attends(), tmp_path / "out", target="torch", cache_dtype="int3")

@@ -12,7 +12,7 @@ from weft.passes.analysis.tokens.scores import refusal
 from ...kernels import decode_attention, latent_decode, latent_qk
 from ...kernels.shared.launch import DTYPES
 from ...ops.calls import Call
-from ...ops.float8_caches import held_scales
+from ...ops.float8_caches import scale_refs
 from ...program.positions import rolled
 from ...program.statements import CacheSlot, Operand, Var
 from ..emitter import Refusal, StepEmitter
@@ -190,7 +190,7 @@ def _against_latents(e: StepEmitter, node: Node, absorbed: Node, outer: Call, ca
 
 def _scales(e: StepEmitter, node: Node) -> dict[str, Operand]:
     """Return the keywords for the scales of caches in FP8, if `node` has such."""
-    return dict(zip(("k_scale", "v_scale"), held_scales(e, node) or (), strict=False))
+    return dict(zip(("k_scale", "v_scale"), scale_refs(e, node) or (), strict=False))
 
 
 def _score(e: StepEmitter, call: Call, node: Node, slopes: Value | None) -> None:
