@@ -1,4 +1,4 @@
-"""The statements of a decode step: calls of kernels for fused ops, else those of the model."""
+"""Lower a fused graph to the statements of a decode step: kernel calls for fused ops, else those of the model."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from .registry import STEPS
 
 @dataclass
 class Step:
-    """The program of a decode step, as classes in `method`, of the fused `graph`; `choices` tells of nodes with a
-    kernel or a reason, and `kernels` has the text of those that are generated for the model, by name.
+    """The `program` of a decode step of the fused `graph`, structured into classes as `method`.
 
-    `any_length`: nothing depends on how many tokens there were, other than the positions that it is given, in a step of
-    one token. `reads_prompts`: it takes several tokens of each row that follow one another.
+    `choices` lists nodes with a kernel or a reason; `kernels` maps kernels generated for this model to their source.
+
+    `any_length`: launches for one token do not depend on the length of the sequence, except through the positions.
+    `reads_prompts`: it takes several consecutive tokens of each row.
     """
 
     graph: Graph
@@ -40,24 +41,24 @@ class Step:
 
 
 def refusal(graph: Graph) -> str | None:
-    """Say why `graph` is not one that decode steps are made for; None if it is."""
+    """Return why models like `graph` have no decode step; None if they can have one."""
     if graph.meta.get("kind") != "decoder":
         return "the model is not a decoder"
     if not cached_nodes(graph):
         return "the model keeps nothing from call to call"
     if "logits" not in graph.outputs:
         return f"its outputs are {', '.join(graph.outputs)}, not logits"
-    more = set(graph.inputs) - {"input_ids", "position_ids"}
-    return f"the model reads {', '.join(sorted(more))}" if more else None
+    extra = set(graph.inputs) - {"input_ids", "position_ids"}
+    return f"the model reads {', '.join(sorted(extra))}" if extra else None
 
 
-def refused(graph: Graph) -> str:
-    """Say why the model of `graph` has no decode step."""
+def explain_refusal(graph: Graph) -> str:
+    """Return why the model of `graph`, which has no decode step, has none."""
     return refusal(graph) or "its states would not be those of the model"
 
 
 def lower_step(model: Lowered, graph: Graph) -> Step | None:
-    """The decode step of `model`, from its fused `graph`; None if its caches would not be those of the model."""
+    """Lower the fused `graph` of `model` to a decode step; None if the step would need caches of another structure."""
     head = last_mixed(graph)
     several = head is not None and reads_prompts(model.graph)
     emitter = StepEmitter(graph, model.program.functions, several, model.float8_caches)
@@ -70,10 +71,12 @@ def lower_step(model: Lowered, graph: Graph) -> Step | None:
     program = emitter.program
     program.nodes = list(model.graph.nodes)
     program.outputs = {"logits": emitter[graph.outputs["logits"]]}
-    program.statements = emitter.ended(needed(program))
-    tables.made_once(program, emitter.most_tickets)
-    asking = (s for s in program.statements if emitter.start in s.operands)
-    any_length = all(s.text.startswith("decode_attention(") for s in asking)  # which asks for several tokens alone
+    program.statements = emitter.with_count(needed(program))
+    tables.hold_tables(program, emitter.most_tickets)
+    readers = (s for s in program.statements if emitter.start in s.operands)
+    any_length = all(
+        s.text.startswith("decode_attention(") for s in readers
+    )  # it reads `start` only for several tokens
     method = structure(program, borrows=True)
     if _nesting(method) != _nesting(structure(model.program)):
         return None
@@ -81,22 +84,22 @@ def lower_step(model: Lowered, graph: Graph) -> Step | None:
 
 
 def _nesting(method: Method) -> object:
-    """Return what `new_cache` of a method makes, with the scopes and names of states in the place of these."""
-    found: list[object] = []
+    """Return the structure that `new_cache` of `method` builds, with scopes and names instead of the states."""
+    nested: list[object] = []
     for item in method.stateful:
         if isinstance(item, Loop):
-            found.append(tuple(_nesting(call.callee) for call in item.calls))
+            nested.append(tuple(_nesting(call.callee) for call in item.calls))
         elif isinstance(item, Call):
-            found.append(_nesting(item.callee))
+            nested.append(_nesting(item.callee))
         else:
             assert item.node is not None
-            found.append((item.node.scope, *(spec.part for spec in specs(item.node))))
-    alone = len(found) == 1 and (method.path != TOP or isinstance(method.stateful[0], Loop))
-    return found[0] if alone else tuple(found)
+            nested.append((item.node.scope, *(spec.part for spec in specs(item.node))))
+    single = len(nested) == 1 and (method.path != TOP or isinstance(method.stateful[0], Loop))
+    return nested[0] if single else tuple(nested)
 
 
 def takes(graph: Graph) -> Accepts:
-    """Return what tells of a node in the fused `graph` why no lowering of a decode step takes it; None if one does."""
+    """Return a function that lists why no step lowering accepts a node of the fused `graph`; None if one does."""
     probe = StepEmitter(graph, {})
 
     def refuse(node: Node) -> list[str] | None:
@@ -110,8 +113,8 @@ def takes(graph: Graph) -> Accepts:
 
 
 def reads_prompts(graph: Graph) -> bool:
-    """Return whether steps of `graph` may take several tokens of each row: where all it keeps are keys and values of
-    all positions, and each token goes the same way."""
-    kept = cached_nodes(graph)
-    plain = all(n.op is ops.attention and n.operand("v") is not None and rolled(n) is None for n in kept)
+    """Return whether steps of `graph` can take several tokens of each row: its only states are full KV caches, and no
+    experts are chosen per token."""
+    cached = cached_nodes(graph)
+    plain = all(n.op is ops.attention and n.operand("v") is not None and rolled(n) is None for n in cached)
     return plain and not any(n.op in (ops.moe, ops.route) for n in graph.nodes)

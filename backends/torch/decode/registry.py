@@ -1,4 +1,4 @@
-"""The registry of a decode step's lowerings: how fused ops become calls of kernels."""
+"""The registry of decode-step lowerings, which lower fused ops to kernel calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ When = Callable[[StepEmitter, Node], "str | None"]
 
 @dataclass(frozen=True)
 class StepLowering:
-    """The calls of kernels for an op; `when` says why it refuses a node, None if it takes it."""
+    """A lowering to kernel calls: `emit`, and `when`, which returns why it refuses a node, or None."""
 
     emit: Emit
     when: When
@@ -30,7 +30,7 @@ STEPS: Registry[StepLowering] = Registry("op of a decode step", "weft.backends.t
 def lowers(*ops: Op, when: When = lambda e, node: None) -> Callable[[Emit], Emit]:
     """Register the decorated function as the lowering of `ops` in a decode step.
 
-    It returns the operands that the outputs of a node became, or None where the lowering of the model is to be used.
+    It returns operands for the outputs of a node, or None to fall back to the lowering of the model.
     """
 
     def register(emit: Emit) -> Emit:

@@ -1,4 +1,4 @@
-"""The text of decode.py: the classes of a decode step, which take their weights from the modules of model.py."""
+"""The source of decode.py: the classes of a decode step, which read their weights from the modules of model.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..lower.lower import Lowered
 from ..program.snippets import bound, imports, library, names, used_snippets
 from ..program.statements import ParamRef, Var, inside
 from .lowering import Step
-from .members import attributes, constructor
+from .members import constructor, name_attributes
 
 LAUNCHERS = (  # of kernels, each in a file of its name
     *("conv_step", "decode_attention", "embed_tokens", "latent_decode", "latent_qk", "linear_by_head"),
@@ -29,7 +29,7 @@ HELPERS = {
     **{"Codes": "shared.codes", "Norm": "shared.norm", "Tickets": "shared.tickets"},
     **{"as_bytes": "shared.float8", "step_in_place": "shared.recurrence"},
 }
-IN_KERNELS = {  # that are generated
+IN_KERNELS = {  # names that generated kernels use
     **dict.fromkeys(("jit", "start_next", "tl", "wait"), "shared.launch"),
     **{"activate": "shared.activation", "softplus": "shared.recurrence"},
 }
@@ -42,17 +42,18 @@ OWN = {
     "written",
     "written_bytes",
     "written_latent",
-}  # parts that steps have, and models have not
-STEP = ("input_ids", "position_ids", "cache")  # what every step is given
+}  # snippets of steps only, not of models
+STEP = ("input_ids", "position_ids", "cache")  # arguments of every step
 
 
 def write_step(
     lowered: Lowered, step: Step | None, model: str = "model", package: str = "kernels"
 ) -> tuple[str, list[str]]:
-    """The source of the decode step of a model, and the files of kernels that it imports from `package`; nothing, where
-    there is no `step` of the model, or none of its kernels would be called.
+    """Return the source of the decode step of a model, and the kernel files that it imports from `package`.
 
-    What it has in common with the module's source it imports from the Python module `model`.
+    Both are empty if `step` is None or calls no kernel.
+
+    Snippets that the model also has are imported from the Python module `model`.
     """
     if step is None:
         return "", []
@@ -61,19 +62,19 @@ def write_step(
         var.name = "y"
     writer = _StepWriter(step.program)
     writer.write(step.method)
-    given: dict[str, Any] = {"name": lowered.graph.name, "model": model, "classes": list(writer.classes.values())}
-    given |= {"any_length": step.any_length, "reads_prompts": step.reads_prompts}
-    # Rendered once without imports and parts, to learn which of them the classes use.
-    used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
+    fields: dict[str, Any] = {"name": lowered.graph.name, "model": model, "classes": list(writer.classes.values())}
+    fields |= {"any_length": step.any_length, "reads_prompts": step.reads_prompts}
+    # Rendered once without imports and snippets, to find those that the classes use.
+    used = names(ast.parse(template("decode.py.j2").render(**fields, imports=[], kernels=[], shared=[], parts=[])))
     new = step.program.functions.keys() - lowered.program.functions.keys()
     functions = {name: text for name, text in step.program.functions.items() if name in used & new}
     used |= names(ast.parse("\n".join(functions.values())))
     generated = ast.parse("\n".join(step.kernels.values())).body
     in_kernels = {name for kernel in generated for name in names(kernel) - bound(kernel)}
-    own = used_snippets(used & OWN)
-    known = {*library(), *lowered.program.functions} - OWN
-    shared = sorted(used & known)
-    used = used.union(*(p.uses for p in own))
+    snippets = used_snippets(used & OWN)
+    in_model = {*library(), *lowered.program.functions} - OWN
+    shared = sorted(used & in_model)
+    used = used.union(*(p.uses for p in snippets))
     if not used.intersection(LAUNCHERS):
         return "", []
     files = {name: file for name, file in ({n: n for n in LAUNCHERS} | HELPERS).items() if name in used}
@@ -81,11 +82,11 @@ def write_step(
     imported = {file: [name for name, home in files.items() if home == file] for file in files.values()}
     lines = [f"from {package}.{file} import {', '.join(some)}" for file, some in imported.items()]
     text = template("decode.py.j2").render(
-        **given,
+        **fields,
         imports=imports(used),
         kernels=sorted(lines),
         shared=shared,
-        parts=[*(p.source for p in own), *functions.values(), *step.kernels.values()],
+        parts=[*(p.source for p in snippets), *functions.values(), *step.kernels.values()],
     )
     return formatted(text), sorted({*files.values()})
 
@@ -95,7 +96,7 @@ class _Body(Writer):
 
     def __init__(self, method: Method, given: list[Var | ParamRef], hidden: Var | None, top: bool) -> None:
         super().__init__(method, given, hidden, top)
-        self.attributes = attributes(method)
+        self.attributes = name_attributes(method)
 
     def member(self, path: str) -> str:
         return f"self.{self.attributes[path]}"
@@ -109,16 +110,16 @@ class _StepWriter(ClassWriter):
         return constructor(method, inner)
 
     def own(self, method: Method) -> list[Node]:
-        """Return the model's nodes within the scope of the class, except those of its submodules."""
+        """Return the model's nodes in the scope of the class, except nodes of its submodules."""
         parts = [call.path for call in calls(method)]
         scopes = {n.scope for n in self.nodes if inside(f"{n.scope}.", method.path)}
         scopes -= {s for s in scopes for part in parts if inside(f"{s}.", part)}
         return [n for n in self.nodes if n.scope in scopes]
 
     def given(self, method: Method) -> list[Named]:
-        known = {v.name: v for v in self.inputs}
-        more = [v for v in self.inputs if v in method.inputs and v.name not in STEP]
-        return [*(known.get(name, Var(name)) for name in STEP), *more]
+        inputs = {v.name: v for v in self.inputs}
+        extra = [v for v in self.inputs if v in method.inputs and v.name not in STEP]
+        return [*(inputs.get(name, Var(name)) for name in STEP), *extra]
 
     def parameter(self, o: Named, name: str, top: bool) -> str:
         text = super().parameter(o, name, top)

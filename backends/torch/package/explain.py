@@ -14,7 +14,7 @@ from weft.passes import Report, Trace
 from weft.passes.default import FUSE_DECODE
 
 from ..decode.emitter import Choice
-from ..decode.lowering import Step, refused
+from ..decode.lowering import Step, explain_refusal
 from ..kernels.shared import rows
 from ..kernels.shared.launch import assumed
 
@@ -51,7 +51,9 @@ def explain(
     `capability` is that of a CUDA device, or None for a CPU, where torch computes what a kernel would.
     """
     if step is None:
-        return [Explained(graph.name, "graph", 1, reason=f"no decode step, the model itself runs: {refused(graph)}")]
+        return [
+            Explained(graph.name, "graph", 1, reason=f"no decode step, the model itself runs: {explain_refusal(graph)}")
+        ]
     trace = _joined(report)
     chosen, stated = {choice.node: choice for choice in step.choices}, {s.node for s in step.program.statements}
     found: dict[str, Explained] = {}

@@ -24,7 +24,7 @@ from weft.ir.types import dtypes
 from ...targets import MODEL
 from .. import kernels
 from ..codegen.source import Source, write_source
-from ..decode.lowering import refused
+from ..decode.lowering import explain_refusal
 from ..decode.source import write_step
 from ..lower.lower import lower
 from ..program.statements import TORCH_NAMES
@@ -73,7 +73,7 @@ def build_step(
     step = step_of(forms, lowered)
     text, _ = write_step(lowered, step, type(module).__module__, kernels.__name__)
     if not text:
-        reason = "no kernel computes a part of it" if step is not None else refused(forms[MODEL])
+        reason = "no kernel computes a part of it" if step is not None else explain_refusal(forms[MODEL])
         raise WeftError(f"no decode step: {reason}")
     made: Callable[..., torch.Tensor] = run_source(text).Step(module)
     return made

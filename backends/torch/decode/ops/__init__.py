@@ -1,7 +1,6 @@
-"""Lowerings of a decode step: calls of kernels for fused ops, by theme; importing the package registers them all.
+"""Lowerings of a decode step: kernel calls for fused ops, by theme; importing the package registers them all.
 
-Never here: kernels themselves, other than the text of those that are generated for recurrences of one's own
-(`scan_kernel`).
+Never here: kernels themselves, except those generated for user-defined recurrences (`scan_kernel`).
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Attention of a decode step: queries, keys and values in one kernel, and the new token's attention to its cache."""
+"""Attention of a decode step: the QKV projection in one kernel, and attention of the new token to its cache."""
 
 from __future__ import annotations
 
@@ -20,54 +20,56 @@ from ..registry import lowers
 from .products import few_rows
 
 CACHE = CacheSlot("cache", "", "")
-SKIPPING = {"chunked": "chunk", "dilated": "dilation"}  # patterns that kernels have, and what they call the stride
+SKIPPING = {"chunked": "chunk", "dilated": "dilation"}  # patterns of kernels: their argument for the stride
 
 
-def _apart(e: StepEmitter, node: Node) -> str | None:
-    """Return why the kernel of `node` cannot write keys and values to the cache of its attention, or None."""
+def _refuse_projection(e: StepEmitter, node: Node) -> str | None:
+    """Return why the kernel of the projection `node` cannot write keys and values to the cache, or None."""
     together = sharing(next(iter(node.outputs[0].users)))
     if why := next((why for n in together if (why := _refusal(n)) is not None), None):
         return f"an attention to its keys has no kernel: {why}"
     if node.op is ops.latent_qk:
-        return None if e.around_all(node, "weight") == node.scope else "its weights stand apart"
-    scope = e.around_all(node, "weight", "bias", "q_norm", "k_norm")
-    if scope != node.scope and not e.moves(together[0], scope):
+        return None if e.scope_around_all(node, "weight") == node.scope else "its weights stand apart"
+    scope = e.scope_around_all(node, "weight", "bias", "q_norm", "k_norm")
+    if scope != node.scope and not e.can_move_state(together[0], scope):
         return "its weights stand apart, and its cache cannot move to them"
     packed = e.weight(node.operand("weight")) is not None
     return None if packed else "its weights cannot lie side by side"
 
 
-@lowers(ops.norm_qkv, ops.latent_qk, when=_apart)
-def projected(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """Return placeholders for queries, keys and values: the attention that reads them emits the call."""
-    return e.pending(node)
+@lowers(ops.norm_qkv, ops.latent_qk, when=_refuse_projection)
+def projections(e: StepEmitter, node: Node) -> tuple[Var, ...]:
+    """Return placeholders for queries, keys and values; the attention that reads them emits the call."""
+    return e.placeholders(node)
 
 
 @lowers(ops.lightning_index)
 def index(e: StepEmitter, node: Node) -> None:
-    """No choice of keys: the model's own text makes it."""
-    e.declined("no kernel chooses keys")
+    """Fall back to the lowering of the model."""
+    e.record_fallback("no kernel chooses keys")
 
 
 @lowers(ops.attention, ops.relative_attention)
 def attention(e: StepEmitter, node: Node) -> Var | None:
-    """The attention of one token per row to what is cached; the model's own text where no kernel takes its scores."""
+    """Emit attention of one token per row to its cache; fall back to the model's lowering where no kernel applies."""
     if node not in e.cached:
         return None
     together, latent = sharing(node), node.op is ops.attention and node.operand("v") is None
     if reason := next((why for n in together if (why := _refusal(n)) is not None), None):
-        e.declined(reason)
+        e.record_fallback(reason)
         return None
-    slopes, made = _slopes(node), node.required("q").producer
+    slopes, projection = _slopes(node), node.required("q").producer
     if latent and slopes is not None:
         return None
     if together[0] is not node:
-        return _reading(e, node, slopes, together[0])
+        return _attend_shared(e, node, slopes, together[0])
     if latent:
-        return _latent(e, node, made if made is not None and made.op is ops.latent_qk else None)
-    if made is not None and made.op is ops.norm_qkv:
-        return _projected(e, node, made, slopes)
-    return _written(e, node, slopes)
+        return _attend_latent(
+            e, node, projection if projection is not None and projection.op is ops.latent_qk else None
+        )
+    if projection is not None and projection.op is ops.norm_qkv:
+        return _attend_projected(e, node, projection, slopes)
+    return _attend_separate(e, node, slopes)
 
 
 def _refusal(node: Node) -> str | None:
@@ -83,118 +85,118 @@ def _refusal(node: Node) -> str | None:
 
 
 def _slopes(node: Node) -> Value | None:
-    """Return ALiBi's slopes [heads] of an attention that `_refusal` accepts, or None."""
+    """Return the ALiBi slopes [heads] of an attention that `_refusal` accepts, or None without ALiBi."""
     bias = node.operand("bias")
     return None if bias is None or bias.producer is None else bias.producer.inputs[0]
 
 
-def _projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None) -> Var:
-    """Emit `decode_attention` of queries by `norm_qkv`, which also writes keys and values to the cache."""
+def _attend_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None) -> Var:
+    """Emit `decode_attention` of the queries that a call of `norm_qkv` returns, which also updates the cache."""
     weight, bias, norm = (e.weight(qkv.operand("weight")), e.weight(qkv.operand("bias")), e.norm_of(qkv))
     eps, normed = qkv.attrs["head_eps"], qkv.attrs["head_norm"]
     q_norm, k_norm = (e.norm("rms", eps, qkv.operand(n)) if normed else None for n in ("q_norm", "k_norm"))
-    scope = e.around(weight, norm, bias, q_norm, k_norm)
+    scope = e.scope_around(weight, norm, bias, q_norm, k_norm)
     inner = Call("norm_qkv").give(qkv.required("x"), weight)
     cache, positions = inner.place(_cache(e, node, scope)), inner.place(e.positions)
     inner.give(f"{cache}.k", f"{cache}.v", positions).named(bias=bias, norm=norm, q_norm=q_norm, k_norm=k_norm)
     inner.named(cos=qkv.operand("cosines"), sin=qkv.operand("sines"))
     inner.set("interleaved", qkv.attrs["interleaved"], default=False)
-    _roll(inner, node)
+    _add_rolling(inner, node)
     of_heads = _scales(e, node)
     inner.named(**of_heads)
     if q_norm is not None:
         inner.named(tickets=e.tickets(node.attrs["heads"] + node.attrs["kv_heads"]))
     call = Call("decode_attention", inner.operands).give(str(inner), f"{cache}.k", f"{cache}.v", positions)
     call.named(**of_heads)
-    _score(e, call, node, slopes)
+    _add_scoring(e, call, node, slopes)
     e.scope = scope
-    e.chose_for(qkv, "norm_qkv", _heads(node), few_rows)
-    e.chose("decode_attention", _attends(node))
+    e.record_kernel_for(qkv, "norm_qkv", _heads_refusal(node), few_rows)
+    e.record_kernel("decode_attention", _attention_refusal(node))
     return call.emit(e, ".flatten(2)", name="attended")
 
 
-def _written(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
-    """`decode_attention` of queries, keys and values that other statements make."""
+def _attend_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
+    """Emit `decode_attention` of queries, keys and values that other statements compute."""
     call, a = Call("decode_attention"), node.attrs
     q, k, v = (call.place(e.heads(node.required(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
     cache, positions = call.place(_cache(e, node)), call.place(e.positions)
     of_heads = _scales(e, node)
-    named = ", ".join(call.place(scale) for scale in of_heads.values())
-    given = f"{cache}, {k}, {v}, {positions}"
-    how = f"written_bytes({given}, {named})" if named else f"written({given})"
-    call.give(f"{q}.transpose(1, 2)", f"*{how}", positions).named(**of_heads)
-    _score(e, call, node, slopes)
-    e.chose("decode_attention", _attends(node))
+    scales = ", ".join(call.place(scale) for scale in of_heads.values())
+    arguments = f"{cache}, {k}, {v}, {positions}"
+    update = f"written_bytes({arguments}, {scales})" if scales else f"written({arguments})"
+    call.give(f"{q}.transpose(1, 2)", f"*{update}", positions).named(**of_heads)
+    _add_scoring(e, call, node, slopes)
+    e.record_kernel("decode_attention", _attention_refusal(node))
     return call.emit(e, ".flatten(2)", name="attended")
 
 
-def _reading(e: StepEmitter, node: Node, slopes: Value | None, writer: Node) -> Var:
-    """Attention to the cache of another, `writer`, which has written the keys and values of the token."""
-    a, cache = node.attrs, e.kept[writer]
+def _attend_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Node) -> Var:
+    """Emit attention to the cache of the attention `writer`, which has stored the token's keys and values."""
+    a, cache = node.attrs, e.shared_caches[writer]
     latent, q = node.operand("v") is None, e.heads(node.required("q"), a["heads"])
     call = Call("latent_decode" if latent else "decode_attention")
     if latent:
         call.give(f"{call.place(q)}[:, :, 0]", f"{call.place(cache)}.k", e.positions, str(a["value_dim"]))
-        e.chose("latent_decode", _attends_latents(node))
+        e.record_kernel("latent_decode", _latent_refusal(node))
     else:
-        kept = call.place(cache)
-        call.give(f"{call.place(q)}.transpose(1, 2)", f"{kept}.k", f"{kept}.v", e.positions)
+        slot = call.place(cache)
+        call.give(f"{call.place(q)}.transpose(1, 2)", f"{slot}.k", f"{slot}.v", e.positions)
         call.named(**_scales(e, node))
-        e.chose("decode_attention", _attends(node))
-    _score(e, call, node, slopes)
+        e.record_kernel("decode_attention", _attention_refusal(node))
+    _add_scoring(e, call, node, slopes)
     return call.emit(e, ".flatten(1)[:, None]" if latent else ".flatten(2)", name="attended")
 
 
 def _cache(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
-    """Return the cache of `node`, emitted in `scope` as a variable if other attentions read it, too."""
+    """Return the cache of `node`; a variable, emitted in `scope`, if several attentions read it."""
     if len(sharing(node)) == 1:
         return CACHE
     outer, e.scope = e.scope, e.scope if scope is None else scope
-    e.kept[node] = e.emit("{0}", CACHE, name="kept")
-    e.kept[node].type = "Any"
+    e.shared_caches[node] = e.emit("{0}", CACHE, name="kept")
+    e.shared_caches[node].type = "Any"
     e.scope = outer
-    return e.kept[node]
+    return e.shared_caches[node]
 
 
-def _latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
-    """Attention whose keys are also its values: latent attention with weights absorbed."""
+def _attend_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
+    """Emit attention whose values are part of its keys: latent attention with absorbed weights."""
     call = Call("latent_decode")
-    kept = _cache(e, node)
-    cache, positions = call.place(kept), call.place(e.positions)
+    slot = _cache(e, node)
+    cache, positions = call.place(slot), call.place(e.positions)
     if absorbed is not None:
-        call.give(str(_against_latents(e, node, absorbed, call, kept)), f"{cache}.k")
+        call.give(str(_call_latent_qk(e, node, absorbed, call, slot)), f"{cache}.k")
     else:
         q = call.place(e.heads(node.required("q"), node.attrs["heads"]))
         k = call.place(e.heads(node.required("k"), 1))
         call.give(f"{q}[:, :, 0]", f"written_latent({cache}, {k}, {positions})")
     call.give(positions, str(node.attrs["value_dim"]))
-    _score(e, call, node, None)
-    e.chose("latent_decode", _attends_latents(node))
+    _add_scoring(e, call, node, None)
+    e.record_kernel("latent_decode", _latent_refusal(node))
     return call.emit(e, ".flatten(1)[:, None]", name="attended")
 
 
-def _against_latents(e: StepEmitter, node: Node, absorbed: Node, outer: Call, cache: Operand) -> Call:
-    """Return the call of `latent_qk`, which also writes the `cache`; it is an argument of the call `outer`."""
+def _call_latent_qk(e: StepEmitter, node: Node, absorbed: Node, outer: Call, cache: Operand) -> Call:
+    """Return the call of `latent_qk`, which also updates the `cache`, as an argument of the call `outer`."""
     call, weight = Call("latent_qk", outer.operands), absorbed.required("weight")
     call.give(absorbed.required("q"), absorbed.required("latent"), e.weight(weight))
     call.give(f"{call.place(cache)}.k", e.positions, absorbed.required("cosines"), absorbed.required("sines"))
     call.named(norm=e.norm_of(absorbed)).set("interleaved", absorbed.attrs["interleaved"], default=False)
-    _roll(call, node)
+    _add_rolling(call, node)
     (rows, rank), heads = weight.type.concrete({}), node.attrs["heads"]
     rope = absorbed.required("latent").width - rank
-    e.chose_for(
+    e.record_kernel_for(
         absorbed, "latent_qk", lambda dtype: few_rows(dtype) or latent_qk.refusal(rank, rows // heads, rope, dtype)
     )
     return call
 
 
 def _scales(e: StepEmitter, node: Node) -> dict[str, Operand]:
-    """Return the keywords for the scales of caches in FP8, if `node` has such."""
+    """Return the keyword arguments k_scale and v_scale of a cache in FP8; {} for other caches."""
     return dict(zip(("k_scale", "v_scale"), scale_refs(e, node) or (), strict=False))
 
 
-def _score(e: StepEmitter, call: Call, node: Node, slopes: Value | None) -> None:
-    """Add the keywords that say which keys are seen and how they are scored."""
+def _add_scoring(e: StepEmitter, call: Call, node: Node, slopes: Value | None) -> None:
+    """Add the keyword arguments for visible keys and scores: scale, softcap, sinks, slopes, window, pattern."""
     a = node.attrs
     if e.reads_prompts:
         call.named(start=e.start)
@@ -202,38 +204,38 @@ def _score(e: StepEmitter, call: Call, node: Node, slopes: Value | None) -> None
     call.named(sinks=node.operand("sinks"), slopes=slopes)
     if a["window"] is not None:
         call.set("window", a["window"])
-        if not _roll(call, node):
+        if not _add_rolling(call, node):
             call.set("keep_first", a["keep_first"], default=0)
     if (name := SKIPPING.get(a["pattern"])) is not None:
         call.set(name, a["stride"])
     call.named(tickets=e.tickets(a["heads"]))
 
 
-def _roll(call: Call, node: Node) -> bool:
-    """Add the keywords that say that a cache rolls, if it does."""
+def _add_rolling(call: Call, node: Node) -> bool:
+    """Add the keyword arguments of a rolling cache, and return whether the cache rolls."""
     room = rolled(node)
     if room is not None:
         call.set("rolling", True).set("keep_first", room[1], default=0)
     return room is not None
 
 
-def _attends_latents(node: Node) -> Refusal:
+def _latent_refusal(node: Node) -> Refusal:
     rank, width = node.attrs["value_dim"], node.required("k").width
     return lambda dtype: latent_decode.refusal(rank, width - rank, dtype)
 
 
-def _attends(node: Node) -> Refusal:
+def _attention_refusal(node: Node) -> Refusal:
     a = node.attrs
     width, value_width = node.required("k").width // a["kv_heads"], node.required("v").width // a["kv_heads"]
     return lambda dtype: decode_attention.refusal(width, value_width, dtype)
 
 
-def _heads(node: Node) -> Refusal:
+def _heads_refusal(node: Node) -> Refusal:
     width = node.required("v").width // node.attrs["kv_heads"]
 
-    def refused(dtype: torch.dtype) -> str | None:
+    def refuse(dtype: torch.dtype) -> str | None:
         if width % 2:
             return "an odd number of elements per head"
         return None if dtype in DTYPES else f"caches are {dtype}"
 
-    return refused
+    return refuse

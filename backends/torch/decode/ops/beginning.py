@@ -1,4 +1,4 @@
-"""The beginning of a decode step: embeddings of tokens and positions, and the angles of rotations."""
+"""The beginning of a decode step: embeddings of tokens and positions, and rotary angles."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..emitter import StepEmitter
 from ..registry import lowers
 
 
-def _blocks(e: StepEmitter, node: Node) -> str | None:
+def _refuse_blocks(e: StepEmitter, node: Node) -> str | None:
     tables = node.operand("weight"), node.operand("table")
     return "its table stays in blocks" if any(isinstance(kept(t), BlockLayout) for t in tables) else None
 
 
-@lowers(ops.embed_tokens, when=_blocks)
-def embedded(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """Emit the embeddings, and the cosines and sines of angles."""
+@lowers(ops.embed_tokens, when=_refuse_blocks)
+def embedding(e: StepEmitter, node: Node) -> tuple[Var, ...]:
+    """Emit the embeddings [batch, seq, dim], and cos and sin of the rotary angles of each frequency table."""
     a = node.attrs
     call = Call("embed_tokens").give(node.required("ids"), node.required("weight"), e.positions)
     for frequencies, amplitude in zip(node.inputs[4:], a["amplitudes"], strict=True):
@@ -33,16 +33,16 @@ def embedded(e: StepEmitter, node: Node) -> tuple[Var, ...]:
     call.set("scale", float(a["scale"]), default=1.0).named(table=node.operand("table"))
     call.set("offset", a["offset"], default=0)
     e.scope = TOP
-    e.chose("embed_tokens", lambda dtype: embed_tokens.refusal(torch.empty(1, 1, dtype=dtype, device="meta")))
+    e.record_kernel("embed_tokens", lambda dtype: embed_tokens.refusal(torch.empty(1, 1, dtype=dtype, device="meta")))
     names = ("x", *("cos" if i % 2 == 0 else "sin" for i in range(2 * len(a["amplitudes"]))))
     return e.many(f"{call}{'' if a['amplitudes'] else '[0]'}", *call.operands, names=names)
 
 
 @lowers(ops.rotary_angles)
 def angles(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """Emit cos and sin [batch·seq, pairs] of the angles of the tokens."""
+    """Emit cos and sin [batch·seq, pairs] of the rotary angles."""
     amplitude = node.attrs["amplitude"]
     text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
     text = f"(table.flatten(0, 2) for table in {text})"
-    given = e[node.required("positions")], e[node.required("frequencies")]
-    return e.hoist_many((text, *given), text, *given, names=("cos", "sin"))
+    operands = e[node.required("positions")], e[node.required("frequencies")]
+    return e.hoist_many((text, *operands), text, *operands, names=("cos", "sin"))

@@ -1,5 +1,5 @@
-"""Recurrences of a decode step: one token of a convolution, a state space, linear attention or the delta rule, the
-state changed in place."""
+"""Recurrences of a decode step: one token of a convolution, a state space, linear attention or the delta rule, with
+the state updated in place."""
 
 from __future__ import annotations
 
@@ -25,120 +25,120 @@ from ..emitter import StepEmitter
 from ..registry import lowers
 from .products import kernel_activation
 from .scan_kernel import NoKernel, scan_kernel
-from .scan_parts import products_apart
+from .scan_parts import split_products
 
 BY_TOKEN = ("x", "delta", "b", "c")  # operands of a state space with a row for each token
 
 
-def _refused(e: StepEmitter, node: Node) -> bool:
-    """Return whether the state of `node` is not in the cache."""
+def _is_stateless(e: StepEmitter, node: Node) -> bool:
+    """Return whether the state of `node` is not in the cache, and record that as a reason."""
     if node in e.cached and has_state(node):
-        e.declined("its state is an operand")
+        e.record_fallback("its state is an operand")
     return node not in e.cached or has_state(node)
 
 
-def _apart(e: StepEmitter, node: Node) -> str | None:
-    """Return why the weights around a recurrence cannot be arguments of its kernel, or None."""
+def _refuse_weights(e: StepEmitter, node: Node) -> str | None:
+    """Return why the weights of a recurrence cannot be arguments of its kernel, or None."""
     weights = "weight", "bias", "b_weight", "c_weight", "a_log"
-    return None if e.around_all(node, *weights) == node.scope else "its weights stand apart"
+    return None if e.scope_around_all(node, *weights) == node.scope else "its weights stand apart"
 
 
 @lowers(ops.scan)
 def scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
-    """The outputs of a recurrence of one's own whose state is in the cache, of a kernel that is generated for it."""
-    if _refused(e, node):
+    """Emit one token of a user-defined recurrence as a call of a kernel generated for it; fall back without one."""
+    if _is_stateless(e, node):
         return None
-    whole: Step = node.attrs["step"]
-    apart = products_apart(whole)
-    step = whole if apart is None else apart[1]
+    full: Step = node.attrs["step"]
+    parts = split_products(full)
+    step = full if parts is None else parts[1]
     try:
-        found = scan_kernel(step)
+        kernel = scan_kernel(step)
     except NoKernel as reason:
-        e.declined(str(reason))
+        e.record_fallback(str(reason))
         return None
     function = step_function(e, step)
     name = f"{function}_kernel"
-    e.kernels[name] = found.text.replace("{name}", name)
+    e.kernels[name] = kernel.text.replace("{name}", name)
     call = Call("step_in_place").give(name, function)
     state = f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values"
     values = [call.place(v) for v in node.inputs if v is not None]
-    given = dict(zip((*whole.tokens, *whole.constants), values, strict=True))
-    given |= {own: f"{state}[{i}]" for i, own in enumerate(whole.states)}
-    tokens, constants = ([given[n] for n in part if n in given] for part in (step.tokens, step.constants))
-    if apart is not None:
-        tokens.append(f"*{_products(e, whole, apart[0], given)}")
+    arguments = dict(zip((*full.tokens, *full.constants), values, strict=True))
+    arguments |= {part: f"{state}[{i}]" for i, part in enumerate(full.states)}
+    tokens, constants = ([arguments[n] for n in part if n in arguments] for part in (step.tokens, step.constants))
+    if parts is not None:
+        tokens.append(f"*{_call_products(e, full, parts[0], arguments)}")
     call.give(state)
     call.arguments += [tuple_text(part) for part in (tokens, constants) if part]
-    outputs = tuple_text([tuple_text([*map(str, shape)]) for shape in found.outputs])
-    call.arguments += [f"outputs={outputs}", f"count={found.count}", f"block={found.block}"]
-    e.chose(name, lambda dtype: operands.refusal(torch.empty(1, dtype=dtype, device="meta")))
+    outputs = tuple_text([tuple_text([*map(str, shape)]) for shape in kernel.outputs])
+    call.arguments += [f"outputs={outputs}", f"count={kernel.count}", f"block={kernel.block}"]
+    e.record_kernel(name, lambda dtype: operands.refusal(torch.empty(1, dtype=dtype, device="meta")))
     return e.many(str(call), *call.operands, names=tuple(v.name.rpartition(".")[2] for v in node.outputs))
 
 
-def _products(e: StepEmitter, step: Step, products: Graph, given: Mapping[str, str]) -> str:
-    """The call of a function that computes the `products` in a step of what is `given` for its inputs by name."""
+def _call_products(e: StepEmitter, step: Step, products: Graph, arguments: Mapping[str, str]) -> str:
+    """Return the call of a function that computes the `products` of a step; `arguments` has the texts of its inputs."""
     doc = "What a recurrence multiplies by weights before the rest of its step, of"
     function = e.function("products", function_text(products, [*products.outputs], doc))
     kinds = (step.states, step.tokens, step.constants)
-    parts = [tuple_text([given[n] for n in kind if n in products.inputs]) for kind in kinds]
+    parts = [tuple_text([arguments[n] for n in kind if n in products.inputs]) for kind in kinds]
     return f"products_of({', '.join([function, *parts])})"
 
 
 @lowers(ops.causal_conv)
-def convolved(e: StepEmitter, node: Node) -> Var | None:
-    """A convolution over the last inputs."""
-    if _refused(e, node):
+def causal_conv(e: StepEmitter, node: Node) -> Var | None:
+    """Emit one token of a causal convolution over the last inputs."""
+    if _is_stateless(e, node):
         return None
-    call, known = Call("conv_step"), kernel_activation(node.attrs["activation"])
+    call, name = Call("conv_step"), kernel_activation(node.attrs["activation"])
     call.give(f"{call.place(node.required('x'))}[:, 0]", node.required("weight"), node.operand("bias"))
-    _in_place(call, node).set("activation", known or "identity", default="silu")
-    e.chose("conv_step", lambda dtype: operands.refusal(_like(node, "x", dtype)))
-    made = call.emit(e, "[0][:, None]")
-    return made if known else e.emit(activation(node.attrs["activation"]), made, replaces=0)
+    _add_state(call, node).set("activation", name or "identity", default="silu")
+    e.record_kernel("conv_step", lambda dtype: operands.refusal(_like(node, "x", dtype)))
+    y = call.emit(e, "[0][:, None]")
+    return y if name else e.emit(activation(node.attrs["activation"]), y, replaces=0)
 
 
-@lowers(ops.matrix_recurrence, when=_apart)
+@lowers(ops.matrix_recurrence, when=_refuse_weights)
 def matrix(e: StepEmitter, node: Node) -> Var | None:
     """Emit one token of linear attention or of the delta rule, with the norms, decay and gate around it."""
-    if _refused(e, node):
+    if _is_stateless(e, node):
         return None
     call, a = Call("matrix_step"), node.attrs
 
     def row(name: str) -> str:
         return f"{call.place(node.required(name))}[:, 0]"
 
-    _in_place(call.give(row("q"), row("k"), row("v")), node)
+    _add_state(call.give(row("q"), row("k"), row("v")), node)
     call.set("heads", a["heads"]).set("groups", a["groups"], default=1)
     call.arguments += [f"{name}={row(name)}" for name in ("decay", "beta", "gate") if node.operand(name) is not None]
     unit = e.norm("rms", a["unit_eps"]) if a["unit"] else None
     call.named(a_log=e.weight(node.operand("a_log")), bias=e.weight(node.operand("bias")), unit=unit)
     for name in ("q_scale", "k_scale", "beta_scale"):
         call.set(name, a[name], default=1.0)
-    _norm_after(e, call, node)
-    e.chose("matrix_step", lambda dtype: _no_matrix(node, dtype))
+    _add_norm(e, call, node)
+    e.record_kernel("matrix_step", lambda dtype: _matrix_refusal(node, dtype))
     return call.emit(e, "[0][:, None]", name=local_name(node.output))
 
 
 @lowers(ops.linear_attention)
 def linear(e: StepEmitter, node: Node) -> Var | None:
-    """One token of linear attention whose sum of keys is a second state."""
-    if _refused(e, node):
+    """Emit one token of linear attention whose sum of keys is a second state."""
+    if _is_stateless(e, node):
         return None
     call = Call("linear_step").give(CacheSlot(states(node)[0].part, "", ""), *features(e, node), node.required("v"))
-    e.chose("matrix_step", lambda dtype: _no_matrix(node, dtype))
+    e.record_kernel("matrix_step", lambda dtype: _matrix_refusal(node, dtype))
     return call.give(str(node.attrs["heads"])).emit(e)
 
 
-def _no_matrix(node: Node, dtype: torch.dtype) -> str | None:
-    """Say why no kernel computes one token of a state that is a matrix."""
+def _matrix_refusal(node: Node, dtype: torch.dtype) -> str | None:
+    """Return why no kernel computes one token of a recurrence with a matrix state; None if one does."""
     state = [n for n in states(node)[0].row if isinstance(n, int)]
     return matrix_step.refusal(torch.empty(1, dtype=dtype, device="meta"), torch.empty(state, device="meta"))
 
 
-@lowers(ops.gated_selective_scan, ops.gated_ssd, when=_apart)
+@lowers(ops.gated_selective_scan, ops.gated_ssd, when=_refuse_weights)
 def state_space(e: StepEmitter, node: Node) -> Var | None:
     """Emit one token of a state space, with the step size, norms and gate around it."""
-    if _refused(e, node):
+    if _is_stateless(e, node):
         return None
     a, mamba2 = node.attrs, node.op is ops.gated_ssd
     call = Call("ssd_step" if mamba2 else "selective_step")
@@ -147,7 +147,7 @@ def state_space(e: StepEmitter, node: Node) -> Var | None:
             call.give(f"{call.place(node.required(name))}[:, 0]")
         else:
             call.give(node.operand(name))
-    _in_place(call, node)
+    _add_state(call, node)
     call.named(weight=None if mamba2 else e.weight(node.operand("weight")), bias=e.weight(node.operand("bias")))
     call.set("softplus", a["softplus"], default=False)
     if not mamba2:
@@ -161,33 +161,33 @@ def state_space(e: StepEmitter, node: Node) -> Var | None:
     if (gate := node.operand("gate")) is not None:
         call.give(f"gate={call.place(gate)}[:, 0]")
     if mamba2:
-        _norm_after(e, call, node)
+        _add_norm(e, call, node)
 
     def refusal(dtype: torch.dtype) -> str | None:
-        x, other = _like(node, "x", dtype), _like(node, "b" if mamba2 else "a", dtype)
+        x, b = _like(node, "x", dtype), _like(node, "b" if mamba2 else "a", dtype)
         if mamba2:
-            return mamba2_scan.refusal(x, other, heads=a["heads"], groups=a["groups"])
-        return mamba_scan.refusal(x, other)
+            return mamba2_scan.refusal(x, b, heads=a["heads"], groups=a["groups"])
+        return mamba_scan.refusal(x, b)
 
-    e.chose(call.function, refusal)
+    e.record_kernel(call.function, refusal)
     return call.emit(e, "[0][:, None]", name=local_name(node.output))
 
 
-def _norm_after(e: StepEmitter, call: Call, node: Node) -> None:
-    """Add the keywords of the norm of parts of the result, if there is one."""
+def _add_norm(e: StepEmitter, call: Call, node: Node) -> None:
+    """Add the keyword arguments of the norm over groups of the result, if the op has one."""
     a = node.attrs
     if a["norm"]:
         norm = e.norm("rms", a["eps"], node.operand("norm_weight"))
         call.named(norm=norm, tickets=e.tickets(a["norm_groups"])).set("norm_groups", a["norm_groups"], default=1)
 
 
-def _in_place(call: Call, node: Node) -> Call:
-    """`call` with the state before the token and where that after it goes, the same place in the cache."""
+def _add_state(call: Call, node: Node) -> Call:
+    """Add the state in the cache to `call` twice, as input and as output, and return `call`."""
     place = f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values[0]"
     return call.give(place, place)
 
 
 def _like(node: Node, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of the shape that the operand `name` of `node` has for one token."""
+    """Return a meta tensor of `dtype` with the shape that the operand `name` of `node` has for one token."""
     sizes = [s if isinstance(s, int) else 1 for s in node.required(name).shape]
     return torch.empty(sizes if name not in BY_TOKEN else sizes[::2], dtype=dtype, device="meta")

@@ -1,8 +1,8 @@
-"""The text of a kernel that computes one token of a recurrence of one's own, from the graph of its step.
+"""Generate a Triton kernel that computes one token of a user-defined recurrence, from the graph of its step.
 
-A row of the states is cut into blocks. What is reduced, if anything, is one axis of the states, and a block owns all of
-it, so that it needs nothing of other blocks and may write new states in the place of the old. Values are tiles [other
-axes, the reduced axis], or [other axes] where nothing is reduced, with a size of 1 where they do not vary.
+The states of a batch row are cut into blocks. At most one axis of the states is reduced, and a block contains all of
+it: so it is independent of other blocks and may update states in place. Values are tiles [other axes, reduced axis],
+or [other axes] without a reduction, with a size of 1 where they do not vary.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from weft.passes.analysis.feed_forward import activation_name
 
 from ...kernels.shared.operands import power_of_2
 from .products import kernel_activation
-from .scan_parts import Axes, Axis, reduced, regroups
+from .scan_parts import Axes, Axis, reduced_dims, regroups
 
-MOST = 4096  # numbers of a state that a block has
-ROWS, FEW_ROWS = 128, 32  # of a block at most, where nothing is reduced, and else
+MOST = 4096  # elements of a state in a block
+ROWS, FEW_ROWS = 128, 32  # most rows of a block, without and with a reduction
 _SIGNS = {
     **{"add": "+", "sub": "-", "mul": "*", "div": "/", "equal": "==", "less": "<", "less_equal": "<="},
     **{"logical_and": "&", "logical_or": "|"},
@@ -36,25 +36,25 @@ TEXTS = {
     **{"neg": "-{0}", "logical_not": "{0} == 0", "where": "tl.where({0}, {1}, {2})", "reciprocal": "1.0 / {0}"},
     **{"square": "{0} * {0}", "relu": "tl.maximum({0}, 0.0)", "softplus": "softplus({0})"},
 }
-REDUCED = {  # of a tile: what fills it where there is nothing, and the function
+REDUCED = {  # reductions of a tile: the value of masked elements, and the function
     ops.sum: ("0.0", "tl.sum"),
     ops.mean: ("0.0", "tl.sum"),
     ops.max: ('-float("inf")', "tl.max"),
     ops.min: ('float("inf")', "tl.min"),
 }
-MOVES = (ops.reshape, ops.squeeze, ops.unsqueeze, ops.transpose, ops.expand)  # which leave a tile as it is
-# Names that no variable of a kernel has: what it calls, and its indices.
+MOVES = (ops.reshape, ops.squeeze, ops.unsqueeze, ops.transpose, ops.expand)  # ops that leave a tile as it is
+# Names that no variable of a kernel may have: its functions and indices.
 TAKEN = {"tl", "start_next", "wait", "activate", "softplus", "float", "row", "there", "known", "p", "n", "BLOCK", "PDL"}
 
 
 class NoKernel(Exception):
-    """A step that no kernel is written for; the message says why, in a few words."""
+    """Raised for a step that no kernel can be generated for; the message is the reason, in a few words."""
 
 
 @dataclass(frozen=True)
 class ScanKernel:
-    """The `text` of a kernel called ``{name}``: a block has `block` of the `count` rows of a text's states; `outputs`
-    are the shapes of a text's outputs."""
+    """The source `text` of a kernel called ``{name}``: a block has `block` of the `count` rows of a batch row's states;
+    `outputs` are the shapes of its outputs for a batch row."""
 
     text: str
     count: int
@@ -64,32 +64,31 @@ class ScanKernel:
 
 @dataclass(frozen=True)
 class _View:
-    """A text's part of the input called `name`: how far apart the numbers of each dimension are in memory; 0 where it
-    does not vary."""
+    """A batch row of the input called `name`, with strides in elements; 0 for broadcast dimensions."""
 
     name: str
     strides: tuple[int, ...]
 
 
 def scan_kernel(step: Step) -> ScanKernel:
-    """The kernel of one token of `step`.
+    """Generate the kernel of one token of `step`.
 
     Raises:
-        NoKernel: if it has an op that is neither elementwise nor a sum over one axis of its states, if these differ in
-            shape, or if an axis is none of theirs.
+        NoKernel: if an op is neither elementwise nor a reduction over one axis of the states, if the states differ in
+            shape, or if a value has an axis that the states lack.
     """
     return _Writer(step).kernel()
 
 
 def _row(value: Value) -> tuple[int, ...]:
-    """The shape of a text's part of `value`, with 1 for the batch."""
+    """Return the shape of `value` with 1 for the batch."""
     if any(not isinstance(n, int) and n != BATCH for n in value.shape):
-        raise NoKernel(f"{value.name} mixes texts")
+        raise NoKernel(f"{value.name} mixes batch rows")
     return tuple(n if isinstance(n, int) else 1 for n in value.shape)
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The distances of the numbers of each dimension, without gaps; 0 for sizes of 1."""
+    """Return the strides of a contiguous tensor in elements; 0 for sizes of 1."""
     return tuple(0 if n == 1 else math.prod(shape[d + 1 :]) for d, n in enumerate(shape))
 
 
@@ -98,7 +97,7 @@ def _number(x: float) -> str:
 
 
 class _Writer:
-    """Writes the kernel of a step, a line for each of its nodes."""
+    """Writes the kernel of a step, one line for each of its nodes."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.graph, self.axes = step, step.graph, Axes(step)
@@ -106,45 +105,45 @@ class _Writer:
         self.lines: list[str] = []
         self.names = {*TAKEN}
         self.variables: dict[Value, str] = {}
-        self.loaded: dict[str, str] = {}  # the variable of what stands at an address
+        self.loaded: dict[str, str] = {}  # the variable loaded from an address
         self.pointers = {name: self.fresh(f"{name}_ptr") for name in step.graph.inputs}
         self.rows = {name: self.fresh(f"{name}_row") for name in step.tokens}
-        self._lay_out()
+        self._find_axes()
 
-    def _lay_out(self) -> None:
-        """Find the axes of the states: `inner`, the one that is reduced, if any, and those `across`, by size."""
+    def _find_axes(self) -> None:
+        """Set `inner`, the reduced axis of the states or None, and `across`, the sizes of their other axes."""
         states = [self.graph.inputs[name] for name in self.step.states]
-        own, shape = self.axes.of(states[0]), _row(states[0])
-        if any(self.axes.of(state) != own for state in states):
+        axes, shape = self.axes.of(states[0]), _row(states[0])
+        if any(self.axes.of(state) != axes for state in states):
             raise NoKernel("its states differ in shape")
-        sizes = {axis: n for axis, n in zip(own, shape, strict=True) if axis not in (None, own[0])}
+        sizes = {axis: n for axis, n in zip(axes, shape, strict=True) if axis not in (None, axes[0])}
         if len(sizes) != sum(n > 1 for n in shape):
             raise NoKernel("two axes of its states meet")
-        found = {axis for node in self.graph.nodes for axis in self._reduced(node)}
-        if len(found) > 1 or not found <= sizes.keys():
+        reduced = {axis for node in self.graph.nodes for axis in self._reduced_axes(node)}
+        if len(reduced) > 1 or not reduced <= sizes.keys():
             raise NoKernel(f"its op {self._reducing()} does not run over one axis of its states")
-        self.batch, self.inner = own[0], next(iter(found), None)
+        self.batch, self.inner = axes[0], next(iter(reduced), None)
         self.length = sizes.pop(self.inner) if self.inner is not None else 1
         if self.length > MOST:
             raise NoKernel(f"its op {self._reducing()} has more than {MOST} terms")
         self.across = {axis: n for axis, n in sizes.items() if axis is not None}
         self.count = math.prod(sizes.values())
 
-    def _reduced(self, node: Node) -> list[Axis]:
-        """The axes that `node` reduces."""
+    def _reduced_axes(self, node: Node) -> list[Axis]:
+        """Return the axes that `node` reduces."""
         if node.op is not ops.matmul and node.op not in REDUCED:
             return []
         x = node.inputs[0]
         assert x is not None
-        dims = [len(x.shape) - 1] if node.op is ops.matmul else sorted(reduced(node))
+        dims = [len(x.shape) - 1] if node.op is ops.matmul else sorted(reduced_dims(node))
         return [axis for d in dims if (axis := self.axes.of(x)[d]) is not None]
 
     def _reducing(self) -> str:
-        """The names of the ops that reduce."""
-        return ", ".join(dict.fromkeys(node.op.name for node in self.graph.nodes if self._reduced(node)))
+        """Return the names of the reducing ops, for messages."""
+        return ", ".join(dict.fromkeys(node.op.name for node in self.graph.nodes if self._reduced_axes(node)))
 
     def fresh(self, name: str) -> str:
-        """A variable called `name`, or nearly so where that is taken."""
+        """Return a new variable: `name`, with underscores appended until it is free."""
         name = f"v_{name}" if name[0].isdigit() else name
         while keyword.iskeyword(name) or name in self.names:
             name += "_"
@@ -153,19 +152,19 @@ class _Writer:
 
     def kernel(self) -> ScanKernel:
         step, stores = self.step, list[str]()
-        if odd := next((v for v in self.graph.inputs.values() if not v.type.dtype.is_float), None):
-            raise NoKernel(f"{odd.name} is no floating-point number")
+        if integers := next((v for v in self.graph.inputs.values() if not v.type.dtype.is_float), None):
+            raise NoKernel(f"{integers.name} is not a floating-point tensor")
         for name in step.states:
             address, mask = self._address(self.graph.inputs[name])
             stores.append(self._store(self.pointers[name], address, self[step.new(name)], mask))
         results = {name: self.fresh(f"{name}_ptr") for name in step.outputs}
         for name, pointer in results.items():
-            value = _stored(self.graph.outputs[name])
-            made = self[value]
+            value = _undo_reshapes(self.graph.outputs[name])
+            y = self[value]
             if not self.across.keys() <= {*self.axes.of(value)}:
                 raise NoKernel(f"its output {name} lacks an axis of its states")
             address, mask = self._address(value)
-            stores.append(self._store(pointer, address, made, mask))
+            stores.append(self._store(pointer, address, y, mask))
         parameters = ", ".join([*self.pointers.values(), *results.values(), *self.rows.values()])
         doc = f"One token: {', '.join(step.states)}, in place, and {', '.join(step.outputs)}."
         barrier = "tl.debug_barrier()  # several warps may hold the same part of a state: all have read it"
@@ -183,7 +182,7 @@ class _Writer:
         return ScanKernel("\n    ".join(lines), self.count, min(most, power_of_2(self.count)), shapes)
 
     def _indices(self) -> list[str]:
-        """The lines that say which part of the states a block has."""
+        """Return the lines that compute the indices of a block into the states."""
         rows, there = "tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", f"p < {self.count}"
         first = ["start_next(PDL)", "row = tl.program_id(1).to(tl.int64)"]
         if self.inner is None:
@@ -194,7 +193,7 @@ class _Writer:
     # -- memory
 
     def _view(self, value: Value) -> _View | None:
-        """`value` as an input, maybe in another layout, if it is one."""
+        """Return `value` as a view of an input; None if it is computed, or its layout is not strided."""
         node = value.producer
         if node is None:
             return _View(value.name, _strides(_row(value)))
@@ -213,16 +212,18 @@ class _Writer:
         return _View(view.name, tuple(0 if n == 1 else next(varying) for n in value.shape))
 
     def _address(self, value: Value) -> tuple[str, str]:
-        """The offset of `value` in memory of its own, texts without gaps, and the mask of what is there."""
+        """Return the offset and the mask of `value` in a contiguous tensor of its own."""
         shape = _row(value)
         address, mask = self._offset(value, _View("", _strides(shape)), math.prod(shape))
         if self.across:
             return address, mask
-        return f"{address} + p", " & ".join(["there", mask] if mask else ["there"])  # values are tiles, so must this be
+        return f"{address} + p", " & ".join(
+            ["there", mask] if mask else ["there"]
+        )  # values are tiles: the address must be one
 
     def _offset(self, value: Value, view: _View, size: int = 0) -> tuple[str, str]:
-        """The offset of `value` behind its pointer, and the mask of what is there; texts are `size` apart, or as a
-        token says."""
+        """Return the offset of `value` from its pointer, and its mask; batch rows are `size` apart, or by default the
+        row stride of the token `view` is of."""
         across, inner = dict[Axis, int](), 0
         for axis, stride in zip(self.axes.of(value), view.strides, strict=True):
             if axis in self.across:
@@ -230,15 +231,15 @@ class _Writer:
             elif axis is not None and axis == self.inner:
                 inner += stride
             elif axis not in (None, self.batch):
-                made = value.producer.op.name if value.producer is not None else value.name
-                raise NoKernel(f"{made} has an axis that no state has")
+                name = value.producer.op.name if value.producer is not None else value.name
+                raise NoKernel(f"{name} has an axis that no state has")
         texts = [f"row * {size}"] if size else [f"row * {self.rows[view.name]}"] if view.name in self.rows else []
         texts += self._terms(across) + ["n" if inner == 1 else f"n * {inner}"] * bool(inner)
         return " + ".join(texts), " & ".join(["there"] * any(across.values()) + ["known"] * bool(inner))
 
     def _terms(self, strides: Mapping[Axis, int]) -> list[str]:
-        """The offsets by p, of as few terms as there are gaps."""
-        groups, below = list[tuple[int, int, int]](), self.count  # size, stride, numbers of p for each
+        """Return the terms of the offset by the row index p, adjacent contiguous axes merged."""
+        groups, below = list[tuple[int, int, int]](), self.count  # size, stride, values of p for each index
         for axis, size in self.across.items():
             below //= size
             stride = strides.get(axis, 0)
@@ -254,20 +255,20 @@ class _Writer:
             for size, stride, below in groups
         ]
 
-    def _store(self, pointer: str, address: str, made: str, mask: str) -> str:
+    def _store(self, pointer: str, address: str, value: str, mask: str) -> str:
         masked = f", mask={mask}" if mask else ""
-        return f"tl.store({pointer} + {address}, {made}.to({pointer}.dtype.element_ty){masked})"
+        return f"tl.store({pointer} + {address}, {value}.to({pointer}.dtype.element_ty){masked})"
 
     # -- values
 
     def __getitem__(self, value: Value) -> str:
-        """The variable of `value`."""
+        """Return the variable of `value`, loaded or computed on first use."""
         if value not in self.variables:
             self.variables[value] = self._load(value) or self._compute(value)
         return self.variables[value]
 
     def _load(self, value: Value) -> str | None:
-        """The variable of an input, if `value` is one."""
+        """Return the variable of `value`, loaded, if it is a view of an input; else None."""
         if (view := self._view(value)) is None:
             return None
         size = math.prod(_row(self.graph.inputs[view.name])) if view.name in self.step.states else 0
@@ -280,13 +281,13 @@ class _Writer:
         return self.loaded[place]
 
     def _compute(self, value: Value) -> str:
-        """The variable of what a node makes."""
+        """Return the variable of `value`, computed by its producer."""
         node = value.producer
         assert node is not None
         moves, operands = node.op in MOVES, [v for v in node.inputs if v is not None]
-        # Asked before operands are computed: the reason is this op, not what stands before it.
-        known = moves or self._expression(node, [""] * len(operands)) is not None
-        if not known or regroups(node) or len(node.outputs) > 1:
+        # Checked before operands are computed, so that the reason names this op, not one that it reads.
+        supported = moves or self._expression(node, [""] * len(operands)) is not None
+        if not supported or regroups(node) or len(node.outputs) > 1:
             raise NoKernel(f"no kernel has its op {node.op.name}")
         texts = [self[v] for v in operands]
         if moves:
@@ -296,15 +297,15 @@ class _Writer:
         return name
 
     def _expression(self, node: Node, texts: Sequence[str]) -> str | None:
-        """The text of what `node` makes of the variables `texts`, if kernels have that."""
+        """Return the expression of `node` with the operands `texts`; None if kernels lack its op."""
         op, a, x = node.op, node.attrs, texts[0] if texts else ""
         if op.name in TEXTS:
             return TEXTS[op.name].format(*texts)
         if op is ops.matmul:
             product = f"{x} * {texts[1]}"
-            return self._reduce(ops.sum, product) if self._reduced(node) else product
+            return self._reduce(ops.sum, product) if self._reduced_axes(node) else product
         if op in REDUCED:
-            return self._reduce(op, x) if self._reduced(node) else x
+            return self._reduce(op, x) if self._reduced_axes(node) else x
         if op is ops.affine:
             start = f"tl.zeros_like({x})" if a["by"] == 0 else x if a["by"] == 1 else f"{x} * {_number(a['by'])}"
             return f"{start} + {_number(a['plus'])}" if a["plus"] != 0 else start
@@ -313,18 +314,18 @@ class _Writer:
             return text if a["high"] is None else f"tl.minimum({text}, {_number(a['high'])})"
         if op is ops.cast and a["to"].is_float:  # as in torch, where a step computes in f32
             return f"{x}.to(tl.float32)"
-        if (known := kernel_activation(activation_name(node))) is not None:
-            return f'activate({x}, "{known}")'
+        if (name := kernel_activation(activation_name(node))) is not None:
+            return f'activate({x}, "{name}")'
         return f"{x} * tl.sigmoid({x} * {_number(a['beta'])})" if op is ops.swish else None
 
     def _reduce(self, op: Op, text: str) -> str:
         filling, function = REDUCED[op]
-        whole = f"{function}(tl.where(known, {text}, {filling}), axis=1, keep_dims=True)"
-        return f"{whole} / {self.length}" if op is ops.mean else whole
+        total = f"{function}(tl.where(known, {text}, {filling}), axis=1, keep_dims=True)"
+        return f"{total} / {self.length}" if op is ops.mean else total
 
 
-def _stored(value: Value) -> Value:
-    """`value` before it got another shape, as far as its numbers have the same order in memory."""
+def _undo_reshapes(value: Value) -> Value:
+    """Return the value that `value` is a reshape of, as far back as the batch stays first: memory order is the same."""
     node = value.producer
     while node is not None and node.op in (ops.reshape, ops.squeeze, ops.unsqueeze):
         x = node.required("x")
