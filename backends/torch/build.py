@@ -22,7 +22,7 @@ from .ops import float8_caches
 from .package import export
 from .package.explain import explain, explain_cpu
 from .program import quantized as blocks
-from .program.positions import rolled
+from .program.positions import rolling_capacity
 from .program.statements import TORCH_NAMES
 from .program.states import cached_nodes, check_writes
 
@@ -47,7 +47,7 @@ class TorchFolder:
         self._built = export.build(forms, float8)
         self._weights = export.weights(self._built, dtypes.parse(dtype))
         self.tensors = export.stored_tensors(self._built, self._weights)
-        self.trace: list[str] = blocks.widened(graph)
+        self.trace: list[str] = blocks.list_widened(graph)
         kept = blocks.summary(self._built.source.weights.values())
         self.idle = {KEEP_BLOCKS: reason} if given[KEEP_BLOCKS] and (reason := blocks.widens_all(graph)) else {}
         untold = float8_caches.describe_limits(graph) if float8 else []
@@ -96,7 +96,7 @@ def _kept(graph: Graph) -> dict[str, Any]:
 
 def _states(node: Node) -> tuple[StateSpec, ...]:
     """List the states of `node`; the caches of attentions with windows roll wherever they can."""
-    room = rolled(node)
+    room = rolling_capacity(node)
     if room is None:
         return caches(node) or states(node)
     return tuple(replace(s, growth=Growth.WINDOW, type=s.type.with_axis(2, room[0])) for s in caches(node))

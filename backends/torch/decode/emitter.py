@@ -19,7 +19,7 @@ from weft.passes.analysis.states import caches, keeper
 
 from ..program.emitter import Emitter, local_name
 from ..program.positions import query_positions
-from ..program.quantized import kept
+from ..program.quantized import find_layout
 from ..program.statements import TOP, Operand, ParamRef, Statement, Submodule, Var
 from ..program.states import cached_nodes, counts_keys
 from .members import access
@@ -139,7 +139,7 @@ class StepEmitter(Emitter):
             pack = value.producer
             assert pack is not None and pack.op is ops.pack
             return self.pack_params([w for w in pack.inputs if isinstance(w, Param)])
-        if isinstance(kept(value), BlockLayout):
+        if isinstance(find_layout(value), BlockLayout):
             stem = value.name.removesuffix(".weight")
             return Submodule(f"{stem}_blocks", f"{{0}}{access(stem.rpartition('.')[2])}.blocks()")
         self.program.weights[value.name] = value
@@ -159,7 +159,7 @@ class StepEmitter(Emitter):
             return None
         joined = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
         name = f"{joined}_" if keyword.iskeyword(joined) else joined  # i and f of an LSTM
-        layouts = {kept(p) for p in params}
+        layouts = {find_layout(p) for p in params}
         blocks = any(isinstance(layout, BlockLayout) for layout in layouts)
         if blocks and len(layouts) > 1:
             return None

@@ -12,8 +12,8 @@ from weft.passes.analysis.states import specs
 from weft.passes.edits.legalization import Accepts
 
 from ..codegen.structure import Call, Loop, Method, structure
-from ..lower.lower import Lowered, emit, last_mixed, needed, pick_last, refusals
-from ..program.positions import rolled
+from ..lower.lower import Lowered, emit, find_last_mixing, live_statements, refusals, select_last_rows
+from ..program.positions import rolling_capacity
 from ..program.statements import TOP, Program
 from ..program.states import cached_nodes
 from . import tables
@@ -59,19 +59,19 @@ def explain_refusal(graph: Graph) -> str:
 
 def lower_step(model: Lowered, graph: Graph) -> Step | None:
     """Lower the fused `graph` of `model` to a decode step; None if the step would need caches of another structure."""
-    head = last_mixed(graph)
+    head = find_last_mixing(graph)
     several = head is not None and reads_prompts(model.graph)
     emitter = StepEmitter(graph, model.program.functions, several, model.float8_caches)
 
     def pick(node: Node) -> None:
         if several and head is not None and head[0] in node.outputs:
-            pick_last(emitter, *head)
+            select_last_rows(emitter, *head)
 
     emit(emitter, graph, {OPS[name]: lowering.emit for name, lowering in STEPS.items()}, pick)
     program = emitter.program
     program.nodes = list(model.graph.nodes)
     program.outputs = {"logits": emitter[graph.outputs["logits"]]}
-    program.statements = emitter.with_count(needed(program))
+    program.statements = emitter.with_count(live_statements(program))
     tables.hold_tables(program, emitter.most_tickets)
     readers = (s for s in program.statements if emitter.start in s.operands)
     any_length = all(
@@ -116,5 +116,5 @@ def reads_prompts(graph: Graph) -> bool:
     """Return whether steps of `graph` can take several tokens of each row: its only states are full KV caches, and no
     experts are chosen per token."""
     cached = cached_nodes(graph)
-    plain = all(n.op is ops.attention and n.operand("v") is not None and rolled(n) is None for n in cached)
+    plain = all(n.op is ops.attention and n.operand("v") is not None and rolling_capacity(n) is None for n in cached)
     return plain and not any(n.op in (ops.moe, ops.route) for n in graph.nodes)

@@ -15,7 +15,7 @@ from ..codegen.naming import Named
 from ..codegen.source import formatted, template
 from ..codegen.structure import Method
 from ..lower.lower import Lowered
-from ..program.snippets import bound, imports, library, names, used_snippets
+from ..program.snippets import bound_names, imports, library, names, used_snippets
 from ..program.statements import ParamRef, Var, inside
 from .lowering import Step
 from .members import constructor, name_attributes
@@ -70,7 +70,7 @@ def write_step(
     functions = {name: text for name, text in step.program.functions.items() if name in used & new}
     used |= names(ast.parse("\n".join(functions.values())))
     generated = ast.parse("\n".join(step.kernels.values())).body
-    in_kernels = {name for kernel in generated for name in names(kernel) - bound(kernel)}
+    in_kernels = {name for kernel in generated for name in names(kernel) - bound_names(kernel)}
     snippets = used_snippets(used & OWN)
     in_model = {*library(), *lowered.program.functions} - OWN
     shared = sorted(used & in_model)

@@ -1,4 +1,4 @@
-"""From a graph to a program: every node by the first lowering that takes it, under names that Python takes.
+"""From a graph to a program: every node by the first lowering that accepts it, with names that are valid in Python.
 
-Never here: lowerings of single ops (`ops`), text of classes (`codegen`).
+Never here: lowerings of single ops (`ops`), source of classes (`codegen`).
 """

@@ -1,4 +1,4 @@
-"""Encoder-decoders: what only the encoder reads is made in it, for later calls of a text do not run it."""
+"""Encoder-decoders: statements that only the encoder needs move into it, because later calls do not run it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 from ..program.statements import TOP, Program, Statement, Var, inside
 
 
-def within_encoder(program: Program, statements: list[Statement]) -> list[Statement]:
-    """`statements`, those of the model's own forward moved into the encoder that are made of its inputs, and that
-    nothing outside of it reads."""
+def move_into_encoder(program: Program, statements: list[Statement]) -> list[Statement]:
+    """Move statements of the model's forward that compute on the encoder's inputs, and that only the encoder reads,
+    into the scope of the encoder; return all `statements` in order."""
     skipped = {v for v in program.inputs if v.skips}
     scopes = {s.scope.partition(".")[0] for s in statements if not skipped.isdisjoint(s.operands)} - {TOP}
     if len(scopes) != 1:
@@ -19,12 +19,12 @@ def within_encoder(program: Program, statements: list[Statement]) -> list[Statem
     for s in statements:
         if (s.scope == TOP or s in within) and not skipped.isdisjoint(s.operands):
             skipped.update(s.results)
-    read: set[object] = {*program.outputs.values()}  # outside of the encoder
-    found = []
+    read: set[object] = {*program.outputs.values()}  # by statements outside of the encoder
+    moved = []
     for s in reversed(statements):
         if s.scope == TOP and s.results and skipped.issuperset(s.results) and read.isdisjoint(s.results):
             s = replace(s, scope=encoder, early=False)
         elif s not in within:
             read.update(o for o in s.operands if isinstance(o, Var))
-        found.append(s)
-    return found[::-1]
+        moved.append(s)
+    return moved[::-1]

@@ -1,8 +1,8 @@
-"""Names of a graph as Python and `nn.Module` take them: the one place where generated code gets its identifiers.
+"""Convert the names of a graph to identifiers of Python and attributes of `nn.Module`, for all generated code.
 
-Names of graphs come from checkpoints, architecture files and IR text. Most are good attributes already and stay as they
-are; `class` becomes `class_`, `a-b` becomes `a_b`, and what `nn.Module` defines itself (`forward`, `training`, `type`)
-gets an underscore too. Siblings stay apart.
+Names of graphs come from checkpoints, architecture files and IR text. Most are valid attributes and stay as they are;
+`class` becomes `class_`, `a-b` becomes `a_b`, and attributes of `nn.Module` itself (`forward`, `training`, `type`)
+also get an underscore. Siblings keep distinct names.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from weft.passes.edits.edit import rename_all
 
 from ..program.snippets import RESERVED, library
 
-SPARSE = 1000  # of a list of modules, whose places between the numbers are filled with empty ones
-OWN = {*dir(nn.Module()), "new_cache", "cache"}  # what a module has besides its parts
+SPARSE = 1000  # longest list of modules with gaps, which are filled with empty modules
+OWN = {*dir(nn.Module()), "new_cache", "cache"}  # attributes of every generated module
 
 
 def name_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[str, str] | None = None) -> list[str]:
-    """Give scopes, values, parameters, inputs and outputs of `graph` names for Python, and none of those to `avoid`;
-    modules of the whole model that hold one weight, with its bias, are called as `usual` says. Return old names."""
+    """Rename scopes, values, parameters, inputs and outputs of `graph` to valid identifiers; return the old names.
+
+    No name is one of `avoid`. `usual` maps names of top-level modules with one weight, and perhaps a bias, to new ones.
+    """
     paths, inputs = _paths(graph, avoid), argument_names(graph)
     for old, new in _plain_modules(graph, usual or {}).items():
         paths |= {k: new + v[len(old) :] for k, v in paths.items() if v == old or v.startswith(f"{old}.")}
@@ -36,37 +38,37 @@ def name_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[st
 
 
 def _plain_modules(graph: Graph, usual: Mapping[str, str]) -> dict[str, str]:
-    """The entries of `usual` for names of modules that hold no more than a weight and a bias, where they are free."""
+    """Return the entries of `usual` whose module has only a weight and perhaps a bias, and whose new name is free."""
     params, nodes = [*graph.params], graph.nodes
-    taken = {
+    used = {
         name.partition(".")[0]
         for name in [*params, *(n.scope for n in nodes), *(v.name for n in nodes for v in n.outputs)]
     }
     return {
         old: new
         for old, new in usual.items()
-        if new not in taken
+        if new not in used
         and f"{old}.weight" in params
         and {p for p in params if p.startswith(f"{old}.")} <= {f"{old}.weight", f"{old}.bias"}
     }
 
 
 def argument_names(graph: Graph) -> dict[str, str]:
-    """Return what the inputs of `graph` are called as arguments: a cache of `past.0.key` is `past_0_key`."""
+    """Map the inputs of `graph` to names of arguments: `past.0.key` becomes `past_0_key`."""
     return _distinct([*graph.inputs], avoid={*RESERVED, *library(), "last"})
 
 
 def parameter_names(graph: Graph) -> dict[str, str]:
-    """Return the names that the parameters of `graph` have in generated code, each with its name in `graph`."""
+    """Map the names of parameters in generated code to their names in `graph`."""
     paths = _paths(graph)
     return {paths[name]: name for name in graph.params}
 
 
 def _paths(graph: Graph, avoid: Collection[str] = ()) -> dict[str, str]:
-    """Map every dotted name of `graph` to one whose parts are attributes, or numbers of a list."""
+    """Map every dotted name of `graph` to one whose parts are attributes, or indices of a list."""
     values = (v.name for node in graph.nodes for v in node.outputs)
     names = [*graph.params, *(node.scope for node in graph.nodes), *values, *(v.name for v in graph.inputs.values())]
-    tree: dict[str, dict[str, None]] = {}  # the parts below a path, in the order in which they come
+    tree: dict[str, dict[str, None]] = {}  # the parts below a path, in order of appearance
     for name in names:
         *outer, last = name.split(".") if name else [""]
         path = ""
@@ -75,17 +77,17 @@ def _paths(graph: Graph, avoid: Collection[str] = ()) -> dict[str, str]:
             path += f"{part}."
         tree.setdefault(path, {})[last] = None
     below = {path: _siblings(parts, bool(path), avoid) for path, parts in tree.items()}
-    renamed = {name: _renamed(name, below) for name in names if name}
+    renamed = {name: _rename_parts(name, below) for name in names if name}
     for name in graph.params:
-        if f"{name}." in tree:  # a tensor has no parts
-            others = {new for old, new in renamed.items() if old != name}
+        if f"{name}." in tree:  # a tensor has no children
+            taken = {new for old, new in renamed.items() if old != name}
             renamed[name] += "_"
-            while renamed[name] in others:
+            while renamed[name] in taken:
                 renamed[name] += "_"
     return renamed
 
 
-def _renamed(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
+def _rename_parts(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
     path, parts = "", []
     for part in name.split("."):
         parts.append(below[path][part])
@@ -94,7 +96,7 @@ def _renamed(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _siblings(parts: Iterable[str], listed: bool, avoid: Collection[str] = ()) -> dict[str, str]:
-    """Map the names of siblings to identifiers; where all are numbers and they may be `listed`, they stay numbers."""
+    """Map the names of siblings to identifiers; names that are all numbers stay so if `listed`, as a ModuleList."""
     parts = [part for part in parts if part]
     numbered = listed and all(re.fullmatch(r"0|[1-9]\d{0,8}", part) for part in parts)
     if numbered and max(map(int, parts), default=0) < SPARSE + 4 * len(parts):
@@ -103,23 +105,23 @@ def _siblings(parts: Iterable[str], listed: bool, avoid: Collection[str] = ()) -
 
 
 def _distinct(names: list[str], avoid: Collection[str] = OWN) -> dict[str, str]:
-    """Map `names` to identifiers that differ from each other and from what is to `avoid`."""
-    taken = {name for name in names if _identifier(name, avoid) == name}
+    """Map `names` to distinct identifiers, none of them in `avoid`."""
+    used = {name for name in names if _identifier(name, avoid) == name}
     renamed = {}
     for name in names:
         new = base = _identifier(name, avoid)
         number = 1
-        while new != name and new in taken:
+        while new != name and new in used:
             number += 1
             new = f"{base}_{number}"
-        taken.add(new)
+        used.add(new)
         renamed[name] = new
     return renamed
 
 
 def _identifier(name: str, avoid: Collection[str]) -> str:
     new = re.sub(r"[^A-Za-z0-9_]", "_", name)
-    new = re.sub(r"^__+", "_", new)  # two underscores are mangled in a class
+    new = re.sub(r"^__+", "_", new)  # two underscores would be mangled in a class
     if not new or new[0].isdigit() or not new.strip("_"):
         new = f"v_{new}".rstrip("_")
     return f"{new}_" if keyword.iskeyword(new) or new in avoid else new

@@ -1,4 +1,4 @@
-"""From a graph to a program: every node is lowered by the first registered lowering that takes it."""
+"""Lower a graph to a program: every node by the first registered lowering that accepts it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..program.positions import begin, end
 from ..program.registry import LOWERINGS
 from ..program.statements import Operand, ParamRef, Program, Statement, Submodule
 from ..program.states import cached_nodes, counts_keys, cross_attentions
-from .encoder import within_encoder
+from .encoder import move_into_encoder
 
 E = TypeVar("E", bound=Emitter)
 
 
 def refusals(node: Node) -> list[str] | None:
-    """List why each lowering refuses `node`; None if one accepts."""
+    """Return the reason of each lowering that refuses `node`; None if one accepts it."""
     reasons = []
     for candidate in LOWERINGS.get(node.op.name, []):
         reason = candidate.when(node)
@@ -34,7 +34,7 @@ def refusals(node: Node) -> list[str] | None:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A `graph` whose ops all have lowerings, and its `program`, perhaps with `float8_caches`."""
+    """A `graph` whose ops all have lowerings, and its `program`; `float8_caches`: KV caches are in FP8."""
 
     graph: Graph
     program: Program
@@ -42,26 +42,26 @@ class Lowered:
 
 
 def lower(graph: Graph, float8_caches: bool = False) -> Lowered:
-    """Lower `graph`, the form of a model that the target torch lists.
+    """Lower `graph`, the legalized form "model" of the target torch, to a program.
 
-    A graph of a decoder without caches also gets them: its program keeps, where it is given a cache, what tokens of
-    later calls need. With `float8_caches` keys and values are kept in FP8.
+    The program of a decoder takes an optional cache, which keeps keys, values and states for later calls. With
+    `float8_caches` keys and values are kept in FP8.
     """
     cached = cached_nodes(graph)
     emitter = Emitter(graph, cached, counts_keys(graph, cached), cross_attentions(graph, cached), float8_caches)
     begin(emitter)
-    head = last_mixed(graph) if emitter.cached else None
+    head = find_last_mixing(graph) if emitter.cached else None
 
     def pick(node: Node) -> None:
         if head is not None and head[0] in node.outputs:
-            pick_last(emitter, *head)
+            select_last_rows(emitter, *head)
 
     emit(emitter, graph, {}, pick)
     program = emitter.program
     program.outputs = {name: emitter[value] for name, value in graph.outputs.items()}
-    program.statements = within_encoder(program, end(emitter, needed(program)))
+    program.statements = move_into_encoder(program, end(emitter, live_statements(program)))
     read = read_weights(program)
-    # Some statements that took a weight turned out to be needed by nothing.
+    # Some statements that read a weight turned out to be dead.
     program.weights = {key: p for key, p in program.weights.items() if key in read}
     return Lowered(graph, program, float8_caches)
 
@@ -72,13 +72,13 @@ def emit(
     fused: Mapping[Op, Callable[[E, Node], Operand | tuple[Operand, ...] | None]],
     then: Callable[[Node], None] = lambda node: None,
 ) -> None:
-    """Let `emitter` write every node of `graph`, by the entry of `fused` for its op if that returns something, else by
-    the first lowering that accepts it; `then` is called after each."""
+    """Emit every node of `graph`: by the entry of `fused` for its op, or, if that is missing or returns None, by the
+    first lowering that accepts the node. `then` is called after each node."""
     for node in list(graph.nodes):
         emitter.enter(node)
         emitted: Operand | Iterable[Operand] | None = fused[node.op](emitter, node) if node.op in fused else None
         if emitted is None:
-            # Again: a pattern that declined in the end may have moved the scope.
+            # Again: an entry of `fused` that returned None may have changed the scope.
             emitter.enter(node)
             chosen = next(c for c in LOWERINGS[node.op.name] if c.when(node) is None)
             emitted = chosen.emit(emitter, node)
@@ -91,15 +91,15 @@ def emit(
 
 
 def takes(graph: Graph) -> Accepts:
-    """Return what tells of a node of `graph` why no lowering takes it; None if one does.
+    """Return a function that lists why no lowering accepts a node of `graph`; None if one does.
 
-    It raises a WeftError for a node whose state cannot be kept.
+    The function raises a WeftError for a node whose state cannot be kept.
     """
     cached = {node.output.name for node in cached_nodes(graph)}
 
     def refuse(node: Node) -> list[str] | None:
         reasons = refusals(node)
-        if reasons and node.output.name in cached:  # its body would forget earlier calls
+        if reasons and node.output.name in cached:  # expanded into its body it would lose the state
             raise WeftError(f"target torch cannot keep the state of {node.op.name} (%{node.output.name}): {reasons[0]}")
         return reasons
 
@@ -107,37 +107,38 @@ def takes(graph: Graph) -> Accepts:
 
 
 def read_weights(program: Program) -> set[str]:
-    """The keys of the weights that statements or outputs read."""
+    """Return the state_dict keys of the weights that statements or outputs read."""
     operands = [o for s in program.statements for o in s.operands] + list(program.outputs.values())
     leaves = {f"{o.path}.{name}" for o in operands if isinstance(o, Submodule) for name in o.holds}
     return leaves | {o.path for o in operands if isinstance(o, ParamRef)}
 
 
-def last_mixed(graph: Graph) -> tuple[Value, str] | None:
-    """The last value before the logits that mixes more than the numbers of one token, and the scope that reads it."""
+def find_last_mixing(graph: Graph) -> tuple[Value, str] | None:
+    """Find the last value before the logits that combines several tokens, [batch, seq, dim], and the scope that reads
+    it; None without one. From there on one token per row suffices."""
     value = graph.outputs.get("logits")
     scope = ""
     while value is not None and value.producer is not None and len(value.uses) <= 1:
         node = value.producer
         read = [v for v in node.inputs if v is not None and v.producer is not None]
         if any(part.isdigit() for part in node.scope.split(".")):
-            break  # within a layer, which then would be unlike the others
-        alone = Trait.ROWWISE in node.op.traits or Trait.ELEMENTWISE in node.op.traits
-        if not alone or len(read) != 1 or len(read[0].uses) != 1 or read[0].shape[:-1] != value.shape[:-1]:
+            break  # inside a layer, whose class would then differ from the other layers
+        by_token = Trait.ROWWISE in node.op.traits or Trait.ELEMENTWISE in node.op.traits
+        if not by_token or len(read) != 1 or len(read[0].uses) != 1 or read[0].shape[:-1] != value.shape[:-1]:
             break
         value, scope = read[0], node.scope
     return None if value is None or value is graph.outputs["logits"] or len(value.shape) != 3 else (value, scope)
 
 
-def pick_last(emitter: Emitter, value: Value, scope: str) -> None:
-    """Let what follows `value` see one token of each row, where the model is told which."""
+def select_last_rows(emitter: Emitter, value: Value, scope: str) -> None:
+    """Select one token of each row of `value` for all that follows, if the optional input ``last`` [batch] is given."""
     emitter.scope, operand = scope, emitter[value]
     last = emitter.give("last", "None", "Tensor | None")
     emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", operand, last, name="x", replaces=0)
 
 
-def needed(program: Program, given: Collection[Operand] = ()) -> list[Statement]:
-    """The statements that outputs depend on, in order, but those that make what is `given`."""
+def live_statements(program: Program, given: Collection[Operand] = ()) -> list[Statement]:
+    """Return the statements that the outputs depend on, in order; operands in `given` count as inputs."""
     needed: set[Operand] = set(program.outputs.values())
     statements = []
     for s in reversed(program.statements):

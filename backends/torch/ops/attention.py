@@ -10,7 +10,7 @@ from weft.ir.op import Trait
 from weft.passes.analysis.states import caches
 
 from ..program.emitter import Emitter
-from ..program.positions import query_positions, rolled, written_positions
+from ..program.positions import query_positions, rolling_capacity, written_positions
 from ..program.registry import lowering
 from ..program.statements import CacheSlot, Operand, Var
 from . import cache_codes
@@ -130,7 +130,7 @@ def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand |
     if v is not None:
         widths.append(node.required("v").width // kv_heads)
     length, rest, kind, positions = "length", "", "KVCache" if v is not None else "KeyCache", query_positions(e)
-    if (room := rolled(node)) is not None:
+    if (room := rolling_capacity(node)) is not None:
         slots, keep = room
         length, kind, positions = f"min({slots}, length)", f"Rolling{kind}", written_positions(e)
         rest = f", {keep}" if keep else ""

@@ -10,14 +10,14 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
 from ..program.emitter import Emitter
-from ..program.quantized import block_params, dense, embeds, kept
+from ..program.quantized import block_params, embeds, find_layout, find_plain_vector
 from ..program.registry import lowering
 from ..program.statements import TORCH_NAMES, ParamRef, Submodule, Var
 
 
 def _refuse_blocks(node: Node) -> str | None:
     """Return why the weights of `node` are dequantized at load; None if they stay in blocks."""
-    layout = kept(node.operand("weight" if node.op is ops.linear else "table"))
+    layout = find_layout(node.operand("weight" if node.op is ops.linear else "table"))
     return layout if isinstance(layout, str) else None
 
 
@@ -35,7 +35,7 @@ def _block_embedding(e: Emitter, node: Node) -> Var:
     ids, table = node.required("ids"), node.required("table")
     assert isinstance(table, Param)
     leaf, _ = block_module(e, table, None)
-    like = dense(e.graph)
+    like = find_plain_vector(e.graph)
     assert like is not None
     e.program.weights[like.name] = like
     name = "x" if ids in e.graph.inputs.values() else ""
@@ -44,7 +44,7 @@ def _block_embedding(e: Emitter, node: Node) -> Var:
 
 def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodule, bool]:
     """Return the module that holds `weight`, which stays in blocks, and whether the module also holds the bias."""
-    layout = kept(weight)
+    layout = find_layout(weight)
     assert isinstance(layout, BlockLayout)
     if weight not in e.blocks:
         e.blocks[weight] = block_params(weight, layout)

@@ -28,7 +28,7 @@ def _distance(e: Emitter, node: Node) -> tuple[Var, bool]:
     queries, keys = node.required("queries"), node.required("keys")
     at: Operand = e[keys]
     if node in e.counts_keys and keys is e.graph.inputs.get("position_ids"):
-        at = cached_keys(e, node.output.uses[0][0])  # all readers have the same: see `rolled`
+        at = cached_keys(e, node.output.uses[0][0])  # all readers have the same: see `rolling_capacity`
     if is_shared(queries) and (is_shared(keys) or at is not e[keys]):
         return distance(e, e[queries], at), True
     return e.emit(DISTANCE, queries, at, name="distance"), False

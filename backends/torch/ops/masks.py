@@ -12,7 +12,7 @@ from weft.ir.graph.operators import Operators
 from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..program.emitter import Emitter
-from ..program.positions import first_position, key_positions, query_positions, rolled, rolling_positions
+from ..program.positions import first_position, key_positions, query_positions, rolling_capacity, rolling_positions
 from ..program.statements import Operand, Var
 from .elementwise import TEXTS
 
@@ -92,7 +92,7 @@ def emit_seen(e: Emitter, node: Node) -> Var:
 
 def cached_keys(e: Emitter, node: Node) -> Var:
     """Emit the positions [batch or 1, keys] of the keys that a cached attention reads."""
-    room = rolled(node)
+    room = rolling_capacity(node)
     return key_positions(e) if room is None else rolling_positions(e, *room)
 
 

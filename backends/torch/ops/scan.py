@@ -22,7 +22,7 @@ from weft.passes.library.cleanup.cse import Cse
 from ..codegen.method_writer import Writer
 from ..codegen.structure import Method
 from ..lower.identifiers import name_for_python
-from ..lower.lower import emit, needed, refusals
+from ..lower.lower import emit, live_statements, refusals
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.snippets import RESERVED, library
@@ -93,7 +93,7 @@ def function_text(graph: Graph, outputs: Sequence[str], doc: str) -> str:
     emit(emitter, legal, {})
     values = dict(zip(graph.outputs, legal.outputs.values(), strict=True))
     emitter.program.outputs = {name: emitter[values[name]] for name in outputs}
-    method = Method(TOP, [*needed(emitter.program)], outputs=[*emitter.program.outputs.values()])
+    method = Method(TOP, [*live_statements(emitter.program)], outputs=[*emitter.program.outputs.values()])
     names, lines = _Function(method, [*inputs], None, False).write()
     shapes = [f"{n} [{', '.join(map(str, v.shape))}]" for n, v in zip(names, graph.inputs.values(), strict=True)]
     *lines, last = lines

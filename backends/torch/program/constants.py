@@ -1,4 +1,4 @@
-"""Parameters that are no weights: those that a line of Python makes, and those that are kept as constants."""
+"""Constant tables: formulas in Python for RoPE frequencies and ALiBi slopes, and the dtypes of stored tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from weft.ir.types.dtypes import DType
 
 
 def formula(recipe: Recipe) -> str | None:
-    """Python text that makes what `recipe` does on the device of the tensor ``{0}``; None where none is short."""
+    """Return a Python expression that computes `recipe` on the device of the tensor ``{0}``; None without a short
+    one."""
     if isinstance(recipe, AlibiSlopes):
         return f"alibi_slopes({recipe.heads}, {recipe.max_bias!r}, {{0}}.device)"
     if not isinstance(recipe, RopeFrequencies):
@@ -28,9 +29,9 @@ def formula(recipe: Recipe) -> str | None:
         settings = (r.factor, r.beta_fast, r.beta_slow, r.original)
     else:
         return None
-    numbers = ", ".join(map(_number, settings))
+    arguments = ", ".join(map(_number, settings))
     theta = _number(r.theta)
-    return f"{r.scaling}_frequencies(rope_frequencies({r.dim}, {theta}, {{0}}.device), {theta}, {numbers})"
+    return f"{r.scaling}_frequencies(rope_frequencies({r.dim}, {theta}, {{0}}.device), {theta}, {arguments})"
 
 
 def stored_dtype(param: Param, dtype: DType) -> DType:

@@ -20,14 +20,13 @@ from .statements import MOVES, TOP, TORCH_NAMES, CacheSlot, Operand, ParamRef, P
 
 
 class Emitter:
-    """Collects the statements of one graph; lowerings receive it. ``emitter[value]`` is what a value became.
+    """Collects the statements of one graph; lowerings receive it. ``emitter[value]`` is the operand of a value.
 
-    `cached` are the nodes that keep something from call to call where the model is given a cache, `crosses` the
-    attentions to an encoded text, which keep what they made of it. With `float8_caches` keys and values are kept in FP8
-    where they can be.
+    `cached` are the nodes with a KV cache or state, `crosses` the cross-attentions, which cache the encoder's keys and
+    values, and `keys` the nodes that count keys (biases). With `float8_caches` KV caches are in FP8 where possible.
     """
 
-    calls_kernels: ClassVar[bool] = True  # the package `kernels` is next to the module
+    calls_kernels: ClassVar[bool] = True  # the package `kernels` is shipped with the module
 
     def __init__(
         self,
@@ -48,17 +47,17 @@ class Emitter:
         self._leaves: dict[str, tuple[Submodule, tuple[Param, ...]]] = {}
         self._hoisted: dict[Hashable, tuple[Var, ...]] = {}
         self._keys: dict[Node, tuple[Var, Var | None]] = {}
-        self.blocks: dict[Param, dict[str, Param]] = {}  # the tensors that stand for weights kept in blocks
-        self._parts: Counter[str] | None = None  # how many parameters and inner scopes lie below a path
+        self.blocks: dict[Param, dict[str, Param]] = {}  # the stored tensors of weights in blocks
+        self._parts: Counter[str] | None = None  # the number of parameters and inner scopes below a path
         self.scope = TOP
         self.node: Node | None = None
-        self.start: Var | None = None  # how many tokens the cache held before the call
+        self.start: Var | None = None  # the length of the cache before the call
         for name, value in graph.inputs.items():
             self.program.inputs.append(var := Var(name, value.type.shape))
             self._made[value] = var
 
     def enter(self, node: Node) -> None:
-        """Attribute following statements to `node`."""
+        """Attribute following statements to `node` and its scope."""
         self.node, self.scope = node, node.scope
 
     def leave(self) -> None:
@@ -70,16 +69,16 @@ class Emitter:
             if isinstance(value, Param):
                 self._made[value] = self.hold(value)
             else:
-                made = self._heads[value][1]
-                name = "x" if made.name == "x" else local_name(value)
-                self._made[value] = self.emit("{0}.transpose(1, 2).flatten(2)", made, name=name)
+                by_head = self._heads[value][1]
+                name = "x" if by_head.name == "x" else local_name(value)
+                self._made[value] = self.emit("{0}.transpose(1, 2).flatten(2)", by_head, name=name)
         return self._made[value]
 
-    def __setitem__(self, value: Value, made: Operand) -> None:
-        self._made[value] = made
+    def __setitem__(self, value: Value, operand: Operand) -> None:
+        self._made[value] = operand
 
     def give(self, name: str, default: str, type: str) -> Var:
-        """The input of the model called `name`; a new one, that may be left out, if the graph has none."""
+        """Return the input of the model called `name`; if there is none, add it, optional with the given `default`."""
         for var in self.program.inputs:
             if var.name == name:
                 return var
@@ -89,24 +88,26 @@ class Emitter:
     # -- states
 
     def shown(self, value: Value | Operand) -> Value | Operand:
-        """`value` [batch, seq, width] as recurrences read it: a model may hide padding."""
+        """Return `value` [batch, seq, width] as recurrences read it; subclasses zero the padding."""
         return value
 
     def padding(self) -> Var | None:
-        """The mask [batch, seq] of what is no padding, where a model may have some: states pass over it."""
+        """Return the mask [batch, seq] of tokens that are not padding, which states skip; None without padding."""
         return None
 
     def keep_state(
         self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
     ) -> Var:
-        """The result of the recurrence `node`, whose states, of `parts` tensors, are kept in `slot`: `text` calls it,
-        on `operands`, with the states before."""
+        """Emit the recurrence `node` with its state of `parts` tensors kept in `slot`, and return its result.
+
+        `text` maps the text of the previous state to the call on `operands`.
+        """
         place = f"{{{len(operands)}}}"
         return self.emit(f"keep({place}, {text(f'resumed({place})')})", *operands, slot)
 
     def all_keys(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
-        """All keys and values that the attention `node` reads, of its own cache as `make` gives them; or those that an
-        earlier one made of the cache that it keeps for both."""
+        """Return all keys and values that the attention `node` reads: those that `make` emits, once for all attentions
+        that share a cache."""
         first = keeper(node)
         if first not in self._keys:
             self._keys[first] = make()
@@ -115,27 +116,27 @@ class Emitter:
     # -- heads
 
     def heads(self, value: Value, heads: Any, name: str = "") -> Var:
-        """`value` [batch, seq, heads·width] as [batch, heads, seq, width], called `name` or as it is."""
+        """Return `value` [batch, seq, heads·width] as [batch, heads, seq, width], called `name` or like `value`."""
         count, width = int(heads), self.size_of(value) // heads
-        if (known := self.known_heads(value, count)) is not None:
-            return known
+        if (by_head := self.known_heads(value, count)) is not None:
+            return by_head
         comment = f"[{', '.join(map(str, (*value.shape[:1], count, *value.shape[1:-1], width)))}]"
         split = value.producer
-        apart = split.inputs[0] if split is not None and split.op is ops.reshape else None
-        if apart is not None and len(apart.shape) == 4 and apart.shape[2] == count:
-            text, x = "{0}.transpose(1, 2)", apart
+        source = split.inputs[0] if split is not None and split.op is ops.reshape else None
+        if source is not None and len(source.shape) == 4 and source.shape[2] == count:
+            text, x = "{0}.transpose(1, 2)", source
         else:
             text, x = f"{{0}}.unflatten(-1, (-1, {width})).transpose(1, 2)", value
         return self.emit(text, x, name=name or local_name(value), replaces=None if name else 0, comment=comment)
 
     def known_heads(self, value: Value, count: int) -> Var | None:
-        """`value` as `heads` gives it, if it was made so."""
-        known, made = self._heads.get(value, (0, None))
-        return made if known == count else None
+        """Return `value` as [batch, count, seq, width] if it was computed in that layout, else None."""
+        heads, by_head = self._heads.get(value, (0, None))
+        return by_head if heads == count else None
 
-    def set_heads(self, value: Value, count: int, made: Var) -> None:
-        """`value` [batch, seq, count·width] stands, for whom it suits, as `made` [batch, count, seq, width]."""
-        self._heads[value] = count, made
+    def set_heads(self, value: Value, count: int, by_head: Var) -> None:
+        """Record that `by_head` [batch, count, seq, width] is `value` [batch, seq, count·width] in another layout."""
+        self._heads[value] = count, by_head
 
     # -- statements
 
@@ -148,7 +149,10 @@ class Emitter:
         replaces: int | None = None,
         comment: str = "",
     ) -> Var:
-        """Append a statement in the current scope that makes one value, called `name` or as the node's output is."""
+        """Append a statement in the current scope and return its result, called `name` or like the node's output.
+
+        `text` is an expression with placeholders ``{0}``, ``{1}`` … for `operands`; see `Statement` for the rest.
+        """
         return self.many(text, *operands, names=(name,), shapes=(shape,), replaces=replaces, comment=comment)[0]
 
     def many(
@@ -160,22 +164,24 @@ class Emitter:
         replaces: int | None = None,
         comment: str = "",
     ) -> tuple[Var, ...]:
-        """Append a statement that makes several values."""
-        given = tuple(self[o] if isinstance(o, Value) else o for o in operands)
-        own = local_name(self.node.output) if self.node is not None else "value"
+        """Append a statement whose result is a tuple, one value for each of `names`, and return the values."""
+        resolved = tuple(self[o] if isinstance(o, Value) else o for o in operands)
+        default = local_name(self.node.output) if self.node is not None else "value"
         shapes = shapes or (None,) * len(names)
-        made = tuple(Var(n or own, s) for n, s in zip(names, shapes, strict=True))
-        self.program.statements.append(Statement(text, given, made, self.scope, replaces, comment, node=self.node))
-        return made
+        results = tuple(Var(n or default, s) for n, s in zip(names, shapes, strict=True))
+        self.program.statements.append(
+            Statement(text, resolved, results, self.scope, replaces, comment, node=self.node)
+        )
+        return results
 
     def hoist(self, key: Hashable, text: str, *operands: Value | Operand, name: str) -> Var:
-        """The value of a statement in the model's own forward, made once for each `key`, that layers share."""
+        """Emit a statement before the layers, in the forward of the model, once for each `key`; return its result."""
         return self.hoist_many(key, text, *operands, names=(name,))[0]
 
     def hoist_many(
         self, key: Hashable, text: str, *operands: Value | Operand, names: tuple[str, ...]
     ) -> tuple[Var, ...]:
-        """The values of such a statement."""
+        """Emit such a statement with several results, as `many` does."""
         if key not in self._hoisted:
             outer, self.scope = self.scope, TOP
             try:
@@ -186,7 +192,7 @@ class Emitter:
         return self._hoisted[key]
 
     def once(self, key: Hashable, scope: str, text: str, *operands: Value | Operand, name: str) -> Var:
-        """The value of a statement in an earlier `scope`, made once for each `key`."""
+        """Emit a statement in an earlier `scope`, once for each `key`, and return its result."""
         if key not in self._hoisted:
             outer, self.scope, self.node = (self.scope, self.node), scope, None
             try:
@@ -196,12 +202,12 @@ class Emitter:
         return self._hoisted[key][0]
 
     def is_hoisted(self, var: Var) -> bool:
-        """Return whether `var` is computed in the model's own forward, for layers to share."""
+        """Return whether `var` is a result of `hoist` or `hoist_many`."""
         return any(s.early and var in s.results for s in self.program.statements)
 
     def folded(self, var: Var, first: int) -> tuple[str, list[Operand]]:
-        """The text that makes `var` of what comes from outside of the scope, its places numbered from `first`, and its
-        operands."""
+        """Inline the statements of the current scope that compute `var`: return one text, its placeholders numbered
+        from `first`, and its operands."""
         s = next((s for s in self.program.statements if var in s.results), None)
         if s is None or s.scope != self.scope or any(isinstance(o, CacheSlot) for o in s.operands):
             return f"{{{first}}}", [var]
@@ -212,11 +218,14 @@ class Emitter:
             )
             texts.append(f"({text})" if not re.fullmatch(r"\{\d+\}", text) else text)
             operands += used
-        made = s.text.format(*texts)
-        return made if len(s.results) == 1 else f"({made})[{s.results.index(var)}]", operands
+        folded = s.text.format(*texts)
+        return folded if len(s.results) == 1 else f"({folded})[{s.results.index(var)}]", operands
 
     def function(self, stem: str, text: str) -> str:
-        """The name of a function of this model, ``{name}`` in its `text`: `stem`, or numbered where that is another."""
+        """Add a function to the source of this model and return its name: `stem`, numbered if another has it.
+
+        `text` is its source, with ``{name}`` for the name; equal functions are added once.
+        """
         n, name = 1, stem
         while self.program.functions.setdefault(name, text.replace("{name}", name)) != text.replace("{name}", name):
             n += 1
@@ -226,21 +235,24 @@ class Emitter:
     # -- weights
 
     def leaf(self, init: str, **weights: Value | None) -> Submodule | None:
-        """The module that holds `weights` under these names, made by `init`; None where the graph names or shares them
-        so that no one module does: then the statement reads the weights themselves."""
-        given = {name: w for name, w in weights.items() if w is not None}
-        paths = {w.name.removesuffix(f".{name}") for name, w in given.items()}
-        if len(paths) != 1 or not all(isinstance(w, Param) for w in given.values()):
+        """Return the module, constructed by `init`, whose parameters are `weights`, by attribute name.
+
+        None if no single module can hold them, by their names or because other statements share them: then the
+        statement reads the weights themselves.
+        """
+        present = {name: w for name, w in weights.items() if w is not None}
+        paths = {w.name.removesuffix(f".{name}") for name, w in present.items()}
+        if len(paths) != 1 or not all(isinstance(w, Param) for w in present.values()):
             return None
-        params = tuple(w for w in given.values() if isinstance(w, Param))
+        params = tuple(w for w in present.values() if isinstance(w, Param))
         (path,) = paths
-        if not path or any(w.name != f"{path}.{name}" for name, w in given.items()):
+        if not path or any(w.name != f"{path}.{name}" for name, w in present.items()):
             return None
         if not self._inside(path) or self._holds_more(path, params):
             return None
-        leaf = Submodule(path, init, tuple(given))
+        leaf = Submodule(path, init, tuple(present))
         if path not in self._leaves:
-            # An earlier statement reads the tensor without a module, so this one does, too: it must be held once.
+            # An earlier statement reads the tensor without a module, so this one must also: one owner per tensor.
             if any(p in self._made for p in params):
                 return None
             self._leaves[path] = leaf, params
@@ -250,42 +262,42 @@ class Emitter:
         return leaf if self._leaves[path] == (leaf, params) else None
 
     def _holds_more(self, path: str, params: tuple[Param, ...]) -> bool:
-        """Return whether other names than `params` lie below `path`: then no single module of torch can stand there."""
+        """Return whether `path` contains other names than `params`, so that it cannot be a single module of torch."""
         if self._parts is None:
             scopes = {node.scope for node in self.graph.nodes}
             self._parts = Counter(outer for name in (*scopes, *self.graph.params) for outer in _outer(name))
-        return self._parts[path] > len(params)  # blocks of a weight are several
+        return self._parts[path] > len(params)  # a weight in blocks has several tensors
 
     def _inside(self, path: str) -> bool:
-        """Return whether the module at `path` lies in the scope of the node."""
+        """Return whether the module at `path` is in the current scope."""
         return not self.scope or path.startswith(f"{self.scope}.")
 
     def hold(self, param: Param) -> Operand:
-        """A parameter of the graph: a tensor that a module of the same path holds, or one that a formula makes."""
+        """Return the operand of a parameter: a tensor of the module at its path, or the result of its `formula`."""
         if (text := formula(param.recipe)) is not None:
             return self.hoist(
                 param.recipe, text, self._inputs()[0], name=param.name.rpartition(".")[2].removeprefix("alibi_")
             )
         self.program.weights[param.name] = param
-        whole = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"
-        return ParamRef(param.name, self.shape_of(param), param.recipe.constant or bool(whole), whole)
+        dtype = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"
+        return ParamRef(param.name, self.shape_of(param), param.recipe.constant or bool(dtype), dtype)
 
     # -- sizes
 
     def size_of(self, value: Value, axis: int = -1) -> Any:
-        """Return the size of an axis of `value` as generated code has it: an int, or what prints as its name."""
+        """Return the size of an axis of `value` in generated code: an int, or a named size that prints as its name."""
         return value.shape[axis]
 
     def shape_of(self, value: Value) -> tuple[Any, ...]:
-        """Return the sizes of all axes of `value` as generated code has them."""
+        """Return the sizes of all axes of `value` in generated code."""
         return tuple(self.size_of(value, axis) for axis in range(len(value.shape)))
 
     def attr(self, node: Node, name: str) -> Any:
-        """Return an attribute of `node` as generated code has it: a number, or what prints as its name."""
+        """Return an attribute of `node` in generated code: a number, or an object that prints as its name."""
         return node.attrs[name]
 
     def size(self, size: Size, *near: Value) -> tuple[str, list[Operand]]:
-        """`size` as text, its places numbered from 0, and its operands: an axis of one of the values `near`, if any."""
+        """Return `size` as text with placeholders from ``{0}`` on, and their operands; axes of `near` are preferred."""
         if not isinstance(size, Poly):
             return str(size), []
         for v in near:
@@ -302,17 +314,17 @@ class Emitter:
                 args = []
                 for arg in atom.args:
                     text, used = self.size(arg)
-                    args.append(_renumbered(text, len(operands)))
+                    args.append(_renumber(text, len(operands)))
                     operands.extend(used)
-                one = f"({' // '.join(args)})" if atom.fn == "floordiv" else f"{atom.fn}({', '.join(args)})"
+                base = f"({' // '.join(args)})" if atom.fn == "floordiv" else f"{atom.fn}({', '.join(args)})"
             else:
-                one = f"{{{len(operands)}}}"
+                base = f"{{{len(operands)}}}"
                 operands.append(self._named_size(atom))
-            parts += [one] * power
+            parts += [base] * power
         return " * ".join(parts)
 
     def _inputs(self) -> list[Value]:
-        """The inputs of the graph, those first that no call leaves out."""
+        """Return the inputs of the graph, required ones first."""
         return sorted(
             self.graph.inputs.values(), key=lambda v: isinstance(m := self._made.get(v), Var) and bool(m.default)
         )
@@ -325,28 +337,29 @@ class Emitter:
         raise WeftError(f"size {name} is not the size of any axis of the graph inputs")
 
     def shape(self, shape: Shape, *near: Value, first: int = 0) -> tuple[str, list[Operand]]:
-        """`shape` as comma-separated text whose places are numbered from `first`, and its operands."""
+        """Return `shape` as comma-separated text, its placeholders numbered from `first`, and its operands."""
         texts, operands = [], list[Operand]()
         for s in shape:
             text, used = self.size(s, *near)
-            texts.append(_renumbered(text, first + len(operands)))
+            texts.append(_renumber(text, first + len(operands)))
             operands += used
         return ", ".join(texts), operands
 
 
 def _outer(name: str) -> list[str]:
-    """The paths that `name` lies below."""
+    """Return the dotted prefixes of `name`, shortest first."""
     parts = name.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def local_name(value: Value) -> str:
-    """The last part of the name of a value; if that is only what made it, what it is for who reads it."""
-    own, made = re.sub(r"(?<=.)_\d+$", "", value.name.rpartition(".")[2]), value.producer
-    own = f"v_{own}" if own.isdigit() else own  # of a list of modules
-    fused = made is not None and Trait.FUSED in made.op.traits and own in OPS  # which keeps the name of what it was
-    if made is None or not value.uses or (own != made.op.name.removesuffix("_") and not fused):
-        return own
+    """Return a variable name for `value`: the last part of its name, or its operand name in its reader if that part
+    is only the name of the op."""
+    name, maker = re.sub(r"(?<=.)_\d+$", "", value.name.rpartition(".")[2]), value.producer
+    name = f"v_{name}" if name.isdigit() else name  # an index of a list of modules
+    fused = maker is not None and Trait.FUSED in maker.op.traits and name in OPS  # named after an op that it replaced
+    if maker is None or not value.uses or (name != maker.op.name.removesuffix("_") and not fused):
+        return name
     reader, index = value.uses[0]
     if reader.op in MOVES:
         return local_name(reader.output)
@@ -354,9 +367,9 @@ def local_name(value: Value) -> str:
     wanted = operands[min(index, len(operands) - 1)].name
     if len(operands) > 1 and wanted not in ("x", "xs", "y"):
         return wanted
-    return "y" if value.type.dtype.is_float else own
+    return "y" if value.type.dtype.is_float else name
 
 
-def _renumbered(text: str, by: int) -> str:
-    """`text` with its places moved up by `by`."""
+def _renumber(text: str, by: int) -> str:
+    """Return `text` with `by` added to the numbers of its placeholders."""
     return re.sub(r"\{(\d+)\}", lambda m: f"{{{int(m[1]) + by}}}", text)

@@ -1,4 +1,4 @@
-"""Positions of a call and its visible keys: the first lines of a decoder's forward."""
+"""Positions of the tokens and keys of a call: the first lines of a decoder's forward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
 
 
 def begin(e: Emitter) -> None:
-    """Make `position_ids` optional, and count the tokens of the call where the model is given a cache."""
+    """Make `position_ids` and inputs of the encoder optional, and emit the advance of the cache."""
     tokens = tokens_of(e.graph)
     positions = e.graph.inputs.get("position_ids")
     if tokens is None:
@@ -30,12 +30,12 @@ def begin(e: Emitter) -> None:
         operand = e[positions]
         assert isinstance(operand, Var)
         operand.type, operand.default = "Tensor | None", "None"
-        text, operands = _filling(e, operand)
+        text, operands = _fill_positions(e, operand)
         e[positions] = e.emit(text, *operands, name="position_ids", replaces=0)
 
 
 def end(e: Emitter, statements: list[Statement]) -> list[Statement]:
-    """`statements`, the tokens counted also where nothing asks how many there were."""
+    """Return `statements`, with one first that advances the cache if none of them does."""
     start = e.start
     if start is None or any(start in s.results for s in statements):
         return statements
@@ -46,29 +46,32 @@ def end(e: Emitter, statements: list[Statement]) -> list[Statement]:
 
 
 def query_positions(e: Emitter) -> Operand:
-    """The positions of the tokens of a call, [batch or 1, seq]."""
+    """Return the positions of the tokens of a call, [batch or 1, seq]."""
     if (positions := e.graph.inputs.get("position_ids")) is not None:
         return e[positions]
-    first_position(e)  # which asks before the name is given anew
-    given = e.give("position_ids", "None", "Tensor | None")
-    text, operands = _filling(e, given)
+    first_position(e)  # before `position_ids` is reassigned: it reads the argument
+    positions_in = e.give("position_ids", "None", "Tensor | None")
+    text, operands = _fill_positions(e, positions_in)
     return e.hoist("position_ids", text, *operands, name="position_ids")
 
 
 def first_position(e: Emitter) -> Var | None:
-    """The position of the first token of a call, which in Python is None where positions are given, and may differ from
-    row to row; None if they always are."""
+    """Emit the position of a call's first token: None at run time if the caller passes positions, which may differ
+    between rows.
+
+    Return None if positions are a required input, or without a cache.
+    """
     positions = e.give("position_ids", "None", "Tensor | None")
     if e.start is None or not positions.default:
         return None
     return e.hoist("first", "{0} if {1} is None else None", e.start, positions, name="first")
 
 
-def rolled(node: Node) -> tuple[int, int] | None:
-    """Return the capacity of a windowed attention's rolling cache, and the number of first keys that stay.
+def rolling_capacity(node: Node) -> tuple[int, int] | None:
+    """Return the capacity of a windowed attention's rolling cache, and the number of first keys (sinks) that stay.
 
-    None if the cache keeps all keys, because its bias is not made of distances, or is shared with attentions to other
-    keys.
+    None if the cache keeps all keys: without a window, or if the bias is not computed from distances, or is shared with
+    attentions to other keys.
     """
     window, keep = node.attrs.get("window"), node.attrs.get("keep_first", 0)
     if window is None:
@@ -78,7 +81,7 @@ def rolled(node: Node) -> tuple[int, int] | None:
 
 
 def _is_of_distances(bias: Value, window: int, keep: int) -> bool:
-    """Return whether `bias` is made of distances to keys at `position_ids`, for attentions with this window only."""
+    """Return whether `bias` is computed from distances to `position_ids`, and all its readers have this window."""
     maker = bias.producer
     keys = maker.operand("keys") if maker is not None and maker.op in (ops.alibi, ops.relative_position_bias) else None
     expected = {"window": window, "keep_first": keep, "causal": True}
@@ -87,7 +90,7 @@ def _is_of_distances(bias: Value, window: int, keep: int) -> bool:
 
 
 def rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
-    """The positions of the keys that a query may see out of a rolling cache, [batch or 1, keys]."""
+    """Emit the visible positions in a rolling cache of `slots`, `keep` of which stay: [batch or 1, keys]."""
     positions, cache = query_positions(e), e.give("cache", "None", "Cache | None")
     assert e.start is not None
     text = f"rolling_positions({{0}}, {{1}}, {{2}}, {slots}{f', {keep}' if keep else ''})"
@@ -95,22 +98,22 @@ def rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
 
 
 def written_positions(e: Emitter) -> Operand:
-    """The positions of the tokens of a call that a rolling cache is to keep: not those behind `last`."""
+    """Emit the positions of the tokens that a rolling cache stores: tokens after ``last`` are padding."""
     positions, last = query_positions(e), e.give("last", "None", "Tensor | None")
     text = "{0} if {1} is None else positions_up_to({0}, {1})"
     return e.hoist("written", text, positions, last, name="kept_positions")
 
 
 def key_positions(e: Emitter) -> Var:
-    """The positions of the keys that a query may see, [batch or 1, keys]: those of the call, or all in the cache."""
+    """Emit the positions of the visible keys, [batch or 1, keys]: the tokens of a first call, or all in the cache."""
     positions, cache = query_positions(e), e.give("cache", "None", "Cache | None")
     assert e.start is not None
     text = "{0} if {1} == 0 else torch.arange({2}.length, device={0}.device)[None]"
     return e.hoist("keys", text, positions, e.start, cache, name="key_positions")
 
 
-def _filling(e: Emitter, positions: Var) -> tuple[str, list[Value | Operand]]:
-    """The text that makes `positions`, or where it is None the positions that follow what the cache holds."""
+def _fill_positions(e: Emitter, positions: Var) -> tuple[str, list[Value | Operand]]:
+    """Return the text and operands of `positions`, or, where that is None, of the next positions after the cache."""
     tokens = tokens_of(e.graph)
     assert tokens is not None
     if e.start is None:

@@ -1,7 +1,7 @@
 """Weights that stay in quantized blocks, and their tensors.
 
-`backends.blocks` tells which are to. A module of `snippets/quantized.py` holds the codes, scales and offsets of a
-`kept` weight; every other weight is dequantized.
+`backends.blocks` chooses the weights. A module of `snippets/quantized.py` holds the codes, scales and offsets of a
+weight that stays in blocks; every other weight is dequantized at load.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from weft.ir.types.block_layouts import BlockLayout
 from ...blocks import NOT_ASKED, is_quantized, kept_layout
 from ..kernels.shared.codes import TILE, words
 
-# Ops that multiply by a weight, those of a decode step among them.
+# Ops that multiply by a weight, also in a decode step.
 MULTIPLIED = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.linear_residual, ops.pack)
 
 
-def kept(weight: Value | None) -> BlockLayout | str:
-    """The layout that `weight`, of a linear map, is kept in; or why it is widened, nothing if it is not to be kept."""
+def find_layout(weight: Value | None) -> BlockLayout | str:
+    """Return the layout in which `weight`, of a linear map, stays; or why it is dequantized instead, "" if it was never
+    to stay in blocks."""
     layout = kept_layout(weight)
     if layout == NOT_ASKED or not isinstance(weight, Param):
         return NOT_ASKED
@@ -33,30 +34,30 @@ def kept(weight: Value | None) -> BlockLayout | str:
     if not linears:
         return NOT_ASKED
     home = weight.name.removesuffix(".weight")
-    if home == weight.name or not all(_reads(node, weight, home) for node in weight.users):
+    if home == weight.name or not all(_can_use_module(node, weight, home) for node in weight.users):
         return "it is not the weight of linear maps alone, in a module of theirs"
     if len({node.operand("bias") for node in linears if node.op is not ops.pack}) > 1:
         return "linear maps with different biases share it"
     if isinstance(layout, str):
         return layout
     if weight.width % layout.group:
-        return f"its rows of {weight.width} numbers end within a group of {layout.group}"
+        return f"its rows of {weight.width} values end within a group of {layout.group}"
     if layout.group % TILE and not layout.small_floats:
         return f"groups of {layout.group} codes are not multiples of {TILE}, which kernels multiply at a time"
-    if embeds(weight) and dense(weight.graph) is None:
-        return "no other weight tells the dtype of the model"
+    if embeds(weight) and find_plain_vector(weight.graph) is None:
+        return "no other weight has the dtype of the model"
     return layout
 
 
-def dense(graph: Graph) -> Param | None:
-    """A weight that is widened whatever is asked for: its dtype is that of the model."""
+def find_plain_vector(graph: Graph) -> Param | None:
+    """Return a vector of weights, which is never in blocks and so has the dtype of the model; None without one."""
     vectors = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
     vectors = [p for p in vectors if not p.recipe.constant]
     return min(vectors, key=lambda p: p.name.count("."), default=None)
 
 
 def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
-    """The tensors of a `kept` weight, by what its module calls them."""
+    """Return the tensors of a weight in blocks by attribute of its module: codes, scales, and for some layouts more."""
     out, width = weight.type.concrete({})
     stem, groups = weight.name.removesuffix(".weight"), width // layout.group
     steps, dtype = ("levels", dtypes.u8) if layout.small_floats else ("steps", layout.numbers)
@@ -74,8 +75,8 @@ def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
     }
 
 
-def numbers(param: Param) -> int:
-    """Count the weights that a module's tensor stands for: codes count, scales and offsets do not."""
+def count_parameters(param: Param) -> int:
+    """Return the number of model parameters in a stored tensor; scales and offsets count as none."""
     recipe = param.recipe
     if isinstance(recipe, Stored):
         return math.prod(recipe.item.shape(param.graph.reader))
@@ -83,7 +84,7 @@ def numbers(param: Param) -> int:
 
 
 def summary(weights: Iterable[Param]) -> dict[str, int]:
-    """Count the kept weights among a module's tensors `weights`, by block layout."""
+    """Return the number of weights in blocks among the tensors `weights`, by name of the layout."""
     counts: dict[str, int] = {}
     for param in weights:
         if isinstance(param.recipe, Stored):
@@ -92,24 +93,26 @@ def summary(weights: Iterable[Param]) -> dict[str, int]:
     return counts
 
 
-def widened(graph: Graph) -> list[str]:
-    """List weights that cannot stay in blocks as asked, with the reason."""
+def list_widened(graph: Graph) -> list[str]:
+    """Return a note, with the reason, for each weight that should stay in blocks but cannot."""
     weights = {v: None for n in graph.nodes if n.op is ops.linear and (v := n.operand("weight")) is not None}
-    reasons = ((w.name, kept(w)) for w in weights)
+    reasons = ((w.name, find_layout(w)) for w in weights)
     return [f"{name} is widened: {reason}" for name, reason in reasons if isinstance(reason, str) and reason]
 
 
 def widens_all(graph: Graph) -> str:
-    """Return why none of the blocks that --keep-blocks asks for stay; "" if some do."""
-    if any(isinstance(kept(param), BlockLayout) and not is_quantized(param) for param in graph.params.values()):
+    """Return why no weight stays in blocks in spite of --keep-blocks; "" if one does."""
+    if any(isinstance(find_layout(param), BlockLayout) and not is_quantized(param) for param in graph.params.values()):
         return ""
-    return f"no weights keep their blocks: {next(iter(widened(graph)), 'no linear map has blocks of a checkpoint')}"
+    return (
+        f"no weights keep their blocks: {next(iter(list_widened(graph)), 'no linear map has blocks of a checkpoint')}"
+    )
 
 
-def _reads(node: Node, weight: Param, home: str) -> bool:
-    """Return whether `node` can use a module at `home`, to multiply by `weight` or look up its rows."""
+def _can_use_module(node: Node, weight: Param, home: str) -> bool:
+    """Return whether `node`, a linear map or lookup with `weight`, can call a module at `home`."""
     within = not node.scope or home.startswith(f"{node.scope}.")
-    if node.op in (ops.pack, ops.embedding):  # whose operands with a weight are all alike
+    if node.op in (ops.pack, ops.embedding):  # any operand may be the weight
         return within and weight in node.inputs
     return within and node.op in (*MULTIPLIED, ops.embed_tokens) and node.operand("weight") is weight
 

@@ -1,4 +1,4 @@
-"""The registry of lowerings: how ops become Python."""
+"""The registry of lowerings from ops to Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ When = Callable[[Node], str | None]
 
 @dataclass(frozen=True)
 class Lowering:
-    """One way to write `op`; `when` says why it refuses a node, None if it takes it."""
+    """A lowering of an op: `emit` emits a node; `when` returns why it refuses a node, or None."""
 
     name: str
     when: When
@@ -29,9 +29,9 @@ LOWERINGS: Alternatives[Lowering] = Alternatives("lowered op", "weft.backends.to
 
 
 def lowering(*ops: Op, when: When = lambda node: None, first: bool = False) -> Callable[[Emit], Emit]:
-    """Register the decorated function as a lowering of `ops`, tried after those registered before, or as the `first`.
+    """Register the decorated function as a lowering of `ops`, tried after earlier ones, or before them if `first`.
 
-    It returns what the outputs of the node became, or None where it has told the emitter itself.
+    It returns operands for the outputs of the node, or None if it has assigned them in the emitter itself.
     """
 
     def register(emit: Emit) -> Emit:

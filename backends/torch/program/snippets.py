@@ -1,4 +1,4 @@
-"""The parts that generated sources are made of: their names, and the text of those that a source uses."""
+"""The library of snippets: functions and classes that are copied into generated sources, with imports and kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .. import snippets as parts
 
-IMPORTS = {  # what a name in a generated source stands for
+IMPORTS = {  # the import line of each name in a generated source
     "Callable": "from collections.abc import Callable",
     "math": "import math",
     "Any": "from typing import Any",
@@ -30,12 +30,12 @@ IMPORTS = {  # what a name in a generated source stands for
         "from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention",
     ),
 }
-RESERVED = {  # names that generated methods use themselves
+RESERVED = {  # names that generated methods use
     *("self", "cache", "state", "layer", "run", "args", "batch", "length"),
     *("len", "range", "zip", "min", "max"),
     *IMPORTS,
 }
-KERNELS = {  # what parts call of the kernels, by the file it is in
+KERNELS = {  # functions of kernels that snippets call, and their files
     "as_bytes": "shared.float8",
     "from_bytes": "shared.float8",
     "learns": "shared.attend",
@@ -58,7 +58,7 @@ KERNELS = {  # what parts call of the kernels, by the file it is in
 
 @dataclass(frozen=True)
 class Snippet:
-    """A function or class of `parts`: its source, and the names it uses."""
+    """A function, class or constant of the library: its source, and the names it uses."""
 
     name: str
     source: str
@@ -66,10 +66,10 @@ class Snippet:
 
 
 @functools.cache
-def library(room: str = parts.__name__) -> dict[str, Snippet]:
-    """All parts of a `room` by name, in the order of their files, which are read and not imported."""
-    found = {}
-    (folder,) = importlib.import_module(room).__path__
+def library(package: str = parts.__name__) -> dict[str, Snippet]:
+    """Return all snippets of a package by name, in the order of its files, which are parsed, not imported."""
+    snippets = {}
+    (folder,) = importlib.import_module(package).__path__
     for path in sorted(Path(folder).glob("[a-z]*.py")):
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
@@ -79,60 +79,60 @@ def library(room: str = parts.__name__) -> dict[str, Snippet]:
                 name = target.id if isinstance(target, ast.Name) else getattr(node, "name", "")
                 first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
                 source = "\n".join(lines[first - 1 : node.end_lineno])
-                found[name] = Snippet(name, source, names(node) - bound(node))
-    return found
+                snippets[name] = Snippet(name, source, names(node) - bound_names(node))
+    return snippets
 
 
 def names(tree: ast.AST) -> frozenset[str]:
-    """The names that `tree` reads."""
+    """Return the names that `tree` reads or writes, also in annotations that are strings."""
     read = set()
     for n in ast.walk(tree):
         if isinstance(n, ast.Name):
             read.add(n.id)
         elif isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value.isidentifier():
-            read.add(n.value)  # annotations may be text
+            read.add(n.value)  # annotations may be strings
     return frozenset(read)
 
 
-def bound(tree: ast.AST) -> frozenset[str]:
-    """The names that `tree` gives to arguments and variables of its own."""
+def bound_names(tree: ast.AST) -> frozenset[str]:
+    """Return the names of arguments and assigned variables in `tree`."""
     arguments = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
     variables = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return frozenset(arguments | variables)
 
 
 def used_snippets(wanted: Iterable[str], known: Mapping[str, Snippet] | None = None) -> list[Snippet]:
-    """The parts among the names `wanted` and what they use, in the order of the library that is `known`."""
-    known = library() if known is None else known
+    """Return the snippets among the names `wanted` and all that these use, in the order of the library `known`."""
+    snippets = library() if known is None else known
     needed: set[str] = set()
-    queue = [n for n in wanted if n in known]
+    queue = [n for n in wanted if n in snippets]
     while queue:
         name = queue.pop()
         if name not in needed:
             needed.add(name)
-            queue += [n for n in known[name].uses if n in known]
-    return [part for name, part in known.items() if name in needed]
+            queue += [n for n in snippets[name].uses if n in snippets]
+    return [part for name, part in snippets.items() if name in needed]
 
 
 def imports(used: Iterable[str], package: str = "", table: Mapping[str, str] = IMPORTS) -> list[str]:
-    """The import lines for the names `used`, which `table` has, standard library first; kernels come from `package`, if
-    one is given."""
+    """Return the import lines for the names `used` that are in `table`, standard library first; kernels are imported
+    from `package`, "" for none."""
     wanted = {*used}
-    found = {table[n] for n in wanted if n in table}
+    needed = {table[n] for n in wanted if n in table}
     if package:
-        found |= {f"from {package}.{KERNELS[n]} import {n}" for n in wanted & KERNELS.keys()}
-    lines = [line for line in found if not line.startswith("from")]
+        needed |= {f"from {package}.{KERNELS[n]} import {n}" for n in wanted & KERNELS.keys()}
+    lines = [line for line in needed if not line.startswith("from")]
     modules: dict[str, set[str]] = {}
-    for line in found.difference(lines):
+    for line in needed.difference(lines):
         module, _, names = line.removeprefix("from ").partition(" import ")
         modules.setdefault(module, set()).update(names.split(", "))
     lines += [f"from {module} import {', '.join(sorted(names))}" for module, names in modules.items()]
     ordered = sorted(lines, key=lambda s: (s.startswith("from"), s))
     standard = [line for line in ordered if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
-    others = [line for line in ordered if line not in standard]
-    return [*standard, *([""] if standard and others else []), *others]
+    external = [line for line in ordered if line not in standard]
+    return [*standard, *([""] if standard and external else []), *external]
 
 
 def kernels(used: Iterable[str]) -> list[str]:
-    """The files of the kernels among the names `used`."""
+    """Return the files of the kernels among the names `used`, sorted."""
     return sorted({KERNELS[n] for n in used if n in KERNELS})

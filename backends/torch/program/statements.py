@@ -1,7 +1,7 @@
-"""Statements over named tensors, modules and weights, each in a scope: the form between a graph and Python.
+"""Statements over named tensors, modules and weights, each in a scope: the representation between graph and Python.
 
-A lowering turns a node into one or a few `Statement`s. Their text is a Python expression in which ``{0}``, ``{1}`` …
-stand for the operands. `structure` then gathers the statements of a scope into a method, and `source` writes it down.
+A lowering converts a node to one or a few `Statement`s. Their text is a Python expression with placeholders ``{0}``,
+``{1}`` … for the operands. `structure` then groups the statements of a scope into a method, and `source` renders it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ TORCH_NAMES = {  # of dtypes
     **{"i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8"},
     **{"u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8"},
 }
-MOVES = (ops.reshape, ops.transpose, ops.squeeze, ops.unsqueeze)  # what numbers are called does not change
+MOVES = (ops.reshape, ops.transpose, ops.squeeze, ops.unsqueeze)  # their result is named after its reader
 TOP = ""  # the scope of the model itself
 
 
 @dataclass(eq=False)
 class Var:
-    """Result of a statement or input of the model: a tensor (of `shape`, if known), or a number.
+    """The result of a statement or an input of the model: a tensor (of `shape`, if known), or a Python value.
 
-    `name` is what it would like to be called; `type` is its annotation, and `default` what it is if it is left out.
+    `name` is its preferred name, `type` its annotation, and `default` the text of its default, "" for none.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Var:
 
 @dataclass(frozen=True)
 class Submodule:
-    """A module of torch (or of the parts) at `path` that a statement calls; `init` makes it, and what it `holds`."""
+    """A module of torch or of the snippets at `path`, constructed by `init`; `holds` names its parameters."""
 
     path: str
     init: str
@@ -47,17 +47,17 @@ class Submodule:
 
 @dataclass(frozen=True)
 class ParamRef:
-    """A tensor that a module holds at `path`: a parameter; or a `constant`, which is never trained or rounded."""
+    """A tensor at `path` of a module: a parameter; or a `constant`, a buffer that is never trained or cast."""
 
     path: str
-    shape: tuple[Any, ...]  # numbers, or what has them by a name
+    shape: tuple[Any, ...]  # ints, or named sizes
     constant: bool = False
-    dtype: str = ""  # as torch spells it, if it is not that of the model
+    dtype: str = ""  # as torch spells it, unless it is the dtype of the model
 
 
 @dataclass(frozen=True)
 class CacheSlot:
-    """Cache or state of a layer, None without a cache; `init` makes it for `batch` and `length`."""
+    """The cache or state of a layer, None in a call without a cache; `init` constructs it for `batch` and `length`."""
 
     name: str
     init: str
@@ -69,9 +69,11 @@ Operand = Var | Submodule | ParamRef | CacheSlot
 
 @dataclass(eq=False)
 class Statement:
-    """``results = text``, where `operands` fill the places of `text`; `replaces` is the operand that the (first) result
-    takes the place of, so that it may take over its name; `comment` says what the eye should know (a new layout). One
-    without a text asks that what it reads is handed to its scope."""
+    """``results = text``, where `operands` fill the placeholders of `text`.
+
+    `replaces` is the index of an operand whose name the (first) result may reuse; `comment` is shown in the source (a
+    new layout). A statement without a text only makes its operands available in its scope.
+    """
 
     text: str
     operands: tuple[Operand, ...]
@@ -79,26 +81,26 @@ class Statement:
     scope: str
     replaces: int | None = None
     comment: str = ""
-    early: bool = False  # shared by layers: it stands before them
-    node: Node | None = None  # what it stands for
+    early: bool = False  # shared by layers, so emitted before them
+    node: Node | None = None  # that it computes
 
 
 @dataclass
 class Program:
-    """The statements of a model in order, the values it is given and returns, and where weights come from."""
+    """The statements of a model in order, its inputs and outputs, and its weights."""
 
     name: str
     inputs: list[Var] = field(default_factory=list)
     outputs: dict[str, Operand] = field(default_factory=dict)
     statements: list[Statement] = field(default_factory=list)
     weights: dict[str, Param] = field(default_factory=dict)  # state_dict key -> parameter of the graph
-    functions: dict[str, str] = field(default_factory=dict)  # of this model only: text by name
+    functions: dict[str, str] = field(default_factory=dict)  # generated for this model: source by name
     cached: bool = False
-    nodes: list[Node] = field(default_factory=list)  # of the graph
+    nodes: list[Node] = field(default_factory=list)  # all nodes of the graph
 
 
 def inside(path: str, scope: str) -> bool:
-    """Return whether `path` lies under `scope`."""
+    """Return whether `path` is strictly below `scope`."""
     return not scope or path.startswith(f"{scope}.")
 
 

@@ -1,4 +1,4 @@
-"""Nodes of a decoder with caches or states, and nodes that count the keys of such attentions."""
+"""Nodes of a decoder with caches or states, and nodes that count the keys of these attentions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from weft.passes.analysis.tokens.scores import bias_makers
 
 
 def cached_nodes(graph: Graph) -> set[Node]:
-    """The causal self-attentions and the recurrences of a model that generates; none where the graph has caches itself,
-    no tokens to count, or nodes that run on chosen tokens."""
-    if not _generates(graph) or choosing(graph) is not None:
+    """Return the causal self-attentions and recurrences of a model that generates.
+
+    None are returned if the graph has cache operands itself, reads no tokens, or has nodes that run on chosen tokens.
+    """
+    if not _generates(graph) or find_choosing(graph) is not None:
         return set()
     return {n for n in graph.nodes if caches(n) or states(n)}
 
@@ -21,8 +23,9 @@ def _generates(graph: Graph) -> bool:
     return kind and not has_cache(graph) and tokens_of(graph) is not None
 
 
-def choosing(graph: Graph) -> Node | None:
-    """The first node of a decoder that would have a cache or a state, but runs on tokens chosen among all of a text."""
+def find_choosing(graph: Graph) -> Node | None:
+    """Return the first node of a decoder that needs a cache or state but runs on tokens chosen from the whole sequence,
+    later ones included; None without one."""
     tokens = tokens_of(graph)
     if tokens is None or not _generates(graph):
         return None
@@ -31,51 +34,53 @@ def choosing(graph: Graph) -> Node | None:
 
 
 def check_writes(graph: Graph) -> None:
-    """Refuse a decoder that cannot go on from call to call.
+    """Check that a decoder can generate with a cache.
 
     Raises:
-        WeftError: naming the node that runs on tokens chosen among all of a text.
+        WeftError: naming a node that runs on tokens chosen from the whole sequence.
     """
-    node = choosing(graph)
+    node = find_choosing(graph)
     if node is not None:
         raise WeftError(
             f"{graph.name} cannot write: {node.op.name} (%{node.output.name}) runs on tokens that are chosen among all "
-            "of a text, later ones too; `weft.torch` gives the module, to train it"
+            "of a sequence, also later ones; `weft.torch` gives the module, to train it"
         )
 
 
 def counts_keys(graph: Graph, cached: set[Node]) -> set[Node]:
-    """The nodes that make biases of the attentions in `cached`: what they count along the call are keys."""
+    """Return the nodes that compute the biases of attentions in `cached`, whose iotas count keys, not tokens."""
     biases = [b for n in cached if n.op is ops.attention and (b := n.operand("bias")) is not None]
     return set(bias_makers(graph, biases)) if biases else set()
 
 
 def cross_attentions(graph: Graph, cached: set[Node]) -> set[Node]:
-    """The attentions of a decoder with caches to what an encoder made of inputs that the decoder does not read."""
+    """Return the cross-attentions of a decoder with caches: keys and values depend on the encoder's inputs only."""
     if not cached:
         return set()
-    ours = _reached(graph, {v for name, v in graph.inputs.items() if name in ("input_ids", EMBEDDED, "position_ids")})
+    decoder_values = _forward_slice(
+        graph, {v for name, v in graph.inputs.items() if name in ("input_ids", EMBEDDED, "position_ids")}
+    )
 
     def crosses(node: Node) -> bool:
         if node.op is not ops.attention:
             return False
         q, k, v = node.inputs[:3]
-        return v is not None and q in ours and not ours.intersection((k, v))
+        return v is not None and q in decoder_values and not decoder_values.intersection((k, v))
 
     return {n for n in graph.nodes if n not in cached and crosses(n)}
 
 
 def encoder_inputs(graph: Graph, crosses: set[Node]) -> list[Value]:
-    """The inputs of `graph` that only its encoder and the attentions to it read."""
+    """Return the inputs of the encoder, if `graph` has cross-attentions `crosses`; else none."""
     if not crosses:
         return []
     return [v for name, v in graph.inputs.items() if name in SOURCE]
 
 
-def _reached(graph: Graph, values: set[Value]) -> set[Value]:
-    """`values` and all that is made of them."""
-    found = set(values)
+def _forward_slice(graph: Graph, values: set[Value]) -> set[Value]:
+    """Return `values` and all values that depend on them."""
+    dependent = set(values)
     for node in graph.nodes:
-        if found.intersection(v for v in node.inputs if v is not None and not isinstance(v, Param)):
-            found.update(node.outputs)
-    return found
+        if dependent.intersection(v for v in node.inputs if v is not None and not isinstance(v, Param)):
+            dependent.update(node.outputs)
+    return dependent

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.backends.torch.codegen.source import write_source
-from weft.backends.torch.program.snippets import bound, names
+from weft.backends.torch.program.snippets import bound_names, names
 from weft.passes.analysis.states import states
 from weft.passes.core.equivalence import EquivalenceCheck
 
@@ -79,7 +79,7 @@ def test_only_torch_is_imported_and_everything_defined_is_used(folder: Path) -> 
         allowed = {"__future__", "collections", "functools", "kernels", "math", "torch", "typing"}
         assert roots <= allowed, f"{path}: {roots}"
         defined = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))} - {"Model"}
-        read = set().union(*(names(n) - bound(n) for n in tree.body))
+        read = set().union(*(names(n) - bound_names(n) for n in tree.body))
         assert defined <= read, f"{path}: {sorted(defined - read)}"
 
 

@@ -13,7 +13,7 @@ from ...kernels import decode_attention, latent_decode, latent_qk
 from ...kernels.shared.launch import DTYPES
 from ...ops.calls import Call
 from ...ops.float8_caches import scale_refs
-from ...program.positions import rolled
+from ...program.positions import rolling_capacity
 from ...program.statements import CacheSlot, Operand, Var
 from ..emitter import Refusal, StepEmitter
 from ..registry import lowers
@@ -213,7 +213,7 @@ def _add_scoring(e: StepEmitter, call: Call, node: Node, slopes: Value | None) -
 
 def _add_rolling(call: Call, node: Node) -> bool:
     """Add the keyword arguments of a rolling cache, and return whether the cache rolls."""
-    room = rolled(node)
+    room = rolling_capacity(node)
     if room is not None:
         call.set("rolling", True).set("keep_first", room[1], default=0)
     return room is not None

@@ -11,7 +11,7 @@ from weft.ir.types.block_layouts import BlockLayout
 from ...kernels import embed_tokens
 from ...ops.calls import Call
 from ...ops.elementwise import number
-from ...program.quantized import kept
+from ...program.quantized import find_layout
 from ...program.statements import TOP, Var
 from ..emitter import StepEmitter
 from ..registry import lowers
@@ -19,7 +19,7 @@ from ..registry import lowers
 
 def _refuse_blocks(e: StepEmitter, node: Node) -> str | None:
     tables = node.operand("weight"), node.operand("table")
-    return "its table stays in blocks" if any(isinstance(kept(t), BlockLayout) for t in tables) else None
+    return "its table stays in blocks" if any(isinstance(find_layout(t), BlockLayout) for t in tables) else None
 
 
 @lowers(ops.embed_tokens, when=_refuse_blocks)

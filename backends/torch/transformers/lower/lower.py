@@ -13,7 +13,7 @@ from weft.passes.library.target.sides import DECODER, ENCODER
 
 from ....targets import MODEL
 from ...codegen.structure import structure
-from ...lower.lower import emit, needed, read_weights
+from ...lower.lower import emit, live_statements, read_weights
 from ...program.statements import Operand, Program, Statement, Var
 from ..numbers.fields import Fields
 from ..numbers.naming import Names
@@ -98,7 +98,7 @@ def _lower_side(
         base.statements = [s for s in base.statements if s not in above.statements]
         base.outputs = {"last_hidden_state": made, **{k: v for k, v in outputs.items() if k == "aux_loss"}}
         above.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(above)}
-    base.statements = needed(base)
+    base.statements = live_statements(base)
     base.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(base)}
     for program in filter(None, (base, above)):
         program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
@@ -125,12 +125,12 @@ def _with_task(
         var.name = name
     made = {name: o for name, o in outputs.items() if name not in ("last_hidden_state", "pooler_output")}
     above = Program(graph.name, [], made, e.program.statements)
-    above.statements = needed(above, cut)
+    above.statements = live_statements(above, cut)
     read = {o for s in above.statements for o in s.operands}
     above.inputs = [var for var in cut if var in read]
     kept = {name: o for name, o in outputs.items() if name not in made}
     base = Program(graph.name, e.program.inputs, kept, e.program.statements, functions=functions)
-    base.statements = needed(base)
+    base.statements = live_statements(base)
     for program in (base, above):
         program.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(program)}
         program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
