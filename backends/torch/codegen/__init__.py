@@ -1,4 +1,4 @@
-"""From statements to the text of a module: methods, classes, names, docstrings.
+"""From statements to the source of a module: methods, classes, names, docstrings.
 
-Never here: what an op computes.
+Never here: the computation of an op.
 """

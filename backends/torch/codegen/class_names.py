@@ -1,4 +1,4 @@
-"""Names of the classes in a generated source: by what they compute, or by their place in the architecture."""
+"""Names of the classes in a generated source, by their computation or their place in the architecture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..program.statements import Statement
 from .structure import Call, Loop, Method
 
 CLASSES = {"attn": "Attention", "cross": "CrossAttention", "ffn": "FeedForward", "layers": "Block"}
-KINDS = {  # what stands in the place of an attention, or is a feed-forward
+KINDS = {  # ops that replace attention, and feed-forwards
     "selective_scan": "Mamba",
     "ssd": "Mamba2",
     "linear_attention": "LinearAttention",
@@ -27,10 +27,10 @@ KINDS = {  # what stands in the place of an attention, or is a feed-forward
 
 
 def class_names(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]) -> dict[Hashable, str]:
-    """The names of all classes by the key of their methods, none of them `taken`; that of `top` is `whole`.
+    """Map the key of each method to the name of its class; none is in `taken`, and the class of `top` is `whole`.
 
-    Classes that would be called the same are told apart by the side of the model that they stand on, then by what the
-    `nodes` of the graph in them compute; what is left is numbered.
+    Equal names are distinguished by the side of the model (encoder, decoder), then by the ops among the `nodes` of
+    each class, and at last by numbers.
     """
     places: dict[Hashable, list[str]] = {}
     titles: dict[Hashable, str] = {}
@@ -38,8 +38,8 @@ def class_names(top: Method, whole: str, nodes: Iterable[Node], taken: set[str])
     for method in top.walk():
         places.setdefault(method.key, []).append(method.path)
         if method.key not in titles:
-            own = within[method.path] = [n for n in nodes if f"{n.scope}.".startswith(f"{method.path}.")]
-            title = whole if method is top else _title(method.path, own)
+            inner = within[method.path] = [n for n in nodes if f"{n.scope}.".startswith(f"{method.path}.")]
+            title = whole if method is top else _title(method.path, inner)
             group = any(titles[m.key] == title for m in method.modules.values())
             titles[method.key] = f"{title}Group" if group else title
     groups: dict[str, list[Hashable]] = {}
@@ -47,28 +47,28 @@ def class_names(top: Method, whole: str, nodes: Iterable[Node], taken: set[str])
         groups.setdefault(title, []).append(key)
     names: dict[Hashable, str] = {}
     for title, keys in groups.items():
-        for key, name in zip(keys, _apart(title, [places[k] for k in keys], within), strict=True):
+        for key, name in zip(keys, _distinguish(title, [places[k] for k in keys], within), strict=True):
             names[key] = whole if key == top.key else _fresh(name, taken.union({whole}, names.values()))
     return names
 
 
 def own_nodes(method: Method) -> list[Node]:
-    """The nodes that the steps of a method itself stand for."""
-    own = (i for i in method.items if isinstance(i, Statement) and not i.early)
-    return list(dict.fromkeys(i.node for i in own if i.node is not None))
+    """Return the nodes that the statements of a method compute, without inner methods and shared statements."""
+    statements = (i for i in method.items if isinstance(i, Statement) and not i.early)
+    return list(dict.fromkeys(i.node for i in statements if i.node is not None))
 
 
 def calls(method: Method) -> list[Call]:
-    """The calls of inner methods, in order, loops unrolled."""
+    """Return the calls of inner methods, in order, loops unrolled."""
     return [c for i in method.items for c in ([i] if isinstance(i, Call) else i.calls if isinstance(i, Loop) else [])]
 
 
 def _kinds(nodes: Iterable[Node]) -> list[str]:
-    """The attentions, recurrences and feed-forwards among `nodes`, in order."""
-    found = [kind for node in nodes if (kind := _kind(node))]
-    if "MoE" in found:
-        found = [k for k in found if k != "FeedForward"]  # the expert that all tokens share
-    return list(dict.fromkeys(found))
+    """Return the class names of attentions, recurrences and feed-forwards among `nodes`, in order, without repeats."""
+    kinds = [kind for node in nodes if (kind := _kind(node))]
+    if "MoE" in kinds:
+        kinds = [k for k in kinds if k != "FeedForward"]  # the shared expert
+    return list(dict.fromkeys(kinds))
 
 
 def _kind(node: Node) -> str:
@@ -79,18 +79,18 @@ def _kind(node: Node) -> str:
 
 
 def _title(path: str, nodes: list[Node]) -> str:
-    """Name the class of the module at `path`, conflicts aside."""
-    last, found = next((p for p in reversed(path.split(".")) if not p.isdigit()), path), _kinds(nodes)
-    if last == "attn" and found:
-        return found[0]
-    if last == "ffn" and "MoE" in found:
+    """Return a name for the class of the module at `path`, which other classes may have also."""
+    last, kinds = next((p for p in reversed(path.split(".")) if not p.isdigit()), path), _kinds(nodes)
+    if last == "attn" and kinds:
+        return kinds[0]
+    if last == "ffn" and "MoE" in kinds:
         return "MoE"
     return CLASSES.get(last, "".join(w.capitalize() for w in last.split("_"))) or "Snippet"
 
 
-def _apart(title: str, places: Sequence[list[str]], within: Mapping[str, list[Node]]) -> list[str]:
-    """Names for classes that would all be called `title`, each of modules at some paths, as different as one word can
-    tell."""
+def _distinguish(title: str, places: Sequence[list[str]], within: Mapping[str, list[Node]]) -> list[str]:
+    """Return names for classes that would all be called `title`, one for each list of module paths in `places`, as
+    distinct as a prefix of one word makes them."""
     if len(places) == 1:
         return [title]
     sides = [{p.partition(".")[0] for p in paths if "." in p} for paths in places]
@@ -105,19 +105,19 @@ def _apart(title: str, places: Sequence[list[str]], within: Mapping[str, list[No
 
 
 def _words(classes: Sequence[list[Node]]) -> list[str]:
-    """A word for each class that tells what it computes from what the others do; nothing where there is none."""
-    own = [_kinds(nodes) for nodes in classes]
-    known = set().union(*own)
-    if len({tuple(k) for k in own}) == 1:
-        turned = [any(n.op is ops.rope for n in nodes) for nodes in classes]
-        return ["NoPE" if any(turned) and not t else "" for t in turned]
-    called = {k: k.removesuffix("Attention") or k for k in known}
-    called |= {"Attention": "Global"} if "WindowAttention" in known else {}
-    called |= {"FeedForward": "Dense"} if "MoE" in known else {}
+    """Return a word for each class that names the ops by which it differs from the others; "" without one."""
+    kinds = [_kinds(nodes) for nodes in classes]
+    union = set().union(*kinds)
+    if len({tuple(k) for k in kinds}) == 1:
+        rotated = [any(n.op is ops.rope for n in nodes) for nodes in classes]
+        return ["NoPE" if any(rotated) and not r else "" for r in rotated]
+    prefixes = {k: k.removesuffix("Attention") or k for k in union}
+    prefixes |= {"Attention": "Global"} if "WindowAttention" in union else {}
+    prefixes |= {"FeedForward": "Dense"} if "MoE" in union else {}
     words = []
-    for mine in own:
-        alone = [k for k in mine if sum(k in other for other in own) == 1]
-        words.append(next((called[k] for k in (*alone, *mine)), ""))
+    for mine in kinds:
+        unique = [k for k in mine if sum(k in theirs for theirs in kinds) == 1]
+        words.append(next((prefixes[k] for k in (*unique, *mine)), ""))
     return words
 
 

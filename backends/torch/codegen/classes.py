@@ -1,4 +1,4 @@
-"""The classes of a program, innermost first: what models and their decode steps have in common."""
+"""Write the classes of a program, innermost first: the common base of models and decode steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .structure import Method
 
 @dataclass(frozen=True)
 class Class:
-    """Template data of a class; `cache` is the text that makes its cache, of type `cache_type`."""
+    """Template data of a class; `cache` is the expression that constructs its cache, of type `cache_type`."""
 
     name: str
     doc: str
@@ -40,12 +40,12 @@ class Class:
 
     @property
     def like(self) -> str:
-        """The parameter of `new_cache` that has the dtype of the model, where the class has no such weight."""
+        """Return the text of the parameter `like` of `new_cache`, for classes without a weight in the model's dtype."""
         return ", like: Tensor" if "like" in re.findall(r"\w+", self.cache) else ""
 
 
 class ClassWriter(ABC):
-    """Writes the classes of a program: by the name of each in `classes`, that of the whole is called `top`."""
+    """Writes the classes of a program into `classes`, by name; the class of the whole model is called `top`."""
 
     top = "Model"
     body: type[Writer] = Writer
@@ -54,38 +54,38 @@ class ClassWriter(ABC):
         self.inputs, self.nodes, self.functions = program.inputs, program.nodes, program.functions
         self.makers = {v: s for s in program.statements for v in s.results}
         self.names: dict[Hashable, str] = {}
-        self.classes: dict[str, Class] = {}  # written
+        self.classes: dict[str, Class] = {}
 
-    # -- what kinds of classes differ in
+    # -- to override
 
     @abstractmethod
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
-        """The lines that make what the class holds; `inner` are the classes of inner methods by path."""
+        """Return the lines of ``__init__`` of a class; `inner` maps paths of inner methods to their classes."""
 
     @abstractmethod
-    def given(self, method: Method) -> list[Named]:
-        """The parameters of the method of the whole model."""
+    def top_parameters(self, method: Method) -> list[Named]:
+        """Return the parameters of the method of the whole model."""
 
     @abstractmethod
     def state(self, method: Method) -> str:
-        """The parameter of an inner method that keeps something."""
+        """Return the text of the cache parameter of an inner method with states."""
 
     def parameter(self, o: Named, name: str, top: bool) -> str:
-        """A parameter with its annotation and default."""
+        """Return the text of a parameter with its annotation and default."""
         return f"{name}: Tensor" if isinstance(o, ParamRef) else f"{name}: {o.type}"
 
     def keeps(self, method: Method) -> tuple[str, str]:
-        """The text that makes what calls of the class keep, and its type."""
+        """Return the expression that constructs the cache of a class, and its type; "" for no cache."""
         return "", ""
 
-    def own(self, method: Method) -> list[Node]:
-        """The nodes that the class of `method` is to be described by: those that it computes itself."""
+    def described_nodes(self, method: Method) -> list[Node]:
+        """Return the nodes for the docstring of the class of `method`: those that it computes itself."""
         return own_nodes(method)
 
     # -- writing
 
     def write(self, method: Method) -> str:
-        """The name of the class of `method`, which is written where it is new, behind those of inner methods."""
+        """Return the name of the class of `method`; a new one is added to `classes`, after those of inner methods."""
         if not self.names:
             self.names = class_names(method, self.top, self.nodes, {*library(), *IMPORTS, *keyword.kwlist})
         name = self.names[method.key]
@@ -93,22 +93,22 @@ class ClassWriter(ABC):
             return name
         inner = {path: self.write(m) for path, m in method.modules.items()}
         top = method.path == TOP
-        given = self.given(method) if top else method.inputs
-        hidden = None if top else next((v for v in given if isinstance(v, Var) and self._is_hidden(v)), None)
-        called, lines = self.body(method, given, hidden, top).write(self.functions)
-        parameters = ["self", *(self.parameter(o, n, top) for o, n in zip(given, called, strict=True))]
+        inputs = self.top_parameters(method) if top else method.inputs
+        hidden = None if top else next((v for v in inputs if isinstance(v, Var) and self._is_hidden(v)), None)
+        names, lines = self.body(method, inputs, hidden, top).write(self.functions)
+        parameters = ["self", *(self.parameter(o, n, top) for o, n in zip(inputs, names, strict=True))]
         if method.slots and not top:
             parameters.append(self.state(method))
         types = [o.type if isinstance(o, Var) else "Tensor" for o in method.outputs]
         returns = types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
         constants = top and any(isinstance(h, ParamRef) and h.constant for m in method.walk() for h in m.holds.values())
-        doc = class_doc(method, inner, self.own(method))
+        doc = class_doc(method, inner, self.described_nodes(method))
         init, cache = self.init(method, inner), self.keeps(method)
         self.classes[name] = Class(name, doc, init, parameters, lines, returns, *cache, constants)
         return name
 
     def _is_hidden(self, v: Var) -> bool:
-        """Return whether `v` is a hidden state on its way through the layers: an expert calls it x."""
+        """Return whether `v` is a hidden state that passes through the layers, which is called x."""
         if v not in self.makers or v.type != "Tensor":
             return False
         maker = self.makers[v]

@@ -1,4 +1,4 @@
-"""Docstrings of generated sources, made of facts in the graph."""
+"""Docstrings of generated sources, composed from facts of the graph."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEPT = {
     ops.block_sparse_attention: "attention to some blocks of keys (Zaheer 2020)",
 }
 NORMS = (ops.rms_norm, ops.layer_norm)
-STYLES = (  # by what `_place` says of all norms of a block
+STYLES = (  # by the `_place` of all norms of a block
     ({"pre"}, "a pre-norm block"),
     ({"post"}, "a post-norm block"),
     ({"pre", "after"}, "a block with norms around its parts"),
@@ -39,7 +39,7 @@ STYLES = (  # by what `_place` says of all norms of a block
 
 
 def model_doc(graph: Graph, program: Program, kernels: bool) -> list[str]:
-    """The first lines of a generated file: what the model is, what it imports, its inputs and outputs."""
+    """Return the lines of a generated file's docstring: the kind of model, its imports, inputs and outputs."""
     weights = sum(map(count_parameters, program.weights.values()))
     kind = str(graph.meta.get("kind", "model"))
     lines = [f"{graph.name}: {'an' if kind[0] in 'aeiou' else 'a'} {kind} of {weights:,} parameters."]
@@ -53,8 +53,8 @@ def model_doc(graph: Graph, program: Program, kernels: bool) -> list[str]:
 
 
 def _inputs(program: Program) -> str:
-    given = ", ".join(f"{v.name} {_shape(v.shape)}" for v in program.inputs if v.shape is not None and not v.default)
-    return f"`Model` takes {given} and returns {', '.join(program.outputs)}."
+    inputs = ", ".join(f"{v.name} {_shape(v.shape)}" for v in program.inputs if v.shape is not None and not v.default)
+    return f"`Model` takes {inputs} and returns {', '.join(program.outputs)}."
 
 
 def _shape(shape: tuple[object, ...] | None) -> str:
@@ -62,26 +62,26 @@ def _shape(shape: tuple[object, ...] | None) -> str:
 
 
 def class_doc(method: Method, inner: Mapping[str, str], nodes: list[Node]) -> str:
-    """One sentence about a class, which computes `nodes`; `inner` are the classes of inner methods by path."""
+    """Return one sentence on a class that computes `nodes`; `inner` maps paths of inner methods to their classes."""
     parts = calls(method)
     if method.path != TOP or not parts:
-        found = [text for node in nodes if (text := _about(node))]
-        if found:
-            return _sentence(", ".join(dict.fromkeys(found)))
+        phrases = [text for node in nodes if (text := _describe(node))]
+        if phrases:
+            return _sentence(", ".join(dict.fromkeys(phrases)))
         middle = [n for n in nodes if n.op in BETWEEN]
         if middle and not parts:
             return _sentence(f"a feed-forward with {BETWEEN[middle[0].op]}, {middle[0].output.width} wide")
     if not parts:
         return _sentence("the whole model" if method.path == TOP else f"what `{method.path}` computes")
     if method.path == TOP:
-        return _sentence(f"the whole model: {_listed(parts, inner)}")
+        return _sentence(f"the whole model: {_enumerate(parts, inner)}")
     if any(n.op is ops.route for n in nodes):
-        return _sentence(f"a router and what it sends tokens to: {_listed(parts, inner)}")
+        return _sentence(f"a router and what it sends tokens to: {_enumerate(parts, inner)}")
     if any(n.op in (ops.add, ops.add_norm) for n in nodes) and not any(p.path[-1].isdigit() for p in parts):
         return _sentence(_block(method, nodes, parts, inner))
     last = method.path.rpartition(".")[2]
     stack = "a layer" if last.isdigit() else f"the {last}"
-    return _sentence(f"{stack}: {_listed(parts, inner)}")
+    return _sentence(f"{stack}: {_enumerate(parts, inner)}")
 
 
 def _block(method: Method, nodes: list[Node], parts: list[Call], inner: Mapping[str, str]) -> str:
@@ -107,30 +107,30 @@ def _place(norm: Node, scope: str) -> str:
     readers = [reader for reader, _ in norm.output.uses]
     if readers and all(r.scope != scope and r.scope.startswith(f"{scope}.") for r in readers):
         return "pre"
-    made = None if x is None else x.producer
-    return "post" if made is not None and made.op is ops.add and made.scope == scope else "after"
+    maker = None if x is None else x.producer
+    return "post" if maker is not None and maker.op is ops.add and maker.scope == scope else "after"
 
 
 def _parallel(method: Method, parts: list[Call]) -> bool:
     """Return whether the second part reads nothing from the first."""
-    made = set(parts[0].results)
+    dependent = set(parts[0].results)
     for item in method.items:
         if item is parts[1]:
-            return made.isdisjoint(reads(item))
-        if not made.isdisjoint(reads(item)):
-            made.update(item.results)
+            return dependent.isdisjoint(reads(item))
+        if not dependent.isdisjoint(reads(item)):
+            dependent.update(item.results)
     return False
 
 
-def _listed(parts: list[Call], inner: Mapping[str, str]) -> str:
-    """The classes of `parts`, how often each is called, as words."""
+def _enumerate(parts: list[Call], inner: Mapping[str, str]) -> str:
+    """Return the classes of `parts` as an English list, such as ``Embedding, 12 × Block and Head``."""
     counts = Counter(inner[p.path] for p in parts)
     layers = {inner[p.path] for p in parts if p.path.rpartition(".")[2].isdigit()}
     *first, last = (f"{n} × {name}" if name in layers else name for name, n in counts.items())
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _about(node: Node) -> str:
+def _describe(node: Node) -> str:
     a = node.attrs
     if node.op is ops.attention:
         return _attention(node)

@@ -11,19 +11,19 @@ from .structure import Call, Loop, Method, reads
 
 
 class Constructor:
-    """Writes the lines that make what the class of a method holds."""
+    """Writes the lines of ``__init__`` that construct the members of the class of a method."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    # -- what kinds of classes differ in
+    # -- to override
 
-    def made(self, place: str, name: str) -> str:
-        """The text that makes the module of class `name` at a `place` below the method."""
+    def construct(self, place: str, name: str) -> str:
+        """Return the expression that constructs the module of class `name` at the relative path `place`."""
         return f"{name}()"
 
-    def listed(self, place: str, names: Sequence[str]) -> str:
-        """The text that makes a list of modules of these classes."""
+    def construct_list(self, place: str, names: Sequence[str]) -> str:
+        """Return the expression that constructs a list of modules of the classes `names`."""
         if len({*names}) == 1:
             return f"nn.ModuleList({names[0]}() for _ in range({len(names)}))"
         return f"nn.ModuleList(kind() for kind in {periodic([*names])})"
@@ -31,8 +31,8 @@ class Constructor:
     # -- writing
 
     def write(self, method: Method, inner: Mapping[str, str], tables: Collection[str]) -> list[str]:
-        """The lines; `inner` are the classes of the method's modules by path, `tables` the paths of weights that
-        embed."""
+        """Return the lines; `inner` maps paths of the method's modules to their classes, and `tables` are the paths of
+        embedding weights."""
         tree: dict[str, Any] = {}
         entries: dict[str, str | Submodule | ParamRef] = {relative(p, method.path): name for p, name in inner.items()}
         for path, member in method.holds.items():
@@ -48,18 +48,18 @@ class Constructor:
             node = tree
             for part in outer:
                 inner_node = node.setdefault(part, {})
-                if not isinstance(inner_node, dict):  # a module that is given something more
+                if not isinstance(inner_node, dict):  # a module that gets another member
                     node[part] = inner_node = {"": inner_node}
                 node = inner_node
             if isinstance(node.get(last), dict):
                 node[last][""] = entry
             else:
                 node[last] = entry
-        self._hold("self", "", tree)
+        self._assign_members("self", "", tree)
         return self.lines
 
-    def _hold(self, base: str, path: str, tree: dict[str, Any]) -> None:
-        """Append the lines that make what `tree` says of the module `base`: classes, modules and tensors by name."""
+    def _assign_members(self, base: str, path: str, tree: dict[str, Any]) -> None:
+        """Append the lines that construct the members of the module `base`: classes, modules and tensors by name."""
         for name, entry in tree.items():
             place, local = attribute(base, name), f"{path}.{name}" if path else name
             if isinstance(entry, ParamRef):
@@ -70,42 +70,42 @@ class Constructor:
             elif isinstance(entry, Submodule):
                 self.lines.append(f"{place} = {entry.init}")
             elif isinstance(entry, str):
-                self.lines.append(f"{place} = {self.made(local, entry)}")
+                self.lines.append(f"{place} = {self.construct(local, entry)}")
             elif all(k.isdigit() for k in entry):
-                self._hold_list(place, local, entry)
+                self._assign_list(place, local, entry)
             else:
                 kind = entry.pop("", None)
-                made = "nn.Module()" if kind is None else self._one(local, kind)
-                self.lines.append(f"{place} = {made}")
-                self._hold(place, local, entry)
+                module = "nn.Module()" if kind is None else self._construct_entry(local, kind)
+                self.lines.append(f"{place} = {module}")
+                self._assign_members(place, local, entry)
 
-    def _one(self, path: str, entry: Any) -> str:
-        """The text that makes one module; an empty one for what only has parts."""
+    def _construct_entry(self, path: str, entry: Any) -> str:
+        """Return the expression that constructs one module; an empty ``nn.Module()`` if it only has children."""
         if isinstance(entry, Submodule):
             return entry.init
-        return self.made(path, entry) if isinstance(entry, str) else "nn.Module()"
+        return self.construct(path, entry) if isinstance(entry, str) else "nn.Module()"
 
-    def _hold_list(self, place: str, path: str, entries: dict[str, Any]) -> None:
-        """The same of the list `place`, whose `entries` are numbered."""
+    def _assign_list(self, place: str, path: str, entries: dict[str, Any]) -> None:
+        """Append the lines that construct the list `place`, whose `entries` have numbers as keys."""
         count = max(int(k) for k in entries) + 1
         items = [entries.get(str(i)) for i in range(count)]
         params = [i for i in items if isinstance(i, ParamRef)]
         if len(params) == count:
             self.lines.append(f"{place} = nn.ParameterList([{', '.join(map(_parameter, params))}])")
         elif any(isinstance(i, Submodule) for i in items):
-            kinds = [self._one(f"{path}.{n}", i) for n, i in enumerate(items)]
+            kinds = [self._construct_entry(f"{path}.{n}", i) for n, i in enumerate(items)]
             self.lines.append(f"{place} = nn.ModuleList([{', '.join(kinds)}])")
         else:
             self.lines.append(
-                f"{place} = {self.listed(path, [i if isinstance(i, str) else 'nn.Module' for i in items])}"
+                f"{place} = {self.construct_list(path, [i if isinstance(i, str) else 'nn.Module' for i in items])}"
             )
         for i, item in enumerate(items):
             if isinstance(item, dict):
-                self._hold(f"{place}[{i}]", f"{path}.{i}", item)
+                self._assign_members(f"{place}[{i}]", f"{path}.{i}", item)
 
 
 def constructor(method: Method, inner: Mapping[str, str], tables: Collection[str]) -> list[str]:
-    """The lines that make what the class of `method` holds; see `Constructor.write`."""
+    """Return the lines of ``__init__`` of the class of `method`; see `Constructor.write`."""
     return Constructor().write(method, inner, tables) or ["pass"]
 
 

@@ -1,4 +1,4 @@
-"""The lines of a method: expressions set into one another where that reads well, and names for what is left."""
+"""The lines of a method: expressions inlined into their readers while lines stay short, and names for the rest."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..program.statements import CacheSlot, Operand, ParamRef, Statement, Submod
 from .naming import Line, Named, Names
 from .structure import Call, Item, Loop, Method, reads
 
-WIDTH = 92  # of a line that an expression may grow to
-COMMENTED = 108  # the same, of a line with its comment
+WIDTH = 92  # the longest line that inlining may create
+COMMENTED = 108  # the longest line together with its comment
 
 
 class Writer:
-    """Writes the forward of one method; one that `trains` may compute activations again, and be given no cache.
+    """Writes the forward of one method; if it `trains`, activations may be checkpointed and the cache may be None.
 
-    A hidden state on its way through the layers is called `stream`.
+    A hidden state that passes through the layers is called `stream`.
     """
 
     trains = True
@@ -30,7 +30,7 @@ class Writer:
         self.uses: dict[Operand, int] = {}
         self.states: dict[Item, str] = {}
 
-    # -- text with tokens
+    # -- text with placeholders
 
     def token(self, o: Operand) -> str:
         """Return the placeholder of an operand until names are chosen."""
@@ -39,13 +39,13 @@ class Writer:
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
     def member(self, path: str) -> str:
-        """The text that reaches what stands at `path`."""
+        """Return the text that accesses the member at `path`."""
         return attribute("self", relative(path, self.method.path))
 
     # -- lines
 
     def write(self, taken: Collection[str] = ()) -> tuple[list[str], list[str]]:
-        """The names of the parameters, and the lines, in which names that are `taken` stand for something else."""
+        """Return the names of the parameters, and the lines; no variable gets a name that is `taken`."""
         for item in self.method.items:
             for o in set(reads(item)):
                 # Twice for a loop: an expression with one use moves to its reader, and every round would compute it.
@@ -56,31 +56,33 @@ class Writer:
         for item in self.method.items:
             self._add(item)
         outputs = ", ".join(self.token(o) for o in self.method.outputs)
-        self.lines.append(Line([], self._inlined(_expression(self.result(outputs)), 7)[0]))
+        self.lines.append(Line([], self._inline(_expression(self.result(outputs)), 7)[0]))
         names = Names(self.lines, self.tokens, taken, self.stream)
-        return [names.give(o, self._called(o)) for o in self.given], names.text()
+        return [names.give(o, self._preferred_name(o)) for o in self.given], names.text()
 
-    # -- what kinds of classes differ in
+    # -- to override
 
     def result(self, outputs: str) -> str:
-        """The text of what the method returns, of the text of its outputs."""
+        """Return the text of the returned value, given the text of the outputs."""
         return f"({outputs})"
 
     def slot(self, item: Statement, slot: CacheSlot) -> str:
-        """The text that reaches what a statement keeps."""
+        """Return the text that accesses the cache slot of a statement."""
         return self.states[item]
 
-    def handed(self, item: Call) -> list[str]:
-        """The arguments of a call besides its inputs: the state that it is given."""
+    def state_arguments(self, item: Call) -> list[str]:
+        """Return the arguments of a call other than its inputs: its cache, if it has states."""
         return [self.states[item]] if item.slots else []
 
     def answer(self, item: Call, text: str) -> str:
-        """The results of the call that is `text`."""
+        """Return the text of the results of the call `text`."""
         return text
 
-    def rounds(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
-        """The arguments of each call of a loop besides its inputs; what it goes through at the same time is added to
-        `sources`, as a variable and what it stands for in turn."""
+    def loop_arguments(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
+        """Return the arguments of each call of a loop other than its inputs.
+
+        Iterables of the loop are appended to `sources`, as pairs of a loop variable and an expression.
+        """
         if not loop.slots:
             return []
         same = all(c.path == loop.calls[0].path for c in loop.calls)
@@ -88,18 +90,18 @@ class Writer:
         sources.append(("state", self.states[loop] + f" or [None] * {count}" * self.trains))
         return ["state"]
 
-    def varying(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
-        """The same of inputs that differ from call to call, of which `rests` are the tuples."""
+    def varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
+        """Return the arguments for inputs that differ from call to call; `rests` has the text of a tuple for each."""
         sources.append(("args", periodic(rests)))
         return ["*args"]
 
-    def recomputed(self, loop: Loop) -> str:
-        """The line that lets ``layer`` run with its activations made again in the backward pass; "" for none."""
-        return _checkpointed("state" if loop.slots else "") if self.trains else ""
+    def checkpoint_line(self, loop: Loop) -> str:
+        """Return the line that sets ``run`` to ``layer``, checkpointed if the model asks for it; "" for none."""
+        return _checkpoint_line("state" if loop.slots else "") if self.trains else ""
 
     # -- writing
 
-    def _called(self, o: Named) -> str:
+    def _preferred_name(self, o: Named) -> str:
         """Return the preferred name of a parameter."""
         return self.stream if o is self.hidden else o.name if isinstance(o, Var) else o.path.replace(".", "_")
 
@@ -109,16 +111,16 @@ class Writer:
             first = "None if cache is None else cache[0]" if self.trains else "cache[0]"
             self.states[stateful[0]] = first if self.top and not isinstance(stateful[0], Loop) else "cache"
             return
-        taken: list[str] = []
+        used: list[str] = []
         for item in stateful:
             slots = [o.name for o in reads(item) if isinstance(o, CacheSlot)]
             stem = slots[0] if slots else _words(_first(item).path)[-1]
             name = f"{stem}_cache" if stem != "cache" else "kv_cache"
-            taken.append(name if name not in taken else f"{name}_{len(taken) + 1}")
-            name = taken[-1]
+            used.append(name if name not in used else f"{name}_{len(used) + 1}")
+            name = used[-1]
             self.states[item] = name
-        if taken:
-            text = f"{', '.join(taken)} = cache" + f" or ({', '.join(['None'] * len(taken))})" * self.trains
+        if used:
+            text = f"{', '.join(used)} = cache" + f" or ({', '.join(['None'] * len(used))})" * self.trains
             self.lines.append(Line([], ast.parse(text).body[0]))
 
     def _add(self, item: Item) -> None:
@@ -126,7 +128,7 @@ class Writer:
             self._add_loop(item)
             return
         if isinstance(item, Call):
-            arguments = [*(self.token(o) for o in item.inputs), *self.handed(item)]
+            arguments = [*(self.token(o) for o in item.inputs), *self.state_arguments(item)]
             text = self.answer(item, f"{self.member(item.path)}({', '.join(arguments)})")
             guard = next((o for o in item.inputs if isinstance(o, Var) and o.skips), None) if self.top else None
             if guard is not None:
@@ -135,30 +137,32 @@ class Writer:
             replaces = next((o for o in item.inputs if _alike(o, item.results)), None)
             self._append(item.results, text, "", replaces)
             return
-        if not item.text:  # it asks only that what it reads is handed on
+        if not item.text:  # it only makes its operands available in the scope
             return
         tokens = [self.slot(item, o) if isinstance(o, CacheSlot) else self.token(o) for o in item.operands]
         text = item.text.format(*tokens)
         if not item.results:
-            self.lines.append(Line([], self._inlined(ast.parse(text).body[0], 60)[0]))
+            self.lines.append(Line([], self._inline(ast.parse(text).body[0], 60)[0]))
             return
         replaces = None if item.replaces is None else item.operands[item.replaces]
         self._append(item.results, text, item.comment, replaces)
 
     def _append(self, results: tuple[Var, ...], text: str, comment: str, replaces: Operand | None) -> None:
         names = 5 if replaces is not None else sum(len(v.name) + 2 for v in results) + 3
-        tree, taken = self._inlined(_expression(text), names, comment)
-        for line in taken:
-            if replaces in line.targets:  # what it replaced is what this one does; it has the same layout
+        tree, inlined = self._inline(_expression(text), names, comment)
+        for line in inlined:
+            if replaces in line.targets:  # the inlined line's operand is replaced instead; it has the same layout
                 replaces, comment = line.replaces, comment or line.comment
-        changes = isinstance(tree, ast.IfExp) and replaces is not None  # it becomes an `if`
+        changes = isinstance(tree, ast.IfExp) and replaces is not None  # it is written as an `if`
         movable = len(results) == 1 and self.uses.get(results[0]) == 1 and not changes
         self.lines.append(Line([*results], tree, comment, replaces, movable))
 
-    def _inlined(self, tree: ast.AST, room: int, comment: str = "") -> tuple[ast.AST, list[Line]]:
-        """`tree` with expressions of earlier lines set into it, nearest first, as long as the line stays short; and
-        these lines, which are gone."""
-        taken: list[Line] = []
+    def _inline(self, tree: ast.AST, room: int, comment: str = "") -> tuple[ast.AST, list[Line]]:
+        """Inline expressions of earlier lines into `tree`, nearest first, as long as the line stays short.
+
+        Return the new tree and the inlined lines, which are removed.
+        """
+        inlined: list[Line] = []
         for line in reversed(self.lines):
             if not line.movable:
                 continue
@@ -167,18 +171,18 @@ class Writer:
             places = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == token]
             if len(places) != 1:
                 continue
-            # Of a copy, parsed anew: if the line grows too long `tree` stays as it is.
-            grown = _Put(token, line.tree).visit(ast.parse(ast.unparse(tree)))
-            long = len(self._shown(grown)) + room
+            # On a copy, parsed again: if the line grows too long, `tree` must stay as it is.
+            grown = _Inliner(token, line.tree).visit(ast.parse(ast.unparse(tree)))
+            long = len(self._render(grown)) + room
             if (long > WIDTH or (comment and long + len(comment) > COMMENTED)) and not isinstance(tree, ast.Name):
                 continue
             body = grown.body[0]
             tree = body.value if isinstance(body, ast.Expr) else body
             self.lines.remove(line)
-            taken.append(line)
-        return tree, taken
+            inlined.append(line)
+        return tree, inlined
 
-    def _shown(self, tree: ast.AST) -> str:
+    def _render(self, tree: ast.AST) -> str:
         text = ast.unparse(tree)
         for o, token in self.tokens.items():
             text = text.replace(token, o.name if isinstance(o, Var) else "weight")
@@ -204,14 +208,14 @@ class Writer:
             sources.append(("layer", self.member(first.path.rpartition(".")[0]) + cut))
         arguments = list(shared)
         if rests:
-            arguments += self.varying(loop, rests, sources)
-        arguments += self.rounds(loop, sources)
+            arguments += self.varying_arguments(loop, rests, sources)
+        arguments += self.loop_arguments(loop, sources)
         variables, iterables = zip(*(sources or [("_", f"range({len(calls)})")]), strict=True)
         over = iterables[0] if len(iterables) == 1 else f"zip({', '.join(iterables)})"
         targets = ", ".join(self.token(v) for v in results)
-        again = self.recomputed(loop) if callee == "layer" else ""
-        made = self.answer(first, f"{'run' if again else callee}({', '.join(arguments)})")
-        body = f"{targets} = {made}"
+        again = self.checkpoint_line(loop) if callee == "layer" else ""
+        call = self.answer(first, f"{'run' if again else callee}({', '.join(arguments)})")
+        body = f"{targets} = {call}"
         if again:
             body = f"{again}\n    {body}"
         text = f"for {', '.join(variables)} in {over}:\n    {body}"
@@ -223,8 +227,8 @@ def _expression(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-class _Put(ast.NodeTransformer):
-    """Puts an expression in the place of a name."""
+class _Inliner(ast.NodeTransformer):
+    """Replaces a name by an expression."""
 
     def __init__(self, name: str, expression: ast.AST) -> None:
         self.name, self.expression = name, expression
@@ -233,15 +237,15 @@ class _Put(ast.NodeTransformer):
         return self.expression if node.id == self.name else node
 
 
-def _checkpointed(state: str) -> str:
-    """The line that lets `layer` run with its activations kept, or, where the model is told so, made again in the
-    backward pass (Chen 2016, arXiv 1604.06174); not where it changes a `state`."""
-    asked = f"self.checkpointing and {state} is None" if state else "self.checkpointing"
-    return f"run = partial(checkpoint, layer, use_reentrant=False) if {asked} else layer"
+def _checkpoint_line(state: str) -> str:
+    """Return the line that sets ``run`` to ``layer``, with activation checkpointing (Chen 2016, arXiv 1604.06174) if
+    the model's `checkpointing` is set and `state`, the text of its cache, is None."""
+    condition = f"self.checkpointing and {state} is None" if state else "self.checkpointing"
+    return f"run = partial(checkpoint, layer, use_reentrant=False) if {condition} else layer"
 
 
 def _common(lists: list[list[str]]) -> tuple[list[str], list[str]]:
-    """The arguments that all calls have in common from the first on, and the others, if any, as a tuple for each."""
+    """Return the leading arguments that all calls share, and a tuple of the others for each call, if any."""
     shared: list[str] = []
     for column in zip(*lists, strict=False):
         if len({*column}) != 1:
@@ -252,13 +256,13 @@ def _common(lists: list[list[str]]) -> tuple[list[str], list[str]]:
 
 
 def periodic(texts: list[str]) -> str:
-    """A list of `texts` as Python, what repeats written once."""
+    """Return a Python list of `texts`, with repetitions as products, such as ``[A, B] * 6``."""
     n = len(texts)
     for size in range(1, n // 2 + 1):
         if texts[size:] == texts[:-size]:
-            whole, left = divmod(n, size)
-            text = f"[{', '.join(texts[:size])}] * {whole}"
-            return f"{text} + [{', '.join(texts[:left])}]" if left else text
+            times, rest = divmod(n, size)
+            text = f"[{', '.join(texts[:size])}] * {times}"
+            return f"{text} + [{', '.join(texts[:rest])}]" if rest else text
     runs = [(text, len(list(run))) for text, run in itertools.groupby(texts)]
     if 2 * len(runs) <= n:
         return " + ".join(f"[{text}]" + f" * {times}" * (times > 1) for text, times in runs)
@@ -276,23 +280,23 @@ def _words(path: str) -> list[str]:
 
 
 def _alike(o: Operand, results: Iterable[Var]) -> bool:
-    """Return whether a result has an operand's shape, and so may reuse its name."""
+    """Return whether all results have the operand's shape, so that they may reuse its name."""
     return isinstance(o, Var) and o.shape is not None and all(v.shape == o.shape for v in results)
 
 
 def layers(method: Method, calls: Sequence[Call]) -> tuple[str, str]:
-    """The list of modules that `calls` run one after the other, by its path, and the slice of it that they are."""
+    """Return the path of the list of modules that `calls` run in order, and their slice of it, "" for all."""
     container = relative(calls[0].path, method.path).rpartition(".")[0]
     numbers = [int(c.path.rpartition(".")[2]) for c in calls]
     paths = (relative(p, method.path) for p in (*method.modules, *method.holds))
     parts = (relative(p, container).partition(".")[0] for p in paths if inside(p, container))
     count = 1 + max(int(part) for part in parts if part.isdigit())
-    whole = (numbers[0], numbers[-1]) == (0, count - 1)
-    return container, "" if whole else f"[{numbers[0]}:{numbers[-1] + 1}]"
+    complete = (numbers[0], numbers[-1]) == (0, count - 1)
+    return container, "" if complete else f"[{numbers[0]}:{numbers[-1] + 1}]"
 
 
 def attribute(base: str, path: str) -> str:
-    """The text that reaches `path` from `base`."""
+    """Return the text that accesses `path` from `base`, numbers as indices."""
     for part in path.split(".") if path else []:
         base += f"[{part}]" if part.isdigit() else f".{part}"
     return base

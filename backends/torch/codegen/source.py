@@ -1,4 +1,4 @@
-"""The text of a model: its classes, innermost first, behind the parts that they use."""
+"""The source of a model: its classes, innermost first, after the snippets that they use."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from .structure import Call, Item, Loop, Method, structure
 
 @dataclass(frozen=True)
 class Source:
-    """A generated module: its `text`, whose class `Model` it is about, the graph's parameters by state_dict key, and
-    the files of the kernels that it imports."""
+    """A generated module: its `text`, with a class `Model`; the graph's parameters, as `weights`, by state_dict key;
+    and the files of the `kernels` that it imports."""
 
     text: str
     weights: dict[str, Any]
@@ -38,31 +38,31 @@ class Source:
 
 
 def write_source(lowered: Lowered, package: str = "kernels") -> Source:
-    """The Python source of a model, which imports kernels, if any, from `package`."""
+    """Return the Python source of a model, which imports its kernels from `package`."""
     program = lowered.program
     top = structure(program)
     writer = ModelWriter(program)
     writer.write(top)
-    classes, own = list(writer.classes.values()), list(program.functions.values())
-    # Rendered once without imports and library parts, to learn which of them the classes use.
-    used = names(ast.parse(template("model.py.j2").render(about=[], imports=[], parts=own, classes=classes)))
+    classes, functions = list(writer.classes.values()), list(program.functions.values())
+    # Rendered once without imports and snippets, to find the ones that the classes use.
+    used = names(ast.parse(template("model.py.j2").render(about=[], imports=[], parts=functions, classes=classes)))
     parts = used_snippets(used)
     used = used.union({"torch"}, *(p.uses for p in parts))
     files = kernels(used)
     text = template("model.py.j2").render(
         about=model_doc(lowered.graph, program, bool(files)),
         imports=imports(used, package),
-        parts=[*(p.source for p in parts), *own],
+        parts=[*(p.source for p in parts), *functions],
         classes=classes,
     )
-    return Source(formatted(text), dict(program.weights), files)
+    return Source(format_source(text), dict(program.weights), files)
 
 
-def formatted(text: str) -> str:
-    """`text` in the style of ruff's formatter, where ruff is installed."""
+def format_source(text: str) -> str:
+    """Return `text` formatted by ruff, or with surplus blank lines removed if ruff is not installed."""
     if importlib.util.find_spec("ruff") is None:
         return re.sub(r"\n{4,}", "\n\n\n", text).strip() + "\n"
-    program = Path(sysconfig.get_path("scripts"), "ruff")  # by Python it starts six times slower
+    program = Path(sysconfig.get_path("scripts"), "ruff")  # `python -m ruff` starts six times slower
     ruff = [program] if program.exists() else [sys.executable, "-P", "-m", "ruff"]
     command = [*ruff, "format", "--isolated", "--line-length", "120", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
@@ -71,7 +71,7 @@ def formatted(text: str) -> str:
 
 @functools.cache
 def template(name: str) -> jinja2.Template:
-    """One of the templates in this folder."""
+    """Return a template of the folder `templates` by file name."""
     folder = Path(__file__).parent / "templates"
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -92,9 +92,9 @@ class ModelWriter(ClassWriter):
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
         return constructor(method, inner, self.tables)
 
-    def given(self, method: Method) -> list[Named]:
-        given = [v for v in self.inputs if v in method.inputs or not v.default]
-        return [*(v for v in given if not v.default), *(v for v in given if v.default)]
+    def top_parameters(self, method: Method) -> list[Named]:
+        inputs = [v for v in self.inputs if v in method.inputs or not v.default]
+        return [*(v for v in inputs if not v.default), *(v for v in inputs if v.default)]
 
     def state(self, method: Method) -> str:
         return f"cache: {_cache_type(method)} | None = None"
@@ -135,41 +135,41 @@ def _new_cache(method: Method) -> str:
     for item in method.stateful:
         if isinstance(item, Statement):
             slot = next(o for o in item.operands if isinstance(o, CacheSlot))
-            texts.append(slot.init.format(like=_some_weight(method)))
+            texts.append(slot.init.format(like=_find_weight(method)))
             continue
         calls = item.calls if isinstance(item, Loop) else [item]
         paths = [attribute("self", relative(c.path, method.path)) for c in calls]
-        given = f"batch, length, {_some_weight(method)}" if _asks_like(calls[0].callee) else "batch, length"
+        arguments = f"batch, length, {_find_weight(method)}" if _needs_like(calls[0].callee) else "batch, length"
         if isinstance(item, Call):
-            texts.append(f"{paths[0]}.new_cache({given})")
+            texts.append(f"{paths[0]}.new_cache({arguments})")
         elif len({*paths}) == 1:
-            texts.append(f"[{paths[0]}.new_cache({given}) for _ in range({len(calls)})]")
+            texts.append(f"[{paths[0]}.new_cache({arguments}) for _ in range({len(calls)})]")
         else:
             container, cut = layers(method, calls)
-            texts.append(f"[layer.new_cache({given}) for layer in {attribute('self', container)}{cut}]")
+            texts.append(f"[layer.new_cache({arguments}) for layer in {attribute('self', container)}{cut}]")
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 
-def _some_weight(method: Method) -> str:
-    """A weight of the module, whose dtype and device the cache shares; one that it is given, if it has none itself."""
-    for path, held in method.holds.items():
+def _find_weight(method: Method) -> str:
+    """Return the text of a weight of the module, which gives the cache its dtype and device; or ``like``."""
+    for path, member in method.holds.items():
         # Codes of quantized blocks are integers: a cache takes its dtype from other weights.
-        if isinstance(held, Submodule) and "codes" not in held.holds:
+        if isinstance(member, Submodule) and "codes" not in member.holds:
             return attribute("self", relative(path, method.path)) + ".weight"
-        if isinstance(held, ParamRef) and not held.constant:
+        if isinstance(member, ParamRef) and not member.constant:
             return attribute("self", relative(path, method.path))
     return "next(self.parameters())" if method.path == TOP or _has_parameters(method) else "like"
 
 
 def _has_parameters(method: Method) -> bool:
-    """Return whether the module, or one inside, has weights other than codes of quantized blocks, which are buffers."""
+    """Return whether the module or an inner one has parameters; codes of quantized blocks are buffers."""
     return any(
-        "codes" not in held.holds if isinstance(held, Submodule) else not held.constant
+        "codes" not in member.holds if isinstance(member, Submodule) else not member.constant
         for inner in method.walk()
-        for held in inner.holds.values()
+        for member in inner.holds.values()
     )
 
 
-def _asks_like(method: Method) -> bool:
-    """Return whether `new_cache` of a module takes a weight of another module, for its dtype and device."""
+def _needs_like(method: Method) -> bool:
+    """Return whether `new_cache` of a module has the parameter `like`, a weight of another module."""
     return "like" in re.findall(r"\w+", _new_cache(method))

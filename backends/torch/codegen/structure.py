@@ -1,8 +1,8 @@
-"""From flat statements to classes: the statements of a scope become a method, scopes of equal structure one class.
+"""Group flat statements into classes: the statements of a scope become a method, equal scopes one class.
 
-A scope becomes a module if it holds weights and its statements can be run as one call; otherwise they stay with the
-scope around it, which then reaches the weights by their path. What runs the same statements over the same weights
-several times (shared layers) is several calls of one module.
+A scope becomes a module if it holds weights and its statements can run as one call; otherwise they stay in the scope
+around it, which then accesses the weights by path. Shared layers, which run the same statements on the same weights
+several times, become several calls of one module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..program.statements import TOP, CacheSlot, Operand, ParamRef, Program, Sta
 
 @dataclass(eq=False, repr=False)
 class Call:
-    """The method `callee`, of the module at `path`, run on `inputs`; `slots` counts the states that it is handed."""
+    """A call of the method `callee` of the module at `path` on `inputs`; `slots` is its number of states."""
 
     path: str
     callee: Method
@@ -32,10 +32,10 @@ class Call:
 
 @dataclass(eq=False, repr=False)
 class Loop:
-    """Calls one after the other, each reading what the one before made."""
+    """Consecutive calls, each of which reads results of the one before."""
 
     calls: list[Call]
-    chained: list[int]  # per result of a call: the input of the next that it is
+    chained: list[int]  # for each result of a call, the index of the next call's input
 
     @property
     def results(self) -> tuple[Var, ...]:
@@ -51,19 +51,19 @@ Item = Statement | Call | Loop
 
 @dataclass(eq=False, repr=False)
 class Method:
-    """The forward of the module at `path`: its steps, what it reads from outside and returns, and what it holds."""
+    """The forward of the module at `path`: its steps, inputs, outputs and members."""
 
     path: str
     items: list[Item]
     inputs: list[Var | ParamRef] = field(default_factory=list)
     outputs: list[Operand] = field(default_factory=list)
-    holds: dict[str, Submodule | ParamRef] = field(default_factory=dict)  # by path, those of inner methods left out
+    holds: dict[str, Submodule | ParamRef] = field(default_factory=dict)  # by path, without members of inner methods
     modules: dict[str, Method] = field(default_factory=dict)  # by path
     key: Hashable = None
 
     @property
     def slots(self) -> int:
-        """Number of items with states: with one, the cache is its state; with several, a tuple."""
+        """Return the number of items with states: with one, the cache is its state; with several, a tuple."""
         return len(self.stateful)
 
     @property
@@ -71,22 +71,24 @@ class Method:
         return [i for i in self.items if has_state(i)]
 
     def walk(self) -> Iterator[Method]:
-        """The methods within it, innermost first, and itself."""
+        """Yield the inner methods, innermost first, then this one."""
         for inner in self.modules.values():
             yield from inner.walk()
         yield self
 
 
 def has_state(item: Item) -> bool:
-    """Return whether an item keeps something from call to call."""
+    """Return whether an item has a cache or state."""
     if isinstance(item, Statement):
         return any(isinstance(o, CacheSlot) for o in item.operands) and bool(item.results)
     return item.slots > 0
 
 
 def structure(program: Program, borrows: bool = False) -> Method:
-    """The method of the whole model. One that `borrows` holds what it reads itself, wherever the model has it; else a
-    weight is held by the innermost module that it is named after."""
+    """Group the statements of `program` into methods, and return that of the whole model.
+
+    A weight belongs to the innermost module in its path; if the program `borrows`, to each class that reads it.
+    """
     members: dict[str, Submodule | ParamRef] = {}
     for statement in program.statements:
         for o in statement.operands:
@@ -103,7 +105,7 @@ def structure(program: Program, borrows: bool = False) -> Method:
 
 class _Builder:
     def __init__(self, program: Program, members: dict[str, Submodule | ParamRef], borrows: bool) -> None:
-        self.held = members
+        self.members = members
         self.borrows = borrows
         owners = {p for path in members for p in _ancestors(path)}
         scopes = {s.scope for s in program.statements}
@@ -120,9 +122,9 @@ class _Builder:
                 self.uses.setdefault(output, set()).add(None)
 
     def method(self, path: str, statements: Sequence[Statement], outputs: list[Operand]) -> Method:
-        """The method at `path` that runs `statements` and returns `outputs`."""
+        """Return the method at `path` that runs `statements` and returns `outputs`."""
         groups = self._groups(path, statements)
-        order = _ordered(groups)
+        order = _sort_groups(groups)
         items: list[Item] = []
         modules: dict[str, Method] = {}
         for child, members in order:
@@ -131,10 +133,10 @@ class _Builder:
                 continue
             call = self._call(child, members)
             # Shared layers are several calls of one module, so they need one method.
-            known = modules.setdefault(child, call.callee)
-            call.callee = known
+            callee = modules.setdefault(child, call.callee)
+            call.callee = callee
             items.append(call)
-        method = Method(path, _looped(items), outputs=outputs, modules=modules)
+        method = Method(path, _roll_loops(items), outputs=outputs, modules=modules)
         method.holds = self._holds(method)
         method.inputs = _inputs(method)
         method.key = _key(method)
@@ -142,11 +144,13 @@ class _Builder:
 
     def _holds(self, method: Method) -> dict[str, Submodule | ParamRef]:
         if self.borrows:
-            own = (o for item in method.items for o in reads(item))
-            owned = (o for o in (*own, *method.outputs) if isinstance(o, (Submodule, ParamRef)))
-            return {o.path: o for o in owned if inside(o.path, method.path)}
+            operands = (o for item in method.items for o in reads(item))
+            members = (o for o in (*operands, *method.outputs) if isinstance(o, (Submodule, ParamRef)))
+            return {o.path: o for o in members if inside(o.path, method.path)}
         inner = method.modules
-        return {p: h for p, h in self.held.items() if inside(p, method.path) and not any(inside(p, m) for m in inner)}
+        return {
+            p: h for p, h in self.members.items() if inside(p, method.path) and not any(inside(p, m) for m in inner)
+        }
 
     def _call(self, path: str, members: list[Statement]) -> Call:
         results = [v for s in members for v in s.results]
@@ -157,24 +161,26 @@ class _Builder:
         return Call(path, callee, list(callee.inputs), tuple(v for v in outputs if isinstance(v, Var)))
 
     def _only_handed(self, v: Var, mine: set[Statement]) -> bool:
-        """Return whether nothing outside computes with `v`: it is handed on after all else."""
+        """Return whether no statement outside computes with `v`, which is only returned further: it comes last."""
         return all(s is not None and (s in mine or not s.text) for s in self.uses[v])
 
     def _groups(self, path: str, statements: Sequence[Statement]) -> list[tuple[str | None, list[Statement]]]:
-        """The statements in the order of first appearance, those of an inner module together, as far as that works."""
+        """Group the statements of `path` by inner module, in order of appearance, unless groups would be cyclic."""
         inner = {p for p in self.modules if p != path and inside(p, path)}
         flat: set[str] = set()  # inner modules that cannot be one call
         while True:
             direct = {p for p in inner - flat if not any(inside(p, q) for q in inner - flat)}
-            groups = list(_grouped(statements, direct))
+            groups = list(_group_by_module(statements, direct))
             bad = _cyclic(groups)
             if not bad:
                 return groups
-            # Modules that read each other cannot each be one call: their statements go to this method instead.
+            # Modules that depend on each other cannot each be one call: their statements go to this method instead.
             flat |= bad
 
 
-def _grouped(statements: Sequence[Statement], modules: set[str]) -> Iterator[tuple[str | None, list[Statement]]]:
+def _group_by_module(
+    statements: Sequence[Statement], modules: set[str]
+) -> Iterator[tuple[str | None, list[Statement]]]:
     members: dict[str, list[Statement]] = {}
     order: list[tuple[str | None, list[Statement]]] = []
     for s in statements:
@@ -194,12 +200,12 @@ def _grouped(statements: Sequence[Statement], modules: set[str]) -> Iterator[tup
 
 
 def _runs(statements: list[Statement]) -> list[list[Statement]]:
-    """`statements` cut into equal runs over the same weights: one run, unless they repeat."""
+    """Split `statements` into equal runs over the same weights: a single run unless they repeat."""
     keys = [(s.text, s.scope, tuple(o for o in s.operands if isinstance(o, (Submodule, ParamRef)))) for s in statements]
     n = len(keys)
     for size in range(1, n // 2 + 1):
         if n % size == 0 and keys[size:] == keys[:-size]:
-            # Repeated statements without weights are no repeated module.
+            # Repeated statements without weights are not a repeated module.
             if any(k[2] for k in keys[:size]):
                 return [statements[i : i + size] for i in range(0, n, size)]
             break
@@ -219,28 +225,28 @@ def _dependencies(groups: Sequence[tuple[str | None, list[Statement]]]) -> nx.Di
 
 
 def _cyclic(groups: Sequence[tuple[str | None, list[Statement]]]) -> set[str]:
-    """The inner modules on a cycle of dependencies."""
+    """Return the inner modules on a cycle of dependencies."""
     graph = _dependencies(groups)
     cycles = [c for c in nx.strongly_connected_components(graph) if len(c) > 1]
     return {name for c in cycles for i in c if (name := groups[i][0]) is not None}
 
 
-def _ordered(groups: list[tuple[str | None, list[Statement]]]) -> list[tuple[str | None, list[Statement]]]:
+def _sort_groups(groups: list[tuple[str | None, list[Statement]]]) -> list[tuple[str | None, list[Statement]]]:
     early = [name is None and members[0].early for name, members in groups]
-    # The order of the graph as far as dependencies allow, but what layers share before all of them.
+    # The order of the graph as far as dependencies allow, with statements that layers share first.
     order = nx.lexicographical_topological_sort(_dependencies(groups), key=lambda i: (not early[i], i))
     return [groups[i] for i in order]
 
 
 def _ancestors(path: str) -> Iterator[str]:
-    """The scopes around `path`, outermost first."""
+    """Yield the scopes around `path`, outermost first."""
     parts = path.split(".") if path else []
     for i in range(len(parts)):
         yield ".".join(parts[:i])
 
 
 def _is_list(path: str, paths: set[str]) -> bool:
-    """Return whether `path` has only numbered children, as a ModuleList has."""
+    """Return whether `path` has a numbered child, as a ModuleList has."""
     return any(p.rpartition(".")[0] == path and p.rpartition(".")[2].isdigit() for p in paths)
 
 
@@ -270,8 +276,8 @@ def reads(item: Item) -> Iterator[Operand]:
         yield from item.operands if isinstance(item, Statement) else item.inputs
 
 
-def _looped(items: list[Item]) -> list[Item]:
-    """`items` with runs of chained calls of a list of modules, or of one module, as loops."""
+def _roll_loops(items: list[Item]) -> list[Item]:
+    """Return `items` with runs of chained calls, of a list of modules or of one module, as loops."""
     users: dict[Var, int] = {}
     for item in items:
         for o in {*reads(item)}:
@@ -287,7 +293,7 @@ def _looped(items: list[Item]) -> list[Item]:
 
 
 def _call_runs(items: list[Item]) -> Iterator[list[Item]]:
-    """`items` cut where one is no call, or not of the next module of the same list or of the same module."""
+    """Yield runs of `items`: calls of successive modules of a list, calls of one module, or a single item."""
     run: list[Item] = []
     for item in items:
         if run and not (isinstance(item, Call) and isinstance(run[-1], Call) and _follows(run[-1].path, item.path)):
@@ -302,8 +308,8 @@ def _follows(path: str, after: str) -> bool:
     (stem, _, number), (stem_after, _, number_after) = path.rpartition("."), after.rpartition(".")
     if path == after:
         return True
-    both = number.isdigit() and number_after.isdigit()
-    return stem == stem_after and both and int(number_after) == int(number) + 1
+    numbered = number.isdigit() and number_after.isdigit()
+    return stem == stem_after and numbered and int(number_after) == int(number) + 1
 
 
 def _loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
@@ -318,7 +324,7 @@ def _loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
         places = []
         for before, after in itertools.pairwise(calls):
             var = before.results[j]
-            # A loop keeps only its last result: a value that anything else reads must not disappear in it.
+            # A loop keeps only its last result: a value with other readers must not disappear in it.
             if users.get(var) != 1 or after.inputs.count(var) != 1:
                 return None
             places.append(after.inputs.index(var))
@@ -329,7 +335,7 @@ def _loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
 
 
 def _key(method: Method) -> Hashable:
-    """Return a key that is equal for methods of one class."""
+    """Return a key that is equal for methods that one class can implement."""
     number: dict[Operand, int] = {v: i for i, v in enumerate(method.inputs)}
 
     def ref(o: Operand) -> Hashable:

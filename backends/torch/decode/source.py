@@ -12,7 +12,7 @@ from ..codegen.class_names import calls
 from ..codegen.classes import ClassWriter
 from ..codegen.method_writer import Writer
 from ..codegen.naming import Named
-from ..codegen.source import formatted, template
+from ..codegen.source import format_source, template
 from ..codegen.structure import Method
 from ..lower.lower import Lowered
 from ..program.snippets import bound_names, imports, library, names, used_snippets
@@ -88,7 +88,7 @@ def write_step(
         shared=shared,
         parts=[*(p.source for p in snippets), *functions.values(), *step.kernels.values()],
     )
-    return formatted(text), sorted({*files.values()})
+    return format_source(text), sorted({*files.values()})
 
 
 class _Body(Writer):
@@ -109,14 +109,14 @@ class _StepWriter(ClassWriter):
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
         return constructor(method, inner)
 
-    def own(self, method: Method) -> list[Node]:
+    def described_nodes(self, method: Method) -> list[Node]:
         """Return the model's nodes in the scope of the class, except nodes of its submodules."""
         parts = [call.path for call in calls(method)]
         scopes = {n.scope for n in self.nodes if inside(f"{n.scope}.", method.path)}
         scopes -= {s for s in scopes for part in parts if inside(f"{s}.", part)}
         return [n for n in self.nodes if n.scope in scopes]
 
-    def given(self, method: Method) -> list[Named]:
+    def top_parameters(self, method: Method) -> list[Named]:
         inputs = {v.name: v for v in self.inputs}
         extra = [v for v in self.inputs if v in method.inputs and v.name not in STEP]
         return [*(inputs.get(name, Var(name)) for name in STEP), *extra]

@@ -10,7 +10,7 @@ import torch
 
 from weft.backends.torch import kernels
 from weft.backends.torch.codegen.method_writer import periodic
-from weft.backends.torch.codegen.naming import unparsed
+from weft.backends.torch.codegen.naming import unparse
 from weft.backends.torch.codegen.source import write_source
 from weft.backends.torch.package.module import load, run_source, state_dict
 from weft.ir.graph import Graph
@@ -144,7 +144,7 @@ def test_lists_are_written_short(texts: str, wanted: str) -> None:
 @pytest.mark.parametrize("text", ["768 ** -0.5", "x ** -y", "-x ** 2", "2 ** (-0.5 * x)"])
 def test_powers_stay_what_they_are(text: str) -> None:
     names = {"x": 3.0, "y": 0.5}
-    assert eval(unparsed(ast.parse(text)), dict(names)) == eval(text, dict(names))
+    assert eval(unparse(ast.parse(text)), dict(names)) == eval(text, dict(names))
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class ShellBody(Writer):
             return str(offset)
         return f"{first} + {offset}" if offset else first
 
-    def handed(self, item: Call) -> list[str]:
+    def state_arguments(self, item: Call) -> list[str]:
         if not self.writer.takes(item.callee):
             return []
         past = self.token(self.writer.emitter.past) if self.top else PAST
@@ -75,8 +75,8 @@ class ShellBody(Writer):
             more.append(f"layer_idx={self._numbered(self.writer.offsets(self.method)[item])}")
         return [*more, "**kwargs"]
 
-    def rounds(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
-        first, handed = loop.calls[0], self.handed(loop.calls[0])
+    def loop_arguments(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
+        first, handed = loop.calls[0], self.state_arguments(loop.calls[0])
         if any(self.writer.emitter.positions in call.inputs for call in loop.calls):  # some layers are given it already
             handed = [h for h in handed if not h.startswith("position_ids=")]
         if not self.writer.told(first.callee):
@@ -90,7 +90,7 @@ class ShellBody(Writer):
             sources.append(("layer_idx", f"({', '.join(map(self._numbered, starts))})"))
         return ["layer_idx=layer_idx" if h.startswith("layer_idx=") else h for h in handed]
 
-    def varying(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
+    def varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
         kinds = [self.writer.names[c.callee.key] for c in loop.calls]
         table = dict(zip(kinds, rests, strict=True))
         if (
@@ -98,7 +98,7 @@ class ShellBody(Writer):
             or not self.writer.is_stack(loop)
             or any(table[k] != r for k, r in zip(kinds, rests, strict=True))
         ):
-            return super().varying(loop, rests, sources)
+            return super().varying_arguments(loop, rests, sources)
         entries = ", ".join(f'"{kind}": {rest}' for kind, rest in table.items())
         self.lines.append(Line([], ast.parse(f"args = {{{entries}}}").body[0]))
         sources.append(("kind", f"self.config.{self.writer.kinds}"))
@@ -236,7 +236,7 @@ class ShellWriter(ClassWriter):
             lines.insert(0, "self.config, self.layer_idx = config, layer_idx")
         return lines
 
-    def given(self, method: Method) -> list[Named]:
+    def top_parameters(self, method: Method) -> list[Named]:
         return [*self.inputs]
 
     def state(self, method: Method) -> str:
@@ -258,7 +258,7 @@ class _ShellConstructor(Constructor):
             if isinstance(item, Call):
                 self.offsets.setdefault(relative(item.path, method.path), offset)
 
-    def made(self, place: str, name: str) -> str:
+    def construct(self, place: str, name: str) -> str:
         method = self.writer.methods.get(name)
         if method is None:  # what only holds parts
             return f"{name}()"
@@ -269,10 +269,10 @@ class _ShellConstructor(Constructor):
         index = " + ".join(filter(None, (start, str(offset) if offset or not start else "")))
         return f"{name}(config, {index})"
 
-    def listed(self, place: str, names: Sequence[str]) -> str:
+    def construct_list(self, place: str, names: Sequence[str]) -> str:
         stack = self.writer.stack
         if self.method.path != TOP or stack is None or place != stack.path or stack.caches is None:
-            made = [self.made(f"{place}.{i}", name) for i, name in enumerate(names)]
+            made = [self.construct(f"{place}.{i}", name) for i, name in enumerate(names)]
             if len({*made}) == 1:
                 return f"nn.ModuleList({made[0]} for _ in range({len(made)}))"
             return f"nn.ModuleList([{', '.join(made)}])"

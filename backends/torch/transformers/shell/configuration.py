@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ...codegen.source import formatted
+from ...codegen.source import format_source
 from ..lower.emitter import RECURRENT
 from ..lower.lower import Lowered
 from .base import BaseModel
@@ -61,7 +61,7 @@ def write_configuration(
         tables=tables,
         properties=properties,
     )
-    return Configuration(formatted(text), numbers, {k: dict(v) for k, v in plans.items()})
+    return Configuration(format_source(text), numbers, {k: dict(v) for k, v in plans.items()})
 
 
 def _plan(value: Any) -> str:

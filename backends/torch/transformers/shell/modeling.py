@@ -15,7 +15,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Param
 
 from ...codegen.docstrings import model_doc
-from ...codegen.source import formatted
+from ...codegen.source import format_source
 from ...codegen.structure import Method, structure
 from ...program import snippets
 from ...program.snippets import Snippet, imports, library, names, used_snippets
@@ -135,7 +135,7 @@ def write_modeling(sides: Sequence[Lowered], name: str, stem: str) -> Modeling:
     text = page.render(
         about=about, imports=imports(used, table=IMPORTS), parts=[*(p.source for p in parts), *own], **given
     )
-    return Modeling(formatted(text), bases)
+    return Modeling(format_source(text), bases)
 
 
 def whole_weights(sides: Sequence[Lowered]) -> dict[str, Param]:
