@@ -1,4 +1,4 @@
-"""Build folders for the target torch: a readable model, its weights, and scripts that run without weft."""
+"""Build folders of the target torch: a readable model, its weights, and scripts that run without weft."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ NARROW = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
 
 
 class TorchFolder:
-    """The model of `forms`, those of the target torch, with weights in `dtype`, not written yet; `notes` are added to.
+    """A folder of the target torch before it is written: the model of `forms` with weights in `dtype`.
+
+    Notes for the user are appended to `notes`.
 
     Raises:
-        WeftError: if the graph has caches of its own or cannot write text.
+        WeftError: if the graph has cache operands or cannot generate.
     """
 
     def __init__(self, forms: Mapping[str, Graph], dtype: str, options: Options, notes: list[str]) -> None:
@@ -42,60 +44,60 @@ class TorchFolder:
         if has_cache(graph):
             raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and what needs it")
         check_writes(graph)
-        given = {name: getattr(options, name) for name in options.listed()}
-        float8 = given[CACHE_DTYPE] == "fp8"
+        settings = {name: getattr(options, name) for name in options.listed()}
+        float8 = settings[CACHE_DTYPE] == "fp8"
         self._built = export.build(forms, float8)
         self._weights = export.weights(self._built, dtypes.parse(dtype))
         self.tensors = export.stored_tensors(self._built, self._weights)
         self.trace: list[str] = blocks.list_widened(graph)
-        kept = blocks.summary(self._built.source.weights.values())
-        self.idle = {KEEP_BLOCKS: reason} if given[KEEP_BLOCKS] and (reason := blocks.widens_all(graph)) else {}
-        untold = float8_caches.describe_limits(graph) if float8 else []
+        stored = blocks.summary(self._built.source.weights.values())
+        self.idle = {KEEP_BLOCKS: reason} if settings[KEEP_BLOCKS] and (reason := blocks.widens_all(graph)) else {}
+        limits = float8_caches.describe_limits(graph) if float8 else []
         if float8 and not any(map(float8_caches.can_be_float8, float8_caches.attentions(graph))):
-            self.idle[CACHE_DTYPE] = next(iter(untold), "no attention keeps keys and values")
-        notes += untold
-        if given[ACTIVATIONS] and not any(_floats(name) == 8 for name in kept):
+            self.idle[CACHE_DTYPE] = next(iter(limits), "no attention keeps keys and values")
+        notes += limits
+        if settings[ACTIVATIONS] and not any(_float_bits(name) == 8 for name in stored):
             self.idle[ACTIVATIONS] = "no weights are FP8 blocks (--keep-blocks all keeps those of a checkpoint)"
-        if any(map(_floats, kept)):
+        if any(map(_float_bits, stored)):
             notes.append(WIDENS)
-        elif kept and dtypes.parse(dtype) != dtypes.bf16:
+        elif stored and dtypes.parse(dtype) != dtypes.bf16:
             notes.append(NARROW)
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())
         self.facts = {
             "outputs": list(graph.outputs),
             "kernels": self._built.kernels,
             "weights": weight_facts(graph, self.tensors),
-            **({CACHE_DTYPE: given[CACHE_DTYPE]} if float8 else {}),
-            **({"kept_blocks": given[KEEP_BLOCKS], "blocks": kept} if kept else {}),
-            **(_kept(graph) if self._built.keeps else {}),
+            **({CACHE_DTYPE: settings[CACHE_DTYPE]} if float8 else {}),
+            **({"kept_blocks": settings[KEEP_BLOCKS], "blocks": stored} if stored else {}),
+            **(_describe_states(graph) if self._built.keeps else {}),
         }
 
     def explain(self, report: Report) -> list[str]:
-        """Return a line for each kind of node of a decode step on a GPU, and one on this CPU."""
+        """Return a line for each kind of node of a decode step on a GPU, and one for this CPU."""
         import torch
 
         kind = getattr(torch, TORCH_NAMES[self._dtype])
         return [*map(str, explain(self._built.lowered.graph, self._built.step, report, kind)), explain_cpu(kind)]
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
-        """Write everything into `folder`; `step` is told the bytes just written."""
+        """Write all files into `folder`; `step` is called with the number of bytes just written."""
         export.write_code(self._built, folder)
         write_shards(folder, self._weights, step=step)
 
 
-def _floats(name: str) -> int:
-    """The bits of the floats that codes of the layout called `name` are; 0 if they are integers."""
+def _float_bits(name: str) -> int:
+    """Return the bits of the codes of the layout called `name` if they are floats; 0 if they are integers."""
     return LAYOUTS[name].bits if name in LAYOUTS and LAYOUTS[name].floats else 0
 
 
-def _kept(graph: Graph) -> dict[str, Any]:
-    """Describe the model's caches and states for the manifest."""
+def _describe_states(graph: Graph) -> dict[str, Any]:
+    """Return the manifest's records of the model's caches and states."""
     cached = cached_nodes(graph)
     return manifest_records(graph, named_states(_states(node) for node in graph.nodes if node in cached))
 
 
 def _states(node: Node) -> tuple[StateSpec, ...]:
-    """List the states of `node`; the caches of attentions with windows roll wherever they can."""
+    """Return the states of `node`; windowed attentions have a rolling cache if possible."""
     room = rolling_capacity(node)
     if room is None:
         return caches(node) or states(node)

@@ -1,5 +1,5 @@
-"""Distillation of a quantized model: a module whose scales train, the training, and texts that a model samples.
+"""Distillation of a quantized model: a module with trainable scales, the training loop, and sampled sequences.
 
-Never here: which parameters a graph has for it and what becomes of them (`weft.frontends.app.api.healing` asks and
-returns models); kernels that multiply by codes (`..kernels`).
+Never here: loading models and saving results (`weft.frontends.app.api.healing`); kernels that multiply by codes
+(`..kernels`).
 """

@@ -1,4 +1,4 @@
-"""Distillation: train a student until its distributions over the next token are its teacher's."""
+"""Distillation: train a student to match its teacher's distributions over the next token."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from torch.nn.utils import parametrize
 
 from .student import Student
 
-NUMBERS = 1 << 26  # logits that are computed together, and that are kept of the teacher: tokens × vocabulary
-ROWS = 256  # tokens whose distributions are compared together
-WARM_UP = 0.05  # of the schedule
-LOOKS = 5  # at the held-back windows during the training
+NUMBERS = 1 << 26  # most logits in memory, tokens × vocabulary: in a forward pass, and of the teacher
+ROWS = 256  # tokens whose distributions are compared at once
+WARM_UP = 0.05  # share of the schedule
+LOOKS = 5  # evaluations on the held-back windows during the training
 
 Progress = Callable[[str, int, int], None]
 
 
 class _Divergence(torch.autograd.Function):
-    """Σ KL(p ‖ q) over rows, p and q being the distributions of the logits [rows, vocab] of teacher and student."""
+    """Compute Σ KL(p ‖ q) over rows, for the distributions p of the teacher's and q of the student's logits [rows,
+    vocab]."""
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor) -> Tensor:
@@ -48,13 +49,13 @@ _divergence: Callable[[Tensor, Tensor], Tensor] = _Divergence.apply  # torch giv
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """Σ KL(teacher ‖ student) over all positions of logits [batch, seq, vocab], in nats."""
+    """Return Σ KL(teacher ‖ student) over all positions of logits [batch, seq, vocab], in nats."""
     return _divergence(student.flatten(0, 1), teacher.flatten(0, 1))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The mean KL divergence from the teacher on the held-back windows before and after, and the steps taken."""
+    """The mean KL divergence from the teacher on the held-back windows before and after, and the number of steps."""
 
     before: float
     after: float
@@ -62,7 +63,7 @@ class Outcome:
 
     @property
     def improved(self) -> bool:
-        """Return whether the divergence has become smaller; one that is no number has not."""
+        """Return whether the divergence became smaller; False for NaN."""
         return self.after < self.before
 
 
@@ -80,11 +81,11 @@ def distill(
     progress: Progress = lambda stage, done, total: None,
     bf16: bool = False,
 ) -> Outcome:
-    """Train `student` on `windows` [n, context], `batch` of them a step, and leave it as it was when its divergence
-    from `teacher` on `held_back` was least, its scales rounded.
+    """Train `student` on `windows` [n, context], `batch` of them per step, and restore the state with the least
+    divergence from `teacher` on the windows `held_back`, its scales rounded.
 
-    `rate` is the step size of Adam, relative to what it changes. It rises, and falls to 0 along a cosine, by `steps`
-    or, if that ends earlier, within `seconds`. With `bf16` matrix products are computed in it, where models train.
+    `rate` is the step size of Adam, relative to the size of each parameter. It warms up, and decays to 0 along a cosine
+    after `steps` or `seconds`, whichever is first. With `bf16` the matrix products of the training are in bf16.
     """
     loss = _Loss(student, teacher, held_back, bf16)
     before = loss.held_back_mean()
@@ -93,40 +94,40 @@ def distill(
     groups = [{"params": [p], "lr": 0.0, "size": _size(p)} for p in student.vectors.values()]
     groups += [{"params": scales, "lr": 0.0, "size": 1.0}] if scales else []
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
-    began, taken, looks, done = time.monotonic(), 0, 0, 0.0
+    start, count, looks, done = time.monotonic(), 0, 0, 0.0
     batches = _batches(windows, batch, seed)
     while done < 1:
-        progress("healing", taken, steps)
+        progress("healing", count, steps)
         for group in optimizer.param_groups:
             group["lr"] = rate * group["size"] * _schedule(done)
         loss.backward(next(batches))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        taken += 1
-        elapsed = 0.0 if seconds is None else (time.monotonic() - began) / seconds
-        done = max(taken / steps, elapsed)
+        count += 1
+        elapsed = 0.0 if seconds is None else (time.monotonic() - start) / seconds
+        done = max(count / steps, elapsed)
         if int(done * LOOKS) > looks:
-            looks, found = int(done * LOOKS), loss.held_back_mean()
-            if found < least:
-                best, least = student.state(), found
+            looks, current = int(done * LOOKS), loss.held_back_mean()
+            if current < least:
+                best, least = student.state(), current
     progress("healing", steps, steps)
     student.restore(best)
     student.round_scales()
-    return Outcome(before, loss.held_back_mean(), taken)
+    return Outcome(before, loss.held_back_mean(), count)
 
 
 def _size(parameter: Tensor) -> float:
-    """The root mean square of a vector, and something small for one of zeros."""
+    """Return the root mean square of a vector, at least 0.01."""
     return max(float(parameter.detach().square().mean().sqrt()), 1e-2)
 
 
 def _schedule(done: float) -> float:
-    """The step size after a share `done` of the training, of its largest."""
+    """Return the step size, relative to the largest, after a share `done` of the training."""
     return min(1.0, 0.2 + done / WARM_UP) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def _batches(windows: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
-    """Batches without end, every window once before any again."""
+    """Yield random batches [batch, context] without end; every window occurs once before any repeats."""
     generator = torch.Generator().manual_seed(seed)
     waiting = torch.empty(0, dtype=torch.long)
     while True:
@@ -137,7 +138,7 @@ def _batches(windows: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
 
 
 class _Loss:
-    """The divergence of a student from its teacher, of so few windows at once as memory allows."""
+    """The divergence of a student from its teacher, computed on as few windows at once as memory requires."""
 
     def __init__(self, student: Student, teacher: nn.Module, held_back: Tensor, bf16: bool) -> None:
         self.student, self.teacher, self.bf16 = student.module, teacher, bf16
@@ -145,27 +146,27 @@ class _Loss:
             vocab = teacher(held_back[:1, :1]).shape[-1]
             self.together = max(1, NUMBERS // (vocab * held_back.shape[1]))
             self.held_back = held_back[: self.together]
-            # In f32 whatever trains: what rounding to bf16 adds would hide small differences.
+            # Always in f32: rounding to bf16 would hide small differences.
             self.wanted = teacher(self.held_back)
 
-    def _computed(self, module: nn.Module, windows: Tensor) -> Tensor:
+    def _forward(self, module: nn.Module, windows: Tensor) -> Tensor:
         with torch.autocast(windows.device.type, torch.bfloat16, enabled=self.bf16):
             logits: Tensor = module(windows)
         return logits
 
     def backward(self, windows: Tensor) -> None:
-        """Add the gradient of the mean over the tokens of `windows`."""
+        """Accumulate the gradient of the mean divergence over the tokens of `windows`."""
         for part in torch.split(windows, self.together):
             with torch.no_grad():
-                wanted = self._computed(self.teacher, part)
-            # Cached: a weight that is read twice, as a tied table is, is computed once.
+                wanted = self._forward(self.teacher, part)
+            # Cached, so that a weight with two readers, such as a tied table, is computed once.
             with parametrize.cached():
-                loss = divergence(self._computed(self.student, part), wanted) / windows.numel()
+                loss = divergence(self._forward(self.student, part), wanted) / windows.numel()
                 torch.autograd.backward(loss)
 
     @torch.no_grad()
     def held_back_mean(self) -> float:
-        """The mean over the tokens of the held-back windows."""
+        """Return the mean divergence over the tokens of the held-back windows, in nats."""
         with parametrize.cached():
-            found = self.student(self.held_back)
-        return float(divergence(found, self.wanted)) / self.held_back.numel()
+            logits = self.student(self.held_back)
+        return float(divergence(logits, self.wanted)) / self.held_back.numel()

@@ -1,4 +1,4 @@
-"""Texts that a model samples: what a student learns from beside real ones."""
+"""Sample sequences from a model, on which a student trains in addition to real text."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Progress = Callable[[str, int, int], None]
 def continued(
     model: Any, prompts: Tensor, length: int, *, seed: int = 0, progress: Progress = lambda *_: None
 ) -> Tensor:
-    """Continue `prompts` [n, tokens] to texts [n, length] by tokens drawn from the distributions of `model`, a decoder.
+    """Continue `prompts` [n, tokens] to sequences [n, length] by tokens drawn from `model`, a decoder.
 
-    Distributions are taken as they are (temperature 1), so that texts come as often as the model holds them likely.
+    The temperature is 1, so that sequences follow the model's own distribution.
     """
-    generated: Any = model  # a module that weft generates has caches
+    generated: Any = model  # a generated module, which has `new_cache`
     generator = torch.Generator(prompts.device).manual_seed(seed)
     cache = generated.new_cache(len(prompts), length)
-    text, unread = prompts, prompts
-    while text.shape[1] < length:
-        progress("sampling", text.shape[1], length)
+    sequences, unread = prompts, prompts
+    while sequences.shape[1] < length:
+        progress("sampling", sequences.shape[1], length)
         logits = generated(unread, cache=cache)[:, -1]
         unread = logits.float().softmax(-1).multinomial(1, generator=generator)
-        text = torch.cat([text, unread], 1)
+        sequences = torch.cat([sequences, unread], 1)
     progress("sampling", length, length)
-    return text
+    return sequences

@@ -1,4 +1,4 @@
-"""A quantized graph as a module whose scales, norms and biases train while its codes stay, and the way back."""
+"""Convert a quantized graph to a module whose scales, norms and biases train while its codes stay fixed, and back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ...targets import MODEL
 from ..lower.lower import lower
 from ..package.module import build_module
 
-# The operands that are norms' and biases'. Biases of routers are none of them: they would change the choice of experts.
+# Operands of norms and biases. Biases of routers are excluded: they would change the choice of experts.
 VECTORS = {
     ops.rms_norm: ("weight",),
     ops.layer_norm: ("weight", "bias"),
@@ -39,7 +39,7 @@ VECTORS = {
 class _Product(torch.autograd.Function):
     """Multiply scales [..., groups] by codes [..., groups, group].
 
-    For the backward pass it keeps the codes in bytes; autograd would keep them as floats.
+    The backward pass keeps the codes as integers; autograd would keep them as floats.
     """
 
     @staticmethod
@@ -72,8 +72,8 @@ class Dequantized(nn.Module):
         return _product(self.codes, self.scales * (1 + change)).flatten(-2)[..., : self.width]
 
 
-class _Numbers:
-    """A reader of the numbers that `recipes` make of the tensors of `base`, each as a tensor, and of `base` itself."""
+class _EvaluatingReader:
+    """A reader of the tensors of `base`, and of the results of `recipes` on them as further tensors."""
 
     def __init__(self, base: TensorReader, recipes: Mapping[str, Recipe]) -> None:
         self.base, self.recipes = base, recipes
@@ -99,8 +99,8 @@ class _Numbers:
 
 @dataclass
 class Student:
-    """A module of a quantized `graph`, and what trains of it by the names of the graph's parameters: relative changes
-    of `scales`, and `vectors`, norms and biases."""
+    """A module of a quantized `graph`, with its trainable parameters by name in the graph: relative changes of
+    `scales`, and `vectors` (norms and biases)."""
 
     graph: Graph
     module: nn.Module
@@ -109,37 +109,37 @@ class Student:
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """All that trains."""
+        """Return all trainable parameters."""
         return [change for _, change in self.scales.values()] + list(self.vectors.values())
 
     def counts(self) -> tuple[int, int]:
-        """Count the scales, and the numbers of norms and biases, that train."""
+        """Return the number of trainable scales, and of trainable elements of norms and biases."""
         scales = {change for _, change in self.scales.values()}
         return sum(c.numel() for c in scales), sum(v.numel() for v in self.vectors.values())
 
     def state(self) -> list[Tensor]:
-        """A copy of all that trains."""
+        """Return a copy of all trainable parameters."""
         return [p.detach().clone() for p in self.trained]
 
     @torch.no_grad()
     def restore(self, state: Iterable[Tensor]) -> None:
-        """Go back to a `state`."""
+        """Restore the trainable parameters from a `state`."""
         for parameter, value in zip(self.trained, state, strict=True):
             parameter.copy_(value)
 
     @torch.no_grad()
     def round_scales(self) -> None:
-        """Round the changed scales to the dtype that they are stored in; from now on changes are relative to these."""
+        """Round the changed scales to their stored dtype; from now on changes are relative to the rounded ones."""
         for name, (weight, change) in self.scales.items():
-            weight.scales.copy_(torch.from_numpy(_stored(self, name).astype(np.float32)))
+            weight.scales.copy_(torch.from_numpy(_cast_scales(self, name).astype(np.float32)))
             change.zero_()
 
     def healed(self) -> Graph:
-        """A copy of the graph with the scales, norms and biases as they are now, and the codes and zero points as they
-        were."""
+        """Return a copy of the graph with the current scales, norms and biases, and the original codes and zero
+        points."""
         reader, recipes = SpilledTensors(self.graph.reader), dict[str, Recipe]()
         for name in self.scales:
-            recipe, scales = self.graph.params[name].recipe, _stored(self, name)
+            recipe, scales = self.graph.params[name].recipe, _cast_scales(self, name)
             layout = block_layout(recipe, self.graph.reader)
             assert isinstance(layout, BlockLayout)
             key = reader.fresh(f"{name}.scales")
@@ -162,8 +162,8 @@ class Student:
         return graph
 
 
-def _stored(student: Student, name: str) -> Array:
-    """The scales of a parameter in the dtype that they are stored in, within its range."""
+def _cast_scales(student: Student, name: str) -> Array:
+    """Return the current scales of a parameter, clipped and cast to their stored dtype."""
     layout = block_layout(student.graph.params[name].recipe, student.graph.reader)
     assert isinstance(layout, BlockLayout)
     weight, change = student.scales[name]
@@ -173,36 +173,36 @@ def _stored(student: Student, name: str) -> Array:
 
 
 def scaled_params(graph: Graph) -> list[str]:
-    """The quantized parameters of `graph` whose scales are trained, by name.
+    """Return the names of quantized parameters of `graph` whose scales are trained.
 
-    Those of 8-bit codes are left alone beside coarser ones: they have next to no error to make up for, and the noise
-    of their gradients costs more than they gain.
+    If some have codes of less than 8 bits, parameters with 8-bit codes are not trained: they have almost no error to
+    compensate, and the noise of their gradients costs more than they gain.
     """
-    found: dict[str, int] = {}
+    bits_by_name: dict[str, int] = {}
     for name, param in graph.params.items():
         if param.uses and is_quantized(param):
             layout = block_layout(param.recipe, graph.reader)
             if isinstance(layout, BlockLayout) and not layout.has_minimum and not layout.floats:
-                found[name] = layout.bits
-    coarse = [name for name, bits in found.items() if bits < 8]
-    return coarse or list(found)
+                bits_by_name[name] = layout.bits
+    coarse = [name for name, bits in bits_by_name.items() if bits < 8]
+    return coarse or list(bits_by_name)
 
 
 def vector_params(graph: Graph) -> list[str]:
-    """The norms and biases of `graph` that are trained, by name."""
-    found: dict[str, None] = {}
+    """Return the names of norms and biases of `graph` that are trained."""
+    names: dict[str, None] = {}
     for node in graph.nodes:
         for operand in VECTORS.get(node.op, ()):
             param = node.operand(operand)
             if isinstance(param, Param) and not param.recipe.constant and param.type.rank == 1:
-                found[param.name] = None
-    return list(found)
+                names[param.name] = None
+    return list(names)
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A copy of a graph whose quantized weights, norms and biases are read as plain float tensors; `own` maps the key
-    of each tensor to the names of its parameters. Of `scaled` parameters the scales train; `vectors` train directly."""
+    """A copy of a graph that reads quantized weights, norms and biases as float tensors; `own` maps the key of each
+    tensor to the names of its parameters. The scales of `scaled` parameters train; `vectors` train directly."""
 
     graph: Graph
     own: Mapping[str, list[str]]
@@ -211,32 +211,34 @@ class Dense:
 
 
 def dense(graph: Graph, scaled: Iterable[str] | None = None, vectors: Iterable[str] | None = None) -> Dense:
-    """Return `graph` over tensors of numbers, of which nothing is to train but the scales of the parameters `scaled`
-    (`scaled_params` if None) and the `vectors` (`vector_params`)."""
+    """Return `graph` with its quantized weights, norms and biases as float tensors.
+
+    Only the scales of the parameters `scaled` (by default `scaled_params`) and the `vectors` (`vector_params`) train.
+    """
     scales = set(scaled_params(graph) if scaled is None else scaled)
     trained = set(vector_params(graph) if vectors is None else vectors)
-    recipes, own, read = dict[str, Recipe](), dict[str, list[str]](), dict[str, Recipe]()
+    recipes, names, read = dict[str, Recipe](), dict[str, list[str]](), dict[str, Recipe]()
     keys: dict[Recipe, str] = {}
     for name, param in graph.params.items():
         if is_quantized(param):
-            # A weight that is read under two names is one weight.
+            # A weight with two names is one tensor.
             key = keys.setdefault(param.recipe, f"quantized {name}")
         elif name in trained:
             key = f"vector {name}"
         else:
             continue
         recipes[key] = param.recipe
-        own.setdefault(key, []).append(name)
+        names.setdefault(key, []).append(name)
         read[name] = Source(key)
-    numbers = graph.clone(read)
-    numbers.reader = _Numbers(graph.reader, recipes)
-    return Dense(numbers, own, scales, trained)
+    floats = graph.clone(read)
+    floats.reader = _EvaluatingReader(graph.reader, recipes)
+    return Dense(floats, names, scales, trained)
 
 
 def open_student(graph: Graph, numbers: Dense, forms: Mapping[str, Graph], device: torch.device | str) -> Student:
-    """Return the module of `graph` on `device` that `forms`, of the graph of its `numbers`, make.
+    """Return the student of `graph` on `device`; `forms` are the forms of ``numbers.graph``, see `dense`.
 
-    A parameter that lies in the module in another form than in the graph stays as it is.
+    A parameter that the forms store in another layout than `graph` is not trained.
     """
     module = build_module(forms, device=device).requires_grad_(False)
     scales: dict[str, tuple[Dequantized, nn.Parameter]] = {}
@@ -249,13 +251,14 @@ def open_student(graph: Graph, numbers: Dense, forms: Mapping[str, Graph], devic
         if names[0] in numbers.vectors:
             trained[names[0]] = getattr(place, attribute).requires_grad_(True)
         elif names[0] in numbers.scaled:
-            pair = _parametrized(place, attribute, graph.params[names[0]])
+            pair = _parametrize(place, attribute, graph.params[names[0]])
             scales.update((name, pair) for name in names)
     return Student(graph, module, scales, trained)
 
 
-def _parametrized(home: nn.Module, attribute: str, param: Param) -> tuple[Dequantized, nn.Parameter]:
-    """Let the weight `attribute` of a module be computed from the codes and scales of `param`."""
+def _parametrize(home: nn.Module, attribute: str, param: Param) -> tuple[Dequantized, nn.Parameter]:
+    """Parametrize the weight `attribute` of a module by the codes and scales of `param`; return the parametrization and
+    its parameter, the relative change."""
     recipe, reader = param.recipe, param.graph.reader
     layout = block_layout(recipe, reader)
     assert isinstance(layout, BlockLayout)

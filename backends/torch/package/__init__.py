@@ -1,4 +1,4 @@
-"""A folder of readable PyTorch: the generated model, the scripts beside it; the same in process.
+"""A folder of readable PyTorch with the generated model and its scripts, or the same model in process.
 
 Never here: lowerings, kernels.
 """

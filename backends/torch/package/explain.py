@@ -18,13 +18,15 @@ from ..decode.lowering import Step, explain_refusal
 from ..kernels.shared import rows
 from ..kernels.shared.launch import assumed
 
-HOPPER = (9, 0)  # the compute capability that is asked about by default
+HOPPER = (9, 0)  # the default compute capability
 
 
 @dataclass(frozen=True)
 class Explained:
-    """Computation of `node` of a fused graph, and of its like in `count` layers, in a decode step: by `kernel`, or by
-    PyTorch; with the `reason` if a kernel exists, or one that would compute more."""
+    """The implementation of `node`, and of equal nodes in `count` layers, in a decode step: `kernel`, or PyTorch if "".
+
+    `reason` is why no kernel, or none that fuses more, is used.
+    """
 
     node: str
     op: str
@@ -45,28 +47,30 @@ def explain(
     dtype: torch.dtype = torch.bfloat16,
     capability: tuple[int, int] | None = HOPPER,
 ) -> list[Explained]:
-    """List how the decode `step` of `graph` computes each node of its fused graph; equal nodes of several layers appear
-    once. `report` tells what passes fused, and what they did not.
+    """Return how the decode `step` of `graph` computes each node of its fused graph; equal nodes of several layers are
+    one entry. `report` has the traces of the fusion passes.
 
-    `capability` is that of a CUDA device, or None for a CPU, where torch computes what a kernel would.
+    `capability` is that of a CUDA device, or None for a CPU, where torch runs instead of kernels.
     """
     if step is None:
         return [
             Explained(graph.name, "graph", 1, reason=f"no decode step, the model itself runs: {explain_refusal(graph)}")
         ]
-    trace = _joined(report)
+    trace = _merge_traces(report)
     chosen, stated = {choice.node: choice for choice in step.choices}, {s.node for s in step.program.statements}
-    found: dict[str, Explained] = {}
+    entries: dict[str, Explained] = {}
     for node in (n for n in step.graph.nodes if n in stated or n in chosen):
         choice = chosen.get(node, Choice(node))
-        explained = _told(choice, _unfused(node, trace) if not choice.reason else "", dtype, capability)
+        explained = _explain_choice(
+            choice, _explain_unfused(node, trace) if not choice.reason else "", dtype, capability
+        )
         like = re.sub(r"\d+", "*", f"{node.output.name} {explained}")
-        found.setdefault(like, replace(explained, node=node.output.name, count=0))
-        found[like] = replace(found[like], count=found[like].count + 1)
-    return list(found.values())
+        entries.setdefault(like, replace(explained, node=node.output.name, count=0))
+        entries[like] = replace(entries[like], count=entries[like].count + 1)
+    return list(entries.values())
 
 
-def _joined(report: Report) -> Trace:
+def _merge_traces(report: Report) -> Trace:
     """Merge the traces of the passes of the phase fuse-decode: all refusals, and the nearest miss at each value."""
     trace = Trace()
     for record in (r for r in report.records if r.phase == FUSE_DECODE.name):
@@ -77,13 +81,13 @@ def _joined(report: Report) -> Trace:
     return trace
 
 
-def _unfused(node: Node, trace: Trace) -> str:
-    """Return why `node` is not fused with more; nothing where there is no more."""
-    name, made = node.output.name, node.required("q").producer if node.op is ops.attention else None
+def _explain_unfused(node: Node, trace: Trace) -> str:
+    """Return why `node` is not fused further; "" if nothing was left to fuse."""
+    name, maker = node.output.name, node.required("q").producer if node.op is ops.attention else None
     if reason := next((refused.reason for refused in trace.refusals if refused.at == name), ""):
         return reason
-    apart = node.op is ops.moe or (made is not None and Trait.FUSED not in made.op.traits)
-    return f"not fused with what makes its operands: {trace.near[name]}" if apart and name in trace.near else ""
+    fusible = node.op is ops.moe or (maker is not None and Trait.FUSED not in maker.op.traits)
+    return f"not fused with the producers of its operands: {trace.near[name]}" if fusible and name in trace.near else ""
 
 
 def explain_cpu(dtype: torch.dtype) -> str:
@@ -92,8 +96,8 @@ def explain_cpu(dtype: torch.dtype) -> str:
     return "on this CPU: torch, weights packed by oneDNN" if reason is None else f"on this CPU: F.linear, {reason}"
 
 
-def _told(choice: Choice, unfused: str, dtype: torch.dtype, capability: tuple[int, int] | None) -> Explained:
-    """Explain one choice, without its node, of a node that is `unfused` for a reason."""
+def _explain_choice(choice: Choice, unfused: str, dtype: torch.dtype, capability: tuple[int, int] | None) -> Explained:
+    """Return the entry of one choice, without its node; `unfused` is why its node is not fused further."""
     op, reasons = choice.node.op.name, ["Triton does not run on a CPU"]
     if capability is not None:
         with assumed(capability):

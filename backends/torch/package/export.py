@@ -1,4 +1,4 @@
-"""From graphs to folders of PyTorch: the generated model, the scripts beside it, and what its weights are."""
+"""From graphs to folders of PyTorch: the generated model, its scripts, and the recipes of its weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..decode.source import write_step
 from ..lower.lower import Lowered, lower
 from ..program.constants import stored_dtype
 
-STEP_FORM = "step"  # the form that is a decode step
+STEP_FORM = "step"  # the form of the decode step
 MODEL, STEP, KERNELS = "model.py", "decode.py", "kernels"
 SCRIPTS = {
     "decoder": ("load.py", "sampling.py", "generate.py"),
@@ -35,10 +35,10 @@ _KERNELS = Path(__file__).parent.parent / "kernels"
 
 @dataclass(frozen=True)
 class Built:
-    """A generated model of some `kind` (decoder …), whose weights are still recipes.
+    """A generated model of a `kind` (decoder …), whose weights are still recipes.
 
-    `keeps`: it takes a cache of what later calls need. `step` is its decode step, and `step_text` the text of that,
-    empty where no kernel would be of use. `kernels` are the files of those that either calls.
+    `keeps`: it takes a cache. `step` is its decode step, and `step_text` the source of that, "" if no kernel would be
+    used. `kernels` are the kernel files that either imports.
     """
 
     kind: str
@@ -51,9 +51,9 @@ class Built:
 
 
 def build(forms: Mapping[str, Graph], float8_caches: bool = False) -> Built:
-    """The model of `forms`, as the target torch lists them, and its decode step, if it is one of them.
+    """Generate the model of `forms`, the forms of the target torch, and its decode step, if that is one of them.
 
-    `float8_caches` hold keys and values in FP8.
+    With `float8_caches` keys and values are kept in FP8.
     """
     lowered = lower(forms[MODEL_FORM], float8_caches)
     kind, source = lowered.graph.meta.get("kind", "decoder"), write_source(lowered)
@@ -65,14 +65,14 @@ def build(forms: Mapping[str, Graph], float8_caches: bool = False) -> Built:
 
 
 def step_of(forms: Mapping[str, Graph], lowered: Lowered) -> Step | None:
-    """The decode step of the model `lowered`, if it is one of its `forms`."""
+    """Return the decode step of the model `lowered`; None if it is not among its `forms`."""
     return lower_step(lowered, forms[STEP_FORM]) if STEP_FORM in forms else None
 
 
 def weights(built: Built, dtype: DType) -> dict[str, Tensor]:
-    """The weights of a model by state_dict key, the widest numbers first, so that all are aligned in a file.
+    """Return the weights of a model by state_dict key, widest dtypes first, so that all are aligned in a file.
 
-    Those that are trained are stored as `dtype`, the others as `stored_dtype` says.
+    Trained weights are stored as `dtype`, the others in their `stored_dtype`.
     """
     reader = built.lowered.graph.reader
     tensors = {
@@ -83,13 +83,13 @@ def weights(built: Built, dtype: DType) -> dict[str, Tensor]:
 
 
 def stored_tensors(built: Built, tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
-    """`tensors`, as of `weights`, with their recipes."""
+    """Return `tensors`, the result of `weights`, with their recipes."""
     params = built.source.weights
     return {key: StoredTensor(params[key].recipe, tensor.dtype, tensor.shape) for key, tensor in tensors.items()}
 
 
 def write_code(built: Built, folder: Path) -> None:
-    """Write the model into `folder`, and beside it the scripts that use it, its decode step and the kernels of that."""
+    """Write the model into `folder`, with its scripts, its decode step and the kernels that they import."""
     (folder / MODEL).write_text(built.source.text, encoding="utf-8")
     for name in SCRIPTS.get(built.kind, ()):
         (folder / name).write_bytes((_SHIPPED / name).read_bytes())
@@ -101,7 +101,7 @@ def write_code(built: Built, folder: Path) -> None:
 
 
 def kernel_files(kernels: Iterable[str]) -> list[str]:
-    """Return the files of `kernels` (names of modules, as ``shared.launch``) and of all that they import."""
+    """Return the files of `kernels` (module names such as ``shared.launch``) and of all kernels that they import."""
     needed, queue = {"__init__"}, list(kernels)
     while queue:
         name = queue.pop()
@@ -109,22 +109,22 @@ def kernel_files(kernels: Iterable[str]) -> list[str]:
             continue
         package = name.rpartition(".")[0]
         needed |= {name, f"{package}.__init__"} if package else {name}
-        queue += _imported_kernels(name)
+        queue += _find_imports(name)
     return sorted(map(_path, needed))
 
 
 @functools.cache
-def _imported_kernels(name: str) -> tuple[str, ...]:
-    """Return the modules of kernels that the module `name` imports; the files stay as they are while weft runs."""
-    package, found = name.rpartition(".")[0], list[str]()
+def _find_imports(name: str) -> tuple[str, ...]:
+    """Return the kernel modules that the module `name` imports; cached, as the files do not change while weft runs."""
+    package, imported = name.rpartition(".")[0], list[str]()
     for node in ast.walk(ast.parse((_KERNELS / _path(name)).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package if node.level == 1 else ""  # kernels are one folder deep at most
             modules = (
                 [node.module or ""] if _is_file(base, node.module) else [_join(node.module, a.name) for a in node.names]
             )
-            found += [_join(base, module) for module in modules]
-    return tuple(found)
+            imported += [_join(base, module) for module in modules]
+    return tuple(imported)
 
 
 def _join(*parts: str | None) -> str:
@@ -136,5 +136,5 @@ def _path(module: str) -> str:
 
 
 def _is_file(package: str, module: str | None) -> bool:
-    """Tell the import of names in a file, ``from .a import f``, from that of files, ``from . import a``."""
+    """Return whether the import is of names in a file, ``from .a import f``, not of files, ``from . import a``."""
     return module is not None and (_KERNELS / _path(_join(package, module))).is_file()

@@ -1,4 +1,4 @@
-"""A graph as an `nn.Module` in this process: the generated source is run as a module of Python, without files."""
+"""Build a graph as an `nn.Module` in this process: the generated source runs as a Python module, without files."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def build_module(
     device: torch.device | str = "cpu",
     float8_caches: bool = False,
 ) -> nn.Module:
-    """Return an `nn.Module` of the form "model" among `forms`, the graphs by name that `TorchBackend.forms` describes;
-    its weights are read from their recipes one after the other, as `dtype`, onto `device`. With `float8_caches` it
-    keeps keys and values in FP8.
+    """Return an `nn.Module` of the form "model" among `forms`, graphs by name as `TorchBackend.forms` describes them.
 
-    Its class is `Model` of a generated Python module, whose text `inspect.getsource` and tracebacks show; it pickles.
+    Its weights are evaluated from their recipes one by one, in `dtype`, on `device`. With `float8_caches` it keeps keys
+    and values in FP8. Its class is `Model` of a generated Python module, whose source `inspect.getsource` and
+    tracebacks show; it can be pickled.
 
     Raises:
-        WeftError: if a weight cannot be read, or the device is not there.
+        WeftError: if a weight cannot be read, or the device does not exist.
     """
     place = checked_device(device)
     source = write_source(lower(forms[MODEL], float8_caches), kernels.__name__)
@@ -60,14 +60,13 @@ def build_module(
 def build_step(
     forms: Mapping[str, Graph], module: nn.Module, float8_caches: bool = False
 ) -> Callable[..., torch.Tensor]:
-    """The decode step of `forms` over the weights of `module`, which `build_module` made of the same forms, with caches
-    of the same kind.
+    """Return the decode step of `forms` on the weights of `module`, built by `build_module` with the same arguments.
 
-    ``step(input_ids [batch, 1], position_ids [batch, 1], cache)`` gives the logits [batch, 1, vocab] of one token of
-    each row. Weights that it packs are views of one tensor from then on, for the module too.
+    ``step(input_ids [batch, 1], position_ids [batch, 1], cache)`` returns the logits [batch, 1, vocab] of one token of
+    each row. Weights that it packs become views of one tensor, also in the module.
 
     Raises:
-        WeftError: if there is none.
+        WeftError: if the model has no decode step.
     """
     lowered = lower(forms[MODEL], float8_caches)
     step = step_of(forms, lowered)
@@ -75,19 +74,19 @@ def build_step(
     if not text:
         reason = "no kernel computes a part of it" if step is not None else explain_refusal(forms[MODEL])
         raise WeftError(f"no decode step: {reason}")
-    made: Callable[..., torch.Tensor] = run_source(text).Step(module)
-    return made
+    run: Callable[..., torch.Tensor] = run_source(text).Step(module)
+    return run
 
 
 def state_dict(
     source: Source, reader: TensorReader, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """The weights of a generated source by state_dict key; constants keep their own dtype."""
+    """Return the weights of a generated source by state_dict key; constants keep their own dtype."""
     return {key: tensor(param, reader, dtype).to(device) for key, param in source.weights.items()}
 
 
 def tensor(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tensor:
-    """A parameter of a graph on the CPU: weights in `dtype`, tables, whole numbers and scales of blocks as they are."""
+    """Return a parameter as a CPU tensor: weights in `dtype`; tables, integers and block scales in their own dtype."""
     kind = param.type.dtype
     blocks = [np.atleast_1d(block) for block in stream(param.recipe, reader)]
     array = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
@@ -103,32 +102,34 @@ def tensor(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tens
 
 
 def load(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    """Give `module` these weights, taken over as they are.
+    """Replace the weights of `module` by `tensors`, without copies.
 
     Raises:
-        WeftError: naming what is missing, unknown or of another shape.
+        WeftError: naming a key that is missing, unknown or of another shape.
     """
-    own = module.state_dict()
-    if missing := own.keys() - tensors.keys():
-        raise WeftError(f"the state_dict has no {sorted(missing)[0]} ({len(missing)} missing of {len(own)})")
-    if extra := tensors.keys() - own.keys():
+    expected = module.state_dict()
+    if missing := expected.keys() - tensors.keys():
+        raise WeftError(f"the state_dict has no {sorted(missing)[0]} ({len(missing)} missing of {len(expected)})")
+    if extra := tensors.keys() - expected.keys():
         raise WeftError(f"the state_dict holds {sorted(extra)[0]}, which the model has not ({len(extra)} unknown)")
     for key, value in tensors.items():
-        if value.shape != own[key].shape:
-            raise WeftError(f"{key} is {list(value.shape)} in the state_dict, but {list(own[key].shape)} in the model")
+        if value.shape != expected[key].shape:
+            raise WeftError(
+                f"{key} is {list(value.shape)} in the state_dict, but {list(expected[key].shape)} in the model"
+            )
     # Assigned, because nothing can be copied into meta tensors.
     module.load_state_dict(tensors, assign=True)
 
 
 def run_source(text: str) -> types.ModuleType:
-    """The Python module that `text` makes; the same for the same text."""
+    """Execute the source `text` as a Python module, and return it; the same module for the same text."""
     name = f"weft_generated_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     path = f"<{name}>"
     module = types.ModuleType(name)
     module.__file__ = path
-    # There is no file: inspect and tracebacks take the source from this cache.
+    # Without a file, inspect and tracebacks read the source from this cache.
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     sys.modules[name] = module
     try:
@@ -143,7 +144,7 @@ def run_source(text: str) -> types.ModuleType:
 
 
 def _reduce(instance: Any) -> tuple[Any, ...]:
-    """Pickle an instance of a generated class: its class by its source text."""
+    """Return the pickle reduction of an instance of a generated class, whose class is stored as its source."""
     kind = type(instance)
     text = "".join(linecache.getlines(f"<{kind.__module__}>"))
     items = iter(instance) if isinstance(instance, list) else None
@@ -156,10 +157,10 @@ def _rebuild(text: str, name: str) -> Any:
 
 
 def checked_device(device: torch.device | str) -> torch.device:
-    """`device`, which must be there.
+    """Return `device` as a `torch.device`.
 
     Raises:
-        WeftError: if it is not.
+        WeftError: if the device does not exist.
     """
     try:
         check_device(str(device), "use device cpu")

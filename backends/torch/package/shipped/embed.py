@@ -24,10 +24,10 @@ except ImportError as error:
 
 @torch.inference_mode()
 def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str | None, normalize: bool) -> Tensor:
-    """The vector [dim] of a text's tokens, float32: their mean, the largest of each number (max), the first's (cls) or
-    the last's, or their mean with weights 1, 2, … (weighted); None is the model's own output sentence_embedding.
+    """Return the vector [dim], float32, of one sequence: the mean of its hidden states, their maximum per feature
+    (max), the first (cls), the last, or their mean with weights 1, 2, … (weighted); None is the output sentence_embedding.
 
-    `outputs` are the names of what `model` returns; `normalize` scales the vector to unit length.
+    `outputs` are the names of the model's outputs; `normalize` scales the vector to unit length.
     """
     row = torch.tensor([ids], device=next(model.parameters()).device)
     inputs = {"input_ids": row, "attention_mask": torch.ones_like(row), "token_type_ids": torch.zeros_like(row)}

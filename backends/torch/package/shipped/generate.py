@@ -24,7 +24,7 @@ except ImportError as error:
     print("generate.py: PyTorch is not installed: pip install torch", file=sys.stderr)
     sys.exit(2)
 
-CHUNK = 512  # tokens of a prompt that are read at once
+CHUNK = 512  # tokens of a prompt per call
 
 
 @torch.inference_mode()
@@ -36,14 +36,13 @@ def generate(
     source: Tensor | None = None,
     forced: Mapping[int, int] | None = None,
 ) -> Iterator[int]:
-    """The tokens that `choose` draws from the logits [1, vocab] after `ids` [1, tokens], until all are `length`.
+    """Yield the tokens that `choose` draws from the logits [1, vocab] after `ids` [1, tokens], up to position `length`.
 
-    An encoder-decoder reads `source` [1, tokens] before; `forced` are tokens that it says at their positions, whatever
-    it computes.
+    An encoder-decoder first reads `source` [1, tokens]; `forced` maps positions to tokens that are returned there.
     """
     cache, step = model.new_cache(1, length), stepper(model)
     read = {} if source is None else {"encoder_input_ids": source, "encoder_attention_mask": torch.ones_like(source)}
-    sparing = "last" in inspect.signature(model.forward).parameters  # computes the logits of one token, if it is told
+    sparing = "last" in inspect.signature(model.forward).parameters  # logits of one token instead of all
     for part in torch.split(ids, CHUNK, 1):
         last = {"last": ids.new_tensor([part.shape[1] - 1])} if sparing else {}
         logits = model(input_ids=part, cache=cache, **read, **last)
@@ -56,7 +55,7 @@ def generate(
 
 
 def say(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str]) -> int:
-    """Print the text of `tokens` up to one of `stop` as it comes, whole characters at a time; how many they were."""
+    """Print the text of `tokens` as they come, in complete characters, up to one of `stop`; return their number."""
     known, printed = list[int](), 0
     for token in tokens:
         if token in stop:

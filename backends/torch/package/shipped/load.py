@@ -1,4 +1,4 @@
-"""The model of this folder with its weights:  from load import load_model; model = load_model()"""
+"""Load the model of this folder with its weights:  from load import load_model; model = load_model()"""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 FOLDER = Path(__file__).resolve().parent
-OLDEST = (2, 11)  # as weft itself asks for
-FEW = 8  # texts at once that a decode.py is faster for on a CPU
+OLDEST = (2, 11)  # weft's own requirement
+FEW = 8  # the largest batch for which decode.py is faster on a CPU
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-_FACTS = {"kind": str, "vocab": int, "max_length": int}  # what scripts need of weft.json
+_FACTS = {"kind": str, "vocab": int, "max_length": int}  # the facts of weft.json that scripts need
 _KINDS = {  # of safetensors
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
@@ -31,12 +31,12 @@ _KINDS = {  # of safetensors
 
 
 class Failure(Exception):
-    """Error that the user should read, in one sentence."""
+    """An error for the user, in one sentence."""
 
 
 class _Unfilled(TorchFunctionMode):
-    """Parameters keep no initial numbers: the weights replace them, and to draw numbers on the meta device PyTorch
-    imports hundreds of modules, which takes a second."""
+    """Skips the initialization of parameters: the weights replace them, and random values on the meta device make
+    PyTorch import hundreds of modules, which takes a second."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -48,10 +48,10 @@ class _Unfilled(TorchFunctionMode):
 
 
 def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = None) -> nn.Module:
-    """The model of `folder` on `device`; its weights in `dtype` (f32, bf16 or f16), as they are stored if None.
+    """Load the model of `folder` on `device`, with weights in `dtype` (f32, bf16 or f16), by default as stored.
 
     Raises:
-        Failure: if PyTorch is too old, the device is not there, or the weights are not those of the model.
+        Failure: if PyTorch is too old, the device does not exist, or the weights do not match the model.
     """
     check_torch()
     check_device(device)
@@ -74,9 +74,9 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
 
 
 class Stepper:
-    """A function from ids and positions [batch, 1] and the cache to the logits [batch, 1, vocab]: `few`, if there is
-    one, of up to `most` texts, else `whole`. Where it `reads` prompts, ids may be [batch, seq], and only the logits of
-    tokens `last` [batch] be asked for."""
+    """A decode step from ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]: `few` for batches of
+    up to `most` rows, else `whole`. If it `reads` prompts, ids may be [batch, seq], and `last` [batch] selects the
+    tokens whose logits are returned."""
 
     def __init__(self, whole: Callable[..., Tensor], few: Any = None, most: int = 0) -> None:
         self.whole, self.few, self.most = whole, few, most
@@ -85,16 +85,16 @@ class Stepper:
         return (self.few if len(ids) <= self.most else self.whole)(ids, positions, cache, *last)
 
     def reads(self, batch: int) -> bool:
-        """Return whether it takes several tokens of each of `batch` texts, if all go on from the same position."""
+        """Return whether it takes several tokens of each of `batch` rows, if all continue at the same position."""
         return batch <= self.most and getattr(self.few, "reads_prompts", False)
 
     def captured_once(self, batch: int) -> bool:
-        """Return whether steps of `batch` texts launch the same however long the texts are."""
+        """Return whether steps of `batch` rows launch the same kernels at any length, so that one CUDA graph serves."""
         return batch <= self.most and getattr(self.few, "any_length", False)
 
 
 def stepper(model: nn.Module, folder: Path = FOLDER) -> Stepper:
-    """The step of `model`: the decode.py of `folder`, where that is there and of use, or `model` itself."""
+    """Return the step of `model`: the decode.py of `folder`, if it exists and helps, or `model` itself."""
     takes = inspect.signature(model.forward).parameters
 
     def whole(ids: Tensor, positions: Tensor, cache: Any) -> Any:
@@ -108,9 +108,9 @@ def stepper(model: nn.Module, folder: Path = FOLDER) -> Stepper:
 
 
 def _is_of_use(model: nn.Module, folder: Path) -> bool:
-    """Return whether decode.py helps `model`: kernels run on its GPU, or the CPU has memory for packed weights too."""
+    """Return whether decode.py helps `model`: kernels run on its GPU, or the CPU has memory for packed weights also."""
     weights = list(model.parameters())
-    if any(hasattr(w, "device_mesh") for w in weights):  # DTensors, of which this process holds a part
+    if any(hasattr(w, "device_mesh") for w in weights):  # DTensors: this process holds only a part
         return False
     if not weights[0].is_cuda:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
@@ -137,7 +137,7 @@ def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
 
 
 def read_tokenizer(folder: Path = FOLDER) -> Any:
-    """The tokenizer of `folder`, by the package `tokenizers`. Raises Failure if either is not there."""
+    """Read the tokenizer of `folder` with the package `tokenizers`. Raises Failure if either is missing."""
     path, remedy = folder / "tokenizer.json", "give token ids instead, as in --ids 1,15,7"
     if not path.is_file():
         raise Failure(f"{folder} has no tokenizer.json: {remedy}")
@@ -152,7 +152,7 @@ def read_tokenizer(folder: Path = FOLDER) -> Any:
 
 
 def parsed_ids(text: str) -> list[int]:
-    """Token ids such as 1,15,7, of a command line."""
+    """Parse token ids such as 1,15,7 of a command line. Raises ArgumentTypeError for anything else."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -160,7 +160,7 @@ def parsed_ids(text: str) -> list[int]:
 
 
 def check_ids(what: str, ids: list[int], vocab: int, longest: int) -> None:
-    """Raise Failure unless `ids`, those of `what`, are 1 to `longest` tokens of `vocab`."""
+    """Raise Failure unless `ids` are 1 to `longest` tokens below `vocab`; `what` names them in the message."""
     if not ids or not 0 <= min(ids) <= max(ids) < vocab:
         raise Failure(f"{what} is {ids}, but it must be tokens from 0 to {vocab - 1}, one at least")
     if len(ids) > longest:
@@ -168,13 +168,13 @@ def check_ids(what: str, ids: list[int], vocab: int, longest: int) -> None:
 
 
 def main(name: str, run: Callable[[], None]) -> None:
-    """`run` a script; what the user should know of a failure is one sentence, and status 2."""
+    """Run a script by `run`; a failure prints one sentence and exits with status 2."""
     try:
         run()
     except (Failure, torch.OutOfMemoryError) as failed:
         print(f"{name}: {failed}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # who read the output has enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyboardInterrupt:
@@ -199,12 +199,12 @@ def check_device(device: str, remedy: str = "use --device cpu") -> None:
         raise Failure(f"device cuda cannot be used: PyTorch {torch.__version__} {why}; {remedy}")
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as e:  # of a GPU by a number that none has, or another kind of device
+    except (RuntimeError, AssertionError) as e:  # a GPU number that does not exist, or another kind of device
         raise Failure(f"device {device} cannot be used: {str(e).splitlines()[0]}") from e
 
 
 def _imported(name: str, folder: Path) -> Any:
-    """The module `name` of `folder`. Raises Failure if a file of it is not there."""
+    """Import the module `name` of `folder`. Raises Failure if one of its files is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as e:
@@ -212,10 +212,10 @@ def _imported(name: str, folder: Path) -> Any:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of model*.safetensors by key, mapped from the files: they are read where they are used.
+    """Return the tensors of model*.safetensors by key, memory-mapped: pages are read on first use.
 
     Raises:
-        Failure: if there is no such file, or one is not whole.
+        Failure: if there is no such file, or one is incomplete.
     """
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
@@ -243,7 +243,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    """The JSON object in `text`. Raises ValueError if there is none, or it has a key twice."""
+    """Parse the JSON object in `text`. Raises ValueError if it is not an object, or has a key twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(unique_pairs := dict(pairs)) < len(pairs):
@@ -260,7 +260,7 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _tensor(data: mmap.mmap, start: int, between: list[int], kind: str, shape: list[int]) -> Tensor:
-    """The numbers `between` two offsets behind `start`."""
+    """Return the tensor in the bytes `between` two offsets from `start`. Raises ValueError if they do not fit."""
     (first, last), dtype, count = between, _KINDS[kind], math.prod(shape)
     if min((first, *shape)) < 0 or last - first != count * dtype.itemsize or start + last > len(data):
         raise ValueError(f"{count} numbers are not at its bytes {start + first} to {start + last}")

@@ -1,4 +1,4 @@
-"""Choosing the next token from logits."""
+"""Choose the next token from logits."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-FAR = 1e30  # a largest score beyond is moved to 0: dividing by a low temperature overflows
+FAR = 1e30  # larger scores are shifted to a maximum of 0: division by a low temperature would overflow
 
 
 def filtered(
     logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor:
-    """Scores [batch, vocab] of `logits`: divided by `temperature`, minus infinity but for those that may be drawn.
+    """Return scores [batch, vocab]: `logits` divided by `temperature`, −∞ for tokens that must not be drawn.
 
-    Those are the `top_k` likeliest (0: all), of them the likeliest that together reach probability `top_p` (Holtzman et
-    al. 2019, arXiv 1904.09751; of equals the first), and of them those at least `min_p` times as likely as the
-    likeliest one (Nguyen et al. 2024, arXiv 2407.01082). The limit of low temperatures is the likeliest token.
+    Three filters apply in turn: the `top_k` likeliest tokens (0: all); the likeliest that together reach probability
+    `top_p` (Holtzman et al. 2019, arXiv 1904.09751; the first of equals); and tokens at least `min_p` times as likely
+    as the likeliest (Nguyen et al. 2024, arXiv 2407.01082). The limit of low temperatures is the likeliest token.
     """
     scores, divisor = logits.float(), min(max(temperature, TINY), HUGE)
     largest = scores.amax(-1, keepdim=True)
@@ -40,7 +40,7 @@ def filtered(
 def draw(
     logits: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None = None
 ) -> Tensor:
-    """The next token of each row [batch], by logits [batch, vocab]; temperature 0 takes the likeliest."""
+    """Draw the next token of each row [batch] by logits [batch, vocab]; temperature 0 takes the likeliest."""
     if temperature == 0:
         return logits.argmax(-1)
     p = filtered(logits, temperature, top_k, top_p).softmax(-1)
