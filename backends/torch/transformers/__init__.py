@@ -1,4 +1,4 @@
-"""Transformers as a target: a folder with a model's own code that transformers loads, and what builds upon it.
+"""Transformers as a target: a folder with custom code that transformers, and engines that use it, can load.
 
-Never here: what an op computes (`torch` beside it has that), families of models.
+Never here: the computation of an op (target `torch` has that), families of models.
 """

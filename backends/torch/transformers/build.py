@@ -1,4 +1,4 @@
-"""Build folders for transformers: a configuration, a model, weights, and what generates text."""
+"""Build folders for transformers: a configuration, a model, weights, and a generation config."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .shell.initial import initializer_range
 from .shell.modeling import Modeling, keys_by_name, task_class, tied_weights, whole_weights, write_modeling
 
 GRAPH = "model.weft"  # as in folders of graphs
-KNOWN = (  # how names of classes begin that transformers and engines have themselves
+KNOWN = (  # prefixes of class names in transformers and engines
     *("albert", "bamba", "bart", "bert", "bloom", "cohere", "dbrx", "deepseek", "falcon", "gemma", "glm", "gpt"),
     *("granite", "jamba", "llama", "mamba", "mbart", "minimax", "mistral", "mixtral", "moe", "nemotron", "olmo", "opt"),
     *("phi", "qwen", "roberta", "rwkv", "smollm", "stablelm", "starcoder", "switch", "t5", "transformer", "zamba"),
@@ -43,15 +43,15 @@ ACTIVATION_MODULES = {  # of scores, as sentence-transformers names them
     "sigmoid": "torch.nn.modules.activation.Sigmoid",
     "identity": "torch.nn.modules.linear.Identity",
 }
-TAKEN = "mamba"  # to classes with this in their names `generate` hands caches as another argument
+TAKEN = "mamba"  # `generate` passes caches to classes with this in their names as another argument
 
 
 class TransformersFolder:
-    """The model of `forms`, those of the target transformers, with weights in `dtype`, not written yet, of a class
-    called `name`; `notes` are added to.
+    """A folder of the target transformers before it is written: the model of `forms` with weights in `dtype`, of a
+    class called `name`. Notes for the user are appended to `notes`.
 
     Raises:
-        WeftError: if the graph has caches of its own or reads no token ids.
+        WeftError: if the graph has cache operands or reads no token ids.
     """
 
     def __init__(self, forms: Mapping[str, Graph], dtype: str, length: int, name: str, notes: list[str]) -> None:
@@ -73,15 +73,15 @@ class TransformersFolder:
             raise WeftError(
                 f"--class-name {name}: choose one without {TAKEN!r}, by which transformers knows other caches"
             )
-        self._graph, self._name, self._length = graph, name or class_name(graph.name), length
-        self._stem = stem_of(self._name)
+        self._graph, self._name, self._length = graph, name or derive_class_name(graph.name), length
+        self._stem = derive_stem(self._name)
         self._sides = lower(forms)
         self._head = self._sides[0].head
         self.modeling: Modeling = write_modeling(self._sides, self._name, self._stem)
         self.plans = plans(self.modeling.bases)
         divided = self.plans.by_name
         self._config: Configuration = write_configuration(
-            self.modeling, self._name, self._stem, divided, self._more(length)
+            self.modeling, self._name, self._stem, divided, self._config_facts(length)
         )
         self.refusals = refusals(self.modeling.bases)
         self._explained = explained(self.refusals, self.base.lowered, self.plans)
@@ -98,20 +98,20 @@ class TransformersFolder:
         }
 
     def explain(self, report: Report) -> list[str]:
-        """Return a line for each engine that reads such folders: whether it takes the model, or why not."""
+        """Return a line for each engine that reads such folders: that it can run the model, or why not."""
         return self._explained
 
     @property
     def base(self) -> BaseModel:
-        """Return the base model; that of the decoder, where there are two."""
+        """Return the base model; of an encoder-decoder, the decoder's."""
         return self.modeling.bases[0]
 
-    def _more(self, length: int) -> dict[str, Any]:
-        """Return what a config says beside the numbers of the architecture."""
+    def _config_facts(self, length: int) -> dict[str, Any]:
+        """Return the fields of a config other than the sizes of the architecture."""
         meta = self._graph.meta
         eos = meta.get("eos_token_ids") or [None]
         tokens = {"bos_token_id": meta.get("bos_token_id"), "pad_token_id": meta.get("pad_token_id")}
-        more: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "max_position_embeddings": length,
             "initializer_range": initializer_range(whole_weights(self._sides).values()),
             "use_cache": bool(self._sides[0].emitter.cached),
@@ -120,15 +120,15 @@ class TransformersFolder:
             "eos_token_id": eos[0],
         }
         if (vector := self._graph.outputs.get("sentence_embedding")) is not None:
-            more["projection_dim"] = vector.width  # as sentence-transformers asks for it
+            facts["projection_dim"] = vector.width  # as sentence-transformers asks for it
         if (count := states_each(self._sides[0])) > 1:
-            more["number_of_conv_states"] = count
+            facts["number_of_conv_states"] = count
         if len(self._sides) > 1:
-            more |= {"is_encoder_decoder": True, "decoder_start_token_id": meta.get("decoder_start_token_id")}
-        return more
+            facts |= {"is_encoder_decoder": True, "decoder_start_token_id": meta.get("decoder_start_token_id")}
+        return facts
 
     def _params(self) -> dict[str, Param]:
-        """The weights by their keys in the model that predicts tokens, or in the base model."""
+        """Return the weights by their keys in the model with a head, or in the base model without one."""
         prefix, tied = "" if self._head is None else "model.", tied_weights(self._sides)
         params = {f"{prefix}{key}": param for key, param in whole_weights(self._sides).items()}
         if self._head is not None:
@@ -145,7 +145,7 @@ class TransformersFolder:
         return dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.bits))
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
-        """Write everything into `folder`; `step` is told the bytes just written."""
+        """Write all files into `folder`; `step` is called with the number of bytes just written."""
         for kind, text in self.texts.items():
             (folder / f"{kind}_{self._stem}.py").write_text(text, encoding="utf-8")
         (folder / GRAPH).write_text(self._graph_text(), encoding="utf-8")
@@ -155,16 +155,16 @@ class TransformersFolder:
         write_shards(folder, self._weights, step=step)
 
     def _graph_text(self) -> str:
-        """The graph as text, whose weights are the tensors of the folder: so weft reads them back, trained or not."""
+        """Return the graph as text, with the folder's tensors as weights, so that weft can load it after training."""
         recipes: dict[str, Recipe] = {name: Source(key) for name, key in keys_by_name(self._sides).items()}
         prefix = "" if self._head is None else "model."
         mixtures = {_stack_name(node): node for node in self._legal.nodes if node.op is ops.moe}
         for side in self._sides:
             path = f"{prefix}{side.side}." if side.side else prefix
             for node in (n for n in side.graph.nodes if n.op is ops.moe):
-                whole = mixtures[side.names[_stack_name(node)]]
+                original = mixtures[side.names[_stack_name(node)]]
                 for name, recipe in stacks(node, f"{path}{home_of(node)}").items():
-                    stack = whole.operand(name)
+                    stack = original.operand(name)
                     assert isinstance(stack, Param)
                     recipes[stack.name] = recipe
         graph = self._legal.clone(recipes)
@@ -196,7 +196,7 @@ class TransformersFolder:
         }
 
     def _task_facts(self) -> dict[str, Any]:
-        """Return what a config says of the labels of a head, as transformers' own do."""
+        """Return the fields of a config for the labels of a head, as transformers names them."""
         meta, facts = self._graph.meta, dict[str, Any]()
         if (names := meta.get("labels")) is not None:
             facts = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
@@ -209,30 +209,30 @@ class TransformersFolder:
     def _generation(self) -> dict[str, Any]:
         meta = self._graph.meta
         eos = meta.get("eos_token_ids") or [None]
-        said = {
+        fields = {
             "bos_token_id": meta.get("bos_token_id"),
             "eos_token_id": eos if len(eos) > 1 else eos[0],
             "pad_token_id": meta.get("pad_token_id"),
             "decoder_start_token_id": meta.get("decoder_start_token_id"),
         }
-        return {key: value for key, value in said.items() if value is not None}
+        return {key: value for key, value in fields.items() if value is not None}
 
 
 def _stack_name(node: Node) -> str:
-    """The name of the first weights of a mixture."""
+    """Return the name of the weight ``up`` of a mixture."""
     return node.required("up").name
 
 
-def class_name(name: str) -> str:
-    """A name for classes: that of the model, its size left out; and none that an engine has a model of its own by."""
+def derive_class_name(name: str) -> str:
+    """Return a class name from the name of a model, without its size, that no engine has an own model for."""
     words = [w for w in re.split(r"[^A-Za-z0-9]+", name) if w and not re.fullmatch(r"\d+(\.\d+)?[mbkMBK]", w)]
     joined = "".join(w[0].upper() + w[1:] for w in words)
-    if joined in ("", "Model"):  # so that its base model is not called ModelModel
+    if joined in ("", "Model"):  # else its base model would be called ModelModel
         return "Weft"
     joined = re.sub(TAKEN, "Ssm", joined, flags=re.IGNORECASE)
     return f"Weft{joined}" if joined[0].isdigit() or joined.lower().startswith(KNOWN) else joined
 
 
-def stem_of(name: str) -> str:
-    """The name of files for classes called `name`: as a module of Python."""
+def derive_stem(name: str) -> str:
+    """Return the file stem for classes called `name`, in snake case."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", name).lower()

@@ -1,4 +1,4 @@
-"""Files by which sentence-transformers knows how an encoder makes one vector of a text."""
+"""Write the files by which sentence-transformers pools the hidden states of an encoder into one vector."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ _FLAGS = {
     **{"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"},
     **{"last": "lasttoken", "weighted": "weightedmean_tokens"},
 }
-_MODULES = "sentence_transformers.models."  # names of all versions
+_MODULES = "sentence_transformers.models."  # valid in all versions
 KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize", "WeightedLayerPooling", "WordWeights")
 _TEXT = "sentence_embedding"
 
 
 def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int | None = None) -> None:
-    """Write into `folder` the modules after the transformer with weights of `kind` (None: as they are read), the
-    prompts, and the most tokens of a text (at most `length`); nothing for a model that says nothing of pooling.
+    """Write into `folder` the modules after the transformer with weights of dtype `kind` (None: as they are read), the
+    prompts, and the longest input in tokens (at most `length`); nothing for a model without pooling.
 
-    Without a Pooling the transformer makes the vector of a text by itself, which code of its own (with a `length`)
-    does. Such code hands on no states of its layers, so it does that too where a module reads them.
+    Without a module Pooling the transformer itself must return the vector, which needs custom code (with a `length`).
+    Custom code does not return the hidden states of layers, so it also pools by itself where a module would read them.
 
     Raises:
-        WeftError: if a pass has replaced weights of a module, or code would have to leave prompts out of a pooling.
+        WeftError: if a pass has replaced weights of a module, or custom code would have to exclude prompts from
+        pooling.
     """
-    said, modules = graph.meta.get("sentence") or {}, _modules(graph)
+    sentence, modules = graph.meta.get("sentence") or {}, _modules(graph)
     types = {module["type"] for module in modules.values()}
     averages = "WeightedLayerPooling" in types
-    own = _TEXT in graph.outputs and ("Pooling" not in types or (averages and length is not None))
-    if own and said.get("include_prompt") is False:
+    pools_itself = _TEXT in graph.outputs and ("Pooling" not in types or (averages and length is not None))
+    if pools_itself and sentence.get("include_prompt") is False:
         raise WeftError(
             f"{graph.name}: target transformers pools by itself after a WeightedLayerPooling, prompts included, which "
             "include_prompt=false forbids: choose another target, or `weft export`"
         )
-    if graph.meta.get("kind") != "encoder" or (length is None if own else not modules):
+    if graph.meta.get("kind") != "encoder" or (length is None if pools_itself else not modules):
         return
-    modules = {} if own else modules
+    modules = {} if pools_itself else modules
     kinds = {"": "Transformer", **{path: module["type"] for path, module in modules.items()}}
     listed = [
         {"idx": i, "name": str(i), "path": path, "type": f"{_MODULES}{kind}"}
@@ -58,42 +59,47 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
         write_json(folder / path / "config.json", module["config"])
         if "at" in module:
             write_shards(folder / path, _tensors(graph, module["at"], kind))
-    given: dict[str, Any] = {"module_output_name": _TEXT} if own else {}
-    if own:
-        given["modality_config"] = {"text": {"method": "forward", "method_output_name": _TEXT}}
+    options: dict[str, Any] = {"module_output_name": _TEXT} if pools_itself else {}
+    if pools_itself:
+        options["modality_config"] = {"text": {"method": "forward", "method_output_name": _TEXT}}
         if "padding" in graph.meta:
-            given["processing_kwargs"] = {"text": {"padding": graph.meta["padding"]}}
+            options["processing_kwargs"] = {"text": {"padding": graph.meta["padding"]}}
     elif averages:
-        given["config_args"] = {"output_hidden_states": True}
-    if said or own:
-        most = [n for n in (said.get("max_seq_length"), length) if n is not None]
-        limits = {"max_seq_length": min(most, default=None), "do_lower_case": said.get("do_lower_case", False)}
-        write_json(folder / "sentence_bert_config.json", limits | given)
-        kept = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
-        write_json(folder / "config_sentence_transformers.json", {name: said[name] for name in kept if name in said})
+        options["config_args"] = {"output_hidden_states": True}
+    if sentence or pools_itself:
+        lengths = [n for n in (sentence.get("max_seq_length"), length) if n is not None]
+        limits = {"max_seq_length": min(lengths, default=None), "do_lower_case": sentence.get("do_lower_case", False)}
+        write_json(folder / "sentence_bert_config.json", limits | options)
+        keys = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
+        write_json(
+            folder / "config_sentence_transformers.json", {key: sentence[key] for key in keys if key in sentence}
+        )
 
 
 def _tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor]:
-    """Return the tensors of the module whose parameters' names begin with `at`."""
-    own = {name.removeprefix(f"{at}."): param for name, param in graph.params.items() if name.startswith(f"{at}.")}
-    if not any(key.endswith(("weight", "layer_weights")) for key in own):
+    """Return the tensors of the module at the path `at`, by name within it, in dtype `kind` (None: as stored)."""
+    params = {name.removeprefix(f"{at}."): param for name, param in graph.params.items() if name.startswith(f"{at}.")}
+    if not any(key.endswith(("weight", "layer_weights")) for key in params):
         raise WeftError(f"{at}, a module of sentence-transformers, has no weight of its own after these passes")
     tensors: dict[str, Tensor] = {}
-    for key, param in own.items():
+    for key, param in params.items():
         read = {graph.reader.dtype(source) for source in param.recipe.sources()} & set(STORED)
         stored = kind or (read.pop() if len(read) == 1 else dtypes.f32)
-        made, key = partial(stream, param.recipe, graph.reader), f"norm.{key}" if key in ("weight", "bias") else key
-        tensors[key] = Tensor(tuple(param.type.concrete({})), stored, made)
+        read_blocks, key = (
+            partial(stream, param.recipe, graph.reader),
+            f"norm.{key}" if key in ("weight", "bias") else key,
+        )
+        tensors[key] = Tensor(tuple(param.type.concrete({})), stored, read_blocks)
     return tensors
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON, by lines."""
+    """Write `value` as indented JSON."""
     path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def _modules(graph: Graph) -> Mapping[str, Any]:
-    """Return the records of the modules after the transformer, by their folders."""
+    """Return the records of the modules after the transformer, by folder name."""
     modules = (graph.meta.get("sentence") or {}).get("modules")
     if modules is None and (mode := _FLAGS.get(graph.meta.get("pooling") or "")) is not None:
         flags = {f"pooling_mode_{name}": name == mode for name in _FLAGS.values()}

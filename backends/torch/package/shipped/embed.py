@@ -25,7 +25,8 @@ except ImportError as error:
 @torch.inference_mode()
 def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str | None, normalize: bool) -> Tensor:
     """Return the vector [dim], float32, of one sequence: the mean of its hidden states, their maximum per feature
-    (max), the first (cls), the last, or the mean with weights 1, 2, … (weighted); None is the output sentence_embedding.
+    (max), the first (cls), the last, or the mean with weights 1, 2, … (weighted); None is the output
+    sentence_embedding.
 
     `outputs` are the names of the model's outputs; `normalize` scales the vector to unit length.
     """

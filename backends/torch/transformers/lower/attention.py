@@ -20,39 +20,39 @@ FETCH = "ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation,
 
 @lowers(ops.attention)
 def _attention(e: ShellEmitter, node: Node) -> Operand | None:
-    if not of_texts(node):
-        return None  # runs of tokens with masks of their own: PyTorch's operator, as in plain modules
+    if not is_batched(node):
+        return None  # tokens in groups with masks of their own: SDPA, as in the target torch
     a, width = node.attrs, e.size_of(node.required("q"))
     heads, kv_heads = e.attr(node, "heads"), e.attr(node, "kv_heads")
     q, k = e.heads(node.required("q"), heads, "q"), e.heads(node.required("k"), kv_heads, "k")
-    # Keys that are values too are given as both: caches of engines have one width.
+    # Keys that are also values are passed as both: caches of engines have one width.
     v = k if a["value_dim"] else e.heads(node.required("v"), kv_heads, "v")
     mask = mask_of(e, node)
     scale = number(e.attr(node, "scale")) if a["scale"] is not None else f"{factor(width // heads)} ** -0.5"
-    told = Attending(node, scale, "1" if a["heads"] == a["kv_heads"] else f"{heads // kv_heads}".strip("()"))
+    attending = Attending(node, scale, "1" if a["heads"] == a["kv_heads"] else f"{heads // kv_heads}".strip("()"))
     operands: list[Value | Operand] = [q, k, v, mask]
-    more = _scored(e, node, told, operands)
-    if _alone(node) and not e.apart:
-        return _inline(e, node, told, operands, more)
+    keywords = _score_keywords(e, node, attending, operands)
+    if _is_only_attention(node) and not e.apart:
+        return _inline(e, node, attending, operands, keywords)
     if node in e.crosses:
-        operands[1:3] = _crossed(e, k, v)
+        operands[1:3] = _cache_source(e, k, v)
     place = next(
         n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention and _weights(n) == _weights(node)
     )
     path = place.output.name
-    kept = node in e.cached
-    order = [*_kinds_in(node, e.cached)].index(_weights(node)) if kept else 0
-    index = (f"layer_idx + {order}" if order else "layer_idx") if kept and not e.shared else "None"
-    causal = "" if told.causal else ", is_causal=False"
-    leaf = Submodule(path, f"SoftmaxAttention(config, {index}, {told.groups}, {told.scaling}{causal})")
-    given = "".join(f", {text}" for text in more)
+    cached = node in e.cached
+    order = [*_kinds_in(node, e.cached)].index(_weights(node)) if cached else 0
+    index = (f"layer_idx + {order}" if order else "layer_idx") if cached and not e.shared else "None"
+    causal = "" if attending.causal else ", is_causal=False"
+    leaf = Submodule(path, f"SoftmaxAttention(config, {index}, {attending.groups}, {attending.scaling}{causal})")
+    arguments = "".join(f", {text}" for text in keywords)
     last = len(operands)
-    past = f", past_key_values={e.own(f'{{{last + 1}}}')}" if kept else ""
-    past += f", layer_idx={{{last + 2}}}" if kept and e.shared else ""
-    text = f"{{{last}}}({{0}}, {{1}}, {{2}}, {{3}}{given}{past}, **kwargs)"
-    made = e.emit(text, *operands, leaf, *([CACHE, INDEX] if kept and e.shared else [CACHE] if kept else []), name="x")
-    _tell(e, told)
-    return made
+    past = f", past_key_values={e.own(f'{{{last + 1}}}')}" if cached else ""
+    past += f", layer_idx={{{last + 2}}}" if cached and e.shared else ""
+    text = f"{{{last}}}({{0}}, {{1}}, {{2}}, {{3}}{arguments}{past}, **kwargs)"
+    x = e.emit(text, *operands, leaf, *([CACHE, INDEX] if cached and e.shared else [CACHE] if cached else []), name="x")
+    _record(e, attending)
+    return x
 
 
 @lowers(ops.lightning_index)
@@ -62,102 +62,105 @@ def _lightning_index(e: ShellEmitter, node: Node) -> Operand:
     )
 
 
-def of_texts(node: Node) -> bool:
-    """Return whether the queries of an attention are the tokens of texts, a row each."""
+def is_batched(node: Node) -> bool:
+    """Return whether the queries of an attention are [batch, ...] as the inputs of the graph are."""
     return node.required("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
 
 
-def _alone(node: Node) -> bool:
-    """Return whether no other attention stands in the scope of `node`: the same one again is none."""
+def _is_only_attention(node: Node) -> bool:
+    """Return whether `node` is the only attention in its scope; repetitions with the same weights do not count."""
     return len(_kinds_in(node)) == 1
 
 
 def _kinds_in(node: Node, among: Collection[Node] | None = None) -> dict[tuple[Value, ...], None]:
-    """The attentions in the scope of `node`, or those `among` them, by the weights that their queries are made with."""
+    """Return the distinct attentions in the scope of `node`, or `among` these, as keys of `_weights`, in order."""
     alike = (n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention)
     return dict.fromkeys(_weights(n) for n in alike if among is None or n in among)
 
 
 def _weights(node: Node) -> tuple[Value, ...]:
-    """The parameters nearest to the operands of an attention; the operands themselves where there are none."""
+    """Return the nearest parameter of each operand of an attention; the operand itself where there is none."""
     return tuple(nearest_param(v) for v in node.inputs[:3] if v is not None)
 
 
-def _scored(e: ShellEmitter, node: Node, told: Attending, operands: list[Value | Operand]) -> list[str]:
-    """The keyword arguments of an attention whose scores are more than products, and of one with a window."""
-    more = []
+def _score_keywords(e: ShellEmitter, node: Node, attending: Attending, operands: list[Value | Operand]) -> list[str]:
+    """Return the keyword arguments for softcap, sinks, bias and window; append their operands, note their features."""
+    keywords = []
     if node.attrs["softcap"] is not None:
-        told.features.add("softcap")
-        more.append(f"softcap={number(e.attr(node, 'softcap'))}")
+        attending.features.add("softcap")
+        keywords.append(f"softcap={number(e.attr(node, 'softcap'))}")
     for name, operand in (("s_aux", "sinks"), ("position_bias", "bias")):
         if (value := node.operand(operand)) is not None:
-            told.features.add(name)
-            more.append(f"{name}={{{len(operands)}}}")
+            attending.features.add(name)
+            keywords.append(f"{name}={{{len(operands)}}}")
             operands.append(value)
     if node.attrs["window"] is not None and is_dense(node) and not node.attrs["keep_first"]:
-        told.features.add("sliding_window")
-        more.append(f"sliding_window={e.attr(node, 'window')}")
-    return more
+        attending.features.add("sliding_window")
+        keywords.append(f"sliding_window={e.attr(node, 'window')}")
+    return keywords
 
 
-def _inline(e: ShellEmitter, node: Node, told: Attending, operands: list[Value | Operand], more: list[str]) -> Operand:
-    """Attention in the module that has its projections."""
+def _inline(
+    e: ShellEmitter, node: Node, attending: Attending, operands: list[Value | Operand], keywords: list[str]
+) -> Operand:
+    """Emit the attention in the module that has its projections."""
     q, k, v, *rest = operands
     if node in e.cached:
         assert isinstance(k, Var) and isinstance(v, Var)
-        own = k, v
-        k, kept_v = e.all_keys(node, lambda: updated(e, *own))
-        v = kept_v or v
+        new = k, v
+        k, cached_v = e.all_keys(node, lambda: update_cache(e, *new))
+        v = cached_v or v
     elif node in e.crosses:
-        k, v = _crossed(e, k, v)
-    eager = "eager_scored_attention" if told.features - {"sliding_window"} else "eager_attention"
+        k, v = _cache_source(e, k, v)
+    eager = "eager_scored_attention" if attending.features - {"sliding_window"} else "eager_attention"
     attend = e.emit(FETCH.format(eager=eager), name="attention_interface")
-    # One that reads another's cache has a number and a kind, too: engines with caches of their own go by these.
+    # An attention that reads another's cache also has a number and a kind, by which engines find their own caches.
     numbered = (CACHE, INDEX) if node in e.cached and keeper(node) is not node else ()
-    given = "".join(f", {text}" for text in more)
+    arguments = "".join(f", {text}" for text in keywords)
     text = "{KEY}(self, {0}, {1}, {2}, {3}, scaling=self.scaling{GIVEN}, **kwargs)"
-    text = text.replace("{KEY}", f"{{{len(operands)}}}").replace("{GIVEN}", given)
+    text = text.replace("{KEY}", f"{{{len(operands)}}}").replace("{GIVEN}", arguments)
     x, _ = e.many(text, q, k, v, *rest, attend, *numbered, names=("x", "weights"))
-    _tell(e, told)
-    entered, latent = _entered(node), e.attr(node, "value_dim")
+    _record(e, attending)
+    hidden, latent = _find_hidden(node), e.attr(node, "value_dim")
     if latent:
-        whole = e.size_of(node.required("k")) // e.attr(node, "kv_heads")
-        return e.emit(f"{{0}}.reshape(*{{1}}.shape[:-1], -1, {whole})[..., :{latent}].flatten(2)", x, entered, name="x")
-    return e.emit("{0}.reshape(*{1}.shape[:-1], -1)", x, entered, name="x", replaces=0)
+        width = e.size_of(node.required("k")) // e.attr(node, "kv_heads")
+        return e.emit(f"{{0}}.reshape(*{{1}}.shape[:-1], -1, {width})[..., :{latent}].flatten(2)", x, hidden, name="x")
+    return e.emit("{0}.reshape(*{1}.shape[:-1], -1)", x, hidden, name="x", replaces=0)
 
 
-def updated(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, Var]:
-    """Keys and values of a text behind those of earlier calls; pages (continuous batching) read and change `kwargs`."""
+def update_cache(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, Var]:
+    """Emit the cache update and return all keys and values; paged caches (continuous batching) use `kwargs`."""
     own = ".self_attention_cache" if e.crosses else ""
     text = f"({{2}}, {{3}}) if {{0}} is None else {{0}}{own}.update({{2}}, {{3}}, {{1}}, kwargs=kwargs)"
-    made = e.many(text, CACHE, INDEX, k, v, names=("k", "v"))
-    return made[0], made[1]
+    outputs = e.many(text, CACHE, INDEX, k, v, names=("k", "v"))
+    return outputs[0], outputs[1]
 
 
-def _crossed(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Value | Operand, ...]:
-    """Keys and values of a source, made by the first call of a text."""
+def _cache_source(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Value | Operand, ...]:
+    """Emit keys and values of a cross-attention, computed in the first call with a cache."""
     if not e.cached:
         return k, v
     assert isinstance(k, Var) and isinstance(v, Var)
-    text_k, made_k = e.folded(k, 2)
-    text_v, made_v = e.folded(v, 2 + len(made_k))
+    text_k, operands_k = e.folded(k, 2)
+    text_v, operands_v = e.folded(v, 2 + len(operands_k))
     text = f"crossed({{0}}, {{1}}, lambda: ({text_k}, {text_v}))"
-    made = e.many(text, CACHE, INDEX, *made_k, *made_v, names=("k", "v"))
+    outputs = e.many(text, CACHE, INDEX, *operands_k, *operands_v, names=("k", "v"))
     e.crossed.add(e.program.statements[-1])
-    return made
+    return outputs
 
 
-def _tell(e: ShellEmitter, told: Attending) -> None:
-    """Note what the last statement is; its softmax is handed to the block around, where transformers records it."""
-    statement, node = e.program.statements[-1], told.node
-    e.attending[statement] = told
+def _record(e: ShellEmitter, attending: Attending) -> None:
+    """Record the last statement as `attending`; its softmax is returned to the outer block, where transformers reads
+    it."""
+    statement, node = e.program.statements[-1], attending.node
+    e.attending[statement] = attending
     outer = node.scope.rpartition(".")[0]
     if len(statement.results) == 2 and outer:
         e.program.statements.append(Statement("", statement.results[1:], (), outer))
 
 
-def _entered(node: Node) -> Value:
-    """A value [batch, seq, ...] that the queries are made of."""
+def _find_hidden(node: Node) -> Value:
+    """Return the value [batch, seq, dim] that the queries are computed from in the scope of `node`."""
     value = node.required("q")
     while value.producer is not None and value.producer.scope == node.scope and len(value.producer.inputs) > 0:
         before = first_operand(value.producer)
@@ -168,6 +171,6 @@ def _entered(node: Node) -> Value:
 
 
 def factor(x: object) -> str:
-    """`x` as a factor or the base of a power."""
+    """Return the text of `x` as an operand of a product or power, in parentheses if necessary."""
     text = str(x)
     return f"({text})" if " " in text and not text.startswith("(") else text

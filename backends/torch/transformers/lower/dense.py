@@ -1,4 +1,4 @@
-"""Embeddings that a call may bring along, activations as modules, and biases by distance."""
+"""Lower embeddings, which a call may pass instead, activations as modules, and biases by distance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...ops.elementwise import number
 from ...program.statements import TOP, Operand, Submodule, Var
 from .emitter import HEAD, ShellEmitter, lowers
 
-MODULES = {  # activations that torch has a module for
+MODULES = {  # modules of torch for activations
     "silu": "nn.SiLU()",
     "gelu": "nn.GELU()",
     "gelu_tanh": 'nn.GELU(approximate="tanh")',
@@ -23,7 +23,7 @@ MODULES = {  # activations that torch has a module for
 
 @lowers(ops.embedding)
 def _embedding(e: ShellEmitter, node: Node) -> Operand | None:
-    """The embedding of tokens is given or made before everything else."""
+    """Emit the embedding of tokens before everything else, unless the call passes `inputs_embeds`."""
     ids, table = node.required("ids"), node.required("table")
     if e.graph.inputs.get("input_ids") is not ids or e.embedding or not isinstance(table, Param):
         return None
@@ -41,18 +41,19 @@ def _embedding(e: ShellEmitter, node: Node) -> Operand | None:
 
 
 def _scaling(e: ShellEmitter, node: Node) -> Node | None:
-    """The scaling that alone reads what a decoder embeds: for engines, and for later stages, it is a part of that."""
+    """Return the scaling that is the only reader of a decoder's embeddings; engines and pipeline stages expect it in
+    the embedding module. None if there is none."""
     readers = [reader for reader, _ in node.output.uses]
     if len(readers) != 1 or node.output.is_output or e.graph.meta.get("kind") != "decoder":
         return None
     (reader,) = readers
-    alone = reader.op is ops.affine and reader.attrs["plus"] == 0 and "." not in reader.scope
-    return reader if alone else None
+    scales = reader.op is ops.affine and reader.attrs["plus"] == 0 and "." not in reader.scope
+    return reader if scales else None
 
 
 @lowers(ops.linear)
 def _head(e: ShellEmitter, node: Node) -> Operand | None:
-    """The head, which engines hold themselves."""
+    """Emit the head as a module of the top scope, because engines have their own module for it."""
     if node is not e.head:
         return None
     weight, bias = node.required("weight"), node.operand("bias")
@@ -69,7 +70,7 @@ def _head(e: ShellEmitter, node: Node) -> Operand | None:
 
 @lowers(ops.glu)
 def _glu(e: ShellEmitter, node: Node) -> Operand | None:
-    """A gated unit whose activation is a module, as engines look for it."""
+    """Emit a gated unit whose activation is a module, as engines expect it."""
     if node.attrs["limit"] is not None or node.attrs["shift"] or node.attrs["activation"] not in MODULES:
         return None
     act = _act(e, node, MODULES[node.attrs["activation"]])
@@ -78,7 +79,7 @@ def _glu(e: ShellEmitter, node: Node) -> Operand | None:
 
 @lowers(ops.relu, ops.gelu, ops.tanh, ops.swish)
 def _activation(e: ShellEmitter, node: Node) -> Operand | None:
-    """The activation between two linear maps."""
+    """Emit the activation between two linear maps as a module."""
     x = node.required("x")
     name = {"swish": "silu"}.get(node.op.name, node.op.name)
     if node.op is ops.gelu and node.attrs["approximate"] != "none":
@@ -92,52 +93,52 @@ def _activation(e: ShellEmitter, node: Node) -> Operand | None:
 
 
 def _act(e: ShellEmitter, node: Node, init: str) -> Submodule:
-    """The module of an activation beside the linear maps around it."""
+    """Return the module of an activation, next to the linear maps around it."""
     path = f"{node.scope}.act" if node.scope else "act"
-    taken = {p.partition(f"{path}.")[2] != "" or p == path for p in e.graph.params if p.startswith(path)}
-    return Submodule(f"{path}_fn" if True in taken else path, init)
+    clashes = {p.partition(f"{path}.")[2] != "" or p == path for p in e.graph.params if p.startswith(path)}
+    return Submodule(f"{path}_fn" if True in clashes else path, init)
 
 
 @lowers(ops.alibi)
 def _alibi(e: ShellEmitter, node: Node) -> Operand:
     slopes = e[node.required("slopes")]
-    apart = distances(e)
+    distance = distances(e)
     text = "alibi({0}, {1})" if not node.attrs["symmetric"] else "alibi({0}, -{1}.abs())"
     if isinstance(slopes, Var) and e.is_hoisted(slopes):
-        return e.hoist((text, slopes, apart), text, slopes, apart, name="bias")
-    return e.emit(text, slopes, apart, name="bias")
+        return e.hoist((text, slopes, distance), text, slopes, distance, name="bias")
+    return e.emit(text, slopes, distance, name="bias")
 
 
 @lowers(ops.relative_position_bias)
 def _relative_position_bias(e: ShellEmitter, node: Node) -> Operand | None:
     if node.required("queries").shape[1] not in {v.shape[1] for v in node.graph.inputs.values() if len(v.shape) > 1}:
-        return None  # distances of other things than the tokens of a call
+        return None  # distances of something other than the tokens of a call
     part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
     text = f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})"
     return e.emit(text, node.required("table"), distances(e), name="bias")
 
 
 def distances(e: ShellEmitter) -> Var:
-    """The distances of all keys from the tokens of a call."""
-    given = (e.embeds, e.own_past) if e.decodes else (e.embeds,)
-    return e.hoist("distance", f"key_distances({'{0}, {1}' if e.decodes else '{0}'})", *given, name="distance")
+    """Emit the distances of all keys from the tokens of a call, once for all layers."""
+    operands = (e.embeds, e.own_past) if e.decodes else (e.embeds,)
+    return e.hoist("distance", f"key_distances({'{0}, {1}' if e.decodes else '{0}'})", *operands, name="distance")
 
 
 @lowers(ops.iota)
 def _iota(e: ShellEmitter, node: Node) -> Operand | None:
-    """The positions of an encoder's tokens, which a call may bring."""
+    """Use the positions of an encoder's tokens, which a call may pass."""
     return e.emit("{0}[0]", e.positions, name="position_index") if counts_tokens(e, node) else None
 
 
 @lowers(ops.unsqueeze)
 def _unsqueeze(e: ShellEmitter, node: Node) -> Operand | None:
-    """The same as a row."""
-    counted = node.required("x").producer
-    return e.positions if counted is not None and counts_tokens(e, counted) and node.attrs["axes"] == (0,) else None
+    """Use the positions of an encoder's tokens as a row [1, seq]."""
+    iota = node.required("x").producer
+    return e.positions if iota is not None and counts_tokens(e, iota) and node.attrs["axes"] == (0,) else None
 
 
 def counts_tokens(e: ShellEmitter, node: Node) -> bool:
-    """Return whether a node makes the positions of all tokens."""
+    """Return whether a node computes the positions of all tokens of an encoder."""
     return (
         not e.decodes
         and node.op is ops.iota
@@ -148,7 +149,7 @@ def counts_tokens(e: ShellEmitter, node: Node) -> bool:
 
 @lowers(ops.affine)
 def _affine(e: ShellEmitter, node: Node) -> Operand | None:
-    """The cap that logits are divided by, by its name; nothing for what a scaled embedding does itself."""
+    """Emit the division of logits by the named soft cap; skip the scaling that `ScaledEmbedding` does."""
     if node is e.scaling:
         return e[node.required("x")]
     if node not in e.divided:

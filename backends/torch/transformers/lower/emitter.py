@@ -1,4 +1,4 @@
-"""The emitter of models for transformers: what a call is given, what layers keep, and which masks they share."""
+"""The emitter of models for transformers: arguments of a call, caches of layers, and masks that layers share."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ...program.states import cached_nodes
 from ..numbers.fields import Fields
 from ..numbers.naming import DIVIDED, Names, after_head, attention_of, kind_of
 
-CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int")  # in the text of a statement
+CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int")  # operands of statements
 HEAD = "lm_head"
 FULL, SLIDING, CHUNKED, RECURRENT = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
-GIVEN = {  # what a call may bring
+GIVEN = {  # the optional arguments of a call
     **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids", HIDDEN, SHOWN), "Tensor | None"),
     "past_key_values": "Cache | None",
     "inputs_embeds": "Tensor | None",
     "use_cache": "bool | None",
 }
 BOTH = "bidirectional"
-NOTHING = "torch.zeros({1}.shape[:2], dtype=torch.long, device={1}.device)"  # of each token
+NOTHING = "torch.zeros({1}.shape[:2], dtype=torch.long, device={1}.device)"  # [batch, seq]
 STANDARD = {  # kinds of layers whose masks transformers makes from a config
     FULL: "create_causal_mask",
     SLIDING: "create_sliding_window_causal_mask",
@@ -44,19 +44,19 @@ STANDARD = {  # kinds of layers whose masks transformers makes from a config
 
 @dataclass
 class Mask:
-    """A mask that layers share: its `kind`, the conditions on the positions of a query ``q`` and a key ``k`` where it
-    is none of `STANDARD`, and the statement that takes it."""
+    """A mask that layers share: its `kind`, its `condition` on the positions of a query ``q`` and a key ``k`` unless
+    the kind is in `STANDARD`, and the statement that computes it."""
 
     kind: str
     condition: str
     statement: Statement
     causal: bool = True
-    nodes: list[Node] = field(default_factory=list)  # that see what it shows
+    nodes: list[Node] = field(default_factory=list)  # the attentions that use it
 
 
 @dataclass
 class Attending:
-    """A statement that attends: its keyword arguments, and what its module says of it."""
+    """The facts of a statement that computes attention: its keyword arguments, and the attributes of its module."""
 
     node: Node
     scaling: str
@@ -69,15 +69,15 @@ class Attending:
 
     @property
     def held(self) -> tuple[str, str, bool]:
-        """The facts of it that its module keeps."""
+        """Return the facts that are attributes of its module."""
         return self.scaling, self.groups, self.causal
 
 
 class ShellEmitter(Emitter):
-    """Collects the statements of a decoder or an encoder for transformers; `fields` are the numbers of its config, and
-    `side` is the one that it is of an encoder-decoder.
+    """Collects the statements of a decoder or an encoder for transformers; `fields` are the fields of its config, and
+    `side` is encoder or decoder, "" for other models.
 
-    Attentions that are kept `apart` are modules of their own.
+    With `apart` each attention is a module of its own.
     """
 
     calls_kernels: ClassVar[bool] = False
@@ -88,7 +88,7 @@ class ShellEmitter(Emitter):
         super().__init__(graph, cached_nodes(graph), set(), cross_attentions(graph))
         self.names, self.fields, self.head, self.side, self.apart = names, fields, head, side, apart
         self.divided = {node for node, role in after_head(graph).items() if role == DIVIDED}
-        self.shared = repeats(graph, self.cached | self.crosses)  # then calls are told the numbers of their caches
+        self.shared = repeats(graph, self.cached | self.crosses)  # then calls pass the number of their cache
         self.decodes = graph.meta.get("kind", "decoder") == "decoder"
         without = {"token_type_ids", HIDDEN, SHOWN} - graph.inputs.keys() | (
             set() if self.decodes else {"past_key_values", "use_cache"}
@@ -100,13 +100,14 @@ class ShellEmitter(Emitter):
         self.own_past = Var("own_past", type="Cache | None") if self.crosses else self.past
         self.attention_mask = self.given["attention_mask"]
         self.embedding = ""  # the path of the module that embeds tokens
-        self.scaling: Node | None = None  # the node that this module does, too
+        self.scaling: Node | None = None  # the node that this module computes also
         self.masks: dict[object, Mask] = {}
         self.attending: dict[Statement, Attending] = {}
-        self.crossed: set[Statement] = set()  # that keep keys and values of a source
+        self.crossed: set[Statement] = set()  # statements that cache keys and values of the encoder
         self.recurrent: dict[Statement, int] = {}  # the number of its first state
         self.experts: dict[str, str] = {}  # the classes of mixtures by their paths
-        # The number of the first state of each recurrence of a scope, and how many it has, also when it runs again.
+        # For each recurrence of a scope: the number of its first state, and its number of states; kept for repeated
+        # runs.
         self.states: dict[str, dict[tuple[Op, Value], tuple[int, int]]] = {}
         for name, value in graph.inputs.items():
             if name == "input_ids":
@@ -138,11 +139,11 @@ class ShellEmitter(Emitter):
         replaces: int | None = None,
         comment: str = "",
     ) -> tuple[Var, ...]:
-        """Append a statement, without a comment on its layout: numbers have names."""
+        """Append a statement without a comment on its layout, as sizes have names."""
         return super().many(text, *operands, names=names, shapes=shapes, replaces=replaces)
 
     def _begin(self) -> None:
-        """Emit defaults for the arguments that a call leaves out; `embed` does so for embeddings."""
+        """Emit defaults for omitted arguments of a call; `embed` does this for embeddings."""
         given = self.given
         if not self.decodes:
             text = "torch.arange({1}.shape[1], device={1}.device)[None] if {0} is None else {0}"
@@ -155,39 +156,39 @@ class ShellEmitter(Emitter):
         if self.crosses:
             self._first("own({0})", (self.past,), self.own_past)
         past = Var("past", type="int")
-        counted = "0 if {0} is None or {1} is not None else {0}.get_seq_length()"  # pages do not count
+        counted = "0 if {0} is None or {1} is not None else {0}.get_seq_length()"  # paged caches do not count tokens
         self._first(counted, (self.past, given["position_ids"]), past)
         arange = "(torch.arange({1}.shape[1], device={1}.device) + {2})[None]"
         self._first(
             f"{arange} if {{0}} is None else {{0}}", (given["position_ids"], self.embeds, past), self.positions, 0
         )
         if self.cached and not self.counts:
-            # After the positions, which ask how many there were.
+            # After the positions, which need the previous count.
             text = "if {0} is not None: count_tokens({0}, {1})"
             self.program.statements.append(Statement(text, (self.own_past, self.embeds, self.positions), (), TOP))
 
     def _whole_mask(self, value: Value) -> Var:
-        """The mask of padding of an encoder; that which shows all where others than attentions read it."""
+        """Return the padding mask of an encoder; all ones by default if ops other than attention read it."""
         if all(node.op is ops.attention for node, _ in value.uses):
             return self.attention_mask
-        whole = Var("attention_mask", value.shape)
+        full = Var("attention_mask", value.shape)
         text = f"{NOTHING.replace('zeros', 'ones')} if {{0}} is None else {{0}}"
-        self._first(text, (self.attention_mask, self.embeds), whole, 0)
-        self.attention_mask = whole
-        return whole
+        self._first(text, (self.attention_mask, self.embeds), full, 0)
+        self.attention_mask = full
+        return full
 
     @property
     def masks_name(self) -> str:
-        """The name of the function that makes masks of several kinds."""
+        """Return the name of the function that computes masks of several kinds."""
         return "encoder_masks" if self.side == ENCODER else "attention_masks"
 
     @property
     def counts(self) -> bool:
-        """Return whether a cache of keys tells how many tokens a text has; states of recurrences do not."""
+        """Return whether a KV cache counts the tokens; states of recurrences do not."""
         return any(caches(node) for node in self.cached)
 
     def embed(self, text: str, module: Operand) -> None:
-        """Say how embeddings are made of the token ids of a call, where they are not given."""
+        """Emit embeddings of the token ids by `text`, for calls without `inputs_embeds`."""
         operands = self.given["inputs_embeds"], self.given["input_ids"], module
         self._first(f"{text} if {{0}} is None else {{0}}", operands, self.embeds, 0)
 
@@ -195,53 +196,53 @@ class ShellEmitter(Emitter):
         self.program.statements.append(Statement(text, operands, (made,), TOP, replaces, early=True))
 
     def shown(self, value: Value | Operand) -> Operand:
-        """`value` [batch, seq, width] with zeros where padding is: recurrences pass over it."""
+        """Emit `value` [batch, seq, width] with zeros at padding, which recurrences must skip."""
         mask = self.padding()
         return self.emit("shown({0}, {1})", value, mask, replaces=0)
 
     def padding(self) -> Var:
-        """The mask of padding, [batch, seq], which all recurrences share."""
+        """Emit the padding mask [batch, seq] that all recurrences share."""
         key = RECURRENT, ""
         if key not in self.masks:
-            given = (self.embeds, self.attention_mask, *([self.own_past] if self.decodes else []))
-            made = self.hoist(("mask", key), "...", *given, name="padding")
-            made.type = "Tensor | None"
-            statement = next(s for s in self.program.statements if made in s.results)
+            operands = (self.embeds, self.attention_mask, *([self.own_past] if self.decodes else []))
+            mask = self.hoist(("mask", key), "...", *operands, name="padding")
+            mask.type = "Tensor | None"
+            statement = next(s for s in self.program.statements if mask in s.results)
             self.masks[key] = Mask(RECURRENT, "", statement)
         return self.masks[key].statement.results[0]
 
     def keep_state(
         self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
     ) -> Var:
-        """The result of a recurrence whose states the cache of its layer keeps."""
-        known = self.states.setdefault(self.scope, {})
+        """Emit a recurrence that keeps its states in the cache of its layer, and return its result."""
+        states = self.states.setdefault(self.scope, {})
         key = node.op, nearest_param(first_operand(node))
-        first, _ = known.setdefault(key, (sum(n for _, n in known.values()), parts))
+        first, _ = states.setdefault(key, (sum(n for _, n in states.values()), parts))
         cache, index = self.own(f"{{{len(operands)}}}"), f"{{{len(operands) + 1}}}"
         place = f"{cache}, {index}" + (f", {first}" if first or parts > 1 else "")
         past = f"past_states({place}{f', {parts}' if parts > 1 else ''})"
-        kept = f"keep_states({cache}, {index}, {text(past)}{f', {first}' if first else ''})"
-        made = self.emit(kept, *operands, CACHE, INDEX)
+        update = f"keep_states({cache}, {index}, {text(past)}{f', {first}' if first else ''})"
+        result = self.emit(update, *operands, CACHE, INDEX)
         self.recurrent[self.program.statements[-1]] = first
-        if node.op is ops.linear_attention:  # where no key was shown yet it divides by nothing
-            shown = self.shown(made)
+        if node.op is ops.linear_attention:  # before the first visible key it divides by 0
+            shown = self.shown(result)
             assert isinstance(shown, Var)
             return shown
-        return made
+        return result
 
     def own(self, cache: str) -> str:
-        """The text of what a layer keeps of its own text, in a `cache` that may keep more."""
+        """Return the text of the self-attention part of a `cache`, which may also cache the encoder's keys."""
         return f"own({cache})" if self.crosses else cache
 
     def hold(self, param: Param) -> Operand:
-        """Tables of rotary frequencies are made from the config."""
+        """Return the operand of a parameter; rotary frequencies are computed from the config."""
         recipe = param.recipe
         if not isinstance(recipe, RopeFrequencies) or formula(recipe) is None:
             return super().hold(param)
         return self.hoist(recipe, self._frequencies(recipe), self.embeds, name="frequencies")
 
     def _frequencies(self, recipe: RopeFrequencies) -> str:
-        """The text of `formula` with names of fields in the place of numbers."""
+        """Return the text of `formula` with fields of the config instead of literals."""
         heads = [name for name in self.fields.values if name.endswith("head_dim")]
         width = next((name for name in heads if self.fields.values[name] == recipe.dim), "")
         width = width or self.fields.name("rotary_dim", recipe.dim)
@@ -251,62 +252,62 @@ class ShellEmitter(Emitter):
         text = formula(recipe) or ""
         start = f"rope_frequencies({recipe.dim}, {_plain(recipe.theta)}, "
         named = f"rope_frequencies(config.{width}, config.{theta}, "
-        if start not in text:  # a base that was scaled
+        if start not in text:  # a scaled base
             return text
         text = text.replace(start, named)
         return text.replace(f"{{0}}.device), {_plain(recipe.theta)}, ", f"{{0}}.device), config.{theta}, ")
 
 
 def cross_attentions(graph: Graph) -> set[Node]:
-    """The attentions of a decoder to what its encoder made.
+    """Return the cross-attentions of a decoder.
 
     Raises:
-        WeftError: if a decoder computes what is the encoder's: attention among tokens of the source.
+        WeftError: if the decoder computes attention among the tokens of the source.
     """
     if HIDDEN not in graph.inputs:
         return set()
     ours = {v for name, v in graph.inputs.items() if name not in (HIDDEN, SHOWN)}
-    found = set()
+    crosses = set()
     for node in graph.nodes:
         if not ours.isdisjoint(node.inputs):
             ours.update(node.outputs)
         elif node.op in (ops.attention, ops.relative_attention):
             raise WeftError(
-                f"target transformers lets a decoder read one value of its encoder, not %{node.output.name} too"
+                f"target transformers lets a decoder read one value of its encoder, not also %{node.output.name}"
             )
         if node.op in (ops.attention, ops.relative_attention) and node.required("k") not in ours:
-            found.add(node)
-    return found
+            crosses.add(node)
+    return crosses
 
 
 def _plain(x: float) -> float | int:
-    """A whole number as one."""
+    """Return `x` as an int if it is a whole number."""
     return int(x) if float(x).is_integer() and abs(x) < 1e15 else x
 
 
 def first_operand(node: Node) -> Value:
-    """The first operand of `node`, which no op of a layer lacks."""
+    """Return the first operand of `node`, which must have one."""
     value = node.inputs[0]
     assert value is not None
     return value
 
 
 def nearest_param(value: Value) -> Value:
-    """The parameter that made `value` last; the value itself where there is none behind it in its scope."""
-    found = value
-    while found.producer is not None and found.producer.scope == (value.producer.scope if value.producer else ""):
-        params = [v for v in found.producer.inputs if isinstance(v, Param) and not v.recipe.constant]
+    """Return the last parameter that `value` is computed with in its scope; `value` itself if there is none."""
+    current = value
+    while current.producer is not None and current.producer.scope == (value.producer.scope if value.producer else ""):
+        params = [v for v in current.producer.inputs if isinstance(v, Param) and not v.recipe.constant]
         if params:
             return params[0]
-        first = found.producer.inputs[0]
+        first = current.producer.inputs[0]
         if first is None:
             break
-        found = first
+        current = first
     return value
 
 
 def repeats(graph: Graph, cached: set[Node]) -> bool:
-    """Return whether layers share weights, so that one module keeps several states."""
+    """Return whether layers share weights, so that one module has several states."""
     seen: set[tuple[object, ...]] = set()
     for node in graph.nodes:
         if node in cached:
@@ -318,7 +319,7 @@ def repeats(graph: Graph, cached: set[Node]) -> bool:
 
 
 def only_embedded(graph: Graph, ids: Value) -> bool:
-    """Return whether one embedding is all that reads the token ids, but for their number."""
+    """Return whether a single embedding reads the token ids; ops that read only their shape do not count."""
     return [node.op for node, _ in ids.uses if node.op is not ops.iota] == [ops.embedding]
 
 
@@ -327,8 +328,8 @@ OVERRIDES: dict[Op, Lower] = {}
 
 
 def lowers(*ops: Op) -> Callable[[Lower], Lower]:
-    """Register the decorated function as the lowering of `ops` for transformers; where it returns None, that for the
-    target torch is taken, unless the function has told the emitter itself."""
+    """Register the decorated function as the lowering of `ops` for transformers; if it returns None, the lowering of
+    the target torch is used."""
 
     def register(lower: Lower) -> Lower:
         OVERRIDES.update(dict.fromkeys(ops, lower))

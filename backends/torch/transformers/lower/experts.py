@@ -1,4 +1,4 @@
-"""Mixtures of experts as transformers holds them: stacked weights, and the chosen experts of each token."""
+"""Lower mixtures of experts to modules with stacked weights, and the chosen experts of each token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .emitter import ShellEmitter, lowers
 @lowers(ops.moe)
 def _moe(e: ShellEmitter, node: Node) -> Operand:
     x, combine, up = node.required("x"), node.required("combine"), node.required("up")
-    asked = e.attr(node, "active") or e.size_of(up, 0)
+    active = e.attr(node, "active") or e.size_of(up, 0)
     home = home_of(node)
     names = _hold(e, node, home)
     e.experts[home] = kind = e.function("Experts", _class(e, node))
@@ -24,50 +24,52 @@ def _moe(e: ShellEmitter, node: Node) -> Operand:
     flat: list[Operand] = [e[x], e[combine]]
     if len(x.shape) == 3:
         flat = [e.emit("{0}.flatten(0, 1)", o, name=n) for o, n in zip(flat, ("tokens", "combine"), strict=True)]
-    weights, index = e.many("{0}.topk({1})".replace("{1}", str(asked)), flat[1], names=("top_k_weights", "top_k_index"))
-    made: Var = e.emit("{3}({0}, {1}, {2})", flat[0], index, weights, leaf, name="x")
-    return e.emit("{0}.view_as({1})", made, x, name="x") if len(x.shape) == 3 else made
+    weights, index = e.many(
+        "{0}.topk({1})".replace("{1}", str(active)), flat[1], names=("top_k_weights", "top_k_index")
+    )
+    y: Var = e.emit("{3}({0}, {1}, {2})", flat[0], index, weights, leaf, name="x")
+    return e.emit("{0}.view_as({1})", y, x, name="x") if len(x.shape) == 3 else y
 
 
 def home_of(node: Node) -> str:
-    """The path of the experts: where their weights are, if nothing else is there, or in the scope of the node."""
+    """Return the path of the experts' module: that of their weights if all share one, else in the scope of the node."""
     homes = {v.name.rpartition(".")[0] for v in node.inputs[2:] if v is not None}
-    (home, *others) = homes
+    (home, *rest) = homes
     inside = home.startswith(f"{node.scope}.") if node.scope else bool(home)
-    return home if not others and inside else f"{node.scope}.experts" if node.scope else "experts"
+    return home if not rest and inside else f"{node.scope}.experts" if node.scope else "experts"
 
 
 def _hold(e: ShellEmitter, node: Node, home: str) -> list[str]:
-    """Hold the stacks of weights under the names that transformers knows them by; those of gate and up are one."""
-    held = []
+    """Add the stacked weights to the program under the names of transformers, gate and up as one; return the names."""
+    names = []
     for ending in ("", "_bias"):
         up, down, gate = (node.operand(f"{name}{ending}") for name in ("up", "down", "gate"))
         if isinstance(up, Param) and gate is None:
-            held.append(_stack(e, home, f"up_proj{ending}", up))
+            names.append(_stack(e, home, f"up_proj{ending}", up))
         elif isinstance(up, Param) and isinstance(gate, Param):
             experts, hidden, *rest = up.shape
             kind = TensorType(up.type.dtype, (experts, 2 * hidden, *rest))
-            both = Param(up.graph, "", kind, Concat((gate.recipe, up.recipe), 1))
-            held.append(_stack(e, home, f"gate_up_proj{ending}", both))
+            gate_up = Param(up.graph, "", kind, Concat((gate.recipe, up.recipe), 1))
+            names.append(_stack(e, home, f"gate_up_proj{ending}", gate_up))
         if isinstance(down, Param):
-            held.append(_stack(e, home, f"down_proj{ending}", down))
-    return held
+            names.append(_stack(e, home, f"down_proj{ending}", down))
+    return names
 
 
 def stacks(node: Node, home: str) -> dict[str, Recipe]:
-    """The stacks of weights of a mixture, by its operands, as parts of the tensors that are held at `home`."""
-    found: dict[str, Recipe] = {}
+    """Return recipes of a mixture's stacked weights, by operand, from the stored tensors of the module at `home`."""
+    recipes: dict[str, Recipe] = {}
     for ending in ("", "_bias"):
         up, gate = node.operand(f"up{ending}"), node.operand(f"gate{ending}")
         if up is not None and gate is not None:
-            hidden, both = up.shape[1], Source(f"{home}.gate_up_proj{ending}")
-            found[f"gate{ending}"] = Slice(both, 1, 0, hidden)
-            found[f"up{ending}"] = Slice(both, 1, hidden, 2 * hidden)
+            hidden, gate_up = up.shape[1], Source(f"{home}.gate_up_proj{ending}")
+            recipes[f"gate{ending}"] = Slice(gate_up, 1, 0, hidden)
+            recipes[f"up{ending}"] = Slice(gate_up, 1, hidden, 2 * hidden)
         elif up is not None:
-            found[f"up{ending}"] = Source(f"{home}.up_proj{ending}")
+            recipes[f"up{ending}"] = Source(f"{home}.up_proj{ending}")
         if node.operand(f"down{ending}") is not None:
-            found[f"down{ending}"] = Source(f"{home}.down_proj{ending}")
-    return found
+            recipes[f"down{ending}"] = Source(f"{home}.down_proj{ending}")
+    return recipes
 
 
 def _stack(e: ShellEmitter, home: str, name: str, param: Param) -> str:
@@ -76,7 +78,7 @@ def _stack(e: ShellEmitter, home: str, name: str, param: Param) -> str:
 
 
 def _class(e: ShellEmitter, node: Node) -> str:
-    """The class of the experts of a mixture, ``{name}`` in its text."""
+    """Return the source of the class of a mixture's experts, with ``{name}`` for its name."""
     a, gated, biased = node.attrs, node.operand("gate") is not None, node.operand("up_bias") is not None
     up = node.required("up")
     experts, hidden, dim = e.shape_of(up)
@@ -86,9 +88,9 @@ def _class(e: ShellEmitter, node: Node) -> str:
         shapes |= {f"{first}_bias": f"{experts}, {wide}", "down_proj_bias": f"{experts}, {dim}"}
     act = MODULES.get(a["activation"], "")
     special = a["limit"] is not None or a["shift"] != 0 or not act
-    told = ", ".join(f"{k}={v}" for k, v in (("has_gate", False),) * (not gated) + (("has_bias", True),) * biased)
-    even = all(isinstance(n, int) and n % 8 == 0 for n in up.shape[1:])  # grouped products read rows of 16 bytes
-    decorated = [f"@use_experts_implementation({told})" if told else "@use_experts_implementation"]
+    options = ", ".join(f"{k}={v}" for k, v in (("has_gate", False),) * (not gated) + (("has_bias", True),) * biased)
+    even = all(isinstance(n, int) and n % 8 == 0 for n in up.shape[1:])  # grouped GEMM needs rows of 16 bytes
+    decorated = [f"@use_experts_implementation({options})" if options else "@use_experts_implementation"]
     lines = [
         *(decorated if even else []),
         "class {name}(nn.Module):",
@@ -126,7 +128,7 @@ def _class(e: ShellEmitter, node: Node) -> str:
 
 
 def _gate(e: ShellEmitter, node: Node, gated: bool) -> list[str]:
-    """The method that opens a gate which is more than an activation."""
+    """Return the lines of the method that computes a gate or activation that torch has no module for."""
     limit, shift, act = e.attr(node, "limit"), node.attrs["shift"], activation(node.attrs["activation"])
     if not gated:
         return ["", "    def act_fn(self, x: Tensor) -> Tensor:", f"        return {act.format('x')}"]

@@ -1,4 +1,4 @@
-"""From a graph to two programs: a base model that makes hidden states, and a head that makes logits of them."""
+"""Lower a graph to two programs: a base model that computes hidden states, and a head that computes logits."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from . import attention, dense, experts, relative
 from .emitter import HEAD, OVERRIDES, ShellEmitter, first_operand
 from .masks import finish_masks
 
-OWN = (  # names that classes of transformers have for themselves
+OWN = (  # attributes of classes of transformers
     *("config", "layer_idx", "is_causal", "scaling", "num_key_value_groups", "device", "dtype", "base_model", "model"),
     *("generation_config", "loss_function", "loss_type", "framework", "name_or_path", "warnings_issued", HEAD),
     *("main_input_name", "base_model_prefix", "gradient_checkpointing", "generate", "post_init", "num_experts"),
 )
-USUAL = ("embed=embed_tokens", "final_norm=norm")  # transformers divides modules of these names among devices
-REGISTERED = (attention, dense, experts, relative)  # what transformers computes in its own way
+USUAL = ("embed=embed_tokens", "final_norm=norm")  # transformers distributes modules of these names among devices
+REGISTERED = (attention, dense, experts, relative)  # modules whose import registers lowerings
 
 
 @dataclass
@@ -35,9 +35,8 @@ class Lowered:
     """A decoder or an encoder, alone or as a `side` of an encoder-decoder: the programs of its base model and of its
     head.
 
-    `graph` is that of the side, `whole` that of the model. `hidden` is what the base model makes, and the head reads.
-    `masks` is the function that makes the masks of all layers, "" if one of transformers does.
-    """
+    `graph` is the side's graph, `whole` the model's. `hidden` are the hidden states, which the head reads. `masks` is
+    the source of the function that computes the masks of all layers, "" if a function of transformers does."""
 
     whole: Graph
     graph: Graph
@@ -51,28 +50,27 @@ class Lowered:
 
     @property
     def names(self) -> dict[str, str]:
-        """The names that parameters of the side have in the whole."""
+        """Map the parameters of the side to their names in the whole graph."""
         within = {name: f"{self.side}.{name}" for name in self.graph.params}
         return {name: path if path in self.whole.params else name for name, path in within.items()}
 
     @property
     def tied(self) -> dict[str, str]:
-        """The weights of the head that are weights of its base model, by their names in both."""
-        own = {} if self.head is None else self.head.weights
-        return {k: name for k, p in own.items() for name, other in self.base.weights.items() if other is p}
+        """Map weights of the head to the weights of its base model that they are tied to."""
+        weights = {} if self.head is None else self.head.weights
+        return {k: name for k, p in weights.items() for name, other in self.base.weights.items() if other is p}
 
 
 def lower(forms: Mapping[str, Graph]) -> list[Lowered]:
-    """Lower `forms`, those of the target: the model, or the decoder and the encoder that it is made of; their fields
-    are one."""
+    """Lower `forms`, the forms of the target: the model, or its decoder and its encoder, which share their fields."""
     fields = Fields()
-    found: list[Lowered] = []
+    sides: list[Lowered] = []
     for side in [side for side in (DECODER, ENCODER) if side in forms] or [""]:
         fields.side = side
-        functions = found[0].emitter.program.functions if found else {}
-        one = _lower_side(forms, side, fields, functions)
-        found.append(_lower_side(forms, side, fields, functions, True) if _unlike(one) else one)
-    return found
+        functions = sides[0].emitter.program.functions if sides else {}
+        inlined = _lower_side(forms, side, fields, functions)
+        sides.append(_lower_side(forms, side, fields, functions, True) if _unlike(inlined) else inlined)
+    return sides
 
 
 def _lower_side(
@@ -84,25 +82,25 @@ def _lower_side(
     e.program.functions |= functions
     emit(e, graph, OVERRIDES)
     outputs = {name: e[value] for name, value in graph.outputs.items()}
-    made, masks = e[hidden], finish_masks(e)
-    if not isinstance(made, Var):
+    states, masks = e[hidden], finish_masks(e)
+    if not isinstance(states, Var):
         raise WeftError(f"{graph.name} makes no hidden states: its output is a weight")
-    own = {name: text for name, text in e.program.functions.items() if name not in functions}
+    new = {name: text for name, text in e.program.functions.items() if name not in functions}
     if "task" in graph.meta:
-        return _with_task(whole, graph, side, e, outputs, made, fields, masks, own)
-    base = Program(graph.name, e.program.inputs, outputs, e.program.statements, functions=own)
+        return _with_task(whole, graph, side, e, outputs, states, fields, masks, new)
+    base = Program(graph.name, e.program.inputs, outputs, e.program.statements, functions=new)
     above = None
     if head is not None:
-        made.name = "hidden_states"
-        above = Program(graph.name, [made], {"logits": outputs["logits"]}, _downstream(base.statements, made))
+        states.name = "hidden_states"
+        above = Program(graph.name, [states], {"logits": outputs["logits"]}, _downstream(base.statements, states))
         base.statements = [s for s in base.statements if s not in above.statements]
-        base.outputs = {"last_hidden_state": made, **{k: v for k, v in outputs.items() if k == "aux_loss"}}
+        base.outputs = {"last_hidden_state": states, **{k: v for k, v in outputs.items() if k == "aux_loss"}}
         above.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(above)}
     base.statements = live_statements(base)
     base.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(base)}
     for program in filter(None, (base, above)):
         program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
-    return Lowered(whole, graph, side, base, above, made, fields, e, masks)
+    return Lowered(whole, graph, side, base, above, states, fields, e, masks)
 
 
 def _with_task(
@@ -116,20 +114,20 @@ def _with_task(
     masks: str,
     functions: dict[str, str],
 ) -> Lowered:
-    """The model of a graph with a head: what makes its scores of the outputs of its base model is the head's."""
+    """Split the program of a graph with a task head: statements after the outputs of the base model are the head's."""
     cut = {hidden: "hidden_states", e.attention_mask: "attention_mask", e.given["input_ids"]: "input_ids"}
     pooled = outputs.get("pooler_output")
     if isinstance(pooled, Var):
         cut[pooled] = "pooler_output"
     for var, name in cut.items():
         var.name = name
-    made = {name: o for name, o in outputs.items() if name not in ("last_hidden_state", "pooler_output")}
-    above = Program(graph.name, [], made, e.program.statements)
+    scores = {name: o for name, o in outputs.items() if name not in ("last_hidden_state", "pooler_output")}
+    above = Program(graph.name, [], scores, e.program.statements)
     above.statements = live_statements(above, cut)
     read = {o for s in above.statements for o in s.operands}
     above.inputs = [var for var in cut if var in read]
-    kept = {name: o for name, o in outputs.items() if name not in made}
-    base = Program(graph.name, e.program.inputs, kept, e.program.statements, functions=functions)
+    remaining = {name: o for name, o in outputs.items() if name not in scores}
+    base = Program(graph.name, e.program.inputs, remaining, e.program.statements, functions=functions)
     base.statements = live_statements(base)
     for program in (base, above):
         program.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(program)}
@@ -138,21 +136,26 @@ def _with_task(
 
 
 def _unlike(lowered: Lowered) -> bool:
-    """Return whether one class would stand for attentions that differ in what it holds of them."""
-    known: dict[Hashable, tuple[str, str, bool]] = {}
+    """Return whether one class would serve attentions that differ in attributes of their modules."""
+    attributes: dict[Hashable, tuple[str, str, bool]] = {}
     for method in structure(lowered.base).walk():
         for item in method.items:
-            told = lowered.emitter.attending.get(item) if isinstance(item, Statement) else None
-            if told is not None and known.setdefault(method.key, told.held) != told.held:
+            facts = lowered.emitter.attending.get(item) if isinstance(item, Statement) else None
+            if facts is not None and attributes.setdefault(method.key, facts.held) != facts.held:
                 return True
     return False
 
 
 def _head(graph: Graph) -> tuple[Value, Node | None]:
-    """Return what a base model makes, and the linear map that makes logits of it; None for a model without logits."""
+    """Return the hidden states of a base model, and the linear map from them to logits; None for a model without
+    logits.
+
+    Raises:
+        WeftError: if logits are not the result of a linear map.
+    """
     value, task = graph.outputs.get("logits"), graph.meta.get("task")
     if value is None or task is not None:
-        node = value.producer if value is not None and task == "fill-mask" else None  # which may be tied
+        node = value.producer if value is not None and task == "fill-mask" else None  # it may be tied
         return graph.outputs.get("last_hidden_state") or next(iter(graph.outputs.items()))[1], node
     while value.producer is not None and value.producer.op is not ops.linear:
         if Trait.ELEMENTWISE not in value.producer.op.traits:
@@ -164,11 +167,11 @@ def _head(graph: Graph) -> tuple[Value, Node | None]:
     return value.producer.required("x"), value.producer
 
 
-def _downstream(statements: Sequence[Statement], made: Var) -> list[Statement]:
-    """The statements that read `made`, or what is made of it."""
-    known, found = {made}, []
+def _downstream(statements: Sequence[Statement], source: Var) -> list[Statement]:
+    """Return the statements that depend on `source`."""
+    dependent, downstream = {source}, []
     for s in statements:
-        if not known.isdisjoint(o for o in s.operands if isinstance(o, Var)):
-            known.update(s.results)
-            found.append(s)
-    return found
+        if not dependent.isdisjoint(o for o in s.operands if isinstance(o, Var)):
+            dependent.update(s.results)
+            downstream.append(s)
+    return downstream

@@ -1,4 +1,4 @@
-"""Masks of softmax attention: one for each set of visible keys, made once for all layers."""
+"""Masks of softmax attention: one for each set of visible keys, computed once for all layers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .emitter import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, STANDARD, Mask, Sh
 
 
 def mask_of(e: ShellEmitter, node: Node) -> Var:
-    """The mask of an attention, which all that see the same keys share.
+    """Return the mask of an attention; attentions with the same visible keys share it.
 
     Raises:
-        WeftError: if it leaves out a part of a source.
+        WeftError: if a cross-attention does not see the whole source.
     """
     if node in e.crosses:
         return _source_mask(e, node)
@@ -23,30 +23,29 @@ def mask_of(e: ShellEmitter, node: Node) -> Var:
     key = kind, condition
     if key not in e.masks:
         name = "mask" if kind in (FULL, BOTH) else kind.split("_")[0] + "_mask"
-        given: tuple[Operand, ...] = (e.embeds, e.attention_mask)
+        operands: tuple[Operand, ...] = (e.embeds, e.attention_mask)
         if e.decodes:
-            given = (*given, e.own_past, e.positions)
-        made = e.hoist(("mask", key), "...", *given, name=name)
-        made.type = "Any"  # a tensor, a BlockMask of flex_attention, or None
-        statement = next(s for s in e.program.statements if made in s.results)
+            operands = (*operands, e.own_past, e.positions)
+        mask = e.hoist(("mask", key), "...", *operands, name=name)
+        mask.type = "Any"  # a tensor, a BlockMask of flex_attention, or None
+        statement = next(s for s in e.program.statements if mask in s.results)
         e.masks[key] = Mask(kind, condition, statement, bool(node.attrs["causal"]))
     e.masks[key].nodes.append(node)
     return e.masks[key].statement.results[0]
 
 
 def _source_mask(e: ShellEmitter, node: Node) -> Var:
-    """The mask of padding of a source."""
+    """Emit the padding mask of the source."""
     if node.attrs.get("pattern", "dense") != "dense" or node.attrs.get("window") is not None:
         raise WeftError(f"target transformers lets decoders read all of a source: %{node.output.name} has a pattern")
     text = f"{STANDARD[BOTH]}(self.config, {{0}}, {{1}}, encoder_hidden_states={{2}})"
-    made = e.hoist("source mask", text, e.embeds, e.given[SHOWN], e.given[HIDDEN], name="source_mask")
-    made.type = "Any"
-    return made
+    mask = e.hoist("source mask", text, e.embeds, e.given[SHOWN], e.given[HIDDEN], name="source_mask")
+    mask.type = "Any"
+    return mask
 
 
 def kind_of(e: ShellEmitter, node: Node) -> tuple[str, str]:
-    """The kind of the mask of an attention, and the conditions beside causality where no kind of transformers has
-    them."""
+    """Return the kind of an attention's mask, and its condition other than causality, "" for kinds of transformers."""
     a = node.attrs
     if a.get("pattern", "dense") == "dense" and a.get("window") is None:
         return FULL if a["causal"] else BOTH, ""
@@ -61,14 +60,14 @@ def kind_of(e: ShellEmitter, node: Node) -> tuple[str, str]:
             return CHUNKED, ""
     word = "window" if a["pattern"] == "dense" else a["pattern"]
     condition = seen_keys(node, e).format("q", "k")
-    taken = {mask.kind for mask in e.masks.values() if mask.condition != condition}
-    name = next(n for n in (f"{word}_keys", *(f"{word}_keys_{i}" for i in range(2, 999))) if n not in taken)
+    used = {mask.kind for mask in e.masks.values() if mask.condition != condition}
+    name = next(n for n in (f"{word}_keys", *(f"{word}_keys_{i}" for i in range(2, 999))) if n not in used)
     return name, condition
 
 
 def finish_masks(e: ShellEmitter) -> str:
-    """Say how masks are made, now that all are known; return the function that makes them, "" if transformers' own
-    is called."""
+    """Set the text of all masks' statements, once all are known; return the source of the function that they call, ""
+    if it is one of transformers."""
     kinds = {mask.kind: mask for mask in e.masks.values()}
     most = max((len(mask.statement.operands) for mask in kinds.values()), default=0)
     arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])
@@ -79,16 +78,16 @@ def finish_masks(e: ShellEmitter) -> str:
         return ""
     masks = Var("masks", type="dict[str, Any]")
     first = max((mask.statement for mask in kinds.values()), key=lambda s: len(s.operands))
-    whole = Statement(f"{e.masks_name}({arguments})", first.operands, (masks,), first.scope, early=True)
-    e.program.statements.insert(e.program.statements.index(first), whole)
+    call = Statement(f"{e.masks_name}({arguments})", first.operands, (masks,), first.scope, early=True)
+    e.program.statements.insert(e.program.statements.index(first), call)
     for kind, mask in kinds.items():
         mask.statement.text, mask.statement.operands = f'{{0}}["{kind}"]', (masks,)
     return _masks_function(e.masks_name, [*kinds.values()], e.decodes)
 
 
 def _masks_function(name: str, masks: list[Mask], decodes: bool) -> str:
-    """A function of the whole model that makes all its masks; a model that `decodes` counts tokens from the first that
-    is shown."""
+    """Return the source of the function `name` that computes all masks of a model; if it `decodes`, positions count
+    from the first token that is not padding."""
     lines = [
         f"def {name}(",
         "    config: Any,",

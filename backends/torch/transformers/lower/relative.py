@@ -1,4 +1,4 @@
-"""Attention with relative keys and values, which no attention function of transformers computes."""
+"""Lower attention with relative keys and values, which no attention function of transformers supports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.ir.graph import Node
 
 from ...ops.calls import Call
 from ...program.statements import Operand
-from .attention import updated
+from .attention import update_cache
 from .dense import distances
 from .emitter import ShellEmitter, lowers
 from .masks import mask_of
@@ -20,17 +20,17 @@ def _relative_attention(e: ShellEmitter, node: Node) -> Operand:
         raise WeftError(f"target transformers has no relative attention to a source: %{node.output.name}")
     heads = e.attr(node, "heads")
     q, k, v = (e.heads(node.required(n), heads, n) for n in ("q", "k", "v"))
-    mask, apart = mask_of(e, node), distances(e)
+    mask, distance = mask_of(e, node), distances(e)
     seen = e.hoist(
         ("visible", mask),
         f"visible({{0}}, {{1}}{', causal=False' * (not node.attrs['causal'])})",
         mask,
-        apart,
+        distance,
         name="seen",
     )
     if node in e.cached:
-        k, v = updated(e, k, v)
+        k, v = update_cache(e, k, v)
     call = Call("relative_attention").give(
-        q, k, v, node.required("key_table"), node.operand("value_table"), apart, seen
+        q, k, v, node.required("key_table"), node.operand("value_table"), distance, seen
     )
     return e.emit(f"{call}.transpose(1, 2).flatten(2)", *call.operands, name="x")

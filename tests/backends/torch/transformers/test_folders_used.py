@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingCon
 
 from weft import MLA, MLP, Block, Decoder, LightningIndex, RoPE, export
 from weft import compile as compile_model
-from weft.backends.torch.transformers.build import TransformersFolder, class_name
+from weft.backends.torch.transformers.build import TransformersFolder, derive_class_name
 from weft.backends.torch.transformers.engines.refusals import BATCHES
 from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph, WeftError
@@ -275,7 +275,7 @@ def test_each_way_out_names_the_other(tmp_path: Path) -> None:
 
 def test_names_of_classes() -> None:
     """None that transformers or an engine takes for a model of its own, or that `generate` treats otherwise."""
-    assert [class_name(n) for n in ("my-model-7b", "llama3.2-1b", "model", "hybrid_mamba", "2-layers")] == [
+    assert [derive_class_name(n) for n in ("my-model-7b", "llama3.2-1b", "model", "hybrid_mamba", "2-layers")] == [
         "MyModel",
         "WeftLlama32",
         "Weft",
