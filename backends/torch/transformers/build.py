@@ -25,7 +25,7 @@ from ..program.constants import stored_dtype
 from ..program.states import check_writes
 from .embedding import write_embedding, write_json
 from .engines.plans import plans
-from .engines.refusals import explained, refusals
+from .engines.refusals import explain_engines, refusals
 from .lower.experts import home_of, stacks
 from .lower.lower import lower
 from .shell.base import BaseModel
@@ -84,7 +84,7 @@ class TransformersFolder:
             self.modeling, self._name, self._stem, divided, self._config_facts(length)
         )
         self.refusals = refusals(self.modeling.bases)
-        self._explained = explained(self.refusals, self.base.lowered, self.plans)
+        self._explained = explain_engines(self.refusals, self.base.lowered, self.plans)
         for engine in (e for e, reasons in self.refusals.items() if reasons):
             notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
         self.texts = {"modeling": self.modeling.text, "configuration": self._config.text}

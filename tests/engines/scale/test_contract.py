@@ -14,7 +14,7 @@ import pytest
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.torch.transformers.build import TransformersFolder
-from weft.backends.torch.transformers.engines.refusals import undivided
+from weft.backends.torch.transformers.engines.refusals import list_limits
 from weft.ir import Graph
 from weft.passes import Report
 
@@ -92,7 +92,7 @@ def check_degrees(name: str, folder: Path) -> None:
     refused = built.refusals[VLLM.name]
     assert refused == (["layers have different numbers or widths of heads"] if name == "deepseek" else [])
     assert {*built.plans.by_name.get("base_model_tp_plan", {}).values()} <= STYLES
-    without = undivided(built.base.lowered, built.plans)
+    without = list_limits(built.base.lowered, built.plans)
     whole, one_stage = (any(line.startswith(what) for line in without) for what in ("tensor", "pipeline"))
     for degrees in (*DEGREES, *(SPARSE if built.base.lowered.emitter.experts else ())):
         if not refused and not (whole and "tp" in degrees) and not (one_stage and "pp" in degrees):
@@ -102,11 +102,11 @@ def check_degrees(name: str, folder: Path) -> None:
 
 
 REFUSED = [
-    ("variant/soft cap", SGLANG, "scores are squashed, of which its attention is not told"),
+    ("variant/soft cap", SGLANG, "scores are squashed, which its attention does not compute"),
     ("variant/biases", SGLANG, "the head has a bias, which it does not load"),
     ("variant/chunked", VLLM, "attention in chunks, for which engines make no masks"),
     ("variant/tied, scaled", VLLM, "logits are scaled and then squashed"),
-    ("variant/experts in a hierarchy", VLLM, "experts are not told by the config's num_experts_per_tok"),
+    ("variant/experts in a hierarchy", VLLM, "experts are not described by the config's num_experts_per_tok"),
     ("variant/experts, hand-written router", VLLM, "experts are other feed-forwards than SwiGLU"),
     ("family/bloom", VLLM, "scores have a bias by distance (ALiBi, T5)"),
     ("random/29", VLLM, "layers have different numbers or widths of heads"),

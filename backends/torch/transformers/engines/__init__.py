@@ -1,4 +1,4 @@
-"""Engines and several devices: plans of parallelism, and which engines can run a model.
+"""Engines and several devices: plans of parallelism, and the engines that can run a model.
 
-Never here: text of classes.
+Never here: source of classes.
 """

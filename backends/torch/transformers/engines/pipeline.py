@@ -1,4 +1,4 @@
-"""The plan of pipeline parallelism: the embedding, the layers and what follows them, in stages."""
+"""The plan of pipeline parallelism: embedding, layers, and the modules after them, in stages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..lower.lower import Lowered
 from ..shell.base import BaseModel
 
 HIDDEN = (["hidden_states"], ["hidden_states"])
-PROPERTIES = r"\.(device|dtype|shape)"  # of embeddings that a later stage is given, too
+PROPERTIES = r"\.(device|dtype|shape)"  # attributes of embeddings that later stages have also
 
 
 def pipeline(base: BaseModel) -> dict[str, Any] | str:
-    """The modules of the stages, with what they are given and make; or why the model is one stage.
+    """Return the modules of the stages with the names of their inputs and outputs; or why the model is one stage.
 
-    Engines replace the modules of other stages by ones that hand on their first argument, and give a later stage the
-    hidden states in the place of embeddings. So nothing but modules may stand between the stages.
+    Engines replace the modules of other stages by modules that return their first argument, and pass hidden states
+    instead of embeddings to later stages. So all computation between the stages must be in modules.
     """
     stack, lowered = base.stack, base.lowered
     e = lowered.emitter
@@ -40,8 +40,10 @@ def pipeline(base: BaseModel) -> dict[str, Any] | str:
     entering = loop.calls[0].inputs[loop.chained[0]]
     if before or copies.get(entering, entering) is not e.embeds:
         return f"{', '.join(sorted(before)) or 'more than the embedding'} makes what enters its layers"
-    if any(v in _made_of(e.embeds, items[:place], lowered) for c in loop.calls for v in _others(c, loop)):
-        return "its layers read the embeddings, too"
+    if any(
+        v in _dependent_values(e.embeds, items[:place], lowered) for c in loop.calls for v in _other_operands(c, loop)
+    ):
+        return "its layers also read the embeddings"
     after = _chain(loop.results[0], items[place + 1 :])
     if after is None or (lowered.head is not None and after[1] is not lowered.hidden):
         return "more than modules follows its layers"
@@ -52,22 +54,22 @@ def pipeline(base: BaseModel) -> dict[str, Any] | str:
     }
 
 
-def _others(call: Call, loop: Loop) -> list[Operand]:
-    """The operands of a layer beside the hidden states."""
+def _other_operands(call: Call, loop: Loop) -> list[Operand]:
+    """Return the operands of a layer other than the hidden states."""
     return [v for i, v in enumerate(call.inputs) if i != loop.chained[0]]
 
 
-def _made_of(embeds: Var, items: Sequence[Item], lowered: Lowered) -> set[Operand]:
-    """The values that follow from the numbers of the embeddings, not only from their shape; masks do not."""
+def _dependent_values(embeds: Var, items: Sequence[Item], lowered: Lowered) -> set[Operand]:
+    """Return the values that depend on the elements of the embeddings, not only on their shape; masks do not."""
     masks = [mask.statement for mask in lowered.emitter.masks.values()]
-    found: set[Operand] = {embeds}
+    dependent: set[Operand] = {embeds}
     for item in items:
         read = item.operands if isinstance(item, Statement) else [v for c in _calls(item) for v in c.inputs]
         text = item.text if isinstance(item, Statement) else ""
-        known = (i for i, v in enumerate(read) if v in found)
-        if item not in masks and any(re.search(rf"\{{{i}\}}(?!{PROPERTIES})", text) or not text for i in known):
-            found.update(item.results)
-    return found
+        places = (i for i, v in enumerate(read) if v in dependent)
+        if item not in masks and any(re.search(rf"\{{{i}\}}(?!{PROPERTIES})", text) or not text for i in places):
+            dependent.update(item.results)
+    return dependent
 
 
 def _calls(item: Item) -> list[Call]:
@@ -75,7 +77,7 @@ def _calls(item: Item) -> list[Call]:
 
 
 def _chain(value: Operand, items: Sequence[Item]) -> tuple[list[str], Operand] | None:
-    """The modules that `value` passes through one after the other, and what comes out; None if it is more than that."""
+    """Return the chain of modules that `items` apply to `value`, and its result; None if they are not such a chain."""
     paths = []
     for item in items:
         if isinstance(item, Loop) or not item.results:
@@ -91,7 +93,7 @@ def _chain(value: Operand, items: Sequence[Item]) -> tuple[list[str], Operand] |
 
 
 def _modules(items: Sequence[Item]) -> Iterator[str]:
-    """The paths of the modules that `items` call."""
+    """Yield the paths of the modules that `items` call."""
     for item in items:
         if isinstance(item, Statement):
             yield from (o.path for o in item.operands if isinstance(o, Submodule))

@@ -1,7 +1,7 @@
-"""Plans of parallelism: a model divided among devices, as transformers and engines read it in a config.
+"""Plans of parallelism: the distribution of a model among devices, as transformers and engines read it in a config.
 
-Names in a plan have ``*`` for the numbers of layers: for transformers it is exact, engines match it as a regular
-expression from its beginning, and the first that matches counts.
+Names in a plan have ``*`` for layer numbers. Transformers matches them exactly; engines match them as regular
+expressions from the beginning, and use the first match.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SHARDED = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight", "
 
 @dataclass
 class Plans:
-    """The plans that a config holds, by their names there; the `units` that tensor parallelism divides, with the styles
-    of their modules by path; why parts stay whole, by path; and why the model is one stage, if it is."""
+    """The plans of a config by name; the `units` that tensor parallelism divides, with the styles of their modules by
+    path; reasons why parts stay `whole`, by path; and why the model is `one_stage`, "" if it is not."""
 
     by_name: dict[str, dict[str, Any]] = field(default_factory=dict)
     units: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -36,110 +36,111 @@ class Plans:
 
 
 def plans(bases: Sequence[BaseModel]) -> Plans:
-    """The plans of tensor, pipeline, expert and data parallelism (FSDP2); an encoder-decoder is one stage."""
-    found: dict[str, dict[str, Any]] = {name: {} for name in ("tp", "pp", "ep", "fsdp")}
+    """Return the plans of tensor, pipeline, expert and data parallelism (FSDP2); an encoder-decoder is one stage."""
+    by_kind: dict[str, dict[str, Any]] = {name: {} for name in ("tp", "pp", "ep", "fsdp")}
     units: dict[str, dict[str, str]] = {}
-    whole: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     staged = pipeline(bases[0]) if len(bases) == 1 else "it is an encoder-decoder"
     stages = {} if isinstance(staged, str) else staged
     for base in reversed(bases):
-        tensor, kept, reasons = _tensor(base.lowered)
-        found["tp"] |= _below(base, tensor)
-        units |= {base.path + name: _below(base, unit) for name, unit in kept.items()}
-        found["ep"] |= _below(base, _experts(base.lowered))
-        found["fsdp"] |= _below(base, _sharded(base, stages))
-        whole |= {name.strip("."): reason for name, reason in _below(base, reasons).items()}
-    if found["fsdp"] == SHARDED:
-        del found["fsdp"]
-    named = {f"base_model_{name}_plan": plan for name, plan in (found | {"pp": stages}).items() if plan}
-    return Plans(named, units, whole, staged if isinstance(staged, str) else "")
+        tensor, side_units, side_reasons = _tensor(base.lowered)
+        by_kind["tp"] |= _below(base, tensor)
+        units |= {base.path + name: _below(base, unit) for name, unit in side_units.items()}
+        by_kind["ep"] |= _below(base, _experts(base.lowered))
+        by_kind["fsdp"] |= _below(base, _fsdp(base, stages))
+        reasons |= {name.strip("."): reason for name, reason in _below(base, side_reasons).items()}
+    if by_kind["fsdp"] == SHARDED:
+        del by_kind["fsdp"]
+    by_name = {f"base_model_{name}_plan": plan for name, plan in (by_kind | {"pp": stages}).items() if plan}
+    return Plans(by_name, units, reasons, staged if isinstance(staged, str) else "")
 
 
 def _below(base: BaseModel, plan: Mapping[str, str]) -> dict[str, str]:
-    """A plan of one side with the paths that its parts have in the whole."""
+    """Return `plan` with the paths of its parts in the whole model."""
     return {base.path + path: style for path, style in plan.items()}
 
 
 def _tensor(lowered: Lowered) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, str]]:
-    """Linear maps by columns and rows (Shoeybi 2019, arXiv 1909.08053), as a plan and as units, and the reasons for
-    those that stay whole."""
-    found = tensor_units(lowered.graph, lowered.base)
-    units, whole = found.styles, found.whole
+    """Return the tensor-parallel plan of linear maps by columns and rows (Shoeybi 2019, arXiv 1909.08053), its units,
+    and the reasons why other parts stay whole."""
+    divided = tensor_units(lowered.graph, lowered.base)
+    units, reasons = divided.styles, divided.whole
     for home in lowered.emitter.experts:
-        held = [k.rpartition(".")[2] for k in lowered.base.weights if k.startswith(f"{home}.")]
+        names = [k.rpartition(".")[2] for k in lowered.base.weights if k.startswith(f"{home}.")]
         units[home] = {}
-        if any(name.endswith("_bias") for name in held):
-            whole[home] = "every device would add the biases of its experts"
+        if any(name.endswith("_bias") for name in names):
+            reasons[home] = "every device would add the biases of its experts"
         else:
-            units[home] = {f"{home}.{name}": PACKED[name] for name in held} | {home: DIVIDED_EXPERTS}
-    styles, kept = _agreed(units, lowered)
-    for name in (n for n in units if units[n] and n not in kept):
-        whole[name] = "layers that are divided otherwise have parts of the same names"
-    if not kept and not whole:
-        whole[""] = "it has no attention and no feed-forward of linear maps"
+            units[home] = {f"{home}.{name}": PACKED[name] for name in names} | {home: DIVIDED_EXPERTS}
+    styles, agreed = _agree_styles(units, lowered)
+    for name in (n for n in units if units[n] and n not in agreed):
+        reasons[name] = "layers that are divided otherwise have parts of the same names"
+    if not agreed and not reasons:
+        reasons[""] = "it has no attention and no feed-forward of linear maps"
     if styles and (table := lowered.emitter.embedding) and _reads(lowered, f"{table}.weight"):
         styles = {table: WHOLE, **styles}
-    return _first_matches(styles, lowered), kept, whole
+    return _order_matches(styles, lowered), agreed, reasons
 
 
-def _agreed(units: Mapping[str, dict[str, str]], lowered: Lowered) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """The styles of parts with ``*`` for the numbers of layers, and the units that keep theirs: those of which no other
-    layer treats parts of the same names otherwise."""
+def _agree_styles(
+    units: Mapping[str, dict[str, str]], lowered: Lowered
+) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Return the styles of paths with ``*`` for layer numbers, and the units whose style is the same in all layers."""
     every = [*lowered.base.weights, *(k.rpartition(".")[0] for k in lowered.base.weights)]
-    kept = {name: unit for name, unit in units.items() if unit}
+    agreed = {name: unit for name, unit in units.items() if unit}
     while True:
-        styles = {path: style for unit in kept.values() for path, style in unit.items()}
-        found: dict[str, set[str | None]] = {}
+        styles = {path: style for unit in agreed.values() for path, style in unit.items()}
+        by_pattern: dict[str, set[str | None]] = {}
         for path in dict.fromkeys([*every, *styles]):
-            found.setdefault(LAYER.sub(".*", path), set()).add(styles.get(path))
-        odd = {n for n, unit in kept.items() if any(len(found[LAYER.sub(".*", path)]) > 1 for path in unit)}
+            by_pattern.setdefault(LAYER.sub(".*", path), set()).add(styles.get(path))
+        odd = {n for n, unit in agreed.items() if any(len(by_pattern[LAYER.sub(".*", path)]) > 1 for path in unit)}
         if not odd:
-            return {LAYER.sub(".*", path): style for path, style in styles.items()}, kept
-        kept = {n: unit for n, unit in kept.items() if n not in odd}
+            return {LAYER.sub(".*", path): style for path, style in styles.items()}, agreed
+        agreed = {n: unit for n, unit in agreed.items() if n not in odd}
 
 
-def _first_matches(plan: Mapping[str, str], lowered: Lowered) -> dict[str, str]:
-    """`plan` in such an order that each linear map is matched by its own entry first; those that stay whole get one
-    where they would be taken for another."""
+def _order_matches(plan: Mapping[str, str], lowered: Lowered) -> dict[str, str]:
+    """Order `plan` so that the first match of each linear map is its own entry; linear maps that stay whole get an
+    entry if they would match another."""
     linears = dict.fromkeys(LAYER.sub(".0", path) for path in _linears(lowered))
     ordered = dict(plan)
     for _ in range(len(linears) + 1):
         wrong = [path for path in linears if _first(ordered, path) != plan.get(LAYER.sub(".*", path), WHOLE)]
         if not wrong:
             return ordered
-        own = {LAYER.sub(".*", path): plan.get(LAYER.sub(".*", path), WHOLE) for path in wrong}
-        ordered = own | {name: style for name, style in ordered.items() if name not in own}
+        fixes = {LAYER.sub(".*", path): plan.get(LAYER.sub(".*", path), WHOLE) for path in wrong}
+        ordered = fixes | {name: style for name, style in ordered.items() if name not in fixes}
     raise AssertionError(f"no order of this plan is right for engines: {plan}")
 
 
 def _first(plan: Mapping[str, str], path: str) -> str:
-    """The style that engines find for the linear map at `path`."""
+    """Return the style that engines use for the linear map at `path`."""
     return next((style for name, style in plan.items() if re.match(name, path)), WHOLE)
 
 
 def _linears(lowered: Lowered) -> list[str]:
-    """The paths of the linear maps of a base model."""
+    """Return the paths of the linear maps of a base model."""
     operands = (o for s in lowered.base.statements for o in s.operands)
     return [*dict.fromkeys(o.path for o in operands if isinstance(o, Submodule) and o.init.startswith("nn.Linear"))]
 
 
 def _reads(lowered: Lowered, weight: str) -> bool:
-    """Return whether the base model reads a weight elsewhere than in its module."""
+    """Return whether the base model reads a weight outside of its module."""
     return any(isinstance(o, ParamRef) and o.path == weight for s in lowered.base.statements for o in s.operands)
 
 
 def _experts(lowered: Lowered) -> dict[str, str]:
-    """Whole experts on each device."""
+    """Return the expert-parallel plan, with whole experts on each device."""
     units = {}
     for home in lowered.emitter.experts:
-        held = (k for k in lowered.base.weights if k.startswith(f"{home}."))
-        units[home] = dict.fromkeys(held, "grouped_gemm") | {home: "ep_dispatch_experts"}
-    return _agreed(units, lowered)[0]
+        names = (k for k in lowered.base.weights if k.startswith(f"{home}."))
+        units[home] = dict.fromkeys(names, "grouped_gemm") | {home: "ep_dispatch_experts"}
+    return _agree_styles(units, lowered)[0]
 
 
-def _sharded(base: BaseModel, staged: Mapping[str, Any]) -> dict[str, str]:
-    """The modules whose weights are gathered when they run (FSDP2); those behind the layers keep them until the
-    backward."""
+def _fsdp(base: BaseModel, staged: Mapping[str, Any]) -> dict[str, str]:
+    """Return the modules whose weights are gathered when they run (FSDP2); modules after the layers keep the gathered
+    weights until the backward pass."""
     if base.stack is None:
         return {}
     embedding, layers = base.lowered.emitter.embedding, base.stack.path

@@ -1,6 +1,6 @@
-"""Engines that take models with their own code, and the reasons for which they cannot run one.
+"""Engines that run models with custom code, and the reasons why they cannot run one.
 
-The requirements are those of the documentation of each engine's backend for models of transformers.
+The requirements come from the documentation of each engine's transformers backend.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BATCHES, VLLM, SGLANG = "transformers generate_batch", "vLLM", "SGLang"
 
 
 def refusals(bases: Sequence[BaseModel]) -> dict[str, list[str]]:
-    """List the reasons for which each engine cannot run the model, by its name; none where it can."""
+    """Return the reasons why each engine cannot run the model, by engine; [] if it can."""
     if len(bases) > 1:
         return {engine: ["it is an encoder-decoder"] for engine in (BATCHES, VLLM, SGLANG)}
     (base,) = bases
@@ -28,22 +28,22 @@ def refusals(bases: Sequence[BaseModel]) -> dict[str, list[str]]:
     if not lowered.emitter.decodes:
         return {BATCHES: ["it is an encoder"], VLLM: engines, SGLANG: engines}
     return {
-        BATCHES: [*common, *_paged(lowered)],
+        BATCHES: [*common, *_for_paging(lowered)],
         VLLM: [*engines, *_for_vllm(lowered)],
         SGLANG: [*engines, *_for_sglang(lowered)],
     }
 
 
 def _common(base: BaseModel) -> Iterator[str]:
-    """Reasons that hold wherever keys are kept in pages."""
+    """Yield reasons that apply to all engines with paged caches."""
     e, graph = base.lowered.emitter, base.lowered.graph
     attentions = [n for n in graph.nodes if n.op is ops.attention]
-    others = {n.op for n in graph.nodes} & {
+    special = {n.op for n in graph.nodes} & {
         *(ops.relative_attention, ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule)
     }
-    if e.recurrent or others - {ops.relative_attention}:
+    if e.recurrent or special - {ops.relative_attention}:
         yield "recurrent layers keep states, not keys"
-    if ops.relative_attention in others:
+    if ops.relative_attention in special:
         yield "relative keys and values are in no attention function"
     if any(n.op is ops.block_sparse_attention for n in graph.nodes):
         yield "blocks of keys are in no attention function"
@@ -59,7 +59,7 @@ def _common(base: BaseModel) -> Iterator[str]:
     if any(mask.kind == CHUNKED for mask in e.masks.values()):
         yield "attention in chunks, for which engines make no masks"
     if any(n.op in (ops.expert_choice, ops.limit_capacity) for n in graph.nodes):
-        yield "experts choose among all tokens of a call, also those of other texts"
+        yield "experts choose among all tokens of a call, also tokens of other sequences"
     shapes = {(n.attrs["heads"], n.attrs["kv_heads"], n.required("k").width // n.attrs["kv_heads"]) for n in attentions}
     if len(shapes) > 1:
         yield "layers have different numbers or widths of heads"
@@ -70,21 +70,21 @@ def _common(base: BaseModel) -> Iterator[str]:
 
 def _for_engines(lowered: Lowered) -> Iterator[str]:
     e = lowered.emitter
-    features = set().union(*(told.features for told in e.attending.values()))
+    features = set().union(*(attending.features for attending in e.attending.values()))
     if "s_aux" in features:
         yield "attention has sinks"
     if not e.embedding:
         yield "more than one embedding reads the token ids"
     if lowered.head is not None:
-        made = sum(n.op is not ops.linear for n in lowered.head.nodes)
-        known = {"logit_scale": 1, "final_logit_softcapping": 3}  # by what engines know them, of so many ops
-        if made != sum(count for name, count in known.items() if name in lowered.fields.values):
-            yield "what follows the head is more than a scale and a soft cap"
+        count = sum(n.op is not ops.linear for n in lowered.head.nodes)
+        supported = {"logit_scale": 1, "final_logit_softcapping": 3}  # config fields, and the number of ops of each
+        if count != sum(n for name, n in supported.items() if name in lowered.fields.values):
+            yield "more than a scale and a soft cap follows the head"
 
 
 def _experts(lowered: Lowered) -> Iterator[str]:
-    """Reasons that lie in experts: engines put one kernel in the place of modules called so that hold stacks of weights
-    alone, and take its sizes from the config."""
+    """Yield reasons that concern experts: engines replace modules called experts, with stacked weights only, by one
+    kernel, and read its sizes from the config."""
     replaced = [
         node
         for node in lowered.graph.nodes
@@ -104,9 +104,9 @@ def _experts(lowered: Lowered) -> Iterator[str]:
         "moe_intermediate_size": {int(n.required("up").shape[1]) for n in replaced},
         "hidden_size": {int(n.required("up").shape[2]) for n in replaced},
     }
-    known = {name: lowered.fields.values.get(name) for name in names}
-    if replaced and (odd := [name for name, found in names.items() if found != {known[name]} or None in found]):
-        yield f"experts are not told by the config's {', '.join(odd)}"
+    fields = {name: lowered.fields.values.get(name) for name in names}
+    if replaced and (odd := [name for name, sizes in names.items() if sizes != {fields[name]} or None in sizes]):
+        yield f"experts are not described by the config's {', '.join(odd)}"
 
 
 def _for_vllm(lowered: Lowered) -> Iterator[str]:
@@ -115,35 +115,35 @@ def _for_vllm(lowered: Lowered) -> Iterator[str]:
 
 
 def _for_sglang(lowered: Lowered) -> Iterator[str]:
-    if any("softcap" in told.features for told in lowered.emitter.attending.values()):
-        yield "scores are squashed, of which its attention is not told"
+    if any("softcap" in attending.features for attending in lowered.emitter.attending.values()):
+        yield "scores are squashed, which its attention does not compute"
     if lowered.head is not None and any(key.endswith(".bias") for key in lowered.head.weights):
         yield "the head has a bias, which it does not load"
 
 
-def _paged(lowered: Lowered) -> Iterator[str]:
-    features = set().union(*(told.features for told in lowered.emitter.attending.values()))
+def _for_paging(lowered: Lowered) -> Iterator[str]:
+    features = set().union(*(attending.features for attending in lowered.emitter.attending.values()))
     if features & {"softcap", "s_aux"}:
         yield "scores are squashed, or have sinks, which its attention does not compute"
 
 
-def undivided(lowered: Lowered, plans: Plans) -> list[str]:
-    """List what vLLM and SGLang cannot do with a model that they take: they suppose that devices share the heads of all
-    attentions, and that the layers can be stages."""
+def list_limits(lowered: Lowered, plans: Plans) -> list[str]:
+    """Return the kinds of parallelism that vLLM and SGLang cannot use for a model: they require that the heads of all
+    attentions can be divided, and that the layers can be stages."""
     attentions = [n.scope for n in lowered.graph.nodes if n.op is ops.attention]
     whole = next((scope for scope in attentions if scope not in plans.units), None)
-    found = [] if whole is None else [f"tensor parallelism: {LAYER.sub('.*', whole)} stays whole"]
-    return [*found, f"pipeline parallelism: {plans.one_stage}"] if plans.one_stage else found
+    limits = [] if whole is None else [f"tensor parallelism: {LAYER.sub('.*', whole)} stays whole"]
+    return [*limits, f"pipeline parallelism: {plans.one_stage}"] if plans.one_stage else limits
 
 
-def explained(found: dict[str, list[str]], lowered: Lowered, plans: Plans) -> list[str]:
-    """A line for each engine, one for each part that stays whole under tensor parallelism, and one for a model that is
-    one stage."""
-    without = "; without ".join(["", *undivided(lowered, plans)])
-    taken = {engine: "takes it" + (without if engine != BATCHES else "") for engine in found}
-    lines = [f"{engine}: {'; '.join(reasons) or taken[engine]}" for engine, reasons in found.items()]
+def explain_engines(reasons_by_engine: dict[str, list[str]], lowered: Lowered, plans: Plans) -> list[str]:
+    """Return a line for each engine, for each part that stays whole under tensor parallelism, and for a model that is
+    one stage; `reasons_by_engine` is the result of `refusals`."""
+    without = "; without ".join(["", *list_limits(lowered, plans)])
+    accepts = {engine: "takes it" + (without if engine != BATCHES else "") for engine in reasons_by_engine}
+    lines = [f"{engine}: {'; '.join(reasons) or accepts[engine]}" for engine, reasons in reasons_by_engine.items()]
     parts: dict[str, str] = {}
-    for path, reason in plans.whole.items():  # of equal layers once
+    for path, reason in plans.whole.items():  # once for equal layers
         parts.setdefault(LAYER.sub(".*", path) or "the model", LAYER.sub(".*", reason))
     lines += [f"tensor parallelism: {path} stays whole, {reason}" for path, reason in parts.items()]
     return [*lines, f"pipeline parallelism: one stage, {plans.one_stage}"] if plans.one_stage else lines

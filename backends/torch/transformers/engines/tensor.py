@@ -1,7 +1,7 @@
-"""Units of tensor parallelism: the linear maps of attentions and feed-forwards that devices divide together.
+"""Units of tensor parallelism: the linear maps of an attention or feed-forward, which are divided together.
 
-Heads and hidden units are divided: the linears into them by columns, those out of them by rows, so that the results of
-the devices are summed once after an attention and once after a feed-forward (Shoeybi 2019, arXiv 1909.08053).
+Heads and hidden units are divided: linear maps into them by columns, linear maps out of them by rows, so that the
+results are summed once after an attention and once after a feed-forward (Shoeybi 2019, arXiv 1909.08053).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from weft.passes.analysis.projections import Branch, Projections, branch_of, pro
 from ...program.statements import Program, Submodule
 
 COLUMNS, ROWS = "colwise", "rowwise"
-HEADS = "replicated_with_grad_allreduce"  # of a norm: its weights are the same for every head
+HEADS = "replicated_with_grad_allreduce"  # style of a norm whose weights are the same for every head
 PER_HEAD = ("bias", "sinks", "past_k")  # operands of an attention that differ by head
 
 
 @dataclass
 class Units:
-    """The modules that are divided together or not at all, by the scope they belong to, each with its style by path;
-    and the reasons why others stay whole, by path."""
+    """Groups of modules that are divided together or not at all: `styles` maps the scope of each to styles by path;
+    `whole` has the reasons why other scopes stay whole."""
 
     styles: dict[str, dict[str, str]] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Units:
 
 def tensor_units(graph: Graph, program: Program) -> Units:
     """Return the units of the attentions and feed-forwards of `graph`, lowered to `program`."""
-    leaves, found = _Leaves(program), Units()
+    leaves, units = _Leaves(program), Units()
     for node in graph.nodes:
         name = node.scope or node.output.name
         if node.op is ops.attention:
@@ -42,10 +42,10 @@ def tensor_units(graph: Graph, program: Program) -> Units:
         else:
             continue
         if isinstance(styles, str):
-            found.whole[name] = styles
+            units.whole[name] = styles
         elif styles:
-            found.styles.setdefault(name, {}).update(styles)
-    return found
+            units.styles.setdefault(name, {}).update(styles)
+    return units
 
 
 class _Leaves:
@@ -63,13 +63,13 @@ class _Leaves:
 
 
 def _attention(leaves: _Leaves, node: Node) -> dict[str, str] | str:
-    """Return the styles of the linears and norms around the attention `node`, or why its heads stay together."""
+    """Return the styles of the linear maps and norms around the attention `node`, or why it stays whole."""
     gate, out = _gate(node)
     around = projections(node) if gate is None else _around(node, out)
     if isinstance(around, str):
         return around
     if around.v is None:
-        return "its keys are its values too"
+        return "its keys are also its values"
     for name in PER_HEAD:
         if node.operand(name) is not None:
             return f"it has {name} of its own for every head"
@@ -95,8 +95,8 @@ def _attention(leaves: _Leaves, node: Node) -> dict[str, str] | str:
 
 
 def _gate(node: Node) -> tuple[Node | None, Node]:
-    """The linear whose activated outputs multiply what the attention `node` makes, number by number, and the linear
-    that alone reads the product; no gate where there is none."""
+    """Return the linear map whose activated outputs gate the output of the attention `node` elementwise, and the linear
+    map that reads the product; (None, `node`) without such a gate."""
     mul = _only_reader(node)
     out = mul and _only_reader(mul)
     if (
@@ -107,19 +107,20 @@ def _gate(node: Node) -> tuple[Node | None, Node]:
         or out.inputs[0] is not mul.output
     ):
         return None, node
-    other = next((v for v in mul.inputs if v is not node.output), None)
-    acting = None if other is None else other.producer
-    if other is None or acting is None or other.shape != node.output.shape or Trait.ELEMENTWISE not in acting.op.traits:
+    gate = next((v for v in mul.inputs if v is not node.output), None)
+    acting = None if gate is None else gate.producer
+    if gate is None or acting is None or gate.shape != node.output.shape or Trait.ELEMENTWISE not in acting.op.traits:
         return None, node
-    made = acting.inputs[0]
-    linear = None if made is None or len(acting.inputs) != 1 else made.producer
+    x = acting.inputs[0]
+    linear = None if x is None or len(acting.inputs) != 1 else x.producer
     if linear is None or linear.op is not ops.linear or _only_reader(acting) is None or _only_reader(linear) is None:
         return None, node
     return linear, out
 
 
 def _around(node: Node, out: Node) -> Projections | str:
-    """The linears before the attention `node`, and the one that reads it through a gate."""
+    """Return the projections of the attention `node`, whose output projection `out` reads it through a gate; or why its
+    operands are not projections."""
     branches = {role: branch_of(node, role) for role in "qkv" if node.operand(role) is not None}
     for branch in branches.values():
         if isinstance(branch, str):
@@ -130,13 +131,14 @@ def _around(node: Node, out: Node) -> Projections | str:
 
 
 def _only_reader(node: Node) -> Node | None:
-    """The node that alone reads what `node` makes."""
+    """Return the only reader of the output of `node`; None if there are several, or it is a graph output."""
     readers = [reader for reader, _ in node.output.uses]
     return readers[0] if len(readers) == 1 and not node.output.is_output else None
 
 
 def _norms(leaves: _Leaves, around: Projections, branch: Branch) -> dict[str, str] | str:
-    """The styles of what stands between a projection and the attention, or what of it spans several heads."""
+    """Return the styles of the norms between a projection and the attention, or why an op there prevents the
+    division."""
     styles = {}
     for node in branch.between:
         weights = [v for v in node.inputs[1:] if isinstance(v, Param)]
@@ -153,8 +155,8 @@ def _norms(leaves: _Leaves, around: Projections, branch: Branch) -> dict[str, st
 
 
 def _feed_forward(leaves: _Leaves, node: Node) -> tuple[str, dict[str, str] | str] | None:
-    """Return the name of the feed-forward that ends in the linear `node`, with its styles, or why it stays whole; None
-    if none does."""
+    """Return the path of the feed-forward that ends in the linear map `node`, with its styles, or why it stays whole;
+    None if `node` does not end one."""
     unit = feed_forward(node)
     if unit is None or isinstance(unit, str):
         return None

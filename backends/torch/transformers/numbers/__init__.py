@@ -1,4 +1,4 @@
-"""Numbers of an architecture by their names: what a config says, and what a source reads from it.
+"""Names for the sizes and attributes of an architecture: the fields of a config, and expressions over them.
 
-Never here: text of classes.
+Never here: source of classes.
 """

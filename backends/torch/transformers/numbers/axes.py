@@ -1,4 +1,4 @@
-"""Axes of a graph that are one size by construction: a width, a number of heads, a vocabulary."""
+"""Classes of axes of a graph that have the same size by construction: a width, a number of heads, a vocabulary."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Axis = tuple[Value, int]
 
 
 class Axes:
-    """The axes of the values of `graph`, gathered into classes of equal size, and what the classes are called.
+    """Classes of axes of the values of `graph` that must have equal sizes, and the names of the classes.
 
-    Axes of whole numbers only: ``batch`` and ``seq`` have names already.
+    Only axes of known size belong to classes: ``batch`` and ``seq`` have names already.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -24,12 +24,12 @@ class Axes:
         self._parents: dict[Axis, Axis] = {}
         self._names: dict[Axis, Size] = {}
         for node in graph.nodes:
-            RULES.get(node.op, _aligned)(self, node)
+            RULES.get(node.op, _match_broadcast)(self, node)
 
     # -- classes
 
     def same(self, a: Axis | None, b: Axis | None) -> None:
-        """Put two axes into one class, if they are whole numbers and equal."""
+        """Merge the classes of two axes, if both sizes are known and equal."""
         if a is None or b is None or self.number(a) != self.number(b) or self.number(a) is None:
             return
         a, b = self._root(a), self._root(b)
@@ -39,7 +39,7 @@ class Axes:
                 self._names.setdefault(b, name)
 
     def number(self, axis: Axis) -> int | None:
-        """The size of an axis; None where it has a name, or is one."""
+        """Return the size of an axis; None if it is symbolic or 1."""
         size = axis[0].shape[axis[1]]
         return size if isinstance(size, int) and size > 1 else None
 
@@ -51,19 +51,19 @@ class Axes:
     # -- names
 
     def name(self, axis: Axis | None, name: Size) -> bool:
-        """Give the class of `axis` a name, if it has none; return whether it is new."""
+        """Name the class of `axis` if it has no name; return whether it got one."""
         if axis is None or self.number(axis) is None or (root := self._root(axis)) in self._names:
             return False
         self._names[root] = name
         return True
 
     def named(self, axis: Axis | None) -> Size | None:
-        """The name of the class of `axis`, an expression over names."""
+        """Return the name of the class of `axis`, an expression over fields; None without one."""
         return None if axis is None or self.number(axis) is None else self._names.get(self._root(axis))
 
     def deduce(self, values: dict[str, int]) -> None:
-        """Name what follows from names: parts of a sum or a product, and a whole of its parts. `values` are those of
-        the names."""
+        """Derive names of further classes from sums (split, concat) and products (reshape) of named ones; `values` has
+        the value of each field."""
         changed = True
         while changed:
             changed = False
@@ -74,61 +74,62 @@ class Axes:
                     changed |= self._deduce_product(node, values)
 
     def _deduce_sum(self, node: Node) -> bool:
-        """The whole is the sum of its parts, each part the whole less the others."""
+        """Name the total as the sum of its parts, or one part as the total minus the others; return whether it did."""
         parts = [v for v in (node.outputs if node.op is ops.split else node.inputs) if v is not None]
-        whole = node.required("x") if node.op is ops.split else node.output
-        axis = node.attrs["axis"] % len(whole.shape)
-        total, known = self.named((whole, axis)), [self.named((p, axis)) for p in parts]
-        if None not in known:
-            return self.name((whole, axis), sizes.total(s for s in known if s is not None))
-        if total is None or known.count(None) != 1:
+        total_value = node.required("x") if node.op is ops.split else node.output
+        axis = node.attrs["axis"] % len(total_value.shape)
+        total, part_names = self.named((total_value, axis)), [self.named((p, axis)) for p in parts]
+        if None not in part_names:
+            return self.name((total_value, axis), sizes.total(s for s in part_names if s is not None))
+        if total is None or part_names.count(None) != 1:
             return False
-        rest = sizes.total(s for s in known if s is not None)
-        return self.name((parts[known.index(None)], axis), total + rest * -1)
+        rest = sizes.total(s for s in part_names if s is not None)
+        return self.name((parts[part_names.index(None)], axis), total + rest * -1)
 
     def _deduce_product(self, node: Node, values: dict[str, int]) -> bool:
-        """The last axis of one side is the product of the last two of the other."""
+        """Name the last axis of one side as the product of the last two of the other, or a factor as the quotient;
+        return whether it did."""
         x, y = node.required("x"), node.output
         joined, split = (x, y) if len(x.shape) < len(y.shape) else (y, x)
         if len(split.shape) != len(joined.shape) + 1 or len(joined.shape) < 1:
             return False
-        outer, inner, whole = last(split, -2), last(split), last(joined)
-        sizes_ = [self.number(axis) for axis in (outer, inner, whole)]
+        outer, inner, merged = last(split, -2), last(split), last(joined)
+        sizes_ = [self.number(axis) for axis in (outer, inner, merged)]
         if None in sizes_ or (sizes_[0] or 0) * (sizes_[1] or 0) != sizes_[2]:
             return False
-        a, b, product = self.named(outer), self.named(inner), self.named(whole)
+        a, b, product = self.named(outer), self.named(inner), self.named(merged)
         if a is not None and b is not None:
-            return self.name(whole, a * b)
+            return self.name(merged, a * b)
         if product is None:
             return False
         if b is not None:
             return self.name(outer, sizes.floordiv(product, b))
         if a is not None:
             return self.name(inner, sizes.floordiv(product, a))
-        found = _factor(product, self.number(inner) or 0, values)
-        return found is not None and self.name(inner, found)
+        factor = _factor(product, self.number(inner) or 0, values)
+        return factor is not None and self.name(inner, factor)
 
 
 def last(value: Value | None, axis: int = -1) -> Axis:
-    """An axis counted from the end."""
+    """Return an axis of `value`, which is not None, by an index from the end."""
     assert value is not None
     return value, len(value.shape) + axis
 
 
 def _factor(size: Size, value: int, values: dict[str, int]) -> Size | None:
-    """The one name in the product `size` that has a `value`."""
+    """Return the only field in the product `size` with this `value`; None if there is not exactly one."""
     if not isinstance(size, Poly) or len(size.terms) != 1:
         return None
     ((mono, _),) = size.terms
-    found = [atom for atom, power in mono if isinstance(atom, str) and power == 1 and values.get(atom) == value]
-    return sizes.sym(found[0]) if len(found) == 1 else None
+    fields = [atom for atom, power in mono if isinstance(atom, str) and power == 1 and values.get(atom) == value]
+    return sizes.sym(fields[0]) if len(fields) == 1 else None
 
 
-# -- rules: which axes of a node's operands and outputs are one
+# -- rules: the axes of a node's operands and outputs with equal sizes
 
 
-def _aligned(axes: Axes, node: Node) -> None:
-    """Operands broadcast against the output, axis by axis from the last."""
+def _match_broadcast(axes: Axes, node: Node) -> None:
+    """Match operands, which broadcast, with the output, axis by axis from the last."""
     traits = node.op.traits
     if not traits.intersection((Trait.ELEMENTWISE, Trait.ROWWISE, Trait.NORM, Trait.COMPARES)):
         return
@@ -186,7 +187,7 @@ def _moe(axes: Axes, node: Node) -> None:
 
 
 def _reshape(axes: Axes, node: Node) -> None:
-    """Axes in front that stay."""
+    """Match the leading axes that the reshape keeps."""
     x, y = node.required("x"), node.output
     for i, (a, b) in enumerate(zip(x.shape, y.shape, strict=False)):
         if a != b:
@@ -194,47 +195,47 @@ def _reshape(axes: Axes, node: Node) -> None:
         axes.same((x, i), (y, i))
 
 
-def _moved(order: Callable[[Node], Iterator[tuple[int, int]]]) -> Callable[[Axes, Node], None]:
-    """A rule for an op that moves axes: `order` gives pairs of an axis of x and one of the output."""
+def _match_moved(order: Callable[[Node], Iterator[tuple[int, int]]]) -> Callable[[Axes, Node], None]:
+    """Return a rule for an op that moves axes; `order` yields pairs of an axis of x and an axis of the output."""
 
     def rule(axes: Axes, node: Node) -> None:
-        for mine, made in order(node):
-            axes.same((node.required("x"), mine), (node.output, made))
+        for old, new in order(node):
+            axes.same((node.required("x"), old), (node.output, new))
 
     return rule
 
 
-def _transposed(node: Node) -> Iterator[tuple[int, int]]:
+def _transpose(node: Node) -> Iterator[tuple[int, int]]:
     return ((a, i) for i, a in enumerate(node.attrs["axes"]))
 
 
-def _squeezed(node: Node) -> Iterator[tuple[int, int]]:
+def _squeeze(node: Node) -> Iterator[tuple[int, int]]:
     rank, gone = len(node.required("x").shape), {a % len(node.required("x").shape) for a in node.attrs["axes"]}
     return ((a, i) for i, a in enumerate(a for a in range(rank) if a not in gone))
 
 
-def _unsqueezed(node: Node) -> Iterator[tuple[int, int]]:
+def _unsqueeze(node: Node) -> Iterator[tuple[int, int]]:
     rank = len(node.output.shape)
     new = {a % rank for a in node.attrs["axes"]}
     return ((i, a) for i, a in enumerate(a for a in range(rank) if a not in new))
 
 
-def _others(node: Node) -> Iterator[tuple[int, int]]:
-    """All axes but the one that is cut."""
+def _slice(node: Node) -> Iterator[tuple[int, int]]:
+    """Yield all axes except the sliced one."""
     x = node.required("x")
     cut = node.attrs.get("axis", -1) % len(x.shape)
     return ((a, a) for a in range(len(x.shape)) if a != cut)
 
 
 def _cut(axes: Axes, node: Node) -> None:
-    """The axes beside the one that is split or joined."""
+    """Match all axes except the one that is split or concatenated."""
     for value in (*node.outputs, *(v for v in node.inputs if v is not None)):
         for axis in range(len(value.shape)):
             if axis != node.attrs["axis"] % len(value.shape):
                 axes.same((value, axis), (node.output, axis))
 
 
-def _reduced(axes: Axes, node: Node) -> None:
+def _reduce(axes: Axes, node: Node) -> None:
     if node.attrs["keepdims"]:
         x = node.required("x")
         for axis in range(len(x.shape)):
@@ -242,7 +243,7 @@ def _reduced(axes: Axes, node: Node) -> None:
 
 
 def _nothing(axes: Axes, node: Node) -> None:
-    """Attention and its like: the widths of queries, keys and values are products that `naming` knows."""
+    """Match nothing: widths of queries, keys and values of attention are products that `naming` names."""
 
 
 RULES: dict[Op, Callable[[Axes, Node], None]] = {
@@ -253,20 +254,20 @@ RULES: dict[Op, Callable[[Axes, Node], None]] = {
     ops.ssd: _scan,
     ops.moe: _moe,
     ops.reshape: _reshape,
-    ops.transpose: _moved(_transposed),
-    ops.squeeze: _moved(_squeezed),
-    ops.unsqueeze: _moved(_unsqueezed),
-    ops.slice_: _moved(_others),
+    ops.transpose: _match_moved(_transpose),
+    ops.squeeze: _match_moved(_squeeze),
+    ops.unsqueeze: _match_moved(_unsqueeze),
+    ops.slice_: _match_moved(_slice),
     ops.split: _cut,
     ops.concat: _cut,
-    **dict.fromkeys((ops.sum, ops.mean, ops.max, ops.min, ops.prod), _reduced),
+    **dict.fromkeys((ops.sum, ops.mean, ops.max, ops.min, ops.prod), _reduce),
     **dict.fromkeys((ops.attention, ops.relative_attention, ops.head_linear), _nothing),
     **dict.fromkeys((ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule), _nothing),
 }
 
 
 def params_of(graph: Graph) -> Iterator[Param]:
-    """The parameters that nodes read, in order."""
+    """Yield the parameters that nodes read, in order."""
     seen: set[Param] = set()
     for node in graph.nodes:
         for value in node.inputs:

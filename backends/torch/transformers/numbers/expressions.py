@@ -1,4 +1,4 @@
-"""Numbers with names as Python: expressions over the fields of a config."""
+"""Named sizes as Python expressions over the fields of a config."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from weft.ir.types import sizes
 from weft.ir.types.sizes import Call, Monomial, Poly, Size
 
-CONFIG = "config"  # what holds the fields in generated code
+CONFIG = "config"  # the variable of the config in generated code
 
 
 @dataclass(frozen=True)
 class Name:
-    """A number that generated code reads from the config: its `value`, and the expression that it prints as."""
+    """A number that generated code reads from the config: its `value`, and its expression, which is its repr."""
 
     value: Any
     size: Size
@@ -37,13 +37,13 @@ class Name:
 
 
 def _quotient(a: Name | int, b: Name | int) -> Name | int:
-    one, other = (x.size if isinstance(x, Name) else x for x in (a, b))
-    size, value = sizes.floordiv(one, other), int(a) // int(b)
+    numerator, divisor = (x.size if isinstance(x, Name) else x for x in (a, b))
+    size, value = sizes.floordiv(numerator, divisor), int(a) // int(b)
     return Name(value, size) if isinstance(size, Poly) else value
 
 
 def expression(size: Size) -> str:
-    """`size` as Python, its names being fields of the config."""
+    """Return `size` as a Python expression, its names as fields of the config."""
     if isinstance(size, int):
         return str(int(size))
     text = ""
@@ -57,8 +57,8 @@ def expression(size: Size) -> str:
 def _product(mono: Monomial, factor: int) -> str:
     parts = [str(factor)] if factor != 1 or not mono else []
     for atom, power in sorted(mono, key=lambda factor: not str(factor[0]).startswith("num_")):
-        one = _call(atom) if isinstance(atom, Call) else f"{CONFIG}.{atom}"
-        parts.append(one if power == 1 else f"{one} ** {power}")
+        base = _call(atom) if isinstance(atom, Call) else f"{CONFIG}.{atom}"
+        parts.append(base if power == 1 else f"{base} ** {power}")
     return " * ".join(parts)
 
 

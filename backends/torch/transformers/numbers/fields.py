@@ -1,4 +1,4 @@
-"""The fields of a config: the numbers of an architecture, each with a name."""
+"""The fields of a config: the sizes and other numbers of an architecture, each with a name."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from weft.ir.types.sizes import Poly
 
 @dataclass
 class Fields:
-    """Names of numbers with their values, in the order in which they come; of which `side` of a model they are."""
+    """The fields and their values, in order of first use; `side` is the side of the model that is being named."""
 
     values: dict[str, Any] = field(default_factory=dict)
     side: str = ""
 
     def name(self, role: str, value: Any, kind: str = "") -> str:
-        """The field for a number of this `role`: one that has the value already, or a new one.
+        """Return the field for a `role`: an existing one with this value, or a new one.
 
-        Where the role has another value already, the name tells that it is the encoder's, or the `kind` of what it is
-        for, or is numbered.
+        If the field of the role has another value, the new name has the prefix encoder or `kind`, or a number.
         """
         words = [self.side] * (self.side == "encoder") + [kind]  # transformers reads decoder_x as x
         candidates = [role, *(f"{word}_{role}" for word in words if word)]
@@ -32,5 +31,5 @@ class Fields:
                 return name
 
     def size(self, role: str, value: int, kind: str = "") -> Poly:
-        """The same as an expression."""
+        """Return the field for a `role` as an expression; see `name`."""
         return sizes.sym(self.name(role, value, kind))

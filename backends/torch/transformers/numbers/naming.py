@@ -1,4 +1,4 @@
-"""Names for the numbers of a graph, by what they are in the architecture: those that configs of transformers have."""
+"""Names for sizes and attributes of a graph by their role in the architecture, as in configs of transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .axes import Axes, last, params_of
 from .expressions import Name
 from .fields import Fields
 
-REALS = {  # attributes of ops that are numbers of an architecture
+REALS = {  # float attributes of ops that become fields
     (ops.rms_norm, "eps"): "rms_norm_eps",
     (ops.layer_norm, "eps"): "layer_norm_eps",
     (ops.attention, "softcap"): "attn_logit_softcapping",
@@ -38,15 +38,14 @@ COUNTS = {
 
 
 class Names:
-    """The names of the numbers of `graph`: expressions over `fields`, which is filled in, for sizes of axes and
-    attributes of nodes."""
+    """Expressions over `fields`, which are added here, for the sizes of axes and the attributes of nodes of `graph`."""
 
     def __init__(self, graph: Graph, fields: Fields) -> None:
         self.axes, self.fields, self._attrs = Axes(graph), fields, dict[tuple[Node, str], Size]()
         for name in (_tokens, _attentions, _feed_forwards, _mixtures, _recurrences):
             name(self.axes, fields)
         self.axes.deduce(fields.values)
-        _others(self.axes, fields)
+        _remaining_widths(self.axes, fields)
         self.axes.deduce(fields.values)
         for node in graph.nodes:
             _name_attributes(self, node)
@@ -55,16 +54,16 @@ class Names:
                 self.name(node, "by", sizes.sym(fields.name(role, node.attrs["by"])))
 
     def name(self, node: Node, attr: str, size: Size) -> None:
-        """Let the attribute `attr` of `node` be called `size`."""
+        """Name the attribute `attr` of `node` by the expression `size`."""
         self._attrs[node, attr] = size
 
     def size(self, value: Value, axis: int) -> Name | Size:
-        """Return the size of an axis."""
+        """Return the size of an axis, as a `Name` if its class has a name."""
         size, named = value.shape[axis], self.axes.named((value, axis % len(value.shape)))
         return Name(size, named) if isinstance(named, Poly) else size
 
     def attr(self, node: Node, attr: str) -> Any:
-        """Return an attribute of `node`."""
+        """Return an attribute of `node`, as a `Name` if it has a name."""
         value, named = node.attrs[attr], self._attrs.get((node, attr))
         return Name(value, named) if isinstance(named, Poly) else value
 
@@ -73,7 +72,7 @@ class Names:
 
 
 def _tokens(axes: Axes, fields: Fields) -> None:
-    """The vocabulary, the width of the residual stream, tables of positions and of types of tokens."""
+    """Name the vocabulary, the width of the residual stream, and the tables of token types."""
     roles = {"input_ids": "vocab_size", "position_ids": "max_position_embeddings", "token_type_ids": "type_vocab_size"}
     for node in axes.graph.nodes:
         if node.op is ops.embedding and isinstance(table := node.required("table"), Param):
@@ -113,14 +112,14 @@ def _attentions(axes: Axes, fields: Fields) -> None:
 
 
 def heads_of(node: Node, fields: Fields) -> tuple[Any, Any]:
-    """The numbers of query heads and of key/value heads of an attention, as expressions."""
+    """Return the numbers of query heads and of key/value heads of an attention, as expressions."""
     kind, heads, kv_heads = kind_of(node), node.attrs["heads"], node.attrs["kv_heads"]
     queries = fields.size("num_attention_heads", heads, kind)
     return queries, fields.size("num_key_value_heads", kv_heads, kind)
 
 
 def kind_of(node: Node) -> str:
-    """A word for the kind of an attention, for numbers that others have otherwise."""
+    """Return the kind of an attention (cross, local or global), the prefix of fields that differ between kinds."""
     if node.scope.rpartition(".")[2] == "cross":
         return "cross"
     return "local" if node.attrs["window"] is not None or node.attrs["pattern"] != "dense" else "global"
@@ -172,7 +171,7 @@ def _recurrences(axes: Axes, fields: Fields) -> None:
 
 
 def _recurrent_heads(node: Node, fields: Fields) -> tuple[Any, Any]:
-    """The numbers of heads and of groups of a recurrence, as expressions."""
+    """Return the numbers of heads and of groups of a recurrence, as expressions."""
     role = "mamba" if node.op is ops.ssd else "linear"
     heads, groups = node.attrs["heads"], int(node.attrs.get("groups") or node.attrs["heads"])
     named = fields.size(f"{role}_num_heads", heads) if heads > 1 else 1
@@ -181,8 +180,8 @@ def _recurrent_heads(node: Node, fields: Fields) -> tuple[Any, Any]:
     return named, fields.size(f"{role}_num_groups", groups) if groups > 1 else 1
 
 
-def _others(axes: Axes, fields: Fields) -> None:
-    """Widths that are left: by the linear maps that make or read them."""
+def _remaining_widths(axes: Axes, fields: Fields) -> None:
+    """Name the remaining widths after the linear maps or parameters that have them."""
     for axis, ending in ((1, "rank"), (0, "size")):
         for node in axes.graph.nodes:
             weight = node.operand("weight") if node.op is ops.linear else None
@@ -203,8 +202,8 @@ def _others(axes: Axes, fields: Fields) -> None:
 def _name_attributes(names: Names, node: Node) -> None:
     fields = names.fields
     for (op, attr), role in REALS.items():
-        told = node.op is op and isinstance(node.attrs[attr], float)
-        if told and (attr == "eps" or node.attrs[attr] != op.attrs[attr].default):
+        real = node.op is op and isinstance(node.attrs[attr], float)
+        if real and (attr == "eps" or node.attrs[attr] != op.attrs[attr].default):
             names.name(node, attr, sizes.sym(fields.name(role, node.attrs[attr], _place(node))))
     for (op, attr), role in COUNTS.items():
         if node.op is op and isinstance(value := node.attrs[attr], int) and (value > 1 or attr == "k"):
@@ -216,8 +215,8 @@ def _name_attributes(names: Names, node: Node) -> None:
 
 
 def after_head(graph: Graph) -> dict[Node, str]:
-    """The scaling nodes behind the linear map that makes logits, by what configs call their numbers: logits times a
-    scale, then cap · tanh(logits / cap). Nothing where there is anything else."""
+    """Map the scaling nodes after the linear map of the logits to fields of configs: logits times a scale, then
+    cap · tanh(logits / cap). {} if other ops follow."""
     chain: list[Node] = []
     node = graph.outputs["logits"].producer if "logits" in graph.outputs else None
     while node is not None and node.op is not ops.linear:
@@ -225,20 +224,20 @@ def after_head(graph: Graph) -> dict[Node, str]:
             return {}
         chain.insert(0, node)
         node = node.required("x").producer
-    found: dict[Node, str] = {}
+    softcap: dict[Node, str] = {}
     if [n.op for n in chain[-3:]] == [ops.affine, ops.tanh, ops.affine]:
-        first, _, behind = chain[-3:]
-        if abs(first.attrs["by"] * behind.attrs["by"] - 1) > 1e-9:
+        first, _, final = chain[-3:]
+        if abs(first.attrs["by"] * final.attrs["by"] - 1) > 1e-9:
             return {}
-        found = {first: DIVIDED, behind: "final_logit_softcapping"}
+        softcap = {first: DIVIDED, final: "final_logit_softcapping"}
         del chain[-3:]
     if len(chain) > 1 or (chain and chain[0].op is not ops.affine):
         return {}
-    return {**dict.fromkeys(chain, "logit_scale"), **found}
+    return {**dict.fromkeys(chain, "logit_scale"), **softcap}
 
 
 def _place(node: Node) -> str:
-    """A word for where a norm or an attention is, the same where it runs again."""
+    """Return a prefix for fields of a norm or an attention; the same for repeated runs of one module."""
     local = re.sub(r"_\d+$", "", node.output.name.rpartition(".")[2])
     return kind_of(node) if node.op is ops.attention else local
 
@@ -251,22 +250,23 @@ def _name_heads(names: Names, node: Node) -> None:
 
 
 def _name_rotated(names: Names, node: Node) -> None:
-    """The heads of a rotation are those of the attention that it is for."""
-    if (found := attention_of(node.output)) is not None:
-        attention, role = found
+    """Name the heads of a RoPE node as the heads of the attention that reads it."""
+    if (match := attention_of(node.output)) is not None:
+        attention, role = match
         heads, kv_heads = heads_of(attention, names.fields)
         if node.attrs["heads"] == attention.attrs["heads" if role == "q" else "kv_heads"]:
             names.name(node, "heads", heads if role == "q" else kv_heads)
 
 
 def attention_of(value: Value, depth: int = 6) -> tuple[Node, str] | None:
-    """The attention that reads `value`, or what is made of it alone, and as what."""
+    """Return the attention that reads `value`, directly or through at most `depth` unary ops, and the operand's
+    name."""
     for reader, index in value.uses:
         if reader.op is ops.attention:
             return reader, reader.op.operands[index].name
         moves = depth > 0 and reader.op in (ops.reshape, ops.concat, ops.transpose, ops.rms_norm, ops.affine)
-        if moves and (found := attention_of(reader.output, depth - 1)) is not None:
-            return found
+        if moves and (match := attention_of(reader.output, depth - 1)) is not None:
+            return match
     return None
 
 
